@@ -23,7 +23,7 @@ def measure(core: Core, repeats: int) -> dict[str, float]:
     found = []
     for number in range(repeats + 1):
         began, used, compiled = time.monotonic(), time.process_time(), (core.backend.compiles() or (0, 0))[0]
-        core.same.compare("in a benchmark", modules={"": model}, optimizers=[optimizer], number=number)
+        core.agreement.compare("in a benchmark", modules={"": model}, optimizers=[optimizer], run={"number": number})
         compiled = (core.backend.compiles() or (0, 0))[0] - compiled
         found.append((time.monotonic() - began, time.process_time() - used, compiled))
     seconds, processor, compiles = (sorted(column)[repeats // 2] for column in zip(*found[1:], strict=True))

@@ -133,7 +133,7 @@ def copied_after_an_epoch(core):
 
     def on_epoch(history):
         kept.append(copy.deepcopy(one.model))
-        core.end_graph()
+        core.sync()
 
     one.options = {"on_epoch_end": on_epoch}
     run = one.run

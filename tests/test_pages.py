@@ -22,9 +22,7 @@ PAGES = sorted((ROOT / "docs").glob("*.md"))
 # Where an error of somebody else, or one that is told elsewhere, is passed on in its own words.
 PASSED_ON = {
     "run_hangs": "the words are those of the watchdog's `Stall`, which has entries",
-    "launch": "LaunchInterrupted says the same always, and what a run had brought",
-    "launch_each": "the same",
-    "_run": "the same",
+    "run_on_cores": "an OutOfSyncError, which has entries, becomes the WorkerError",
     "read": "what a dataset of the reader's own raised",
     "read_one": "the same",
     "__getitem__": "what was told when the file was packed",

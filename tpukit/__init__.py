@@ -24,9 +24,17 @@ if TYPE_CHECKING:  # `_NAMES` says the same to Python, and a test compares them
         training,
     )
     from tpukit.datasets import PackedImages, build_image_cache, cached_images, pack
-    from tpukit.essentials.display import show_batch, style_figure
+    from tpukit.essentials.display import TpukitError, show_batch, style_figure
     from tpukit.essentials.environment import check, cleanup, machine_info, setup
-    from tpukit.essentials.launcher import Core, LaunchInterrupted, RuntimeInUseError, WorkerError, current_core, launch
+    from tpukit.essentials.launcher import (
+        Core,
+        LaunchInterrupted,
+        Limits,
+        RuntimeInUseError,
+        WorkerError,
+        current_core,
+        launch,
+    )
     from tpukit.metrics import show_predictions
     from tpukit.preflight import draw_tpu
     from tpukit.training import (
@@ -51,12 +59,13 @@ _NAMES = {
     "essentials.launcher": (
         "Core",
         "LaunchInterrupted",
+        "Limits",
         "RuntimeInUseError",
         "WorkerError",
         "current_core",
         "launch",
     ),  # fmt: skip
-    "essentials.display": ("show_batch", "style_figure"),
+    "essentials.display": ("TpukitError", "show_batch", "style_figure"),
     "datasets": ("PackedImages", "build_image_cache", "cached_images", "pack"),
     "preflight": ("draw_tpu",),
     "metrics": ("show_predictions",),

@@ -247,7 +247,7 @@ def test_whoever_is_killed_while_it_compiles_blocks_nobody(first, tmp_path):
     assert holder.stdout.readline()
     killing = threading.Timer(2.0, holder.kill)
     killing.start()
-    assert trained(folder, stall=0.5, heartbeat=0.1) == (first[1], first[2], 0)
+    assert trained(folder, limits=tpukit.Limits(stall=0.5, heartbeat=0.1)) == (first[1], first[2], 0)
     killing.join()
     holder.communicate()
     assert sorted(file.name for file in folder.iterdir()) == sorted(file.name for file in first[0].iterdir())

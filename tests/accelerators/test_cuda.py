@@ -169,6 +169,7 @@ def test_each_job_has_a_gpu_of_its_own():
 
 @pytest.mark.parametrize(("precision", "bits"), [(None, 11), ("high", 11), ("highest", 24)])
 def test_what_a_gpu_computes_is_explained_by_its_precision(precision, bits):
-    found = tpukit.profiling.compare(small_net(True), torch.randn(4, 3, 8, 8), backend="cuda", precision=precision)
+    images = torch.randn(4, 3, 8, 8)
+    found = tpukit.profiling.compare(small_net(True), images, backend="cuda", matmul_precision=precision)
     assert found.bits == bits
     assert found.first is None, found

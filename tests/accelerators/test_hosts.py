@@ -7,8 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from tpukit.accelerators.hosts import launch_on_host
 from tpukit.essentials.backends.protocol import Hosts, Topology
 from tpukit.essentials.display.progress import Screen
+from tpukit.essentials.launcher import messages
 from tpukit.essentials.launcher.launcher import WorkerError, launch
 from tpukit.essentials.launcher.watchdog import Limits
 from tpukit.essentials.launcher.worker_group import WorkerGroup
@@ -21,7 +23,7 @@ def on_two_hosts(fn, cores):
     def be_host(number):
         hosts = Hosts(number, 2, listener.getsockname(), listener if number == 0 else None)
         try:
-            outcome = launch(fn, cores=cores, backend="cpu", progress="off", hosts=hosts).results
+            outcome = launch_on_host(hosts, fn, cores=cores, backend="cpu", progress="off").results
         except WorkerError as error:
             outcome = str(error)
         brought.put((number, outcome))
@@ -109,5 +111,5 @@ def test_the_ranks_of_a_host_are_what_its_cores_say(order):
     group.workers = [SimpleNamespace(started=[]) for _ in order]
     for worker, rank in zip(group.workers, order, strict=True):
         worker.started.append(rank)
-        group._take(("started", rank), rank)
+        group._take(messages.Started(rank), rank)
     assert group.ranks == [0, 1, 4, 5]

@@ -363,7 +363,7 @@ def test_a_variable_that_misleads_is_a_failure(v5e, environ, name):
     [
         (DeviceBusyError("4 of 4 chips are still busy", found="x", fix="shut\nit"), "still busy", "shut it"),
         (
-            WorkerError("core 2 of 4 hung\n\ntraceback", rank=2, traceback="", run=None),
+            WorkerError("core 2 of 4 hung", details="traceback", rank=2),
             "core 2 of 4",
             "another machine",
         ),
@@ -372,6 +372,7 @@ def test_a_variable_that_misleads_is_a_failure(v5e, environ, name):
 def test_a_computation_that_fails_is_a_failure_with_its_fix(v5e, raises, words, fix):
     finding = one(look(v5e, compute=computes(raises=raises)).findings, "computation")
     assert (finding.state, words in finding.fact, fix in finding.fix) == ("failure", True, True)
+    assert "traceback" not in finding.fact
 
 
 def test_a_chip_that_computes_wrongly_is_not_healthy(v5e):

@@ -18,6 +18,7 @@ pytest.importorskip("array_record")
 
 from tpukit.datasets.packing import pack  # noqa: E402
 from tpukit.datasets.resumable import ResumableFolder  # noqa: E402
+from tpukit.essentials.display import SystemFailureError  # noqa: E402
 
 KIT = Path(__file__).parents[2]
 QUIET = {"progress": "off", "workers": 1}
@@ -233,7 +234,7 @@ def test_what_can_only_be_iterated_is_read_from_its_start_again(tmp_path):
 def test_an_error_that_knows_its_fix_is_raised_as_it_is(tmp_path):
     def items():
         yield encoded(0), 0
-        raise OSError("record 1 of a file is damaged\n  found: 3 bytes\n  fix:   copy this file again")
+        raise SystemFailureError("record 1 of a file is damaged", found="3 bytes", fix="copy this file again")
 
     with pytest.raises(OSError, match="^record 1 of a file is damaged") as error:
         pack(items(), tmp_path / "out", **QUIET)

@@ -52,7 +52,7 @@ RANDOM_NUMBERS = "essentials/launcher/random_numbers.py"
 BATCHES, SAMPLER, CORE = "essentials/data/batches.py", "essentials/data/sampler.py", "essentials/launcher/core.py"
 GRADIENTS, STEP, TRAINER = "essentials/launcher/gradients.py", "training/step.py", "training/trainer.py"
 EVALUATION, PREDICTION, RESUME = "training/evaluation.py", "training/prediction.py", "training/resume.py"
-AVERAGE = "self._backend.average([*gradients, numbers, *also])"
+AVERAGE = "self._backend.average([*gradients, flags, *also])"
 
 MUTANTS = [
     # All cores train on the same share; the rest of the data is never seen.
@@ -114,7 +114,7 @@ MUTANTS = [
         f"[one.zero_() for one in gradients if last and one.ndim > 1]; {AVERAGE}",
     ),
     # Nothing is averaged, so every core trains a network of its own.
-    Mutant("gradients are each core's own", GRADIENTS, AVERAGE, "self._backend.average([numbers, *also])"),
+    Mutant("gradients are each core's own", GRADIENTS, AVERAGE, "self._backend.average([flags, *also])"),
     # Those of several batches are added up where their mean is meant.
     Mutant(
         "gradients scaled by the accumulation",
@@ -126,9 +126,9 @@ MUTANTS = [
     Mutant(
         "clip before averaging",
         CORE,
-        "self.average_gradients(optimizer, also=also)",
+        "self.average_gradients(optimizer, average_also=average_also)",
         "clip and torch.nn.utils.clip_grad_norm_([one for group in optimizer.param_groups for one in group['params']], "
-        "clip); self.average_gradients(optimizer, also=also)",
+        "clip); self.average_gradients(optimizer, average_also=average_also)",
     ),
     # Every weight's gradient is shortened by itself, which turns the direction of the step.
     Mutant(

@@ -27,7 +27,7 @@ def reported(step, *, backend="xla:cpu", cores=1, steps=14, rank=0, waited=None,
                 loss = step(core, model, number)
                 loss.backward()
                 core.optimizer_step(optimizer)
-        return report(of(core.backend, **options), SimpleNamespace(waited=waited) if waited else None)
+        return report(of(core.backend, **options), SimpleNamespace(wait_seconds=waited) if waited else None)
 
     return launch(work, cores=cores, backend=backend, progress="off").results[rank]
 

@@ -222,7 +222,7 @@ def test_a_failure_is_named_and_the_next_launch_works(machine, work):
         message = r"core \d of {world} was killed by SIGKILL"  # its chip's other core is killed with it
     world = CORES[shape.name]
     with pytest.raises(WorkerError, match=message.format(last=world - 1, world=world)):
-        on(shape, fn, stall=3.0, heartbeat=0.3, timeout=600)
+        on(shape, fn, limits=tpukit.Limits(stall=3.0, heartbeat=0.3), timeout=600)
     assert len(on(shape, lambda core: core.mean(core.rank)).results) == world
 
 
@@ -423,7 +423,8 @@ def ten_steps(core, batch_size, size=32):
 @pytest.mark.parametrize("cores", [8, 2])
 def test_ten_steps_of_the_walkthroughs_model_are_one_process_with_the_joined_batch(cores):
     """Every core compiles a ResNet-34 for itself, which takes minutes on two processors: `make simulator` runs it."""
-    results = launch(ten_steps, 8 // cores, cores=cores, backend="xla:simulator", progress="off", stall=None).results
+    options = {"backend": "xla:simulator", "progress": "off", "limits": tpukit.Limits(stall=None)}
+    results = launch(ten_steps, 8 // cores, cores=cores, **options).results
     assert all(same(results[0], result) for result in results[1:])
     (alone,) = launch(ten_steps, 8, cores=1, backend="cpu", progress="off").results
     for name, value in alone.items():

@@ -279,7 +279,7 @@ def fails(core, work):
 def test_a_failure_is_told_and_the_chips_are_free_at_once(fault):
     work, words = FAILURES[fault]
     with pytest.raises(tpukit.WorkerError, match=f"core 0 of 1 {words}"):
-        cut(2, fails, work, stall=3.0, heartbeat=0.3)
+        cut(2, fails, work, limits=tpukit.Limits(stall=3.0, heartbeat=0.3))
     assert cut(2, lambda core: core.chips).results == [2]
 
 

@@ -14,6 +14,7 @@ from torch import nn
 from waiting import HANGS, interrupt_when, wait_until
 from workers import Pairs, small_net
 
+import tpukit
 from tpukit import Checkpoints, FitOptions, LaunchInterrupted, fit, launch, launch_each
 from tpukit.simulator.build import why_not
 
@@ -94,7 +95,7 @@ def test_a_job_that_fails_stops_no_other_and_is_told_with_its_traceback(backend,
     jobs = quietly(work, configs, cores=2, backend=backend)
     assert jobs.results == [None, "first", None, "second", "third"]
     assert list(jobs.failures) == [0, 2]
-    assert str(jobs.failures[0]).startswith("job 0: core 0 of 1 raised KeyError: 'SOPInstanceUID'\n  where: work(), ")
+    assert str(jobs.failures[0]).startswith("job 0: core 0 of 1 raised KeyError: 'SOPInstanceUID'\n  found: work(), ")
     assert 'raise KeyError("SOPInstanceUID")' in jobs.failures[0].traceback
     assert isinstance(jobs.failures[0].__cause__, KeyError)
     assert "was killed by SIGKILL" in str(jobs.failures[2])
@@ -149,7 +150,7 @@ def test_timeout_and_stall_end_the_job_that_they_are_about():
         time.sleep(900 * (config == "slow"))
         return config
 
-    jobs = quietly(work, ["slow", "quick", "quick"], cores=2, timeout=8, heartbeat=0.2)
+    jobs = quietly(work, ["slow", "quick", "quick"], cores=2, timeout=8, limits=tpukit.Limits(heartbeat=0.2))
     assert jobs.results == [None, "quick", "quick"]
     assert "was not done after timeout=8 seconds" in str(jobs.failures[0])
     assert "time.sleep(900" in jobs.failures[0].traceback
@@ -271,7 +272,7 @@ def test_a_job_that_is_done_leaves_at_once_though_another_has_been_forked_since(
         ([1], {"cores": 0}, "cores is how many jobs run at a time, at least 1, got 0"),
         ([1], {"backend": "tpu"}, "backend is one of None"),
         ([1], {"timeout": 0}, "timeout is a number of seconds above 0"),
-        ([1], {"precision": "low"}, "precision is 'high', 'highest'"),
+        ([1], {"matmul_precision": "low"}, "matmul_precision is 'high', 'highest'"),
     ],
 )
 def test_what_cannot_be_had_is_refused(configs, options, message):

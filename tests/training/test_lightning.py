@@ -81,7 +81,7 @@ def by_hand(core, clip, accumulate, from_core):
             (loss / accumulate).backward()
             if number % accumulate == 0:
                 with core.step():
-                    core.optimizer_step(optimizer, clip=clip, also=buffers)
+                    core.optimizer_step(optimizer, clip=clip, average_also=buffers)
     return model.state_dict()
 
 

@@ -14,6 +14,7 @@ from helpers.launching import quietly
 from torch import nn
 from workers import Pairs, small_net
 
+import tpukit
 from tpukit import FitOptions, LaunchInterrupted, WorkerError, fit
 from tpukit.training import CsvWriter, TensorBoardWriter
 
@@ -29,7 +30,10 @@ def test_every_function_gets_every_row_in_order_in_this_process():
     seen = []
     run = quietly(
         log_three,
-        to=[lambda row: seen.append(("first", row["step"], os.getpid())), lambda row: seen.append(("second", row))],
+        loggers=[
+            lambda row: seen.append(("first", row["step"], os.getpid())),
+            lambda row: seen.append(("second", row)),
+        ],
     )
     assert [one[0] for one in seen] == ["first", "second"] * 3
     assert [one[1:] for one in seen[::2]] == [(step, os.getpid()) for step in range(3)]
@@ -45,7 +49,7 @@ def test_rows_arrive_while_the_run_lasts(tmp_path):
         while not file.exists():  # written by the kernel, when it has the row
             pass
 
-    quietly(work, cores=1, timeout=600, to=lambda row: file.touch())
+    quietly(work, cores=1, timeout=600, loggers=lambda row: file.touch())
 
 
 def test_a_function_that_raises_costs_neither_the_run_nor_the_others_and_is_told_once(capsys):
@@ -55,10 +59,11 @@ def test_a_function_that_raises_costs_neither_the_run_nor_the_others_and_is_told
         row.clear()
         raise ConnectionError("no route to host")
 
-    run = quietly(log_three, to=[broken, seen.append])
+    run = quietly(log_three, loggers=[broken, seen.append])
     assert run.log == seen == [{"step": step, "loss": pytest.approx(0.5 / (step + 1))} for step in range(3)]
     out = capsys.readouterr().out
-    assert out.count("to=broken raised ConnectionError: no route to host; the run goes on, and it gets no more") == 1
+    line = "loggers=broken raised ConnectionError: no route to host; the run goes on, and it gets no more"
+    assert out.count(line) == 1
     assert "  found: it was given {'step': 0, 'loss': 0.5}\n  fix:   " in out
 
 
@@ -76,7 +81,7 @@ def test_a_slow_function_is_not_taken_for_a_run_that_hangs():
         seen.append(row)
         time.sleep(4 * (len(seen) == 2))
 
-    assert quietly(work, stall=2, heartbeat=0.2, to=slow).log == seen
+    assert quietly(work, limits=tpukit.Limits(stall=2, heartbeat=0.2), loggers=slow).log == seen
 
 
 def test_rows_of_a_run_that_fails_have_arrived():
@@ -87,7 +92,7 @@ def test_rows_of_a_run_that_fails_have_arrived():
         raise KeyError("later")
 
     with pytest.raises(WorkerError):
-        quietly(work, to=seen.append)
+        quietly(work, loggers=seen.append)
     assert [row["step"] for row in seen] == [0, 1, 2]
 
 
@@ -108,20 +113,21 @@ def test_an_interrupt_while_a_function_runs_gives_no_row_twice_and_is_the_interr
             interrupt()
 
     with pytest.raises(KeyboardInterrupt) as caught:
-        quietly(work, to=[slow, lambda row: others.append(row["step"])])
+        quietly(work, loggers=[slow, lambda row: others.append(row["step"])])
     assert isinstance(caught.value, LaunchInterrupted)
     assert [row["step"] for row in caught.value.run.log] == [0, 1, 2]
     assert (seen, others) == ([0, 1], [0, 1, 2])
     line = (
-        "to=slow was interrupted and gets no more rows; it was given {'step': 1, 'loss': 0.25}, and `run.log` has all"
+        "loggers=slow was interrupted and gets no more rows; "
+        "it was given {'step': 1, 'loss': 0.25}, and `run.log` has all"
     )
     assert capsys.readouterr().out.count(line) == 1
 
 
-@pytest.mark.parametrize("to", ["wandb", ["wandb"], 3])
-def test_what_is_no_function_is_refused_before_anything_starts(to):
+@pytest.mark.parametrize("loggers", ["wandb", ["wandb"], 3])
+def test_what_is_no_function_is_refused_before_anything_starts(loggers):
     with pytest.raises(TypeError):
-        quietly(log_three, to=to)
+        quietly(log_three, loggers=loggers)
 
 
 def test_fit_sends_the_loss_of_each_interval_and_the_evaluation_of_each_epoch():
@@ -145,7 +151,7 @@ def test_fit_sends_the_loss_of_each_interval_and_the_evaluation_of_each_epoch():
         return history.epochs
 
     seen = []
-    epochs = quietly(work, to=seen.append).results[0]
+    epochs = quietly(work, loggers=seen.append).results[0]
     assert [row["step"] for row in seen] == [2, 4, 4, 6, 8, 8]
     assert [{*row} - {"step"} for row in seen[1:3]] == [{"train_loss", "lr"}, {"valid_loss", "valid_error"}]
     assert [seen[i]["valid_error"] for i in (2, 5)] == [row["valid_error"] for row in epochs]
@@ -172,7 +178,7 @@ def test_a_csv_file_that_is_there_is_continued(tmp_path):
 
 
 def test_a_run_writes_a_csv_file(tmp_path):
-    quietly(log_three, to=CsvWriter(tmp_path / "log.csv"))
+    quietly(log_three, loggers=CsvWriter(tmp_path / "log.csv"))
     assert rows(tmp_path / "log.csv")[:2] == [["step", "loss"], ["0", "0.5"]]
 
 
@@ -189,8 +195,8 @@ def test_tensorboards_own_reader_finds_the_numbers_of_two_launches(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     write = TensorBoardWriter(tmp_path)
-    quietly(log_three, to=write)
-    quietly(lambda core: core.log(7, loss=0.25), to=write)
+    quietly(log_three, loggers=write)
+    quietly(lambda core: core.log(7, loss=0.25), loggers=write)
     events = EventAccumulator(str(tmp_path)).Reload()
     assert events.Tags()["scalars"] == ["loss"]
     found = [(event.step, event.value) for event in events.Scalars("loss")]

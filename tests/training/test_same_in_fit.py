@@ -136,7 +136,7 @@ MODULES = {
     "`SyncBatchNorm`": (linear(lambda layer: layer, nn.SyncBatchNorm(4)), "refused: tpukit.training.sync_batchnorm"),
     "a counter, or any buffer of whole numbers": (
         lambda: Changing(torch.zeros((), dtype=torch.int64), count),
-        'refused: core.model(model, differs=["*counts"])',
+        'refused: core.model(model, allow_different=["*counts"])',
     ),
     "weights set from the first batch": (lambda: Changing(None, start), "refused: make them before core.model"),
 }

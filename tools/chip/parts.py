@@ -188,7 +188,7 @@ def count_samples(proof: Proof) -> dict:
 
 def train_by_hand(proof: Proof) -> dict:
     """A loop comes to the weights of plain PyTorch with the whole batch; each core draws random numbers of its own."""
-    results = proof.launch(on_cores.train_by_hand, proof.data, precision="highest").results
+    results = proof.launch(on_cores.train_by_hand, proof.data, matmul_precision="highest").results
     return check_by_hand(results, proof.data, proof.near)
 
 
@@ -199,7 +199,7 @@ def train_with_fit(proof: Proof) -> dict:
     folder, recipes = proof.folder / "fit", _recipes()
     held_out = Numbers(2 * BATCH * proof.topology.cores + 3)
     given = (proof.data, held_out, recipes, folder)
-    results = proof.launch(on_cores.train_with_fit, *given, precision="highest").results
+    results = proof.launch(on_cores.train_with_fit, *given, matmul_precision="highest").results
     torch.save([one["float32"] for one in results], proof.folder / "fit.pt")
     return {
         name: check_fit([one[name] for one in results], proof.data, held_out, recipe, folder / name, proof.near)
@@ -222,7 +222,7 @@ def resume(proof: Proof) -> dict:
         shutil.copy(file, folder / "float32")
     held_out = Numbers(2 * BATCH * proof.topology.cores + 3)
     given = (proof.data, held_out, recipes, folder)
-    results = proof.launch(on_cores.train_with_fit, *given, precision="highest").results
+    results = proof.launch(on_cores.train_with_fit, *given, matmul_precision="highest").results
     again = [one["float32"] for one in results]
     check_resumed(again, torch.load(told), _MIDDLE, recipes["float32"])
     return {"resumed_from": again[0]["resumed"], "loss": again[0]["losses"][-1]}
@@ -271,7 +271,7 @@ def be_interrupted(proof: Proof) -> dict:
     timers: list[threading.Timer] = []
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` leaves it ignored
     try:
-        proof.launch(on_cores.go_on, to=when_they_work)
+        proof.launch(on_cores.go_on, loggers=when_they_work)
     except LaunchInterrupted as interrupted:
         seconds, rows = time.monotonic() - sent[0], len(interrupted.run.log)
     else:

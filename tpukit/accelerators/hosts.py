@@ -1,13 +1,38 @@
-"""A worker function whose cores are on several hosts, each of which launches its own."""
+"""A run whose cores are on several hosts: each host launches its own cores, and all of them meet."""
 
+import functools
 from collections.abc import Callable
 
-from tpukit.essentials.backends import Topology
+from tpukit.essentials.launcher import Core, Hosts, LaunchOptions, Run, refuse_call, run_on_cores
 
 
-def over_hosts(fn: Callable, topology: Topology, core, *args: object) -> object:
-    """Run the worker function where there are several hosts, and leave with the cores of all of them."""
-    core.hosts = topology.hosts.count
+def launch_on_host(hosts: Hosts, fn: Callable, *args: object, **options: object) -> Run:
+    """Run `fn(core, *args)` on every core of this host, as a part of a run over several hosts.
+
+    Every host calls it with the same arguments, except for `hosts`. `core.rank` and
+    `core.world_size` count the cores of all hosts. `tpukit.cloud.ray_train` finds the hosts and
+    calls this on each. A core that waits for another host does not count as stalled, because only
+    that host knows the state of its cores.
+
+    Args:
+        hosts: the number of this host, the number of hosts, and where they meet.
+        fn: the worker function; its first argument is a `Core`.
+        *args: further arguments of `fn`.
+        **options: options of `launch`. `shard` and `device` are not supported.
+
+    Returns:
+        The `Run` of this host's cores.
+
+    Raises:
+        As `launch`.
+    """
+    refuse_call(fn, args)
+    on_core = functools.partial(_run_and_wait, fn)
+    return run_on_cores(on_core, args, LaunchOptions(hosts=hosts, **options))
+
+
+def _run_and_wait(fn: Callable, core: Core, *args: object) -> object:
+    """Run the worker function as one core, and return when all cores of all hosts have."""
     result = fn(core, *args)
     core.barrier()  # a host that left now would take its part of the others' last collective along
     return result

@@ -11,7 +11,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tpukit.essentials.backends import Topology, Tpu, XlaRuntime, runtimes
-from tpukit.essentials.display import Failed, InvalidTypeError, InvalidValueError, explain, first_few, human_size
+from tpukit.essentials.display import (
+    InvalidTypeError,
+    InvalidValueError,
+    TpukitRuntimeError,
+    explain,
+    first_few,
+    human_size,
+)
 
 _FEWEST = 1024  # numbers that are worth cutting: a bias costs a message in each direction, and saves nothing
 _MANY = 0.01  # of all bytes: more of them on every chip are worth a line
@@ -29,7 +36,7 @@ class ShardedTpu(Tpu):
 
         self.rank, self.world_size, self.chips = 0, 1, xr.global_runtime_device_count()
         if self.chips != chips:
-            raise Failed(
+            raise TpukitRuntimeError(
                 f"the process has {self.chips} of the {chips} chips that it should have",
                 fix="no other program on the chips, and no variable that gives a process a part of them",
             )

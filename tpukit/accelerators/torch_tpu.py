@@ -18,7 +18,7 @@ from pathlib import Path
 from tpukit.accelerators.compile_cache import CompileCache, own_folders
 from tpukit.accelerators.running_statistics import correct_running_statistics
 from tpukit.essentials.backends import Backend, Cpu, CpuRuntime, Topology, variable_set
-from tpukit.essentials.display import Failed, InvalidValueError
+from tpukit.essentials.display import InvalidValueError, TpukitRuntimeError
 
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"  # `import torch` loads torch_tpu, unless this is "0"
 _ADDRESSES, _SHAPE = "TORCH_TPU_SLICEBUILDER_ADDRESSES", "TORCH_TPU_TOPOLOGY"
@@ -216,7 +216,7 @@ def load_torch_tpu() -> None:
         inside(place)
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is None or accelerator.type != "tpu":
-        raise Failed(
+        raise TpukitRuntimeError(
             "TorchTPU finds no chip that it can open",
             found=(
                 f"torch_tpu {metadata.version('torch_tpu')}, torch {torch.__version__}; it looks for chips "
@@ -230,13 +230,13 @@ def inside(place: str):
     """Return a part of torch_tpu that its pages do not promise: "module:name".
 
     Raises:
-        Failed: this release has it no more, or somewhere else.
+        TpukitRuntimeError: this release has it no more, or somewhere else.
     """
     module, _, name = place.partition(":")
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise Failed(
+        raise TpukitRuntimeError(
             f"torch_tpu {metadata.version('torch_tpu')} has no {name} in {module}, which this kit uses",
             found=f"{error}; torch_tpu {SEEN} has it",
             fix=f"pip install torch_tpu=={SEEN}, in an environment of its own; or a newer tpukit",

@@ -18,9 +18,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tpukit.essentials.display import Failed, InvalidValueError, NotInstalledError, TpukitError
+from tpukit.accelerators import launch_on_host
+from tpukit.essentials.display import InvalidValueError, NotInstalledError, TpukitError, TpukitRuntimeError
 from tpukit.essentials.environment import setup
-from tpukit.essentials.launcher import Core, Hosts, Run, launch
+from tpukit.essentials.launcher import Core, Hosts, Run
 from tpukit.profiling import parse_duration
 
 _SECONDS_BETWEEN_REPORTS = 1.0
@@ -60,7 +61,7 @@ def launch_on_hosts(
         failures: how often to begin again, at most; 0 for never. An error of the function itself counts as well.
         patience: how long to wait for hosts, at the start and for one in place of one that was lost.
         resources: what a Ray worker takes of its host beside the TPU; None for one CPU.
-        **options: of `launch`: cores (of each host), backend, seed, timeout, stall, precision.
+        **options: of `launch`: cores (of each host), backend, seed, timeout, limits, matmul_precision.
 
     Returns:
         a `Run`: `results` by rank, `cores` of all hosts; `seconds` are those since the last start.
@@ -142,7 +143,7 @@ def _connect(ray) -> None:
     try:
         ray.init("auto")
     except ConnectionError as error:
-        raise Failed(
+        raise TpukitRuntimeError(
             "there is no Ray cluster on this machine",
             found=" ".join(str(error).split())[:200],
             fix=(
@@ -199,7 +200,10 @@ def _joined(parts: list[Path]) -> Run:
     from ray import cloudpickle
 
     runs: list[Run] = [cloudpickle.loads(part.read_bytes()) for part in parts]
-    cores = [core for run in runs for core in zip(run.results, run.memory, run.grown or [0] * run.cores, strict=True)]
+    cores = []
+    for run in runs:
+        growth = run.memory_growth or [0] * run.cores
+        cores += zip(run.results, run.memory, growth, strict=True)
     cores.sort(key=lambda core: core[0][0])  # by rank
     return replace(
         max(runs, key=lambda run: len(run.log)),  # rank 0's: nobody else's rows are kept
@@ -207,7 +211,7 @@ def _joined(parts: list[Path]) -> Run:
         cores=len(cores),
         seconds=max(run.seconds for run in runs),
         memory=[memory for _, memory, _ in cores],
-        grown=[grown for _, _, grown in cores],
+        memory_growth=[grown for _, _, grown in cores],
     )
 
 
@@ -270,7 +274,9 @@ def _on_a_host(config: dict) -> None:
             print(f"{hosts.count} hosts begin again, from the checkpoint {Path(last.path).name}", flush=True)
         reports = _Reports(train, Path(folder), is_first=hosts.number == 0)
         setup()
-        run = launch(task.on_core, *task.args, progress="text", to=reports.row, hosts=hosts, **task.options)
+        run = launch_on_host(
+            hosts, task.on_core, *task.args, progress="text", loggers=reports.row, **task.options
+        )
         reports.end()
         (Path(folder) / _RUN.format(hosts.number)).write_bytes(cloudpickle.dumps(run))
         # Another host's folder may hold what it began with, which must not cover what core 0 has written since.
@@ -307,7 +313,7 @@ class _Reports:
         self._thread.start()
 
     def row(self, row: dict) -> None:
-        """Keep the newest logged numbers: `launch(to=...)`."""
+        """Keep the newest logged numbers: `launch(loggers=...)`."""
         self._row = self._row | row
 
     def end(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpukit.cloud.tpu_vm import node_health
-from tpukit.essentials.display import Finding, Findings, TpukitError, screen
+from tpukit.essentials.display import Finding, Findings, parts_of, screen
 from tpukit.essentials.environment import (
     IMAGES,
     THIS_MACHINE,
@@ -140,11 +140,12 @@ def _computation(host: MachineInfo, timeout: float, compute) -> Finding:
         with contextlib.redirect_stdout(io.StringIO()):  # "a rehearsal: ..." is what the finding says
             run = compute(_multiply, timeout=timeout, progress="off")
     except WorkerError as error:
-        fact = str(error).partition("\n\n")[0].strip()
-        return Finding(name, "failure", fact, f"{how_to_restart(host)}; if it comes again, take another machine")
+        fix = f"{how_to_restart(host)}; if it comes again, take another machine"
+        return Finding(name, "failure", error.summary, fix)
     except (DeviceBusyError, RuntimeInUseError, ValueError) as error:
-        fact, fix = (error.fact, error.fix) if isinstance(error, TpukitError) else (str(error), "")
-        return Finding(name, "failure", fact, " ".join(fix.split()) or how_to_restart(host))
+        parts = parts_of(error)
+        fix = " ".join(parts.fix.split())  # on one line of the table
+        return Finding(name, "failure", parts.fact, fix or how_to_restart(host))
     expected = float(_SIDE**3 * run.cores)
     if run.results != [expected] * run.cores:
         fact = f"the cores computed {run.results}, each should have {expected:g}"

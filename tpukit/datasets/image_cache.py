@@ -132,7 +132,7 @@ def cached_images(
                 try:
                     return build_image_cache(records, place, size=size, workers=workers, progress=progress, exact=exact)
                 except DiskFullError as error:  # a quota, of which the disk's free space says nothing
-                    reasons.append(str(error).partition("\n")[0])
+                    reasons.append(error.fact)
     print(f"no cache: {what}, but {'; '.join(reasons)}. Every epoch reads and decodes the records")
     return PackedImages(records.folder, size).labelled_as(records)
 

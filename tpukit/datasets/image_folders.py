@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tpukit.datasets.label_arrays import check_classes, in_order
 from tpukit.datasets.resumable import UNFINISHED
-from tpukit.essentials.display import InvalidValueError, PathNotFoundError, explain
+from tpukit.essentials.display import AccessDeniedError, InvalidValueError, PathNotFoundError
 
 _PARTS = {"train", "training", "val", "valid", "validation", "test", "testing"}  # which a class may be divided into
 _ROLES = {"image", "images", "img", "imgs", "mask", "masks", "label", "labels", "annotations"}  # no classes, either
@@ -156,7 +156,7 @@ def _entries(folder) -> list[os.DirEntry]:
             return sorted(entries, key=lambda entry: entry.name)
     except PermissionError as error:
         fact, fix = f"{folder} cannot be read, so its images would be missing", f"chmod u+rx {folder}, or move it away"
-        raise PermissionError(explain(fact, found=error.strerror, fix=fix)) from error
+        raise AccessDeniedError(fact, found=error.strerror, fix=fix) from error
 
 
 def _is_part(entry: os.DirEntry, above: tuple, without: Path | None) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tpukit.datasets.image_modes import apply_window, brightest, to_rgb, turn_of
 from tpukit.datasets.label_arrays import as_labels
 from tpukit.datasets.masks import check_alike, encode_mask, join, open_mask, read_mask, stack
-from tpukit.essentials.display import InvalidTypeError, InvalidValueError, TpukitError
+from tpukit.essentials.display import InvalidTypeError, InvalidValueError, parts_of
 
 _IMAGES = ("image", "img", "pixel_values")
 _LABELS = ("label", "labels", "fine_label", "target", "targets")
@@ -42,11 +42,11 @@ def check_item(item, number: int, columns: Columns) -> tuple:
         if mask is not None:
             data = _with_mask(data, mask)
     except (TypeError, ValueError) as error:
-        why, fix = (error.fact, error.fix) if isinstance(error, TpukitError) else (str(error), "")
+        parts = parts_of(error)
         raise InvalidValueError(
             f"item {number} is not (image, labels) as pack reads them",
-            found=f"{type(item).__name__}: {why}",
-            fix=fix or _FIX,
+            found=f"{type(item).__name__}: {parts.fact}",
+            fix=parts.fix or _FIX,
         ) from error
     names = columns.own or columns.classes
     values = _labels(labels, number, names)

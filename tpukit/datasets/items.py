@@ -19,7 +19,7 @@ from tpukit.datasets.item_parts import Columns, brightest_of, check_item, label_
 from tpukit.datasets.label_arrays import are_other_numbers
 from tpukit.datasets.masks import is_masked, resize
 from tpukit.essentials.data import inside, only_iterates
-from tpukit.essentials.display import InvalidValueError, SystemFailureError, first_few, screen
+from tpukit.essentials.display import InvalidValueError, SystemFailureError, first_few, kind_of, parts_of, screen
 
 _TWICE = 16  # items of a dataset that are read once more: one that is flipped now and then is the same half of the time
 _SAMPLED = 100  # items of a dataset that are read to know it again; of a list, which is in memory, all
@@ -259,11 +259,11 @@ class Failed:
     @property
     def why(self) -> str:
         """What went wrong, in one line."""
-        return f"{type(self.error).__name__}: {self.error}".partition("\n")[0]
+        return f"{kind_of(self.error)}: {parts_of(self.error).fact}".partition("\n")[0]
 
     def stop(self, number: int) -> NoReturn:
         """Raise what is to be raised where the item is not to be left out."""
-        if "  fix:" in str(self.error):  # as of a TFRecord file, which knows better what to do
+        if parts_of(self.error).fix:  # as of a TFRecord file, which knows better what to do
             self.error.add_note(f"item {number} of the source")
             raise self.error
         raise SystemFailureError(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tpukit.datasets import locks
 from tpukit.datasets.checked_files import remove_parts, seal, unseal, write_file
-from tpukit.essentials.display import InvalidValueError, PathNotFoundError, SystemFailureError, explain
+from tpukit.essentials.display import InvalidValueError, PathExistsError, PathNotFoundError, SystemFailureError, explain
 
 UNFINISHED = "unfinished"  # the sub-folder of what is only needed until the manifest is there
 
@@ -150,7 +150,7 @@ class ResumableFolder:
                 others += [f"{UNFINISHED}/{name}" for name in os.listdir(self.work) if not name.endswith(".part")]
             if others:
                 fact = f"{self.folder} holds files that are not a {self.kind}'s"
-                raise FileExistsError(explain(fact, found=others[:4], fix="name a new or empty folder"))
+                raise PathExistsError(fact, found=others[:4], fix="name a new or empty folder")
         self.remove_parts()
         if begun == self.plan and not self.is_finished and not from_scratch:
             return

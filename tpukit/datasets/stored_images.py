@@ -6,7 +6,14 @@ from pathlib import Path
 from tpukit.datasets.label_arrays import are_other_numbers
 from tpukit.datasets.splitting import split_by_group
 from tpukit.essentials.data import split_masks
-from tpukit.essentials.display import InvalidTypeError, InvalidValueError, as_html, counted, explain, first_few
+from tpukit.essentials.display import (
+    InvalidIndexError,
+    InvalidTypeError,
+    InvalidValueError,
+    as_html,
+    counted,
+    first_few,
+)
 
 
 class StoredImages:
@@ -181,7 +188,7 @@ class StoredImages:
 
     def _no_such_image(self, index) -> IndexError:
         fix = f"indices from 0 to {len(self) - 1:,}, such as split() gives"
-        return IndexError(explain(f"image {index} of {len(self):,} was asked for", fix=fix))
+        return InvalidIndexError(f"image {index} of {len(self):,} was asked for", fix=fix)
 
     def _check_out(self, out, count: int) -> None:
         """Raise unless `out` is an array that takes this many images."""

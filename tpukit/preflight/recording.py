@@ -22,11 +22,12 @@ from tpukit.essentials.display import TpukitError, screen
 from tpukit.essentials.environment import MachineInfo
 from tpukit.essentials.launcher import (
     Core,
-    LaunchInterrupted,
     Limits,
     Task,
     WorkerGroup,
     collect,
+    interrupted,
+    messages,
     refuse_if_in_use,
     sigterm_ends_the_run,
     worker_failed,
@@ -161,8 +162,8 @@ def record(
             accelerator=chip.accelerator_type,
             folder=folder,
         )
-        task = Task(functools.partial(_watched, fn, folder), args, seed=0)
-        facts = _run(topology, task, timeout=timeout, progress=progress)
+        task = Task(functools.partial(_watched, fn, folder), args, seed=0, timeout=timeout)
+        facts = _run(topology, task, progress=progress)
         return _read(folder, facts)
 
 
@@ -176,15 +177,15 @@ def _check_simulator(host: MachineInfo) -> None:
         raise PreflightError(fact, found=found, fix=fix)
 
 
-def _run(topology: Imagined, task: Task, *, timeout: float | None, progress: str | None) -> dict:
-    limits = Limits(timeout, None)
+def _run(topology: Imagined, task: Task, *, progress: str | None) -> dict:
+    limits = Limits(stall=None)
     with screen(progress) as display, WorkerGroup(topology, task, limits, display) as group:
         try:
             failure = group.watch()
         except KeyboardInterrupt:
             display.close("interrupted")
             group.end()
-            raise LaunchInterrupted(collect(group)) from None
+            raise interrupted(collect(group)) from None
         if failure is not None:
             display.close("failed")
             raise worker_failed(failure, group, "preflight recorded the step, and ")
@@ -271,7 +272,7 @@ class _Watcher:
         self._clock.wait()
         facts = self._facts_of_step | self._facts_at_end()
         facts["host_seconds"] = self._clock.seconds
-        self._core._send(("result", self._core.rank, facts))
+        self._core._send(messages.Result(self._core.rank, facts))
 
     def _facts(self) -> dict:
         counters = {name: total for name, (total, _) in self._backend.metrics().items()}

@@ -59,7 +59,7 @@ def report(core: Core, batches: Batches | None = None) -> Report:
     metrics = backend.metrics()
     findings = _of_graphs(core, _Metrics(metrics)) if metrics else [_without_graphs(backend)]
     if batches is not None:
-        findings.append(_waiting(batches.waited / core.seconds))
+        findings.append(_waiting(batches.wait_seconds / core.seconds))
     findings += _memory(backend)
     subject = f"core {backend.rank} of {backend.world_size} on {backend.device}"
     return Report(subject, tuple(findings))

@@ -127,7 +127,7 @@ def compare(
     batch,
     *,
     backend: str | None = None,
-    precision: str | None = None,
+    matmul_precision: str | None = None,
     timeout: float | None = None,
 ) -> Comparison:
     """Run a model on the host in float32 and on one core, and compare it layer by layer.
@@ -145,7 +145,7 @@ def compare(
         model: a torch.nn.Module on the CPU.
         batch: the arguments of the model: a tensor, a tuple, or a dict of them by name. A few
             samples are enough: the output of every layer is held three times.
-        backend, precision, timeout: as in `launch`.
+        backend, matmul_precision, timeout: as in `launch`.
 
     Raises:
         TypeError: the model is not a module.
@@ -155,8 +155,8 @@ def compare(
 
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"compare takes a torch.nn.Module, got {type(model).__name__}")
-    options = {"backend": backend, "precision": precision, "timeout": timeout}
-    run = launch(_compared, model, batch, precision, cores=1, progress="off", **options)
+    options = {"backend": backend, "matmul_precision": matmul_precision, "timeout": timeout}
+    run = launch(_compared, model, batch, matmul_precision, cores=1, progress="off", **options)
     compared = run.results[0]
     return Comparison(compared.layers, run.device, bits=compared.bits)
 

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from tpukit.essentials.display import Failed, SystemFailureError, counted
+from tpukit.essentials.display import SystemFailureError, TpukitRuntimeError, counted
 from tpukit.profiling.instruments import Trace, XlaTrace
 
 
@@ -68,7 +68,7 @@ def profile(core, folder: str | os.PathLike, *, ranks: Collection[int] = (0,)) -
     backend = core.backend
     own_folder = Path(folder) / f"core-{core.rank}"
     if backend.after_sync:
-        raise Failed(
+        raise TpukitRuntimeError(
             "this core is already being recorded: a profile cannot be inside another",
             fix="one `with tpukit.profiling.profile(...)` around all the steps",
         )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from tpukit.accelerators import TorchTpuRuntime, inside
 from tpukit.essentials.backends import Backend, Topology, rehearsal_cores
-from tpukit.essentials.display import Failed
+from tpukit.essentials.display import TpukitRuntimeError
 from tpukit.simulator.build import find_plugin, library, why_not
 from tpukit.simulator.runtime import play
 from tpukit.simulator.shapes import environment, torch_tpu_rehearsal
@@ -44,7 +44,7 @@ class SimulatedTorchTpuRuntime(TorchTpuRuntime):
         simulated = str(library())  # compiled here, before the run's time is counted
         is_other = os.environ.get("TPU_LIBRARY_PATH") != simulated
         if "torch_tpu" in sys.modules and is_other:
-            raise Failed(
+            raise TpukitRuntimeError(
                 "this kernel has imported torch_tpu, and its workers would look for real chips",
                 found=f"torch_tpu has read TPU_LIBRARY_PATH={os.environ.get('TPU_LIBRARY_PATH')}",
                 fix="restart the kernel, and call tpukit.setup() before `import torch`",

@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tpukit.essentials.display import (
-    Failed,
     InvalidValueError,
     NotInstalledError,
     PathNotFoundError,
     SystemFailureError,
     TpukitError,
+    TpukitRuntimeError,
 )
 from tpukit.essentials.environment import part_of, write_whole
-from tpukit.training.checkpoints import CheckpointError, CheckpointStore, Damaged, step_of
+from tpukit.training.checkpoints import CheckpointError, CheckpointStore, DamagedCheckpointError, step_of
 
 _BEST = "best.pt"
 _COMPILED = "compiled"  # the folder of compiled programs that travels with a run
@@ -225,8 +225,8 @@ class Backup:
                 file.writelines(self._pieces(_BEST))
                 file.flush()
                 if not _is_whole_zip(part):
-                    raise Damaged
-        except Damaged:
+                    raise DamagedCheckpointError
+        except DamagedCheckpointError:
             self._say(f"{_BEST} in the backup is skipped: damaged; the next better epoch writes it again")
 
     def _pieces(self, name: str, there=None) -> Iterator[bytes]:
@@ -235,9 +235,9 @@ class Backup:
                 self._note_move()
                 yield piece
         except OSError as error:  # in other words, since an OSError of the one who writes is about the folder
-            raise Failed(f"{name} cannot be read: {_reason(error)}") from error
+            raise TpukitRuntimeError(f"{name} cannot be read: {_reason(error)}") from error
         if self._abandoned:
-            raise Failed("it has come too late")
+            raise TpukitRuntimeError("it has come too late")
 
 
 def _place(address: str) -> "_Folder | _Url":

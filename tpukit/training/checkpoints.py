@@ -221,8 +221,8 @@ class CheckpointStore:
                 for piece in pieces:
                     file.write(piece)
                 if file.crc32 != int(described["crc32"], 16):
-                    raise Damaged
-        except Damaged:
+                    raise DamagedCheckpointError
+        except DamagedCheckpointError:
             return False
         except OSError as error:
             written = file.bytes if file else 0
@@ -348,8 +348,8 @@ def step_of(name: str) -> int | None:
     return int(match["step"]) if match else None
 
 
-class Damaged(Exception):
-    """The bytes that were read are not those that were written."""
+class DamagedCheckpointError(TpukitError):
+    """A file does not hold what was written to it."""
 
 
 def _make_writable(folder: Path) -> str | None:

@@ -80,7 +80,7 @@ def evaluate(
     """
     check_classes(model, batches, "evaluation")
     core.average_buffers(model)
-    core.same.compare("in evaluate", modules={"": model}, data=batches.facts(), layers=False)
+    core.agreement.compare("in evaluate", modules={"": model}, data=batches.facts(), layers=False)
     options = {"metrics": metrics, "preprocess": preprocess, "bf16": bf16, "keep_outputs": keep_outputs}
     return evaluate_synced(core, model, loss, batches, **options)
 

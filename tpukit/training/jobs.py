@@ -12,7 +12,6 @@ from tpukit.essentials.environment import Folders, MachineInfo
 from tpukit.essentials.launcher import (
     Failure,
     InProcessGroup,
-    LaunchInterrupted,
     Limits,
     Run,
     Task,
@@ -21,6 +20,7 @@ from tpukit.essentials.launcher import (
     WorkerGroup,
     choose_topology,
     collect,
+    interrupted,
     ready,
     refuse_call,
     refuse_if_in_use,
@@ -70,7 +70,7 @@ class Jobs(Table):
         rows = []
         for number, (config, run) in enumerate(zip(self.configs, self.runs, strict=True)):
             if number in self.failures:
-                state, outcome = "failure", _without_traceback(self.failures[number])
+                state, outcome = "failure", self.failures[number].summary
             elif run is None:
                 state, outcome = "warning", "not begun"
             else:
@@ -87,10 +87,9 @@ def launch_each(
     backend: str | None = None,
     seed: int | None = None,
     timeout: float | None = None,
-    stall: float | None = 120.0,
-    heartbeat: float = 1.0,
+    limits: Limits = Limits(),
     progress: str | None = None,
-    precision: str | None = None,
+    matmul_precision: str | None = None,
     compile_cache: Folders | bool | None = None,
 ) -> Jobs:
     """Run `fn(core, config)` for each config, as many at a time as there are cores, each alone on its core.
@@ -104,10 +103,9 @@ def launch_each(
         configs: the second argument of each job: a fold, a seed, a dict of settings.
         cores: jobs at a time; None for one a chip, GPU or CPU process that a rehearsal would have. A v2 or v3 chip has
             two cores, of which its job uses one.
-        backend, heartbeat, precision, compile_cache: as in `launch`.
+        backend, limits, matmul_precision, compile_cache: as in `launch`; the limits hold for each job.
         seed: of every job's random numbers, as in `launch`, the same for all: jobs differ by their configs alone.
         timeout: seconds after which a job is ended, and counts as failed; None for no limit.
-        stall: as in `launch`, of each job.
         progress: as in `launch`; a bar for each job, and no curves.
 
     Raises:
@@ -121,8 +119,8 @@ def launch_each(
     if not configs:
         raise InvalidValueError("launch_each needs at least one config, got none", fix="pass a list, such as range(5)")
     refuse_call(fn, (configs[0],))
-    limits, given = Limits(timeout, stall, heartbeat), seed_of(seed)
-    tasks = [Task(fn, (config,), given, precision) for config in configs]
+    options = {"seed": seed_of(seed), "matmul_precision": matmul_precision, "timeout": timeout}
+    tasks = [Task(fn, (config,), **options) for config in configs]
     topology = choose_topology(host, 1, backend)
     places = min(_places(host, cores, backend), len(configs))
     refuse_if_in_use(host)
@@ -134,7 +132,7 @@ def launch_each(
             try:
                 queue.work_off()
             except KeyboardInterrupt:
-                raise LaunchInterrupted(queue.jobs(configs)) from None
+                raise interrupted(queue.jobs(configs)) from None
     return queue.jobs(configs)
 
 
@@ -226,7 +224,7 @@ class _Queue:
             interrupt = Failure(0, time.monotonic(), "was ended by an interrupt", fix="run the cell again")
             failure = job.group.failures.first() or interrupt
             self._failures[job.number] = error = worker_failed(failure, job.group, f"job {job.number}: ")
-            self._display.line(_without_traceback(error))
+            self._display.line(error.summary)
         self._display.end_bar(f"job {job.number}")
         self._tell()
 
@@ -293,10 +291,6 @@ class _JobScreen(Screen):
 
     def draw(self, last: bool = False) -> None:
         self._display.draw(last)
-
-
-def _without_traceback(error: WorkerError) -> str:
-    return str(error).partition("\n\n")[0]
 
 
 def _short(value: object) -> str:

@@ -82,7 +82,7 @@ class CoreStrategy(ParallelStrategy):
         def averaged():
             loss = closure()
             buffers = [buffer for buffer in self.model.buffers() if buffer.is_floating_point()]
-            self.core.average_gradients(optimizer, also=buffers)
+            self.core.average_gradients(optimizer, average_also=buffers)
             return loss
 
         with self.core.step():

@@ -1,4 +1,4 @@
-"""Where logged rows go while a run lasts, `launch(..., to=...)`: any function of a row, TensorBoard, CSV."""
+"""Where logged rows go while a run lasts, `launch(..., loggers=...)`: any function of a row, TensorBoard, CSV."""
 
 import csv
 import importlib.util
@@ -20,13 +20,13 @@ class LogWriters:
     takes in what the cores have sent, and must not be held up a second time.
     """
 
-    def __init__(self, to: Writer | Iterable[Writer] | None, say: Callable[[str], None]):
+    def __init__(self, loggers: Writer | Iterable[Writer] | None, say: Callable[[str], None]):
         self._say = say
-        self._writers: list[Writer] = [to] if callable(to) else list(to or ())
+        self._writers: list[Writer] = [loggers] if callable(loggers) else list(loggers or ())
         self._waiting: deque[tuple[Writer, Row]] = deque()
         for writer in self._writers:
             if not callable(writer):
-                raise TypeError(f"to takes a function of a row, or a list of such functions, got {writer!r}")
+                raise TypeError(f"loggers takes a function of a row, or a list of such functions, got {writer!r}")
 
     def add(self, rows: Iterable[Row]) -> None:
         """Take these rows in; `write` hands them on."""
@@ -49,16 +49,19 @@ class LogWriters:
 def _failed(writer: Writer, row: Row, error: Exception) -> str:
     name = getattr(writer, "__name__", type(writer).__name__)
     if isinstance(error, KeyboardInterrupt):
-        return f"to={name} was interrupted and gets no more rows; it was given {row}, and `run.log` has all of them"
+        return (
+            f"loggers={name} was interrupted and gets no more rows; it was given {row}, "
+            "and `run.log` has all of them"
+        )
     return explain(
-        f"to={name} raised {type(error).__name__}: {error}; the run goes on, and it gets no more rows",
+        f"loggers={name} raised {type(error).__name__}: {error}; the run goes on, and it gets no more rows",
         found=f"it was given {row}",
         fix="correct it, and call it on the rows of `run.log`, which has all of them",
     )
 
 
 class TensorBoardWriter:
-    """Writes every value of a row as a scalar of TensorBoard: `launch(..., to=TensorBoardWriter("runs/1"))`.
+    """Writes every value of a row as a scalar of TensorBoard: `launch(..., loggers=TensorBoardWriter("runs/1"))`.
 
     Args:
         folder: of one run; TensorBoard draws the runs of different folders as different curves.
@@ -86,7 +89,7 @@ class TensorBoardWriter:
 
 
 class CsvWriter:
-    """Appends every row to a CSV file: `launch(..., to=CsvWriter("log.csv"))`.
+    """Appends every row to a CSV file: `launch(..., loggers=CsvWriter("log.csv"))`.
 
     A file that is there is continued, as a run is that was cut off. A column may appear later: the file is then written
     anew, once, with the column empty in the rows before.

@@ -34,7 +34,7 @@ def predict(core: Core, model, batches: Batches, *, preprocess: Callable | None 
     """
     check_order("predict", batches.sampler)
     core.average_buffers(model)
-    core.same.compare("in predict", modules={"": model}, data=batches.facts(), layers=False)
+    core.agreement.compare("in predict", modules={"": model}, data=batches.facts(), layers=False)
     steps = host_steps(core, model, batches, inputs_only, preprocess=preprocess, bf16=bf16, gather=core.gather)
     with evaluating(model):
         outputs, _ = in_dataset_order(steps, batches.sampler)

@@ -249,7 +249,7 @@ class TrainStep:
         reduced = torch.stack([local, flag])
         self.monitor.check_graph(self.model, reduced)
         averaged = [reduced, *self._buffers()]
-        self.core.optimizer_step(self.optimizer, clip=self.max_grad_norm, also=averaged)
+        self.core.optimizer_step(self.optimizer, clip=self.max_grad_norm, average_also=averaged)
         if self.averaged_model:
             self.averaged_model.update_parameters(self.model)
         return reduced

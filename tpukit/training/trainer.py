@@ -501,7 +501,7 @@ class Trainer:
     def _start_interval(self) -> None:
         self._interval_began = time.monotonic()
         self._interval_step = self.progress.step
-        self._waited_before = self.train.waited
+        self._waited_before = self.train.wait_seconds
         self.step.start_interval()
 
     def _log(self) -> None:
@@ -520,7 +520,7 @@ class Trainer:
             "lr": self.losses.lr,
             "samples_per_second": steps * at.samples_per_step / seconds,
             "seconds": seconds,
-            "data_wait": (self.train.waited - self._waited_before) / seconds,
+            "data_wait": (self.train.wait_seconds - self._waited_before) / seconds,
             "compiles": self.step.monitor.compiles,
             "memory": peak_memory(),
         }
@@ -652,7 +652,7 @@ class Trainer:
     @contextlib.contextmanager
     def _in_fit(self) -> Iterator[None]:
         """Follow no loop of the user; afterwards random numbers are as if nothing was drawn."""
-        self.core.same.forget()
+        self.core.agreement.forget()
         self.core.in_fit = True
         try:
             with self.core.numbers.kept():
@@ -678,7 +678,7 @@ class Trainer:
         functions = {}
         if first:
             functions = {name: getattr(step, name) for name in ("loss", "preprocess", "augment")}
-        self.core.same.compare(
+        self.core.agreement.compare(
             when,
             modules={name: module for name, module in modules.items() if module is not None},
             optimizers=[step.optimizer],
@@ -687,7 +687,7 @@ class Trainer:
             called=functions,
             averaged=not first,
             layers=first,
-            **self._arguments(),
+            run=self._arguments(),
         )
 
     def _arguments(self) -> dict[str, object]:

@@ -60,6 +60,7 @@ def test_the_tpu_core_trains_through_torch_xlas_own_start_up(processes):
         from torch import nn
         from tpukit.essentials.backends import Topology
         from tpukit.essentials.backends.xla import Tpu, start_pjrt
+        from tpukit.essentials.launcher import messages
         from tpukit.essentials.launcher.core import Core
         from tpukit.essentials.launcher.worker import Task, run_core
 
@@ -79,11 +80,11 @@ def test_the_tpu_core_trains_through_torch_xlas_own_start_up(processes):
 
         sent = []
         there = Topology("xla", "XLA:CPU", cores={processes}, processes={processes})
-        start_pjrt("CPU", lambda: run_core(Task(work, (), 0), Tpu(), sent.append, []), there, process=0)
-        failures = [message[1].trace for message in sent if message[0] == "failed"]
+        start_pjrt("CPU", lambda: run_core(Task(work, (), 0), Tpu(), send=sent.append, cores=[]), there, process=0)
+        failures = [message.failure.trace for message in sent if isinstance(message, messages.CoreFailed)]
         assert not failures, failures[0]
-        print([message for message in sent if message[0] == "result"][0][2])
-        print(len([row for message in sent if message[0] == "log" for row in message[2]]))
+        print([message.value for message in sent if isinstance(message, messages.Result)][0])
+        print(len([row for message in sent if isinstance(message, messages.LogRows) for row in message.rows]))
         """
     )
     result, rows = out.strip().splitlines()[-2:]
@@ -231,7 +232,7 @@ def recorded_precisions(backend, precision, make):
         products = [line for line in text.splitlines() if " dot(" in line or " convolution(" in line]
         return [(re.findall("operand_precision={([^}]*)}", line) or [None])[0] for line in products]
 
-    return tpukit.launch(work, cores=1, backend=backend, precision=precision, progress="off").results[0]
+    return tpukit.launch(work, cores=1, backend=backend, matmul_precision=precision, progress="off").results[0]
 
 
 @pytest.mark.parametrize("backend", ["xla:cpu", STANDIN])

@@ -235,7 +235,7 @@ def test_the_time_a_loop_waits_is_counted():
 
     batches = Batches(Slow(8), batch_size=4)
     list(batches)
-    assert batches.waited >= 0.08
+    assert batches.wait_seconds >= 0.08
 
 
 @pytest.mark.xla

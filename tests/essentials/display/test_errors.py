@@ -7,16 +7,18 @@ from pathlib import Path
 
 import pytest
 
+import tpukit
 from tpukit.essentials.display import errors
 from tpukit.essentials.display.errors import (
-    Failed,
     InvalidTypeError,
     InvalidValueError,
     PathNotFoundError,
     SystemFailureError,
     TpukitError,
+    TpukitRuntimeError,
     explain,
     kind_of,
+    parts_of,
 )
 
 ROOT = Path(__file__).parents[3]
@@ -44,7 +46,10 @@ def test_an_error_is_also_the_built_in_one_and_keeps_its_parts():
     assert (error.fact, error.found, error.fix) == ("there is no a", "b", "c")
 
 
-@pytest.mark.parametrize("kind", [one for one in vars(errors).values() if isinstance(one, type)])
+KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, TpukitError)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_an_error_survives_the_way_from_a_worker_to_the_kernel(kind):
     error = pickle.loads(pickle.dumps(kind("there is no a", found="b", fix="c")))
     assert type(error) is kind
@@ -73,7 +78,8 @@ def test_every_class_of_an_error_that_is_raised_with_a_fix_is_an_explained_one()
 
 
 def test_the_general_errors_are_told_by_the_names_that_people_catch():
-    assert [kind_of(kind("x")) for kind in (InvalidValueError, InvalidTypeError, SystemFailureError, Failed)] == [
+    kinds = (InvalidValueError, InvalidTypeError, SystemFailureError, TpukitRuntimeError)
+    assert [kind_of(kind("x")) for kind in kinds] == [
         "ValueError",
         "TypeError",
         "OSError",
@@ -87,3 +93,57 @@ def test_an_error_keeps_its_words_where_somebody_notes_the_file_as_shutil_does()
     error = PathNotFoundError("there is no file x", fix="make it")
     error.filename, error.errno = "x", 2
     assert str(error) == "there is no file x\n  fix:   make it"
+
+
+def exceptions_of_tpukit():
+    """Return every exception class that a module of tpukit defines under a public name."""
+    found = set()
+    for path in KIT:
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        tree = ast.parse(path.read_text())
+        names = [node.name for node in tree.body if isinstance(node, ast.ClassDef) and node.name[0] != "_"]
+        if not names or path.name == "__main__.py":
+            continue
+        try:
+            defined = importlib.import_module(module)
+        except ModuleNotFoundError as error:  # an optional package, of a module that defines no exception
+            assert error.name.partition(".")[0] != "tpukit"
+            assert not any(name.endswith("Error") for name in names), module
+            continue
+        kinds = [getattr(defined, name) for name in names]
+        found |= {kind for kind in kinds if issubclass(kind, BaseException)}
+    return found
+
+
+def test_every_public_exception_has_the_one_base_and_its_fields():
+    found = exceptions_of_tpukit()
+    assert len(found) > 25
+    for kind in found:
+        if not issubclass(kind, Exception):
+            continue
+        assert issubclass(kind, TpukitError), kind
+        assert kind.__name__.endswith("Error"), kind
+        error = pickle.loads(pickle.dumps(kind("it is wrong", found="7", fix="8")))
+        assert (error.fact, error.found, error.fix) == ("it is wrong", "7", "8"), kind
+        assert str(error) == "it is wrong\n  found: 7\n  fix:   8", kind
+    assert tpukit.TpukitError is TpukitError
+
+
+def test_only_interrupts_are_no_exception_that_except_exception_catches():
+    others = {kind for kind in exceptions_of_tpukit() if not issubclass(kind, Exception)}
+    assert {kind.__name__ for kind in others} == {"LaunchInterrupted", "Terminated"}
+    error = tpukit.LaunchInterrupted("stopped", found="7", fix="8", run="its outcome")
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.fact, again.found, again.fix, again.run) == ("stopped", "7", "8", "its outcome")
+
+
+def test_long_text_follows_the_three_parts_and_is_no_part_of_the_summary():
+    error = InvalidValueError("a is wrong", fix="b", details="its traceback:\nline")
+    assert str(error) == "a is wrong\n  fix:   b\n\nits traceback:\nline"
+    assert error.summary == "a is wrong\n  fix:   b"
+    assert pickle.loads(pickle.dumps(error)).details == "its traceback:\nline"
+
+
+def test_the_parts_of_any_exception_are_its_fields_or_its_text():
+    assert parts_of(InvalidValueError("a", found="b", fix="c")) == ("a", "b", "c")
+    assert parts_of(ValueError("a\n  fix:   c")) == ("a\n  fix:   c", "", "")

@@ -58,16 +58,16 @@ def test_a_history_without_an_epoch_says_so():
 def test_a_run_of_one_core_has_one_number_and_no_plural():
     html = words(run()._repr_html_())
     assert "1 x CPU" in html
-    assert "512 MiB a core" in html
+    assert "512 MiB per core" in html
     assert "dict from the core" in html
     assert "1 row" in html
     assert "rows" not in html
 
 
 def test_a_run_of_several_cores_has_a_span_and_says_who_grew_most():
-    several = run(results=[1, 2], cores=2, memory=[2**29, 2**30], grown=[2**20, 2**21], log=[])
+    several = run(results=[1, 2], cores=2, memory=[2**29, 2**30], memory_growth=[2**20, 2**21], log=[])
     html = words(several._repr_html_())
-    assert "512 to 1,024 MiB a core core 1 grew most, by 2 MiB" in html
+    assert "512 to 1,024 MiB per core core 1 grew most, by 2 MiB" in html
     assert "int from each core" in html
     assert "log" not in html, "nothing was logged"
     assert repr(several).endswith("results: 2 x int; 0 logged rows")

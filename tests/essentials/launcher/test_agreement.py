@@ -38,9 +38,9 @@ class Start(torch.nn.Linear):
         return super().forward(x)
 
 
-def loop(core, model=None, *, lr=0.1, data=PAIRS, seed=0, step=None, differs=(), scheduled=False):
+def loop(core, model=None, *, lr=0.1, data=PAIRS, seed=0, step=None, allow_different=(), scheduled=False):
     """Train by a loop of one's own: two epochs of four steps."""
-    model = core.model(model or torch.nn.Linear(4, 1), differs=differs)
+    model = core.model(model or torch.nn.Linear(4, 1), allow_different=allow_different)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.1)
     batches = core.batches(data, batch_size=8, shuffle=True, seed=seed, drop_last=True)
@@ -53,7 +53,7 @@ def loop(core, model=None, *, lr=0.1, data=PAIRS, seed=0, step=None, differs=(),
         if scheduled:
             plateau.step(1.0)
             plateau.step(2.0 * core.rank)  # better on core 0, worse on core 1
-    core.same.compare_loop("at the end of the test")
+    core.agreement.compare_loop("at the end of the test")
     return model
 
 
@@ -203,7 +203,7 @@ REFUSED = {
         lambda core: loop(core, torch.nn.Linear(4, 1 + core.rank)),
         ("different models", "out_features=1", "out_features=2"),
     ),
-    "whole numbers": (lambda core: loop(core, Counting()), ("buffers", "counts", 'differs=["*counts"]')),
+    "whole numbers": (lambda core: loop(core, Counting()), ("buffers", "counts", 'allow_different=["*counts"]')),
     "weights from the first batch": (lambda core: loop(core, Start(4, 1)), ("weights", "weight", "first batch")),
     "plain step": (
         lambda core: loop(core, step=lambda optimizer: optimizer.step()),
@@ -230,7 +230,7 @@ def attempts(core):
             attempt(core)
         except ValueError as error:
             said[name] = str(error)
-        core.same.forget()
+        core.agreement.forget()
     return said
 
 
@@ -265,6 +265,24 @@ def test_batches_that_are_only_read_have_to_be_the_same_as_well():
         launch(work, cores=2, backend="cpu", progress="off")
 
 
+@pytest.mark.parametrize(
+    ("made", "found"),
+    [
+        ((1, 2), "batches 2: none on core 0, 0 on core 1"),
+        ((2, 0), "batches 1: 0 on core 0, none on core 1"),
+    ],
+)
+def test_batches_that_only_some_cores_have_made_are_named_with_those_cores(made, found):
+    def work(core):
+        for _ in range(made[core.rank]):
+            core.batches(X, batch_size=8, shuffle=True)
+
+    with pytest.raises(WorkerError, match="the cores have different datasets") as failed:
+        launch(work, cores=2, backend="cpu", progress="off")
+    assert f"seed of core.batches, {found}" in failed.value.found
+    assert "batches 1: none" not in failed.value.found
+
+
 def test_a_save_on_core_0_alone_is_told_that_every_core_calls_it(tmp_path):
     def work(core):
         model = loop(core)
@@ -279,7 +297,7 @@ def test_what_is_the_same_or_may_differ_is_no_error():
     def work(core):
         loop(core)
         loop(core, torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Dropout(), torch.nn.Linear(4, 1)))
-        counts = loop(core, Counting(), differs=["counts"]).counts.item()
+        counts = loop(core, Counting(), allow_different=["counts"]).counts.item()
         one, two = torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)  # two models, each with an optimizer of its own
 
         def average(optimizer):  # a stranger's own averaging
@@ -335,12 +353,12 @@ def wrapped(core):
 def test_a_large_model_comes_into_host_memory_in_portions(monkeypatch):
     def work(core):
         model = core.model(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 4)))
-        return core_values.held_tensors(core, {"": model}, (), averaged=False, differs=["*.bias"])
+        return core_values.held_tensors(core, {"": model}, (), averaged=False, allow_different=["*.bias"])
 
     whole, _ = launch(work, cores=2, backend="cpu", progress="off").results
     assert whole["weights"].keys() == {"0.weight", "1.weight", "2.weight"}
     assert whole["buffers"].keys() == {"1.num_batches_tracked"}
-    monkeypatch.setattr(core_values, "_MOST_BYTES", 20)
+    monkeypatch.setattr(core_values, "_PORTION_BYTES", 20)
     assert launch(work, cores=2, backend="cpu", progress="off").results == [whole] * 2
 
 
@@ -481,7 +499,7 @@ def test_torch_xlas_own_calls_are_told_of_the_rehearsal_that_joins_them(capsys, 
         return torch.ones(2, device="xla").sum().item() * xr.world_size()
 
     assert launch(evaluates, cores=2, backend="cpu", progress="text").results == [2.0, 2.0]
-    assert "torch_xla was used, and each process" in capsys.readouterr().out
+    assert "torch_xla was used, and each CPU process of this dry run is alone with it" in capsys.readouterr().out
 
     def trains(core):
         import torch_xla.core.xla_model as xm

@@ -15,6 +15,7 @@ from torch import nn
 
 from tpukit.essentials.backends.protocol import Topology
 from tpukit.essentials.display.progress import Screen
+from tpukit.essentials.launcher import messages
 from tpukit.essentials.launcher.channel import Receiver, Sender, SerializationError, deserialize, serialize
 from tpukit.essentials.launcher.signals import Terminated
 from tpukit.essentials.launcher.watchdog import Limits
@@ -212,12 +213,12 @@ def test_a_signal_while_the_kernel_reads_does_not_end_the_reading(number):
     with showered(number, WorkerGroup._read) as raised:
         while len(raised) < 50:
             before, late = len(group.log), time.monotonic() + 600
-            sender.send(("log", 0, [{"step": 1}] * 20))
+            sender.send(messages.LogRows(0, [{"step": 1}] * 20))
             while len(group.log) == before:
                 assert time.monotonic() < late
                 with contextlib.suppress(Terminated):
                     group._read(one)
-    sender.send(("result", 0, "arrived"))
+    sender.send(messages.Result(0, "arrived"))
     group._read(one)
     assert group.results == {0: "arrived"}
     for fd in (reading, writing, printed, printing):
@@ -254,7 +255,7 @@ def test_a_short_message_is_never_seen_in_part():
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:
         for number in range(5000):
-            Sender(writing).send(("alive", 0, number, "to_host", None))
+            Sender(writing).send(messages.Alive(0, number, "to_host", None))
         os._exit(0)
     os.close(writing)
     receiver, in_part = Receiver(reading), 0

@@ -2,6 +2,7 @@ import contextlib
 
 import pytest
 
+import tpukit
 from tpukit.essentials.backends.protocol import Compiling
 from tpukit.essentials.launcher.core_states import CoreStates
 
@@ -175,7 +176,7 @@ def test_a_core_that_compiles_says_so_while_it_does(monkeypatch, backend):
         return core.backend.compiling()
 
     monkeypatch.setattr(launcher, "screen", screen)
-    run = launcher.launch(work, cores=1, backend=backend, heartbeat=0.1)
+    run = launcher.launch(work, cores=1, backend=backend, limits=tpukit.Limits(heartbeat=0.1))
     assert run.results == [None]  # nothing is being compiled any more
     assert any(words.startswith("compiling graph 1 for") for words in said), set(said)
     assert any(words.startswith("tracing the step, for") for words in said), set(said)

@@ -20,7 +20,7 @@ from waiting import interrupt_when, wait_until
 import tpukit
 from tpukit import LaunchInterrupted, WorkerError, launch
 from tpukit.essentials.environment import OwnMemory
-from tpukit.essentials.launcher import worker
+from tpukit.essentials.launcher import messages, worker
 from tpukit.essentials.launcher.channel import Receiver
 from tpukit.essentials.launcher.core import Core
 from tpukit.essentials.launcher.failure import Failures, exception_raised, process_ended
@@ -41,7 +41,7 @@ def process_of_two_threads():
     backend = SimpleNamespace(world_size=2, device=None, chips=1, shares_process=True)
     for rank, ident in ((0, thread.ident), (1, threading.get_ident())):
         core = Core(SimpleNamespace(rank=rank, **vars(backend)), process.sender.send)
-        process.cores.append((core, ident, OwnMemory()))
+        process.cores.append(worker.StartedCore(core, ident, OwnMemory()))
     return process, Receiver(reading)
 
 
@@ -50,7 +50,8 @@ def test_stacks_can_be_asked_of_a_process_of_which_a_cores_thread_has_ended():
     process, receiver = process_of_two_threads()
     process._send_stacks()
     (message,) = receiver.receive()
-    assert message[:2] == ("stacks", 1)
+    assert isinstance(message, messages.Stack)
+    assert message.rank == 1
 
 
 def test_the_folder_beside_tpukit_whose_name_begins_like_it_is_the_users():
@@ -59,7 +60,7 @@ def test_the_folder_beside_tpukit_whose_name_begins_like_it_is_the_users():
     exec(compile("def train(core):\n    raise KeyError('loss')", file, "exec"), own)
     with pytest.raises(WorkerError) as caught:
         quietly(own["train"])
-    assert f"where: train(), {file}, line 2" in str(caught.value)
+    assert caught.value.found == f"train(), {file}, line 2"
     assert caught.value.traceback.splitlines()[1] == f'  File "{file}", line 2, in train'
 
 
@@ -67,7 +68,8 @@ def test_sigterm_is_told_of_the_core_that_still_runs():
     process, receiver = process_of_two_threads()
     process._report_sigterm()
     (message,) = receiver.receive()
-    assert (message[0], message[1].rank) == ("failed", 1)
+    assert isinstance(message, messages.CoreFailed)
+    assert message.failure.rank == 1
 
 
 @pytest.mark.parametrize(("sent", "blamed"), [(signal.SIGKILL, 1), (signal.SIGABRT, 0)])
@@ -140,7 +142,7 @@ def interrupted(work, seconds, **options):
 
     interrupt_when(lambda: all(begun[:]), later=seconds)
     with pytest.raises(LaunchInterrupted) as caught:
-        quietly(noting, heartbeat=0.2, **options)
+        quietly(noting, limits=tpukit.Limits(heartbeat=0.2), **options)
     return caught.value
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from workers import small_net
 
+import tpukit
 from tpukit import WorkerError, launch
 from tpukit.essentials import backends
 from tpukit.essentials.backends.cpu import Cpu, CpuRuntime
@@ -45,8 +46,9 @@ def _in_graph(monkeypatch):
     monkeypatch.setitem(backends.runtimes(), "in graph", InGraphRuntime())
 
 
-def quietly(fn, **options):
-    return launch(fn, cores=2, backend="in graph", progress="off", heartbeat=0.2, **options)
+def quietly(fn, *, stall=120.0, **options):
+    limits = tpukit.Limits(stall=stall, heartbeat=0.2)
+    return launch(fn, cores=2, backend="in graph", progress="off", limits=limits, **options)
 
 
 def step(core, model, optimizer, before=lambda: None):
@@ -129,7 +131,7 @@ def test_a_core_that_still_pickles_a_large_result_is_not_taken_for_waiting():
         core.barrier()
         return LongToPickle() if core.rank == 0 else None
 
-    run = launch(work, cores=2, backend="cpu", progress="off", heartbeat=0.2)
+    run = launch(work, cores=2, backend="cpu", progress="off", limits=tpukit.Limits(heartbeat=0.2))
     assert isinstance(run.results[0], LongToPickle)
 
 
@@ -147,7 +149,7 @@ def test_a_core_whose_large_result_is_on_its_way_is_not_taken_for_waiting(monkey
 
     seconds = []
     for count in (2 * 10**7, 6 * 10**7):  # how much a look of the kernel takes in is the machine's affair
-        run = launch(work, count, cores=2, backend="cpu", progress="off", heartbeat=0.2)
+        run = launch(work, count, cores=2, backend="cpu", progress="off", limits=tpukit.Limits(heartbeat=0.2))
         assert len(run.results[0]) == count
         seconds.append(run.seconds)
         if run.seconds > 8:  # longer than an early return is given

@@ -32,7 +32,7 @@ def test_launch_again_after_an_exception_and_nothing_is_left(kernel):
     name, trace = kernel.error
     assert name == "WorkerError"
     assert "core 1 of 2 raised KeyError: 'here'" in trace
-    assert "where: work(), cell " in trace
+    assert "found: work(), cell " in trace
     assert "tensor([1., 1.])" in kernel.run("print(tpukit.launch(work, cores=2).results)")
     assert kernel.workers() == []
     assert kernel.run("from tpukit.essentials.backends import xla; print(xla.runtime_started())").strip() == "False"

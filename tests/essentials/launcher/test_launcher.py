@@ -3,7 +3,9 @@ import gc
 import importlib.util
 import mmap
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -18,10 +20,12 @@ from machines import on_machine
 
 import tpukit
 from tpukit import WorkerError, launch
+from tpukit.essentials import backends
 from tpukit.essentials.backends import Cpu
+from tpukit.essentials.backends.cpu import CpuRuntime
+from tpukit.essentials.display import InvalidValueError
 from tpukit.essentials.launcher import core_lookup
 from tpukit.essentials.launcher.topology import choose_device, choose_topology, refuse_if_in_use
-from tpukit.essentials.launcher.worker import Task, run_core
 from tpukit.essentials.launcher.worker_process import WorkerProcess
 
 
@@ -187,7 +191,9 @@ def test_the_rank_that_failed_first_is_named_though_the_others_fail_in_a_collect
     assert error.rank == culprit
     assert isinstance(error.__cause__, KeyError)
     assert str(error).startswith(f"core {culprit} of 3 raised KeyError: 'SOPInstanceUID' (the other 2 were ended)")
-    assert "where: work(), " in str(error)
+    assert error.found.splitlines()[-1].startswith("work(), ")
+    assert error.fix == "correct that line and run the cell again; the kernel need not be restarted"
+    assert error.details == f"its traceback:\n{error.traceback}"
     assert 'raise KeyError("SOPInstanceUID")' in error.traceback
     first = error.traceback.splitlines()[1]
     assert first.startswith(f'  File "{__file__}", line ')  # the reader's own function comes first
@@ -218,34 +224,43 @@ def test_a_run_works_again_after_a_failure_and_keeps_what_had_come():
     assert quietly(work, False, cores=2).results == [0, 1]
 
 
-ADVICE = "  found: 3 of 4\n         and one more\n  fix:   take four"
+FOUND = "3 of 4\nand one more"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("error", "said"),
     [
-        (f"it is wrong\n{ADVICE}", f"it is wrong (sample 3) (the other was ended)\n{{where}}\n{ADVICE}\n"),
         (
-            "it is wrong\nand more",
-            "it is wrong and more (sample 3) (the other was ended)\n{where}\n  fix:   correct that",
+            InvalidValueError("it is wrong", found=FOUND, fix="take four"),
+            "it is wrong (sample 3) (the other was ended)\n"
+            "  found: 3 of 4\n         and one more\n         {place}\n  fix:   take four\n",
         ),
-        (f"Traceback:\nFile a\n{ADVICE}", "Traceback: ... "),
-        ("", "(sample 3)"),
+        (
+            InvalidValueError("it is wrong", found=FOUND),
+            "it is wrong (sample 3) (the other was ended)\n"
+            "  found: 3 of 4\n         and one more\n         {place}\n  fix:   correct that",
+        ),
+        (
+            ValueError("it is wrong\nand more"),
+            "it is wrong and more (sample 3) (the other was ended)\n  found: {place}\n  fix:   correct that",
+        ),
+        (ValueError("Traceback:\nFile a\nFile b\n  fix:   take four"), "Traceback: ... "),
+        (ValueError(""), "(sample 3)"),
     ],
 )
-def test_an_exception_that_says_what_to_do_is_quoted_as_it_is_and_nothing_is_added(text, said):
+def test_the_parts_of_an_error_that_a_core_raises_are_those_of_the_workers_error(error, said):
     def work(core):
         if core.rank:
-            error = ValueError(text)
             error.add_note("sample 3")
             raise error
         core.barrier()
 
     with pytest.raises(WorkerError) as caught:
         quietly(work, cores=2)
-    message = str(caught.value).partition("\n\n")[0]
-    where = next(line for line in message.splitlines() if line.startswith("  where:"))
-    assert f"core 1 of 2 raised ValueError: {said.format(where=where)}" in f"{message}\n"
+    message = caught.value.summary
+    place = caught.value.found.splitlines()[-1]
+    assert re.fullmatch(r"work\(\), .*, line \d+", place)
+    assert f"core 1 of 2 raised ValueError: {said.format(place=place)}" in f"{message}\n"
     assert sum(line.startswith("  fix:") for line in message.splitlines()) == 1
 
 
@@ -336,19 +351,21 @@ def test_xla_without_a_chip_is_rehearsed_on_the_stand_in_where_it_can_be_had(obs
         (EIGHT, {"device": 2, "cores": 8}, "found: device=2, cores=8"),
         ({"chips": 0}, {"device": -1}, "found: device=-1"),
         ({"chips": 0}, {"device": True}, "found: device=True"),
-        ({"chips": 0}, {"timeout": 0}, "timeout is a number of seconds above 0, or None for no limit, got 0"),
-        ({"chips": 0}, {"stall": "1h"}, "stall is a number of seconds above 0, or None for no limit, got '1h'"),
+        ({"chips": 0}, {"timeout": 0}, "timeout is a number of seconds above 0, got 0\n  fix:"),
+        ({"chips": 0}, {"limits": {"stall": "1h"}}, "stall is a number of seconds above 0, got '1h'\n  fix:"),
         (
             {"chips": 0},
-            {"precision": "bf16"},
+            {"matmul_precision": "bf16"},
             "'high', 'highest', or None for the device's own, got 'bf16'",
         ),
-        ({"chips": 0}, {"heartbeat": None}, "heartbeat is a number of seconds above 0, got None"),
+        ({"chips": 0}, {"limits": {"heartbeat": None}}, "heartbeat is a number of seconds above 0, got None"),
     ],
 )
 def test_what_cannot_be_had_is_refused_with_the_fix(facts, options, message):
     facts = {"versions": WITH_XLA, **facts}
     with on_machine(machine(**facts)), pytest.raises(ValueError, match=message):
+        if "limits" in options:
+            options = {"limits": tpukit.Limits(**options["limits"])}
         quietly(lambda core: None, **options)
 
 
@@ -440,7 +457,7 @@ def test_sigterm_is_heard_whichever_thread_the_system_hands_it_to(backend):
         time.sleep(800)
 
     began = time.monotonic()
-    with pytest.raises(WorkerError, match="core 1 of 2 was told to end by SIGTERM"):
+    with pytest.raises(WorkerError, match="core 1 of 2 was ended by SIGTERM"):
         quietly(work, cores=2, backend=backend)
     assert time.monotonic() - began < 600
 
@@ -575,12 +592,47 @@ def test_a_torch_that_is_older_than_the_kit_can_run_is_refused_before_a_fork():
             launch(lambda core: core.rank, cores=1, backend=backend, progress="off")
 
 
-def test_a_core_that_is_alone_in_a_run_of_four_fails_before_the_worker_function():
-    sent, ran = [], []
-    run_core(Task(ran.append, (), seed=0), Cpu(0, 1, None), sent.append, [], world_size=4)
-    failure = next(message[1] for message in sent if message[0] == "failed")
-    assert "1 of its 4 cores are joined here" in failure.what
-    assert not ran
+class Lonely(CpuRuntime):
+    """CPU processes that do not find each other, as chips with variables meant for one process."""
+
+    name = "lonely"
+
+    def start(self, body, topology, *, process, meeting_point):
+        body(Cpu(0, 1, None))
+
+
+@pytest.fixture
+def lonely(monkeypatch):
+    monkeypatch.setitem(backends.runtimes(), "lonely", Lonely())
+    monkeypatch.setenv("TPU_PROCESS_BOUNDS", "1,1,1")
+
+
+def test_cores_that_do_not_find_each_other_fail_before_the_worker_function(lonely, tmp_path):
+    def work(core):
+        (tmp_path / "ran").touch()
+
+    with pytest.raises(WorkerError, match="the devices did not become one run: 1 of its 2 cores") as failed:
+        launch(work, cores=2, backend="lonely", progress="off")
+    assert "TPU_PROCESS_BOUNDS=1,1,1" in failed.value.found
+    assert "restart the kernel" in failed.value.fix
+    assert "hosts" not in failed.value.fix
+    assert not (tmp_path / "ran").exists()
+
+
+def test_hosts_that_do_not_find_each_other_fail_with_a_fix_for_hosts(lonely, tmp_path):
+    from tpukit.accelerators import launch_on_host
+
+    def work(core):
+        (tmp_path / "ran").touch()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        hosts = backends.Hosts(0, 4, listener.getsockname(), listener)
+        with pytest.raises(WorkerError, match="the devices did not become one run: 1 of its 8 cores") as failed:
+            launch_on_host(hosts, work, cores=2, backend="lonely", progress="off")
+    assert "a run over 4 hosts" in failed.value.found
+    assert "TPU_WORKER_HOSTNAMES" in failed.value.fix
+    assert "restart the kernel" not in failed.value.fix
+    assert not (tmp_path / "ran").exists()
 
 
 def test_what_every_workers_first_optimizer_imports_is_there_before_the_fork():
@@ -606,8 +658,8 @@ def test_the_core_that_grew_most_is_named_and_what_is_shared_or_mapped_does_not_
         own = numpy.ones(60 * 2**20 // 8) if core.rank == 1 else shared[:1]
         return float(kept[0].sum() + own.sum())
 
-    run = launch(work, cores=3, backend="cpu", progress="off", heartbeat=600)
-    assert len(run.grown) == 3
+    run = launch(work, cores=3, backend="cpu", progress="off", limits=tpukit.Limits(heartbeat=600))
+    assert len(run.memory_growth) == 3
     assert "core 1 grew most, by " in repr(run)
-    assert 50 * 2**20 < run.grown[1] < 100 * 2**20
-    assert max(run.grown[0], run.grown[2]) < 30 * 2**20
+    assert 50 * 2**20 < run.memory_growth[1] < 100 * 2**20
+    assert max(run.memory_growth[0], run.memory_growth[2]) < 30 * 2**20

@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 
+import tpukit
 from tpukit import WorkerError, launch
 from tpukit.essentials import backends
 from tpukit.essentials.backends.cpu import CpuRuntime
@@ -68,7 +69,7 @@ def test_the_processor_time_of_a_core_is_that_of_its_own_process():
         core.barrier()
         return core.rank
 
-    assert quietly(work, stall=1.0, heartbeat=0.2).results == [0, 1, 2]
+    assert quietly(work, limits=tpukit.Limits(stall=1.0, heartbeat=0.2)).results == [0, 1, 2]
 
 
 def test_the_stacks_of_a_run_that_hangs_are_of_the_cores_that_have_them():
@@ -81,7 +82,7 @@ def test_the_stacks_of_a_run_that_hangs_are_of_the_cores_that_have_them():
         time.sleep(99)
 
     with pytest.raises(WorkerError, match="core 0 of 3 has not moved") as failed:
-        quietly(work, stall=1.0, heartbeat=0.2)
+        quietly(work, limits=tpukit.Limits(stall=1.0, heartbeat=0.2))
     first, _, _ = failed.value.traceback.partition("core 1:")
     assert first.startswith("core 0:")
     assert "sleeps_for_ever" in first

@@ -7,9 +7,9 @@ from tpukit.essentials.launcher.watchdog import Limits, Watchdog
 LIMIT = 0.2
 
 
-def stall_of(beats, *, returned=(), cpu=lambda rank: 0.0, quiet=0.3, cores=3, others=False, **limits):
+def stall_of(beats, *, returned=(), cpu=lambda rank: 0.0, quiet=0.3, cores=3, timeout=None, others=False, **limits):
     """Let cores beat once, stay quiet for a while, and return what the watchdog says then, and after the CPU sample."""
-    watchdog = Watchdog(range(cores), Limits(**{"stall": LIMIT, **limits}), cpu, others=others)
+    watchdog = Watchdog(range(cores), Limits(**{"stall": LIMIT, **limits}), cpu, timeout=timeout, others=others)
     for rank, waiting in beats.items():
         watchdog.beat(rank, activity=1, waiting=waiting)
     time.sleep(quiet)

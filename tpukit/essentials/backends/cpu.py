@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from tpukit.essentials.backends.protocol import Backend, BackendMismatchError, Runtime, Topology
-from tpukit.essentials.display import Failed, InvalidValueError
+from tpukit.essentials.display import InvalidValueError, TpukitRuntimeError
 
 _MOST_REHEARSAL_CORES = 8  # as many as the largest notebook TPU has
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
@@ -277,11 +277,11 @@ class CpuRuntime(Runtime):
         """Import what the workers need.
 
         Raises:
-            Failed: the notebook has torch_tpu, whose first backward(), of CPU tensors too, counts its devices: the
+            TpukitRuntimeError: the notebook has torch_tpu, whose first backward(), of CPU tensors too, counts its devices: the
                 worker would open the chips, or ask Google Cloud for minutes where the chips are.
         """
         if "torch_tpu" in sys.modules and self.package != "torch_tpu":
-            raise Failed(
+            raise TpukitRuntimeError(
                 "this kernel has imported torch_tpu, and with it no worker can stay away from the chips",
                 found="the first backward() of CPU tensors starts the TPU runtime where torch_tpu is imported",
                 fix="restart the kernel, call tpukit.setup() before `import torch`, and import torch_tpu in no cell",
@@ -355,7 +355,7 @@ def _interface_towards(address: str) -> str:
             with contextlib.suppress(OSError):  # one without an IPv4 address
                 if _address_of(name, probe) == ours:
                     return name
-    raise Failed(
+    raise TpukitRuntimeError(
         "no network interface of this host leads to host 0",
         found=f"{address} is reached from {ours}, an address that none has",
         fix="GLOO_SOCKET_IFNAME=eth0 in the environment of every host, or what `ip address` shows there",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from tpukit.essentials.backends.protocol import Backend, Compiling, Runtime, Topology
 from tpukit.essentials.backends.running_variance import correct_running_variance
-from tpukit.essentials.display import Failed, InvalidValueError, missing_part
+from tpukit.essentials.display import InvalidValueError, TpukitRuntimeError, missing_part
 
 # KiB of VMEM that one operation may use, by generation; of others libtpu decides. On a v5e, which has 128 MiB, it gives
 # 16: a few fusions of convolutions need more, and would be compiled again in small pieces (benchmarks/preflight.py).
@@ -220,7 +220,7 @@ class XlaRuntime(Runtime):
         except OSError as error:
             if not type(error).__module__.startswith("requests"):
                 raise
-            raise Failed(
+            raise TpukitRuntimeError(
                 "torch_xla does not import: it asks Google Cloud's metadata server which TPU this is, and gets no "
                 "answer",
                 found=f"{type(error).__name__}: {str(error)[:200]}",

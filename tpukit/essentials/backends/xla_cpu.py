@@ -5,7 +5,7 @@ from collections.abc import Callable
 from tpukit.essentials.backends.cpu import Cpu, CpuRuntime, rehearsal_cores
 from tpukit.essentials.backends.protocol import Backend, Topology
 from tpukit.essentials.backends.xla import TorchXla, import_torch_xla, start_pjrt
-from tpukit.essentials.display import Failed
+from tpukit.essentials.display import TpukitRuntimeError
 
 # Of torch_xla.core.xla_model. In this start-up each would reduce, gather or wait over one process, without a word.
 _COLLECTIVES = (
@@ -64,7 +64,7 @@ def correct_torch_xla(rank: int, world_size: int) -> None:
 
     def refused(call: str) -> Callable:
         def refuse(*_: object, **__: object) -> None:
-            raise Failed(
+            raise TpukitRuntimeError(
                 f"{call} joins nothing in this rehearsal",
                 found=f"{world_size} XLA:CPU processes joined by gloo, of which torch_xla sees one",
                 fix=(

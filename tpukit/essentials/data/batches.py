@@ -31,7 +31,7 @@ class Batches:
         dataset: the dataset, as it was passed.
         sampler: which samples this core sees.
         epoch: the current epoch, or the next one between two loops.
-        waited: seconds that loops have waited for batches, in total.
+        wait_seconds: seconds that loops have waited for batches, in total.
         current: (batch_size,) int64, the samples of the last batch.
         drawn: when a batch was last asked for, by `time.perf_counter`; 0 before.
     """
@@ -99,7 +99,7 @@ class Batches:
         self._send = send or (lambda tensors: tensors)
         self._buffers = Buffers((batch_size, *self._source.shape)) if self._source is not None else None
         self._read_ahead = reader_ahead(self._source)
-        self.epoch, self.waited, self.current, self.drawn = 0, 0.0, None, 0.0
+        self.epoch, self.wait_seconds, self.current, self.drawn = 0, 0.0, None, 0.0
         self._facts: dict[str, object] | None = None
         self._done = 0  # samples of this epoch that the loops of all cores have received
         self._resumed = False
@@ -133,7 +133,7 @@ class Batches:
         for mine in samples:
             self.drawn = began = time.perf_counter()
             batch = next(prepared)
-            self.waited += time.perf_counter() - began
+            self.wait_seconds += time.perf_counter() - began
             self.current = mine
             self._done += self.samples_per_step  # before the loop's body: a state saved there includes this batch
             yield batch

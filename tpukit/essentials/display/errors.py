@@ -1,33 +1,81 @@
-"""Errors that say three things: the fact, the evidence, the fix."""
+"""Errors with three fields: the fact, the evidence and the fix. `explain` alone lays them out as text.
+
+    try:
+        raise InvalidValueError("lr must be above 0", found="lr=-1", fix="lr=0.1")
+    except TpukitError as error:
+        error.fact    'lr must be above 0'
+        error.fix     'lr=0.1'
+        print(error)  lr must be above 0
+                        found: lr=-1
+                        fix:   lr=0.1
+
+Code that needs a part of an error reads the field, and never searches the text.
+"""
+
+from typing import NamedTuple
 
 
-def explain(fact: str, *, found: object = "", fix: object = "") -> str:
-    """Return the text of an error or a warning: the fact, below it what was found and what to do about it."""
+def explain(fact: str, *, found: object = "", fix: object = "", details: str = "") -> str:
+    """Return the text of an error or a warning, each part on lines of its own.
+
+    Args:
+        fact: the problem, in one sentence.
+        found: the evidence; "" for none. None is printed, because it may be what was found.
+        fix: what to do about it; "" if nobody knows.
+        details: text of any length that follows after an empty line, such as a traceback.
+    """
     lines = [fact]
     for label, part in (("found:", found), ("fix:", fix)):
-        if str(part):
-            lines.append(f"  {label:<7}" + str(part).replace("\n", f"\n{'':9}"))
+        text = str(part)
+        if text:
+            indented = text.replace("\n", f"\n{'':9}")
+            lines.append(f"  {label:<7}{indented}")
+    if details:
+        lines.append(f"\n{details}")
     return "\n".join(lines)
 
 
-class TpukitError(Exception):
-    """What all errors of this kit have in common that carry their fix; each is also the built-in error it is a case of.
+class ErrorFields:
+    """Mixin that gives an exception the fields of `TpukitError`, and its text from `explain`.
 
-    Attributes:
-        fact: what is wrong, in one sentence in lower case, with the values that came.
-        found: the evidence; "" where the fact has it all.
-        fix: what to do about it, a click or a line of code; "" where nobody knows.
+    Only an exception that must not be an `Exception`, such as an interrupt, uses it directly.
     """
 
+    fact = ""
+    found = ""
+    fix = ""
+    details = ""
+
     def __init__(self, fact: str = "", *, found: object = "", fix: object = "", **others: object):
-        super().__init__(explain(fact, found=found, fix=fix))
-        self.fact, self.found, self.fix = fact, str(found), str(fix)
+        details = str(others.pop("details", ""))
+        super().__init__(explain(fact, found=found, fix=fix, details=details))
+        self.fact = fact
+        self.found = str(found)
+        self.fix = str(fix)
+        self.details = details
         for name, value in others.items():
-            getattr(self, name)  # raises for what the class does not have
+            getattr(self, name)  # raises AttributeError for a name that the class does not have
             setattr(self, name, value)
 
-    def __str__(self) -> str:  # OSError's own is another where somebody notes a file name, as shutil.rmtree does
+    # OSError has a text of its own as soon as someone sets its file name, as shutil.rmtree does.
+    def __str__(self) -> str:
         return str(self.args[0])
+
+    @property
+    def summary(self) -> str:
+        """The text without the details."""
+        return explain(self.fact, found=self.found, fix=self.fix)
+
+
+class TpukitError(ErrorFields, Exception):
+    """Base of every error that tpukit raises; each one is also a built-in error of its kind.
+
+    Attributes:
+        fact: the problem, in one sentence in lower case, with the values that were given.
+        found: the evidence; "" if the fact has all of it.
+        fix: what to do about it, a click or a line of code; "" if nobody knows.
+        details: longer text that follows in the message, such as a traceback; "" for none.
+    """
 
 
 class InvalidValueError(TpukitError, ValueError):
@@ -39,22 +87,54 @@ class InvalidTypeError(TpukitError, TypeError):
 
 
 class PathNotFoundError(TpukitError, FileNotFoundError):
-    """A file or a folder is not there, or not where it was looked for."""
+    """A file or a folder does not exist, or is in another place."""
+
+
+class PathExistsError(TpukitError, FileExistsError):
+    """A file or a folder exists already, with other contents."""
+
+
+class AccessDeniedError(TpukitError, PermissionError):
+    """The system does not allow this process to read or write a file or a folder."""
+
+
+class InvalidIndexError(TpukitError, IndexError):
+    """There is no item with this number."""
 
 
 class SystemFailureError(TpukitError, OSError):
-    """A file, a disk or another part of the system failed, or holds something damaged; `errno` as OSError has it."""
+    """A file, a disk or another part of the system failed or is damaged; `errno` is OSError's."""
 
 
 class NotInstalledError(TpukitError, ModuleNotFoundError):
     """A package that this needs is not installed."""
 
 
-class Failed(TpukitError, RuntimeError):
+class TpukitRuntimeError(TpukitError, RuntimeError):
     """Something that was asked for did not work."""
 
 
+class ErrorParts(NamedTuple):
+    """The three parts of any exception."""
+
+    fact: str
+    found: str
+    fix: str
+
+
+def parts_of(error: BaseException) -> ErrorParts:
+    """Return the fields of an error of tpukit; of any other exception its text is the fact."""
+    if isinstance(error, ErrorFields):
+        return ErrorParts(error.fact, error.found, error.fix)
+    return ErrorParts(str(error), "", "")
+
+
 def kind_of(error: BaseException) -> str:
-    """Return the name of an error's class: of those in this module the built-in one, which people know and catch."""
+    """Return the name of an error's class; the built-in name for the general errors of this module.
+
+    People know and catch `ValueError`, so a report says that and not `InvalidValueError`.
+    """
     kind = type(error)
-    return (kind.__mro__[2] if kind.__module__ == __name__ else kind).__name__
+    if kind.__module__ == __name__:
+        kind = kind.__bases__[-1]
+    return kind.__name__

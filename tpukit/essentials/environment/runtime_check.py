@@ -4,7 +4,7 @@ import os
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
-from tpukit.essentials.display import Finding, Findings, human_size
+from tpukit.essentials.display import Finding, Findings, TpukitError, human_size
 from tpukit.essentials.environment.chip_holders import ancestors, chip_holders, chip_nodes, command
 from tpukit.essentials.environment.hardware import TORCH_OF_TORCH_TPU, MachineInfo, numbers
 from tpukit.essentials.environment.instructions import how_to_get_a_tpu, how_to_restart, how_to_start_afresh
@@ -42,7 +42,7 @@ _SWITCHES = {
 }
 
 
-class EnvironmentCheckError(RuntimeError):
+class EnvironmentCheckError(TpukitError, RuntimeError):
     """The runtime check found something that would make a launch fail, or run on the wrong device."""
 
 
@@ -66,11 +66,13 @@ class Check(Findings):
         """
         if self.ok:
             return self
-        lines = [f"not ready to launch: {len(self.failures)} of {len(self.findings)} findings are failures."]
-        lines.append(f"  found: {self.machine.summary}")
-        for finding in self.failures:
-            lines += [f"  {finding.name}: {finding.fact}", f"  fix:   {finding.fix}"]
-        raise EnvironmentCheckError("\n".join(lines))
+        facts = [f"{finding.name}: {finding.fact}" for finding in self.failures]
+        fixes = [f"{finding.name}: {finding.fix}" for finding in self.failures if finding.fix]
+        raise EnvironmentCheckError(
+            f"not ready to launch: {len(self.failures)} of {len(self.findings)} findings are failures",
+            found="\n".join([self.machine.summary, *facts]),
+            fix="\n".join(fixes),
+        )
 
 
 def check(machine: Machine = THIS_MACHINE, *, info: MachineInfo | None = None) -> Check:

@@ -1,7 +1,8 @@
-"""One function on every core: launch, `Core`, failures, output."""
+"""Run one function on every core: `launch`, `Core`, failures, output."""
 
 from tpukit.essentials.backends import Hosts, Topology
 from tpukit.essentials.data import Batches
+from tpukit.essentials.launcher import messages
 from tpukit.essentials.launcher.calls import refuse_call
 from tpukit.essentials.launcher.core import Core
 from tpukit.essentials.launcher.core_lookup import current_core
@@ -10,15 +11,23 @@ from tpukit.essentials.launcher.difference import OutOfSyncError
 from tpukit.essentials.launcher.failure import Failure
 from tpukit.essentials.launcher.launcher import (
     LaunchInterrupted,
+    LaunchOptions,
     Run,
     WorkerError,
     collect,
+    interrupted,
     launch,
     ready,
+    run_on_cores,
     worker_failed,
 )
 from tpukit.essentials.launcher.objects import gather_objects
-from tpukit.essentials.launcher.signals import STEP_SECONDS, Terminated, die_with_parent, sigterm_ends_the_run
+from tpukit.essentials.launcher.signals import (
+    STEP_SECONDS,
+    Terminated,
+    die_with_parent,
+    sigterm_ends_the_run,
+)
 from tpukit.essentials.launcher.tensors import save_tensors
 from tpukit.essentials.launcher.topology import RuntimeInUseError, choose_topology, refuse_if_in_use
 from tpukit.essentials.launcher.watchdog import Limits
@@ -26,8 +35,10 @@ from tpukit.essentials.launcher.worker import Task, seed_of
 from tpukit.essentials.launcher.worker_group import InProcessGroup, WorkerGroup
 
 __all__ = [
-    "Batches", "Core", "OutOfSyncError", "Failure", "Hosts", "InProcessGroup", "LaunchInterrupted", "Limits", "Run",
-    "RuntimeInUseError", "STEP_SECONDS", "Task", "Terminated", "Topology", "WorkerError", "WorkerGroup", "averaged_places",
-    "choose_topology", "collect", "current_core", "die_with_parent", "gather_objects", "launch", "ready", "refuse_call",
-    "refuse_if_in_use", "save_tensors", "seed_of", "sigterm_ends_the_run", "worker_failed",
+    "Batches", "Core", "Failure", "Hosts", "InProcessGroup", "LaunchInterrupted", "LaunchOptions",
+    "Limits", "OutOfSyncError", "Run", "RuntimeInUseError", "STEP_SECONDS", "Task", "Terminated",
+    "Topology", "WorkerError", "WorkerGroup", "averaged_places", "choose_topology", "collect",
+    "current_core", "die_with_parent", "gather_objects", "interrupted", "launch", "messages",
+    "ready", "refuse_call", "refuse_if_in_use", "run_on_cores", "save_tensors", "seed_of",
+    "sigterm_ends_the_run", "worker_failed",
 ]  # fmt: skip

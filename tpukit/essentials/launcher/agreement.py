@@ -1,18 +1,29 @@
-"""The same on every core, or said: what may not differ between the cores, compared in one small message.
+"""Check that all cores are in sync, and raise an error that names the difference.
 
-Cores that train different networks end as well as others do. So each makes a checksum of what has to be the same, by
-name, and one number for each group of them travels: a message of one size, and on a TPU one tiny graph, whatever the
-model. Only where a group differs do the names and values of all cores follow, for the error.
+Cores that train different networks finish like any others. So each core describes its state in
+groups, as short values by name, and the cores compare one checksum per group:
+
+               core 0                         core 1
+    data       {"seed": 0}         -> 81      {"seed": 1}         -> 97      out of sync
+    weights    {"0.weight": 512}   -> 23      {"0.weight": 512}   -> 23      in sync
+
+The message has the same small size for every model, and on a TPU it is one tiny graph. Only if a
+group is out of sync do the cores also exchange its names and values, for the error.
+
+`fit` calls `compare` itself. A loop that the user writes is compared after its first step, then
+ever more rarely (`is_comparison_step`), and when the worker function returns.
 """
 
 import contextlib
+import itertools
+import math
 import weakref
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from tpukit.essentials.backends import BackendMismatchError, runtime_started
-from tpukit.essentials.display import Failed, InvalidValueError, first_few
+from tpukit.essentials.display import InvalidValueError, TpukitRuntimeError, first_few
 from tpukit.essentials.launcher.core_values import (
     called_text,
     gradient_checksum,
@@ -27,316 +38,390 @@ from tpukit.essentials.launcher.core_values import (
 from tpukit.essentials.launcher.difference import GROUPS, OutOfSyncError, difference
 from tpukit.essentials.launcher.objects import gather_objects
 
-_ALONE = "each process of a rehearsal on plain CPU processes is alone with it"
-_MOST_MADE = 20  # batches whose layouts are compared at the end
-_EARLY, _SELDOM = 64, 100  # steps: until there after each power of two, then after so many, at the end of an epoch
+_FIRST = "after the first step"
+_OFTEN_UNTIL = 64  # steps; up to here the cores are compared after each power of two
+_STEPS_BETWEEN = 100  # at least so many steps between two later comparisons
+_LAYOUTS = "layouts"  # the entry of a state at the end for the batches that were made
+_MOST_LAYOUTS = 20  # of batches, compared at the end
+_NOT_JOINED = "each CPU process of this dry run is alone with it"
 
 
-class Same:
-    """What one core compares with the others, and what it remembers for that.
+def is_comparison_step(step: int, steps_per_epoch: int) -> bool:
+    """Return whether the cores are compared after this step.
 
-    A loop of the user's own is followed by the steps of its optimizers; `fit` compares at moments of its own.
-
-    Attributes:
-        due: what the comparison that the end of this step makes is called; None for none.
+    Often at first, because most mistakes show at once, and later only at the end of an epoch.
+    With 40 steps per epoch: after steps 1, 2, 4, 8, 16, 32, 64, then 120, 240, 360 and so on.
     """
+    is_power_of_two = step.bit_count() == 1
+    if step <= _OFTEN_UNTIL and is_power_of_two:
+        return True
+    epochs_between = math.ceil(_STEPS_BETWEEN / steps_per_epoch)
+    return step % (epochs_between * steps_per_epoch) == 0
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything that must be in sync between the cores at one moment."""
+
+    modules: Mapping[str, object]  # by a prefix for the names of their tensors
+    optimizers: Sequence = ()  # their settings, and their parameters that are in no module
+    schedule: object = None
+    data: Mapping[str, object] = field(default_factory=dict)  # facts of the batches
+    called: Mapping[str, object] = field(default_factory=dict)  # functions
+    run: Mapping[str, object] = field(default_factory=dict)  # other arguments
+    averaged: bool = True  # float buffers have been averaged, so they must be in sync as well
+    layers: bool = True  # compare the kinds and settings of the modules' layers
+    tensors: bool = True  # compare weights and buffers
+
+
+@dataclass
+class _Loop:
+    """One training loop that the user wrote, as far as it has run."""
+
+    new_models: list[weakref.ref] = field(default_factory=list)  # made for this loop
+    steps: dict[object, int] = field(default_factory=dict)  # per optimizer
+    trained: list = field(default_factory=list)  # modules
+    data: Mapping[str, object] = field(default_factory=dict)  # facts of the batches it uses
+    layouts: list[dict] = field(default_factory=list)  # kept here: batches may be gone at the end
+    passed: dict[str, str] = field(default_factory=dict)  # per group: the last check in sync
+    first_gradients: list[int] = field(default_factory=list)  # checksums, before averaging
+    versions: list[list[int]] = field(default_factory=list)  # of parameters, after the last step
+    unwatched: int = 0  # steps until models are compared that no optimizer has stepped
+    due: str | None = None  # name of the comparison to make at the end of this step
+
+
+class Agreement:
+    """Compares this core with the others, and follows the training loop to know when."""
 
     def __init__(self, core):
         self._core = core
-        self._models: list[weakref.ref] = []  # from core.model, all of them, for their names
-        self._may_differ: list[str] = []
-        self._batches: list[weakref.ref] = []
-        self._was_started = runtime_started()  # by the kernel, before the fork
-        self._others = weakref.WeakSet()  # optimizers of nothing that came from core.model
-        self._in_own_step = False
+        self._models = weakref.WeakKeyDictionary()  # an ordered set: all modules from core.model
+        self._batches = weakref.WeakKeyDictionary()  # an ordered set: all from core.batches
+        self._may_differ: list[str] = []  # patterns of tensor names
+        self._other_optimizers = weakref.WeakSet()  # they train nothing that is from core.model
+        self._runtime_was_started = runtime_started()  # by the notebook, before the fork
+        self._in_optimizer_step = False
         self.forget()
 
     def forget(self) -> None:
-        """Let go of a loop of the user's own: another begins, or `fit`, which compares at moments of its own."""
-        self._new: list[weakref.ref] = []  # from core.model, since the last loop
-        self._steps: dict[object, int] = {}  # of the loop that runs, by optimizer
-        self._trained: list = []
-        self._made: list[dict] = []  # how batches lay out their datasets: short, and there when the batches are gone
-        self._data: Mapping[str, object] = {}
-        self._passed: dict[str, str] = {}  # by group, the last check
-        self._gradients: list[int] = []  # the first that this core had, before they were averaged
-        self._versions: list[list[int]] = []  # of all optimizers' parameters, after the last step
-        self._unwatched = 0  # ends of steps until a model that no optimizer steps is looked at
-        self.due: str | None = None
+        """Forget the loop that ran so far, because another one or `fit` begins."""
+        self._loop = _Loop()
 
     @property
     def is_on(self) -> bool:
-        """Whether there is something to compare with; what only records programs has no results."""
+        """Whether there are results to compare: not on one core, nor while recording programs."""
         return self._core.world_size > 1 and not self._core.backend.is_recording
 
-    def begin_model(self, module) -> None:
-        """Compare what the cores bring to `core.model`, together, before the first weight travels."""
-        if self._steps:
-            self.forget()  # of a loop that is over: another begins
+    def compare(self, when: str, **state: object) -> None:
+        """Raise unless a `State` is in sync. Collective: call it on every core.
+
+        Args:
+            when: name of this check, for the error: "before core.save".
+            **state: the fields of `State`.
+
+        Raises:
+            OutOfSyncError: the cores are out of sync.
+            InvalidValueError: a SyncBatchNorm would not synchronise these cores.
+        """
+        self._compare(when, State(**state))
+
+    def _compare(self, when: str, state: State) -> None:
+        if not self.is_on:
+            return
+        self._loop.unwatched = 0
+        values = self._describe(state)
+        out_of_sync = self._groups_out_of_sync(values)
+        if not out_of_sync:
+            self._loop.passed |= {group: when for group in GROUPS if values[group]}
+            return
+        everyone = gather_objects(self._core, {group: values[group] for group in out_of_sync})
+        ours = set(map(id, self._models))
+        raise difference(
+            when,
+            everyone,
+            before=self._loop.passed.get(out_of_sync[0]),
+            from_core=any(id(module) in ours for module in state.modules.values()),
+        )
+
+    def _describe(self, state: State) -> dict[str, dict]:
+        """Return short values by name for each of GROUPS; this is local work."""
+        core = self._core
+        values: dict[str, dict] = {group: {} for group in GROUPS}
+        values["run"] = {"seed of launch": core.seed_of_launch, "cores": core.world_size}
+        values["run"] |= state.run
+        values["run"] |= {name: called_text(function) for name, function in state.called.items()}
+        values["data"] = dict(state.data)
+        values["settings"] = settings(state.optimizers, state.schedule)
+        if state.layers:
+            for prefix, module in state.modules.items():
+                values["model"] |= structure(module, prefix)
+        if state.tensors:
+            _check_sync_batchnorm(state.modules)
+            values |= held_tensors(
+                core,
+                state.modules,
+                state.optimizers,
+                averaged=state.averaged,
+                allow_different=self._may_differ,
+            )
+        return values
+
+    def _groups_out_of_sync(self, values: Mapping[str, dict]) -> list[str]:
+        """Return the groups whose checksums differ. Collective."""
+        import torch
+
+        checksums = [zlib.crc32(repr(list(values[group].items())).encode()) for group in GROUPS]
+        # Two halves, because a TPU does not compare 64-bit numbers between cores, and float32
+        # holds 16 bits exactly.
+        halves = [(checksum >> 16, checksum & 0xFFFF) for checksum in checksums]
+        mine = torch.tensor(halves, dtype=torch.float32)
+        # The cores are in sync if max(x) equals min(x), which is -max(-x): one collective.
+        (both,) = self._core.to_device([torch.stack([mine, -mine])])
+        with self._core.step():  # else this collective would begin the next step, and recompile it
+            both = self._core.all_reduce(both, "max")
+        (both,) = self._core.to_host([both])
+        is_different = (both[0] != -both[1]).any(dim=1)
+        return list(itertools.compress(GROUPS, is_different.tolist()))
+
+    # Called by the loop: through core.model, core.batches, an optimizer's step and core.step.
+
+    def before_model(self, module) -> None:
+        """Compare the modules that the cores pass to `core.model`. Collective."""
+        if self._loop.steps:
+            self.forget()  # that loop is over, because a model for another is made
         if self.is_on and (lazy := lazy_parameters(module)):
             raise InvalidValueError(
                 "core.model gives every core rank 0's weights, and a lazy layer has none yet",
                 found=f"{first_few(lazy, 3)} of {type(module).__name__}",
-                fix="call the model once before, as model(next(iter(loader))[0]) in the notebook, or give the sizes",
+                fix="call the model once before, as model(next(iter(loader))[0]) in the notebook, "
+                "or give the sizes",
             )
         self.compare("in core.model", modules={"": module}, tensors=False)
 
-    def add_model(self, module, differs: Iterable[str]) -> None:
-        """Note a module that came from `core.model`, and which of its tensors may differ."""
-        self._may_differ += differs
-        self._models = [*_alive(self._models), weakref.ref(module)]
-        self._new.append(self._models[-1])
-        self._unwatched = 2
+    def add_model(self, module, allow_different: Iterable[str]) -> None:
+        """Note a module from `core.model`, and patterns of its tensors that may differ."""
+        self._may_differ += allow_different
+        self._models[module] = None
+        self._loop.new_models.append(weakref.ref(module))
+        self._loop.unwatched = 2
 
     def add_batches(self, batches):
-        """Note batches that this core made, and return them."""
-        self._batches = [*_alive(self._batches), weakref.ref(batches)]
-        self._made = [*self._made[-_MOST_MADE:], batches.layout]
+        """Note batches from `core.batches`, and return them."""
+        self._batches[batches] = None
+        self._loop.layouts = [*self._loop.layouts[-_MOST_LAYOUTS:], batches.layout]
         return batches
 
-    def names_of(self, parameters: list) -> list[str]:
-        """Return the names that parameters have in the modules from `core.model`; of others their shapes."""
-        named = [pair for one in _alive(self._models) for pair in one().named_parameters()]
-        names = {id(one): name for name, one in named}
-        return [names.get(id(one), f"a parameter of {tuple(one.shape)}") for one in parameters]
-
     def before_average(self, optimizer) -> None:
-        """Follow an optimizer whose gradients are about to be averaged; look at the first where that costs nothing."""
-        if self._watches() and optimizer not in self._steps:
-            self._steps[optimizer] = 0
-            if self._core.device.type == "cpu" and (mine := gradient_checksum(self._core, optimizer)) is not None:
-                self._gradients.append(mine)
+        """Begin to follow an optimizer, before its gradients are averaged."""
+        loop = self._loop
+        if optimizer in loop.steps or not self._watches():
+            return
+        loop.steps[optimizer] = 0
+        if self._core.device.type == "cpu":  # on a TPU this would copy all gradients to the host
+            mine = gradient_checksum(self._core, optimizer)
+            if mine is not None:
+                loop.first_gradients.append(mine)
 
     @contextlib.contextmanager
     def own_step(self) -> Iterator[None]:
-        """Say that `core.optimizer_step` steps: an optimizer may hold another, whose gradients have been averaged."""
-        self._in_own_step = True
+        """Mark the step in `core.optimizer_step`: the gradients have been averaged.
+
+        An optimizer may step another that it contains, as Lookahead does.
+        """
+        self._in_optimizer_step = True
         try:
             yield
         finally:
-            self._in_own_step = False
+            self._in_optimizer_step = False
 
     def before_step(self, optimizer, *, closure: object = None) -> None:
-        """Look at the first step of an optimizer that did not come through `core.optimizer_step`, before it is made.
-
-        One that has a closure has its gradients only within: a comparison after it is the first look.
-        """
-        if not self._watches() or optimizer in self._steps or optimizer in self._others:
+        """Check the first step of an optimizer that steps without `core.optimizer_step`."""
+        is_known = optimizer in self._loop.steps or optimizer in self._other_optimizers
+        if is_known or not self._watches():
             return
-        if not self._in_own_step:
-            self._refuse_alone(optimizer)
-            if not any(trains(optimizer, one()) for one in _alive(self._models)):
-                self._others.add(optimizer)  # which may step on one core alone
+        if not self._in_optimizer_step:
+            self._check_joined(optimizer)
+            if not any(trains(optimizer, module) for module in self._models):
+                self._other_optimizers.add(optimizer)  # it may step on one core only
                 return
-            if closure is None:
-                self._refuse_plain_step(optimizer)
-        self._steps[optimizer] = 0
+            if closure is None:  # a closure computes the gradients later, within the step
+                self._check_gradients(optimizer)
+        self._loop.steps[optimizer] = 0
 
     def after_step(self, optimizer) -> None:
-        """Count the step; after the first ones, and then after each epoch, the end of the step compares."""
-        if not self._watches() or optimizer not in self._steps:
+        """Count a step of an optimizer, and compare if it is time to."""
+        loop = self._loop
+        if optimizer not in loop.steps or not self._watches():
             return
-        steps = self._steps[optimizer] = self._steps[optimizer] + 1
-        self._versions = [versions(one) for one in self._steps]
-        self._unwatched = 0
-        if steps == 1:
-            self._trained = [one() for one in _alive(self._models) if one in self._new or self._is_trained(one())]
-            drawn = [batches() for batches in _alive(self._batches) if batches().drawn]
-            self._data = max(drawn, key=lambda one: one.drawn).facts() if drawn else {}
-        # By steps, which all cores count alike: that they have as many in an epoch is compared after the first.
-        epoch = self._data.get("steps", 1)
-        early = steps <= _EARLY and steps & (steps - 1) == 0
-        if early or steps % (-(-_SELDOM // epoch) * epoch) == 0:
-            self.due = "after the first step" if steps == 1 else f"after step {steps}"
+        loop.steps[optimizer] += 1
+        step = loop.steps[optimizer]
+        loop.versions = [versions(each) for each in loop.steps]
+        loop.unwatched = 0
+        if step == 1:
+            self._find_trained()
+        # All cores agree on this, because steps per epoch are compared after the first step.
+        if is_comparison_step(step, steps_per_epoch=loop.data.get("steps", 1)):
+            loop.due = _FIRST if step == 1 else f"after step {step}"
             if not self._core.open_steps and not self._core.backend.traced:
                 self.end_of_step()
 
+    def _find_trained(self) -> None:
+        """Find the modules and the batches of the loop, once its first step is made."""
+        loop = self._loop
+        new = _alive(loop.new_models)
+        loop.trained = [one for one in self._models if one in new or self._is_stepped(one)]
+        used = [batches for batches in self._batches if batches.drawn]
+        if used:
+            loop.data = max(used, key=lambda batches: batches.drawn).facts()
+
+    def _is_stepped(self, module) -> bool:
+        return any(trains(optimizer, module) for optimizer in self._loop.steps)
+
     def end_of_step(self) -> None:
-        """Make the comparison that is due, together."""
-        when, self.due = self.due, None
+        """Make the comparison that is due. Collective."""
+        loop = self._loop
+        when = loop.due
+        loop.due = None
         if when is not None:
             self.compare_loop(when)
-            mine, self._gradients = self._gradients, []
-            # Whether to ask is the same on every core, where reading gradients costs nothing.
-            if when == "after the first step" and self._core.device.type == "cpu":
-                everyone = gather_objects(self._core, mine)
-                if mine and all(one == mine for one in everyone):
-                    self._core.print(
-                        "all cores have the same gradients, so the same batches: each does the work of one. "
-                        "core.batches(dataset, batch_size=...) gives each core a share of its own"
-                    )
-        elif self._unwatched and self._watches():
-            self._unwatched -= 1
-            if not self._unwatched:  # a loop that has no optimizer changes its weights by itself
-                self._trained = [one() for one in _alive(self._new)]
+            if when == _FIRST and self._core.device.type == "cpu":
+                self._warn_of_same_batches(loop.first_gradients)
+            loop.first_gradients = []
+        elif loop.unwatched and self._watches():
+            loop.unwatched -= 1
+            if not loop.unwatched:  # a loop without an optimizer changes the weights itself
+                loop.trained = _alive(loop.new_models)
                 self.compare_loop("after the second step")
-                self._trained = []
+                loop.trained = []
 
     def compare_loop(self, when: str) -> None:
-        """Compare what a loop of the user's own trains, together: float buffers are each core's until averaged."""
-        if self._steps or self._trained:
-            modules, optimizers = self._loop()
-            self.compare(when, modules=modules, optimizers=optimizers, data=self._data, averaged=False)
+        """Compare the user's loop. Collective."""
+        if self._loop.steps or self._loop.trained:
+            self._compare(when, self._loop_state())
 
-    def at_end(self) -> dict[str, dict] | None:
-        """Return what a loop of the user's own holds, for `apart`; None without one, or where it was changed since.
+    def _loop_state(self) -> State:
+        modules = {}
+        for number, module in enumerate(self._loop.trained):
+            modules[f"{number}." if number else ""] = module
+        # Float buffers are each core's own until `core.average_buffers`.
+        return State(modules, list(self._loop.steps), data=self._loop.data, averaged=False)
 
-        The kernel compares it, when all results are there: a core that leaves before the others must not wait for them.
-        One core alone may load other weights after the last step, say the best, and look at them.
+    def state_at_end(self) -> dict[str, dict] | None:
+        """Describe the loop when the worker function returns, for `difference_at_end`.
+
+        None if there was no loop, or if the weights were changed after its last step: one core
+        alone may load the best weights to look at them. The notebook's process compares, because
+        a core that returns early must not wait for the others.
         """
-        self.due = None
-        if self.is_on and self._core.device.type != "xla" and runtime_started() and not self._was_started:
-            self._core.print(f'torch_xla was used, and {_ALONE}: launch(..., backend="xla") joins them as on chips')
-        if not self.is_on or self._versions != [versions(one) for one in self._steps]:
+        loop = self._loop
+        loop.due = None
+        was_started_here = runtime_started() and not self._runtime_was_started
+        if self.is_on and self._core.device.type != "xla" and was_started_here:
+            self._core.print(
+                f"torch_xla was used, and {_NOT_JOINED}: "
+                'launch(..., backend="xla") joins them as on chips'
+            )
+        is_changed = loop.versions != [versions(each) for each in loop.steps]
+        if is_changed or not self.is_on:
             return None
-        modules, optimizers = self._loop()
-        found = self._describe(modules, optimizers, data=self._data, averaged=False)
-        return found | {"made": self._made}
+        return self._describe(self._loop_state()) | {_LAYOUTS: loop.layouts}
 
     def _watches(self) -> bool:
         return self.is_on and not self._core.in_fit
 
-    def _loop(self) -> tuple[dict[str, object], list]:
-        return {f"{at}." if at else "": one for at, one in enumerate(self._trained)}, list(self._steps)
+    def _warn_of_same_batches(self, mine: list[int]) -> None:
+        everyone = gather_objects(self._core, mine)
+        if mine and all(other == mine for other in everyone):
+            self._core.print(
+                "all cores have the same gradients, so the same batches: each does the work of "
+                "one. core.batches(dataset, batch_size=...) gives each core a share of its own"
+            )
 
-    def _is_trained(self, module) -> bool:
-        return any(trains(optimizer, module) for optimizer in self._steps)
-
-    def _refuse_alone(self, optimizer) -> None:
-        """Raise where torch_xla trains on a device of its own, in a rehearsal on plain CPU processes."""
-        devices = {one.device.type for group in optimizer.param_groups for one in group["params"]}
+    def _check_joined(self, optimizer) -> None:
+        """Raise if torch_xla trains on a separate device in a dry run on CPU processes."""
+        devices = {parameter.device.type for parameter in parameters_of(optimizer)}
         if "xla" in devices and self._core.device.type != "xla":
-            raise Failed(
-                f"torch_xla would train on a device of its own, and {_ALONE}",
-                found=f"{self._core.world_size} processes, of which torch_xla sees one; weights on an xla device",
-                fix='launch(..., backend="xla"), where they are joined as on chips; or core.model and core.batches',
+            raise TpukitRuntimeError(
+                f"torch_xla would train on a device of its own, and {_NOT_JOINED}",
+                found=f"{self._core.world_size} processes, of which torch_xla sees one; weights "
+                "on an xla device",
+                fix='launch(..., backend="xla"), where they are joined as on chips; or core.model '
+                "and core.batches",
             )
 
-    def _refuse_plain_step(self, optimizer) -> None:
-        """Raise where an optimizer steps with gradients that nobody averaged, together; one step of each is looked at.
+    def _check_gradients(self, optimizer) -> None:
+        """Raise if the gradients of a step are not averaged. Collective.
 
-        A stranger's code may average by itself, as `xm.optimizer_step` does: then all cores have the same gradients.
+        Code of others may have averaged them, as `xm.optimizer_step` does; then they are equal.
         """
-        if len(set(gather_objects(self._core, gradient_checksum(self._core, optimizer)))) > 1:
+        everyone = gather_objects(self._core, gradient_checksum(self._core, optimizer))
+        if len(set(everyone)) > 1:
             raise OutOfSyncError(
-                f"{type(optimizer).__name__}.step() with gradients that differ between the cores: each would train a "
-                "model of its own",
-                found=f"parameters from core.model, and {self._core.world_size} cores whose gradients nobody averaged",
-                fix=(
-                    "core.optimizer_step(optimizer) in place of optimizer.step(), which averages first; for networks "
-                    "that are meant to be independent tpukit.launch_each"
-                ),
+                f"{type(optimizer).__name__}.step() with gradients that differ between the cores: "
+                "each would train a model of its own",
+                found=f"parameters from core.model, and {self._core.world_size} cores whose "
+                "gradients were not averaged",
+                fix="core.optimizer_step(optimizer) in place of optimizer.step(), which averages "
+                "first; for networks that are meant to be independent tpukit.launch_each",
             )
 
-    def unlike_gradients(self, optimizer, error: BackendMismatchError) -> Exception:
-        """Return the error that names what one core trains and another does not, together; else the one given."""
-        trained = [one for one in parameters_of(optimizer) if one.requires_grad or one.grad is not None]
-        named = zip(self.names_of(trained), trained, strict=True)
-        everyone = gather_objects(
-            self._core, {"model": {name: f"{tuple(one.shape)} {one.dtype}" for name, one in named}}
-        )
-        alike = all(one == everyone[0] for one in everyone)
-        return error if alike else difference("in core.optimizer_step", everyone)
+    def gradients_error(self, optimizer, error: BackendMismatchError) -> Exception:
+        """Return an error that names the parameters that some cores train and others do not.
 
-    def compare(self, when: str, *, modules: Mapping[str, object], optimizers: Iterable = (), **held: object) -> None:
-        """Raise unless what is held is the same on every core, together.
-
-        Args:
-            when: the name of this check, for the error.
-            modules: by what the names of their tensors begin with.
-            optimizers: their settings, and the parameters that are in none of the modules.
-            **held: what else; see `_describe`.
-
-        Raises:
-            OutOfSyncError: it is not.
-            InvalidValueError: a layer would not be joined, see `_refuse_local_layers`.
+        Collective. Without such parameters it returns the given error.
         """
-        if not self.is_on:
-            return
-        self._unwatched = 0
-        found = self._describe(modules, optimizers, **held)
-        if not (groups := self._different(found)):
-            self._passed |= {group: when for group in GROUPS if found[group]}
-            return
-        everyone = gather_objects(self._core, {group: found[group] for group in groups})
-        ours = {id(one()) for one in _alive(self._models)}
-        from_core = any(id(one) in ours for one in modules.values())
-        before = self._passed.get(groups[0])
-        raise difference(when, everyone, before=before, from_core=from_core)
+        described = {}
+        parameters = parameters_of(optimizer)
+        trained = [one for one in parameters if one.requires_grad or one.grad is not None]
+        for name, parameter in zip(self.names_of(trained), trained, strict=True):
+            described[name] = f"{tuple(parameter.shape)} {parameter.dtype}"
+        everyone = gather_objects(self._core, {"model": described})
+        if all(other == everyone[0] for other in everyone):
+            return error
+        return difference("in core.optimizer_step", everyone)
 
-    def _describe(
-        self,
-        modules: Mapping[str, object],
-        optimizers: Iterable,
-        *,
-        schedule=None,
-        data: Mapping[str, object] = MappingProxyType({}),
-        called: Mapping[str, object] = MappingProxyType({}),
-        averaged: bool = True,
-        layers: bool = True,
-        tensors: bool = True,
-        **run: object,
-    ) -> dict[str, dict]:
-        """Return, by group, short values by name: `data` are facts of batches, `called` functions, `run` what else.
-
-        Args:
-            averaged: whether float buffers have been averaged, so have to be the same.
-            layers: whether the modules' layers have to be, with their settings.
-            tensors: whether their weights and buffers have to be.
-        """
-        found: dict[str, dict] = {group: {} for group in GROUPS}
-        found["run"] = {"seed of launch": self._core.seed_of_launch, "cores": self._core.world_size, **run}
-        found["run"] |= {name: called_text(one) for name, one in called.items()}
-        found["data"], found["settings"] = dict(data), settings(optimizers, schedule)
-        for key, module in modules.items() if layers else ():
-            found["model"] |= structure(module, key)
-        if tensors:
-            _refuse_local_layers(modules)
-            found |= held_tensors(self._core, modules, optimizers, averaged=averaged, differs=self._may_differ)
-        return found
-
-    def _different(self, found: Mapping[str, dict]) -> list[str]:
-        import torch
-
-        digests = [zlib.crc32(repr(list(found[group].items())).encode()) for group in GROUPS]
-        # Halves, because a TPU compares no 64-bit numbers between its cores, and float32 holds 16 bits exactly.
-        halves = torch.tensor([(number >> 16, number & 0xFFFF) for number in digests], dtype=torch.float32)
-        (halves,) = self._core.to_device([torch.stack([halves, -halves])])
-        with self._core.step():  # or the next step's graph would begin with this collective, and compile again
-            largest = self._core.all_reduce(halves, "max")
-        (largest,) = self._core.to_host([largest])
-        differ = (largest[0] != -largest[1]).any(dim=1).tolist()
-        return [group for group, differs in zip(GROUPS, differ, strict=True) if differs]
+    def names_of(self, parameters: list) -> list[str]:
+        """Return the names of parameters in the modules from `core.model`, else their shapes."""
+        names = {}
+        for module in self._models:
+            names |= {id(parameter): name for name, parameter in module.named_parameters()}
+        return [names.get(id(one), f"a parameter of {tuple(one.shape)}") for one in parameters]
 
 
-def apart(everyone: list[dict | None]) -> OutOfSyncError | None:
-    """Return the error for what cores held when they returned, by rank; None where it is the same."""
-    if None in everyone or len(everyone) < 2 or all(one == everyone[0] for one in everyone):
+def difference_at_end(everyone: list[dict | None]) -> OutOfSyncError | None:
+    """Return the error for the states from `state_at_end`, by rank; None if the cores are in sync."""
+    if None in everyone or all(state == everyone[0] for state in everyone):
         return None
-    everyone = [{**one, "data": dict(one["data"])} for one in everyone]
-    for one in everyone:
-        made = one.pop("made")
-        if len({len(other.get("made", made)) for other in everyone}) == 1:
-            one["data"] |= {
-                f"{key}, batches {at + 1}": value for at, it in enumerate(made) for key, value in it.items()
-            }
-    return difference("when the worker function returned", everyone, before="before")
+    compared = []
+    for state in everyone:
+        groups = {group: dict(state[group]) for group in GROUPS}
+        for number, layout in enumerate(state[_LAYOUTS], start=1):
+            groups["data"] |= {f"{key}, batches {number}": layout[key] for key in layout}
+        compared.append(groups)
+    return difference("when the worker function returned", compared, before="before")
 
 
-def _alive(references: list[weakref.ref]) -> list[weakref.ref]:
-    return [one for one in references if one() is not None]
+def _alive(references: Iterable[weakref.ref]) -> list:
+    return [reference() for reference in references if reference() is not None]
 
 
-def _refuse_local_layers(modules: Mapping) -> None:
-    """Raise for layers that average by torch.distributed, where that does not join the cores."""
+def _check_sync_batchnorm(modules: Mapping) -> None:
+    """Raise for SyncBatchNorm if torch.distributed, which it averages with, is not initialized."""
     import torch
 
-    of = torch.nn.SyncBatchNorm
-    parts = [part for one in modules.values() if hasattr(one, "named_modules") for part in one.named_modules()]
-    layers = [name for name, part in parts if isinstance(part, of) and type(part).forward is of.forward]
-    if layers and not torch.distributed.is_initialized():
+    if torch.distributed.is_initialized():
+        return
+    of_torch = torch.nn.SyncBatchNorm
+    layers = []
+    for module in modules.values():
+        named = module.named_modules() if hasattr(module, "named_modules") else ()
+        for name, layer in named:
+            if isinstance(layer, of_torch) and type(layer).forward is of_torch.forward:
+                layers.append(name)
+    if layers:
         raise InvalidValueError(
-            "torch.nn.SyncBatchNorm is joined by torch.distributed, which does not join these cores",
+            "torch.nn.SyncBatchNorm is joined by torch.distributed, which does not join these "
+            "cores",
             found=f"{first_few(layers, 3)} takes the statistics of this core's share alone",
             fix="tpukit.training.sync_batchnorm(core, model), which changes it as well",
         )

@@ -1,7 +1,9 @@
 """What launch is called with, looked at before anything is forked: the function, its arguments, the options."""
 
+import functools
 import inspect
 from collections.abc import Callable
+from typing import NoReturn
 
 from tpukit.essentials.data import remember
 from tpukit.essentials.display import InvalidTypeError
@@ -43,20 +45,33 @@ def refuse_call(fn: Callable, args: tuple) -> None:
         ) from None
 
 
-def refuse_options(fn: Callable, unknown: dict, launch: Callable) -> None:
-    """Raise for keywords that are no options of launch.
+def explain_unknown_options(launch: Callable) -> Callable:
+    """Decorate `launch` so that a keyword it does not have raises an error with a fix."""
+    options = []
+    for parameter in inspect.signature(launch).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            options.append(parameter.name)
 
-    Raises:
-        TypeError: always.
-    """
-    name, there = _name(fn), inspect.signature(launch).parameters.values()
-    given = ", ".join(f"{key}=..." for key in unknown)
+    @functools.wraps(launch)
+    def checked(*args: object, **given: object) -> object:
+        unknown = [name for name in given if name not in options and name != "fn"]
+        if unknown and args:
+            _refuse_options(args[0], unknown, options)
+        return launch(*args, **given)
+
+    return checked
+
+
+def _refuse_options(fn: Callable, unknown: list[str], options: list[str]) -> NoReturn:
+    name = _name(fn)
     fixes = [_ELSEWHERE[key].format(name=name) for key in unknown if key in _ELSEWHERE]
+    if not fixes:
+        given = ", ".join(f"{key}=..." for key in unknown)
+        fixes = [f"launch(functools.partial({name}, {given}), ...), if it is meant for {name}"]
     raise InvalidTypeError(
         f"launch has no option {', '.join(map(repr, unknown))}",
-        found=f"its options are {', '.join(one.name for one in there if one.kind is one.KEYWORD_ONLY)}; "
-        f"nothing by keyword is passed on to {name}",
-        fix="\n".join(fixes) or f"launch(functools.partial({name}, {given}), ...), if it is meant for {name}",
+        found=f"its options are {', '.join(options)}; nothing by keyword is passed on to {name}",
+        fix="\n".join(fixes),
     )
 
 

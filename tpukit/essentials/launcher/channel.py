@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
+from tpukit.essentials.display import TpukitError
 from tpukit.essentials.launcher.signals import without_interrupts
 
 _COUNT = struct.Struct("!I")
@@ -15,7 +16,7 @@ _LENGTH = struct.Struct("!Q")
 _CHUNK = 1 << 20
 
 
-class SerializationError(TypeError):
+class SerializationError(TpukitError, TypeError):
     """A value that cannot be pickled, so cannot leave the process that made it."""
 
 
@@ -123,7 +124,10 @@ def serialize(value: object) -> list[memoryview]:
     try:
         _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
     except (pickle.PicklingError, TypeError, AttributeError, NotImplementedError, RecursionError) as error:
-        raise SerializationError(f"{_culprit(value)} cannot be pickled: {error}") from error
+        raise SerializationError(
+            f"{_culprit(value)} cannot be pickled: {error}",
+            fix="return tensors, arrays, numbers and containers of them",
+        ) from error
     return [stream.getbuffer(), *(buffer.raw() for buffer in buffers)]
 
 

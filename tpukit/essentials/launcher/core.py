@@ -13,7 +13,8 @@ from tpukit.essentials.backends import Backend, BackendMismatchError
 from tpukit.essentials.data import Batches, BatchSource, MapDataset
 from tpukit.essentials.display import InvalidTypeError, InvalidValueError, load_part
 from tpukit.essentials.environment import write_whole
-from tpukit.essentials.launcher.agreement import Same
+from tpukit.essentials.launcher import messages
+from tpukit.essentials.launcher.agreement import Agreement
 from tpukit.essentials.launcher.core_values import averaged_places, parameters_of
 from tpukit.essentials.launcher.gradients import GradientAverage
 from tpukit.essentials.launcher.notebook_output import NotebookOutput
@@ -39,7 +40,7 @@ class Core(NotebookOutput):
         end_requested: True once SIGTERM has arrived; see `finishing_steps`.
         seed_of_launch: what all random numbers of the run come from.
         numbers: whose the random numbers are; see `tpukit.essentials.launcher.random_numbers`.
-        same: what is compared between the cores; see `tpukit.essentials.launcher.agreement`.
+        agreement: checks that the cores are in sync; see `tpukit.essentials.launcher.agreement`.
         in_fit: True while `fit` trains, which compares at moments of its own.
         open_steps: how many `step` blocks the worker function is in, one within the other.
     """
@@ -54,15 +55,15 @@ class Core(NotebookOutput):
         self.waiting: str | None = None
         self.ends_between_steps = self.end_requested = False
         self.seed_of_launch, self._began = seed, time.monotonic()
-        self.same, self.in_fit = Same(self), False
-        self._average_gradients = GradientAverage(backend, self.same.names_of, self.print)
+        self.agreement, self.in_fit = Agreement(self), False
+        self._average_gradients = GradientAverage(backend, self.agreement.names_of, self.print)
         self.numbers, self.open_steps = RandomNumbers(self), 0
         self._steps: deque[float] = deque(maxlen=64)  # seconds of the last ones; those that compiled are rare in it
 
     def __repr__(self) -> str:
         return f"core {self.rank} of {self.world_size} on {self.device}"
 
-    def model(self, module, *, in_place: bool = False, differs: Iterable[str] = ()):
+    def model(self, module, *, in_place: bool = False, allow_different: Iterable[str] = ()):
         """Return a copy of a module on the device, on every core with rank 0's weights and buffers, together.
 
         A copy: the notebook's own stays what it was, also where cores are threads of one process (v2 and v3).
@@ -72,7 +73,7 @@ class Core(NotebookOutput):
         framework that holds on to it.
 
         Its weights and buffers stay the same on every core, which is compared after the first step, after each epoch,
-        before a save and at the end. `differs=["*.counts"]` names those that may differ, as `fnmatch` has it.
+        before a save and at the end. `allow_different=["*.counts"]` names those that may differ, as `fnmatch` has it.
 
         With launch's `shard` it is no copy but the module itself, whose tensors leave the host one after the other: a
         model that no chip can hold would take the host twice.
@@ -81,11 +82,11 @@ class Core(NotebookOutput):
             OutOfSyncError: the cores call it with different models.
             TypeError: the module cannot be copied; with `shard`, it has been cut by another library.
         """
-        self.same.begin_model(module)
+        self.agreement.before_model(module)
         is_here = any(one.device.type == self.device.type for one in module.parameters())
         in_place = in_place or (self.chips > 1 and not is_here)
         module = _move(module if in_place else _copy(module), self.device)
-        self.same.add_model(module, differs)
+        self.agreement.add_model(module, allow_different)
         with self._together("model"):
             if told := self.backend.place_model(module):
                 self.print(told)
@@ -165,11 +166,11 @@ class Core(NotebookOutput):
         if steps is not None:
             make = load_part("tpukit.training", "core.batches(steps=...)").StreamBatches
             options |= {"steps": steps, "shuffle": shuffle, "mask": mask, "buckets": buckets}
-            return self.same.add_batches(make(dataset, **options))
+            return self.agreement.add_batches(make(dataset, **options))
         if buckets is not None and not hasattr(buckets, "lengths"):
             buckets = load_part("tpukit.training", "core.batches(buckets=...)").Buckets(buckets)
         options |= {"shuffle": shuffle, "drop_last": drop_last, "mask": mask, "buckets": buckets, "threads": threads}
-        batches = self.same.add_batches(Batches(dataset, **options))
+        batches = self.agreement.add_batches(Batches(dataset, **options))
         if buckets is not None:
             self.print(batches.sampler.in_words())
         return batches
@@ -191,16 +192,16 @@ class Core(NotebookOutput):
             with self.numbers.own():
                 yield
             self.doing = "running" if traced else None
-            self.end_graph()
+            self.sync()
         finally:
             self.doing = None
             self.open_steps -= 1
         self.activity += 1
         self._steps.append(time.monotonic() - began)
         if not self.open_steps:
-            self.same.end_of_step()
+            self.agreement.end_of_step()
 
-    def end_graph(self) -> None:
+    def sync(self) -> None:
         """Run what was recorded since the last step, which on a TPU would become part of the next one's graph."""
         with self._in_graph("step"):
             self.backend.sync()
@@ -220,7 +221,7 @@ class Core(NotebookOutput):
         if self.backend.after_sync:
             self.backend.after_sync()
 
-    def optimizer_step(self, optimizer, *, clip: float | None = None, also: Iterable = ()) -> None:
+    def optimizer_step(self, optimizer, *, clip: float | None = None, average_also: Iterable = ()) -> None:
         """Average the gradients over the cores, step, and clear them, together.
 
         Gradients that were added up over several calls of `backward` are averaged once, here. A core that has none for
@@ -231,28 +232,28 @@ class Core(NotebookOutput):
             optimizer: any of torch.optim's.
             clip: the largest norm of all averaged gradients together; longer ones are shortened to it, on the device.
                 `clip_grad_norm_` before this call would shorten each core's own, which is something else.
-            also: float tensors, overwritten with their mean over the cores in the same message: buffers, losses.
+            average_also: float tensors, overwritten with their mean over the cores in the same message: buffers, losses.
 
         Raises:
             ValueError: on several cores, where parameters are not on the device, or gradients are sparse.
         """
         import torch
 
-        self.average_gradients(optimizer, also=also)
+        self.average_gradients(optimizer, average_also=average_also)
         if clip is not None:
             torch.nn.utils.clip_grad_norm_(parameters_of(optimizer), clip)
-        with self.same.own_step():
+        with self.agreement.own_step():
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    def average_gradients(self, optimizer, *, also: Iterable = ()) -> None:
+    def average_gradients(self, optimizer, *, average_also: Iterable = ()) -> None:
         """Average the gradients over the cores, together, as `optimizer_step` does before it steps."""
-        self.same.before_average(optimizer)
+        self.agreement.before_average(optimizer)
         with self._together("optimizer_step"):
             try:
-                self._average_gradients(optimizer, also)
+                self._average_gradients(optimizer, average_also)
             except BackendMismatchError as error:
-                raise self.same.unlike_gradients(optimizer, error) from error
+                raise self.agreement.gradients_error(optimizer, error) from error
 
     def average_buffers(self, module) -> None:
         """Give every core the mean of the cores' float buffers, together.
@@ -292,7 +293,7 @@ class Core(NotebookOutput):
         The kernel waits for core 0 to do so, also when the cell is interrupted; for how long, see `signals`.
         """
         self.ends_between_steps = True
-        self._send(("finishes steps", self.rank))
+        self._send(messages.FinishesSteps(self.rank))
         try:
             yield
         finally:
@@ -363,7 +364,7 @@ class Core(NotebookOutput):
             self.backend.sync()
         if not self.in_fit:
             with self._together("save"):
-                self.same.compare_loop("before core.save")
+                self.agreement.compare_loop("before core.save")
         if self.is_main and not self.backend.is_recording:
             path = Path(path)
             path.parent.mkdir(parents=True, exist_ok=True)

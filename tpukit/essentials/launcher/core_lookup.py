@@ -2,7 +2,7 @@
 
 import threading
 
-from tpukit.essentials.display import Failed
+from tpukit.essentials.display import TpukitRuntimeError
 
 _cores: dict[int, object] = {}  # by thread: a v2 or v3 chip has two cores in one process
 
@@ -28,17 +28,17 @@ def current_core():
     From a thread of the worker's own it is the process's core, where there is only one.
 
     Raises:
-        Failed: this is no worker.
+        TpukitRuntimeError: this is no worker.
     """
     if found := find():
         return found
     if _cores:
-        raise Failed(
+        raise TpukitRuntimeError(
             "this thread is none of the two cores that this process has",
             found=f"{threading.current_thread().name}, on a chip with two cores",
             fix="ask for tpukit.current_core() in the worker function, and hand it to the thread",
         )
-    raise Failed(
+    raise TpukitRuntimeError(
         "tpukit.current_core() is what a worker function runs on, and this is none",
         found=f"{threading.current_thread().name} of a process that launch did not start",
         fix="tpukit.launch(train), and call it within train(core)",

@@ -1,195 +1,313 @@
-"""What a core holds that has to be the same on all: short values by name, made without a word to another core."""
+"""Describe the state of one core as short values by name, so that cores can be compared.
+
+    held_tensors(...)    {"weights": {"0.weight": 512391, ...}, "buffers": {...}}     checksums
+    structure(model)     {"0": "1 Linear in_features=4, out_features=1, bias=True", ...}
+    settings([sgd], None)        {"lr of SGD's group 0": "0.1", ...}
+    called_text(loss)    "weighted_loss weights=(2,) 3a5f0c11"
+
+Every function here works on this core alone; `agreement` does the comparison.
+"""
 
 import fnmatch
 import functools
 import re
 import types
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
-_EMPTY = types.CellType()  # of a variable that has no value yet
-_MOST_BYTES = 1 << 27  # brought into host memory at a time: cores that copied a large model at once would fill it
+_EMPTY_CELL = types.CellType()  # of a variable that has no value yet
+# Bytes brought into host memory at a time: cores that copied a large model at once would fill it.
+_PORTION_BYTES = 1 << 27
+_CLOSURE_DEPTH = 3  # of functions within functions
+_Key = tuple[str, str]  # group, name
 
 
 def held_tensors(
-    core, modules: Mapping[str, object], optimizers: Iterable, *, averaged: bool, differs: Iterable[str]
+    core,
+    modules: Mapping[str, object],
+    optimizers: Iterable,
+    *,
+    averaged: bool,
+    allow_different: Iterable[str],
 ) -> dict[str, dict[str, int]]:
-    """Return checksums of the modules' "weights" and "buffers" by name, and of what else the optimizers hold.
+    """Return checksums of weights and buffers: {"weights": {name: checksum}, "buffers": ...}.
 
     Args:
-        modules: by what their names begin with.
-        averaged: whether float buffers have been averaged, so are the same; they are left out otherwise.
-        differs: patterns of names that are left out.
+        core: brings tensors into host memory.
+        modules: by a prefix for the names of their tensors.
+        optimizers: their parameters that are in no module count as weights.
+        averaged: whether float buffers have been averaged, so must be equal; otherwise they are
+            left out.
+        allow_different: patterns of names that are left out.
     """
+    tensors = {}
+    for key, tensor in _named_tensors(modules, optimizers, averaged).items():
+        _, name = key
+        is_left_out = any(fnmatch.fnmatch(name, pattern) for pattern in allow_different)
+        if _has_values(tensor) and not is_left_out:
+            tensors[key] = tensor.detach()
+    checksums: dict[str, dict[str, int]] = {"weights": {}, "buffers": {}}
+    for keys in _portions(tensors):
+        on_host = core.to_host([tensors[key] for key in keys])
+        for (group, name), tensor in zip(keys, on_host, strict=True):
+            checksums[group][name] = checksum(tensor)
+    return checksums
+
+
+def _named_tensors(
+    modules: Mapping[str, object],
+    optimizers: Iterable,
+    averaged: bool,
+) -> dict[_Key, object]:
+    tensors: dict[_Key, object] = {}
+    known = set()
+    for prefix, module in modules.items():
+        for name, parameter in _named_parameters(module):
+            tensors["weights", prefix + name] = parameter
+            known.add(id(parameter))
+        for name, buffer in _named_buffers(module):
+            if averaged or not _has_mean(buffer):
+                tensors["buffers", prefix + name] = buffer
+    for optimizer in optimizers:
+        for number, parameter in enumerate(parameters_of(optimizer)):
+            if id(parameter) not in known:
+                name = f"parameter {number} of the {type(optimizer).__name__}"
+                tensors["weights", name] = parameter
+    return tensors
+
+
+# A loss may be a plain function, which has neither parameters nor buffers.
+
+
+def _named_parameters(module: object) -> Iterable[tuple[str, object]]:
+    return module.named_parameters() if hasattr(module, "named_parameters") else ()
+
+
+def _named_buffers(module: object) -> Iterable[tuple[str, object]]:
+    return module.named_buffers() if hasattr(module, "named_buffers") else ()
+
+
+def _has_values(tensor) -> bool:
     import torch
 
-    found: dict[tuple[str, str], object] = {}
-    for key, module in modules.items():
-        for group, kind in (("weights", "named_parameters"), ("buffers", "named_buffers")):
-            for name, one in getattr(module, kind, list)():
-                if group == "weights" or averaged or not _has_mean(one):
-                    found[group, key + name] = one
-    seen = {id(one) for module in modules.values() for one in getattr(module, "parameters", list)()}
-    for optimizer in optimizers:
-        for number, one in enumerate(parameters_of(optimizer)):
-            if id(one) not in seen:
-                found["weights", f"parameter {number} of the {type(optimizer).__name__}"] = one
-    wanted = {
-        key: one.detach()
-        for key, one in found.items()
-        if one.layout == torch.strided
-        and not torch.nn.parameter.is_lazy(one)
-        and not any(fnmatch.fnmatch(key[1], pattern) for pattern in differs)
-    }
-    sums: dict[str, dict[str, int]] = {"weights": {}, "buffers": {}}
-    for keys in _portions(wanted):
-        for (group, name), tensor in zip(keys, core.to_host([wanted[key] for key in keys]), strict=True):
-            sums[group][name] = checksum(tensor)
-    return sums
+    return tensor.layout == torch.strided and not torch.nn.parameter.is_lazy(tensor)
 
 
-def _portions(tensors: dict) -> Iterable[list]:
-    keys, size = [], 0
+def _has_mean(tensor) -> bool:
+    """Return whether a buffer can be averaged over the cores; whole numbers cannot."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _portions(tensors: Mapping[_Key, object]) -> Iterator[list[_Key]]:
+    """Yield the keys in lists whose tensors together have about `_PORTION_BYTES`."""
+    keys = []
+    size = 0
     for key, tensor in tensors.items():
         keys.append(key)
         size += tensor.nbytes
-        if size > _MOST_BYTES:
+        if size > _PORTION_BYTES:
             yield keys
-            keys, size = [], 0
+            keys = []
+            size = 0
     if keys:
         yield keys
 
 
 def checksum(tensor) -> int:
-    """Return a checksum of a tensor in host memory, of its bits."""
+    """Return a checksum of the bits of a tensor in host memory; of a sparse one, of its sum."""
     import torch
 
-    if tensor.layout != torch.strided:  # a sparse gradient: what it adds up to
+    if tensor.layout != torch.strided:
         tensor = tensor.to_dense()
     return zlib.crc32(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
-def gradient_checksum(core, optimizer) -> int | None:
-    """Return a checksum of the gradients that an optimizer is about to step with; None where all are zero."""
-    held = core.to_host([one.grad for one in parameters_of(optimizer) if one.grad is not None])
-    return zlib.crc32(repr([checksum(one) for one in held]).encode()) if any(map(_holds_something, held)) else None
+# Optimizers
 
 
-def _holds_something(tensor) -> bool:
-    return bool((tensor.to_dense() if tensor.is_sparse else tensor).any())
-
-
-def versions(optimizer) -> list[int]:
-    """Return how often torch has written to each parameter of an optimizer, which it counts anyway."""
-    return [one._version for one in parameters_of(optimizer)]
+def parameters_of(optimizer) -> list:
+    """Return the parameters of all groups of an optimizer."""
+    parameters = []
+    for group in optimizer.param_groups:
+        parameters += group["params"]
+    return parameters
 
 
 def trains(optimizer, module) -> bool:
-    """Say whether an optimizer holds parameters of a module."""
-    held = {id(one) for one in parameters_of(optimizer)}
-    return any(id(one) in held for one in module.parameters())
+    """Return whether an optimizer has parameters of a module."""
+    of_optimizer = {id(parameter) for parameter in parameters_of(optimizer)}
+    return any(id(parameter) in of_optimizer for parameter in module.parameters())
+
+
+def versions(optimizer) -> list[int]:
+    """Return the number of times that torch wrote to each parameter; torch counts that anyway."""
+    return [parameter._version for parameter in parameters_of(optimizer)]
+
+
+def gradient_checksum(core, optimizer) -> int | None:
+    """Return a checksum of an optimizer's gradients before its step; None if all are zero."""
+    gradients = [one.grad for one in parameters_of(optimizer) if one.grad is not None]
+    gradients = core.to_host(gradients)
+    if not any(_is_nonzero(gradient) for gradient in gradients):
+        return None
+    checksums = [checksum(gradient) for gradient in gradients]
+    return zlib.crc32(repr(checksums).encode())
+
+
+def _is_nonzero(tensor) -> bool:
+    if tensor.is_sparse:
+        tensor = tensor.to_dense()
+    return bool(tensor.any())
+
+
+def settings(optimizers: Iterable, schedule: object) -> dict[str, str]:
+    """Return the plain values of optimizers and of a schedule by name."""
+    values = {}
+    for number, optimizer in enumerate(optimizers, start=1):
+        kind = type(optimizer).__name__
+        if number > 1:
+            kind = f"{kind} {number}"
+        for index, group in enumerate(optimizer.param_groups):
+            for key, value in group.items():
+                if key != "params":
+                    values[f"{key} of {kind}'s group {index}"] = value
+    if schedule is not None:
+        for key, value in schedule.state_dict().items():
+            values[f"{key} of {type(schedule).__name__}"] = value
+    texts = {}
+    for name, value in values.items():
+        plain = value.tolist() if hasattr(value, "tolist") else value
+        if _is_plain(plain):
+            texts[name] = repr(plain)
+    return texts
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return all(_is_plain(part) for part in value)
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+# Modules
 
 
 def lazy_parameters(module) -> list[str]:
     """Return the names of parameters that get their shape from the first batch."""
     import torch
 
-    named = getattr(module, "named_parameters", list)()
-    return [name for name, one in named if torch.nn.parameter.is_lazy(one)]
-
-
-def parameters_of(optimizer) -> list:
-    """Return the parameters of an optimizer, of all its groups."""
-    return [one for group in optimizer.param_groups for one in group["params"]]
+    named = _named_parameters(module)
+    return [name for name, parameter in named if torch.nn.parameter.is_lazy(parameter)]
 
 
 def structure(module: object, prefix: str = "") -> dict[str, str]:
-    """Return what a module computes, as far as it can be told: kind and settings of each layer and tensor, by name.
+    """Return the kind and the settings of each layer and tensor of a module, by name.
 
-    In their order, which decides what a Sequential does. Numbers count only where the layer shows them, since many a
-    module notes its rank or its last loss.
+    They stand in the module's order, because a Sequential computes in that order. A layer's
+    numbers count only if its `extra_repr` shows them, since many modules note their rank or their
+    last loss.
     """
-    found: dict[str, str] = {}
-    parts = module.named_modules(remove_duplicate=False) if hasattr(module, "named_modules") else ()
-    for number, (name, part) in enumerate(parts):
-        functions = {
-            key: getattr(value, "__qualname__", type(value).__qualname__)
-            for key, value in vars(part).items()
-            if callable(value) and not key.startswith("_") and not hasattr(value, "parameters")
-        }
-        # Of torch's own layers; a loss shows none of them.
-        numbers = {key: vars(part)[key] for key in getattr(part, "__constants__", ()) if _is_plain(vars(part).get(key))}
-        shown = f"{number} {type(part).__qualname__} {part.extra_repr() or numbers or ''} {functions or ''}"
-        found[f"{prefix}{name or type(part).__name__}"] = re.sub(r" at 0x\w+", "", shown).strip()
-    for kind in ("parameters", "buffers"):
-        for name, one in getattr(module, f"named_{kind}", list)():
-            if not hasattr(one, "materialize"):  # of a lazy layer
-                found[f"{prefix}{name} ({kind})"] = f"{tuple(one.shape)} {one.dtype} {one.requires_grad}"
-    return found
+    described: dict[str, str] = {}
+    layers = ()
+    if hasattr(module, "named_modules"):
+        layers = module.named_modules(remove_duplicate=False)
+    for number, (name, layer) in enumerate(layers):
+        numbers = layer.extra_repr() or _constants(layer)
+        text = f"{number} {type(layer).__qualname__} {numbers or ''} {_functions(layer) or ''}"
+        without_addresses = re.sub(r" at 0x\w+", "", text)
+        described[f"{prefix}{name or type(layer).__name__}"] = without_addresses.strip()
+    for name, parameter in _named_parameters(module):
+        described |= _tensor_text(f"{prefix}{name} (parameters)", parameter)
+    for name, buffer in _named_buffers(module):
+        described |= _tensor_text(f"{prefix}{name} (buffers)", buffer)
+    return described
 
 
-def settings(optimizers: Iterable, schedule: object) -> dict[str, str]:
-    """Return the numbers of optimizers and of a schedule, by name."""
-    found = {}
-    for number, optimizer in enumerate(optimizers):
-        of = type(optimizer).__name__ + (f" {number + 1}" if number else "")
-        for at, group in enumerate(optimizer.param_groups):
-            found |= {f"{key} of {of}'s group {at}": value for key, value in group.items() if key != "params"}
-    state = schedule.state_dict() if schedule is not None else {}
-    found |= {f"{key} of {type(schedule).__name__}": value for key, value in state.items()}
-    values = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in found.items()}
-    return {name: repr(value) for name, value in values.items() if _is_plain(value)}
+def _functions(layer: object) -> dict[str, str]:
+    """Return the names of the functions that a layer has as attributes, such as activations."""
+    functions = {}
+    for key, value in vars(layer).items():
+        is_function = callable(value) and not hasattr(value, "parameters")
+        if is_function and not key.startswith("_"):
+            functions[key] = getattr(value, "__qualname__", type(value).__qualname__)
+    return functions
 
 
-def called_text(value: object, depth: int = 3) -> str:
-    """Return what a function is called, and the tensors and fractions that it takes along: weights of classes, a share.
-
-    Whole numbers and texts do not count, since many a function takes the rank along to print something.
-    """
-    import torch
-
-    kept: dict[str, object] = {}
-    if isinstance(value, functools.partial):
-        kept = {"of": value.func} | dict(enumerate(value.args)) | value.keywords
-    elif isinstance(value, types.FunctionType):
-        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
-        kept = {name: cell.cell_contents for name, cell in cells if cell != _EMPTY}
-    texts = []
-    for name, one in kept.items() if depth else ():
-        if isinstance(one, torch.Tensor) and one.layout == torch.strided:
-            texts.append(f"{name}={tuple(one.shape)} {checksum(one.cpu()):08x}")
-        elif isinstance(one, float):
-            texts.append(f"{name}={one!r}")
-        elif isinstance(one, functools.partial | types.FunctionType):
-            texts.append(f"{name}={called_text(one, depth - 1)}")
-    return f"{getattr(value, '__qualname__', type(value).__qualname__)} {', '.join(texts)}".strip()
+def _constants(layer: object) -> dict[str, object]:
+    """Return the plain values that torch's own layers declare; a loss shows none in its repr."""
+    values = vars(layer)
+    names = [name for name in getattr(layer, "__constants__", ()) if name in values]
+    return {name: values[name] for name in names if _is_plain(values[name])}
 
 
-def _is_plain(value: object) -> bool:
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | int | float | str)
+def _tensor_text(name: str, tensor) -> dict[str, str]:
+    if hasattr(tensor, "materialize"):  # of a lazy layer: it has no shape yet
+        return {}
+    return {name: f"{tuple(tensor.shape)} {tensor.dtype} {tensor.requires_grad}"}
 
 
 def averaged_places(*modules: object) -> Callable[[], list]:
-    """Return a function that looks up the buffers of modules that can be averaged, as they are at that moment.
+    """Return a function that returns the buffers to average, as they are when it is called.
 
-    A layer may put a new tensor in the place of the old, as `self.center = 0.9 * self.center + ...` does. The places
-    are found once: to walk through a ResNet-34 in every step would take 0.3 ms, this 4 microseconds.
+    A layer may replace a buffer, as `self.center = 0.9 * self.center + ...` does, so tensors
+    cannot be kept. The places are found once: walking through a ResNet-34 in every step would
+    take 0.3 ms, this takes 4 microseconds.
     """
     import torch
 
-    parts = dict.fromkeys(part for one in modules if hasattr(one, "modules") for part in one.modules())
-    places = [(part._buffers, name) for part in parts for name in part._buffers]
+    layers = {}  # an ordered set
+    for module in modules:
+        if hasattr(module, "modules"):
+            layers |= dict.fromkeys(module.modules())
+    places = []
+    for layer in layers:
+        places += [(layer._buffers, name) for name in layer._buffers]
 
     def look_up() -> list:
-        held = [place.get(name) for place, name in places]
-        found = {id(one): one for one in held if one is not None and _has_mean(one)}
-        return [one if one.is_floating_point() else torch.view_as_real(one) for one in found.values()]
+        buffers = [buffers.get(name) for buffers, name in places]
+        floats = {id(one): one for one in buffers if one is not None and _has_mean(one)}
+        return [
+            one if one.is_floating_point() else torch.view_as_real(one) for one in floats.values()
+        ]
 
     return look_up
 
 
-def _has_mean(tensor) -> bool:
-    """Say whether the mean over the cores stands for a buffer: not for whole numbers."""
-    return tensor.is_floating_point() or tensor.is_complex()
+# Functions
+
+
+def called_text(value: object, depth: int = _CLOSURE_DEPTH) -> str:
+    """Return the name of a function, and the tensors and fractions that it brings along.
+
+    These are weights of classes or a share, for example. Whole numbers and texts do not count,
+    since many functions bring the rank along to print something.
+    """
+    texts = []
+    if depth:
+        for name, part in _brought_along(value).items():
+            text = _part_text(part, depth)
+            if text:
+                texts.append(f"{name}={text}")
+    name = getattr(value, "__qualname__", type(value).__qualname__)
+    return f"{name} {', '.join(texts)}".strip()
+
+
+def _brought_along(value: object) -> dict[str, object]:
+    """Return the arguments of a functools.partial, or the variables of a closure, by name."""
+    if isinstance(value, functools.partial):
+        return {"of": value.func} | dict(enumerate(value.args)) | value.keywords
+    if isinstance(value, types.FunctionType):
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+        return {name: cell.cell_contents for name, cell in cells if cell != _EMPTY_CELL}
+    return {}
+
+
+def _part_text(part: object, depth: int) -> str:
+    import torch
+
+    if isinstance(part, torch.Tensor) and part.layout == torch.strided:
+        return f"{tuple(part.shape)} {checksum(part.cpu()):08x}"
+    if isinstance(part, float):
+        return repr(part)
+    if isinstance(part, functools.partial | types.FunctionType):
+        return called_text(part, depth - 1)
+    return ""

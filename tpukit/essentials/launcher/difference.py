@@ -1,12 +1,22 @@
-"""What is said of something that differs between cores: what it is, on which, since when, and the most likely fix."""
+"""The error for cores that are out of sync: the difference, the cores, since when, and the fix.
+
+    core 0 has {"data": {"seed": 0}}, core 1 has {"data": {"seed": 1}}
+
+    fact   the cores have different datasets (after the first step)
+    found  data: seed: 0 on core 0, 1 on core 1
+           found after the first step, the first check of it
+    fix    make the dataset in the notebook, ...
+"""
 
 from collections.abc import Mapping
 
 from tpukit.essentials.display import TpukitError, first_few
 
-# In the order in which one explains the other: of different data come different weights.
+# In the order in which a difference explains the next: different data give different weights.
 GROUPS = ("run", "data", "model", "settings", "weights", "buffers")
+_CHECKSUMS = ("weights", "buffers")  # groups whose values are checksums, which say nothing
 _MOST_SHOWN = 5
+_LONGEST_VALUE = 200  # characters
 _FACTS = {
     "run": "the cores do not do the same",
     "data": "the cores have different datasets",
@@ -15,70 +25,123 @@ _FACTS = {
     "weights": "the cores hold different weights, and would train different models",
     "buffers": "the cores hold different buffers",
 }
-_CAUSES = {
-    "run": "call it with the same arguments on every core, and give every core the same folder, one that all see",
-    "data": (
-        "make the dataset in the notebook, or from what all cores draw alike: torch.Generator().manual_seed(0), a "
-        "sorted list of files, one seed= for core.batches"
+_FIXES = {
+    "run": (
+        "call it with the same arguments on every core, and give every core the same folder, "
+        "which all of them see"
     ),
-    "model": "make the model in the notebook, or without what differs by core: random choices, core.rank, the time",
+    "data": (
+        "make the dataset in the notebook, or from values that are the same on all cores: "
+        "torch.Generator().manual_seed(0), a sorted list of files, one seed= for core.batches"
+    ),
+    "model": (
+        "make the model in the notebook, or without anything that differs by core: random "
+        "choices, core.rank, the time"
+    ),
     "settings": (
-        "the same numbers on every core: what is drawn at random in the notebook, what a schedule is stepped with as "
-        "core.mean(loss)"
+        "the same numbers on every core: draw random numbers in the notebook, and step a "
+        "schedule with core.mean(loss)"
     ),
     "weights": (
-        "core.optimizer_step(optimizer) in every step; and no weights that forward sets from this core's own batch "
-        "(start values from the first batch: make them before core.model; Embedding(max_norm=...): leave max_norm "
-        "out), nor any that are drawn at random after it"
+        "core.optimizer_step(optimizer) in every step; and no weights that forward sets from this "
+        "core's own batch (start values from the first batch: make them before core.model; "
+        "Embedding(max_norm=...): leave max_norm out), nor any that are drawn at random after it"
     ),
     "buffers": (
         "a float buffer, which is averaged over the cores; or the same change on every core, with "
-        'core.all_reduce(counts) before it is added; or core.model(model, differs=["*counts"])'
+        "core.all_reduce(counts) before it is added; or core.model(model, "
+        'allow_different=["*counts"])'
     ),
 }
-_UNLIKE = "model = core.model(model), and the same for a loss with parameters: every core gets rank 0's"
+_NOT_FROM_CORE_MODEL = (
+    "model = core.model(model), and the same for a loss with parameters: every core gets rank 0's"
+)
 
 
 class OutOfSyncError(TpukitError, ValueError):
-    """Something that may not differ between the cores does; the message names it, the cores, and since when."""
+    """The cores differ in something that must be in sync; the message names it and the cores."""
 
 
-def difference(when: str, everyone: list[dict], *, before: str | None = None, from_core: bool = True) -> OutOfSyncError:
-    """Make the error for what each core holds, by rank: by group, short values by name.
+def difference(
+    when: str,
+    everyone: list[dict],
+    *,
+    before: str | None = None,
+    from_core: bool = True,
+) -> OutOfSyncError:
+    """Return the error for the states of all cores.
 
     Args:
-        when: the name of the check that found it.
-        before: the name of the last check that the same passed.
-        from_core: whether it came from `core.model`.
+        when: name of the check that found it, such as "after the first step".
+        everyone: by rank, the state: by group, short values by name.
+        before: name of the last check at which the cores were in sync; None if there was none.
+        from_core: whether the model came from `core.model`.
     """
-    groups = [group for group in GROUPS if any(one.get(group) != everyone[0].get(group) for one in everyone)]
-    found = [_told(group, [one[group] for one in everyone]) for group in groups or ["model"]]
-    found.append(f"found {when}" + (f"; {before} it was the same" if before else ", the first check of it"))
-    first = (groups or ["model"])[0]
-    fix = _CAUSES[first] if before or from_core or first != "weights" else _UNLIKE
+    groups = [group for group in GROUPS if _differs(group, everyone)]
+    if not groups:  # equal as dicts, so only their order differs
+        groups = ["model"]
+    first = groups[0]
+    found = []
+    for group in groups:
+        found.append(_group_text(group, [state[group] for state in everyone]))
+    if before:
+        found.append(f"found {when}; {before} it was the same")
+    else:
+        found.append(f"found {when}, the first check of it")
+    fix = _FIXES[first]
+    if first == "weights" and not before and not from_core:
+        fix = _NOT_FROM_CORE_MODEL
     return OutOfSyncError(f"{_FACTS[first]} ({when})", found="\n".join(found), fix=fix)
 
 
-def _told(group: str, held: list[Mapping]) -> str:
-    names = list(dict.fromkeys(name for one in held for name in one))
-    rows = {name: [str(one.get(name, "none")) for one in held] for name in names}
-    rows = {name: values for name, values in rows.items() if len(set(values)) > 1}
-    more = f" and {len(rows) - _MOST_SHOWN} more" if len(rows) > _MOST_SHOWN else ""
+def _differs(group: str, everyone: list[dict]) -> bool:
+    return any(state.get(group) != everyone[0].get(group) for state in everyone)
+
+
+def _group_text(group: str, states: list[Mapping]) -> str:
+    """Return the values of a group that differ, with the cores that have them."""
+    rows = _different_rows(states)
     if not rows:
         return f"{group}: their order"
-    if group in ("weights", "buffers"):  # of which a checksum says nothing
-        unlike = " unlike ".join(map(_cores, _by_value(next(iter(rows.values()))).values()))
-        return f"{group}: {', '.join(list(rows)[:_MOST_SHOWN])}{more}; {unlike}"
-    shown = [
-        f"{name}: " + ", ".join(f"{value[:200]} on {_cores(ranks)}" for value, ranks in _by_value(values).items())
-        for name, values in list(rows.items())[:_MOST_SHOWN]
-    ]
-    return f"{group}: " + "\n".join(shown) + more
+    more = ""
+    if len(rows) > _MOST_SHOWN:
+        more = f" and {len(rows) - _MOST_SHOWN} more"
+    shown = list(rows)[:_MOST_SHOWN]
+    if group in _CHECKSUMS:
+        cores = [_cores(ranks) for ranks in _ranks_by_value(rows[shown[0]]).values()]
+        return f"{group}: {', '.join(shown)}{more}; {' unlike '.join(cores)}"
+    lines = [_row_text(name, rows[name]) for name in shown]
+    return f"{group}: " + "\n".join(lines) + more
 
 
-def _by_value(values: list[str]) -> dict[str, list[int]]:
-    return {one: [rank for rank, value in enumerate(values) if value == one] for one in dict.fromkeys(values)}
+def _different_rows(states: list[Mapping]) -> dict[str, list[str]]:
+    """Return by name the values of all cores, "none" for a missing one, if they differ."""
+    names = {}  # an ordered set
+    for state in states:
+        names |= dict.fromkeys(state)
+    rows = {}
+    for name in names:
+        values = [str(state.get(name, "none")) for state in states]
+        if len(set(values)) > 1:
+            rows[name] = values
+    return rows
+
+
+def _row_text(name: str, values: list[str]) -> str:
+    texts = []
+    for value, ranks in _ranks_by_value(values).items():
+        texts.append(f"{value[:_LONGEST_VALUE]} on {_cores(ranks)}")
+    return f"{name}: {', '.join(texts)}"
+
+
+def _ranks_by_value(values: list[str]) -> dict[str, list[int]]:
+    ranks: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        ranks.setdefault(value, []).append(rank)
+    return ranks
 
 
 def _cores(ranks: list[int]) -> str:
-    return f"core {ranks[0]}" if len(ranks) == 1 else "cores " + first_few(ranks, 8)
+    if len(ranks) == 1:
+        return f"core {ranks[0]}"
+    return "cores " + first_few(ranks, 8)

@@ -1,4 +1,13 @@
-"""Every word about a core that failed: what happened, where, what it was waiting for, and what to do."""
+"""Describe a core that failed: the event, the place, the collective it waited in, and the fix.
+
+    core 1: raise KeyError("image")      Failure(rank=1, what="raised KeyError: 'image'", ...)
+    core 0: barrier() fails without it   Failure(rank=0, what="raised ...", waiting="barrier", ...)
+    Failures.first()                     that of core 1, because it was in no collective
+    report(failure, topology)            fact, found, fix and traceback, for `WorkerError`
+
+The core itself describes an exception. The kernel describes what a core cannot: that its process
+was killed, or that the run hangs.
+"""
 
 import os
 import shutil
@@ -10,51 +19,90 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tpukit.essentials.backends import Topology
-from tpukit.essentials.display import kind_of
+from tpukit.essentials.display import ErrorParts, kind_of, parts_of
 from tpukit.essentials.launcher.channel import SerializationError, deserialize, serialize
-from tpukit.essentials.launcher.signals import FAILURE_IN_A_COLLECTIVE_SECONDS, FAILURE_SECONDS, Terminated
+from tpukit.essentials.launcher.signals import (
+    FAILURE_IN_A_COLLECTIVE_SECONDS,
+    FAILURE_SECONDS,
+    Terminated,
+)
 
-# All of tpukit, so that errors blame the line of its caller; not a folder beside it, such as
-# "tpukit-experiments".
-_KIT = f"{Path(__file__).parents[2]}{os.sep}"
-_LONGEST_FACT, _LONGEST_TRACE = 2_000, 20_000  # characters of a message; `WorkerError.traceback` is whole
-_LONGEST_CAUSE = 100_000  # characters of an exception that becomes `__cause__`, which a notebook prints whole
+# The folder of tpukit, so that errors blame the line of its caller. It ends with a separator,
+# because a folder beside it, such as "tpukit-experiments", is the user's.
+_TPUKIT = f"{Path(__file__).parents[2]}{os.sep}"
+_WORKER = str(Path(__file__).with_name("worker.py"))  # calls the worker function
+_LONGEST_FACT = 2_000  # characters in a message
+_LONGEST_TRACE = 20_000  # characters in a message; `WorkerError.traceback` is whole
+_LONGEST_CAUSE = 100_000  # characters of a `__cause__`, which a notebook prints whole
 _LAST_READ_SECONDS = 0.1  # for the last rows of a log, once every core has returned or failed
+_MIB = 2**20
+
+# Texts of torch for .cuda() and .to("cuda") on a machine without a GPU. The last one appears after
+# is_available() in the notebook.
+_NO_CUDA = (
+    "not compiled with CUDA enabled",
+    "Found no NVIDIA driver",
+    "No CUDA GPUs are available",
+    "Cannot re-initialize CUDA in forked subprocess",
+)
+_TERMINATED = "was ended by SIGTERM"
+
+
+class Place(NamedTuple):
+    """A line of Python code."""
+
+    file: str
+    line: int
+    function: str
+
+
+class Report(NamedTuple):
+    """The parts of a `WorkerError`."""
+
+    fact: str
+    found: str
+    fix: str
+    details: str
 
 
 @dataclass(frozen=True)
 class Failure:
-    """How one core failed: said by the core itself or, if it could not, by the kernel.
+    """The failure of one core.
 
     Attributes:
-        rank: of the core.
-        when: `time.monotonic()`, one clock for all processes of a machine; 0 where it caused all others.
-        what: "raised KeyError: 'a'", "was killed by SIGKILL".
-        waiting: the collective it was in, so the failure is probably another core's.
-        where: (file, line, function) of the innermost line that is not a library's.
-        trace: the traceback, or whatever else shows what happened, as text.
-        title: what `trace` is.
-        error: the exception itself where it survives pickling.
-        fix: what to do, where that is known.
-        advice: the lines "found:" and "fix:" that the exception itself brings; they take the place of `fix`.
+        rank: the core.
+        when: `time.monotonic()`, one clock for all processes of a machine; 0 if it caused all others.
+        what: the event, such as "raised KeyError: 'a'" or "was killed by SIGKILL".
+        waiting: the collective it was in, so the cause is probably another core; None for none.
+        place: the innermost line that is not a library's.
+        trace: the traceback, or other text that shows the circumstances.
+        title: the name of `trace` in the message.
+        error: the exception itself if it survives pickling.
+        found: the evidence that the exception itself brings.
+        fix: what to do about it.
     """
 
     rank: int
     when: float
     what: str
     waiting: str | None = None
-    where: tuple[str, int, str] | None = None
+    place: Place | None = None
     trace: str = ""
     title: str = "its traceback"
     error: BaseException | None = None
+    found: str = ""
     fix: str = "correct that line and run the cell again; the kernel need not be restarted"
-    advice: str = ""
 
 
 class Failures:
-    """The failures of a run so far, and how long to wait for one that happened first but is still on its way."""
+    """The failures of a run so far.
+
+    The first to arrive need not be the first that happened, so the kernel waits a little for
+    others, and longer if all so far were in collectives.
+    """
 
     def __init__(self) -> None:
         self._failures: list[Failure] = []
@@ -69,100 +117,138 @@ class Failures:
         return {failure.rank for failure in self._failures}
 
     def add(self, failure: Failure) -> None:
-        """Note a failure."""
+        """Add a failure."""
         self._failures.append(failure)
-        in_collectives = all(failure.waiting for failure in self._failures)
-        self._wait_at_most(FAILURE_IN_A_COLLECTIVE_SECONDS if in_collectives else FAILURE_SECONDS)
+        if all(failure.waiting for failure in self._failures):
+            self._wait_at_most(FAILURE_IN_A_COLLECTIVE_SECONDS)
+        else:
+            self._wait_at_most(FAILURE_SECONDS)
 
     def are_settled(self, every_core_is_known: bool) -> bool:
-        """Say whether no earlier failure can still be on its way; sooner if every core has returned or failed."""
+        """Return whether no earlier failure can still arrive.
+
+        That is soon if every core has returned or failed.
+        """
         if self and every_core_is_known:
             self._wait_at_most(_LAST_READ_SECONDS)
         return time.monotonic() > self._deadline
 
     def first(self) -> Failure | None:
-        """Return the one that made the others fail: the earliest outside of a collective, if there is one."""
-        return min(self._failures, key=lambda failure: (bool(failure.waiting), failure.when), default=None)
+        """Return the failure that caused the others.
+
+        That is the earliest outside of a collective if there is any, otherwise the earliest.
+        """
+
+        def order(failure: Failure) -> tuple[bool, float]:
+            return bool(failure.waiting), failure.when
+
+        return min(self._failures, key=order, default=None)
 
     def _wait_at_most(self, seconds: float) -> None:
         self._deadline = min(self._deadline, time.monotonic() + seconds)
 
 
-def device_not_started(rank: int, error: BaseException) -> Failure:
-    """Describe the exception that kept a device from starting: no line of the user's is to blame."""
-    trace = "".join(traceback.format_exception(error))
-    fact, advice = _fact_and_advice(error)
-    what = f"could not start its device: {kind_of(error)}: {_in_a_line(error, fact)}"
-    fix, sent = _fix_of_a_start(trace), _sendable(error)
-    return Failure(rank, time.monotonic(), what, trace=trace, error=sent, fix=fix, advice=advice)
+# Failures that a worker describes
 
 
 def exception_raised(rank: int, error: BaseException) -> Failure:
     """Describe the exception that ended a worker function."""
     when = time.monotonic()
+    parts = _parts(error)
     if isinstance(error, SerializationError):
-        fix = "return tensors, arrays, numbers and containers of them"
-        return Failure(rank, when, f"returned something that cannot leave its process: {error}", fix=fix)
-    steps = error.__traceback__
-    while steps and steps.tb_frame.f_code.co_filename.startswith(_KIT) and steps.tb_next:
-        steps = steps.tb_next  # the reader wants their own function first
-    trace = "".join(traceback.format_exception(type(error), error, steps))
-    fact, advice = _fact_and_advice(error)
-    if isinstance(error, SystemExit):
-        what = f"called sys.exit({error.code!r}) before it returned a result"
-    elif isinstance(error, Terminated):
-        what = _TERMINATED
-    else:
-        what = f"raised {kind_of(error)}: {_in_a_line(error, fact)}".removesuffix(": ")
-    waiting = next((one.waiting for one in _chain(error) if hasattr(one, "waiting")), None)  # as Core marks it
-    fix = _fix_of_a_dead_loader() if "DataLoader worker (pid" in what else Failure.fix
-    if any(words in what for words in _NO_CUDA):
-        fix = "core.model(model) in place of model.cuda(), and .to(core.device) of .cuda(); batches are there already"
-    where, sent = _where(error), _sendable(error)
-    return Failure(rank, when, what, waiting, where=where, trace=trace, error=sent, fix=fix, advice=advice)
+        what = f"returned something that cannot leave its process: {parts.fact}"
+        return Failure(rank, when, what, fix=parts.fix)
+    what = _what_happened(error, parts)
+    return Failure(
+        rank,
+        when,
+        what,
+        waiting=_waiting(error),
+        place=_place(error),
+        trace=_own_traceback(error),
+        error=_sendable(error),
+        found=parts.found,
+        fix=parts.fix or _fix_of_an_exception(what),
+    )
 
 
-# What torch says of .cuda() and .to("cuda") where there is no GPU: the last, after is_available() in the notebook.
-_NO_CUDA = (
-    "not compiled with CUDA enabled",
-    "Found no NVIDIA driver",
-    "No CUDA GPUs are available",
-    "Cannot re-initialize CUDA in forked subprocess",
-)
-_TERMINATED = "was told to end by SIGTERM"
+def device_not_started(rank: int, error: BaseException) -> Failure:
+    """Describe the exception that kept a device from starting; no line of the user's is to blame."""
+    trace = "".join(traceback.format_exception(error))
+    parts = _parts(error)
+    return Failure(
+        rank,
+        time.monotonic(),
+        f"could not start its device: {kind_of(error)}: {_in_a_line(error, parts.fact)}",
+        trace=trace,
+        error=_sendable(error),
+        found=parts.found,
+        fix=parts.fix or _fix_of_a_start(trace),
+    )
 
 
 def sigterm_received(rank: int, frame: object) -> Failure:
-    """Describe a core that gets SIGTERM, with the stack where it stood."""
-    return Failure(rank, time.monotonic(), _TERMINATED, trace=stack_text(frame), title="where it stood")
+    """Describe a core that gets SIGTERM, with the stack that it had at that moment."""
+    return Failure(
+        rank,
+        time.monotonic(),
+        _TERMINATED,
+        trace=stack_text(frame),
+        title="where it stood",
+    )
 
 
-def process_ended(rank: int, exitcode: int, *, started: bool, memory: int | None, last_output: str) -> Failure:
-    """Describe a process that ended with neither a result nor a word.
+def stack_text(frame: object) -> str:
+    """Return the stack of a core as text, from the worker function on."""
+    steps = traceback.extract_stack(frame)
+    begin = 0
+    for index, step in enumerate(steps):
+        if step.filename == _WORKER:
+            begin = index + 1
+    return "".join(traceback.format_list(steps[begin:]))
+
+
+# Failures that the kernel describes
+
+
+def process_ended(
+    rank: int,
+    exitcode: int,
+    *,
+    started: bool,
+    memory: int | None,
+    last_output: str,
+) -> Failure:
+    """Describe a process that ended without a result and without a report of a failure.
 
     Args:
-        rank: of its first core.
+        rank: the rank of its first core.
         exitcode: as `multiprocessing.Process.exitcode`.
-        started: whether its device was up.
+        started: whether its device had started.
         memory: the peak in bytes that it last reported.
-        last_output: what it printed last.
+        last_output: the last lines that it printed.
     """
     when = time.monotonic()
     if exitcode == -signal.SIGKILL:
-        when = 0.0  # no core's failure kills another: it was the first, even if a busy kernel sees it last
-        seen = f"; at its last word it had used {memory / 2**20:,.0f} MiB" if memory else ""
-        what = f"was killed by SIGKILL, which is what happens where host memory runs out{seen}"
+        when = 0.0  # no core kills another: it was the first, even if a busy kernel sees it last
+        used = ""
+        if memory:
+            used = f"; at its last report it had used {memory / _MIB:,.0f} MiB"
+        what = f"was killed by SIGKILL, which happens when host memory runs out{used}"
         fix = (
-            "a smaller batch_size, fewer cores= or DataLoader workers, or a dataset that is read from disk, "
-            "not held in memory"
+            "a smaller batch_size, fewer cores= or DataLoader workers, or a dataset that is read "
+            "from disk, not held in memory"
         )
     elif exitcode < 0:
-        what = f"was killed by {_signal_name(-exitcode)}" + " before its device was up" * (not started)
-        fix = "a native library ended it; see what it printed last" if started else _fix_of_a_start(last_output)
+        what = f"was killed by {_signal_name(-exitcode)}"
+        fix = "a native library ended it; see what it printed last"
+        if not started:
+            what += " before its device had started"
+            fix = _fix_of_a_start(last_output)
     else:
         what = f"ended with exit status {exitcode} before it returned"
         fix = "leave the worker function with return, not os._exit"
-    return Failure(rank, when, what, fix=fix, trace=last_output, title="the last it printed")
+    return Failure(rank, when, what, trace=last_output, title="the last it printed", fix=fix)
 
 
 def _signal_name(number: int) -> str:
@@ -179,65 +265,134 @@ def result_unreadable(rank: int, error: Exception) -> Failure:
 
 
 def run_hangs(rank: int, what: str, fix: str, *, stacks: dict[int, str | None]) -> Failure:
-    """Describe a run that hangs, blaming core `rank`; `stacks` by rank, None for a core that did not answer."""
-    hung = "does not answer: native code holds its interpreter\n"
-    blamed_first = sorted(stacks, key=lambda one: one != rank)
-    trace = "".join(f"core {one}:\n{hung if stacks[one] is None else stacks[one]}" for one in blamed_first)
-    return Failure(rank, time.monotonic(), what, fix=fix, trace=trace, title="where the cores stand")
+    """Describe a run that hangs.
+
+    Args:
+        rank: the core to blame; its stack comes first.
+        what: the event.
+        fix: what to do about it.
+        stacks: by rank; None for a core that did not answer.
+    """
+    texts = []
+    for core in sorted(stacks, key=lambda core: core != rank):
+        stack = stacks[core]
+        if stack is None:
+            stack = "does not answer: native code holds its interpreter\n"
+        texts.append(f"core {core}:\n{stack}")
+    return Failure(
+        rank,
+        time.monotonic(),
+        what,
+        trace="".join(texts),
+        title="where the cores stand",
+        fix=fix,
+    )
 
 
-def message(failure: Failure, topology: Topology) -> str:
-    """Write what the user reads: fact, evidence, fix, then the traceback of the core that failed first."""
-    cores = topology.cores
-    others = ("", " (the other was ended)", f" (the other {cores - 1} were ended)")[min(cores, 3) - 1]
-    lines = [f"core {failure.rank} of {topology.world_size} {_shortened(failure.what, _LONGEST_FACT)}{others}"]
+# The message
+
+
+def report(failure: Failure, topology: Topology) -> Report:
+    """Return the parts of the error that a user reads; the details are the traceback."""
+    what = _shortened(failure.what, _LONGEST_FACT)
+    fact = f"core {failure.rank} of {topology.world_size} {what}{_others(topology.cores)}"
+    found = []
+    if failure.found:
+        found.append(failure.found)
     if failure.waiting:
-        lines.append(f"  found: it was waiting for the other cores in {failure.waiting}()")
-    if failure.where:
-        lines.append(f"  where: {_place(*failure.where)}")
-    lines.append(failure.advice or f"  fix:   {failure.fix}")
+        found.append(f"it was waiting for the other cores in {failure.waiting}()")
+    if failure.place:
+        found.append(_in_words(failure.place))
+    details = ""
     if failure.trace:
-        lines.append(f"\n{failure.title}:\n{_shortened(failure.trace, _LONGEST_TRACE)}")
-    return "\n".join(lines)
+        details = f"{failure.title}:\n{_shortened(failure.trace, _LONGEST_TRACE)}"
+    return Report(fact, "\n".join(found), failure.fix, details)
+
+
+def _others(cores: int) -> str:
+    if cores == 1:
+        return ""
+    if cores == 2:
+        return " (the other was ended)"
+    return f" (the other {cores - 1} were ended)"
 
 
 def _shortened(text: str, most: int) -> str:
-    """Leave out the middle of a text of more than so many characters: an exception may hold a whole tensor's print."""
+    """Leave out the middle of a long text: an exception may hold the print of a whole tensor."""
     left_out = len(text) - most
     if left_out <= 0:
         return text
-    return f"{text[: most // 2]} [... {left_out:,} characters are left out here ...] {text[-(most // 2) :]}"
+    half = most // 2
+    return f"{text[:half]} [... {left_out:,} characters are left out here ...] {text[-half:]}"
 
 
-def stack_text(frame: object) -> str:
-    """Return where a core stands, from the worker function on."""
-    steps = traceback.extract_stack(frame)
-    above = [index for index, step in enumerate(steps) if step.filename == _WORKER]
-    return "".join(traceback.format_list(steps[max(above, default=-1) + 1 :]))
-
-
-_WORKER = str(Path(__file__).with_name("worker.py"))  # which calls the worker function
-
-
-def _place(file: str, line: int, function: str) -> str:
-    """Say where in the reader's words: `train(), cell 12, line 9`."""
-    cell = _notebook_cell(file)
-    return f"{function}(), " + (f"cell {cell}" if cell else file) + f", line {line}"
+def _in_words(place: Place) -> str:
+    """Return a place as the reader knows it: `train(), cell 12, line 9`."""
+    cell = _notebook_cell(place.file)
+    file = place.file if cell is None else f"cell {cell}"
+    return f"{place.function}(), {file}, line {place.line}"
 
 
 def _notebook_cell(file: str) -> int | None:
-    """Return the number of the notebook cell that Python knows as a file."""
+    """Return the number of the notebook cell that Python knows as this file; None for a real file."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
     if shell is None:
         return None
-    names = getattr(shell.compile, "_filename_map", None)
-    if names is None:  # IPython 7, Colab's
-        cells = shell.history_manager.input_hist_raw
-        ends = ("", "\n")  # the history has lost it
-        numbered = [(number, source + end) for number, source in enumerate(cells) for end in ends]
-        names = {shell.compile.get_code_name(source, source, number): number for number, source in numbered}
-    return names.get(file)
+    numbers = getattr(shell.compile, "_filename_map", None)
+    if numbers is None:  # IPython 7, on Colab, makes the name from the source
+        numbers = {}
+        for number, source in enumerate(shell.history_manager.input_hist_raw):
+            for end in ("", "\n"):  # the history has lost a last line end
+                text = source + end
+                numbers[shell.compile.get_code_name(text, text, number)] = number
+    return numbers.get(file)
+
+
+# Reading an exception
+
+
+def _parts(error: BaseException) -> ErrorParts:
+    try:
+        return parts_of(error)
+    except Exception as another:  # the class of an exception may do anything in __str__
+        return ErrorParts(f"(its text cannot be made: {type(another).__name__})", "", "")
+
+
+def _what_happened(error: BaseException, parts: ErrorParts) -> str:
+    if isinstance(error, SystemExit):
+        return f"called sys.exit({error.code!r}) before it returned a result"
+    if isinstance(error, Terminated):
+        return _TERMINATED
+    return f"raised {kind_of(error)}: {_in_a_line(error, parts.fact)}".removesuffix(": ")
+
+
+def _in_a_line(error: BaseException, text: str) -> str:
+    """Return a text and the notes of its exception in one line.
+
+    Of a text of many lines, such as a DataLoader's process sends, the first and the last two stay.
+    """
+    lines = [line for line in text.splitlines() if line.strip()]
+    if len(lines) > 3:
+        lines = [lines[0], "...", "; ".join(lines[-2:])]
+    notes = [f"({note})" for note in getattr(error, "__notes__", [])]
+    return " ".join([*lines, *notes])
+
+
+def _own_traceback(error: BaseException) -> str:
+    """Return the traceback as text, from the user's own function on."""
+    steps = error.__traceback__
+    while steps and steps.tb_next and steps.tb_frame.f_code.co_filename.startswith(_TPUKIT):
+        steps = steps.tb_next
+    return "".join(traceback.format_exception(type(error), error, steps))
+
+
+def _waiting(error: BaseException) -> str | None:
+    """Return the collective in which an exception was raised, which `Core` notes on it."""
+    for link in _chain(error):
+        if hasattr(link, "waiting"):
+            return link.waiting
+    return None
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -247,59 +402,18 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _fix_of_a_start(text: str) -> str:
-    """Say what helps a device that did not start, given what torch_xla said of it."""
-    if "worker addresses" in text:
-        return "tpukit.setup() removes TPU_PROCESS_ADDRESSES, which all workers would share; then run this cell again"
-    return (
-        "chips stay busy for some seconds after a worker was killed: wait half a minute and run the cell again;\n"
-        "         if that does not help, tpukit.check() names who holds them, and a restart of the session frees them"
-    )
-
-
-def _fix_of_a_dead_loader() -> str:
-    free = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0
-    return (
-        f"a DataLoader process was killed: host memory, or /dev/shm, which has {free / 2**20:,.0f} MiB free;\n"
-        "         workers=0, a smaller batch_size, or a container with more shared memory"
-    )
-
-
-def _fact_and_advice(error: BaseException) -> tuple[str, str]:
-    """Split the text of an exception into its fact and the lines in which it says what was found and what to do."""
-    fact, *lines = _text(error).splitlines() or [""]
-    advises = any(line.startswith("  fix:") for line in lines)
-    if advises and all(line.startswith("  ") for line in lines):  # not within a traceback, as a DataLoader sends
-        return fact, "\n".join(lines)
-    return _text(error), ""
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as another:  # its class may do anything in __str__
-        return f"(its text cannot be made: {type(another).__name__})"
-
-
-def _in_a_line(error: BaseException, text: str | None = None) -> str:
-    """Return an exception's text and notes in one line; of many lines, as a DataLoader's process sends, three."""
-    lines = [line for line in (_text(error) if text is None else text).splitlines() if line.strip()]
-    if len(lines) > 3:
-        lines = [lines[0], "...", "; ".join(lines[-2:])]
-    return " ".join([*lines, *(f"({note})" for note in getattr(error, "__notes__", []))])
-
-
-def _where(error: BaseException) -> tuple[str, int, str] | None:
-    """Return file, line and function of the innermost line that is neither a library's nor the kit's own."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "site-packages" not in frame.filename]
-    own = [frame for frame in own if not frame.filename.startswith(_KIT)]
-    own = [frame for frame in own if not frame.filename.startswith((sysconfig.get_path("stdlib"), "<frozen"))]
-    return (own[-1].filename, own[-1].lineno or 0, own[-1].name) if own else None
+def _place(error: BaseException) -> Place | None:
+    """Return the innermost line that is neither a library's nor tpukit's own; None for none."""
+    libraries = (_TPUKIT, sysconfig.get_path("stdlib"), "<frozen")
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        is_library = frame.filename.startswith(libraries) or "site-packages" in frame.filename
+        if not is_library:
+            return Place(frame.filename, frame.lineno or 0, frame.name)
+    return None
 
 
 def _sendable(error: BaseException) -> BaseException | None:
-    """Return the exception if the kernel will be able to unpickle it: many cannot be built from their `args`."""
+    """Return the exception if the kernel can unpickle it; many cannot be built from their `args`."""
     try:
         if len(str(error)) > _LONGEST_CAUSE:
             return None
@@ -307,3 +421,41 @@ def _sendable(error: BaseException) -> BaseException | None:
     except Exception:  # an exception class may do anything in __reduce__ and __init__
         return None
     return error if type(again) is type(error) else None
+
+
+# Fixes
+
+
+def _fix_of_an_exception(what: str) -> str:
+    if any(words in what for words in _NO_CUDA):
+        return (
+            "core.model(model) in place of model.cuda(), and .to(core.device) of .cuda(); "
+            "batches are there already"
+        )
+    if "DataLoader worker (pid" in what:
+        return _fix_of_a_dead_loader()
+    return Failure.fix
+
+
+def _fix_of_a_dead_loader() -> str:
+    free = 0
+    if os.path.isdir("/dev/shm"):
+        free = shutil.disk_usage("/dev/shm").free
+    return (
+        f"a DataLoader process was killed: host memory, or /dev/shm, which has {free / _MIB:,.0f} "
+        "MiB free;\nworkers=0, a smaller batch_size, or a container with more shared memory"
+    )
+
+
+def _fix_of_a_start(text: str) -> str:
+    """Return the fix for a device that did not start, given the text of torch_xla about it."""
+    if "worker addresses" in text:
+        return (
+            "tpukit.setup() removes TPU_PROCESS_ADDRESSES, which all workers would share; "
+            "then run this cell again"
+        )
+    return (
+        "chips stay busy for some seconds after a worker was killed: wait half a minute and run "
+        "the cell again;\nif that does not help, tpukit.check() names who holds them, and a "
+        "restart of the session frees them"
+    )

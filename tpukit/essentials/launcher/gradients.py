@@ -1,107 +1,133 @@
-"""Gradients averaged over cores, which need not have one for the same parameters."""
+"""Average gradients over the cores, even if a parameter has a gradient on some cores only.
+
+A layer that a core's share of the batch did not reach has no gradient on that core. A collective
+needs the same layout on every core, so each core sends a gradient or zeros for every parameter
+and, in the same message, one flag per parameter:
+
+               core 0      core 1                mean, on both cores
+    a.grad     2.0         4.0                   3.0
+    b.grad     6.0         None, sent as 0.0     3.0
+    flags      1, 1        1, 0                  1, 0.5
+
+A flag above 0 says that some core has a gradient, so both cores keep 3.0 for b. If no core has
+one, the parameter keeps None, because with a gradient of zeros the optimizer would decay it.
+"""
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 
 from tpukit.essentials.backends import Backend
 from tpukit.essentials.display import InvalidValueError, explain, first_few
+from tpukit.essentials.launcher.core_values import parameters_of
 
-_AFTER_MODEL = "make it after core.model, which returns a copy: torch.optim.Adam(model.parameters())"
+_REMAKE = "make it after core.model, which returns a copy: torch.optim.Adam(model.parameters())"
 
 
 class GradientAverage:
-    """Averages the gradients of optimisers, in one message that has the same layout on every core.
+    """Averages the gradients of optimizers over all cores, in one message per step."""
 
-    A layer that this core's share of the batch did not reach has no gradient here and may have one on another core. So
-    every parameter that requires one sends its gradient, or zeros, and beside them goes one number per parameter:
-    whether it has a gradient. Afterwards a parameter has the mean gradient if any core had one, and None if no core
-    had: an optimiser does not touch that one, while zeros would decay it.
-
-    A step in which every parameter has its gradient sends those numbers and reads none. A core that lacks some reads
-    them; on a TPU, where reading waits for the device, once, unless it lacks others in other steps: there all cores
-    have to run one program, and layers that come and go are looked at in each step.
-
-    Args:
-        names_of: the names of parameters, for what is told of them.
-        say: takes a line for the user.
-    """
-
-    def __init__(self, backend: Backend, names_of: Callable[[list], list[str]], say: Callable[[str], None]):
-        self._backend, self._names_of, self._say = backend, names_of, say
-        self._read = weakref.WeakKeyDictionary()  # by optimiser, by what this core has: what any core has
+    def __init__(self, backend: Backend, names_of: Callable[[list], list[str]], say: Callable):
+        self._backend = backend
+        self._names_of = names_of  # the names of parameters
+        self._say = say  # prints a line for the user
+        # Per optimizer: which parameters have a gradient on any core, by which have one here.
+        self._anywhere: weakref.WeakKeyDictionary[object, dict] = weakref.WeakKeyDictionary()
 
     def __call__(self, optimizer, also: Iterable = ()) -> None:
-        """Average, together; `also` are float tensors, overwritten with their mean in the same message."""
+        """Average gradients, and `also` (float tensors). Collective: call it on every core."""
+        is_first = optimizer not in self._anywhere
+        if self._backend.world_size == 1 and not is_first:
+            return
+        parameters = parameters_of(optimizer)
+        trained = [one for one in parameters if one.requires_grad or one.grad is not None]
+        here = tuple(one.grad is not None for one in trained)
+        if self._backend.world_size == 1:
+            self._anywhere[optimizer] = {}
+            self._warn_if_none(here)
+            return
+        if is_first:
+            self._check_device(trained)
+        reached = [one for one in trained if one.grad is not None]
+        self._check_dense(reached)
+        self._work_around_torch_xla(reached)
+        gradients, flags = self._exchange(trained, here, also)
+        known = self._anywhere.setdefault(optimizer, {})
+        if all(here):
+            known[here] = here
+            return
+        # Reading waits for the device. On a TPU one reading is enough if `here` never changes.
+        is_settled = self._backend.in_graph and known.keys() == {here}
+        if not is_settled:
+            known[here] = self._read(flags, trained)
+        if is_first:
+            self._warn_if_none(known[here])
+        for parameter, gradient, is_used in zip(trained, gradients, known[here], strict=True):
+            parameter.grad = gradient if is_used else None
+
+    def _work_around_torch_xla(self, parameters: list) -> None:
+        """Clone the gradients that torch_xla 2.9 would average wrongly.
+
+        XLA:CPU: the gradient of `weight.sum()` is one number, expanded to the weight's shape, and
+        writing into it gives wrong values. TPU: a gradient to which several calls of `backward`
+        have added loses the average again if an optimizer keeps it, as SGD's momentum does.
+        """
+        in_graph = self._backend.in_graph
+        is_xla_cpu = self._backend.traced and not in_graph
+        for parameter in parameters:
+            was_added_to = parameter.grad._version > 0
+            if is_xla_cpu or (in_graph and was_added_to):
+                parameter.grad = parameter.grad.clone()
+
+    def _exchange(self, parameters: list, here: Sequence[bool], also: Iterable) -> tuple:
+        """Average gradients (or zeros) and flags over the cores; return both, on the device."""
         import torch
 
-        first = optimizer not in self._read
-        if self._backend.world_size == 1 and not first:
-            return
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        parameters = [parameter for parameter in parameters if parameter.requires_grad or parameter.grad is not None]
-        here = tuple(parameter.grad is not None for parameter in parameters)
-        if self._backend.world_size == 1:
-            self._read[optimizer] = {}
-            self._say_if_none(here)
-            return
-        device = self._backend.device
-        if first and (elsewhere := [one for one in parameters if one.device.type != device.type]):
+        gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
+        if all(here):
+            flags = torch.ones(len(here), device=self._backend.device)
+        else:
+            (flags,) = self._backend.to_device([torch.tensor(here, dtype=torch.float32)])
+        self._backend.average([*gradients, flags, *also])
+        return gradients, flags
+
+    def _read(self, flags, parameters: list) -> list[bool]:
+        """Return which parameters have a gradient on any core; this waits for the device."""
+        shares = self._backend.to_cpu([flags])[0].tolist()
+        mixed = [one for one, share in zip(parameters, shares, strict=True) if 0 < share < 1]
+        if mixed and self._backend.in_graph:
+            names = first_few(self._names_of(mixed), 5)
+            raise InvalidValueError(
+                "the cores use different layers in one step: on a TPU they would wait for each "
+                "other forever",
+                found=f"gradients on some cores and none on others: {names}",
+                fix="the same layers on every core: FitOptions(same_seed=True), or "
+                "core.same_seed(step) in a loop of your own, for layers dropped at random; for "
+                "experts and early exits compute all, times 0 or 1",
+            )
+        return [share > 0 for share in shares]
+
+    def _check_device(self, parameters: list) -> None:
+        if elsewhere := [one for one in parameters if one.device.type != self._backend.device.type]:
             raise InvalidValueError(
                 "the optimizer's parameters are not on this core's device",
-                found=f"{len(elsewhere)} of {len(parameters)} are on {elsewhere[0].device}, the device is {device}",
-                fix=_AFTER_MODEL,
+                found=f"{len(elsewhere)} of {len(parameters)} are on {elsewhere[0].device}, "
+                f"the device is {self._backend.device}",
+                fix=_REMAKE,
             )
-        if sparse := [one for one in parameters if one.grad is not None and one.grad.layout is not torch.strided]:
+
+    def _check_dense(self, parameters: list) -> None:
+        import torch
+
+        if sparse := [one for one in parameters if one.grad.layout is not torch.strided]:
+            names = first_few(self._names_of(sparse), 5)
             raise InvalidValueError(
-                "sparse gradients cannot be averaged over the cores: each has others",
-                found=f"the gradient of {first_few(self._names_of(sparse), 5)} is {sparse[0].grad.layout}",
-                fix="torch.nn.Embedding(..., sparse=False), and an optimizer for dense gradients; or cores=1",
+                "sparse gradients cannot be averaged over the cores, because each core has others",
+                found=f"the gradient of {names} is {sparse[0].grad.layout}",
+                fix="torch.nn.Embedding(..., sparse=False), and an optimizer for dense gradients; "
+                "or cores=1",
             )
-        if self._backend.traced and not self._backend.in_graph:
-            # XLA:CPU: that of `weight.sum()` is one number seen in every place, and what is written there in place
-            # comes out as something else (torch_xla 2.9).
-            for parameter, has in zip(parameters, here, strict=True):
-                parameter.grad = parameter.grad.clone() if has else None
-        for parameter in parameters if self._backend.in_graph else ():
-            # What several calls of `backward` have added up in place: of it SGD's momentum, which keeps it, would go
-            # back behind the all-reduce, to this core's own (torch_xla 2.9).
-            if parameter.grad is not None and parameter.grad._version:
-                parameter.grad = parameter.grad.clone()
-        pairs = zip(parameters, here, strict=True)
-        gradients = [parameter.grad if has else torch.zeros_like(parameter) for parameter, has in pairs]
-        if all(here):
-            numbers = torch.ones(len(here), device=device)
-        else:
-            (numbers,) = self._backend.to_device([torch.tensor(here, dtype=torch.float32)])
-        self._backend.average([*gradients, numbers, *also])
-        read = self._read.setdefault(optimizer, {})
-        read.setdefault(here)
-        if all(here):
-            return
-        anywhere = self._anywhere(optimizer, parameters, here, numbers)
-        if first:
-            self._say_if_none(anywhere)
-        for parameter, gradient, has in zip(parameters, gradients, anywhere, strict=True):
-            parameter.grad = gradient if has else None
 
-    def _say_if_none(self, anywhere: Sequence[bool]) -> None:
-        if anywhere and not any(anywhere):
-            self._say(explain("no parameter of the optimizer has a gradient: it trains nothing", fix=_AFTER_MODEL))
-
-    def _anywhere(self, optimizer, parameters: list, here: tuple, numbers) -> list[bool]:
-        read = self._read[optimizer]
-        if read[here] is None or len(read) > 1 or not self._backend.in_graph:
-            shares = self._backend.to_cpu([numbers])[0].tolist()
-            mixed = [parameter for parameter, share in zip(parameters, shares, strict=True) if 0 < share < 1]
-            if mixed and self._backend.in_graph:
-                raise InvalidValueError(
-                    "the cores use different layers in one step, which on chips would be two programs that wait for "
-                    "each other",
-                    found=f"gradients on some cores and none on others: {first_few(self._names_of(mixed), 5)}",
-                    fix=(
-                        "the same layers on every core: FitOptions(same_seed=True), or core.same_seed(step) in a loop of "
-                        "your own, for layers dropped at random; for experts and early exits compute all, times 0 or 1"
-                    ),
-                )
-            read[here] = [share > 0 for share in shares]
-        return read[here]
+    def _warn_if_none(self, has_gradient: Sequence[bool]) -> None:
+        if has_gradient and not any(has_gradient):
+            fact = "no parameter of the optimizer has a gradient: it trains nothing"
+            self._say(explain(fact, fix=_REMAKE))

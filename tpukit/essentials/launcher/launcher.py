@@ -1,4 +1,12 @@
-"""Run a function on every core and bring every core's result back, or the first failure."""
+"""Run a function on every core, and return each core's result or raise the first failure.
+
+launch(train, config)
+  check the arguments; choose backend, cores and processes      here and in `topology`
+  fork the worker processes                                     `worker_group`
+  take in what they send, until all are done or one has failed  `worker_group`, `watchdog`
+  end them                                                      `worker_group`
+  return a `Run`, or raise `WorkerError` or `LaunchInterrupted`
+"""
 
 import contextlib
 import functools
@@ -6,11 +14,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tpukit.essentials.backends import Hosts, Topology, runtimes
-from tpukit.essentials.display import Screen, as_html, counted, load_part, screen
+from tpukit.essentials.display import (
+    ErrorFields,
+    Screen,
+    TpukitError,
+    as_html,
+    counted,
+    load_part,
+    screen,
+)
 from tpukit.essentials.environment import Folders, MachineInfo, folders_of, wait_for_chips
-from tpukit.essentials.launcher.agreement import apart
-from tpukit.essentials.launcher.calls import refuse_call, refuse_options
-from tpukit.essentials.launcher.failure import Failure, message
+from tpukit.essentials.launcher.agreement import difference_at_end
+from tpukit.essentials.launcher.calls import explain_unknown_options, refuse_call
+from tpukit.essentials.launcher.failure import Failure, Report, report
 from tpukit.essentials.launcher.signals import INTERRUPT_STACKS_SECONDS, sigterm_ends_the_run
 from tpukit.essentials.launcher.topology import (
     choose_device,
@@ -22,60 +38,26 @@ from tpukit.essentials.launcher.watchdog import Limits
 from tpukit.essentials.launcher.worker import Task, seed_of
 from tpukit.essentials.launcher.worker_group import InProcessGroup, WorkerGroup
 
-
-class WorkerError(RuntimeError):
-    """A core failed; the others were ended.
-
-    Attributes:
-        rank: the core that failed first.
-        traceback: its traceback as text.
-        run: what the run had brought by then: the results of cores that were done, and the log.
-    """
-
-    def __init__(self, message: str, *, rank: int, traceback: str, run: "Run"):
-        super().__init__(message)
-        self.rank, self.traceback, self.run = rank, traceback, run
-
-    def __reduce__(self) -> tuple:  # an exception is pickled by its args alone, which would lack the keywords
-        again = functools.partial(type(self), rank=self.rank, traceback=self.traceback, run=self.run)
-        return again, self.args, vars(self)
-
-
-class LaunchInterrupted(KeyboardInterrupt):
-    """The run was interrupted and its workers ended.
-
-    Attributes:
-        run: what it had brought by then: a `Run` of `launch`, the `Jobs` of `launch_each`.
-        stacks: by rank, where each core stood that had not returned; without a core that did not answer at once, and
-            empty for `launch_each`.
-    """
-
-    def __init__(self, run, stacks: Mapping[int, str] | None = None, *, hung: bool = False):
-        stacks = dict(stacks or {})
-        text = "the run was interrupted; its workers were ended"
-        if hung:
-            text += "\n\nwhere the cores stood:\n" + "".join(f"core {rank}:\n{stacks[rank]}" for rank in sorted(stacks))
-        super().__init__(text)
-        self.run, self.stacks = run, stacks
-
-    def __reduce__(self) -> tuple:
-        return type(self), (self.run, self.stacks), vars(self) | {"args": self.args}
+_MIB = 2**20
+Logger = Callable[[dict], object]
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a launch brought back.
+    """The outcome of a launch.
 
     Attributes:
-        results: what the worker function returned, by rank; tensors are on the CPU. None for a core that has not
-            returned, which only a failed run has.
-        cores: cores that ran.
-        device: what they were, in words.
+        results: the return values of the worker function, by rank, with tensors on the CPU. None
+            for a core that has not returned, which only a failed run has.
+        cores: number of cores that ran.
+        device: the kind of core, such as "TPU v5e core".
         seconds: wall time from the fork to the last result.
-        memory: peak host memory of each core's process in bytes, pages shared with the kernel included.
-        log: the rows of `core.log`, in order: a dict with "step" and the values.
-        grown: by how many bytes each core's process grew from its start, at most, by the peak that the system keeps;
-            without files that are mapped, such as a cache, and what the kernel held.
+        memory: peak host memory of each core's process in bytes. Pages that it shares with the
+            kernel count.
+        log: the rows of `core.log` in order, each a dict with "step" and the values.
+        memory_growth: largest growth in bytes of each core's process since its start, from the
+            peak that the system keeps. Mapped files, such as a cache, and the kernel's own memory
+            do not count.
     """
 
     results: list
@@ -84,42 +66,109 @@ class Run:
     seconds: float
     memory: list[int]
     log: list[dict] = field(repr=False)
-    grown: list[int] = field(default_factory=list)
+    memory_growth: list[int] = field(default_factory=list)
 
     def __repr__(self) -> str:
-        most = f", {self._most()}" if self._most() else ""
-        return (
-            f"Run: {self.cores} x {self.device}, {self.seconds:.1f} s, peak host memory {self._memory()} a core{most}; "
-            f"results: {len(self.results)} x {self._kinds()}; {counted(len(self.log), 'logged row')}"
-        )
+        parts = [
+            f"{self.cores} x {self.device}",
+            f"{self.seconds:.1f} s",
+            f"peak host memory {self._memory_in_words()} per core",
+        ]
+        growth = self._growth_in_words()
+        if growth:
+            parts.append(growth)
+        results = f"results: {len(self.results)} x {self._types_of_results()}"
+        return f"Run: {', '.join(parts)}; {results}; {counted(len(self.log), 'logged row')}"
 
     def _repr_html_(self) -> str:
+        memory = f"{self._memory_in_words()} per core"
+        growth = self._growth_in_words()
+        if growth:
+            memory = f"{memory}\n{growth}"
+        source = "each core" if self.cores > 1 else "the core"
         rows = [
             ("cores", f"{self.cores} x {self.device}"),
             ("time", f"{self.seconds:,.1f} s, from the fork to the last result"),
-            ("peak host memory", "\n".join(filter(None, [f"{self._memory()} a core", self._most()]))),
-            ("results", f"{self._kinds()} from {'each core' if self.cores > 1 else 'the core'}: `run.results[0]`"),
+            ("peak host memory", memory),
+            ("results", f"{self._types_of_results()} from {source}: `run.results[0]`"),
         ]
-        rows += [("log", f"{counted(len(self.log), 'row')}: `run.log`")] * bool(self.log)
+        if self.log:
+            rows.append(("log", f"{counted(len(self.log), 'row')}: `run.log`"))
         return as_html(rows, title="Run")
 
-    def _memory(self) -> str:
-        low, high = (f"{end(self.memory, default=0) / 2**20:,.0f}" for end in (min, max))
+    def _memory_in_words(self) -> str:
         if not self.memory:
             return "unknown"
-        return f"{low} MiB" if low == high else f"{low} to {high} MiB"
+        low = f"{min(self.memory) / _MIB:,.0f}"
+        high = f"{max(self.memory) / _MIB:,.0f}"
+        if low == high:
+            return f"{low} MiB"
+        return f"{low} to {high} MiB"
 
-    def _kinds(self) -> str:
-        return ", ".join(dict.fromkeys(type(result).__name__ for result in self.results))
+    def _types_of_results(self) -> str:
+        names = [type(result).__name__ for result in self.results]
+        return ", ".join(dict.fromkeys(names))  # each name once, in the order of ranks
 
-    def _most(self) -> str:
-        """Say which core grew most."""
-        if not any(self.grown):
+    def _growth_in_words(self) -> str:
+        """Return a phrase that names the core that grew most; "" if none grew."""
+        if not any(self.memory_growth):
             return ""
-        most = max(range(len(self.grown)), key=self.grown.__getitem__)
-        return f"core {most} grew most, by {self.grown[most] / 2**20:,.0f} MiB"
+        largest = max(self.memory_growth)
+        core = self.memory_growth.index(largest)
+        return f"core {core} grew most, by {largest / _MIB:,.0f} MiB"
 
 
+class WorkerError(TpukitError, RuntimeError):
+    """A core failed, or the run hung; all other cores were ended.
+
+    The exception that the core raised is the `__cause__`, if it could be pickled and its text has
+    no megabytes.
+
+    Attributes:
+        rank: the core that failed first.
+        traceback: its traceback as text.
+        run: the results and the log up to then, as a `Run`.
+    """
+
+    rank = 0
+    traceback = ""
+    run: Run | None = None
+
+
+class LaunchInterrupted(ErrorFields, KeyboardInterrupt):
+    """The run was interrupted, and its workers were ended.
+
+    It has the fields of `TpukitError`, but `except Exception` does not catch it.
+
+    Attributes:
+        run: the outcome up to then: a `Run` of `launch`, the `Jobs` of `launch_each`.
+        stacks: the stack of each core that had not returned, as text by rank. A core that did not
+            answer at once is left out. Empty for `launch_each`.
+    """
+
+    run: object = None
+    stacks: Mapping[int, str] = {}
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """The options of `launch`; `hosts` belongs to a run over several hosts alone."""
+
+    cores: int | None = None
+    device: int | None = None
+    backend: str | None = None
+    seed: int | None = None
+    timeout: float | None = None
+    limits: Limits = Limits()
+    progress: str | None = None
+    loggers: Logger | Sequence[Logger] | None = None
+    matmul_precision: str | None = None
+    compile_cache: Folders | bool | None = None
+    shard: str | None = None
+    hosts: Hosts | None = None
+
+
+@explain_unknown_options
 def launch(
     fn: Callable,
     *args: object,
@@ -128,143 +177,237 @@ def launch(
     backend: str | None = None,
     seed: int | None = None,
     timeout: float | None = None,
-    stall: float | None = 120.0,
-    heartbeat: float = 1.0,
+    limits: Limits = Limits(),
     progress: str | None = None,
-    to: Callable[[dict], object] | Sequence[Callable[[dict], object]] | None = None,
-    precision: str | None = None,
+    loggers: Logger | Sequence[Logger] | None = None,
+    matmul_precision: str | None = None,
     compile_cache: Folders | bool | None = None,
-    hosts: Hosts | None = None,
     shard: str | None = None,
-    **unknown: object,
 ) -> Run:
-    """Run `fn(core, *args)` on every core, each in a process of its own, and return when all are done.
+    """Run `fn(core, *args)` on every core, each in its own process, and return the results.
 
-    The workers are forks: they see everything the notebook has defined, nothing has to be pickled on the way in, and
-    nothing they change is changed here. The kernel never touches the device, so this can be run again and again.
+    The workers are forks: they see everything that the notebook has defined, nothing has to be
+    pickled on the way in, and their changes stay in the worker. The kernel never opens the device,
+    so this can be called again and again.
 
-    On v5e chips torch_xla's compiler may use 22 MiB of VMEM for one operation, not 16. For another limit set
-    LIBTPU_INIT_ARGS before, to "--xla_tpu_scoped_vmem_limit_kib=16384" or what you like.
+    Every keyword is an option of `launch`. To pass `fn` a keyword of its own, use
+    `functools.partial(fn, lr=0.1)`.
+
+    On v5e chips torch_xla's compiler may use 22 MiB of VMEM per operation instead of 16. For
+    another limit set LIBTPU_INIT_ARGS before the launch, for example to
+    "--xla_tpu_scoped_vmem_limit_kib=16384".
 
     Args:
         fn: the worker function; its first argument is a `Core`.
-        *args: passed on as they are.
-        cores: None for all there are; on a TPU that or 1. Where no accelerator is, any number of CPU processes.
-        device: the number of the one chip or GPU to run on, from 0; None for all, or with cores=1 the first.
-        backend: None for the best there is; "cpu" rehearses on plain CPU processes, "xla" on a machine without a
-            chip through torch_xla, slowly but with real graphs: on the stand-in for libtpu where it is installed, else
-            on XLA:CPU processes that gloo joins ("xla:simulator" and "xla:cpu" choose one of them).
-        seed: of all random numbers of the run. None takes the notebook's, `torch.initial_seed()`, so that
-            `torch.manual_seed` in a cell counts; where nobody seeded, that is another in every kernel. A worker
-            function begins with the same random numbers on every core; within steps each core draws its own.
-        timeout: seconds after which the run is ended; None for no limit.
-        stall: seconds that cores may wait for one that neither moves on nor uses a processor, before the run is ended
-            with the stacks of all; None to wait for ever. A core that compiles uses a processor.
-        heartbeat: seconds between two signs of life of a worker.
-        progress: "panel", "line", "text" or "off"; None decides by where this runs.
-        to: a function, or a list of them, that the kernel calls with each row of `core.log` as it arrives, a dict with
-            "step" and the values: `TensorBoardWriter(folder)`, `CsvWriter(file)`; for wandb `to=wandb.log`; for MLflow
-            `to=lambda row: mlflow.log_metrics(row, step=row["step"])`. The kernel waits for it, and does not look at
-            the cores meanwhile, so keep it fast. One that raises, or that an interrupt ends, is told and gets no more
-            rows; after an error the run goes on.
-        precision: of matrix products and convolutions in float32. None for the device's own: a TPU rounds their inputs
-            to bfloat16 (8 significant bits) and adds up in float32, a GPU does float32 products as they are and rounds
-            the inputs of convolutions to 11 bits. "high" keeps about 14 bits on a TPU, 11 on a GPU; "highest" keeps
-            them all, on a TPU in six passes instead of one. torch_xla 2.8 and 2.9 leave it out in the backward pass of
-            convolutions and in torch.einsum. CPU processes and XLA:CPU keep all bits anyway.
-        compile_cache: a folder where what is compiled is kept, so that the next session loads it instead, also on
-            another machine of the same kind; or a list of folders, the first of which is written, the others only
-            read. False for none; None for what `setup(compile_cache=...)` has named. What is loaded from there is
-            code: the folder is made for this user alone, and one that others can write to is refused. Past 2 GB, those
-            programs are removed that nobody has used for longest. Where it cannot be had, that is said, and the launch
-            goes on without it.
-        hosts: which of several hosts this is, where each of them calls launch with the same arguments; the run it
-            returns is this host's part. `tpukit.cloud.ray_train` does all that. A core that waits for another host is
-            not called stalled, since only that host knows what its cores do.
-        shard: "fsdp" for a model that one chip cannot hold: all chips are one core of one process then, rank 0 of 1,
-            and each has a part of every weight and of the optimiser's state, and computes its share of the batch. The
-            same function runs; `batch_size` is of the whole run, and `core.chips` divides it. Checkpoints are those of
-            the plain model. For torch_xla alone; without a chip one CPU process holds all of it, and says so.
-        **unknown: refused: every keyword is an option of launch. What `fn` takes by keyword goes through
-            `functools.partial(fn, lr=0.1)`.
+        *args: further arguments of `fn`.
+        cores: number of cores. None for all; a TPU supports only that and 1. Without an
+            accelerator, any number of CPU processes.
+        device: number of the only chip or GPU to use, from 0. None for all, or for the first if
+            cores=1.
+        backend: None for the best that the machine has. "cpu" is a dry run on plain CPU processes.
+            "xla" on a machine without a chip is a dry run through torch_xla: slow, but with real
+            graphs. It uses the simulated TPU if that is installed, and otherwise XLA:CPU processes
+            joined by gloo; "xla:simulator" and "xla:cpu" choose between them.
+        seed: seed of all random numbers of the run. None for the notebook's own,
+            `torch.initial_seed()`, so `torch.manual_seed` in a cell counts; without such a cell
+            every kernel has another. The worker function begins with the same random numbers on
+            every core; within steps each core draws its own.
+        timeout: seconds after which the run is ended. None for no limit.
+        limits: how long cores may wait for a core that does not move, and how often a worker
+            reports; see `Limits`.
+        progress: "panel", "line", "text" or "off". None chooses by the kind of notebook.
+        loggers: a function, or a list of functions, that the kernel calls with each row of
+            `core.log` as it arrives, a dict with "step" and the values:
+            `TensorBoardWriter(folder)`, `CsvWriter(file)`, `wandb.log`, or for MLflow
+            `lambda row: mlflow.log_metrics(row, step=row["step"])`. Keep it fast, because the
+            kernel does not watch the cores meanwhile. If a function raises an error or is
+            interrupted, tpukit prints that and calls it no more; after an error the run goes on.
+        matmul_precision: precision of float32 matrix products and convolutions. None for the
+            device's own: a TPU rounds their inputs to bfloat16 (8 significant bits) and adds in
+            float32; a GPU keeps products and rounds the inputs of convolutions to 11 bits. "high"
+            keeps about 14 bits on a TPU and 11 on a GPU. "highest" keeps all bits, which takes a
+            TPU six passes instead of one. torch_xla 2.8 and 2.9 ignore it in the backward pass of
+            convolutions and in torch.einsum. CPU processes and XLA:CPU always keep all bits.
+        compile_cache: folder for compiled programs. The next session loads them from it, also on
+            another machine of the same kind. Of a list of folders the first is written and the
+            others are only read. False for none; None for the folder of `setup(compile_cache=...)`.
+            Loaded programs are code, so the folder is made for this user alone, and one that
+            others can write to is refused. Above 2 GB the least recently used programs are
+            removed. If it is not supported here, tpukit prints that and the launch goes on.
+        shard: "fsdp" for a model that does not fit one chip. All chips are then one core of one
+            process, rank 0 of 1; each holds a part of every weight and of the optimizer's state,
+            and computes its share of the batch. The same function runs. `batch_size` is that of
+            the whole run, a multiple of `core.chips`. Checkpoints are those of the plain model.
+            For torch_xla alone; without a chip one CPU process holds everything.
+
+    Returns:
+        A `Run` with the results by rank.
 
     Raises:
-        TypeError: a keyword is none of these options, `fn` is no function that takes a core and `args`, or `to` is
-            neither a function nor a list of functions.
-        ValueError: `cores`, `device`, `backend` or `shard` cannot be had on this machine, or not together, a number of
-            seconds is not above 0, there is no such `precision`, or others can write to a folder of `compile_cache`.
+        InvalidTypeError: a keyword is not an option, `fn` is not a function of a core and `args`,
+            or `loggers` is not a function or a list of functions.
+        InvalidValueError: this machine does not support `cores`, `device`, `backend` or `shard`,
+            or not together; a number of seconds is not above 0; `matmul_precision` is unknown;
+            others can write to a folder of `compile_cache`.
         RuntimeInUseError: this process has started the XLA or CUDA runtime, or is a worker itself.
-        DeviceBusyError: on a TPU, other programs still hold the chips after a minute, unless `device` chose one.
-        WorkerError: a core failed, or the run hung; its `__cause__` is the original exception where that could be
-            pickled and has no text of megabytes.
-        LaunchInterrupted: a KeyboardInterrupt, with what had been brought by then, and where the cores stood.
+        DeviceBusyError: other programs hold the chips of the TPU, still after a minute. With
+            `device` tpukit does not wait.
+        WorkerError: a core failed, or the run hung.
+        LaunchInterrupted: a KeyboardInterrupt, with the outcome up to then.
     """
-    if unknown:
-        refuse_options(fn, unknown, launch)
     refuse_call(fn, args)
+    options = LaunchOptions(
+        cores=cores,
+        device=device,
+        backend=backend,
+        seed=seed,
+        timeout=timeout,
+        limits=limits,
+        progress=progress,
+        loggers=loggers,
+        matmul_precision=matmul_precision,
+        compile_cache=compile_cache,
+        shard=shard,
+    )
+    return run_on_cores(fn, args, options)
+
+
+def run_on_cores(fn: Callable, args: tuple, options: LaunchOptions) -> Run:
+    """Do the work of `launch`, once the call itself has been checked."""
     host = MachineInfo.read()
-    limits, task = Limits(timeout, stall, heartbeat), Task(fn, args, seed_of(seed, hosts), precision)
-    if shard is not None:
-        choose = functools.partial(choose_topology, host, backend=backend)
-        sharded = load_part("tpukit.accelerators.sharded", "launch(shard=...)")
-        topology = sharded.choose_sharded(shard, choose, cores=cores, device=device, hosts=hosts)
-    elif device is None:
-        topology = choose_topology(host, cores, backend)
-    else:
-        topology = choose_device(host, device, cores, backend)
+    task = Task(
+        fn,
+        args,
+        seed=seed_of(options.seed, options.hosts),
+        matmul_precision=options.matmul_precision,
+        timeout=options.timeout,
+    )
+    topology = _choose(host, options)
     refuse_one_process_variables(topology)
-    if hosts is not None:
-        topology = replace(topology, hosts=hosts)
-        part = load_part("tpukit.accelerators.hosts", "launch(hosts=...)")
-        task = replace(task, fn=functools.partial(part.over_hosts, fn, topology))
     refuse_if_in_use(host)
+    chips = topology.processes * topology.chips
     group_type = WorkerGroup if topology.processes else InProcessGroup
-    with sigterm_ends_the_run(), screen(progress) as display:
-        if to is not None:
-            to = load_part("tpukit.training.log_files", "launch(to=...)").LogWriters(to, display.line)
+    with sigterm_ends_the_run(), screen(options.progress) as display:
+        writers = _writers(options, display)
         with (
-            ready(topology, topology.processes * topology.chips, compile_cache, display) as topology,
-            group_type(topology, task, limits, display, to) as group,
+            ready(topology, chips, options.compile_cache, display) as topology,
+            group_type(topology, task, options.limits, display, writers) as group,
         ):
-            if shard is not None:
-                display.line(sharded.how_it_is_cut(topology))
-            if topology.rehearsal:
-                stand = "processes stand" if topology.cores > 1 else "process stands"
-                who = f"{topology.cores} {topology.device} {stand}"
-                if topology.chips > 1:
-                    who = f"{topology.device} of one process stand"
-                note = runtimes()[topology.backend].note
-                display.line(f"a rehearsal: {who} in for TPU cores{note}")
-            if topology.cores > topology.processes > 0:
-                display.line(
-                    "cores that share a chip share the host's random numbers: those of the device and of datasets in "
-                    "core.batches can be drawn again from the seed, others on the host cannot (see Core.seed)"
-                )
-            try:
-                failure = group.watch()
-                if failure is not None:
-                    display.close("failed")
-            except KeyboardInterrupt:
-                display.close("interrupted")
-                hung, stacks = group.waits_long(), group.stacks(INTERRUPT_STACKS_SECONDS)
-                group.end()
-                raise LaunchInterrupted(collect(group), stacks, hung=hung) from None
-    if failure is None and (error := apart([group.same[rank] for rank in sorted(group.same)])):
-        raise WorkerError(str(error), rank=0, traceback="", run=collect(group)) from error
-    if failure is None:
-        return collect(group)
-    raise worker_failed(failure, group)
+            _print_layout(topology, options.shard, display)
+            failure = _watch(group, display)
+    if failure is not None:
+        raise worker_failed(failure, group)
+    error = difference_at_end([group.states[rank] for rank in sorted(group.states)])
+    if error is not None:
+        raise WorkerError(
+            error.fact, found=error.found, fix=error.fix, run=collect(group)
+        ) from error
+    return collect(group)
+
+
+def _choose(host: MachineInfo, options: LaunchOptions) -> Topology:
+    """Return the layout of the run on this machine."""
+    if options.shard is not None:
+        return _choose_sharded(host, options)
+    if options.device is None:
+        topology = choose_topology(host, options.cores, options.backend)
+    else:
+        topology = choose_device(host, options.device, options.cores, options.backend)
+    return replace(topology, hosts=options.hosts)
+
+
+def _choose_sharded(host: MachineInfo, options: LaunchOptions) -> Topology:
+    sharded = load_part("tpukit.accelerators.sharded", "launch(shard=...)")
+    return sharded.choose_sharded(
+        options.shard,
+        functools.partial(choose_topology, host, backend=options.backend),
+        cores=options.cores,
+        device=options.device,
+        hosts=options.hosts,
+    )
+
+
+def _writers(options: LaunchOptions, display: Screen):
+    """Return the object that calls the loggers; None without any."""
+    if options.loggers is None:
+        return None
+    log_files = load_part("tpukit.training.log_files", "launch(loggers=...)")
+    return log_files.LogWriters(options.loggers, display.line)
+
+
+def _print_layout(topology: Topology, shard: str | None, display: Screen) -> None:
+    """Print how the run differs from one on TPU chips with a core per process."""
+    if shard is not None:
+        sharded = load_part("tpukit.accelerators.sharded", "launch(shard=...)")
+        display.line(sharded.how_it_is_cut(topology))
+    if topology.rehearsal:
+        stand = "processes stand" if topology.cores > 1 else "process stands"
+        who = f"{topology.cores} {topology.device} {stand}"
+        if topology.chips > 1:
+            who = f"{topology.device} of one process stand"
+        note = runtimes()[topology.backend].note
+        display.line(f"a rehearsal: {who} in for TPU cores{note}")
+    if topology.cores > topology.processes > 0:
+        display.line(
+            "cores that share a chip share the host's random numbers: those of the device and of "
+            "datasets in core.batches can be drawn again from the seed, others on the host cannot "
+            "(see Core.seed)"
+        )
+
+
+def _watch(group: WorkerGroup, display: Screen) -> Failure | None:
+    """Return the first failure of a run, None without one, once the run is over.
+
+    Raises:
+        LaunchInterrupted: on a KeyboardInterrupt, after the workers have ended.
+    """
+    try:
+        failure = group.watch()
+        if failure is not None:
+            display.close("failed")
+        return failure
+    except KeyboardInterrupt:
+        display.close("interrupted")
+        has_waited_long = group.waits_long()
+        stacks = group.stacks(INTERRUPT_STACKS_SECONDS)
+        group.end()
+        raise interrupted(collect(group), stacks, has_waited_long=has_waited_long) from None
+
+
+def interrupted(
+    run: object,
+    stacks: Mapping[int, str] = LaunchInterrupted.stacks,
+    *,
+    has_waited_long: bool = False,
+) -> LaunchInterrupted:
+    """Return the exception that reports an interrupt, with the outcome up to then."""
+    details = ""
+    if has_waited_long:  # the cores probably hung, which is why somebody interrupted
+        texts = [f"core {rank}:\n{stacks[rank]}" for rank in sorted(stacks)]
+        details = "where the cores stood:\n" + "".join(texts)
+    return LaunchInterrupted(
+        "the run was interrupted; its workers were ended",
+        details=details,
+        run=run,
+        stacks=dict(stacks),
+    )
 
 
 @contextlib.contextmanager
-def ready(topology: Topology, chips: int, compile_cache: Folders | bool | None, display: Screen) -> Iterator[Topology]:
-    """Wait for so many chips of a TPU; yield the layout with the folders of compiled programs, and say what came of it.
+def ready(
+    topology: Topology,
+    chips: int,
+    compile_cache: Folders | bool | None,
+    display: Screen,
+) -> Iterator[Topology]:
+    """Wait for this many chips of a TPU, and open the compilation cache; yield the layout with it.
 
     Raises:
         DeviceBusyError: other programs hold the chips.
-        TypeError, ValueError: as `launch` has it of `compile_cache`.
+        TypeError, ValueError: `compile_cache` is invalid, as `launch` documents.
     """
-    runtime, folders = runtimes()[topology.backend], folders_of(compile_cache)
+    runtime = runtimes()[topology.backend]
+    folders = folders_of(compile_cache)
     if runtime.hardware == "TPU":
         wait_for_chips(chips, display.line, chip=topology.device_number)
     kept = runtime.open_compile_cache(folders, display.line) if folders else None
@@ -274,21 +417,30 @@ def ready(topology: Topology, chips: int, compile_cache: Folders | bool | None, 
     try:
         yield replace(topology, kept=kept)
     finally:
-        if said := kept.summary():
-            display.line(said)
+        summary = kept.summary()
+        if summary:
+            display.line(summary)
         kept.close()
 
 
-def worker_failed(failure: Failure, group: WorkerGroup, what: str = "") -> WorkerError:
-    """Return the error that tells of a group's failure; `what` names the group where there are several."""
-    text = what + message(failure, group.topology)
-    error = WorkerError(text, rank=failure.rank, traceback=failure.trace, run=collect(group))
+def worker_failed(failure: Failure, group: WorkerGroup, prefix: str = "") -> WorkerError:
+    """Return the error that reports a group's failure; `prefix` names the group if it is one of several."""
+    described: Report = report(failure, group.topology)
+    error = WorkerError(
+        f"{prefix}{described.fact}",
+        found=described.found,
+        fix=described.fix,
+        details=described.details,
+        rank=failure.rank,
+        traceback=failure.trace,
+        run=collect(group),
+    )
     error.__cause__ = failure.error
     return error
 
 
 def collect(group: WorkerGroup) -> Run:
-    """Return what the group has brought by now."""
+    """Return the outcome of a group up to now."""
     ranks = group.ranks
     return Run(
         results=[group.results.get(rank) for rank in ranks],
@@ -297,5 +449,5 @@ def collect(group: WorkerGroup) -> Run:
         seconds=group.ended - group.began,
         memory=[group.memory[rank] for rank in ranks if rank in group.memory],
         log=group.log,
-        grown=[group.grown[rank] for rank in ranks if rank in group.grown],
+        memory_growth=[group.memory_growth[rank] for rank in ranks if rank in group.memory_growth],
     )

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 from tpukit.essentials.display import InvalidTypeError, running_shell
+from tpukit.essentials.launcher import messages
 
 _SECONDS_BETWEEN_MESSAGES = 0.25
 _DISPLAYS_PER_SECOND = 10  # of one process; what is above either limit is said not to be shown, once
@@ -45,7 +46,7 @@ class NotebookOutput:
         """Print one whole line in the notebook, from core 0; from each core, named, with `everywhere`."""
         if self.is_main or everywhere:
             self.activity += 1
-            self._send(("line", self.rank, " ".join(map(str, values)), everywhere))
+            self._send(messages.Line(self.rank, " ".join(map(str, values)), named=everywhere))
 
     def log(self, step: int | None = None, **values: object) -> None:
         """Record numbers of core 0 for the live curve and `Run.log`; the other cores' are ignored.
@@ -78,7 +79,7 @@ class NotebookOutput:
         """Send the logged rows now; the end of a loop and of a run does it too."""
         if self._rows:
             rows, self._rows = self.to_host(self._rows), []
-            self._send(("log", self.rank, [{name: _number(value) for name, value in row.items()} for row in rows]))
+            self._send(messages.LogRows(self.rank, [_numbers(row) for row in rows]))
             self._next_send = time.monotonic() + _SECONDS_BETWEEN_MESSAGES
         ends, self._ends = self._ends, []
         for message in ends:
@@ -132,12 +133,13 @@ class NotebookOutput:
         finally:  # a loop that was left early is over, too, and not finished
             if told:
                 options["seconds"] = time.monotonic() - began
-                self._end(("progress", label, done, done if whole else total, {**options, "over": True}), whole)
+                total = done if whole else total
+                self._end(messages.Progress(label, done, total, {**options, "over": True}), whole)
 
     def report_progress(self, label: str, done: int, total: int | None, **options: object) -> None:
         """Show how far a loop has come that `progress` cannot go through; see `Bar` for the options."""
         if self.is_main:
-            self._send(("progress", label, done, total, options))
+            self._send(messages.Progress(label, done, total, options))
 
     def _end(self, message: tuple, whole: bool) -> None:
         """Send the end of a loop after all that it has logged, so that the newest numbers stand beside it.
@@ -167,10 +169,11 @@ def forward_displays(send: Callable[[object], None], rank: Callable[[], int]) ->
         refusal = _why_not_shown(data, shown)
         if refusal is None:
             shown.append(time.monotonic())
-            send(("display", rank(), data, metadata or {}, {"transient": transient or {}, "update": update}))
+            options = {"transient": transient or {}, "update": update}
+            send(messages.Display(rank(), data, metadata or {}, options))
         elif refusal not in told:
             told.add(refusal)
-            send(("line", rank(), refusal, True))
+            send(messages.Line(rank(), refusal, named=True))
 
     shell.display_pub.publish = publish
     # A fork's messages go nowhere, and each is logged whole: those of a widget, as tqdm.auto makes one for each bar.
@@ -188,8 +191,8 @@ def _why_not_shown(data: dict, shown: deque) -> str | None:
     return None
 
 
-def _number(value: object) -> int | float:
-    return value.item() if hasattr(value, "item") else value
+def _numbers(row: dict) -> dict:
+    return {name: value.item() if hasattr(value, "item") else value for name, value in row.items()}
 
 
 def _as_float(name: str, value: object) -> float:

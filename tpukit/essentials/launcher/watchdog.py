@@ -4,27 +4,43 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from tpukit.essentials.display import InvalidValueError
+
 _UNEVEN_SECONDS = 5.0  # a core that returned has done its part of every collective: the rest is bytes on their way
 _SECONDS_BETWEEN_LOOKS = 0.25  # at what processes do: all of /proc is read for each of them
 _CPU_SAMPLE_SECONDS = 2.0  # over which processor time is compared
 _IDLE = 0.5  # of one processor: a compiler, a decoder or a loop uses one or waits for one, a sleep or a lock hardly
+_LONGER = "launch(..., limits=tpukit.Limits(stall=seconds))"
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How long a run may take, how long it may stand still, how often a worker gives a sign of life: as in `launch`."""
+    """How long cores may wait for a core that does not move, and how often workers report.
 
-    timeout: float | None = None
+    Attributes:
+        stall: seconds that cores may wait for a core that neither moves on nor uses a processor.
+            Then the run is ended with the stacks of all cores. None for no limit. A core that
+            compiles uses a processor.
+        heartbeat: seconds between two reports of a worker to the kernel.
+
+    Raises:
+        InvalidValueError: a value is not a number above 0.
+    """
+
     stall: float | None = 120.0
     heartbeat: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("timeout", "stall", "heartbeat"):
-            value = getattr(self, name)
-            optional = name != "heartbeat" and value is None
-            if not optional and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):
-                none = "" if name == "heartbeat" else ", or None for no limit"
-                raise ValueError(f"{name} is a number of seconds above 0{none}, got {value!r}")
+        if self.stall is not None:
+            refuse_seconds("stall", self.stall, fix="Limits(stall=600), or Limits(stall=None) for no limit")
+        refuse_seconds("heartbeat", self.heartbeat, fix="Limits(heartbeat=1)")
+
+
+def refuse_seconds(name: str, value: object, *, fix: str) -> None:
+    """Raise InvalidValueError unless the value is a number of seconds above 0."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not value > 0:  # so NaN is refused, too
+        raise InvalidValueError(f"{name} is a number of seconds above 0, got {value!r}", fix=fix)
 
 
 @dataclass(frozen=True)
@@ -54,8 +70,9 @@ class Watchdog:
 
     Args:
         ranks: of the cores that are watched.
-        limits: how long it may take and stand still.
+        limits: how long cores may stand still.
         busy_seconds: returns for how long the process of a rank has been busy so far.
+        timeout: seconds that the run may take; None for no limit.
         in_graph: cores may wait for each other in any read of a tensor, which no heartbeat mentions.
         waits_idle: a core that waits uses no processor.
         others: the run has cores on other hosts, too, for which those here may wait; these hosts watch them.
@@ -67,11 +84,12 @@ class Watchdog:
         limits: Limits,
         busy_seconds: Callable[[int], float],
         *,
+        timeout: float | None = None,
         in_graph: bool = False,
         waits_idle: bool = True,
         others: bool = False,
     ):
-        self.ranks, self.limits = ranks, limits
+        self.ranks, self.limits, self.timeout = ranks, limits, timeout
         self._in_graph, self._waits_idle, self._others = in_graph, waits_idle, others
         self._busy_seconds = busy_seconds
         self._began = time.monotonic()
@@ -117,11 +135,11 @@ class Watchdog:
         return {rank: self._heartbeats.get(rank, self._silent) for rank in self.ranks if rank not in returned}
 
     def _over_time(self, running: dict[int, Heartbeat], now: float) -> Stall | None:
-        if self.limits.timeout is None or now - self._began <= self.limits.timeout:
+        if self.timeout is None or now - self._began <= self.timeout:
             return None
         rank = next((rank for rank, beat in running.items() if not beat.waiting), min(running))
         doing = f", waiting in {running[rank].waiting}()" if running[rank].waiting else ""
-        what = f"was not done after timeout={self.limits.timeout:g} seconds{doing}"
+        what = f"was not done after timeout={self.timeout:g} seconds{doing}"
         return Stall(rank, what, "a longer timeout, or None for no limit; see below where the cores stand")
 
     def _left_early(self, running: dict[int, Heartbeat], returned: set[int], now: float) -> Stall | None:
@@ -149,13 +167,13 @@ class Watchdog:
         if not waiting and not silent:
             return None if self._others else self._silent_all(running, returned, quiet)
         if not waiting:
-            fix = "see tpukit.check() for who holds the chips; launch(..., stall=seconds) allows a longer start"
+            fix = f"see tpukit.check() for who holds the chips; {_LONGER} allows a longer start"
             return Stall(silent[0], f"has not started in {quiet[silent[0]]:.0f} s, and uses no processor", fix)
         late, first = working[0], waiting[0]
         return Stall(
             late,
             f"has not moved for {quiet[late]:.0f} s, while core {first} waits for it in {running[first].waiting}()",
-            f"see below where core {late} stands; launch(..., stall=seconds) allows more than {self.limits.stall:g}",
+            f"see below where core {late} stands; {_LONGER} allows more than {self.limits.stall:g}",
         )
 
     def _silent_all(self, running: dict[int, Heartbeat], returned: set[int], quiet: dict[int, float]) -> Stall:
@@ -164,10 +182,10 @@ class Watchdog:
         still = f"{quiet[longest]:.0f} s, nor used a processor"
         fix = (
             "the same collectives in the same order on every core, also before what is read with .item() or print; "
-            "if it waits for something else: launch(..., stall=seconds), or None"
+            f"if it waits for something else: {_LONGER}, or None"
         )
         if not self._in_graph:
-            fix = "see below where it stands, at a lock perhaps; launch(..., stall=seconds), or None, for a long wait"
+            fix = f"see below where it stands, at a lock perhaps; {_LONGER}, or None, for a long wait"
         elif returned:
             return Stall(min(returned), f"returned while core {longest} has not moved for {still}", fix)
         return Stall(longest, f"has not moved for {still}, and neither has any other core", fix)

@@ -1,4 +1,12 @@
-"""The life of a forked worker: cut loose from the kernel, start the device, run the function, say how it went."""
+"""The life of a forked worker process.
+
+    main       detach from the kernel, start the device, and then for each core of the process:
+    run_core     make the `Core`, run the worker function, send its result or its failure
+
+Meanwhile two more threads run: one sends heartbeats, and one obeys the kernel's commands. A worker
+never ends by itself, because others may still need its side of a collective: it waits for a
+command on the control pipe, which also ends when the kernel is gone.
+"""
 
 import contextlib
 import faulthandler
@@ -12,42 +20,86 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from tpukit.essentials.display import Failed, InvalidValueError
-from tpukit.essentials.environment import ONE_PROCESS_VARIABLES, OwnMemory, orphans, own_memory, peak_memory
-from tpukit.essentials.launcher import core_lookup, signals
+from tpukit.essentials.backends import Topology
+from tpukit.essentials.display import InvalidValueError, TpukitRuntimeError
+from tpukit.essentials.environment import (
+    ONE_PROCESS_VARIABLES,
+    OwnMemory,
+    orphans,
+    own_memory,
+    peak_memory,
+)
+from tpukit.essentials.launcher import core_lookup, messages, signals
 from tpukit.essentials.launcher.channel import Sender, SerializationError, serialize
 from tpukit.essentials.launcher.core import Core
-from tpukit.essentials.launcher.failure import device_not_started, exception_raised, sigterm_received, stack_text
+from tpukit.essentials.launcher.failure import (
+    device_not_started,
+    exception_raised,
+    sigterm_received,
+    stack_text,
+)
 from tpukit.essentials.launcher.notebook_output import forward_displays
+from tpukit.essentials.launcher.watchdog import refuse_seconds
 
-SEND_STACKS, GO, STOP = b"s", b"g", b"e"  # on the control pipe; its end means STOP, too
+# Commands on the control pipe; the end of the pipe means STOP.
+SEND_STACKS = b"s"
+GO = b"g"  # exit as soon as the work is done
+STOP = b"e"  # exit now, with all child processes
 
 
 @dataclass(frozen=True)
 class Task:
-    """What to run: the worker function, its arguments, the seed of its random numbers, its products' precision."""
+    """The work of a run.
+
+    Attributes:
+        fn: the worker function.
+        args: its arguments after the core.
+        seed: of all random numbers.
+        matmul_precision: of matrix products, as `launch` documents.
+        timeout: seconds after which the run is ended; None for no limit.
+    """
 
     fn: Callable
     args: tuple
     seed: int
-    precision: str | None = None
+    matmul_precision: str | None = None
+    timeout: float | None = None
 
     def __post_init__(self) -> None:
-        if self.precision not in (None, "high", "highest"):
+        if self.timeout is not None:
+            refuse_seconds("timeout", self.timeout, fix="timeout=3600, or None for no limit")
+        if self.matmul_precision not in (None, "high", "highest"):
             raise InvalidValueError(
-                f"precision is 'high', 'highest', or None for the device's own, got {self.precision!r}",
+                "matmul_precision is 'high', 'highest', or None for the device's own, "
+                f"got {self.matmul_precision!r}",
                 fix="for bfloat16 everywhere pass bf16=True to fit, or use torch.autocast",
             )
 
 
-def seed_of(seed: int | None, hosts: object = None) -> int:
-    """Return the seed of a run: that which was given, or the notebook's own, which launches do not use up.
+class World(NamedTuple):
+    """The number of cores of a run on all hosts, and the number of hosts."""
 
-    Of several hosts each has a generator of its own: without a seed it is 0.
+    size: int
+    hosts: int = 1
+
+    @classmethod
+    def of(cls, topology: Topology) -> "World":
+        """Return the world of a layout."""
+        hosts = topology.hosts.count if topology.hosts else 1
+        return cls(topology.world_size, hosts)
+
+
+def seed_of(seed: int | None, hosts: object = None) -> int:
+    """Return the seed of a run: the given one, or the notebook's own, which a launch does not change.
+
+    Each of several hosts has a generator of its own, so without a seed it is 0 there.
     """
-    if seed is not None or hosts is not None:
-        return seed or 0
+    if seed is not None:
+        return seed
+    if hosts is not None:
+        return 0
     import torch
 
     return torch.initial_seed()
@@ -55,17 +107,17 @@ def seed_of(seed: int | None, hosts: object = None) -> int:
 
 @dataclass(frozen=True)
 class WorkerPipes:
-    """What connects a worker process to its kernel.
+    """The connections of a worker process with its kernel.
 
     Attributes:
         rank: of the first core of this process.
         kernel: the process that forked this one.
-        folder: where this process's own processes meet it, removed by the kernel.
-        heartbeat: seconds between two signs of life.
+        folder: for sockets and files of this process's own children; the kernel removes it.
+        heartbeat: seconds between two heartbeats.
         messages: the pipe for `Sender`.
         output: the pipe that standard output and error become.
         control: the pipe of the kernel's commands; it ends when the kernel is gone.
-        inherited: the kernel's ends of all pipes, which the fork brought along; to be closed.
+        inherited: the kernel's ends of all pipes, which came with the fork; the worker closes them.
     """
 
     rank: int
@@ -78,10 +130,26 @@ class WorkerPipes:
     inherited: tuple[int, ...]
 
 
-def main(task: Task, start: Callable[[Callable], None], pipes: WorkerPipes, world_size: int) -> None:
-    """Run in the forked child and never return; `start` starts the device and calls its argument once per core."""
-    _cut_loose(pipes)
-    worker, signal_pipe = _Worker(pipes), signals.signal_pipe()
+class StartedCore(NamedTuple):
+    """A core of this process that has started."""
+
+    core: Core
+    thread: int  # its ident
+    memory: OwnMemory
+
+
+def main(task: Task, start: Callable[[Callable], None], pipes: WorkerPipes, world: World) -> None:
+    """Run in the forked child, and never return.
+
+    Args:
+        task: the work.
+        start: starts the device and calls its argument once per core.
+        pipes: the connections with the kernel.
+        world: of the run as it was laid out.
+    """
+    _detach(pipes)
+    worker = _Worker(pipes)
+    signal_pipe = signals.signal_pipe()
     signal.signal(signal.SIGTERM, worker.end)
     forward_displays(worker.sender.send, worker.rank_here)
     threading.Thread(target=worker.obey, args=(signal_pipe,), daemon=True).start()
@@ -90,231 +158,306 @@ def main(task: Task, start: Callable[[Callable], None], pipes: WorkerPipes, worl
     import torch
     from torch.optim import optimizer
 
-    # The kernel's OpenMP threads did not survive the fork, but torch believes they did and would wait for them.
+    # The kernel's OpenMP threads did not survive the fork, but torch would wait for them.
     torch.set_num_threads(1)
     optimizer.register_optimizer_step_pre_hook(_before_step)
     optimizer.register_optimizer_step_post_hook(_after_step)
+    send = worker.sender.send
     try:
-        start(lambda backend: run_core(task, backend, worker.sender.send, worker.cores, world_size))
+        start(lambda backend: run_core(task, backend, send=send, cores=worker.cores, world=world))
     except BaseException as error:
-        if worker.cores:  # a handler of signals raised after the worker function, while its outcome was sent
+        if worker.cores:  # raised by a handler of signals, after the worker function had returned
             failure = exception_raised(worker.rank_here(), error)
         else:
             failure = device_not_started(pipes.rank, error)
-        worker.sender.send(("failed", failure))
+        send(messages.CoreFailed(failure))
     _flush_streams()
     worker.finished.set()
     while True:
-        signal.pause()  # others may still need this process's side of a collective: the kernel says when to go
+        signal.pause()  # `obey` ends the process
 
 
 def run_core(
     task: Task,
     backend,
+    *,
     send: Callable[[object], None],
-    cores: list[tuple[Core, int, OwnMemory]],
-    world_size: int | None = None,
+    cores: list[StartedCore],
+    world: World | None = None,
 ) -> None:
-    """Run the worker function as one core, noted in `cores` with its thread, and send its result or its failure.
+    """Run the worker function as one core, and send its result or its failure.
 
-    `world_size` is that of the run as it was laid out; None where nothing was.
+    Args:
+        task: the work.
+        backend: the core's device and collectives.
+        send: sends a message to the kernel.
+        cores: this core is added to it.
+        world: of the run as it was laid out; None if it was not.
     """
     import torch
 
-    if task.precision:
-        backend.set_precision(task.precision)  # before the first graph: those recorded so far would keep their own
+    if task.matmul_precision:
+        # Before the first graph, because recorded graphs keep their own precision.
+        backend.set_precision(task.matmul_precision)
     core = Core(backend, send, task.seed)
     core_lookup.enter(core)
-    memory = OwnMemory()  # what the start of the device took for a moment is not the function's
-    cores.append((core, threading.get_ident(), memory))
-    send(("started", core.rank))
+    memory = OwnMemory()  # made now: the peak of the device's start is not the function's
+    cores.append(StartedCore(core, threading.get_ident(), memory))
+    send(messages.Started(core.rank))
     send(_memory_of(core, memory))
     try:
-        if world_size is not None and core.world_size != world_size:
-            raise _not_one_run(core, world_size)
+        if world is not None:
+            _refuse_another_world(core, world)
+            core.hosts = world.hosts
         core.numbers.start()
-        # One backward() in the kernel, on any tensor, and the engine that the fork inherits has no thread for a device
-        # that is opened here ("device_ready_queues_.size()" in torch 2.8 and 2.9). Without such threads it runs in this
-        # one, which loses nothing on XLA: it only records the graph.
+        # After one backward() in the kernel, on any tensor, the autograd engine that the fork
+        # inherits has no thread for a device that is opened here ("device_ready_queues_.size()" in
+        # torch 2.8 and 2.9). Without threads backward() runs in this thread, which loses nothing
+        # on XLA, because it only records the graph.
         with torch.autograd.set_multithreading_enabled(False), signals.children_heard():
             result = task.fn(core, *task.args)
-        send(("same", core.rank, core.same.at_end()))
+        send(messages.StateAtEnd(core.rank, core.agreement.state_at_end()))
         core.flush()
-        _flush_streams()  # what was printed without an end of line is on its way before the result is
-        try:
-            send(_memory_of(core, memory))
-            send(("result", core.rank, result))
-        except SerializationError:
-            serialize(result)  # raises too, and names the part of the result, not of the message
-            raise
-    except BaseException as error:  # whatever it is, the kernel has to hear of it
+        _flush_streams()  # a last line without an end must leave before the result does
+        send(_memory_of(core, memory))
+        _send_result(core, result, send)
+    except BaseException as error:  # the kernel must know of every exception
         _flush_streams()
-        send(("failed", exception_raised(core.rank, error)))
-        with contextlib.suppress(Exception):  # last: what was logged may hang on a collective that never comes
+        send(messages.CoreFailed(exception_raised(core.rank, error)))
+        with contextlib.suppress(Exception):  # last, since logged tensors may wait for a collective
             core.flush()
     finally:
         core_lookup.leave()
 
 
-def _before_step(optimizer, args: tuple, kwargs: dict) -> None:
-    if core := core_lookup.find():
-        core.same.before_step(optimizer, closure=kwargs.get("closure", args[1] if len(args) > 1 else None))
-        core.backend.place_state(optimizer)
+def _refuse_another_world(core: Core, world: World) -> None:
+    """Raise if the devices of the run did not find each other.
 
-
-def _after_step(optimizer, args: tuple, kwargs: dict) -> None:
-    if core := core_lookup.find():
-        core.backend.place_state(optimizer)
-        core.same.after_step(optimizer)
-
-
-def _not_one_run(core: Core, world_size: int) -> Failed:
-    left = [f"{name}={os.environ[name]}" for name in ONE_PROCESS_VARIABLES if name in os.environ]
-    return Failed(
-        f"the devices did not become one run: {core.world_size} of its {world_size} cores are joined here",
-        found=f"this is rank {core.rank} of {core.world_size} by {type(core.backend).__name__}; {', '.join(left)}",
-        fix="the environment of a run on all chips: restart the kernel without variables meant for one process;\n"
-        "of several hosts, those of one slice, each with TPU_WORKER_HOSTNAMES, TPU_WORKER_ID and TPU_HOST_BOUNDS",
+    Each core would train a model of its own, without any sign of it.
+    """
+    if core.world_size == world.size:
+        return
+    evidence = [f"rank {core.rank} of {core.world_size} by {type(core.backend).__name__}"]
+    for name in ONE_PROCESS_VARIABLES:
+        if name in os.environ:
+            evidence.append(f"{name}={os.environ[name]}")
+    if world.hosts > 1:
+        evidence.append(f"a run over {world.hosts} hosts")
+        fix = (
+            "launch on the hosts of one slice, each with its TPU_WORKER_HOSTNAMES, TPU_WORKER_ID "
+            "and TPU_HOST_BOUNDS, and without variables meant for one process"
+        )
+    else:
+        fix = "restart the kernel without variables that are meant for one process"
+    raise TpukitRuntimeError(
+        f"the devices did not become one run: {core.world_size} of its {world.size} cores "
+        "are joined here",
+        found=", ".join(evidence),
+        fix=fix,
     )
 
 
-def _memory_of(core: Core, memory: OwnMemory) -> tuple:
-    return "memory", core.rank, peak_memory(), own_memory(), memory.most()
+def _send_result(core: Core, result: object, send: Callable[[object], None]) -> None:
+    try:
+        send(messages.Result(core.rank, result))
+    except SerializationError:
+        serialize(result)  # raises, too, and names the part of the result, not of the message
+        raise
+
+
+def _before_step(optimizer, args: tuple, kwargs: dict) -> None:
+    """Check an optimizer before its step; torch calls this for every optimizer."""
+    core = core_lookup.find()
+    if core is None:
+        return
+    closure = kwargs.get("closure")
+    if "closure" not in kwargs and len(args) > 1:
+        closure = args[1]
+    core.agreement.before_step(optimizer, closure=closure)
+    core.backend.place_state(optimizer)
+
+
+def _after_step(optimizer, args: tuple, kwargs: dict) -> None:
+    """Count a step of an optimizer; torch calls this for every optimizer."""
+    core = core_lookup.find()
+    if core is None:
+        return
+    core.backend.place_state(optimizer)
+    core.agreement.after_step(optimizer)
+
+
+def _memory_of(core: Core, memory: OwnMemory) -> messages.Memory:
+    return messages.Memory(core.rank, peak=peak_memory(), own=own_memory(), most=memory.most())
 
 
 def _flush_streams() -> None:
-    with contextlib.suppress(Exception):  # the worker function may have put anything in their place, or closed them
+    # The worker function may have replaced or closed them.
+    with contextlib.suppress(Exception):
         sys.stdout.flush()
         sys.stderr.flush()
 
 
 class _Worker:
-    """What the threads of a worker process share.
+    """The state that the threads of a worker process share.
 
     Attributes:
-        cores: each core of this process that has started, with the thread it runs in and its process's memory.
+        cores: the cores of this process that have started.
         finished: set when every core has returned or failed.
     """
 
     def __init__(self, pipes: WorkerPipes):
-        self.pipes, self.sender = pipes, Sender(pipes.messages)
-        self.cores: list[tuple[Core, int, OwnMemory]] = []
+        self.pipes = pipes
+        self.sender = Sender(pipes.messages)
+        self.cores: list[StartedCore] = []
         self.finished = threading.Event()
 
     def rank_here(self) -> int:
-        """Return the rank of the core that runs in the calling thread; of another thread, the process's first."""
-        ranks = {thread: core.rank for core, thread, _ in self.cores}
-        return ranks.get(threading.get_ident(), min(ranks.values(), default=self.pipes.rank))
+        """Return the rank of the core that runs in this thread; else the first of the process."""
+        ranks = {started.thread: started.core.rank for started in self.cores}
+        first = min(ranks.values(), default=self.pipes.rank)
+        return ranks.get(threading.get_ident(), first)
 
     def beat(self) -> None:
-        """Send now and then what each core has done, and what it waits for: a heartbeat for the watchdog."""
-        with contextlib.suppress(OSError):  # the kernel is gone; the control pipe says so too
+        """Send heartbeats until the work is done; runs in a thread of its own."""
+        with contextlib.suppress(OSError):  # the kernel is gone, as the control pipe shows, too
             while not self.finished.wait(self.pipes.heartbeat):
                 for core, _, memory in self.cores:
                     self.sender.send(_memory_of(core, memory))
                     doing = core.backend.compiling() or core.doing
-                    self.sender.send(("alive", core.rank, core.activity, core.waiting, doing))
+                    alive = messages.Alive(core.rank, core.activity, core.waiting, doing)
+                    self.sender.send(alive)
 
     def obey(self, signal_pipe: int) -> None:
-        """Send stacks when asked, tell of SIGTERM; when told to go or to stop, end the process."""
+        """Obey the kernel's commands and report SIGTERM, then end the process.
+
+        Runs in a thread of its own, because the main thread may be in native code.
+        """
         pipes = select.poll()  # not select, which refuses descriptors from 1,024 on
         for fd in (self.pipes.control, signal_pipe):
             pipes.register(fd, select.POLLIN | select.POLLHUP)
         while True:
             ready = [fd for fd, _ in pipes.poll()]
-            if signal_pipe in ready and signal.SIGTERM in os.read(signal_pipe, 1024) and not self.finished.is_set():
-                self._report_sigterm()
+            if signal_pipe in ready:
+                is_sigterm = signal.SIGTERM in os.read(signal_pipe, 1024)
+                if is_sigterm and not self.finished.is_set():
+                    self._report_sigterm()
             if self.pipes.control in ready:
                 command = os.read(self.pipes.control, 1)
                 if command != SEND_STACKS:
                     break
                 self._send_stacks()
-        # The kernel says GO when it has the results, and the main thread may have only just sent the last of them.
-        if self.finished.wait(signals.DONE_SECONDS if command == GO else 0):
+        # The kernel sends GO when it has the results. The main thread may only just have sent them.
+        seconds = signals.DONE_SECONDS if command == GO else 0
+        if self.finished.wait(seconds):
             os._exit(0)
         os.killpg(os.getpgid(0), signal.SIGKILL)
 
     def end(self, *_: object) -> None:
-        """On SIGTERM, raise `Terminated` in the core that runs in the main thread, if one does."""
+        """Handle SIGTERM: raise `Terminated` in the core that runs in the main thread, if any."""
         if self.finished.is_set():
             return
-        for core, _, _ in self.cores:
-            core.end_requested = True
-        here = [core for core, thread, _ in self.cores if thread == threading.get_ident()]
-        if not self.cores or any(not core.ends_between_steps for core in here):
+        for started in self.cores:
+            started.core.end_requested = True
+        here = threading.get_ident()
+        interrupted = [
+            started.core
+            for started in self.cores
+            if started.thread == here and not started.core.ends_between_steps
+        ]
+        if interrupted or not self.cores:
             raise signals.Terminated
 
     def _report_sigterm(self) -> None:
-        """Report every core, which may sit in native code and hear of SIGTERM late, and unwind those in threads."""
+        """Report every core, and unwind those in threads.
+
+        A core in native code would handle the signal late, or never.
+        """
         for core, thread, frame in self._running():
             core.end_requested = True
             if core.ends_between_steps:
                 continue
             with contextlib.suppress(OSError):
-                self.sender.send(("failed", sigterm_received(core.rank, frame)))
+                self.sender.send(messages.CoreFailed(sigterm_received(core.rank, frame)))
             if thread != threading.main_thread().ident:
                 with self.sender.lock:  # not while it writes a message
                     signals.raise_in_thread(thread)
 
     def _send_stacks(self) -> None:
         stacks = [(core.rank, frame) for core, _, frame in self._running()]
-        if not self.cores:  # the device is still on its way up
-            stacks = [(self.pipes.rank, sys._current_frames()[threading.main_thread().ident])]
+        if not self.cores:  # the device has not started yet
+            main_thread = threading.main_thread().ident
+            stacks = [(self.pipes.rank, sys._current_frames()[main_thread])]
         with contextlib.suppress(OSError):
             for rank, frame in stacks:
-                self.sender.send(("stacks", rank, stack_text(frame)))
+                self.sender.send(messages.Stack(rank, stack_text(frame)))
 
     def _running(self) -> list[tuple[Core, int, object]]:
-        """Return each core with its thread and where that stands; a core that is done may have none left."""
+        """Return (core, thread, frame) for each core; a core that is done may have no thread."""
         frames = sys._current_frames()
-        return [(core, thread, frames[thread]) for core, thread, _ in self.cores if thread in frames]
+        return [
+            (core, thread, frames[thread]) for core, thread, _ in self.cores if thread in frames
+        ]
 
 
-def _cut_loose(pipes: WorkerPipes) -> None:
-    """Leave everything the kernel had that a worker must not touch: its signals, terminal and pipes."""
+def _detach(pipes: WorkerPipes) -> None:
+    """Leave everything of the kernel that a worker must not touch: signals, terminal, pipes."""
     with contextlib.suppress(OSError):
-        os.setpgid(0, 0)  # the process and its own children can be ended together
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Jupyter interrupts the whole group; the kernel decides
+        os.setpgid(0, 0)  # so the process and its own children can be ended together
+    # Jupyter interrupts the whole group; the kernel decides what to do about it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signals.die_with_parent(pipes.kernel)
     orphans.mark(pipes.kernel)
     signals.tie_children()
     for fd in pipes.inherited:
         os.close(fd)
+    _replace_streams(pipes.output)
+    faulthandler.enable(file=sys.stderr)
+    _refuse_questions()
+    # A DataLoader's processes pass tensors through sockets in a folder that stays if they are
+    # killed. So does joblib, in /dev/shm.
+    multiprocessing.current_process()._config["tempdir"] = str(pipes.folder)
+    os.environ.setdefault("JOBLIB_TEMP_FOLDER", str(pipes.folder))
+
+
+def _replace_streams(output: int) -> None:
+    """Make standard output and error plain files on the pipe, and standard input empty.
+
+    ipykernel's own streams lose and mix lines in a fork.
+    """
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
-    os.dup2(pipes.output, 1)
-    os.dup2(pipes.output, 2)
-    # From a fork, ipykernel's own streams lose lines and mix them; plain files on the pipe do not.
+    os.dup2(output, 1)
+    os.dup2(output, 2)
     before = sys.stdout, sys.stderr
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115
     _redirect_logging(before, (sys.stdout, sys.stderr))
-    faulthandler.enable(file=sys.stderr)
-    _refuse_questions()
-    # A DataLoader's processes hand tensors over through sockets in a folder that nobody removes if they are killed.
-    multiprocessing.current_process()._config["tempdir"] = str(pipes.folder)
-    os.environ.setdefault("JOBLIB_TEMP_FOLDER", str(pipes.folder))  # not /dev/shm, for the same reason
 
 
 def _redirect_logging(before: tuple, after: tuple) -> None:
-    """Let the log handlers that the notebook has made write where this process prints, so that lines name the core."""
-    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
-    for handler in {handler for logger in loggers for handler in getattr(logger, "handlers", ())}:
+    """Let the notebook's log handlers write to the new streams, so that lines name the core."""
+    handlers = set()
+    for logger in (logging.root, *logging.root.manager.loggerDict.values()):
+        handlers |= set(getattr(logger, "handlers", ()))
+    for handler in handlers:
         for old, new in zip(before, after, strict=True):
             if getattr(handler, "stream", None) is old:
                 handler.stream = new  # not setStream, which flushes the old one
 
 
 def _refuse_questions() -> None:
-    """Make input(), getpass() and breakpoint() raise: ipykernel's own, which the fork brought along, never return."""
+    """Make input(), getpass() and breakpoint() raise: ipykernel's own never return in a fork."""
     import builtins
     import getpass
 
     def refuse(*_: object, **__: object) -> None:
         raise EOFError(
             "a worker cannot ask: nobody sees its question, and several cores would ask at once; "
-            "ask in the notebook and pass the answer as an argument of launch, or look at values with core.print"
+            "ask in the notebook and pass the answer as an argument of launch, or look at values "
+            "with core.print"
         )
 
-    builtins.input = getpass.getpass = sys.breakpointhook = refuse
+    builtins.input = refuse
+    getpass.getpass = refuse
+    sys.breakpointhook = refuse

@@ -1,4 +1,12 @@
-"""The worker processes of one run, together: forked, watched, heard and ended."""
+"""The worker processes of one run: fork them, take in their messages, watch them, end them.
+
+    with WorkerGroup(topology, task, limits, display) as group:    forks the processes
+        failure = group.watch()                                    until all returned or one failed
+    group.results                                                  by rank
+
+`launch_each` has several groups at once. It calls `looks` in place of `watch`, so that one loop in
+the main thread can watch all of them.
+"""
 
 import selectors
 import shutil
@@ -7,36 +15,58 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from tpukit.essentials.backends import Cpu, Topology, runtimes
 from tpukit.essentials.data import numbers_kept
-from tpukit.essentials.display import Screen
+from tpukit.essentials.display import Screen, TpukitRuntimeError
 from tpukit.essentials.environment import orphans
-from tpukit.essentials.launcher import signals, worker
+from tpukit.essentials.launcher import messages, signals, worker
 from tpukit.essentials.launcher.core_states import CoreStates
-from tpukit.essentials.launcher.failure import Failure, Failures, process_ended, result_unreadable, run_hangs
+from tpukit.essentials.launcher.failure import (
+    Failure,
+    Failures,
+    process_ended,
+    result_unreadable,
+    run_hangs,
+)
 from tpukit.essentials.launcher.watchdog import Limits, Stall, Watchdog
-from tpukit.essentials.launcher.worker import Task
+from tpukit.essentials.launcher.worker import Task, World
 from tpukit.essentials.launcher.worker_process import WorkerProcess
 
 _TICK_SECONDS = 0.1  # at most between two looks at the processes
+_POLL_SECONDS = 0.02
+
+
+class _Arrived(NamedTuple):
+    """A message, with the first rank of the process that sent it."""
+
+    message: object
+    sender: int
 
 
 class WorkerGroup:
     """The worker processes of one run, from the fork until the last of them is gone.
 
     Args:
-        display: shows what the cores say.
-        writers: get the rows of `core.log` as they arrive; None for nobody.
-        beside: the groups that run at the same time; a worker closes the pipes of theirs that its fork brings along.
+        topology: the layout of the run.
+        task: the work.
+        limits: how long cores may stand still, and how often they report.
+        display: shows the output of the cores.
+        writers: get the rows of `core.log` as they arrive; None for none.
+        beside: the groups that run at the same time. A worker closes their pipes, which its fork
+            brings along.
 
     Attributes:
-        ranks: of its cores; each is what it will probably be until the core has said what it is.
-        results: what has come back so far, by rank.
-        same: what a core held at its end that has to be the same on all, by rank.
+        ranks: of the cores. A core has the rank that it will probably have until it has reported.
+        results: the results so far, by rank.
+        states: the states that must be in sync at the end, by rank.
         memory: peak host memory in bytes, by rank.
-        grown: by how many bytes a process has grown since its start, at most, by rank.
+        memory_growth: largest growth of the process since its start in bytes, by rank.
         log: the rows of `core.log` so far.
+        failures: the failures so far.
+        began: `time.monotonic()` of the fork.
+        ended: `time.monotonic()` of the last result; 0 while the group runs.
     """
 
     def __init__(
@@ -48,25 +78,30 @@ class WorkerGroup:
         writers=None,
         beside: Sequence["WorkerGroup"] = (),
     ):
-        self.topology, self.task, self.limits, self.display = topology, task, limits, display
-        self._writers, self._beside = writers, beside
-        self._runtime = runtimes()[topology.backend]
+        self.topology = topology
+        self.task = task
+        self.limits = limits
+        self.display = display
+        self.ranks = [*range(topology.first_rank, topology.first_rank + topology.cores)]
         self.workers: list[WorkerProcess] = []
         self.results: dict[int, object] = {}
-        self.same: dict[int, dict | None] = {}
+        self.states: dict[int, dict | None] = {}
         self.memory: dict[int, int] = {}
-        self.grown: dict[int, int] = {}
-        self._first_memory: dict[int, int] = {}
+        self.memory_growth: dict[int, int] = {}
         self.log: list[dict] = []
         self.failures = Failures()
-        self.ranks = [*range(topology.first_rank, topology.first_rank + topology.cores)]
-        self.states = CoreStates(self.ranks, limits.heartbeat)
-        self.began = self.ended = 0.0
-        self._folder: Path | None = None  # where the workers' own processes meet, removed with them
-        self._arrived: deque[tuple[object, int]] = deque()  # messages, and the ranks that they are from
+        self.began = 0.0
+        self.ended = 0.0
+        self._writers = writers
+        self._beside = beside
+        self._runtime = runtimes()[topology.backend]
+        self._activity = CoreStates(self.ranks, limits.heartbeat)
+        self._first_memory: dict[int, int] = {}  # bytes at the start, by rank
+        self._folder: Path | None = None  # for the workers' own processes; removed with them
+        self._arrived: deque[_Arrived] = deque()
         self._stacks: dict[int, str] = {}
         self._core_0_saves = False
-        self._told_to_end = False
+        self._was_told_to_end = False
 
     def __enter__(self) -> "WorkerGroup":
         self.start()
@@ -76,33 +111,31 @@ class WorkerGroup:
         self.end()
 
     def start(self) -> None:
-        """Fork the processes; after an exception here none is left."""
-        if self._runtime.package and self._runtime.package not in sys.modules:
-            self.display.status(f"importing {self._runtime.package}, once, for about ten seconds")
+        """Fork the processes; if this raises, none is left."""
+        package = self._runtime.package
+        if package and package not in sys.modules:
+            self.display.status(f"importing {package}, once, for about ten seconds")
             self.display.draw()
         self._runtime.load(self.topology)
-        self.states = CoreStates(self.ranks, self.limits.heartbeat)  # whose clock starts now
+        self._activity = CoreStates(self.ranks, self.limits.heartbeat)  # its clock starts now
         self.began = time.monotonic()
         self._folder = orphans.make_folder()
         with self._runtime.meeting_point(self.topology) as meeting_point:
             try:
-                with signals.without_interrupts():  # an interrupt between a fork and the note of it loses the child
+                # An interrupt between a fork and the entry in the list would lose the child.
+                with signals.without_interrupts():
                     for number in range(self.topology.processes):
                         self.workers.append(self._fork(number, meeting_point))
-            except BaseException:  # OSError: the machine allows no more processes; or the interrupt, now
+            except BaseException:  # OSError if the machine allows no more processes, an interrupt
                 self.end()
                 raise
-        backend = self._runtime.backend
-        self._watchdog = Watchdog(
-            self.ranks,
-            self.limits,
-            lambda rank: self._worker_of(rank).busy_time.seconds(),
-            in_graph=backend.in_graph,
-            waits_idle=backend.waits_idle,
-            others=self.topology.hosts is not None,
-        )
+        self._watchdog = self._make_watchdog()
 
     def _fork(self, number: int, meeting_point: object) -> WorkerProcess:
+        inherited = []
+        for group in (self, *self._beside):
+            for process in group.workers:
+                inherited += process.fds()
         return WorkerProcess(
             number,
             self.topology,
@@ -110,197 +143,283 @@ class WorkerGroup:
             heartbeat=self.limits.heartbeat,
             folder=self._folder,
             meeting_point=meeting_point,
-            inherited=[fd for group in (self, *self._beside) for one in group.workers for fd in one.fds()],
+            inherited=inherited,
         )
 
+    def _make_watchdog(self) -> Watchdog:
+        backend = self._runtime.backend
+        return Watchdog(
+            self.ranks,
+            self.limits,
+            lambda rank: self._worker_of(rank).busy_time.seconds(),
+            timeout=self.task.timeout,
+            in_graph=backend.in_graph,
+            waits_idle=backend.waits_idle,
+            others=self.topology.hosts is not None,
+        )
+
+    # While it runs
+
     def watch(self) -> Failure | None:
-        """Take in what the workers send until all have returned, or one has failed; return the first failure."""
+        """Run until all cores have returned or one has failed; return the first failure."""
         for _ in self.looks(_TICK_SECONDS):
             pass
         return self.failures.first()
 
     def looks(self, seconds: float) -> Iterator[None]:
-        """Do the same in steps that wait for at most so many seconds each, so that one loop can watch several runs."""
+        """Do the same in steps, each of which waits for at most this many seconds."""
         with selectors.DefaultSelector() as pipes:
-            for one in self.workers:
-                pipes.register(one.messages.fd, selectors.EVENT_READ, one)
-                pipes.register(one.output.fd, selectors.EVENT_READ, one)
+            for process in self.workers:
+                pipes.register(process.messages.fd, selectors.EVENT_READ, process)
+                pipes.register(process.output.fd, selectors.EVENT_READ, process)
             while len(self.results) < self.topology.cores:
-                gone = [one for one in self.workers if one.is_gone()]  # asked before the last read
-                for key, _ in pipes.select(seconds):
-                    self._read(key.data)
-                    if key.data.is_closed(key.fd):
-                        pipes.unregister(key.fd)
-                for one in gone:
-                    self._read(one)
-                    self._note_death(one)
-                self.display.status(self.states.words(self.results), self.states.rows(self.results))
-                self.display.draw()
-                sending = {rank for one in self.workers if one.messages.in_message for rank in one.started}
-                if not self.failures and (stall := self._watchdog.find_stall(set(self.results), sending)):
-                    self.failures.add(self._with_stacks(stall))
-                    break
-                if self.failures.are_settled(self.failures.ranks | self.results.keys() >= {*self.ranks}):
+                self._look(pipes, seconds)
+                if self._is_over():
                     break
                 yield
         self.ended = time.monotonic()
-        for one in self.workers:
-            self._read(one)
-            self._show(one, one.output.rest())
+        for process in self.workers:
+            self._read(process)
+            self._show(process, process.output.rest())
 
-    def _read(self, one: WorkerProcess) -> None:
-        with signals.without_interrupts():  # one in the middle would lose what has arrived, and all that follows it
-            lines = [*one.output.lines()]
-            self._arrived += [(message, one.rank) for message in one.receive()]
-        self._show(one, lines)
+    def _look(self, pipes: selectors.BaseSelector, seconds: float) -> None:
+        """Read from the processes and note those that died; wait for at most this many seconds."""
+        gone = [process for process in self.workers if process.is_gone()]  # before the last read
+        for key, _ in pipes.select(seconds):
+            process = key.data
+            self._read(process)
+            if process.is_closed(key.fd):
+                pipes.unregister(key.fd)
+        for process in gone:
+            self._read(process)
+            self._note_death(process)
+        status = self._activity.words(self.results)
+        self.display.status(status, self._activity.rows(self.results))
+        self.display.draw()
+
+    def _is_over(self) -> bool:
+        """Return whether the run has failed for good, or hangs, which is noted as a failure."""
+        if not self.failures:
+            sending = set()
+            for process in self.workers:
+                if process.messages.in_message:
+                    sending |= set(process.started)
+            stall = self._watchdog.find_stall(set(self.results), sending)
+            if stall is not None:
+                self.failures.add(self._with_stacks(stall))
+                return True
+        known = self.failures.ranks | self.results.keys()
+        return self.failures.are_settled(every_core_is_known=known >= set(self.ranks))
+
+    def _read(self, process: WorkerProcess) -> None:
+        """Take in everything that a process has sent and printed by now."""
+        # An interrupt in the middle would lose a message, and with it all that follow.
+        with signals.without_interrupts():
+            lines = [*process.output.lines()]
+            for message in process.receive():
+                self._arrived.append(_Arrived(message, process.rank))
+        self._show(process, lines)
         while self._arrived:
-            self._take(*self._arrived[0])  # an interrupt in here has it taken twice, and never lost
+            # An interrupt here has the message taken twice, and never lost.
+            self._take(*self._arrived[0])
             self._arrived.popleft()
 
-    def _show(self, one: WorkerProcess, lines: Iterable[str]) -> None:
+    def _show(self, process: WorkerProcess, lines: Iterable[str]) -> None:
         for text in lines:
-            self.display.line(text if self.topology.cores == 1 else f"[core {one.rank}] {text}")
+            if self.topology.cores > 1:
+                text = f"[core {process.rank}] {text}"
+            self.display.line(text)
 
     def _take(self, message: object, sender: int) -> None:
+        """Take in one message."""
         match message:
-            case ("result", rank, value):
-                self.results[rank] = value
-            case ("same", rank, found):
-                self.same[rank] = found
-            case ("memory", rank, peak, own, most):
-                self.memory[rank] = max(peak, self.memory.get(rank, 0))
-                first = self._first_memory.setdefault(rank, own)
-                self.grown[rank] = max(most - first, self.grown.get(rank, 0))
-            case ("failed", failure):
-                self.failures.add(failure)
-            case ("log", _, rows):
-                with signals.without_interrupts():  # else a message that is taken again would log them again
-                    self.log += rows
-                    self.display.curve(rows)
-                    if self._writers:
-                        self._writers.add(rows)
-                    rows.clear()
-                if self._writers:
-                    self._writers.write()  # may take long, so it hears interrupts
-            case ("progress", label, done, total, options):
-                self.display.bar(label, done, total, **options)
-            case ("started", rank):
+            case messages.Started(rank):
                 self._name(rank)
-                self.states.started(rank)
-            case ("alive", rank, activity, waiting, doing):
-                self._watchdog.beat(rank, activity, waiting, waits_outside=getattr(doing, "is_waiting", False))
-                self.states.beat(rank, activity, waiting, doing)
-            case ("finishes steps", 0):
-                self._core_0_saves = True
-            case ("stacks", rank, text):
+                self._activity.started(rank)
+            case messages.Memory():
+                self._take_memory(message)
+            case messages.Alive(rank, activity, waiting, doing):
+                waits_outside = getattr(doing, "is_waiting", False)
+                self._watchdog.beat(rank, activity, waiting, waits_outside=waits_outside)
+                self._activity.beat(rank, activity, waiting, doing)
+            case messages.Result(rank, value):
+                self.results[rank] = value
+            case messages.StateAtEnd(rank, state):
+                self.states[rank] = state
+            case messages.CoreFailed(failure):
+                self.failures.add(failure)
+            case messages.Stack(rank, text):
                 self._stacks[rank] = text
-            case ("line", rank, text, named):
+            case messages.FinishesSteps(rank):
+                self._core_0_saves |= rank == 0
+            case _:
+                self._take_output(message, sender)
+
+    def _take_output(self, message: object, sender: int) -> None:
+        """Take in a message that is shown, or one that cannot be read."""
+        match message:
+            case messages.Line(rank, text, named):
                 self.display.line(f"[core {rank}] {text}" if named else text)
-            case ("display", rank, data, metadata, options):
+            case messages.LogRows(_, rows):
+                self._take_rows(rows)
+            case messages.Progress(label, done, total, options):
+                self.display.bar(label, done, total, **options)
+            case messages.Display(rank, data, metadata, options):
                 if self.topology.cores > 1:
                     self.display.line(f"[core {rank}] shows:")
                 self.display.show(data, metadata, **options)
-            case Exception():
+            case Exception():  # of `Receiver`, for a message that does not unpickle
                 self.failures.add(result_unreadable(sender, message))
+            case _:
+                raise TpukitRuntimeError(
+                    f"the kernel does not know this message of core {sender}",
+                    found=repr(message)[:200],
+                    fix="restart the kernel, which then loads one version of tpukit",
+                )
+
+    def _take_memory(self, memory: messages.Memory) -> None:
+        rank = memory.rank
+        first = self._first_memory.setdefault(rank, memory.own)
+        self.memory[rank] = max(memory.peak, self.memory.get(rank, 0))
+        self.memory_growth[rank] = max(memory.most - first, self.memory_growth.get(rank, 0))
+
+    def _take_rows(self, rows: list[dict]) -> None:
+        # Otherwise a message that is taken again after an interrupt would log its rows again.
+        with signals.without_interrupts():
+            self.log += rows
+            self.display.curve(rows)
+            if self._writers:
+                self._writers.add(rows)
+            rows.clear()
+        if self._writers:
+            self._writers.write()  # may take long, so interrupts are allowed
 
     def _name(self, rank: int) -> None:
-        """Note that there is a core of this rank, in place of one that was only supposed."""
-        if rank not in self.ranks:
-            started = {rank for one in self.workers for rank in one.started}
-            self.ranks.remove(max(one for one in self.ranks if one not in started))
-            self.ranks.append(rank)
-            self.ranks.sort()
-
-    def _note_death(self, one: WorkerProcess) -> None:
-        """Note a process that ended with neither a result nor a word, once."""
-        if self._is_done(one) or one.has_failed:
+        """Note that a core has this rank, in place of a rank that was only expected."""
+        if rank in self.ranks:
             return
-        one.has_failed = True
+        started = self._started()
+        self.ranks.remove(max(expected for expected in self.ranks if expected not in started))
+        self.ranks.append(rank)
+        self.ranks.sort()
+
+    def _started(self) -> set[int]:
+        """Return the ranks that have reported."""
+        started = set()
+        for process in self.workers:
+            started |= set(process.started)
+        return started
+
+    def _note_death(self, process: WorkerProcess) -> None:
+        """Note a process that ended without a result or a report, once."""
+        if self._is_done(process) or process.has_failed:
+            return
+        process.has_failed = True
         self.failures.add(
             process_ended(
-                one.rank,
-                one.process.exitcode or 0,
-                started=not one.unstarted,
-                memory=self.memory.get(one.rank),
-                last_output=one.output.last_lines(),
+                process.rank,
+                process.process.exitcode or 0,
+                started=not process.unstarted,
+                memory=self.memory.get(process.rank),
+                last_output=process.output.last_lines(),
             )
         )
 
+    def _is_done(self, process: WorkerProcess) -> bool:
+        return not process.unstarted and all(rank in self.results for rank in process.started)
+
+    def _worker_of(self, rank: int) -> WorkerProcess:
+        """Return the process of a rank; before the rank has reported, one that it may be in."""
+        for process in self.workers:
+            if rank in process.started:
+                return process
+        started = self._started()
+        unknown = [expected for expected in self.ranks if expected not in started]
+        open_places = []
+        for process in self.workers:
+            open_places += [process] * process.unstarted
+        return open_places[unknown.index(rank)]
+
+    # Stacks of cores that hang
+
     def _with_stacks(self, stall: Stall) -> Failure:
-        """Describe the stall with the stacks of all cores."""
-        found = self.stacks(signals.STACKS_SECONDS)
-        missing = sorted({*self.ranks} - self.results.keys())
-        return run_hangs(stall.rank, stall.what, stall.fix, stacks={rank: found.get(rank) for rank in missing})
+        """Describe a stall with the stacks of all cores that have not returned."""
+        stacks = self.stacks(signals.STACKS_SECONDS)
+        missing = sorted(set(self.ranks) - self.results.keys())
+        by_rank = {rank: stacks.get(rank) for rank in missing}
+        return run_hangs(stall.rank, stall.what, stall.fix, stacks=by_rank)
 
     def stacks(self, seconds: float) -> dict[int, str]:
-        """Ask every core that has not returned where it stands; those that answer within so many seconds, by rank."""
+        """Return by rank the stacks of cores that have not returned.
+
+        Cores that do not answer within this many seconds are left out.
+        """
         deadline = time.monotonic() + seconds
-        for one in self.workers:
-            one.ask_for_stacks()
-        missing = {*self.ranks} if self.workers else set()
-        while missing - self.results.keys() - self._stacks.keys() and time.monotonic() < deadline:
-            time.sleep(0.02)
-            for one in self.workers:
-                self._read(one)
+        for process in self.workers:
+            process.ask_for_stacks()
+        missing = set(self.ranks) if self.workers else set()
+        while time.monotonic() < deadline and missing - self.results.keys() - self._stacks.keys():
+            time.sleep(_POLL_SECONDS)
+            for process in self.workers:
+                self._read(process)
         return {rank: text for rank, text in self._stacks.items() if rank not in self.results}
 
     def waits_long(self) -> bool:
-        """Say whether a core has been in one collective for longer than healthy cores are apart."""
+        """Return whether a core has been in one collective for longer than cores are uneven."""
         return self._watchdog.waits_long(set(self.results))
 
+    # The end
+
     def tell_to_end(self) -> None:
-        """Send SIGTERM to every process that is not done, once: a second would cut its `finally` blocks short."""
-        unfinished = [] if self._told_to_end else [one for one in self.workers if not self._is_done(one)]
-        self._told_to_end = True
-        for one in unfinished:
-            one.terminate()
+        """Send SIGTERM to every process that is not done, once.
+
+        A second SIGTERM would cut `finally` blocks short.
+        """
+        if self._was_told_to_end:
+            return
+        self._was_told_to_end = True
+        for process in self.workers:
+            if not self._is_done(process):
+                process.terminate()
 
     def end(self) -> None:
-        """End every process: those that are done at once, the others after their `finally` blocks, all in the end."""
+        """End every process: at once if it is done, else after its `finally` blocks."""
         try:
             self.tell_to_end()
-            unfinished = [one for one in self.workers if not self._is_done(one)]
+            unfinished = [process for process in self.workers if not self._is_done(process)]
             if self._core_0_saves and unfinished and not self.failures:
                 self._wait_for_save()
             else:
                 _wait(unfinished, signals.END_SECONDS)
-            done = [one for one in self.workers if self._is_done(one)]
-            for one in self.workers:
-                one.dismiss(worker.GO if one in done else worker.STOP)
+            done = [process for process in self.workers if self._is_done(process)]
+            for process in self.workers:
+                process.dismiss(worker.GO if process in done else worker.STOP)
             _wait(done, signals.DONE_SECONDS)
             _wait(self.workers, signals.END_SECONDS)
         finally:
-            for one in self.workers:
-                one.kill()
+            for process in self.workers:
+                process.kill()
             self.workers = []
-            self.ended = self.ended or time.monotonic()  # interrupted
+            self.ended = self.ended or time.monotonic()  # not set yet after an interrupt
             if self._folder:
                 shutil.rmtree(self._folder, ignore_errors=True)
 
     def _wait_for_save(self) -> None:
-        """Show what core 0 says until it has ended its work; the others may wait in a collective for ever."""
+        """Take in the messages of core 0 until it has saved.
+
+        The others may wait in a collective forever.
+        """
         deadline = time.monotonic() + signals.SAVE_SECONDS
         first = self._worker_of(0)
-        while time.monotonic() < deadline and not (first.is_gone() or self.failures or self._is_done(first)):
+        while time.monotonic() < deadline:
+            if first.is_gone() or self.failures or self._is_done(first):
+                return
             self._read(first)
-            time.sleep(0.02)
-
-    def _is_done(self, one: WorkerProcess) -> bool:
-        return not one.unstarted and all(rank in self.results for rank in one.started)
-
-    def _worker_of(self, rank: int) -> WorkerProcess:
-        """Return the process of a rank; of one that has not reported, a process of which a core has not."""
-        for one in self.workers:
-            if rank in one.started:
-                return one
-        started = {rank for one in self.workers for rank in one.started}
-        unknown = [rank for rank in self.ranks if rank not in started]
-        open_places = [one for one in self.workers for _ in range(one.unstarted)]
-        return open_places[unknown.index(rank)]
+            time.sleep(_POLL_SECONDS)
 
 
 class InProcessGroup(WorkerGroup):
-    """The group where there is no fork (Windows): one core, in this very process."""
+    """The group if the system cannot fork, as on Windows: one core, in the kernel itself."""
 
     def start(self) -> None:
         """Start nothing: the core runs when it is watched."""
@@ -309,15 +428,22 @@ class InProcessGroup(WorkerGroup):
         self.began = time.monotonic()
 
     def looks(self, seconds: float) -> Iterator[None]:
-        """Run the worker function here and take in what it sends as it sends it."""
+        """Run the worker function here, and take in each message as it is sent."""
 
         def send(message: object) -> None:
             self._take(message, 0)
             self.display.draw()
 
         try:
-            with numbers_kept():  # the notebook's own, of which the next launch takes its seed
-                worker.run_core(self.task, Cpu(0, 1, None), send, [], self.topology.world_size)
+            # Keep the notebook's random numbers, because the next launch takes its seed from them.
+            with numbers_kept():
+                worker.run_core(
+                    self.task,
+                    Cpu(0, 1, None),
+                    send=send,
+                    cores=[],
+                    world=World.of(self.topology),
+                )
         finally:
             self.ended = time.monotonic()
         failure = self.failures.first()
@@ -326,8 +452,10 @@ class InProcessGroup(WorkerGroup):
         yield from ()
 
 
-def _wait(workers: Iterable[WorkerProcess], seconds: float) -> None:
-    """Wait until all processes have ended, at most so many seconds."""
+def _wait(processes: Iterable[WorkerProcess], seconds: float) -> None:
+    """Wait until all processes have ended, for at most this many seconds."""
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and not all(one.is_gone() for one in workers):
+    while time.monotonic() < deadline:
+        if all(process.is_gone() for process in processes):
+            return
         time.sleep(0.01)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from tpukit.essentials.backends import Topology, runtimes
 from tpukit.essentials.environment import BusyTime
-from tpukit.essentials.launcher import worker
+from tpukit.essentials.launcher import messages, worker
 from tpukit.essentials.launcher.channel import Receiver
 from tpukit.essentials.launcher.topology import WORKER
-from tpukit.essentials.launcher.worker import Task, WorkerPipes
+from tpukit.essentials.launcher.worker import Task, WorkerPipes, World
 from tpukit.essentials.launcher.worker_output import WorkerOutput
 
 
@@ -68,7 +68,7 @@ class WorkerProcess:
             runtimes()[topology.backend].start, topology=topology, process=number, meeting_point=meeting_point
         )
         self.process = multiprocessing.get_context("fork").Process(
-            target=worker.main, args=(task, start, pipes, topology.world_size), name=f"{WORKER} {self.rank}"
+            target=worker.main, args=(task, start, pipes, World.of(topology)), name=f"{WORKER} {self.rank}"
         )
         # What the kernel has let go of may wait, when it is torn down, for a thread that the worker does not have: what
         # is frozen is left alone there.
@@ -110,9 +110,9 @@ class WorkerProcess:
         """Yield the messages that have arrived by now; an exception stands for one that does not unpickle."""
         for message in self.messages.receive():
             match message:
-                case ("started", rank):
+                case messages.Started(rank):
                     self.started.append(rank)
-                case ("failed", _) | Exception():
+                case messages.CoreFailed() | Exception():
                     self.has_failed = True
             yield message
 

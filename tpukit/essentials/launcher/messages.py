@@ -1,0 +1,115 @@
+"""The messages that a worker sends to the kernel, each a type with named fields.
+
+A core that trains sends, in this order: `Started`, `Memory`; then `Alive` with every heartbeat,
+and `Line`, `LogRows`, `Progress` as its code calls for them; at the end `StateAtEnd`, `Memory` and
+`Result`. A core that raises sends `CoreFailed` in place of the last three. `WorkerGroup` takes all
+of them in one match, which raises an error for any other type.
+"""
+
+from typing import NamedTuple
+
+from tpukit.essentials.launcher.failure import Failure
+
+
+class Started(NamedTuple):
+    """A core's device has started, and the core has this rank."""
+
+    rank: int
+
+
+class Memory(NamedTuple):
+    """The host memory of a core's process.
+
+    Attributes:
+        rank: the core.
+        peak: most bytes so far, with pages that it shares with the kernel.
+        own: bytes of its own now.
+        most: most bytes of its own so far.
+    """
+
+    rank: int
+    peak: int
+    own: int
+    most: int
+
+
+class Alive(NamedTuple):
+    """A heartbeat.
+
+    Attributes:
+        rank: the core.
+        activity: a counter that changes when the core moves on.
+        waiting: the collective that it is in; None for none.
+        doing: its part of a step, or the graph that it compiles; None for nothing special.
+    """
+
+    rank: int
+    activity: int
+    waiting: str | None
+    doing: object
+
+
+class Result(NamedTuple):
+    """The value that the worker function returned."""
+
+    rank: int
+    value: object
+
+
+class StateAtEnd(NamedTuple):
+    """The state that must be in sync when the worker functions return; None if there is none."""
+
+    rank: int
+    state: dict | None
+
+
+class CoreFailed(NamedTuple):
+    """A core failed."""
+
+    failure: Failure
+
+
+class Stack(NamedTuple):
+    """The Python stack of a core as text, because the kernel asked for it."""
+
+    rank: int
+    text: str
+
+
+class FinishesSteps(NamedTuple):
+    """This core ends its step and saves when SIGTERM arrives, so the kernel waits for it."""
+
+    rank: int
+
+
+class Line(NamedTuple):
+    """A line to print; `named` puts the number of the core in front of it."""
+
+    rank: int
+    text: str
+    named: bool
+
+
+class LogRows(NamedTuple):
+    """Rows of `core.log`."""
+
+    rank: int
+    rows: list[dict]
+
+
+class Progress(NamedTuple):
+    """The state of a progress bar; `options` are those of `Screen.bar`."""
+
+    label: str
+    done: int
+    total: int | None
+    options: dict
+
+
+class Display(NamedTuple):
+    """An object for IPython to display, as representations by MIME type."""
+
+    rank: int
+    data: dict
+    metadata: dict
+    options: dict
