@@ -9,7 +9,7 @@ from tpukit.training.evaluation import Evaluation, evaluate
 from tpukit.training.history import History
 from tpukit.training.history_figure import show_history
 from tpukit.training.jobs import Jobs, launch_each
-from tpukit.training.log_files import CsvWriter, Row, TensorBoardWriter
+from tpukit.training.log_files import CsvWriter, LogWriters, Row, TensorBoardWriter
 from tpukit.training.losses import NonFiniteLossError
 from tpukit.training.prediction import predict
 from tpukit.training.run_folders import RunFolder, run_folder
@@ -29,7 +29,8 @@ def __getattr__(name: str):
 
 
 __all__ = [
-    "Augment", "Buckets", "CsvWriter", "Evaluation", "History", "Jobs", "RunFolder", "LARS", "NonFiniteLossError", "Row",
-    "StreamBatches", "TensorBoardWriter", "evaluate", "fit", "run_folder", "keep_settings", "launch_each",
+    "Augment", "Buckets", "CsvWriter", "Evaluation", "History", "Jobs", "RunFolder", "LARS", "LogWriters",
+    "NonFiniteLossError", "Row", "StreamBatches", "TensorBoardWriter", "evaluate", "fit", "run_folder",
+    "keep_settings", "launch_each",
     "parse_duration", "predict", "predict_to", "read_predictions", "schedules", "show_history", "sync_batchnorm",
 ]  # fmt: skip

@@ -289,7 +289,7 @@ WITH_XLA = {"torch": "2.9.0", "torch_xla": "2.9.0", "python": "3.12.3"}
 )
 def test_a_run_has_a_process_per_chip_and_a_rank_per_core(facts, asked, expected):
     chosen = choose_topology(machine(**facts, versions=WITH_XLA), asked.get("cores"), asked.get("backend"))
-    assert (chosen.backend, chosen.rehearsal, chosen.cores, chosen.processes) == expected
+    assert (chosen.backend, chosen.is_dry_run, chosen.cores, chosen.processes) == expected
 
 
 def test_a_chosen_device_is_one_core_of_that_number():
@@ -423,7 +423,7 @@ def test_without_fork_one_core_runs_in_this_process():
         """
     )
     assert "has no fork" in out
-    assert "a rehearsal: 1 CPU process stands in for TPU cores" in out
+    assert "dry run: 1 CPU process takes the place of TPU cores" in out
 
 
 @pytest.mark.parametrize("backend", ["cpu", pytest.param("xla:cpu", marks=pytest.mark.xla)])

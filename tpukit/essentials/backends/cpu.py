@@ -263,15 +263,15 @@ class CpuRuntime(Runtime):
         return True
 
     def topology(self, machine, cores: int | None) -> Topology:
-        cores = cores or rehearsal_cores(machine)
+        cores = cores or dry_run_cores(machine)
         if hasattr(os, "fork"):
-            return Topology(self.name, "CPU", cores, processes=cores, rehearsal=True)
+            return Topology(self.name, "CPU", cores, processes=cores, is_dry_run=True)
         if cores > 1:
             raise InvalidValueError(
                 f"cores={cores} CPU processes cannot be had: {machine.platform} on {sys.platform} has no fork",
                 fix="leave cores out to rehearse with one core in this process, or use Linux (WSL on Windows)",
             )
-        return Topology(self.name, "CPU", cores, processes=0, rehearsal=True)
+        return Topology(self.name, "CPU", cores, processes=0, is_dry_run=True)
 
     def load(self, topology: Topology) -> None:
         """Import what the workers need.
@@ -300,7 +300,7 @@ class CpuRuntime(Runtime):
         body(self.backend(rank, topology.world_size, meeting_point))
 
 
-def rehearsal_cores(machine) -> int:
+def dry_run_cores(machine) -> int:
     """Return how many CPU processes rehearse if nobody says: one per processor, at least 2 and at most 8."""
     return min(_MOST_REHEARSAL_CORES, max(2, machine.cpus)) if hasattr(os, "fork") else 1
 

@@ -1,13 +1,12 @@
 """What every backend offers: a `Runtime` that lays out and starts a run, and a `Backend` object for each core of it."""
 
 import contextlib
-import importlib
 import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tpukit.essentials.display import InvalidValueError, missing_part
+from tpukit.essentials.display import InvalidValueError, NotInstalledError, optional_subpackage
 
 
 class BackendMismatchError(InvalidValueError):
@@ -41,7 +40,7 @@ class Topology:
         device: one core in words, such as "TPU v5e core".
         cores: cores of the run on this host.
         processes: worker processes, each with as many cores as every other.
-        rehearsal: True where CPU processes stand in for the cores of a TPU.
+        is_dry_run: True where CPU processes stand in for the cores of a TPU.
         generation: of a TPU that torch_xla drives, such as "v5e"; otherwise "".
         device_number: the chip or GPU, counted from 0, that a run of one process has to itself while others run on the
             others; None where it is alone on the machine.
@@ -54,7 +53,7 @@ class Topology:
     device: str
     cores: int
     processes: int
-    rehearsal: bool = False
+    is_dry_run: bool = False
     generation: str = ""
     device_number: int | None = None
     hosts: Hosts | None = None
@@ -223,6 +222,8 @@ class Runtime:
         how_to_install: the line that installs it, where that is not torch_xla's.
         sharded: the name of the runtime for which all devices of a host are one core, each with a part of every tensor;
             None where there is none.
+        dry_run_of: the name of the backend that this one takes the place of, if the machine has no device of that one;
+            None for a backend that is no dry run of another.
         is_for_launch: False for what is no backend of a launch, but started otherwise.
         note: what a rehearsal on it says about itself, beside the number of processes.
         keeps_compiles: whether what it compiles can be kept in a folder.
@@ -234,6 +235,7 @@ class Runtime:
     package: str | None = None
     how_to_install: str = ""
     sharded: str | None = None
+    dry_run_of: str | None = None
     is_for_launch = True
     note: str = ""
     keeps_compiles = False
@@ -267,9 +269,13 @@ class Runtime:
         """Make folders ready for what a launch compiles; None where nothing can be kept, which is said."""
         if not self.keeps_compiles:
             return say(f"compile_cache: the backend {self.name} compiles nothing that can be kept")
-        if missing := missing_part("tpukit.accelerators"):
-            return say(f"compile_cache needs the part {missing}, which this copy of the kit does not have")
-        return importlib.import_module("tpukit.accelerators").open_compile_cache(folders, say)
+        try:
+            with optional_subpackage("compile_cache"):
+                from tpukit.accelerators import open_compile_cache
+        except NotInstalledError as error:
+            say(error.fact)
+            return None
+        return open_compile_cache(folders, say)
 
     def meeting_point(self, topology: Topology) -> contextlib.AbstractContextManager:
         """Open what the processes of a run find each other through; the kernel closes it once all are forked."""

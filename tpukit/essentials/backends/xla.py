@@ -1,15 +1,14 @@
 """torch_xla: TPU cores, and what all that torch_xla runs on has in common."""
 
 import contextlib
-import importlib
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 
 from tpukit.essentials.backends.protocol import Backend, Compiling, Runtime, Topology
 from tpukit.essentials.backends.running_variance import correct_running_variance
-from tpukit.essentials.display import Failed, InvalidValueError, missing_part
+from tpukit.essentials.display import Failed, InvalidValueError, NotInstalledError, optional_subpackage
+from tpukit.essentials.environment import runtime_started
 
 # KiB of VMEM that one operation may use, by generation; of others libtpu decides. On a v5e, which has 128 MiB, it gives
 # 16: a few fusions of convolutions need more, and would be compiled again in small pieces (benchmarks/preflight.py).
@@ -256,13 +255,6 @@ class XlaRuntime(Runtime):
         start_pjrt("TPU", on_core, topology, process=process)
 
 
-def runtime_started() -> bool:
-    """Say whether this process has started the XLA runtime, without starting it."""
-    if "torch_xla" not in sys.modules:  # importing it costs ten seconds, and proves nothing
-        return False
-    return bool(sys.modules["torch_xla"]._XLAC._xla_runtime_is_initialized())
-
-
 def import_torch_xla(device_type: str) -> None:
     """Import torch_xla in the kernel, so that the workers inherit it; it takes ten seconds, and starts no runtime.
 
@@ -285,8 +277,11 @@ def start_pjrt(device_type: str, on_core: Callable[[], None], topology: Topology
     import torch_xla._internal.pjrt as pjrt
     import torch_xla.runtime as xr
 
-    if not missing_part("tpukit.accelerators"):  # without it Adam is PyTorch's, which records seven operations for one
-        importlib.import_module("tpukit.accelerators.adam").shorten_adam()
+    # Without the subpackage Adam is PyTorch's, which records seven operations for one.
+    with contextlib.suppress(NotInstalledError), optional_subpackage("the short Adam"):
+        from tpukit.accelerators import shorten_adam
+
+        shorten_adam()
     correct_running_variance()
     _complete_torch()
     TorchXla.kept = topology.kept.enter() if topology.kept else None

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from tpukit.essentials.backends.cpu import Cpu, CpuRuntime, rehearsal_cores
+from tpukit.essentials.backends.cpu import Cpu, CpuRuntime, dry_run_cores
 from tpukit.essentials.backends.protocol import Backend, Topology
 from tpukit.essentials.backends.xla import TorchXla, import_torch_xla, start_pjrt
 from tpukit.essentials.display import Failed
@@ -33,11 +33,12 @@ class XlaCpuRuntime(CpuRuntime):
     name = "xla:cpu"
     backend = XlaCpu
     package = "torch_xla"
+    dry_run_of = "xla"
     note = "; gloo joins them, torch_xla's own collectives do not"
 
     def topology(self, machine, cores: int | None) -> Topology:
-        cores = cores or rehearsal_cores(machine)
-        return Topology(self.name, "XLA:CPU", cores, processes=cores, rehearsal=True)
+        cores = cores or dry_run_cores(machine)
+        return Topology(self.name, "XLA:CPU", cores, processes=cores, is_dry_run=True)
 
     def load(self, topology: Topology) -> None:
         super().load(topology)

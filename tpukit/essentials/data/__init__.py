@@ -19,5 +19,6 @@ from tpukit.essentials.data.sources import BatchSource, MapDataset, inside, only
 __all__ = [
     "BatchSource", "Batches", "MapDataset", "ShardedSampler", "TURN", "collate", "host_numbers",
     "inside", "iterate_loader", "numbers_kept", "only_iterates", "put_back", "refuse_loader",
-    "refuse_shared", "remember", "run_ahead", "seed_host", "seed_in_turn", "seeded_in_turn", "split_masks",
+    "refuse_shared", "remember", "run_ahead", "seed_host", "seed_in_turn", "seeded_in_turn",
+    "split_masks",
 ]  # fmt: skip

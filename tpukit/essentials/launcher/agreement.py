@@ -11,8 +11,9 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 
-from tpukit.essentials.backends import BackendMismatchError, runtime_started
+from tpukit.essentials.backends import BackendMismatchError
 from tpukit.essentials.display import Failed, InvalidValueError, first_few
+from tpukit.essentials.environment import runtime_started
 from tpukit.essentials.launcher.core_values import (
     called_text,
     gradient_checksum,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tpukit.essentials.backends import Hosts, Topology, runtimes
-from tpukit.essentials.display import Screen, as_html, counted, load_part, screen
+from tpukit.essentials.display import Screen, as_html, counted, optional_subpackage, screen
 from tpukit.essentials.environment import Folders, MachineInfo, folders_of, wait_for_chips
 from tpukit.essentials.launcher.agreement import apart
 from tpukit.essentials.launcher.calls import refuse_call, refuse_options
@@ -206,8 +206,9 @@ def launch(
     limits, task = Limits(timeout, stall, heartbeat), Task(fn, args, seed_of(seed, hosts), precision)
     if shard is not None:
         choose = functools.partial(choose_topology, host, backend=backend)
-        sharded = load_part("tpukit.accelerators.sharded", "launch(shard=...)")
-        topology = sharded.choose_sharded(shard, choose, cores=cores, device=device, hosts=hosts)
+        with optional_subpackage("launch(shard=...)"):
+            from tpukit.accelerators import choose_sharded, how_it_is_cut
+        topology = choose_sharded(shard, choose, cores=cores, device=device, hosts=hosts)
     elif device is None:
         topology = choose_topology(host, cores, backend)
     else:
@@ -215,26 +216,29 @@ def launch(
     refuse_one_process_variables(topology)
     if hosts is not None:
         topology = replace(topology, hosts=hosts)
-        part = load_part("tpukit.accelerators.hosts", "launch(hosts=...)")
-        task = replace(task, fn=functools.partial(part.over_hosts, fn, topology))
+        with optional_subpackage("launch(hosts=...)"):
+            from tpukit.accelerators import over_hosts
+        task = replace(task, fn=functools.partial(over_hosts, fn, topology))
     refuse_if_in_use(host)
     group_type = WorkerGroup if topology.processes else InProcessGroup
     with sigterm_ends_the_run(), screen(progress) as display:
         if to is not None:
-            to = load_part("tpukit.training.log_files", "launch(to=...)").LogWriters(to, display.line)
+            with optional_subpackage("launch(to=...)"):
+                from tpukit.training import LogWriters
+            to = LogWriters(to, display.line)
         with (
             ready(topology, topology.processes * topology.chips, compile_cache, display) as topology,
             group_type(topology, task, limits, display, to) as group,
         ):
             if shard is not None:
-                display.line(sharded.how_it_is_cut(topology))
-            if topology.rehearsal:
-                stand = "processes stand" if topology.cores > 1 else "process stands"
-                who = f"{topology.cores} {topology.device} {stand}"
+                display.line(how_it_is_cut(topology))
+            if topology.is_dry_run:
+                take = "processes take" if topology.cores > 1 else "process takes"
+                who = f"{topology.cores} {topology.device} {take}"
                 if topology.chips > 1:
-                    who = f"{topology.device} of one process stand"
+                    who = f"{topology.device} of one process take"
                 note = runtimes()[topology.backend].note
-                display.line(f"a rehearsal: {who} in for TPU cores{note}")
+                display.line(f"dry run: {who} the place of TPU cores{note}")
             if topology.cores > topology.processes > 0:
                 display.line(
                     "cores that share a chip share the host's random numbers: those of the device and of datasets in "
