@@ -28,7 +28,7 @@ def test_the_code_of_the_readme_runs_when_it_is_pasted_in_order_into_an_empty_se
         return said
 
     first, second = blocks()
-    assert "rehearsal" in paste(first)
+    assert "dry run" in paste(first)
     losses = [float(loss) for loss in paste("print([loss.item() for loss in run.results])").strip("[]\n").split(",")]
     assert len(losses) > 1
     assert max(losses) < 0.05  # answering 1 to every pair is wrong by 0.17, squared
