@@ -1,4 +1,4 @@
-"""What a notebook shows: sample batches, tables, curves, progress, and the look of every figure."""
+"""The display: sample batches, tables, curves, progress, errors as text, the style of figures."""
 
 from tpukit.essentials.display import figure_inputs, figure_style
 from tpukit.essentials.display.bars import duration
@@ -20,7 +20,15 @@ from tpukit.essentials.display.measures import better
 from tpukit.essentials.display.notebook import current_cell, running_shell
 from tpukit.essentials.display.optional import optional_subpackage
 from tpukit.essentials.display.progress import Screen, screen
-from tpukit.essentials.display.tables import Table, as_html, as_text, counted, first_few, human_size, plural
+from tpukit.essentials.display.tables import (
+    Table,
+    as_html,
+    as_text,
+    counted,
+    first_few,
+    human_size,
+    plural,
+)
 
 __all__ = [
     "Failed", "Finding", "Findings", "InvalidTypeError", "InvalidValueError", "NotInstalledError",

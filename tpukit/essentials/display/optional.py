@@ -1,4 +1,4 @@
-"""Optional subpackages: imported where they are needed, with one clear error if a copy lacks them."""
+"""Imports of optional subpackages, with one clear error if a copy lacks the subpackage."""
 
 import contextlib
 from collections.abc import Iterator
