@@ -309,7 +309,7 @@ def test_xla_without_a_chip_is_rehearsed_on_the_stand_in_where_it_can_be_had(obs
 @pytest.mark.parametrize(
     ("facts", "options", "message"),
     [
-        (EIGHT, {"cores": 3}, r"cores=3 cannot be had: torch_xla runs on one core or on all 8\n  found: 8 v5e chips"),
+        (EIGHT, {"cores": 3}, r"cores=3 is not supported: torch_xla uses 1 core or all 8\n  found: 8 v5e chips"),
         (V3, {"cores": 4}, r"all 8\n  found: 4 v3 chips"),
         ({"chips": 0}, {"cores": 0}, "at least 1, or None for all there are, got 0"),
         ({"chips": 0}, {"cores": -2}, "got -2"),

@@ -1,4 +1,4 @@
-"""The code that knows torch_xla and gloo. A new backend is a new file, and an entry in `registry`."""
+"""The code that knows torch_xla and gloo. A new backend is a file, and an entry of `registry`."""
 
 from tpukit.essentials.backends.cpu import Cpu, CpuRuntime, dry_run_cores
 from tpukit.essentials.backends.protocol import (

@@ -1,4 +1,4 @@
-"""What a loop iterates: the sampler, batches, prefetch."""
+"""The data of a training loop: sampler, batches, prefetch, random numbers of the host."""
 
 from tpukit.essentials.data.batches import Batches
 from tpukit.essentials.data.collating import collate
@@ -14,7 +14,14 @@ from tpukit.essentials.data.seeding import (
     seeded_in_turn,
 )
 from tpukit.essentials.data.shared_state import refuse_shared, remember
-from tpukit.essentials.data.sources import BatchSource, MapDataset, inside, only_iterates, refuse_loader, split_masks
+from tpukit.essentials.data.sources import (
+    BatchSource,
+    MapDataset,
+    inside,
+    only_iterates,
+    refuse_loader,
+    split_masks,
+)
 
 __all__ = [
     "BatchSource", "Batches", "MapDataset", "ShardedSampler", "TURN", "collate", "host_numbers",

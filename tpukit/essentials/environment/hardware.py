@@ -105,7 +105,9 @@ class MachineInfo(Table):
         """The cores per chip that torch_xla sees: 2 on v2, v3 and 7x, otherwise 1."""
         name = (self.generation or "").partition("/")[0]  # of "v2/v3", see find_chips
         generation = GENERATIONS.get(name)
-        return generation.cores if generation else 1
+        if generation:
+            return generation.cores
+        return 1
 
     @property
     def cores(self) -> int:
@@ -130,7 +132,9 @@ class MachineInfo(Table):
         torch = self.versions.get("torch") or "0.0"
         is_new = numbers(torch) >= TORCH_OF_TORCH_TPU
         has_torch_xla = bool(self.versions.get("torch_xla"))
-        return "torch_tpu" if is_new or not has_torch_xla else "torch_xla"
+        if is_new or not has_torch_xla:
+            return "torch_tpu"
+        return "torch_xla"
 
     @property
     def summary(self) -> str:

@@ -181,4 +181,6 @@ def _started(proc: Path, pid: int) -> int:
     """Return the start time of a process in clock ticks; 0 if it has ended or is a zombie."""
     fields = read_text(proc / str(pid) / "stat").rpartition(")")[2].split()
     has_ended = not fields or fields[0] in "ZX"
-    return 0 if has_ended else int(fields[_START_TIME])
+    if has_ended:
+        return 0
+    return int(fields[_START_TIME])

@@ -91,7 +91,9 @@ def available_memory(machine: Machine = THIS_MACHINE) -> int | None:
     least = _size(read_text(machine.proc / "meminfo"), "MemAvailable")
     if least is None:
         physical = _physical_memory()
-        return None if physical is None else physical // 2
+        if physical is None:
+            return None
+        return physical // 2
     for group in _control_groups(machine, "memory"):
         # Cached files count as used, but the system drops them when memory is needed.
         cached = _cached_files(group)
@@ -127,7 +129,9 @@ def peak_memory() -> int:
     except ImportError:
         return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * _KIB  # macOS counts bytes, Linux KiB
+    if sys.platform == "darwin":
+        return peak
+    return peak * _KIB  # macOS counts bytes, Linux KiB
 
 
 def own_memory() -> int:
@@ -184,7 +188,9 @@ def _resident(machine: Machine) -> _Resident:
 def _size(text: str, name: str) -> int | None:
     """Return the bytes in a line such as "MemTotal:  24596 kB" of a file of /proc; None without."""
     found = re.search(rf"^{name}:\s+(\d+) kB", text, re.MULTILINE)
-    return int(found[1]) * _KIB if found else None
+    if found:
+        return int(found[1]) * _KIB
+    return None
 
 
 def read_text(file: Path) -> str:
