@@ -47,7 +47,7 @@ def test_every_public_name_has_an_example(room):
         assert not re.search(r"^>>> _ =|callable\(|hasattr\(", code, re.MULTILINE), "shows only that a name is there"
 
 
-def test_the_names_of_the_face_are_those_of_rooms():
+def test_the_names_of_the_public_api_are_those_of_subpackages():
     import tpukit
 
     there = {name for room in pages.rooms() for name in pages.public_names(room)}

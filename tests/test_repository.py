@@ -10,6 +10,7 @@ import sys
 import tomllib
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from tested_through import TESTED_THROUGH
@@ -44,7 +45,7 @@ def files(folder=ROOT):
 # Imports and names
 
 
-def test_importing_the_kit_loads_nothing_heavy():
+def test_importing_tpukit_loads_nothing_heavy():
     heavy = ["torch", "torch_xla", "torchvision", "numpy", "pandas", "matplotlib", "seaborn", "ipywidgets", "IPython"]
     heavy += ["sklearn", "scipy", "PIL", "pydicom"]
     program = f"import sys, json, tpukit; print(json.dumps([name for name in {heavy} if name in sys.modules]))"
@@ -68,28 +69,28 @@ def test_every_public_name_is_there_and_says_what_it_does():
         assert len(first) < 120, f"the first line about {name} is {len(first)} characters"
 
 
-def test_the_face_is_one_screen_and_editors_see_what_python_sees():
+def test_the_public_api_is_one_screen_and_editors_see_what_python_sees():
     import tpukit
 
     assert tpukit.__all__ == sorted(tpukit.__all__)
-    assert len(tpukit.__all__) <= 42  # what Tab shows: names, and the rooms of the others
+    assert len(tpukit.__all__) <= 42  # what Tab shows: names, and subpackages
     typed = {}
     for node in ast.walk(ast.parse((ROOT / "tpukit/__init__.py").read_text())):
         if isinstance(node, ast.ImportFrom):
             typed |= {alias.name: node.module for alias in node.names}
-    rooms = {name for name, module in typed.items() if module == "tpukit"}
+    subpackages = {name for name, module in typed.items() if module == "tpukit"}
     assert typed.keys() == set(tpukit.__all__)
-    assert rooms == {path.name for path in entries(ROOT / "tpukit") if path.is_dir()}
-    for name in typed.keys() - rooms:
+    assert subpackages == {path.name for path in entries(ROOT / "tpukit") if path.is_dir()}
+    for name in typed.keys() - subpackages:
         assert getattr(importlib.import_module(typed[name]), name) is getattr(tpukit, name)
 
 
-def test_importing_the_kit_loads_few_modules_of_ours():
+def test_importing_tpukit_loads_few_modules_of_ours():
     program = "import sys, tpukit; print(len([name for name in sys.modules if name.split('.')[0] == 'tpukit']))"
     assert int(subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, text=True)) <= 15
 
 
-def test_a_name_that_a_room_has_is_told_with_its_room():
+def test_the_error_for_an_unknown_name_names_the_subpackage_that_has_it():
     import tpukit
 
     with pytest.raises(AttributeError, match="it is tpukit.preflight.largest_batch$"):
@@ -103,72 +104,103 @@ def test_every_package_on_disk_is_installed():
         assert (folder / "__init__.py").exists(), f"{folder} would not be found"
 
 
-# The rooms, floor by floor: a room may import what stands on a floor below its own, by what that room lists.
-FLOORS = [
+# The layers, from the bottom: a subpackage may import from the layers below its own, by their public API.
+LAYERS = [
     {"essentials.display"},
-    {"essentials.backends"},
     {"essentials.environment"},
+    {"essentials.backends"},
     {"essentials.data"},
     {"essentials.launcher"},
     {"profiling", "datasets", "accelerators", "metrics", "simulator"},
     {"cloud", "migrate", "pe", "preflight", "training"},
 ]
-ROOMS = set().union(*FLOORS)
-FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
-SIDEWAYS = {("pe", "training"), ("simulator", "profiling"), ("simulator", "accelerators")}  # on one floor, and so alone
+SUBPACKAGES = set().union(*LAYERS)
+LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}
+WITHIN_A_LAYER = {("pe", "training"), ("simulator", "profiling"), ("simulator", "accelerators")}
 
 
-def room_of(module):
-    """Return the room of "tpukit.essentials.launcher.core" or of "tpukit.essentials.launcher", None for the face."""
+class Import(NamedTuple):
+    """One import of our own, wherever in its module it stands."""
+
+    module: str  # that imports
+    source: str  # that it imports from
+    name: str | None
+    is_optional: bool  # it stands in `with optional_subpackage(...)`
+
+
+def subpackage_of(module):
+    """Return the subpackage of "tpukit.essentials.launcher.core" or "tpukit.essentials.launcher"; None for the top."""
     parts = module.split(".")[1:]
-    return next((room for room in (".".join(parts[:2]), ".".join(parts[:1])) if room in ROOMS), None)
+    longest_first = (".".join(parts[:2]), ".".join(parts[:1]))
+    return next((name for name in longest_first if name in SUBPACKAGES), None)
+
+
+def is_optional_block(node):
+    if not isinstance(node, ast.With):
+        return False
+    calls = [item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call)]
+    return any(ast.unparse(call.func) == "optional_subpackage" for call in calls)
+
+
+def optional_nodes(tree):
+    """Return the nodes that stand in `with optional_subpackage(...)`."""
+    found = set()
+    for node in ast.walk(tree):
+        if is_optional_block(node):
+            found |= set(ast.walk(node))
+    return found
 
 
 def imports():
-    """Return (module, what it imports from, name) of every import of ours, wherever in the module it stands."""
     found = []
     for path in files(ROOT / "tpukit"):
-        if path.suffix == ".py":
-            module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "tpukit":
-                    found += [(module, node.module, alias.name) for alias in node.names]
-                elif isinstance(node, ast.Import):
-                    found += [(module, alias.name, None) for alias in node.names if alias.name.startswith("tpukit")]
+        if path.suffix != ".py":
+            continue
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        tree = ast.parse(path.read_text())
+        optional = optional_nodes(tree)
+        for node in ast.walk(tree):
+            is_optional = node in optional
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "tpukit":
+                found += [Import(module, node.module, alias.name, is_optional) for alias in node.names]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names if alias.name.startswith("tpukit")]
+                found += [Import(module, name, None, is_optional) for name in names]
     return found
 
 
 def test_the_folder_list_is_the_architecture():
     there = {path.name for path in entries(ROOT / "tpukit")}
-    assert there == {"__init__.py", "__main__.py", "essentials"} | {room for room in ROOMS if "." not in room}
+    assert there == {"__init__.py", "__main__.py", "essentials"} | {name for name in SUBPACKAGES if "." not in name}
     assert len(there) <= 14
     assert {path.name for path in entries(ROOT / "tpukit/essentials")} == {"__init__.py"} | {
-        room.partition(".")[2] for room in ROOMS if "." in room
+        name.partition(".")[2] for name in SUBPACKAGES if "." in name
     }
 
 
-def test_no_file_name_stands_in_two_rooms():
-    names = [path.name for path in files(ROOT / "tpukit") if path.name != "__init__.py"]
-    assert len(names) == len(set(names)), sorted(name for name in set(names) if names.count(name) > 1)
-
-
-def test_arrows_between_rooms_point_down_and_are_few():
-    arrows = set()
-    for module, source, name in imports():
-        here, there = room_of(module), room_of(source) or room_of(f"{source}.{name}")
+def test_imports_between_subpackages_point_down():
+    for module, source, name, is_optional in imports():
+        here = subpackage_of(module)
+        there = subpackage_of(source) or subpackage_of(f"{source}.{name}")
         if here is None:
-            continue  # the face and the command line
-        assert there is not None, f"{module} imports the face"
+            continue  # tpukit/__init__.py and the command line
+        assert there is not None, f"{module} imports the top of the package"
         if here != there:
-            assert FLOOR[there] < FLOOR[here] or (here, there) in SIDEWAYS, f"{module} imports {source}"
-            arrows.add((here, there))
-    assert len(FLOORS) <= 7
-    assert len(arrows) <= 46, f"{len(arrows)} arrows"
+            is_below = LAYER[there] < LAYER[here] or (here, there) in WITHIN_A_LAYER
+            # The essentials may use another subpackage where it is there.
+            is_asked_for = is_optional and here.startswith("essentials.") and not there.startswith("essentials.")
+            assert is_below or is_asked_for, f"{module} imports {source}"
+    assert len(LAYERS) <= 7
 
 
-def test_what_crosses_a_wall_is_listed_by_its_room():
-    for module, source, name in imports():
-        here, there = room_of(module), room_of(source)
+def test_the_essentials_state_the_order_of_their_layers():
+    below = [name.partition(".")[2] for names in LAYERS for name in names if name.startswith("essentials.")]
+    assert ", ".join(below) in importlib.import_module("tpukit.essentials").__doc__
+
+
+def test_what_crosses_a_boundary_is_public():
+    for module, source, name, _ in imports():
+        here, there = subpackage_of(module), subpackage_of(source)
         if there is not None and here != there and not source.startswith("tpukit.__"):
             assert source == f"tpukit.{there}", f"{module} reaches into {source}"
             listed = importlib.import_module(source).__all__
@@ -176,33 +208,33 @@ def test_what_crosses_a_wall_is_listed_by_its_room():
             assert not name.startswith("_")
 
 
-@pytest.mark.parametrize("room", sorted(ROOMS))
-def test_a_room_lists_its_own_and_hides_no_module(room):
-    package = importlib.import_module(f"tpukit.{room}")
+@pytest.mark.parametrize("subpackage", sorted(SUBPACKAGES))
+def test_a_subpackage_lists_its_own_and_hides_no_module(subpackage):
+    package = importlib.import_module(f"tpukit.{subpackage}")
     assert package.__doc__
-    modules = {path.stem for path in files(ROOT / "tpukit" / room.replace(".", "/"))}
+    modules = {path.stem for path in files(ROOT / "tpukit" / subpackage.replace(".", "/"))}
     for name in package.__all__:
         thing = getattr(package, name)
-        # tpukit.current_core() is what it is called at the face, and the module of that name is imported by its full name.
-        hides = name in modules and (room, name) != ("essentials.launcher", "core")
-        assert inspect.ismodule(thing) == hides, f"{room}.{name} hides a module, or is none"
+        # The module of Core is imported by its full name.
+        hides = name in modules and (subpackage, name) != ("essentials.launcher", "core")
+        assert inspect.ismodule(thing) == hides, f"{subpackage}.{name} hides a module, or is none"
 
 
-def test_no_modules_of_a_room_import_each_other_in_a_circle():
-    arrows = {module: set() for module, *_ in imports()}
-    for module, source, name in imports():
+def test_no_modules_of_a_subpackage_import_each_other_in_a_circle():
+    imported_by = {module: set() for module, *_ in imports()}
+    for module, source, name, _ in imports():
         for other in (source, f"{source}.{name}"):
-            if other in arrows and other != module and room_of(other) == room_of(module):
-                arrows[module].add(other)
-    while leaves := [name for name, imported in arrows.items() if not imported & arrows.keys()]:
+            if other in imported_by and other != module and subpackage_of(other) == subpackage_of(module):
+                imported_by[module].add(other)
+    while leaves := [name for name, imported in imported_by.items() if not imported & imported_by.keys()]:
         for name in leaves:
-            del arrows[name]
-    assert not arrows, f"in a circle, or importing one: {sorted(arrows)}"
+            del imported_by[name]
+    assert not imported_by, f"in a circle, or importing one: {sorted(imported_by)}"
 
 
 # Tests
 
-WITHOUT_A_MODULE = {  # what a test is about, where that is no one module
+WITHOUT_A_MODULE = {  # subjects of tests that are no single module
     "essentials/data": {"fixes"},
     "essentials/launcher": {"in_graph", "kernel", "ranks"},
     "essentials/display": {"html_tables"},
@@ -215,27 +247,30 @@ WITHOUT_A_MODULE = {  # what a test is about, where that is no one module
 
 
 def test_a_module_has_a_test_of_its_name_or_says_through_which_it_is_tested():
-    kit = {path.relative_to(ROOT / "tpukit").as_posix() for path in files(ROOT / "tpukit") if path.suffix == ".py"}
-    kit = {name for name in kit if not name.endswith("__init__.py")}
-    through = {module: test for test, modules in TESTED_THROUGH.items() for module in modules}
-    for module in sorted(kit):
+    paths = [path.relative_to(ROOT / "tpukit").as_posix() for path in files(ROOT / "tpukit") if path.suffix == ".py"]
+    modules = {name for name in paths if not name.endswith("__init__.py")}
+    through = {name for names in TESTED_THROUGH.values() for name in names}
+    for module in sorted(modules):
         folder, _, name = module.rpartition("/")
         own = ROOT / "tests" / folder / f"test_{name}"
         assert own.exists() != (module in through), f"{module}: a file {own.name}, or a row of TESTED_THROUGH"
-    assert through.keys() <= kit
+    assert through <= modules
 
 
 def test_a_row_of_tested_through_names_what_its_test_names():
     found = imports()
-    home = {(module.removesuffix(".__init__"), name): source for module, source, name in found if "__init__" in module}
+    home = {}
+    for module, source, name, _ in found:
+        if "__init__" in module:
+            home[module.removesuffix(".__init__"), name] = source
     users = {}
-    for module, source, name in found:
+    for module, source, name, _ in found:
         users.setdefault(home.get((source, name), source), set()).add(module)
     for test, modules in TESTED_THROUGH.items():
         words = set(re.findall(r"[\w:]+", (ROOT / "tests" / test).read_text()))
         for path in modules:
             module = "tpukit." + path.removesuffix(".py").replace("/", ".")
-            near = {module, *users.get(module, ())} - {f"tpukit.{room}.__init__" for room in ROOMS}
+            near = {module, *users.get(module, ())} - {f"tpukit.{subpackage}.__init__" for subpackage in SUBPACKAGES}
             names = set()
             for one in near:
                 tree = ast.parse((ROOT / f"{one.replace('.', '/')}.py").read_text())
@@ -245,12 +280,13 @@ def test_a_row_of_tested_through_names_what_its_test_names():
             assert names & words, f"{test} names nothing of {module} or of what imports it"
 
 
-def test_a_folder_of_tests_is_a_room():
-    for room in ROOMS:
-        for path in (ROOT / "tests" / room.replace(".", "/")).glob("test_*.py"):
+def test_a_folder_of_tests_is_a_subpackage():
+    for subpackage in SUBPACKAGES:
+        folder = subpackage.replace(".", "/")
+        for path in (ROOT / "tests" / folder).glob("test_*.py"):
             name = path.stem.removeprefix("test_")
-            there = (ROOT / "tpukit" / room.replace(".", "/") / f"{name}.py").exists()
-            assert there != (name in WITHOUT_A_MODULE.get(room.replace(".", "/"), ())), path
+            there = (ROOT / "tpukit" / folder / f"{name}.py").exists()
+            assert there != (name in WITHOUT_A_MODULE.get(folder, ())), path
 
 
 # Documents
@@ -281,7 +317,7 @@ def tree():
 
 
 def test_contributing_lists_the_layers_in_the_order_that_the_tests_enforce():
-    assert [set(line.split(", ")) for line in fenced_with("^essentials.display").splitlines()] == FLOORS
+    assert [set(line.split(", ")) for line in fenced_with("^essentials.display").splitlines()] == LAYERS
 
 
 def test_the_tree_of_contributing_is_the_disk():

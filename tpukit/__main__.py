@@ -1,11 +1,12 @@
 """`python -m tpukit check` and `info`: the answers in a terminal; the commands of the other rooms."""
 
 import argparse
+import importlib
 import importlib.util
 import json
 import sys
 
-from tpukit.essentials.display import InvalidValueError, NotInstalledError, TpukitError, load_part
+from tpukit.essentials.display import InvalidValueError, NotInstalledError, TpukitError, optional_subpackage
 from tpukit.essentials.environment import check, machine_info
 from tpukit.essentials.launcher import WorkerError
 
@@ -73,7 +74,8 @@ def main(arguments: list[str] | None = None) -> int:
         command = commands.add_parser(name, help=what, description=description)
         if name in arguments[:1]:
             try:
-                module = load_part(place, name)
+                with optional_subpackage(name):
+                    module = importlib.import_module(place)
             except NotInstalledError as error:  # before argparse finds fault with arguments that it does not know
                 print(error, file=sys.stderr)
                 return 1

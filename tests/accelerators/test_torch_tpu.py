@@ -59,7 +59,7 @@ def test_asked_for_without_its_package_the_message_has_the_line_that_installs_it
 @pytest.mark.parametrize(("generation", "cores"), [("v5e", 8), ("7x", 16)])
 def test_every_device_of_a_chip_has_a_process(generation, cores):
     topology = choose_topology(on(generation=generation, torch_tpu="0.2.0"), None, None)
-    assert (topology.cores, topology.processes, topology.rehearsal) == (cores, cores, False)
+    assert (topology.cores, topology.processes, topology.is_dry_run) == (cores, cores, False)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_run_on_another_than_the_first_chip_is_refused_before_a_fork():
 @pytest.mark.parametrize(("torch_tpu", "backend"), [(None, "torch_tpu:cpu"), ("0.2.0", "torch_tpu:simulator")])
 def test_where_no_chip_is_it_rehearses(torch_tpu, backend):
     topology = choose_topology(on(chips=0, generation=None, torch_tpu=torch_tpu), 2, "torch_tpu")
-    assert (topology.backend, topology.rehearsal) == (backend, True)
+    assert (topology.backend, topology.is_dry_run) == (backend, True)
 
 
 def test_the_stand_in_plays_as_many_chips_as_torchtpu_has_a_layout_for():

@@ -91,7 +91,7 @@ def run_all(page):
     raise AssertionError("the cells did not run")
 
 
-def begin_again(page, cell, text="a rehearsal"):
+def begin_again(page, cell, text="dry run"):
     """Run a cell after an interrupt: the page may lose a key, and a kernel that is not yet idle drops the request."""
     for _ in range(TRIES):
         cell.locator(".jp-InputArea-editor").click()
@@ -121,7 +121,7 @@ def picture(page, name):
 def test_a_bar_and_a_curve_move_while_the_cores_work_and_the_result_comes_back(server, page):
     run_cell(page, 0)
     output = run_cell(page, 1)
-    output.get_by_text("a rehearsal: 2 CPU processes stand in for TPU cores").wait_for(timeout=300_000)
+    output.get_by_text("dry run: 2 CPU processes take the place of TPU cores").wait_for(timeout=300_000)
     line = output.get_by_text(re.compile(r"^\d+ / 200$"))
     line.wait_for(timeout=300_000)
     seen = set()

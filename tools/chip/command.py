@@ -62,7 +62,7 @@ def run(given: argparse.Namespace) -> int:
         folder = _empty(given.folder) if given.folder else Path(stack.enter_context(tempfile.TemporaryDirectory()))
         began, host = time.monotonic(), MachineInfo.read()
         topology = choose_topology(host, given.cores, given.backend)
-        stands = " in place of TPU cores" if topology.rehearsal else ""
+        stands = " in place of TPU cores" if topology.is_dry_run else ""
         print(f"{len(parts)} parts on {topology.cores} x {topology.device}{stands}; {host.summary}", flush=True)
         outcomes = run_parts(parts, folder=folder, backend=given.backend, cores=given.cores, seconds=given.seconds)
     for name, one in outcomes.items():

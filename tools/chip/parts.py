@@ -82,14 +82,14 @@ class Proof:
     @property
     def plan(self) -> Plan:
         """The size of the work."""
-        if not self.topology.rehearsal:
+        if not self.topology.is_dry_run:
             return ON_A_DEVICE
         return ON_CPU_PROCESSES if self.topology.backend == "cpu" else ON_XLA_CPU
 
     @property
     def near(self) -> float:
         """How near the cores come to plain PyTorch in float32."""
-        return EXACT if self.topology.rehearsal else NEAR
+        return EXACT if self.topology.is_dry_run else NEAR
 
     def launch(self, fn: Callable, *args: object, **options: object) -> Run:
         """Launch on the cores of this proof."""

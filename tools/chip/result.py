@@ -38,7 +38,7 @@ def summarize(
         "backend": topology.backend if topology else None,
         "device": topology.device if topology else None,
         "cores": topology.cores if topology else 0,
-        "rehearsal": topology.rehearsal if topology else None,
+        "rehearsal": topology.is_dry_run if topology else None,
         "versions": {name: host.versions.get(name) for name in names},
         "parts": outcomes,
     }

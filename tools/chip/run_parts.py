@@ -25,7 +25,7 @@ def main(parts: list[str], *, folder: Path, outcomes: Path, backend: str | None,
         setup()  # Kaggle's variables, which keep chips from starting
         host = MachineInfo.read()
         proof = Proof(host, choose_topology(host, cores, backend), folder, seconds)
-        if proof.topology.rehearsal:  # XLA:CPU compiles in a tenth of the time then, and these graphs run a few times
+        if proof.topology.is_dry_run:  # XLA:CPU compiles in a tenth of the time then, and these graphs run a few times
             os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
         import torch._dynamo  # noqa: F401  an optimiser does: here once, or in each core of each launch
 

@@ -200,7 +200,7 @@ def how_it_is_cut(topology: Topology) -> str:
     """Say in one line what a launch with `shard` cuts."""
     if topology.chips > 1:
         return f"one process on {topology.device}; weights are cut over them"
-    if topology.rehearsal:
+    if topology.is_dry_run:
         return 'one CPU process holds the whole model here; backend="xla" rehearses how it is cut'
     return "one chip: there is nothing to cut"
 

@@ -192,6 +192,7 @@ class TorchTpuCpuRuntime(CpuRuntime):
     """CPU processes that rehearse for TorchTPU: the same launch environment and collectives, by gloo."""
 
     name = "torch_tpu:cpu"
+    dry_run_of = "torch_tpu"
     backend = TorchTpuCpu
     note = ", started and joined as TorchTPU's are"
 

@@ -154,7 +154,7 @@ def record(
             f"TPU {chip.generation} core",
             cores=1,
             processes=1,
-            rehearsal=True,
+            is_dry_run=True,
             generation=chip.generation,
             # Sharded, all chips are one core; otherwise each core has its own copy of the model.
             world_size=1 if shard else chip.cores,

@@ -16,8 +16,8 @@ from tpukit.essentials.backends import (
     Runtime,
     Topology,
     Tpu,
+    dry_run_cores,
     import_torch_xla,
-    rehearsal_cores,
     start_pjrt,
 )
 from tpukit.simulator.build import find_plugin, library, why_not
@@ -40,6 +40,7 @@ class SimulatorRuntime(Runtime):
     """One CPU process per simulated v5e chip; torch_xla's own collectives run, in the graph."""
 
     name = "xla:simulator"
+    dry_run_of = "xla"
     backend = Tpu
     hardware = "CPU"
     package = "torch_xla"
@@ -51,9 +52,9 @@ class SimulatorRuntime(Runtime):
         return not machine.chips and why_not() is None
 
     def topology(self, machine, cores: int | None) -> Topology:
-        cores = cores or rehearsal_cores(machine)
+        cores = cores or dry_run_cores(machine)
         rehearsal(cores)  # raises for a number that the simulator does not have
-        return Topology(self.name, "XLA:CPU", cores, processes=cores, rehearsal=True)
+        return Topology(self.name, "XLA:CPU", cores, processes=cores, is_dry_run=True)
 
     def load(self, topology: Topology) -> None:
         super().load(topology)

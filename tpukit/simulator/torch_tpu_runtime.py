@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 from tpukit.accelerators import TorchTpuRuntime, inside
-from tpukit.essentials.backends import Backend, Topology, rehearsal_cores
+from tpukit.essentials.backends import Backend, Topology, dry_run_cores
 from tpukit.essentials.display import TpukitRuntimeError
 from tpukit.simulator.build import find_plugin, library, why_not
 from tpukit.simulator.runtime import play
@@ -27,6 +27,7 @@ class SimulatedTorchTpuRuntime(TorchTpuRuntime):
     """One CPU process per simulated v4 chip, with TorchTPU's own graphs and collectives."""
 
     name = "torch_tpu:simulator"
+    dry_run_of = "torch_tpu"
     hardware = "CPU"
     note = "; TorchTPU sees TPU chips of a simulated libtpu"
 
@@ -35,9 +36,9 @@ class SimulatedTorchTpuRuntime(TorchTpuRuntime):
         return not machine.chips and is_installed and why_not() is None
 
     def topology(self, machine, cores: int | None) -> Topology:
-        cores = cores or rehearsal_cores(machine)
+        cores = cores or dry_run_cores(machine)
         torch_tpu_rehearsal(cores)  # raises for a number that TorchTPU does not know
-        return Topology(self.name, "TorchTPU core", cores, processes=cores, rehearsal=True)
+        return Topology(self.name, "TorchTPU core", cores, processes=cores, is_dry_run=True)
 
     def load(self, topology: Topology) -> None:
         super().load(topology)

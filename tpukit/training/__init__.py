@@ -10,7 +10,7 @@ from tpukit.training.fit_options import Checkpoints, EarlyStopping, FitOptions
 from tpukit.training.history import History
 from tpukit.training.history_figure import show_history
 from tpukit.training.jobs import Jobs, launch_each
-from tpukit.training.log_files import CsvWriter, Row, TensorBoardWriter
+from tpukit.training.log_files import CsvWriter, LogWriters, Row, TensorBoardWriter
 from tpukit.training.losses import NonFiniteLossError
 from tpukit.training.prediction import predict
 from tpukit.training.run_folders import RunFolder, run_folder
@@ -31,7 +31,7 @@ def __getattr__(name: str):
 
 __all__ = [
     "Augment", "Buckets", "Checkpoints", "CsvWriter", "EarlyStopping", "Evaluation", "FitOptions", "History", "Jobs",
-    "LARS", "NonFiniteLossError", "Row", "RunFolder", "StreamBatches", "TensorBoardWriter", "evaluate", "fit",
+    "LARS", "LogWriters", "NonFiniteLossError", "Row", "RunFolder", "StreamBatches", "TensorBoardWriter", "evaluate", "fit",
     "keep_settings", "launch_each", "parse_duration", "predict", "predict_to", "read_predictions", "run_folder",
     "schedules", "show_history", "sync_batchnorm",
 ]  # fmt: skip

@@ -125,8 +125,8 @@ def launch_each(
     places = min(_places(host, cores, backend), len(configs))
     refuse_if_in_use(host)
     with sigterm_ends_the_run(), screen(progress) as display:
-        if topology.rehearsal:
-            display.line(f"a rehearsal: {places} {topology.device} jobs at a time, each in place of a TPU core")
+        if topology.is_dry_run:
+            display.line(f"dry run: {places} {topology.device} jobs at a time, each in place of a TPU core")
         with ready(topology, places, compile_cache, display) as topology:
             queue = _Queue(tasks, topology, places, limits, display)
             try:
@@ -144,7 +144,7 @@ def _places(host: MachineInfo, cores: int | None, backend: str | None) -> int:
         return there
     if isinstance(cores, bool) or not isinstance(cores, int) or cores < 1:
         raise ValueError(f"cores is how many jobs run at a time, at least 1, got {cores!r}")
-    if cores > there and not (whole.rehearsal and whole.processes):
+    if cores > there and not (whole.is_dry_run and whole.processes):
         raise InvalidValueError(
             f"cores={cores} jobs at a time cannot be had, at most {there}",
             found=host.summary,
@@ -237,7 +237,7 @@ class _Queue:
         """Say whether the job could not start because its chip may still be busy with the job before."""
         seconds = time.monotonic() - self._first_failure.get(job.number, time.monotonic())
         workers = job.group.workers
-        return seconds < _BUSY_SECONDS and not (self._topology.rehearsal or any(one.started for one in workers))
+        return seconds < _BUSY_SECONDS and not (self._topology.is_dry_run or any(one.started for one in workers))
 
     def _try_again(self, place: int, number: int) -> None:
         if number not in self._first_failure:

@@ -77,3 +77,26 @@ def test_a_core_that_comes_late_is_waited_for():
         return first, add_three(core).tolist()
 
     assert launch(work, cores=3, backend="cpu", progress="off").results == [([3, 3], [3, 3, 3])] * 3
+
+
+def test_large_tensors_of_other_strides_meet_in_one_message():
+    def work(core):
+        whole = torch.full((1024, 300), float(core.rank))
+        if core.rank == 1:
+            whole = whole.t().contiguous().t()  # the same shape, not contiguous
+        small = torch.full((3,), float(core.rank))
+        core.backend.average([whole, small])
+        return whole.unique().tolist(), small.tolist()
+
+    run = launch(work, cores=2, backend="cpu", progress="off", timeout=60)
+    assert run.results == [([0.5], [0.5, 0.5, 0.5])] * 2
+
+
+def test_a_device_may_have_another_dtype_for_numbers():
+    class Single(cpu.Cpu):
+        def open_device(self):
+            self.real = torch.float32
+            return torch.device("cpu")
+
+    assert Single(rank=0, world_size=1, meeting_point=None).real == torch.float32
+    assert cpu.Cpu(rank=0, world_size=1, meeting_point=None).real == torch.float64

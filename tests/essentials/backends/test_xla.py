@@ -193,7 +193,7 @@ STRANGERS = {
 }
 
 
-def test_torch_xlas_own_calls_are_true_or_refused_in_the_rehearsal_joined_by_gloo():
+def test_torch_xlas_own_calls_are_true_or_refused_in_the_dry_run_joined_by_gloo():
     """Each process is alone there: a stranger's code would train one model per process, silently."""
     import torch
 
@@ -217,7 +217,7 @@ def test_torch_xlas_own_calls_are_true_or_refused_in_the_rehearsal_joined_by_glo
         assert (world_size, ordinal, is_master) == (2, rank, rank == 0)
         assert refused.keys() == STRANGERS.keys()
         for name, message in refused.items():
-            assert message.startswith(f"{name} joins nothing in this rehearsal\n  found: 2 XLA:CPU processes")
+            assert message.startswith(f"{name} joins nothing in this dry run\n  found: 2 XLA:CPU processes")
             assert "fix:   core.all_reduce" in message
 
 

@@ -135,7 +135,7 @@ def test_the_fixes_work_for_datasets():
 
 def test_the_fixes_work_for_states():
     state = core.batches(range(8), batch_size=2).state_dict()
-    with fixes("batches: the state is of a dataset of {} samples, this one has {}"):
+    with fixes("batches: the saved state belongs to a dataset of {} samples, this one has {}"):
         core.batches(range(6), batch_size=2).load_state_dict(state)
     core.batches(range(8), batch_size=2).load_state_dict(state)
     all_of(core.batches(range(6), batch_size=2))
@@ -144,7 +144,7 @@ def test_the_fixes_work_for_states():
     with fixes("streams: the state is of a dataset with a length, this one is a stream"):
         core.batches(Stream(), **stream).load_state_dict(state)
     state = core.batches(Stream(), **stream).state_dict()
-    with fixes("batches: the state is of a stream, this dataset has a length"):
+    with fixes("batches: the saved state belongs to an iterable dataset, but this dataset is map-style"):
         core.batches(range(8), batch_size=2).load_state_dict(state)
     core.batches(Stream(), **stream).load_state_dict(state)
 
@@ -153,7 +153,7 @@ def test_the_fixes_work_for_states():
         next(iter(batches))
         return batches.state_dict()
 
-    with fixes("batches: the state is {} samples into an epoch that was divided in another way"):
+    with fixes("batches: the saved state is {} samples into an epoch that was divided in another way"):
         core.batches(range(16), batch_size=4).load_state_dict(begun(batch_size=2))
     core.batches(range(16), batch_size=2).load_state_dict(begun(batch_size=2))
     shuffled = core.batches(range(16), batch_size=4, world_size=2, shuffle=True)

@@ -478,7 +478,7 @@ def test_a_figure_of_ones_own_gets_the_background_of_all_and_is_forgotten_by_pyp
     colours = {matplotlib.colors.to_hex(part.get_facecolor()) for part in (figure, *figure.axes)}
     assert colours == {matplotlib.colors.to_hex(show_batch(BYTES).get_facecolor())}
     assert [side for side, spine in figure.axes[0].spines.items() if spine.get_visible()] == ["left", "bottom"]
-    with pytest.raises(ValueError, match="says in words what it shows"):
+    with pytest.raises(ValueError, match="needs a description in words"):
         style_figure(figure, " ")
 
 

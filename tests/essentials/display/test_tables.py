@@ -32,6 +32,10 @@ def test_a_table_without_a_title_or_without_rows_leaves_no_empty_lines():
     assert str(Empty()) == "two planets"
 
 
+def test_a_column_of_empty_cells_is_drawn():
+    assert tables.as_text([("ok", "", "fork"), ("failure", "", "memory")]) == "ok         fork\nfailure    memory"
+
+
 def test_columns_are_aligned_and_lines_carry_no_trailing_space():
     assert tables.as_text([("ok", "fork", "possible"), ("warning", "/dev/shm", "")]) == (
         "ok       fork      possible\nwarning  /dev/shm"

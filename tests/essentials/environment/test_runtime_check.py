@@ -115,10 +115,10 @@ def test_where_torchtpu_takes_the_place_of_torch_xla_it_is_told_to_be_experiment
     versions = {"python": "3.12.1", "torch": "2.15.0", "torch_tpu": "0.2.0", "torch_xla": None, "libtpu": "0.0.52"}
     finding = found(look(replace(TPU_VM, versions=versions)), "versions")
     assert (finding.state, finding.fix != "") == ("warning", True)
-    assert "torch_tpu 0.2.0: experimental, not yet run on a chip" in finding.fact
+    assert "torch_tpu 0.2.0: experimental, tpukit has not tested it on a chip" in finding.fact
     assert found(look(replace(LAPTOP, versions=versions)), "versions").state == "ok"
     assert found(look(replace(TPU_VM, versions=versions), environ={}), "PJRT_DEVICE").state == "ok"
-    assert 'backend="torch_tpu"' in found(look(replace(LAPTOP, versions=versions)), "rehearsal").fact
+    assert 'backend="torch_tpu"' in found(look(replace(LAPTOP, versions=versions)), "dry run").fact
     both = found(look(replace(TPU_VM, versions=versions | {"torch_xla": "2.9.0"})), "versions")
     assert (both.state, "a launch takes torch_tpu" in both.fact) == ("warning", True)
     older = found(look(replace(TPU_VM, versions=versions | {"torch_xla": "2.9.0", "torch": "2.9.0"})), "versions")
@@ -155,7 +155,7 @@ def test_where_torchtpu_takes_the_place_of_torch_xla_it_is_told_to_be_experiment
         (KAGGLE, {"libtpu": "0.0.21"}, "warning", "released with 0.0.17", "`%pip install libtpu==0.0.17`"),
         (COLAB, {"libtpu": "0.0.21"}, "ok", "libtpu 0.0.21", ""),
         (KAGGLE, {"torch_xla": "2.8.1"}, "ok", "torch_xla 2.8.1", ""),
-        (LAPTOP, {"torch": "2.15.0", "torch_xla": None}, "ok", "no torch_xla, but a rehearsal", ""),
+        (LAPTOP, {"torch": "2.15.0", "torch_xla": None}, "ok", "no torch_xla, but a dry run", ""),
         (LAPTOP, {"libtpu": None}, "ok", "torch 2.9.0", ""),
     ],
 )
@@ -185,11 +185,11 @@ def test_a_libtpu_of_ones_own_is_taken_at_its_word(look):
         ("laptop", "open the notebook on Colab"),
     ],
 )
-def test_no_tpu_is_a_rehearsal_and_names_the_click_that_gets_one(look, platform, click):
+def test_no_tpu_is_a_dry_run_and_names_the_click_that_gets_one(look, platform, click):
     outcome = look(replace(LAPTOP, platform=platform), environ={})
     finding = found(outcome, "TPU")
     assert finding.state == "warning"
-    assert "rehearsal on CPU processes" in finding.fact
+    assert "dry run on CPU processes" in finding.fact
     assert click in finding.fix
     assert outcome.ok
 
@@ -435,15 +435,15 @@ print([finding.state for finding in check().findings if finding.name == "runtime
     ("machine", "obstacle", "words"),
     [
         (KAGGLE, None, "not needed, there are chips"),
-        (LAPTOP, None, "torch_xla's own TPU client over a stand-in for libtpu"),
+        (LAPTOP, None, "torch_xla's own TPU client on a simulated TPU"),
         (
             LAPTOP,
             "no C compiler is here",
-            'joined by gloo (`backend="xla"`); no stand-in for libtpu: no C compiler is here',
+            'joined by gloo (`backend="xla"`); no simulated TPU: no C compiler is here',
         ),
     ],
 )
-def test_it_says_which_rehearsals_this_machine_has(look, machine, obstacle, words):
-    finding = found(look(machine, no_simulator=lambda: obstacle), "rehearsal")
+def test_it_lists_the_dry_runs_that_this_machine_has(look, machine, obstacle, words):
+    finding = found(look(machine, no_simulator=lambda: obstacle), "dry run")
     assert finding.state == "ok"
     assert words in finding.fact

@@ -166,7 +166,7 @@ def test_a_notebook_shows_the_changes_exactly_once_wherever_the_call_stands():
             "torch==2.9.0 torchvision==0.24.0 torch_xla==2.9.0 libtpu==0.0.21.1",
         ),
         ({}, LAPTOP, "torch==2.9.0 torchvision==0.24.0 torch_xla==2.9.0"),
-        ({"torch": "2.15.0"}, LAPTOP, ""),  # enough to rehearse
+        ({"torch": "2.15.0"}, LAPTOP, ""),  # enough for a dry run
         ({"torch": "2.15.0", "torch_xla": "2.9.0"}, LAPTOP, "torch==2.9.0 torchvision==0.24.0"),
         ({}, replace(LAPTOP, system="Darwin arm64"), "torch torchvision"),  # no torch_xla wheel
         ({}, replace(LAPTOP, system="Linux aarch64"), "torch torchvision"),
@@ -188,10 +188,10 @@ def test_the_install_line_adds_what_belongs_to_the_torch_that_is_there(versions,
         ({"torch": "2.9.0"}, "Darwin arm64", ""),
     ],
 )
-def test_to_rehearse_graphs_torch_xla_is_added_where_there_is_no_chip(versions, system, line):
+def test_for_a_dry_run_of_graphs_torch_xla_is_added_where_there_is_no_chip(versions, system, line):
     versions = {"python": "3.12.3", "torch": None, "torch_xla": None, "libtpu": None} | versions
     machine = replace(LAPTOP, system=system, versions=versions)
-    assert install_line(machine, rehearse_graphs=True) == (f"pip install {line}" if line else "")
+    assert install_line(machine, for_graphs=True) == (f"pip install {line}" if line else "")
 
 
 def test_torchtpu_is_kept_out_of_the_kernel_before_torch_is_imported():

@@ -304,7 +304,7 @@ WITH_XLA = {"torch": "2.9.0", "torch_xla": "2.9.0", "python": "3.12.3"}
 )
 def test_a_run_has_a_process_per_chip_and_a_rank_per_core(facts, asked, expected):
     chosen = choose_topology(machine(**facts, versions=WITH_XLA), asked.get("cores"), asked.get("backend"))
-    assert (chosen.backend, chosen.rehearsal, chosen.cores, chosen.processes) == expected
+    assert (chosen.backend, chosen.is_dry_run, chosen.cores, chosen.processes) == expected
 
 
 def test_a_chosen_device_is_one_core_of_that_number():
@@ -324,7 +324,7 @@ def test_xla_without_a_chip_is_rehearsed_on_the_stand_in_where_it_can_be_had(obs
 @pytest.mark.parametrize(
     ("facts", "options", "message"),
     [
-        (EIGHT, {"cores": 3}, r"cores=3 cannot be had: torch_xla runs on one core or on all 8\n  found: 8 v5e chips"),
+        (EIGHT, {"cores": 3}, r"cores=3 is not supported: torch_xla uses 1 core or all 8\n  found: 8 v5e chips"),
         (V3, {"cores": 4}, r"all 8\n  found: 4 v3 chips"),
         ({"chips": 0}, {"cores": 0}, "at least 1, or None for all there are, got 0"),
         ({"chips": 0}, {"cores": -2}, "got -2"),
@@ -440,7 +440,7 @@ def test_without_fork_one_core_runs_in_this_process():
         """
     )
     assert "has no fork" in out
-    assert "a rehearsal: 1 CPU process stands in for TPU cores" in out
+    assert "dry run: 1 CPU process takes the place of TPU cores" in out
 
 
 @pytest.mark.parametrize("backend", ["cpu", pytest.param("xla:cpu", marks=pytest.mark.xla)])

@@ -1,4 +1,17 @@
-"""Plain CPU tensors and gloo: processes that rehearse for cores."""
+"""CPU processes in place of TPU cores: plain CPU tensors, joined by gloo.
+
+Every core must call the same collective with tensors of the same shapes and dtypes. If the cores
+differ, gloo ends the process (SIGABRT), waits, or adds up the bits of another dtype, and TPU chips
+hang. A dry run finds such mistakes, so here the cores compare their calls:
+
+    core 0    all_reduce(sum) (2,) float32    checksum 17
+    core 1    all_reduce(sum) (3,) float32    checksum 42    -> BackendMismatchError on both
+
+The comparison is a small message before each collective. It would double the cost of a collective
+that the cores call in every step, so after eight calls such a collective gets its own gloo group.
+No other collective can meet it there, so no message is needed. If a core then waits for more
+than a second, it looks in the store, where every waiting core writes its call (`_wait`).
+"""
 
 import contextlib
 import datetime
@@ -8,69 +21,139 @@ import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from tpukit.essentials.backends.protocol import Backend, BackendMismatchError, Runtime, Topology
 from tpukit.essentials.display import InvalidValueError, TpukitRuntimeError
 
-_MOST_REHEARSAL_CORES = 8  # as many as the largest notebook TPU has
+_MOST_DRY_RUN_CORES = 8  # as many as the largest notebook TPU has
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
-_TEXT = 256  # bytes of a collective in words, at most
-_OFTEN, _GROUPS = 8, 3  # from so many times on a collective has a gloo group of its own; the first so many collectives
-_PATIENCE = datetime.timedelta(seconds=1)  # then a core that waits looks where the others are
-_LARGE = 2**20  # bytes from which a tensor is a message of its own, which saves copying it there and back
+_LONGEST_TEXT = 256  # bytes of a call in words
+_OFTEN = 8  # a collective that was called so often gets its own gloo group
+_GROUPS = 3  # so many collectives get one: each group takes threads and sockets
+_PATIENCE = datetime.timedelta(seconds=1)  # a core that waits for longer looks where the others are
+# Bytes from which a tensor is a message of its own, which saves copying it there and back.
+_LARGE = 2**20
+
+# The address where rank 0 serves, and the socket that listens there, which only host 0 has.
+MeetingPoint = tuple[tuple[str, int], socket.socket | None]
+
+
+class _Call(NamedTuple):
+    """A collective, as the cores compare it."""
+
+    name: str  # with the operation, such as "all_reduce(sum)"
+    tensors: tuple[tuple, ...]  # (shape, dtype) of each
+
+    def in_words(self) -> str:
+        """Return the call, and the shape and dtype of its tensor, or the number of its tensors."""
+        each = [f"{tuple(shape)} {dtype}".replace("torch.", "") for shape, dtype in self.tensors]
+        if not each:
+            return self.name
+        if len(each) == 1:
+            return f"{self.name} {each[0]}"
+        numbers = sum(shape.numel() for shape, _ in self.tensors)
+        return f"{self.name} {len(each)} tensors, {numbers:,} numbers"
+
+
+@dataclass
+class _Message:
+    """Tensors that travel together: a single large one, or all small ones of a dtype."""
+
+    places: list[int]  # of the tensors in the caller's list
+    flat: object
+    is_copy: bool  # `flat` has its own memory, so the result must be copied back
+    work: object = None
 
 
 class Cpu(Backend):
     """One CPU process among `world_size`, joined by gloo.
 
     Args:
-        meeting_point: the address where rank 0 serves, and the socket that listens there, which is host 0's alone;
-            None for one core in the kernel's own process.
+        rank: this core's number.
+        world_size: cores in the run.
+        meeting_point: the address where rank 0 serves, and the socket that listens there; None for
+            one core in the kernel's own process.
 
     Attributes:
-        store: of torch.distributed, in which the processes find each other; open before the device is.
+        store: of torch.distributed, in which the processes find each other; open before the device.
+        group: of torch.distributed, in which the cores compare their calls.
     """
 
     transport = "gloo"  # of torch.distributed
 
-    def __init__(self, rank: int, world_size: int, meeting_point: tuple[tuple[str, int], socket.socket | None] | None):
+    def __init__(self, rank: int, world_size: int, meeting_point: MeetingPoint | None):
         import torch
 
         self.rank = rank
         self.world_size = world_size
         self.store = self._open_store(meeting_point)
+        self.real = torch.float64
         self.device = self.open_device()
-        self.real = torch.float64  # what a Python number becomes on its way through a collective
-        with _without_stdout():  # gloo greets every peer there
+        with _without_stdout():  # gloo prints a greeting of every peer
             if self.transport != "gloo":
                 self.group = self.init_process_group()
-            else:
-                self._left: list = []  # groups with a message that is still on its way, for which their end would wait
-                self._calls = 0  # collectives of this core
-                self._open_groups()
+                return
+            # Groups with a message that is still on its way. Deleting one would wait for it.
+            self._abandoned: list = []
+            self._calls = 0  # collectives of this core
+            self._open_groups()
+
+    # Opening: the store, the device, the groups.
+
+    def _open_store(self, meeting_point: MeetingPoint | None):
+        """Return the store of torch.distributed in which the processes find each other."""
+        import torch.distributed as dist
+
+        if meeting_point is None:
+            return dist.HashStore()
+        # Rank 0 serves on a socket that the kernel opened: there is no port to agree on, none to
+        # collide, and no file is left behind.
+        (address, port), listener = meeting_point
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface_towards(address))
+        server = {}
+        if self.rank == 0:
+            server = {"is_master": True, "master_listen_fd": listener.detach()}
+        if listener is not None:
+            listener.close()  # inherited: if rank 0 dies, no other process may seem to listen
+        return dist.TCPStore(address, port, self.world_size, wait_for_workers=False, **server)
+
+    def open_device(self):
+        """Return the device of this core, for the tensors of batches and models."""
+        import torch
+
+        return torch.device("cpu")
 
     def _open_groups(self) -> None:
         self.group, *self._free = self._join()
-        self._own: dict[tuple, object] = {}  # groups, by the form of the collective
-        self._agreed: Counter = Counter()  # times that all cores were in it, by form
+        self._own: dict[_Call, object] = {}  # groups of frequent collectives
+        self._agreed: Counter = Counter()  # how often all cores made a call
 
     def _join(self) -> list:
-        """Return the group in which collectives are compared, and one for each of the first that are made often.
+        """Return the group for comparisons, and the groups for frequent collectives.
 
-        All are open before they are needed: gloo greets, and what else is said meanwhile would be lost, too.
+        All are opened before they are needed, because gloo prints greetings. Output of other
+        threads at that moment would be lost too.
         """
-        options, count = _gloo_options(), 1 + _GROUPS * (self.world_size > 1)
-        return [self._own_group(f"tpukit {self._calls} {number}", options) for number in range(count)]
+        options = _gloo_options()
+        count = 1
+        if self.world_size > 1:
+            count += _GROUPS
+        names = [f"tpukit {self._calls} {number}" for number in range(count)]
+        return [self._own_group(name, options) for name in names]
 
     def _own_group(self, name: str, options):
-        """Return a process group that is not torch.distributed's default one, which chips do not have either.
+        """Return a process group that is not torch.distributed's default one.
 
-        Layers that average by themselves where `is_initialized()` says so would do it in the rehearsal alone.
+        TPU cores have no default group either. Layers that average by themselves if
+        `is_initialized()` would otherwise do so in a dry run only.
         """
         import torch
         import torch.distributed as dist
 
-        kind, store = dist.ProcessGroup.BackendType.GLOO, dist.PrefixStore(name, self.store)
+        kind = dist.ProcessGroup.BackendType.GLOO
+        store = dist.PrefixStore(name, self.store)
         group = dist.ProcessGroup(store, self.rank, self.world_size)
         gloo = dist.ProcessGroupGloo(store, self.rank, self.world_size, options)
         group._register_backend(torch.device("cpu"), kind, gloo)
@@ -81,29 +164,15 @@ class Cpu(Backend):
         import torch.distributed as dist
 
         if not dist.is_initialized():
-            store = dist.PrefixStore("default", self.store)
-            dist.init_process_group(self.transport, store=store, rank=self.rank, world_size=self.world_size)
+            dist.init_process_group(
+                self.transport,
+                store=dist.PrefixStore("default", self.store),
+                rank=self.rank,
+                world_size=self.world_size,
+            )
         return dist.group.WORLD
 
-    def open_device(self):
-        """Return the device of this core; tensors of a batch and of a model go there."""
-        import torch
-
-        return torch.device("cpu")
-
-    def _open_store(self, meeting_point: tuple[tuple[str, int], socket.socket | None] | None):
-        """Return the store of torch.distributed in which the processes find each other."""
-        import torch.distributed as dist
-
-        if meeting_point is None:
-            return dist.HashStore()
-        # Rank 0 serves on a socket the kernel opened: no port to agree on, none to collide, no file to leave behind.
-        (address, port), listener = meeting_point
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface_towards(address))
-        master = {"is_master": True, "master_listen_fd": listener.detach()} if self.rank == 0 else {}
-        if listener is not None:
-            listener.close()  # where it was inherited only: with rank 0 dead, nobody must seem to listen
-        return dist.TCPStore(address, port, self.world_size, wait_for_workers=False, **master)
+    # Collectives: agree on the call, then make it.
 
     def barrier(self) -> None:
         self._wait(self._agree("barrier", []).barrier())
@@ -113,14 +182,16 @@ class Cpu(Backend):
 
         if op == "mean" and not tensor.is_floating_point():
             tensor = tensor.to(self.real)
-        if self.world_size == 1:  # nor is a graph cut for it
+        if self.world_size == 1:  # on XLA, a collective would cut the graph
             return tensor.clone()
         group = self._agree(f"all_reduce({op})", [tensor])
         (host,) = self._for_collectives([tensor])
         host = host.clone().contiguous()
         kinds = {"min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
         self._wait(group.allreduce([host], op=kinds.get(op, dist.ReduceOp.SUM)))
-        return (host / self.world_size if op == "mean" else host).to(tensor.device)
+        if op == "mean":
+            host = host / self.world_size
+        return host.to(tensor.device)
 
     def gather(self, tensor):
         import torch
@@ -133,76 +204,6 @@ class Cpu(Backend):
         self._wait(group.allgather([parts], [host.contiguous()]))
         return torch.cat(parts).to(tensor.device)
 
-    def _agree(self, call: str, tensors: list):
-        """Return the group for a collective, which every core makes with tensors of the same shapes and dtypes.
-
-        gloo would end the process (SIGABRT), wait, or add up the bits of another dtype, and chips would hang: this is
-        what a rehearsal is for. So the cores compare, in a message before. A collective that they have often made alike
-        goes without, through a group that is its alone: there no other can meet it, and a core that is in another one
-        waits; see `_wait`. On devices of their own the comparison is a wait for them, so there `gather` alone is looked
-        at.
-
-        Raises:
-            InvalidValueError: they are in different calls.
-            BackendMismatchError: the tensors differ.
-        """
-        import torch
-        import torch.distributed as dist
-
-        if self.world_size == 1 or (self.transport != "gloo" and call != "gather"):
-            return self.group
-        form = (call, *((one.shape, one.dtype) for one in tensors))
-        if self.transport != "gloo":
-            _refuse(self._gather_texts(_in_words(form)))
-            return self.group
-        self._form, self._calls = form, self._calls + 1
-        if form in self._own:
-            return self._own[form]
-        digest = zlib.crc32(repr(form).encode())
-        ends = torch.tensor([digest, -digest])
-        self._wait(self.group.allreduce([ends], op=dist.ReduceOp.MAX))
-        if ends[0] != -ends[1]:
-            _refuse(self._gather_texts(_in_words(form)), differ=True)
-        self._agreed[form] += 1
-        # Not of a broadcast: core 0 does not wait in that one, so a core may be in the one behind.
-        if self._agreed[form] == _OFTEN and call != "broadcast" and self._free:
-            self._own[form] = self._free.pop()
-        return self.group
-
-    def _wait(self, work) -> None:
-        """Wait for a message of a collective; where that takes long, see whether all cores are in the same one.
-
-        Raises:
-            InvalidValueError, BackendMismatchError: as `_agree`.
-        """
-        while self.transport == "gloo":
-            with contextlib.suppress(RuntimeError):
-                work.wait(_PATIENCE)
-                return
-            if work.is_completed():
-                break  # just now, or it failed, which the last line says
-            self.store.set(f"waits/{self.rank}", f"{self._calls} {_in_words(self._form)}")
-            keys = [f"waits/{rank}" for rank in range(self.world_size)]
-            if self.store.check(keys):
-                waits = [self.store.get(key).decode().partition(" ")[::2] for key in keys]
-                numbers, said = zip(*waits, strict=True)
-                if len(set(numbers)) == 1 and len(set(said)) > 1:
-                    self._left.append((self.group, self._free, self._own))
-                    with _without_stdout():
-                        self._open_groups()
-                    _refuse(said)
-        work.wait()
-
-    def _gather_texts(self, text: str) -> list[str]:
-        """Return the short texts of all cores."""
-        import torch
-
-        mine = torch.frombuffer(bytearray(text.encode().ljust(_TEXT)[:_TEXT]), dtype=torch.uint8)
-        (mine,) = self._for_collectives([mine])
-        everyone = [torch.empty_like(mine) for _ in range(self.world_size)]
-        self._wait(self.group.allgather([everyone], [mine]))
-        return [bytes(one.tolist()).decode(errors="replace").strip() for one in everyone]
-
     def broadcast(self, tensors: list) -> None:
         group = self._agree("broadcast", tensors)
         self._change(tensors, lambda flat: group.broadcast(flat, 0))
@@ -212,38 +213,139 @@ class Cpu(Backend):
             flat /= self.world_size
 
         group = self._agree("average", tensors)
-        self._change(tensors, lambda flat: group.allreduce(flat), divide)
+        self._change(tensors, lambda flat: group.allreduce(flat), finish=divide)
 
-    def _change(self, tensors: list, send: Callable, finish: Callable = lambda flat: None) -> None:
-        """Change tensors by a collective: large ones where they lie, all small ones of a dtype in one message."""
+    # Agreement: all cores are in the same call.
+
+    def _agree(self, name: str, tensors: list):
+        """Return the group for a collective, after the cores have compared their calls.
+
+        A frequent collective has its own group, and needs no comparison. On devices other than
+        the CPU a comparison would wait for the device, so there only `gather` is compared.
+
+        Raises:
+            InvalidValueError: the cores are in different collectives.
+            BackendMismatchError: their tensors differ in shape or dtype.
+        """
+        call = _Call(name, tuple((tensor.shape, tensor.dtype) for tensor in tensors))
+        if self.world_size == 1:
+            return self.group
+        if self.transport != "gloo":
+            if name == "gather":
+                _check_same(self._gather_texts(call.in_words()))
+            return self.group
+        self._call = call
+        self._calls += 1
+        if call in self._own:
+            return self._own[call]
+        if not self._is_same_everywhere(call):
+            _check_same(self._gather_texts(call.in_words()), differ=True)
+        self._agreed[call] += 1
+        # Core 0 does not wait in a broadcast, so other cores may still be in the one before.
+        can_have_own_group = bool(self._free) and name != "broadcast"
+        if can_have_own_group and self._agreed[call] == _OFTEN:
+            self._own[call] = self._free.pop()
+        return self.group
+
+    def _is_same_everywhere(self, call: _Call) -> bool:
+        """Return whether all cores make the same call; one message with its checksum."""
+        import torch
+        import torch.distributed as dist
+
+        form = (call.name, *call.tensors)
+        checksum = zlib.crc32(repr(form).encode())
+        largest = torch.tensor([checksum, -checksum])  # the second becomes minus the smallest
+        self._wait(self.group.allreduce([largest], op=dist.ReduceOp.MAX))
+        return bool(largest[0] == -largest[1])
+
+    def _gather_texts(self, text: str) -> list[str]:
+        """Return the short texts of all cores."""
+        import torch
+
+        padded = text.encode().ljust(_LONGEST_TEXT)[:_LONGEST_TEXT]
+        mine = torch.frombuffer(bytearray(padded), dtype=torch.uint8)
+        (mine,) = self._for_collectives([mine])
+        everyone = [torch.empty_like(mine) for _ in range(self.world_size)]
+        self._wait(self.group.allgather([everyone], [mine]))
+        texts = [bytes(letters.tolist()).decode(errors="replace") for letters in everyone]
+        return [text.strip() for text in texts]
+
+    def _wait(self, work) -> None:
+        """Wait for a message; if that takes long, check that all cores are in the same call.
+
+        Raises:
+            InvalidValueError, BackendMismatchError: as `_agree`.
+        """
+        if self.transport != "gloo":
+            work.wait()
+            return
+        while not _is_done(work):
+            self._check_waiting_cores()
+
+    def _check_waiting_cores(self) -> None:
+        """Write this core's call into the store; raise if all cores wait, in different calls."""
+        self.store.set(f"waits/{self.rank}", f"{self._calls} {self._call.in_words()}")
+        keys = [f"waits/{rank}" for rank in range(self.world_size)]
+        if not self.store.check(keys):
+            return
+        numbers = set()
+        calls = []
+        for key in keys:
+            number, _, call = self.store.get(key).decode().partition(" ")
+            numbers.add(number)
+            calls.append(call)
+        # Different numbers are of different moments: a core wrote its own some time ago.
+        if len(numbers) == 1 and len(set(calls)) > 1:
+            self._abandoned.append((self.group, self._free, self._own))
+            with _without_stdout():
+                self._open_groups()
+            _check_same(calls)
+
+    # Tensors: there and back.
+
+    def _change(
+        self, tensors: list, send: Callable, *, finish: Callable = lambda flat: None
+    ) -> None:
+        """Change tensors by a collective.
+
+        A large tensor is changed in place if it is contiguous. All small ones of a dtype travel in
+        one message.
+
+        Args:
+            tensors: of this core.
+            send: starts the collective on a flat tensor, and returns its work.
+            finish: called with the flat tensor when the collective is done.
+        """
         import torch
 
         if self.world_size == 1:
             return
-        # torch 2.8's gloo knows no complex numbers; as pairs they are the same memory.
-        tensors = [torch.view_as_real(one.detach()) if one.is_complex() else one for one in tensors]
+        # torch 2.8's gloo has no complex numbers; as pairs they are the same memory.
+        tensors = [
+            torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor
+            for tensor in tensors
+        ]
         hosts = self._for_collectives(tensors)
-        messages: dict[object, list[int]] = {}
-        for number, host in enumerate(hosts):
-            is_large = host.nbytes >= _LARGE and host.is_contiguous()
-            messages.setdefault(number if is_large else host.dtype, []).append(number)
-        sent = []
-        for key, numbers in messages.items():
-            parts = [hosts[number].reshape(-1) for number in numbers]
-            flat = torch.cat(parts) if isinstance(key, torch.dtype) else parts[0]
-            sent.append((key, numbers, flat, send(flat)))
-        for key, numbers, flat, work in sent:
-            self._wait(work)
-            finish(flat)
-            for number, part in zip(numbers, flat.split([hosts[number].numel() for number in numbers]), strict=True):
-                host, tensor = hosts[number], tensors[number].detach()
-                # Not by addresses: TorchTPU's are those of handles, and one of a part may be another tensor's.
-                if isinstance(key, torch.dtype) or host.device != tensor.device:  # not changed where it lies
+        messages = _messages(hosts)
+        for message in messages:
+            message.work = send(message.flat)
+        for message in messages:
+            self._wait(message.work)
+            finish(message.flat)
+            sizes = [hosts[place].numel() for place in message.places]
+            for place, part in zip(message.places, message.flat.split(sizes), strict=True):
+                tensor = tensors[place].detach()
+                # Addresses are not compared: TorchTPU's are those of handles, and the address of
+                # one tensor's part may be another tensor's.
+                was_copied = message.is_copy or hosts[place].device != tensor.device
+                if was_copied:
                     tensor.copy_(part.view(tensor.shape))
 
     def _for_collectives(self, tensors: list) -> list:
-        """Return the tensors where the collectives want them: gloo's in host memory, any other's on the device."""
-        return self.to_cpu(tensors) if self.transport == "gloo" else [one.detach().to(self.device) for one in tensors]
+        """Return the tensors in host memory for gloo, on the device for other transports."""
+        if self.transport == "gloo":
+            return self.to_cpu(tensors)
+        return [tensor.detach().to(self.device) for tensor in tensors]
 
     def to_device(self, tensors: list) -> list:
         return [tensor.to(self.device, non_blocking=True) for tensor in tensors]
@@ -253,7 +355,7 @@ class Cpu(Backend):
 
 
 class CpuRuntime(Runtime):
-    """CPU processes: the rehearsal on every machine; one core in the kernel itself where nothing can be forked."""
+    """CPU processes: the dry run on every machine; one core in the kernel if nothing can fork."""
 
     name = "cpu"
     backend = Cpu
@@ -263,102 +365,161 @@ class CpuRuntime(Runtime):
         return True
 
     def topology(self, machine, cores: int | None) -> Topology:
-        cores = cores or rehearsal_cores(machine)
-        if hasattr(os, "fork"):
-            return Topology(self.name, "CPU", cores, processes=cores, rehearsal=True)
-        if cores > 1:
-            raise InvalidValueError(
-                f"cores={cores} CPU processes cannot be had: {machine.platform} on {sys.platform} has no fork",
-                fix="leave cores out to rehearse with one core in this process, or use Linux (WSL on Windows)",
-            )
-        return Topology(self.name, "CPU", cores, processes=0, rehearsal=True)
+        cores = cores or dry_run_cores(machine)
+        processes = cores
+        if not hasattr(os, "fork"):
+            processes = 0  # the only core runs in the kernel
+            if cores > 1:
+                system = f"{machine.platform} on {sys.platform}"
+                raise InvalidValueError(
+                    f"cores={cores} CPU processes are not supported: {system} has no fork",
+                    fix="leave cores out for a dry run with one core in this process, "
+                    "or use Linux (WSL on Windows)",
+                )
+        return Topology(self.name, "CPU", cores=cores, processes=processes, is_dry_run=True)
 
     def load(self, topology: Topology) -> None:
-        """Import what the workers need.
+        """Import the modules of the workers.
 
         Raises:
-            TpukitRuntimeError: the notebook has torch_tpu, whose first backward(), of CPU tensors too, counts its devices: the
-                worker would open the chips, or ask Google Cloud for minutes where the chips are.
+            TpukitRuntimeError: the notebook has imported torch_tpu. Its first backward(), of CPU tensors too,
+                counts its devices, so the worker would open the chips. Without chips it would ask
+                Google Cloud for them, for minutes.
         """
         if "torch_tpu" in sys.modules and self.package != "torch_tpu":
             raise TpukitRuntimeError(
-                "this kernel has imported torch_tpu, and with it no worker can stay away from the chips",
-                found="the first backward() of CPU tensors starts the TPU runtime where torch_tpu is imported",
-                fix="restart the kernel, call tpukit.setup() before `import torch`, and import torch_tpu in no cell",
+                "this kernel has imported torch_tpu, and with it no worker can stay away from the "
+                "chips",
+                found="the first backward() of CPU tensors starts the TPU runtime where torch_tpu "
+                "is imported",
+                fix="restart the kernel, call tpukit.setup() before `import torch`, and import "
+                "torch_tpu in no cell",
             )
         super().load(topology)
 
     @contextlib.contextmanager
-    def meeting_point(self, topology: Topology) -> Iterator[tuple[tuple[str, int], socket.socket | None]]:
+    def meeting_point(self, topology: Topology) -> Iterator[MeetingPoint]:
         hosts = topology.hosts
-        listener = hosts.listener if hosts else socket.create_server(("127.0.0.1", 0))  # where rank 0 will listen
-        with listener or contextlib.nullcontext():
-            yield hosts.address if hosts else listener.getsockname(), listener
+        if hosts is None:
+            with socket.create_server(("127.0.0.1", 0)) as listener:  # rank 0 will listen there
+                yield listener.getsockname(), listener
+            return
+        with hosts.listener or contextlib.nullcontext():
+            yield hosts.address, hosts.listener
 
-    def start(self, body: Callable[[Backend], None], topology: Topology, *, process: int, meeting_point) -> None:
+    def start(
+        self,
+        body: Callable[[Backend], None],
+        topology: Topology,
+        *,
+        process: int,
+        meeting_point,
+    ) -> None:
         (rank,) = topology.ranks(process)
         body(self.backend(rank, topology.world_size, meeting_point))
 
 
-def rehearsal_cores(machine) -> int:
-    """Return how many CPU processes rehearse if nobody says: one per processor, at least 2 and at most 8."""
-    return min(_MOST_REHEARSAL_CORES, max(2, machine.cpus)) if hasattr(os, "fork") else 1
+def dry_run_cores(machine) -> int:
+    """Return the default number of CPU processes: one per processor, at least 2 and at most 8."""
+    if not hasattr(os, "fork"):
+        return 1
+    return min(_MOST_DRY_RUN_CORES, max(2, machine.cpus))
 
 
 def _gloo_options():
-    """Return the options of all groups, with one device: each has a thread that wakes up a hundred times a second."""
+    """Return the options of all groups, which share their devices.
+
+    Each device has a thread that wakes up a hundred times per second.
+    """
     import torch.distributed as dist
 
-    options, names = dist.ProcessGroupGloo._Options(), os.environ.get("GLOO_SOCKET_IFNAME")
-    options._timeout, make = dist.default_pg_timeout, dist.ProcessGroupGloo
-    options._devices = [make.create_device(interface=name) for name in names.split(",")] if names else []
-    options._devices = options._devices or [make.create_default_device()]
+    gloo = dist.ProcessGroupGloo
+    options = gloo._Options()
+    options._timeout = dist.default_pg_timeout
+    if names := os.environ.get("GLOO_SOCKET_IFNAME"):
+        options._devices = [gloo.create_device(interface=name) for name in names.split(",")]
+    else:
+        options._devices = [gloo.create_default_device()]
     return options
 
 
-def _in_words(form: tuple) -> str:
-    """Return a collective in words: the call, then the shape and dtype of its tensor, or how many they are."""
-    call, *parts = form
-    each = [f"{tuple(shape)} {dtype}".replace("torch.", "") for shape, dtype in parts]
-    several = f"{len(each)} tensors, {sum(shape.numel() for shape, _ in parts):,} numbers"
-    return f"{call} {each[0] if len(each) == 1 else several if each else ''}".strip()
+def _is_done(work) -> bool:
+    """Wait for a second; return whether a message has arrived. Raise if it failed."""
+    with contextlib.suppress(RuntimeError):
+        work.wait(_PATIENCE)
+        return True
+    if not work.is_completed():
+        return False
+    work.wait()  # it has just arrived, or this raises the error of its failure
+    return True
 
 
-def _refuse(said: Sequence[str], *, differ: bool = False) -> None:
-    """Raise where the cores say, by rank, that they are in different collectives; or `differ` in what it leaves out."""
-    calls, forms = zip(*(one.partition(" ")[::2] for one in said), strict=True)
-    if len(set(calls)) > 1:
+def _messages(hosts: list) -> list[_Message]:
+    """Put tensors into messages: each large one alone, all small ones of a dtype together."""
+    import torch
+
+    messages = []
+    small: dict[object, list[int]] = {}
+    for place, host in enumerate(hosts):
+        # By the size alone: the messages must be the same on every core, strides may differ.
+        if host.nbytes >= _LARGE:
+            is_copy = not host.is_contiguous()
+            messages.append(_Message([place], flat=host.reshape(-1), is_copy=is_copy))
+        else:
+            small.setdefault(host.dtype, []).append(place)
+    for places in small.values():
+        flat = torch.cat([hosts[place].reshape(-1) for place in places])
+        messages.append(_Message(places, flat=flat, is_copy=True))
+    return messages
+
+
+def _check_same(texts: Sequence[str], *, differ: bool = False) -> None:
+    """Raise if the cores are in different calls.
+
+    Args:
+        texts: by rank, the calls in words.
+        differ: they are known to differ, even if the texts, which are cut, do not.
+    """
+    names = [text.partition(" ")[0] for text in texts]
+    tensors = [text.partition(" ")[2] for text in texts]
+    if len(set(names)) > 1:
         raise InvalidValueError(
             "the cores are in different collectives, each of which waits for all",
-            found=", ".join(f"core {rank} {one}" for rank, one in enumerate(said)),
-            fix="the same calls in the same order on every core, none of them under `if core.is_main`",
+            found=", ".join(f"core {rank} {text}" for rank, text in enumerate(texts)),
+            fix="the same calls in the same order on every core, none of them under "
+            "`if core.is_main`",
         )
-    if len(set(said)) > 1 or differ:
+    if differ or len(set(texts)) > 1:
         raise BackendMismatchError(
-            f"{calls[0].partition('(')[0]} needs the same shape and dtype on every core",
-            found=", ".join(f"core {rank} {one}" for rank, one in enumerate(forms)),
-            fix="pad to one shape first; core.batches(..., shuffle=False) does, and core.gather(...)[:n] cuts",
+            f"{names[0].partition('(')[0]} needs the same shape and dtype on every core",
+            found=", ".join(f"core {rank} {text}" for rank, text in enumerate(tensors)),
+            fix="pad to one shape first; core.batches(..., shuffle=False) does, and "
+            "core.gather(...)[:n] cuts",
         )
 
 
 def _interface_towards(address: str) -> str:
-    """Return the name of the network interface that leads to an address; gloo would ask what the host's name means.
+    """Return the name of the network interface that leads to an address.
 
-    Many a host's own name means 127.0.0.1 to itself, where the processes of other hosts would look for it in vain.
+    gloo would look up the host's own name. On many hosts that name means 127.0.0.1, which the
+    processes of other hosts cannot reach.
     """
     if address.startswith("127."):
-        return "lo0" if sys.platform == "darwin" else "lo"
+        if sys.platform == "darwin":
+            return "lo0"
+        return "lo"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((address, 9))  # sends nothing: it only asks for the route
         ours = probe.getsockname()[0]
         for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # one without an IPv4 address
+            with contextlib.suppress(OSError):  # an interface without an IPv4 address
                 if _address_of(name, probe) == ours:
                     return name
     raise TpukitRuntimeError(
         "no network interface of this host leads to host 0",
         found=f"{address} is reached from {ours}, an address that none has",
-        fix="GLOO_SOCKET_IFNAME=eth0 in the environment of every host, or what `ip address` shows there",
+        fix="GLOO_SOCKET_IFNAME=eth0 in the environment of every host, or what `ip address` "
+        "shows there",
     )
 
 
@@ -366,7 +527,8 @@ def _address_of(interface: str, any_socket: socket.socket) -> str:
     import fcntl
 
     answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, interface.encode().ljust(256, b"\0"))
-    return socket.inet_ntoa(answer[20:24])  # of struct ifreq: the name, the address family, the port, the address
+    # Fields of struct ifreq: the name, the address family, the port, the address.
+    return socket.inet_ntoa(answer[20:24])
 
 
 @contextlib.contextmanager

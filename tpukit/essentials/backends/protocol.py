@@ -1,28 +1,39 @@
-"""What every backend offers: a `Runtime` that lays out and starts a run, and a `Backend` object for each core of it."""
+"""The interface of every backend.
+
+A `Runtime` knows one kind of device: it lays out a run on a machine (`Topology`) and starts it in
+the worker processes. There it makes a `Backend` object per core, which has the core's device and
+its collectives.
+
+    kernel    runtime.topology(machine, cores)    -> 8 cores on 8 processes
+    worker 3  runtime.start(body, topology, ...)  -> body(Backend(rank=3, world_size=8))
+"""
 
 import contextlib
-import importlib
 import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tpukit.essentials.display import InvalidValueError, missing_part
+from tpukit.essentials.display import (
+    InvalidValueError,
+    NotInstalledError,
+    optional_subpackage,
+)
 
 
 class BackendMismatchError(InvalidValueError):
-    """The cores are in one collective, with tensors of different shapes or dtypes."""
+    """The cores call one collective with tensors of different shapes or dtypes."""
 
 
 @dataclass(frozen=True)
 class Hosts:
-    """Which of several hosts of a run this is; every one launches the same function on as many cores.
+    """The hosts of a run, each of which launches the same function on as many cores.
 
     Attributes:
-        number: of this host, from 0.
+        number: the number of this host, from 0.
         count: hosts of the run, 2 or more.
-        address: (IP address of host 0, port) where the CPU processes or GPUs of all hosts find each other; chips find
-            each other themselves, by what a TPU VM's environment says.
+        address: (IP address of host 0, port), for the CPU processes or GPUs of all hosts. Chips
+            find each other by the environment of a TPU VM.
         listener: on host 0, the socket that listens there.
     """
 
@@ -34,27 +45,28 @@ class Hosts:
 
 @dataclass(frozen=True)
 class Topology:
-    """How a run is laid out: `cores` over `processes`; 0 processes where the one core runs in the kernel itself.
+    """The layout of a run: its cores and processes.
 
     Attributes:
         backend: the name of the runtime, as in `tpukit.essentials.backends.runtimes()`.
         device: one core in words, such as "TPU v5e core".
         cores: cores of the run on this host.
-        processes: worker processes, each with as many cores as every other.
-        rehearsal: True where CPU processes stand in for the cores of a TPU.
+        processes: worker processes, each with as many cores as every other; 0 if the only core runs
+            in the kernel itself.
+        is_dry_run: whether CPU processes take the place of TPU cores.
         generation: of a TPU that torch_xla drives, such as "v5e"; otherwise "".
-        device_number: the chip or GPU, counted from 0, that a run of one process has to itself while others run on the
-            others; None where it is alone on the machine.
-        hosts: which of several hosts this is; None where there is one.
-        kept: the folders of compiled programs; None where none are kept.
-        chips: that are the one core together, each with a part of every tensor; 1 where a core is one of its own.
+        device_number: the chip or GPU, from 0, of a run of one process, while others run on the
+            other chips; None if the run is alone on the machine.
+        hosts: the hosts of the run; None for one host.
+        kept: the open compilation cache; None for none.
+        chips: chips per core; more than 1 if the model is sharded over them.
     """
 
     backend: str
     device: str
     cores: int
     processes: int
-    rehearsal: bool = False
+    is_dry_run: bool = False
     generation: str = ""
     device_number: int | None = None
     hosts: Hosts | None = None
@@ -72,9 +84,16 @@ class Topology:
         return self.cores * (self.hosts.number if self.hosts else 0)
 
     def ranks(self, process: int) -> range:
-        """Return the ranks of the cores in worker process number `process`; on a TPU what they probably are."""
+        """Return the ranks of the cores in a worker process.
+
+        On a TPU torch_xla gives out the ranks, and these are only the probable ones.
+
+        Args:
+            process: number of the worker process on this host, from 0.
+        """
         each = self.cores // self.processes
-        return range(self.first_rank + process * each, self.first_rank + (process + 1) * each)
+        first = self.first_rank + process * each
+        return range(first, first + each)
 
 
 @dataclass(frozen=True)
@@ -82,9 +101,9 @@ class Compiling:
     """A graph that is being compiled.
 
     Attributes:
-        number: which of the process's graphs it is, counted from 1.
-        last_seconds: what the one before took; None for the first.
-        doing: "loading" where it is taken from a folder of compiled programs.
+        number: of the graph in this process, from 1.
+        last_seconds: the time that the graph before took; None for the first.
+        doing: "compiling", or "loading" from the compilation cache.
         is_waiting: whether another process compiles it.
     """
 
@@ -95,23 +114,25 @@ class Compiling:
 
 
 class Backend:
-    """One core's device and its collectives. Whatever says "together" must be called by every core.
+    """One core's device and its collectives. A method marked "Collective" must run on every core.
 
     Attributes:
         rank: this core's number, 0 to world_size - 1.
         world_size: cores in the run.
         device: the torch.device of this core.
-        chips: that are this core together, each with a part of every tensor.
-        real: the dtype that a Python number has on its way through a collective.
-        in_graph: True where collectives are recorded into the graph of the step, so that cores wait for each other in
-            `sync` and when they read a tensor, not in the call of the collective.
-        waits_idle: True where a core that waits for others uses no processor.
-        traced: True where a step is only recorded as Python comes by, and compiled and run in `sync`.
-        shares_process: True where other cores are threads of the same process, as on v2 and v3.
-        is_recording: True where `preflight` only looks which programs a run would compile: what comes back from the
-            device is no result then, so nothing of it is kept.
-        waits: seconds of the last calls of `wait`, where there is something to wait for; of `wait_count` in all.
-        after_sync: called after every `sync`, and after a step without one; a running profile marks its steps there.
+        real: the dtype that a Python number has in a collective.
+        chips: chips of this core; each has a part of every tensor.
+        in_graph: whether collectives are recorded into the graph of the step. Cores then wait for
+            each other in `sync` and when they read a tensor, not in the call of the collective.
+        waits_idle: whether a core that waits for others uses no processor.
+        traced: whether a step is only recorded while Python runs, and compiled and run in `sync`.
+        shares_process: whether other cores are threads of the same process, as on v2 and v3.
+        is_recording: whether `preflight` records the programs of a run. Values from the device are
+            then not results, so nothing may be saved.
+        waits: seconds of the last 64 calls of `wait`, if the backend can wait.
+        wait_count: number of all calls of `wait`.
+        after_sync: called after every `sync`, and after a step without one. A running profile
+            marks its steps there.
     """
 
     rank: int
@@ -129,103 +150,120 @@ class Backend:
     after_sync: Callable[[], None] | None = None
 
     def seed(self, seed: int) -> None:
-        """Seed the device's own random numbers, where they are not the CPU's."""
+        """Seed the device's random numbers, unless they are the CPU's."""
 
     def set_precision(self, precision: str) -> None:
-        """Have float32 matrix products and convolutions keep more bits of their inputs: "high" or "highest"."""
+        """Set the precision of float32 matrix products and convolutions.
+
+        Args:
+            precision: "high" or "highest".
+        """
 
     def sync(self) -> None:
-        """Hand over the work recorded so far and return before it is done; where nothing is recorded it is done."""
+        """Hand over the work recorded so far, and return before it is done."""
         if self.after_sync:
             self.after_sync()
 
     def wait(self) -> None:
-        """Return when the device has done the work recorded so far; only a stopwatch needs it."""
+        """Return when the device has done all recorded work; only a stopwatch needs it."""
 
     def place_model(self, module) -> str:
-        """Cut the weights and buffers of a module over the chips; return a line if much of it stays whole, or ""."""
+        """Shard the weights and buffers of a module; return a line if much stays whole, or ""."""
         return ""
 
     def place_state(self, optimizer) -> None:
-        """Cut the state of an optimizer where it is new: a first step makes it, or a checkpoint brought it whole."""
+        """Shard the new state of an optimizer: of a first step, or from a checkpoint."""
 
     def barrier(self) -> None:
-        """Wait until every core is here, together."""
+        """Wait until every core is here. Collective."""
         raise NotImplementedError
 
     def all_reduce(self, tensor, op: str):
-        """Return the "sum", "mean", "min" or "max" of a tensor over the cores, the same bits on each, together."""
+        """Return a tensor reduced over the cores, with the same bits on each. Collective.
+
+        Args:
+            tensor: of the same shape and dtype on every core.
+            op: "sum", "mean", "min" or "max".
+        """
         raise NotImplementedError
 
     def gather(self, tensor):
-        """Return the tensors of all cores, one after the other along the first axis, together.
+        """Return the tensors of all cores, joined along the first axis. Collective.
 
         Shapes and dtypes must be the same on every core.
         """
         raise NotImplementedError
 
     def reduce_scatter(self, tensor):
-        """Return this core's part, along the first axis, of the sum of a tensor over the cores, together."""
+        """Return this core's part of the sum over the cores, along the first axis. Collective."""
         each = len(tensor) // self.world_size
-        return self.all_reduce(tensor, "sum")[self.rank * each : (self.rank + 1) * each]
+        first = self.rank * each
+        return self.all_reduce(tensor, "sum")[first : first + each]
 
     def broadcast(self, tensors: list) -> None:
-        """Overwrite the tensors with rank 0's, together."""
+        """Overwrite the tensors with those of rank 0. Collective."""
         raise NotImplementedError
 
     def average(self, tensors: list) -> None:
-        """Overwrite the tensors with their mean over the cores, together: gradients, after backward."""
+        """Overwrite the tensors, such as gradients, with their mean over the cores. Collective."""
         raise NotImplementedError
 
     def init_process_group(self):
-        """Join torch.distributed's default group, and return it, together; once joined it stays."""
+        """Join torch.distributed's default group, and return it. Collective.
+
+        The process stays in the group.
+        """
         raise NotImplementedError
 
     def to_device(self, tensors: list) -> list:
-        """Return the tensors of a batch on the device, in one transfer; a thread other than the core's may ask."""
+        """Return the tensors of a batch on the device, in one transfer; any thread may call it."""
         raise NotImplementedError
 
     def to_cpu(self, tensors: list) -> list:
-        """Return the tensors in host memory, in one transfer; those that are there are returned as they are."""
+        """Return the tensors in host memory, in one transfer; those there already are unchanged."""
         raise NotImplementedError
 
     def compiles(self) -> tuple[int, float] | None:
-        """Return the graphs this process has compiled, and the seconds it took; None where nothing is compiled."""
+        """Return (graphs compiled in this process, seconds); None if nothing is compiled."""
         return None
 
     def loads(self) -> tuple[int, float]:
-        """Return the graphs this process has loaded where they were compiled before, and the seconds it took."""
+        """Return (graphs loaded from the compilation cache in this process, seconds)."""
         return 0, 0.0
 
     def compiling(self) -> Compiling | None:
-        """Return the graph that this process compiles right now; None if it does not. Any thread may ask."""
+        """Return the graph that this process compiles now, or None; any thread may call it."""
         return None
 
     def metrics(self) -> dict[str, tuple[int, float]]:
-        """Return torch_xla's metrics by name as (samples, their sum), times in ns, and its counters as (value, 0)."""
+        """Return torch_xla's metrics as (samples, sum), times in ns; counters as (value, 0)."""
         return {}
 
     def memory(self) -> dict[str, int]:
-        """Return "peak", the most bytes in use on the device so far, and "limit", what it has; empty if not known."""
+        """Return "peak", the most device memory in use so far, and "limit", in bytes.
+
+        It is empty if the device does not report them.
+        """
         return {}
 
 
 class Runtime:
-    """How runs of one kind of device are laid out, and started in a worker process.
+    """One kind of device: how its runs are laid out, and started in a worker process.
 
     Attributes:
-        name: what `launch(backend=...)` calls it. "xla:cpu" rehearses for "xla": it is taken where "xla" was asked for
-            and the machine has no device of that kind.
+        name: the name that `launch(backend=...)` takes.
         backend: the class of its cores.
-        hardware: what its cores are: "TPU", "GPU" or "CPU". Of two for the same, a launch takes the one whose package
-            is installed.
-        package: what has to be installed beside torch, None for nothing.
-        how_to_install: the line that installs it, where that is not torch_xla's.
-        sharded: the name of the runtime for which all devices of a host are one core, each with a part of every tensor;
-            None where there is none.
-        is_for_launch: False for what is no backend of a launch, but started otherwise.
-        note: what a rehearsal on it says about itself, beside the number of processes.
-        keeps_compiles: whether what it compiles can be kept in a folder.
+        hardware: the kind of its cores: "TPU", "GPU" or "CPU". Of two runtimes for the same kind, a
+            launch takes the one whose package is installed.
+        package: the package that it needs besides torch; None for none.
+        how_to_install: the line that installs it, unless it is torch_xla's.
+        sharded: the name of the runtime for which all devices of a host are one core; None if there
+            is none.
+        dry_run_of: the name of the backend that this one takes the place of, if the machine has no
+            device of that one; None for a backend that is no dry run of another.
+        is_for_launch: whether `launch(backend=...)` accepts it.
+        note: added to the line that a dry run prints.
+        keeps_compiles: whether a compilation cache can hold its programs.
     """
 
     name: str
@@ -234,50 +272,84 @@ class Runtime:
     package: str | None = None
     how_to_install: str = ""
     sharded: str | None = None
+    dry_run_of: str | None = None
     is_for_launch = True
     note: str = ""
     keeps_compiles = False
 
     def is_present(self, machine) -> bool:
-        """Say whether the machine has devices of this kind; nothing is started to find out."""
+        """Return whether the machine has devices of this kind, without starting anything."""
         raise NotImplementedError
 
     def topology(self, machine, cores: int | None) -> Topology:
-        """Lay out a run of so many cores on a machine; None for all there are.
+        """Return the layout of a run on a machine.
+
+        Args:
+            machine: its `MachineInfo`.
+            cores: number of cores; None for all.
 
         Raises:
-            ValueError: so many cannot be had there.
+            ValueError: this number of cores is not supported there.
         """
         raise NotImplementedError
 
     def is_started(self) -> bool:
-        """Say whether this process has started the runtime, so that a fork of it could not; does not start it."""
+        """Return whether this process has started the runtime, without starting it.
+
+        A fork of such a process cannot start the runtime.
+        """
         return False
 
     def load(self, topology: Topology) -> None:
-        """Import in the kernel what every worker would otherwise import for itself. Starts nothing."""
-        import torch._dynamo  # every optimizer's __init__ does, for a second or more in each worker otherwise
+        """Import in the kernel the modules that every worker would import. It starts nothing."""
+        # Every optimizer's __init__ imports it, for a second or more in each worker otherwise.
+        import torch._dynamo
         import torch.distributed
 
         if torch.distributed.is_available():
-            with contextlib.suppress(ImportError):  # makes a temporary folder, which a worker would leave behind
+            # This makes a temporary folder, which a worker would leave behind.
+            with contextlib.suppress(ImportError):
                 import torch.distributed.nn.jit.instantiator  # noqa: F401
 
     def open_compile_cache(self, folders: Iterable[Path], say: Callable[[str], object]):
-        """Make folders ready for what a launch compiles; None where nothing can be kept, which is said."""
+        """Open the compilation cache of a launch; print why and return None if there can be none.
+
+        Args:
+            folders: the folders of the cache.
+            say: prints a line.
+        """
         if not self.keeps_compiles:
-            return say(f"compile_cache: the backend {self.name} compiles nothing that can be kept")
-        if missing := missing_part("tpukit.accelerators"):
-            return say(f"compile_cache needs the part {missing}, which this copy of the kit does not have")
-        return importlib.import_module("tpukit.accelerators").open_compile_cache(folders, say)
+            say(f"compile_cache: the backend {self.name} compiles nothing that can be kept")
+            return None
+        try:
+            with optional_subpackage("compile_cache"):
+                from tpukit.accelerators import open_compile_cache
+        except NotInstalledError as error:
+            say(error.fact)
+            return None
+        return open_compile_cache(folders, say)
 
     def meeting_point(self, topology: Topology) -> contextlib.AbstractContextManager:
-        """Open what the processes of a run find each other through; the kernel closes it once all are forked."""
+        """Open the connection by which the processes of a run find each other.
+
+        The kernel closes it once all processes are forked.
+        """
         return contextlib.nullcontext()
 
-    def start(self, body: Callable[[Backend], None], topology: Topology, *, process: int, meeting_point) -> None:
-        """Start the devices of worker process number `process`, and call the body once for each of its cores.
+    def start(
+        self,
+        body: Callable[[Backend], None],
+        topology: Topology,
+        *,
+        process: int,
+        meeting_point,
+    ) -> None:
+        """Start the devices of a worker process, and call the body once per core.
 
-        `meeting_point` is what the method of that name opened, inherited by the fork.
+        Args:
+            body: takes the backend of a core.
+            topology: the layout of the run.
+            process: number of the worker process, from 0.
+            meeting_point: opened by the method of that name, and inherited by the fork.
         """
         raise NotImplementedError

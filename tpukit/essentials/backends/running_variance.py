@@ -1,42 +1,53 @@
-"""The running variance of BatchNorm and InstanceNorm on XLA, with n - 1 as PyTorch has it.
+"""The running variance of BatchNorm and InstanceNorm on XLA, with n - 1 as in PyTorch.
 
-torch_xla 2.8 and 2.9 divide by n. A model that trained with 8 values per channel, as images of one pixel have them in
-the last layers of a network, would be evaluated with a variance that is an eighth too small.
+torch_xla 2.8 and 2.9 divide the squared deviations by n, PyTorch divides by n - 1. With 8 values
+per channel, as images of one pixel have them in the last layers of a network, the variance of an
+evaluation would be an eighth too small.
+
+The correction scales the running variance before and after the update, with momentum m:
+
+    torch_xla     running = (1 - m) * running + m * variance(n)
+    wanted        running = (1 - m) * running + m * variance(n) * n / (n - 1)
+    here          running *= (n - 1) / n; update by torch_xla; running *= n / (n - 1)
 """
 
 import functools
+from collections.abc import Callable
 
 
 @functools.cache
 def correct_running_variance() -> None:
-    """Divide by n - 1 on XLA devices, in this process, for good."""
+    """Divide by n - 1 on XLA devices, in this process, permanently."""
     import torch
 
-    # All layers end in these two, those with a forward of their own as well (timm's BatchNormAct2d).
-    for name, channel_has in {"batch_norm": _per_channel, "instance_norm": _per_channel_of_an_image}.items():
-        setattr(torch, name, _corrected(getattr(torch, name), channel_has))
+    # All layers end in these two functions, also those with a forward of their own, such as timm's
+    # BatchNormAct2d.
+    torch.batch_norm = _corrected(torch.batch_norm, _values_per_channel)
+    torch.instance_norm = _corrected(torch.instance_norm, _values_per_channel_of_an_image)
 
 
-def _per_channel(x) -> int:
-    return x.numel() // x.shape[1] if x.ndim > 1 and x.shape[1] else 0
+def _values_per_channel(x) -> int:
+    if x.ndim < 2 or not x.shape[1]:
+        return 0
+    return x.numel() // x.shape[1]
 
 
-def _per_channel_of_an_image(x) -> int:
+def _values_per_channel_of_an_image(x) -> int:
     return x.shape[2:].numel()
 
 
-def _corrected(whole, channel_has):
-    # torch.nn.functional gives the arguments by position.
-    @functools.wraps(whole)
+def _corrected(original: Callable, count_values: Callable):
+    # torch.nn.functional passes the arguments by position.
+    @functools.wraps(original)
     def normalize(x, weight, bias, running_mean, running_var, training, *options):
+        arguments = (x, weight, bias, running_mean, running_var, training, *options)
         is_tracked = training and running_var is not None and x.device.type == "xla"
-        n = channel_has(x) if is_tracked else 0
+        n = count_values(x) if is_tracked else 0
         if n < 2:
-            return whole(x, weight, bias, running_mean, running_var, training, *options)
-        # (1 - m) * old + m * variance, of n: both are scaled, so that the old part is the same afterwards.
-        # Of `data`: backward is handed the tensor itself, and only uses it in evaluation.
+            return original(*arguments)
+        # `data`, because backward gets the tensor itself, and uses it only in evaluation.
         running_var.data.mul_((n - 1) / n)
-        outputs = whole(x, weight, bias, running_mean, running_var, training, *options)
+        outputs = original(*arguments)
         running_var.data.mul_(n / (n - 1))
         return outputs
 

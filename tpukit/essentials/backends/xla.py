@@ -1,41 +1,50 @@
-"""torch_xla: TPU cores, and what all that torch_xla runs on has in common."""
+"""torch_xla: TPU cores, and the parts that are the same on every device of torch_xla."""
 
 import contextlib
-import importlib
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 
 from tpukit.essentials.backends.protocol import Backend, Compiling, Runtime, Topology
 from tpukit.essentials.backends.running_variance import correct_running_variance
-from tpukit.essentials.display import InvalidValueError, TpukitRuntimeError, missing_part
+from tpukit.essentials.display import (
+    InvalidValueError,
+    NotInstalledError,
+    TpukitRuntimeError,
+    optional_subpackage,
+)
+from tpukit.essentials.environment import runtime_started
 
-# KiB of VMEM that one operation may use, by generation; of others libtpu decides. On a v5e, which has 128 MiB, it gives
-# 16: a few fusions of convolutions need more, and would be compiled again in small pieces (benchmarks/preflight.py).
+# KiB of VMEM that one operation may use, by generation; of other generations libtpu decides. On a
+# v5e, which has 128 MiB, libtpu gives 16 MiB. A few fusions of convolutions need more, and would be
+# compiled again in small pieces (benchmarks/preflight.py).
 _VMEM_OF_AN_OPERATION = {"v5e": 22 * 1024}
-# Where one process has all chips, their parts of a gradient are added up in the type of the product that makes it, so
-# under autocast in bfloat16. With this flag it is float32, as in the ordinary launch, at no more cycles; libtpu 0.0.17,
-# that of torch 2.8, knows the flag and stays with bfloat16.
+# If one process has all chips, their parts of a gradient are added up in the dtype of the product
+# that makes it, which is bfloat16 under autocast. With this flag it is float32, as in an ordinary
+# launch, at no more cycles. libtpu 0.0.17, that of torch 2.8, knows the flag but stays with
+# bfloat16.
 _IN_FLOAT32 = "xla_tpu_spmd_f32_accum_for_bf16_ar"
+_NANOSECONDS = 1e9
+_WAITS = 64  # of the last calls of `wait`
 
 
 class TorchXla(Backend):
-    """What torch_xla does the same way on a TPU and on XLA:CPU: the graph, copies, counters."""
+    """The parts of torch_xla that are the same on a TPU and on XLA:CPU: graph, copies, counters."""
 
     traced = True
-    kept = None  # what this process has done with kept programs; torch_xla takes a load for a compile
-    _uncounted = 0
+    kept = None  # the compilation cache in this process; torch_xla takes a load for a compilation
+    _uncounted = 0  # compilations that torch_xla counts as done, but not as begun
 
     def seed(self, seed: int) -> None:
         import torch_xla
 
-        torch_xla.manual_seed(seed)  # of this core alone: its random numbers are drawn on the device
+        torch_xla.manual_seed(seed)  # of this core alone, because random numbers are made there
 
     def set_precision(self, precision: str) -> None:
         import torch_xla
 
-        # torch_xla.backends.set_mat_mul_precision, without the warning that it logs every time (2.8 and 2.9).
+        # As torch_xla.backends.set_mat_mul_precision, without the warning that it logs every time
+        # (2.8 and 2.9).
         torch_xla._XLAC._xla_set_mat_mul_precision(precision)
 
     def sync(self) -> None:
@@ -50,14 +59,17 @@ class TorchXla(Backend):
         import torch_xla.core.xla_model as xm
 
         began = time.monotonic()
-        # Not torch_xla.sync: the report would count it as a step. And its wait=True, as this one's, returns before the
-        # device is done (2.9.0, XLA:CPU).
+        # Not torch_xla.sync, which the report would count as a step. Its wait=True, and that of
+        # this call, return before the device is done (2.9.0, XLA:CPU).
         torch_xla._XLAC._xla_sync_live_tensors(str(self.device), [], True)
-        if self.shares_process:  # wait_device_ops would lock the other cores; one core does its work in order
+        if self.shares_process:
+            # wait_device_ops would lock the other cores. A core does its work in order, so a copy
+            # to the host waits for everything before it.
             self.to_cpu([torch.zeros((), device=self.device)])
         else:
             xm.wait_device_ops()
-        self.waits = (*self.waits[-63:], time.monotonic() - began)
+        seconds = time.monotonic() - began
+        self.waits = (*self.waits, seconds)[-_WAITS:]
         self.wait_count += 1
 
     def to_device(self, tensors: list) -> list:
@@ -70,9 +82,10 @@ class TorchXla(Backend):
 
         tensors = [tensor.detach() for tensor in tensors]
         on_device = [tensor for tensor in tensors if tensor.device.type == "xla"]
-        if on_device:
-            torch_xla._XLAC._xla_sync_multi(on_device, devices=[], wait=True, sync_xla_data=False)
-            copies = iter(self._copies(on_device))
+        if not on_device:
+            return tensors
+        torch_xla._XLAC._xla_sync_multi(on_device, devices=[], wait=True, sync_xla_data=False)
+        copies = iter(self._copies(on_device))
         return [next(copies) if tensor.device.type == "xla" else tensor for tensor in tensors]
 
     def _copies(self, tensors: list) -> list:
@@ -85,36 +98,46 @@ class TorchXla(Backend):
     def compiles(self) -> tuple[int, float]:
         from torch_xla.debug import metrics
 
-        loaded, loading = self.loads()
+        loaded, loading_seconds = self.loads()
         count = (metrics.counter_value("UncachedCompile") or 0) - loaded
-        seconds = (metrics.metric_data("CompileTime") or (0, 0))[1] / 1e9 - loading
-        return count, seconds if count else 0.0  # torch_xla's own share of a load is no compile
+        if not count:
+            return 0, 0.0  # torch_xla's own share of a load is no compilation
+        _, nanoseconds, *_ = metrics.metric_data("CompileTime") or (0, 0)
+        return count, nanoseconds / _NANOSECONDS - loading_seconds
 
     def loads(self) -> tuple[int, float]:
-        return (self.kept.loaded, self.kept.loading_seconds) if self.kept else (0, 0.0)
+        if self.kept is None:
+            return 0, 0.0
+        return self.kept.loaded, self.kept.loading_seconds
 
     def compiling(self) -> Compiling | None:
         from torch_xla.debug import metrics
 
-        # The one is counted before a graph is compiled, the other after, and both calls let other threads run while
-        # they last (2.8 and 2.9). Asking takes 0.1 ms.
+        # The first counter rises before a graph is compiled, the second after. Both calls let other
+        # threads run meanwhile (2.8 and 2.9). Asking takes 0.1 ms.
         begun = metrics.counter_value("UncachedCompile") or 0
         done, _, samples = metrics.metric_data("CompileTime") or (0, 0, ())
-        self._uncounted = max(self._uncounted, done - begun)  # graphs that only the second counter knows
+        self._uncounted = max(self._uncounted, done - begun)
         if begun + self._uncounted <= done:
             return None
-        last = samples[-1][1] / 1e9 if samples else None
-        return Compiling(begun, last, *(self.kept.now() if self.kept else ()))
+        last_seconds = None
+        if samples:
+            _, nanoseconds = samples[-1]
+            last_seconds = nanoseconds / _NANOSECONDS
+        activity = self.kept.now() if self.kept else ()
+        return Compiling(begun, last_seconds, *activity)
 
     def metrics(self) -> dict[str, tuple[int, float]]:
         from torch_xla.debug import metrics
 
-        sums = {name: metrics.metric_data(name)[:2] for name in metrics.metric_names()}
-        return {**sums, **{name: (metrics.counter_value(name), 0.0) for name in metrics.counter_names()}}
+        found = {name: metrics.metric_data(name)[:2] for name in metrics.metric_names()}
+        for name in metrics.counter_names():
+            found[name] = (metrics.counter_value(name), 0.0)
+        return found
 
 
 class Tpu(TorchXla):
-    """One TPU core. Everything here is recorded into the graph of the step; `sync` compiles and runs it."""
+    """One TPU core. All work is recorded into the graph of a step; `sync` compiles and runs it."""
 
     in_graph = True
 
@@ -126,7 +149,7 @@ class Tpu(TorchXla):
         self.rank = xr.global_ordinal()
         self.world_size = xr.world_size()
         self.device = torch_xla.device()
-        self.real = torch.float32  # a TPU has no float64 of its own
+        self.real = torch.float32  # a TPU only emulates float64
 
     def barrier(self) -> None:
         import torch_xla.core.xla_model as xm
@@ -137,15 +160,20 @@ class Tpu(TorchXla):
         import torch
         import torch_xla.core.xla_model as xm
 
-        if op in ("min", "max") and tensor.dtype in (torch.int64, torch.float64) and self.world_size > 1:
-            # The TPU compiler: "Supported lowering only of Sum all reduce" for these two (libtpu 0.0.17 and 0.0.21).
-            everyone = xm.all_gather(tensor.unsqueeze(0), dim=0)
-            return everyone.amin(0) if op == "min" else everyone.amax(0)
-        kinds = {"min": xm.REDUCE_MIN, "max": xm.REDUCE_MAX}
         if op == "mean" and not tensor.is_floating_point():
             tensor = tensor.to(self.real)
-        scale = 1.0 / self.world_size if op == "mean" else 1.0
-        return xm.all_reduce(kinds.get(op, xm.REDUCE_SUM), tensor, scale=scale)
+        if op == "mean":
+            return xm.all_reduce(xm.REDUCE_SUM, tensor, scale=1.0 / self.world_size)
+        if op == "sum":
+            return xm.all_reduce(xm.REDUCE_SUM, tensor, scale=1.0)
+        is_wide = tensor.dtype in (torch.int64, torch.float64)
+        if is_wide and self.world_size > 1:
+            # The TPU compiler has no minimum or maximum of these two: "Supported lowering only of
+            # Sum all reduce" (libtpu 0.0.17 and 0.0.21).
+            everyone = xm.all_gather(tensor.unsqueeze(0), dim=0)
+            return everyone.amin(0) if op == "min" else everyone.amax(0)
+        kind = xm.REDUCE_MIN if op == "min" else xm.REDUCE_MAX
+        return xm.all_reduce(kind, tensor, scale=1.0)
 
     def gather(self, tensor):
         import torch_xla.core.xla_model as xm
@@ -155,7 +183,8 @@ class Tpu(TorchXla):
     def reduce_scatter(self, tensor):
         import torch_xla.core.xla_model as xm
 
-        return xm.reduce_scatter(xm.REDUCE_SUM, tensor, 1.0, scatter_dim=0, shard_count=self.world_size)
+        options = {"scale": 1.0, "scatter_dim": 0, "shard_count": self.world_size}
+        return xm.reduce_scatter(xm.REDUCE_SUM, tensor, **options)
 
     def broadcast(self, tensors: list) -> None:
         import torch_xla.core.xla_model as xm
@@ -166,7 +195,8 @@ class Tpu(TorchXla):
     def average(self, tensors: list) -> None:
         import torch_xla.core.xla_model as xm
 
-        if self.world_size > 1 and tensors:  # of no tensors, torch_xla 2.9 ends with a segmentation fault
+        # Without tensors, torch_xla 2.9 ends with a segmentation fault.
+        if self.world_size > 1 and tensors:
             xm.all_reduce(xm.REDUCE_SUM, tensors, scale=1.0 / self.world_size)
 
     def init_process_group(self):
@@ -203,17 +233,27 @@ class XlaRuntime(Runtime):
     def topology(self, machine, cores: int | None) -> Topology:
         if cores not in (None, 1, machine.cores):
             raise InvalidValueError(
-                f"cores={cores} cannot be had: torch_xla runs on one core or on all {machine.cores}",
+                f"cores={cores} is not supported: torch_xla uses 1 core or all {machine.cores}",
                 found=f"{machine.chips} {machine.generation} chips",
                 fix=f"cores=1, or leave cores out for all {machine.cores}",
             )
-        kind, processes = machine.generation, 1 if cores == 1 else machine.chips
-        return Topology(self.name, f"TPU {kind} core", cores or machine.cores, processes, generation=kind)
+        return Topology(
+            self.name,
+            device=f"TPU {machine.generation} core",
+            cores=cores or machine.cores,
+            processes=1 if cores == 1 else machine.chips,
+            generation=machine.generation,
+        )
 
     def is_started(self) -> bool:
         return runtime_started()
 
     def load(self, topology: Topology) -> None:
+        """Import the modules of the workers.
+
+        Raises:
+            TpukitRuntimeError: torch_xla asks the metadata server about the TPU, and gets no answer.
+        """
         super().load(topology)
         try:
             import_torch_xla("TPU")
@@ -221,32 +261,38 @@ class XlaRuntime(Runtime):
             if not type(error).__module__.startswith("requests"):
                 raise
             raise TpukitRuntimeError(
-                "torch_xla does not import: it asks Google Cloud's metadata server which TPU this is, and gets no "
-                "answer",
+                "torch_xla does not import: it asks Google Cloud's metadata server which TPU this "
+                "is, and gets no answer",
                 found=f"{type(error).__name__}: {str(error)[:200]}",
-                fix=(
-                    "outside of Google Cloud say it yourself, for eight v5e chips: TPU_SKIP_MDS_QUERY=1, "
-                    "TPU_ACCELERATOR_TYPE=v5litepod-8,"
-                    "\nTPU_HOST_BOUNDS=1,1,1, TPU_CHIPS_PER_HOST_BOUNDS=2,4,1, TPU_WORKER_ID=0; then restart the "
-                    "kernel"
-                ),
+                fix="outside of Google Cloud set the variables yourself, for eight v5e chips: "
+                "TPU_SKIP_MDS_QUERY=1, TPU_ACCELERATOR_TYPE=v5litepod-8,\n"
+                "TPU_HOST_BOUNDS=1,1,1, TPU_CHIPS_PER_HOST_BOUNDS=2,4,1, TPU_WORKER_ID=0; "
+                "then restart the kernel",
             ) from error
 
     def core(self, topology: Topology) -> Tpu:
         """Return the core that has been started."""
         return Tpu()
 
-    def start(self, body: Callable[[Backend], None], topology: Topology, *, process: int, meeting_point) -> None:
+    def start(
+        self,
+        body: Callable[[Backend], None],
+        topology: Topology,
+        *,
+        process: int,
+        meeting_point,
+    ) -> None:
         if topology.device_number is not None:
-            # What torch_xla's configure_one_chip_topology sets for chip 0, unless an image has set something else.
+            # torch_xla's configure_one_chip_topology sets these for chip 0, unless an image has set
+            # other values.
             os.environ |= {
                 "TPU_VISIBLE_CHIPS": str(topology.device_number),
                 "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1",
                 "TPU_PROCESS_BOUNDS": "1,1,1",
             }
-
         given = os.environ.get("LIBTPU_INIT_ARGS", "")
-        os.environ["LIBTPU_INIT_ARGS"] = with_own_flags(given, topology.generation, sharded=topology.chips > 1)
+        flags = with_own_flags(given, topology.generation, sharded=topology.chips > 1)
+        os.environ["LIBTPU_INIT_ARGS"] = flags
 
         def on_core() -> None:
             backend = self.core(topology)
@@ -256,80 +302,107 @@ class XlaRuntime(Runtime):
         start_pjrt("TPU", on_core, topology, process=process)
 
 
-def runtime_started() -> bool:
-    """Say whether this process has started the XLA runtime, without starting it."""
-    if "torch_xla" not in sys.modules:  # importing it costs ten seconds, and proves nothing
-        return False
-    return bool(sys.modules["torch_xla"]._XLAC._xla_runtime_is_initialized())
-
-
 def import_torch_xla(device_type: str) -> None:
-    """Import torch_xla in the kernel, so that the workers inherit it; it takes ten seconds, and starts no runtime.
+    """Import torch_xla in the kernel, so that the workers inherit it. It starts no runtime.
 
-    With no PJRT_DEVICE the import would choose one, keep it for the kernel and log a warning; and with torch 2.8 and
-    Triton it would start processes that compile for GPUs, as many as there are processors.
+    The import takes ten seconds. Without PJRT_DEVICE it would choose a device, keep it for the
+    kernel and log a warning. With torch 2.8 and Triton it would also start processes that compile
+    for GPUs, one per processor.
+
+    Args:
+        device_type: "TPU" or "CPU".
     """
     with variable_set("PJRT_DEVICE", device_type), variable_set("TORCH_WARM_POOL", "0"):
         import torch_xla._internal.pjrt  # noqa: F401
 
 
-def start_pjrt(device_type: str, on_core: Callable[[], None], topology: Topology, *, process: int) -> None:
-    """Start this process's chip, number `process` of the run's, and call the function on each core of the chip.
+def start_pjrt(
+    device_type: str, on_core: Callable[[], None], topology: Topology, *, process: int
+) -> None:
+    """Start the chip of a worker process, and call a function on each core of the chip.
 
-    One chip starts the single-process way: Colab's advertises the bounds of four chips, and a multi-process start-up
-    would wait for the other three. With "CPU" for "TPU", the same start-up finds one XLA:CPU core. Where several chips
-    are one core, the process has all of the host, and the function is called once.
+    A run on one chip starts in torch_xla's single-process way: Colab's chip reports the bounds of
+    four chips, and a multi-process start would wait for the other three. If several chips are one
+    core, the process has all chips of the host, and the function is called once.
+
+    Args:
+        device_type: "TPU"; or "CPU", with which the same start-up finds one XLA:CPU core.
+        on_core: called on each core.
+        topology: the layout of the run.
+        process: number of this worker process, from 0.
     """
-    # Set, not defaulted: without it torch_xla falls back to the CPU with one log line.
+    # Set, not defaulted: without it torch_xla uses the CPU, with one log line.
     os.environ["PJRT_DEVICE"] = device_type
     import torch_xla._internal.pjrt as pjrt
     import torch_xla.runtime as xr
 
-    if not missing_part("tpukit.accelerators"):  # without it Adam is PyTorch's, which records seven operations for one
-        importlib.import_module("tpukit.accelerators.adam").shorten_adam()
+    # Without the subpackage Adam is PyTorch's, which records seven operations per parameter.
+    with contextlib.suppress(NotInstalledError), optional_subpackage("the short Adam"):
+        from tpukit.accelerators import shorten_adam
+
+        shorten_adam()
     correct_running_variance()
     _complete_torch()
     TorchXla.kept = topology.kept.enter() if topology.kept else None
 
     if topology.chips > 1:
-        xr.use_spmd()  # before the first device; the start of a single process would leave it one chip
+        # Before the first device; the start of a single process would leave it one chip.
+        xr.use_spmd()
         on_core()
     elif topology.processes == 1:
         pjrt._run_singleprocess(on_core)
     else:
-        pjrt._run_thread_per_device(process, topology.processes, on_core, pjrt.initialize_multiprocess)
+        pjrt._run_thread_per_device(
+            local_rank=process,
+            local_world_size=topology.processes,
+            fn=on_core,
+            initializer_fn=pjrt.initialize_multiprocess,
+        )
 
 
 def _complete_torch() -> None:
-    """Give torch the module of the device that torch.utils.checkpoint asks for: `torch.xla`, with the random numbers.
+    """Give torch the module `torch.xla` with the random numbers, for torch.utils.checkpoint.
 
-    What it computes again is the same with it, dropout included. XLA may join it with the first time, which costs
-    the memory that was to be saved: `torch_xla.utils.checkpoint` has a barrier against that.
+    With it, a recomputed activation is the same, dropout included. XLA may join the recomputation
+    with the first computation, which costs the memory that was to be saved:
+    `torch_xla.utils.checkpoint` has a barrier against that.
     """
     import types
 
     import torch
     import torch_xla.core.xla_model as xm
 
+    if hasattr(torch, "xla"):
+        return
     module = types.ModuleType("torch.xla")
-    module._initialized = True  # else the state of the random numbers would not be kept
-    module.device, module.device_count = contextlib.nullcontext, lambda: 1
+    module._initialized = True  # otherwise the state of the random numbers would not be kept
+    module.device = contextlib.nullcontext
+    module.device_count = lambda: 1
     module.get_rng_state = lambda device=None: xm.get_rng_state()
     module.set_rng_state = lambda state, device=None: xm.set_rng_state(state)
-    if not hasattr(torch, "xla"):
-        torch._register_device_module("xla", module)
+    torch._register_device_module("xla", module)
 
 
 def with_own_flags(given: str, generation: str, *, sharded: bool) -> str:
-    """Add the kit's flags to LIBTPU_INIT_ARGS; one that is there already stays."""
-    own = {"xla_tpu_scoped_vmem_limit_kib": _VMEM_OF_AN_OPERATION.get(generation), _IN_FLOAT32: sharded and "true"}
-    added = [f"--{flag}={value}" for flag, value in own.items() if value and flag not in given]
+    """Return LIBTPU_INIT_ARGS with tpukit's flags; a flag that is set already stays.
+
+    Args:
+        given: the value so far.
+        generation: of the chip, such as "v5e".
+        sharded: whether one process has all chips.
+    """
+    own = {}
+    if generation in _VMEM_OF_AN_OPERATION:
+        own["xla_tpu_scoped_vmem_limit_kib"] = _VMEM_OF_AN_OPERATION[generation]
+    if sharded:
+        own[_IN_FLOAT32] = "true"
+    added = [f"--{flag}={value}" for flag, value in own.items() if flag not in given]
     return " ".join([given, *added]).strip()
 
 
 @contextlib.contextmanager
 def variable_set(name: str, value: str) -> Iterator[None]:
-    """Have a variable in the environment for as long as this lasts."""
+    """Set a variable of the environment in this block; restore it afterwards."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:

@@ -1,4 +1,4 @@
-"""What a loop iterates: the sampler, batches, prefetch."""
+"""The data of a training loop: sampler, batches, prefetch, random numbers of the host."""
 
 from tpukit.essentials.data.batches import Batches
 from tpukit.essentials.data.collating import collate
@@ -14,10 +14,18 @@ from tpukit.essentials.data.seeding import (
     seeded_in_turn,
 )
 from tpukit.essentials.data.shared_state import refuse_shared, remember
-from tpukit.essentials.data.sources import BatchSource, MapDataset, inside, only_iterates, refuse_loader, split_masks
+from tpukit.essentials.data.sources import (
+    BatchSource,
+    MapDataset,
+    inside,
+    only_iterates,
+    refuse_loader,
+    split_masks,
+)
 
 __all__ = [
     "BatchSource", "Batches", "MapDataset", "ShardedSampler", "TURN", "collate", "host_numbers",
     "inside", "iterate_loader", "numbers_kept", "only_iterates", "put_back", "refuse_loader",
-    "refuse_shared", "remember", "run_ahead", "seed_host", "seed_in_turn", "seeded_in_turn", "split_masks",
+    "refuse_shared", "remember", "run_ahead", "seed_host", "seed_in_turn", "seeded_in_turn",
+    "split_masks",
 ]  # fmt: skip

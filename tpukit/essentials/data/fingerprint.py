@@ -1,105 +1,186 @@
-"""What a dataset is, as far as that can be had without reading a sample: for comparing it between cores."""
+"""Compare a dataset between cores without reading a sample.
 
+The fingerprint is a dict of short values. A checksum is made of every part of the dataset that has
+an entry per sample, and of the dataset in it. For a `Subset` of an `ImageFolder`:
+
+    kind of dataset               "Subset"
+    length of dataset             800
+    dataset.indices               3370154512     checksum of 800 numbers
+    kind of dataset.dataset       "ImageFolder"
+    dataset.dataset.targets       1292718311
+    dataset.dataset.classes       2471826934     names of classes, whose order decides about labels
+"""
+
+import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-_MOST_BYTES = 1 << 22  # of one part, looked at in even steps; all of 60,000 digits would take 30 ms
-_MOST_A_SAMPLE = 1 << 10  # bytes: labels, indices and names have fewer; what has more may be filled while it is read
+# Bytes of one part that are read, in even steps; all of 60,000 digits would take 30 ms.
+_MOST_BYTES = 1 << 22
+# Bytes per sample. Labels, indices and names have fewer; a larger part may be filled while samples
+# are read.
+_MOST_PER_SAMPLE = 1 << 10
 _MOST_NAMES = 1 << 12  # of classes
 _MOST_DEPTH = 4  # a Subset of a Subset of a dataset with a transform is three
+_MOST_TENSORS = 16  # in a list or dict, such as `tensors` of a TensorDataset
+_PLAIN_BYTES = 100  # assumed size of a row of plain values
 
 
 def fingerprint(dataset: object) -> dict[str, object]:
-    """Return short values by name: kind, length, and a checksum of whatever the dataset holds one of for each sample.
+    """Return the kind, the length and checksums of a dataset, as short values by name.
 
-    That is a Subset's indices, `labels`, `targets`, `tensors`, `files`, a table's rows, under whatever name; and those
-    of the dataset within. So do names of classes, whose order or numbers decide about labels. Two datasets whose values
-    are equal may still differ in the pixels.
+    The parts with an entry per sample are a Subset's indices, `labels`, `targets`, `tensors`,
+    `files`, the rows of a table, under any name. Names of classes are compared too. Datasets with
+    equal fingerprints may still differ in their pixels.
     """
     found: dict[str, object] = {}
-    _describe(dataset, "dataset", found, _MOST_DEPTH)
+    _describe(dataset, "dataset", found=found, depth=_MOST_DEPTH)
     return found
 
 
-def _describe(dataset: object, name: str, found: dict, depth: int) -> None:
+def _describe(dataset: object, name: str, *, found: dict, depth: int) -> None:
     found[f"kind of {name}"] = type(dataset).__qualname__
-    count = found[f"length of {name}"] = _length(dataset)
-    if (own := _checksum(dataset)) is not None:
+    count = _length(dataset)
+    found[f"length of {name}"] = count
+    own = _checksum(dataset)
+    if own is not None:
         found[f"content of {name}"] = own
     for part, value in _parts(dataset):
-        several = list(value.values()) if isinstance(value, Mapping) else value
-        several = several if isinstance(several, tuple | list) and 0 < len(several) < 16 else ()
-        rows = [value] if count and _length(value) == count else [one for one in several if _length(one) == count]
-        sums = [one for one in map(_checksum, rows) if one is not None]
-        if sums and count:
-            found[f"{name}.{part}"] = sums[0] if len(sums) == 1 else tuple(sums)
+        key = f"{name}.{part}"
+        sums = _sums_per_sample(value, count)
+        if sums:
+            found[key] = sums[0] if len(sums) == 1 else tuple(sums)
         elif _are_names(value):
-            found[f"{name}.{part}"] = zlib.crc32(
-                repr(sorted(value.items()) if isinstance(value, dict) else value).encode()
-            )
-        elif depth and hasattr(value, "__getitem__") and hasattr(type(value), "__len__") and hasattr(value, "__dict__"):
-            _describe(value, f"{name}.{part}", found, depth - 1)
+            names = sorted(value.items()) if isinstance(value, dict) else value
+            found[key] = zlib.crc32(repr(names).encode())
+        elif depth and _is_dataset(value):
+            _describe(value, key, found=found, depth=depth - 1)
+
+
+def _sums_per_sample(value: object, count: int | None) -> list[int]:
+    """Return the checksums of a value with an entry per sample, or of such parts of it."""
+    if not count:
+        return []
+    parts = [value] if _length(value) == count else _few_parts(value)
+    sums = [_checksum(part) for part in parts if _length(part) == count]
+    return [each for each in sums if each is not None]
+
+
+def _few_parts(value: object) -> list:
+    """Return the items of a short list or dict."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    is_short = isinstance(value, tuple | list) and len(value) < _MOST_TENSORS
+    if is_short:
+        return list(value)
+    return []
+
+
+def _is_dataset(value: object) -> bool:
+    has_items = hasattr(value, "__getitem__")
+    has_length = hasattr(type(value), "__len__")
+    has_attributes = hasattr(value, "__dict__")
+    return all([has_items, has_length, has_attributes])
 
 
 def _are_names(value: object) -> bool:
-    """Say whether this is a list of texts, or numbers by name."""
-    if not isinstance(value, list | tuple | dict) or not 0 < len(value) <= _MOST_NAMES:
+    """Return whether this is a list of texts, or a dict from texts to whole numbers."""
+    if not isinstance(value, list | tuple | dict):
         return False
+    is_short = 0 < len(value) <= _MOST_NAMES
     numbers = value.values() if isinstance(value, dict) else ()
-    return all(isinstance(one, str) for one in value) and all(isinstance(one, int) for one in numbers)
+    return is_short and _are_all(str, value) and _are_all(int, numbers)
+
+
+def _are_all(kind: type, values: Iterable) -> bool:
+    return all(isinstance(value, kind) for value in values)
 
 
 def _parts(dataset: object) -> list[tuple[str, object]]:
+    """Return the attributes of a dataset by name, without methods."""
     parts = dict(getattr(dataset, "__dict__", {}))
-    for name in ("labels", "targets", "indices"):  # which may be properties
+    for name in ("labels", "targets", "indices"):  # these may be properties
         try:
             parts.setdefault(name, getattr(dataset, name, None))
-        except Exception:  # of one that is no attribute of this dataset at this moment: its own affair
+        except Exception:  # a property that raises: the dataset has no such part now
             continue
-    return [(name, value) for name, value in parts.items() if value is not None and not callable(value)]
+    return [(name, value) for name, value in parts.items() if not callable(value)]
 
 
 def _length(value: object) -> int | None:
     try:
         return len(value)
-    except Exception:  # a scalar tensor, a stream, or whatever a stranger's __len__ raises
+    except Exception:  # a scalar tensor, a stream, or any error of a foreign __len__
         return None
 
 
 def _checksum(value: object) -> int | None:
-    """Return a checksum of an array, a tensor in host memory, a table, or a list of plain values; else None."""
+    """Return a checksum of an array, a tensor on the CPU, a table or a list of plain values.
+
+    Only rows in even steps are read, about 4 MiB. It is None for anything else.
+    """
     import numpy
     import torch
 
-    if isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.layout == torch.strided and value.ndim:
-        value = value.detach().view(torch.uint8) if value.dtype == torch.bfloat16 else value.detach()
-        value = value.resolve_conj().numpy()
-    if isinstance(value, numpy.ndarray) and value.dtype != object and value.ndim and len(value):
-        if value.nbytes > _MOST_A_SAMPLE * len(value):
-            return None
-        rows = value[:: _step(value.nbytes, len(value))]
-        return zlib.crc32(numpy.ascontiguousarray(rows).reshape(-1).view(numpy.uint8))
-    if hasattr(value, "iloc") and len(value):  # pandas
-        return zlib.crc32(value.iloc[:: _step(_MOST_A_SAMPLE * len(value), len(value))].to_csv().encode())
-    if hasattr(value, "columns") and hasattr(value, "slice"):  # Arrow, as Hugging Face's data and indices
-        numbers = [one for one in value.columns if str(one.type).startswith(("int", "uint", "float"))]
-        value = [_checksum(one.to_numpy()) for one in numbers]
+    if isinstance(value, torch.Tensor):
+        value = _as_array(value)
+    if isinstance(value, numpy.ndarray) and value.dtype != object:
+        return _array_checksum(value)
+    if hasattr(value, "iloc"):  # pandas
+        step = _step(_MOST_PER_SAMPLE * len(value), len(value))
+        return zlib.crc32(value.iloc[::step].to_csv().encode())
+    if hasattr(value, "columns") and hasattr(value, "slice"):  # Arrow, as Hugging Face uses it
+        value = _column_checksums(value)
     if isinstance(value, Mapping):
         value = list(value.items())
     if isinstance(value, list | tuple | range | numpy.ndarray) and len(value):
-        some = list(value[:: _step(100 * len(value), len(value))])
+        step = _step(_PLAIN_BYTES * len(value), len(value))
+        some = list(value[::step])
         if all(map(_is_plain, some)):
             return zlib.crc32(repr(some).encode())
     return None
 
 
+def _as_array(tensor):
+    """Return a tensor in host memory as an array of the same bytes; others unchanged."""
+    import torch
+
+    is_on_cpu = tensor.device.type == "cpu"
+    is_strided = tensor.layout == torch.strided
+    if not all([is_on_cpu, is_strided, tensor.ndim]):
+        return tensor
+    tensor = tensor.detach()
+    if tensor.dtype == torch.bfloat16:  # numpy has no bfloat16
+        tensor = tensor.view(torch.uint8)
+    return tensor.resolve_conj().numpy()
+
+
+def _array_checksum(array) -> int | None:
+    import numpy
+
+    if not array.size or array.nbytes > _MOST_PER_SAMPLE * len(array):
+        return None
+    rows = array[:: _step(array.nbytes, len(array))]
+    return zlib.crc32(numpy.ascontiguousarray(rows).reshape(-1).view(numpy.uint8))
+
+
+def _column_checksums(table) -> list[int | None]:
+    sums = []
+    for column in table.columns:
+        if str(column.type).startswith(("int", "uint", "float")):
+            sums.append(_checksum(column.to_numpy()))
+    return sums
+
+
 def _is_plain(value: object) -> bool:
+    """Return whether the text of a value says everything about it."""
     if isinstance(value, Mapping):
         value = list(value.items())
     if isinstance(value, tuple | list):
-        return len(value) < 16 and all(map(_is_plain, value))
+        return len(value) < _MOST_TENSORS and all(map(_is_plain, value))
     return isinstance(value, str | bytes | int | float | bool) or hasattr(value, "__fspath__")
 
 
 def _step(size: int, rows: int) -> int:
-    return max(1, min(rows, -(-size // _MOST_BYTES)))
+    """Return the step between rows with which about 4 MiB are read."""
+    return max(1, min(rows, math.ceil(size / _MOST_BYTES)))

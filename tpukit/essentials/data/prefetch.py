@@ -1,4 +1,11 @@
-"""Batches prepared ahead of the loop: in threads where one native call makes them, in processes where Python does."""
+"""Prepare batches ahead of the loop: in threads, or in the processes of a DataLoader.
+
+Threads are for batches that one native call makes without the GIL, such as a source's. Processes
+are for datasets that make a sample in Python.
+
+A source's images are written into buffers that are used again, because new memory is slow. A buffer
+is free when nothing refers to it: neither the loop, nor a tensor or view of it, nor a transfer.
+"""
 
 import contextlib
 import math
@@ -9,33 +16,54 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from queue import Empty, SimpleQueue
+from typing import NamedTuple
 
 from tpukit.essentials.data.collating import collate
 from tpukit.essentials.data.seeding import seed_host, seeded_in_turn
 from tpukit.essentials.data.sources import BatchSource, MapDataset, as_batch_source, reads_many
 
-# Two ahead for each of five threads, and the loop's own. A loop that holds more, as list(batches) does, has them from
-# the system: kept, they would be looked through for every batch (9.6 s for 16,000) and never be given back.
+# Two ahead for each of five threads, the loop's own, and spare ones. If a loop holds more batches,
+# as list(batches) does, the system provides them. If they were kept, all would be examined for
+# every batch (9.6 s for 16,000), and never be freed.
 _KEPT = 16
+_AHEAD = 2  # batches per thread
+# A loader requests two batches per process; five more are on their way to the loop or in its hands.
+_REQUESTED = 2
+_ON_THEIR_WAY = 5
+
+
+# Threads
+
+
+class _Outcome(NamedTuple):
+    """The outcome of a call in a thread: a result or an error."""
+
+    result: object
+    error: BaseException | None
 
 
 def run_ahead(calls: Iterable[Callable[[], object]], threads: int) -> Iterator[object]:
-    """Run the calls in background threads, two ahead per thread, and yield their results in order."""
-    # A queue for each result, not a Future: a Future wakes the other thread several times for one result, and each time
-    # that thread waits for the GIL, which is felt where a batch takes less than a millisecond.
-    todo, running = SimpleQueue(), deque()
-    workers = [threading.Thread(target=_run, args=(todo,), name=f"batches_{n}", daemon=True) for n in range(threads)]
+    """Yield the results of calls in order; background threads make them, two ahead per thread."""
+    # A queue per result, not a Future: a Future wakes the other thread several times per result,
+    # and each time that thread waits for the GIL. It matters for batches of under a millisecond.
+    todo = SimpleQueue()
+    running = deque()
+    workers = []
+    for number in range(threads):
+        name = f"batches_{number}"
+        workers.append(threading.Thread(target=_run, args=(todo,), name=name, daemon=True))
     for worker in workers:
         worker.start()
     try:
         for call in calls:
-            running.append(SimpleQueue())
-            todo.put((call, running[-1]))
-            if len(running) > 2 * threads:
+            done = SimpleQueue()
+            running.append(done)
+            todo.put((call, done))
+            if len(running) > _AHEAD * threads:
                 yield _result(running.popleft())
         while running:
             yield _result(running.popleft())
-    finally:  # also when the loop ends early: what has not begun is not waited for
+    finally:  # also if the loop ends early: calls that have not begun are dropped
         with contextlib.suppress(Empty):
             while True:
                 todo.get_nowait()
@@ -46,14 +74,14 @@ def run_ahead(calls: Iterable[Callable[[], object]], threads: int) -> Iterator[o
 
 
 def _run(todo: SimpleQueue) -> None:
-    """Run calls until None comes, each into its own queue: (result, None) or (None, error)."""
+    """Run calls until None comes; put the outcome of each into its own queue."""
     while (job := todo.get()) is not None:
         call, done = job
         try:
-            done.put((call(), None))
-        except BaseException as error:  # raised where the result is due
-            done.put((None, error))
-        del call, done, job  # a buffer that nothing refers to is used again
+            done.put(_Outcome(call(), error=None))
+        except BaseException as error:  # raised in the loop, when its result is due
+            done.put(_Outcome(None, error=error))
+        del call, done, job  # a buffer is used again once nothing refers to it
 
 
 def _result(done: SimpleQueue) -> object:
@@ -61,6 +89,9 @@ def _result(done: SimpleQueue) -> object:
     if error is not None:
         raise error
     return result
+
+
+# Processes
 
 
 def load_batches(
@@ -72,47 +103,80 @@ def load_batches(
     in_turn: bool = False,
     collate: Callable[[list, list[int], int], object] | None = None,
 ) -> Iterator[object]:
-    """Yield the batches of a dataset, made by the processes of a DataLoader; with 0 workers, in the caller's thread.
+    """Yield the batches of a dataset from the processes of a DataLoader.
 
-    A job is (number, samples) of one batch. Its number is unique in the epoch over all cores: together with `seed` it
-    seeds the batch, so the batch is the same whichever process makes it. In the caller's thread a batch draws on from
-    whatever the caller has drawn; unless `in_turn`, where threads share the process, and each batch is seeded as well.
+    A batch of a process is seeded with `seed` and its number, so it is the same whichever process
+    makes it. Without processes it is made in the caller's thread, and draws the caller's random
+    numbers; if threads share the process (`in_turn`), each batch is seeded there too.
 
-    `collate(items, samples, length)` makes a batch in place of torch's `default_collate`; a job then holds the length.
+    Args:
+        dataset: the dataset, or a source of whole batches.
+        jobs: (number, samples) per batch. The number is unique in the epoch over all cores.
+        workers: loader processes; 0 for none.
+        seed: of the epoch.
+        in_turn: other cores are threads of this process.
+        collate: `collate(items, samples, length)` joins a batch instead of torch's
+            `default_collate`; a job is then (number, samples, length).
     """
     source = as_batch_source(dataset)
     if source is not None:
-        return _load_images(source, jobs, workers, seed)
-    batches = iterate_loader(_BatchDataset(dataset, seed, in_turn, collate), jobs, workers)
-    return _explain_broken_pipes(batches) if workers else batches
+        return _load_images(source, jobs, workers=workers, seed=seed)
+    whole = _BatchDataset(dataset, seed, in_turn=in_turn, collate=collate)
+    batches = iterate_loader(whole, jobs, workers)
+    if workers:
+        return _explain_broken_pipes(batches)
+    return batches
 
 
-def _load_images(source: BatchSource, jobs: list, workers: int, seed: tuple[int, ...]) -> Iterator[object]:
-    """Yield a source's batches from processes that write into shared memory: without a copy, and without /dev/shm."""
-    # 2 batches per worker are requested by the loader; 5 more are on their way to the loop or in its hands.
-    buffers = Buffers((len(jobs[0][1]), *source.shape), shared=2 * workers + 5) if _forks(workers) else None
-    requested: deque[tuple] = deque()
+class _Requested(NamedTuple):
+    """A batch that the loader has been asked for."""
+
+    samples: object
+    buffer: object | None  # the array that its images are written into
+
+
+def _load_images(
+    source: BatchSource, jobs: list, *, workers: int, seed: tuple[int, ...]
+) -> Iterator[object]:
+    """Yield a source's batches from processes that write into shared memory.
+
+    So the images are not copied, and /dev/shm is not used.
+    """
+    import torch
+
+    buffers = None
+    if _forks(workers):
+        _, samples = jobs[0]
+        shared = _REQUESTED * workers + _ON_THEIR_WAY
+        buffers = Buffers((len(samples), *source.shape), shared=shared)
+    requested: deque[_Requested] = deque()
 
     def requests() -> Iterator[tuple]:
         for number, samples in jobs:
-            buffer = buffers and buffers.get()
-            requested.append((samples, buffer))
-            yield number, samples, None if buffer is None else buffers.number(buffer)
+            buffer = None
+            place = None
+            if buffers is not None:
+                buffer = buffers.get()
+            if buffer is not None:
+                place = buffers.number(buffer)
+            requested.append(_Requested(samples, buffer))
+            yield number, samples, place
 
-    loaded = _explain_broken_pipes(iterate_loader(_SharedImages(source, seed, buffers), requests(), workers))
+    images_of_batches = iterate_loader(_SharedImages(source, seed, buffers), requests(), workers)
+    loaded = _explain_broken_pipes(images_of_batches)
 
     def received() -> Iterator[tuple]:
-        import torch
-
         for images in loaded:
             samples, buffer = requested.popleft()
-            yield (torch.from_numpy(buffer) if images is None else images), torch.from_numpy(source.labels[samples])
+            if images is None:
+                images = torch.from_numpy(buffer)
+            yield images, torch.from_numpy(source.labels[samples])
 
     return received()
 
 
 def iterate_loader(dataset: MapDataset, jobs: Iterable, workers: int) -> Iterator[object]:
-    """Yield what the dataset returns for each job, in their order, from processes that take turns."""
+    """Yield `dataset[job]` for each job, in order, from loader processes that take turns."""
     import torch
     from torch.utils.data import DataLoader
 
@@ -122,9 +186,11 @@ def iterate_loader(dataset: MapDataset, jobs: Iterable, workers: int) -> Iterato
         sampler=jobs,
         num_workers=workers,
         multiprocessing_context="fork" if _forks(workers) else None,
-        generator=torch.Generator(),  # without it, each epoch would draw one of the caller's random numbers
+        # Without a generator, each epoch would draw one of the caller's random numbers.
+        generator=torch.Generator(),
     )
-    return iter(loader)  # not in a generator: the processes must be forked by a thread that outlives them
+    # This is no generator function, because a thread that outlives the processes must fork them.
+    return iter(loader)
 
 
 def _forks(workers: int) -> bool:
@@ -132,110 +198,68 @@ def _forks(workers: int) -> bool:
 
 
 def _explain_broken_pipes(batches: Iterator[object]) -> Iterator[object]:
-    """Raise the error of an ended worker process where torch checks it too early and only sees a broken connection."""
+    """Raise the error of an ended loader process if torch only sees a broken connection."""
     with contextlib.suppress(StopIteration):
         while True:
             try:
                 batch = next(batches)
             except (ConnectionError, EOFError) as error:
-                if str(error).startswith("Caught "):  # an error that the dataset itself raised in a worker process
+                is_from_dataset = str(error).startswith("Caught ")
+                if is_from_dataset:
                     raise
-                raise RuntimeError(
-                    f"DataLoader worker (pid unknown) ended while its batch was on its way: {error}"
-                ) from error
+                fact = "DataLoader worker (pid unknown) ended while its batch was on its way"
+                raise RuntimeError(f"{fact}: {error}") from error
             yield batch
 
 
-class Buffers:
-    """uint8 arrays of one shape, each of which is reused as soon as nothing refers to it.
+class _SharedImages:
+    """A source as a dataset of batches, for loader processes.
 
-    With a single thread, new arrays would be as fast; two threads would wait for each other while the system allocates
-    the pages.
-
-    Args:
-        shape: the shape of each array.
-        shared: how many arrays to make, at once, in memory that processes forked later can write into; 0 makes
-            ordinary arrays, as many as are needed, and keeps up to 16.
+    The images are written into a shared buffer, or returned if there is none.
     """
 
-    def __init__(self, shape: tuple[int, ...], shared: int = 0):
-        self._shape, self._shared, self._lock = shape, shared, threading.Lock()
-        self._arrays = _in_shared_memory(shape, shared) if shared else [_new_array(shape, kept=True)]
-        self._idle = 0
-        self._idle = self._references(0)  # the reference count of an array that only this object holds
-
-    def __getitem__(self, number: int):
-        return self._arrays[number]
-
-    def number(self, array) -> int:
-        """Return the position of this array among the buffers."""
-        return next(number for number, one in enumerate(self._arrays) if one is array)
-
-    def get(self):
-        """Return an array that no tensor, view or other thread refers to; None if all shared arrays are in use."""
-        with self._lock:  # two threads must not find the same array
-            for number in range(len(self._arrays)):
-                if self._references(number) <= self._idle:
-                    return self._arrays[number]
-            if self._shared:
-                return None
-            array = _new_array(self._shape, kept=len(self._arrays) < _KEPT)
-            if len(self._arrays) < _KEPT:
-                self._arrays.append(array)
-            return array
-
-    def _references(self, number: int) -> int:
-        # A tensor made by torch.from_numpy and a numpy view both refer to the array, so no one has to give it back.
-        return sys.getrefcount(self._arrays[number])
-
-
-def _new_array(shape: tuple[int, ...], *, kept: bool):
-    import numpy
-
-    if not (kept and hasattr(mmap, "MAP_PRIVATE")):
-        return numpy.empty(shape, numpy.uint8)
-    # It begins with a page, which numpy's do not, and is filled faster. The system has only so many maps for a process.
-    memory = mmap.mmap(-1, math.prod(shape), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return numpy.frombuffer(memory, numpy.uint8).reshape(shape)
-
-
-def _in_shared_memory(shape: tuple[int, ...], count: int) -> list:
-    import numpy
-
-    memory = mmap.mmap(-1, count * math.prod(shape))  # anonymous: the size of a container's /dev/shm does not limit it
-    return list(numpy.frombuffer(memory, numpy.uint8).reshape(count, *shape))
-
-
-class _SharedImages:
-    """A source as a dataset of batches, for worker processes: written into a shared buffer, or returned without one."""
-
-    def __init__(self, source: BatchSource, seed: tuple[int, ...], buffers: Buffers | None):
-        self.source, self.seed, self.buffers = source, seed, buffers
+    def __init__(self, source: BatchSource, seed: tuple[int, ...], buffers: "Buffers | None"):
+        self.source = source
+        self.seed = seed
+        self.buffers = buffers
 
     def __getitem__(self, job: tuple):
         import torch
 
-        number, samples, buffer = job
+        number, samples, place = job
         seed_host((*self.seed, number))
-        out = None if buffer is None else self.buffers[buffer]
+        out = None if place is None else self.buffers[place]
         images = self.source.take(samples, out=out)
-        return None if images is out else torch.from_numpy(images)
+        if images is out:
+            return None
+        return torch.from_numpy(images)
 
 
 class _BatchDataset:
-    """A dataset as a dataset of batches; an error names its sample, also if a worker process raised it."""
+    """A dataset as a dataset of batches. An error names its sample, also from a loader process."""
 
-    def __init__(self, dataset: MapDataset, seed: tuple[int, ...], in_turn: bool = False, collate=None):
-        self.dataset, self.seed, self.in_turn, self.collate = dataset, seed, in_turn, collate
+    def __init__(
+        self,
+        dataset: MapDataset,
+        seed: tuple[int, ...],
+        *,
+        in_turn: bool = False,
+        collate: Callable | None = None,
+    ):
+        self.dataset = dataset
+        self.seed = seed
+        self.in_turn = in_turn
+        self.collate = collate
 
     def __getitem__(self, job: tuple):
         from torch.utils.data import get_worker_info
 
         number, samples, *length = job
+        seed = (*self.seed, number)
         if get_worker_info() is not None:
-            seed_host((*self.seed, number))
+            seed_host(seed)
         elif self.in_turn:
-            with seeded_in_turn((*self.seed, number)):
+            with seeded_in_turn(seed):
                 return self._collate(samples.tolist(), *length)
         return self._collate(samples.tolist(), *length)
 
@@ -244,7 +268,9 @@ class _BatchDataset:
             items = self.dataset.__getitems__(samples)
         else:
             items = [self._read(sample) for sample in samples]
-        return collate(items, samples) if length is None else self.collate(items, samples, length)
+        if length is None:
+            return collate(items, samples)
+        return self.collate(items, samples, length)
 
     def _read(self, sample: int) -> object:
         try:
@@ -252,3 +278,77 @@ class _BatchDataset:
         except Exception as error:
             error.add_note(f"sample {sample} of the dataset")
             raise
+
+
+# Buffers
+
+
+class Buffers:
+    """uint8 arrays of one shape, each of which is used again as soon as nothing refers to it.
+
+    For a single thread, new arrays would be as fast. Two threads would wait for each other while
+    the system allocates the pages.
+
+    Args:
+        shape: the shape of each array.
+        shared: the number of arrays in memory that processes forked later can write into, all made
+            at once; 0 makes ordinary arrays, as many as needed, and keeps up to 16.
+    """
+
+    def __init__(self, shape: tuple[int, ...], shared: int = 0):
+        self._shape = shape
+        self._shared = shared
+        self._lock = threading.Lock()
+        if shared:
+            self._arrays = _in_shared_memory(shape, shared)
+        else:
+            self._arrays = [_new_array(shape, kept=True)]
+        self._idle = 0
+        self._idle = self._references(0)  # of an array that only this object refers to
+
+    def __getitem__(self, number: int):
+        return self._arrays[number]
+
+    def number(self, array) -> int:
+        """Return the position of an array among the buffers."""
+        return next(number for number, own in enumerate(self._arrays) if own is array)
+
+    def get(self):
+        """Return a free array; None if all shared arrays are in use."""
+        with self._lock:  # two threads must not find the same array
+            for number in range(len(self._arrays)):
+                if self._references(number) <= self._idle:
+                    return self._arrays[number]
+            if self._shared:
+                return None
+            is_kept = len(self._arrays) < _KEPT
+            array = _new_array(self._shape, kept=is_kept)
+            if is_kept:
+                self._arrays.append(array)
+            return array
+
+    def _references(self, number: int) -> int:
+        # A tensor of torch.from_numpy and a numpy view refer to the array, so no call has to return
+        # it.
+        return sys.getrefcount(self._arrays[number])
+
+
+def _new_array(shape: tuple[int, ...], *, kept: bool):
+    import numpy
+
+    can_map = hasattr(mmap, "MAP_PRIVATE")
+    if not kept or not can_map:
+        return numpy.empty(shape, numpy.uint8)
+    # A map begins at a page, which numpy's memory does not, and is filled faster. The system has
+    # only a limited number of maps per process.
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    memory = mmap.mmap(-1, math.prod(shape), flags=flags)
+    return numpy.frombuffer(memory, numpy.uint8).reshape(shape)
+
+
+def _in_shared_memory(shape: tuple[int, ...], count: int) -> list:
+    import numpy
+
+    # Anonymous memory, so the size of a container's /dev/shm does not limit it.
+    memory = mmap.mmap(-1, count * math.prod(shape))
+    return list(numpy.frombuffer(memory, numpy.uint8).reshape(count, *shape))

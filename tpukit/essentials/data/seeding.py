@@ -1,36 +1,42 @@
-"""The one way in which the host's random numbers are seeded: per core, per step, per batch of a loader process."""
+"""Seed the host's random numbers: per core, per step, per batch of a loader process.
+
+The generators belong to the process. Two cores of a v2 or v3 chip are threads of one process, so
+they take turns (`TURN`).
+"""
 
 import contextlib
 import hashlib
 import threading
 from collections.abc import Iterator
 
-TURN = threading.RLock()  # the generators are the process's, and two cores of a v2 or v3 chip are threads of one
+TURN = threading.RLock()  # held by the thread that uses the generators
 
 
 def seed_host(numbers: tuple[int, ...]) -> int:
-    """Seed `random`, numpy and torch's CPU generator from whole numbers; return the 32-bit seed made of them.
+    """Seed `random`, numpy and torch's CPU generator from whole numbers; return the 32-bit seed.
 
-    The same numbers give the same seed in every process and on every machine: core, epoch and batch decide what is
-    drawn, not who draws it.
+    The same numbers give the same seed in every process and on every machine. So core, epoch and
+    batch decide which random numbers are drawn, not the process that draws them.
     """
     import random
 
     import numpy
     import torch
 
-    # A hash, because several numbers have to become one of 32 bits, the most that numpy.random.seed takes.
-    digest = hashlib.blake2b(repr(tuple(map(int, numbers))).encode(), digest_size=4).digest()
+    # A hash makes one number of 32 bits from several; numpy.random.seed takes no more bits.
+    text = repr(tuple(map(int, numbers)))
+    digest = hashlib.blake2b(text.encode(), digest_size=4).digest()
     seed = int.from_bytes(digest, "big")
     random.seed(seed)
     numpy.random.seed(seed)
-    # Not torch.manual_seed: it keeps a stack trace for every device that is not started, half a millisecond a step.
+    # Not torch.manual_seed: it keeps a stack trace for every device that is not started, which
+    # takes half a millisecond per step.
     torch.default_generator.manual_seed(seed)
     return seed
 
 
 def host_numbers() -> tuple:
-    """Return where the host's three generators stand, for `put_back`."""
+    """Return the states of the host's three generators, for `put_back`."""
     import random
 
     import numpy
@@ -40,20 +46,21 @@ def host_numbers() -> tuple:
 
 
 def put_back(state: tuple) -> None:
-    """Have the host's random numbers go on from where they stood."""
+    """Restore the states of the host's generators, as `host_numbers` returned them."""
     import random
 
     import numpy
     import torch
 
-    random.setstate(state[0])
-    numpy.random.set_state(state[1])
-    torch.default_generator.set_state(state[2])
+    of_python, of_numpy, of_torch = state
+    random.setstate(of_python)
+    numpy.random.set_state(of_numpy)
+    torch.default_generator.set_state(of_torch)
 
 
 @contextlib.contextmanager
 def numbers_kept() -> Iterator[None]:
-    """Have the host's random numbers afterwards as they were before."""
+    """Restore the states of the host's generators after this block."""
     before = host_numbers()
     try:
         yield
@@ -63,9 +70,10 @@ def numbers_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def seeded_in_turn(numbers: tuple[int, ...]) -> Iterator[None]:
-    """Seed the host's random numbers for a block that the threads of a process enter in turn; then put back what was.
+    """Seed the host's random numbers for a block that the threads of a process enter in turn.
 
-    What the block draws is the same whatever other threads draw in blocks of their own, or seed by `seed_in_turn`.
+    Their states before are restored afterwards. The block draws the same numbers whatever other
+    threads draw in such blocks, or seed with `seed_in_turn`.
     """
     with TURN, numbers_kept():
         seed_host(numbers)
@@ -73,6 +81,6 @@ def seeded_in_turn(numbers: tuple[int, ...]) -> Iterator[None]:
 
 
 def seed_in_turn(numbers: tuple[int, ...]) -> int:
-    """Do as `seed_host`, but not while another thread is in a block of `seeded_in_turn`."""
+    """Call `seed_host`, but not while another thread is in a block of `seeded_in_turn`."""
     with TURN:
         return seed_host(numbers)

@@ -1,8 +1,13 @@
-"""What a fork shares with the process that made it, or has a copy of: open files, random generators, threads.
+"""Find state in a dataset that forked processes would share or copy: files, generators, threads.
 
-Cores and loader processes are forks. A file that was opened before has one position for all of them, so a sample is
-read where another process looked for its own. A generator is a copy in each, so all draw the same numbers. Threads do
-not come along, so who waits for one waits for ever.
+Cores and loader processes are forks of the kernel. If an object was made before the fork:
+
+    an open file          has one position for all processes, so a process reads in a place to which
+                          another one has moved it
+    a random generator    is a copy in each process, so all draw the same numbers
+    a pool of threads     does not exist in the fork, so the process waits for it forever
+
+`remember` notes these objects before the fork, `refuse_shared` raises if a dataset holds one.
 """
 
 import concurrent.futures
@@ -12,28 +17,54 @@ import random
 import threading
 import types
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from tpukit.essentials.display import InvalidValueError
 
-_DEPTH = 3  # Subset, the dataset in it, what that holds
-_MOST = 64  # parts of one list or dict that are looked at
-_BEFORE: set[int] = set()  # what the worker function gets, by id: a fork has it at the same place
+_DEPTH = 3  # a Subset, the dataset in it, the attributes of that
+_MOST = 64  # parts of one list or dict that are examined
+_BEFORE: set[int] = set()  # ids of the objects made before the fork; a fork keeps their addresses
+
+_FILE = "an open file"
+_GENERATOR = "a random generator"
+_THREADS = "a pool of threads"
 _FIXES = {
-    "an open file": "open it in __getitem__: with open(self.path, 'rb') as file, or h5py.File(self.path)",
-    "a random generator": "numpy.random.default_rng((seed, index)) in __getitem__; or random, numpy.random and torch "
-    "themselves, which are seeded for each batch",
-    "a pool of threads": "make it in __getitem__ where there is none; or without it, core.batches(..., workers=2)",
+    _FILE: "open it in __getitem__: with open(self.path, 'rb') as file, or h5py.File(self.path)",
+    _GENERATOR: "numpy.random.default_rng((seed, index)) in __getitem__; or random, numpy.random "
+    "and torch themselves, which are seeded for each batch",
+    _THREADS: "make it in __getitem__ where there is none; or without it, "
+    "core.batches(..., workers=2)",
+}
+_GENERATORS = ("Generator", "RandomState")  # classes of numpy.random and torch
+_HANDLES = {
+    *(("h5py", name) for name in ("File", "Group", "Dataset")),
+    *(("builtins", name) for name in ("Environment", "Transaction")),  # lmdb's, written in C
+    *(("sqlite3", name) for name in ("Connection", "Cursor")),
 }
 
 
+class _Held(NamedTuple):
+    """An object of these kinds, and its place."""
+
+    path: str  # such as "Subset.dataset.file"
+    kind: str
+    value: object
+
+
 def remember(fn, args: tuple) -> None:
-    """Note in the kernel, before it forks, what a worker function gets of this kind: arguments, what its code names."""
+    """Note the objects of these kinds that a worker function gets; call it before the fork.
+
+    Args:
+        fn: the worker function. Its closure and the globals that its code names are examined too.
+        args: its arguments.
+    """
     _BEFORE.clear()
-    _BEFORE.update(id(held) for value in (*args, *_seen_by(fn)) for _, _, held in _held(value, "", _DEPTH, set()))
+    for value in (*args, *_seen_by(fn)):
+        _BEFORE.update(id(held.value) for held in _find(value, "", depth=_DEPTH, seen=set()))
 
 
 def _seen_by(fn) -> Iterator[object]:
-    """Yield what a function gets beside its arguments: what it encloses, the globals that its code names."""
+    """Yield the closure of a function, and the globals that its code names."""
     while isinstance(fn, functools.partial):
         yield from (*fn.args, *fn.keywords.values())
         fn = fn.func
@@ -45,74 +76,102 @@ def _seen_by(fn) -> Iterator[object]:
             yield cell.cell_contents
         except ValueError:  # a name that has no value yet
             continue
-    yield from (fn.__globals__[name] for name in code.co_names if name in fn.__globals__)
+    for name in code.co_names:
+        if name in fn.__globals__:
+            yield fn.__globals__[name]
 
 
 def refuse_shared(dataset, *, rank: int, world_size: int, workers: int) -> None:
-    """Raise for what several processes would share without meaning to; name generators deep inside, once.
+    """Raise if several processes would share or copy state of a dataset.
+
+    For the generator of a library, deep inside the dataset, core 0 prints a line instead.
+
+    Args:
+        dataset: the dataset.
+        rank: the number of this core.
+        world_size: the number of cores.
+        workers: loader processes per core.
 
     Raises:
-        ValueError: the dataset holds an open file, a generator of its own, or threads.
+        ValueError: the dataset holds an open file, a generator or threads.
     """
-    for path, kind, held in _held(dataset, type(dataset).__name__, _DEPTH, set()):
-        came_along = id(held) in _BEFORE
-        if not (workers or came_along and (world_size > 1 or kind == "a pool of threads")):
+    readers = f"{workers} loader processes" if workers else f"{world_size} cores"
+    for held in _find(dataset, type(dataset).__name__, depth=_DEPTH, seen=set()):
+        if not _is_shared(held, world_size=world_size, workers=workers):
             continue
-        shared = f"{workers} loader processes" if workers else f"{world_size} cores"
-        found = f"{path}: a {type(held).__module__}.{type(held).__qualname__}; {shared} read the dataset"
-        if kind == "a random generator" and path.count(".") > 1 and "dataset." not in path:  # a library's
+        is_inside = held.path.count(".") > 1 and "dataset." not in held.path
+        if held.kind == _GENERATOR and is_inside:
             if rank == 0:
-                print(f"{path} is {kind} that each process has a copy of: they draw the same numbers ({shared})")
+                copied = f"{held.kind} that each process has a copy of"
+                print(f"{held.path} is {copied}: they draw the same numbers ({readers})")
             continue
+        kind = type(held.value)
+        name = f"{kind.__module__}.{kind.__qualname__}"
         raise InvalidValueError(
-            f"the dataset holds {kind}, and forks do not have one each", found=found, fix=_FIXES[kind]
+            f"the dataset holds {held.kind}, and forks do not have one each",
+            found=f"{held.path}: a {name}; {readers} read the dataset",
+            fix=_FIXES[held.kind],
         )
 
 
-def _held(value, path: str, depth: int, seen: set) -> Iterator[tuple]:
-    """Yield the path, the kind, and the object itself of what a value holds of this kind."""
-    if id(value) in seen or isinstance(value, types.ModuleType | type | types.FunctionType):
+def _is_shared(held: _Held, *, world_size: int, workers: int) -> bool:
+    if workers:
+        return True
+    was_made_before = id(held.value) in _BEFORE
+    # Threads are missing in every fork; a file or a generator of a single core is its own.
+    return was_made_before and (world_size > 1 or held.kind == _THREADS)
+
+
+def _find(value, path: str, *, depth: int, seen: set) -> Iterator[_Held]:
+    """Yield the objects of these kinds in a value, down to a depth."""
+    is_code = isinstance(value, types.ModuleType | type | types.FunctionType)
+    if is_code or id(value) in seen:
         return
     seen.add(id(value))
     if kind := _kind(value):
-        yield path, kind, value
+        yield _Held(path, kind, value)
         return
-    if not depth or _is_handle(value) or type(value).__module__.partition(".")[0] == "tpukit":  # ours are made for it
+    is_ours = type(value).__module__.partition(".")[0] == "tpukit"  # made to be forked
+    if any([depth == 0, is_ours, _is_handle(value)]):
         return
+    for part_path, part in _parts(value, path):
+        yield from _find(part, part_path, depth=depth - 1, seen=seen)
+
+
+def _parts(value, path: str) -> list[tuple[str, object]]:
     if isinstance(value, Mapping):
-        parts = [(f"{path}[{key!r}]", part) for key, part in list(value.items())[:_MOST]]
-    elif isinstance(value, list | tuple):
-        parts = [(f"{path}[{number}]", part) for number, part in enumerate(value[:_MOST])]
-    else:
-        parts = [(f"{path}.{name}", part) for name, part in getattr(value, "__dict__", {}).items()]
-    for inside, part in parts:
-        yield from _held(part, inside, depth - 1, seen)
+        items = list(value.items())[:_MOST]
+        return [(f"{path}[{key!r}]", part) for key, part in items]
+    if isinstance(value, list | tuple):
+        return [(f"{path}[{number}]", part) for number, part in enumerate(value[:_MOST])]
+    attributes = getattr(value, "__dict__", {})
+    return [(f"{path}.{name}", part) for name, part in attributes.items()]
 
 
 def _kind(value) -> str | None:
-    """Say what a value is, if forks do not have one each."""
-    module, name = type(value).__module__, type(value).__name__
+    """Return the kind of an object that forks do not have one each of; None for others."""
     if isinstance(value, io.IOBase):
         is_memory = isinstance(value, io.BytesIO | io.StringIO)
-        return None if is_memory or value.closed else "an open file"
+        if is_memory or value.closed:
+            return None
+        return _FILE
     if _is_handle(value):
-        return "an open file" if value else None  # h5py's are false where their file is closed
-    if isinstance(value, random.Random) or (module.startswith(("numpy.random", "torch")) and name in _GENERATORS):
-        return "a random generator"
-    if isinstance(value, concurrent.futures.ThreadPoolExecutor):
-        return "a pool of threads" if value._threads else None
-    if isinstance(value, threading.Thread):
-        return "a pool of threads" if value.is_alive() else None
+        is_open = bool(value)  # h5py's are false if their file is closed
+        return _FILE if is_open else None
+    if isinstance(value, random.Random) or _is_generator(value):
+        return _GENERATOR
+    if isinstance(value, concurrent.futures.ThreadPoolExecutor) and value._threads:
+        return _THREADS
+    if isinstance(value, threading.Thread) and value.is_alive():
+        return _THREADS
     return None
 
 
+def _is_generator(value) -> bool:
+    kind = type(value)
+    return kind.__name__ in _GENERATORS and kind.__module__.startswith(("numpy.random", "torch"))
+
+
 def _is_handle(value) -> bool:
-    return (type(value).__module__.partition(".")[0], type(value).__name__) in _HANDLES
-
-
-_GENERATORS = ("Generator", "RandomState")
-_HANDLES = {
-    *(("h5py", name) for name in ("File", "Group", "Dataset")),
-    *(("builtins", name) for name in ("Environment", "Transaction")),  # lmdb's, which is written in C
-    *(("sqlite3", name) for name in ("Connection", "Cursor")),
-}
+    package = type(value).__module__.partition(".")[0]
+    return (package, type(value).__name__) in _HANDLES

@@ -1,13 +1,16 @@
-"""What batches are made from: a dataset that is read sample by sample, or a source of whole batches."""
+"""The kinds of datasets: map-style, read sample by sample, or a source of whole batches."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from tpukit.essentials.display import InvalidTypeError, first_few
 
 
 class MapDataset(Protocol):
-    """Any map-style dataset: `len(dataset)` samples; `dataset[i]` is a tensor, a number, or a tuple or dict of them."""
+    """A map-style dataset: `len(dataset)` samples.
+
+    `dataset[i]` is a tensor, a number, or a tuple or dict of them.
+    """
 
     def __len__(self) -> int: ...  # noqa: D105
     def __getitem__(self, index: int) -> object: ...  # noqa: D105
@@ -16,10 +19,12 @@ class MapDataset(Protocol):
 class BatchSource(Protocol):
     """A dataset that returns whole batches in one call, as `PackedImages` and `CachedImages` do.
 
-    `take(indices, out)` returns (n, height, width, 3) uint8 images, written into `out` if it is given; with a fourth
-    channel, that is their mask, see `split_masks`. Three attributes are optional: `read_ahead(indices)`, called with
-    the samples of the next batch; `in_memory`, true where there is nothing to read; and `encoding`, "jpeg" where `take`
-    decodes images, so that processors that are free can help.
+    `take(indices, out)` returns (n, height, width, 3) uint8 images, written into `out` if it is
+    given. A fourth channel is their mask, see `split_masks`. Three attributes are optional:
+
+    - `read_ahead(indices)`, called with the samples of the next batch;
+    - `in_memory`, true if nothing has to be read;
+    - `encoding`, "jpeg" if `take` decodes images, so that free processors can help.
 
     Attributes:
         shape: (height, width, 3) of every image.
@@ -34,112 +39,165 @@ class BatchSource(Protocol):
 
 
 def as_batch_source(dataset: object) -> BatchSource | None:
-    """Return the dataset as a source of whole batches, or None if it is not one; Subsets of sources are sources.
+    """Return a dataset as a source of whole batches, or None; a Subset of a source is a source.
 
-    A class that has its own `__getitem__`, for a transform or other labels, is none, unless `take` is its own, too:
-    `take` of the class above would give other samples.
+    A class that overrides `__getitem__`, for a transform or other labels, is no source unless it
+    overrides `take` too, because the inherited `take` would return other samples.
     """
-    if hasattr(dataset, "dataset") and hasattr(dataset, "indices"):
-        inner = as_batch_source(dataset.dataset) if _is_plain_subset(dataset) else None
-        return None if inner is None else _SourceSubset(inner, dataset.indices)
-    is_source = all(hasattr(dataset, name) for name in ("take", "shape", "labels"))
-    return dataset if is_source and _stands_for_getitem(dataset, "take") else None
+    if _is_subset(dataset):
+        inner = None
+        if _is_plain_subset(dataset):
+            inner = as_batch_source(dataset.dataset)
+        if inner is None:
+            return None
+        return _SourceSubset(inner, dataset.indices)
+    has_all = all(hasattr(dataset, name) for name in ("take", "shape", "labels"))
+    if has_all and _agrees_with_getitem(dataset, "take"):
+        return dataset
+    return None
 
 
-def reader_ahead(source: BatchSource | None):
-    """Return the source's `read_ahead`; None where it has none, or says by `in_memory` that it has nothing to read."""
-    return None if getattr(source, "in_memory", False) else getattr(source, "read_ahead", None)
+def reader_ahead(source: BatchSource | None) -> Callable | None:
+    """Return the source's `read_ahead`; None if it has none, or has nothing to read."""
+    if getattr(source, "in_memory", False):
+        return None
+    return getattr(source, "read_ahead", None)
 
 
 def inside(dataset: object) -> list:
-    """Return what torch's Subset or ConcatDataset reads from; nothing of any other dataset."""
-    if hasattr(dataset, "dataset") and hasattr(dataset, "indices"):
+    """Return the datasets in torch's Subset or ConcatDataset; an empty list for others."""
+    if _is_subset(dataset):
         return [dataset.dataset]
     datasets = getattr(dataset, "datasets", None)
-    return list(datasets) if isinstance(datasets, list | tuple) else []
+    if isinstance(datasets, list | tuple):
+        return list(datasets)
+    return []
 
 
 def split_masks(images, labels) -> tuple:
-    """Return images of three channels, and their targets: labels, masks, or a dict of both by these names.
+    """Return images of three channels, and their targets.
 
     Args:
-        images: (..., 3, H, W) uint8; or (..., 4, H, W), the fourth channel the class number of each pixel.
-        labels: of the images; without masks they are the targets, without labels the masks are: (..., H, W) int64.
+        images: (..., 3, H, W) uint8; or (..., 4, H, W), the fourth channel the class number of
+            each pixel.
+        labels: of the images.
+
+    Returns:
+        the images, and their targets: the labels; with masks a dict of "labels" and "masks", or
+        only the masks, (..., H, W) int64, if there are no labels.
     """
     if images.shape[-3] < 4:
         return images, labels
-    images, masks = images[..., :3, :, :], images[..., 3, :, :].long()  # on the device: a byte a pixel was sent
-    return images, {"labels": labels, "masks": masks} if labels.numel() else masks
+    masks = images[..., 3, :, :].long()  # on the device, because one byte per pixel was sent
+    images = images[..., :3, :, :]
+    targets = masks
+    if labels.numel():
+        targets = {"labels": labels, "masks": masks}
+    return images, targets
 
 
 def reads_many(dataset: object) -> bool:
-    """Tell whether `__getitems__` of a dataset gives the same samples as its `__getitem__`.
+    """Return whether `__getitems__` of a dataset gives the same samples as its `__getitem__`.
 
-    torch's Subset passes it on to the dataset inside, and a class made of Subset inherits it, whatever its own
-    `__getitem__` does.
+    torch's Subset forwards it to the dataset inside. A class derived from Subset inherits it, even
+    if it overrides `__getitem__`.
     """
-    if not _stands_for_getitem(dataset, "__getitems__"):
+    if not _agrees_with_getitem(dataset, "__getitems__"):
         return False
     inner = getattr(dataset, "dataset", None)
-    return not _is_plain_subset(dataset) or not hasattr(inner, "__getitems__") or reads_many(inner)
+    is_forwarded = _is_plain_subset(dataset) and hasattr(inner, "__getitems__")
+    if is_forwarded:
+        return reads_many(inner)
+    return True
 
 
 def only_iterates(dataset: object) -> bool:
-    """Tell whether samples cannot be asked for by number: iterables, functions that open one, torch's IterableDataset.
+    """Return whether a dataset can only be read in order, so its samples have no numbers.
 
-    That has a `__getitem__` that only raises, and may have a length.
+    These are iterables, functions that open one, and torch's IterableDataset, whose `__getitem__`
+    only raises, and which may have a length.
     """
     if any(kind.__name__ == "IterableDataset" for kind in type(dataset).__mro__):
         return True
-    return not hasattr(dataset, "__getitem__") and (hasattr(dataset, "__iter__") or callable(dataset))
+    if hasattr(dataset, "__getitem__"):
+        return False
+    return hasattr(dataset, "__iter__") or callable(dataset)
 
 
 def refuse_loader(dataset: object, batch_size: int) -> None:
-    """Raise for a DataLoader, as each core needs batches of its own samples, and it has made them; and for columns.
+    """Raise for a DataLoader, whose batches are made already, and for columns.
+
+    Args:
+        dataset: the dataset.
+        batch_size: the batch size of a loader that does not name its own, for the fix.
 
     Raises:
-        TypeError: it is one.
+        TypeError: it is a DataLoader, a table or a dict of columns.
     """
-    if isinstance(dataset, Mapping) and 0 not in dataset or hasattr(dataset, "iloc"):
+    kind = type(dataset)
+    is_table = hasattr(dataset, "iloc")
+    is_dict_of_columns = isinstance(dataset, Mapping) and 0 not in dataset
+    if is_table or is_dict_of_columns:
         raise InvalidTypeError(
-            f"a {type(dataset).__name__} holds columns, and a dataset gives samples: dataset[0], dataset[1]",
+            f"a {kind.__name__} holds columns, and a dataset gives samples: dataset[0], dataset[1]",
             found=first_few(map(repr, dataset), 8),
-            fix="of a table, torch.utils.data.TensorDataset(torch.tensor(table[inputs].to_numpy()), torch.tensor(...))"
-            "; of a dict of tensors, TensorDataset(*tensors.values())",
+            fix="of a table, torch.utils.data.TensorDataset("
+            "torch.tensor(table[inputs].to_numpy()), torch.tensor(...)); "
+            "of a dict of tensors, TensorDataset(*tensors.values())",
         )
-    if any(kind.__name__.endswith("DataLoader") for kind in type(dataset).__mro__):
+    if any(base.__name__.endswith("DataLoader") for base in kind.__mro__):
         size = getattr(dataset, "batch_size", None) or batch_size
         raise InvalidTypeError(
-            f"a {type(dataset).__name__} holds batches already, and core.batches makes each core's own of samples",
-            fix=f"core.batches(loader.dataset, batch_size={size}), samples per core and step, with shuffle= and "
-            "drop_last= as the loader has them, and with steps= if its dataset can only be read in order;"
-            "\nits collate_fn is not used: buckets= pads, and the dataset does the rest;"
-            "\nits sampler is not used: torch.utils.data.Subset(loader.dataset, list(loader.sampler))",
+            f"a {kind.__name__} holds batches already, and core.batches makes each core's own of "
+            "samples",
+            fix=f"core.batches(loader.dataset, batch_size={size}), samples per core and step, with "
+            "shuffle= and drop_last= as the loader has them, and with steps= if its dataset can "
+            "only be read in order;\n"
+            "its collate_fn is not used: buckets= pads, and the dataset does the rest;\n"
+            "its sampler is not used: "
+            "torch.utils.data.Subset(loader.dataset, list(loader.sampler))",
         )
 
 
-def _stands_for_getitem(dataset: object, method: str) -> bool:
-    """Tell whether a method that returns many samples was defined with `__getitem__`, or after it."""
-    classes = [next((k for k in type(dataset).__mro__ if name in vars(k)), object) for name in (method, "__getitem__")]
-    return issubclass(*classes)
+def _agrees_with_getitem(dataset: object, method: str) -> bool:
+    """Return whether a method that returns many samples was defined with `__getitem__`, or later.
+
+    Later means in the same class or in one derived from it.
+    """
+    definer_of_method = _definer(dataset, method)
+    definer_of_getitem = _definer(dataset, "__getitem__")
+    return issubclass(definer_of_method, definer_of_getitem)
+
+
+def _definer(dataset: object, method: str) -> type:
+    return next((kind for kind in type(dataset).__mro__ if method in vars(kind)), object)
+
+
+def _is_subset(dataset: object) -> bool:
+    return hasattr(dataset, "dataset") and hasattr(dataset, "indices")
 
 
 def _is_plain_subset(dataset: object) -> bool:
-    from torch.utils.data import Subset  # here, as only what wraps another dataset asks for it
+    """Return whether a dataset has the methods of torch's Subset, not its own."""
+    from torch.utils.data import Subset  # here, because only few datasets need it
 
     names = ("__getitem__", "__getitems__")
     return all(getattr(type(dataset), name, None) is getattr(Subset, name, None) for name in names)
 
 
 class _SourceSubset:
-    """Some samples of a source: those that a `torch.utils.data.Subset` names."""
+    """A `torch.utils.data.Subset` of a source, as a source."""
 
     def __init__(self, source: BatchSource, indices):
         import numpy
 
         indices = numpy.asarray(indices)
-        self._source, self._indices = source, indices if indices.size else indices.astype(int)
-        self.shape, self.labels = source.shape, source.labels[self._indices]
+        if not indices.size:
+            indices = indices.astype(int)  # an empty list becomes floats
+        self._source = source
+        self._indices = indices
+        self.shape = source.shape
+        self.labels = source.labels[indices]
         self.encoding = getattr(source, "encoding", None)
         self.in_memory = reader_ahead(source) is None
 

@@ -1,4 +1,4 @@
-"""What a notebook shows: sample batches, tables, curves, progress, and the look of every figure."""
+"""The display: sample batches, tables, curves, progress, errors as text, the style of figures."""
 
 from tpukit.essentials.display import figure_inputs, figure_style
 from tpukit.essentials.display.bars import duration
@@ -24,15 +24,24 @@ from tpukit.essentials.display.figures import show_batch
 from tpukit.essentials.display.findings import Finding, Findings
 from tpukit.essentials.display.measures import better
 from tpukit.essentials.display.notebook import current_cell, running_shell
-from tpukit.essentials.display.optional import load_part, missing_part
+from tpukit.essentials.display.optional import optional_subpackage
 from tpukit.essentials.display.progress import Screen, screen
-from tpukit.essentials.display.tables import Table, as_html, as_text, counted, first_few, human_size, plural
+from tpukit.essentials.display.tables import (
+    Table,
+    as_html,
+    as_text,
+    counted,
+    first_few,
+    human_size,
+    plural,
+)
 
 __all__ = [
-    "AccessDeniedError", "ErrorFields", "ErrorParts", "InvalidIndexError", "PathExistsError", "TpukitError",
-    "TpukitRuntimeError", "parts_of", "PathNotFoundError", "NotInstalledError", "SystemFailureError",
-    "InvalidTypeError", "InvalidValueError", "explain",
-    "Finding", "Findings", "Screen", "Table", "as_html", "as_text", "better", "counted", "current_cell", "duration",
-    "figure_inputs", "first_few", "figure_style", "human_size", "kind_of", "load_part", "missing_part",
-    "plural", "running_shell", "screen", "show_batch", "style_figure",
+    "AccessDeniedError", "ErrorFields", "ErrorParts", "Finding", "Findings", "InvalidIndexError",
+    "InvalidTypeError", "InvalidValueError", "NotInstalledError", "PathExistsError",
+    "PathNotFoundError", "Screen", "SystemFailureError", "Table", "TpukitError",
+    "TpukitRuntimeError", "as_html", "as_text", "better", "counted", "current_cell", "duration",
+    "explain", "figure_inputs", "figure_style", "first_few", "human_size", "kind_of",
+    "optional_subpackage", "parts_of", "plural", "running_shell", "screen", "show_batch",
+    "style_figure",
 ]  # fmt: skip

@@ -1,7 +1,9 @@
-"""The progress of one loop, in numbers and in words."""
+"""The progress of one loop, in numbers and in words: `train  120/640  19%  1,034 samples/s`."""
 
 import time
 from dataclasses import dataclass, field
+
+_SHORTEST = 1e-9  # seconds; a rate never divides by zero
 
 
 @dataclass
@@ -11,15 +13,17 @@ class Bar:
     Attributes:
         label: the loop's name.
         done: items so far.
-        total: items to expect, None if that is not known.
-        samples_per_step: in an item; 0 for items that are steps, None for items that no rate is told of.
-        seconds: since the loop began, by the clock of whoever runs it; None counts them here, until it is finished.
-        start: items that were done before the loop began, as in an epoch that is resumed; no rate counts them.
-        unit: what a rate counts; None for samples, or steps.
-        heard: `time.monotonic()` when `seconds` was told; None where it is not to be counted on from there.
-        note: more words on it.
-        rows_before: logged rows that had arrived when it began.
-        printed: its end has been printed.
+        total: items to expect; None if that is unknown.
+        samples_per_step: samples per item; 0 if items are steps, None to show no rate.
+        seconds: since the loop began, on the clock of the process that runs it; None to count them
+            here until the loop is finished.
+        start: items that were done before the loop began, as in an epoch that is resumed. The rate
+            does not count them.
+        unit: the unit of the rate; None for samples, or steps.
+        note: further words.
+        rows_before: logged rows that had arrived when the loop began.
+        printed: whether the end of the loop has been printed.
+        heard: `time.monotonic()` when `seconds` arrived; None if time does not go on from there.
     """
 
     label: str
@@ -43,46 +47,56 @@ class Bar:
 
     @property
     def running(self) -> bool:
-        """True until it is finished, or was given up."""
+        """True until the loop is finished, or was given up."""
         return self.ended is None and not self.finished
 
     def end(self) -> None:
-        """Stop its clock, whether or not all is done."""
+        """Stop the clock, whether or not all items are done."""
         self.ended = self.ended or time.monotonic()
 
     def elapsed(self) -> float:
         """Return the seconds since the loop began, up to its end."""
-        return self.seconds if self.seconds is not None else (self.ended or time.monotonic()) - self.began
+        if self.seconds is not None:
+            return self.seconds
+        return (self.ended or time.monotonic()) - self.began
 
     def share(self) -> float | None:
-        """Return how much of it is done, from 0 to 1; None if that is not known."""
+        """Return the share that is done, from 0 to 1; None if it is unknown."""
         if self.finished:
             return 1.0
-        return min(1.0, self.done / self.total) if self.total else None
+        if self.total:
+            return min(1.0, self.done / self.total)
+        return None
 
     def count(self) -> str:
-        """Return how many are done, and of how many: `120/640`."""
-        return f"{self.done}/{self.total}" if self.total else f"{self.done}"
+        """Return the items done and in total: `120/640`."""
+        if self.total:
+            return f"{self.done}/{self.total}"
+        return f"{self.done}"
 
     def percent(self) -> str:
-        """Return the share in words, where it is known and still grows."""
-        return f"{self.share():.0%}" if self.running and self.total else ""
+        """Return the share in percent, if it is known and still grows; otherwise ""."""
+        if self.running and self.total:
+            return f"{self.share():.0%}"
+        return ""
 
     def rate(self) -> str:
-        """Return what is done in a second, `1,034 samples/s`, or how long each takes."""
-        done, seconds = self.done - self.start, max(self.elapsed(), 1e-9)
+        """Return the items per second, `1,034 samples/s`, or how long each item takes."""
+        done = self.done - self.start
         if done <= 0 or self.samples_per_step is None:
             return ""
-        per_second = done * (self.samples_per_step or 1) / seconds
+        steps_per_second = done / max(self.elapsed(), _SHORTEST)
         if self.samples_per_step:
-            return f"{per_second:,.0f} {self.unit or 'samples'}/s"
-        if per_second < 1:
-            return f"{duration(1 / per_second, exact=True)} each"
-        unit = self.unit or (self.label if self.label.endswith("s") else "steps")
-        return f"{per_second:,.{0 if per_second >= 100 else 1}f} {unit}/s"
+            samples = steps_per_second * self.samples_per_step
+            return f"{samples:,.0f} {self.unit or 'samples'}/s"
+        if steps_per_second < 1:
+            return f"{duration(1 / steps_per_second, exact=True)} each"
+        name = self.label if self.label.endswith("s") else "steps"
+        digits = 0 if steps_per_second >= 100 else 1
+        return f"{steps_per_second:,.{digits}f} {self.unit or name}/s"
 
     def time(self) -> str:
-        """Return how long it took, or will take."""
+        """Return how long the loop took, or how long it will still take."""
         done = self.done - self.start
         if self.finished:
             return f"in {duration(self.elapsed(), exact=True)}"
@@ -99,17 +113,19 @@ class Bar:
         return max(0.0, (self.ended or time.monotonic()) - self.heard)
 
     def text(self) -> str:
-        """Describe the progress in one line: `train  120/640  19%  1,034 samples/s  2 s left`."""
+        """Return the progress in one line: `train  120/640  19%  1,034 samples/s  2 s left`."""
         parts = [self.label, self.count(), self.percent(), self.rate(), self.time(), self.note]
-        return "  ".join(part for part in parts if part)
+        return "  ".join(filter(None, parts))
 
 
 def duration(seconds: float, *, exact: bool = False) -> str:
-    """Write seconds as `12 s`, `3 min 05 s` or `2 h 05 min`; if `exact`, `1.2 s` below ten."""
+    """Return seconds as `12 s`, `3 min 05 s` or `2 h 05 min`; if `exact`, `1.2 s` below ten."""
     if exact and seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = int(seconds + 0.5)
     if whole < 60:
         return f"{whole} s"
     minutes, rest = divmod(whole, 60)
-    return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+    if minutes < 60:
+        return f"{minutes} min {rest:02} s"
+    return f"{minutes // 60} h {minutes % 60:02} min"

@@ -79,11 +79,11 @@ class TpukitError(ErrorFields, Exception):
 
 
 class InvalidValueError(TpukitError, ValueError):
-    """An argument, or something in a file, has a value that cannot be used."""
+    """An argument, or a value in a file, cannot be used."""
 
 
 class InvalidTypeError(TpukitError, TypeError):
-    """An argument is of a type that cannot be used."""
+    """An argument has a type that cannot be used."""
 
 
 class PathNotFoundError(TpukitError, FileNotFoundError):
@@ -107,7 +107,7 @@ class SystemFailureError(TpukitError, OSError):
 
 
 class NotInstalledError(TpukitError, ModuleNotFoundError):
-    """A package that this needs is not installed."""
+    """A package, or a subpackage of tpukit, is not installed."""
 
 
 class TpukitRuntimeError(TpukitError, RuntimeError):

@@ -1,6 +1,6 @@
-"""The look of every figure: colours, type, 150 dots per inch, and the text that stands for it where it is not seen.
+"""The style of every figure: colours, type, 150 dots per inch, and a description in words.
 
-A figure is made inside `style()`, which leaves the reader's own matplotlib settings as they are, by `new_figure`:
+Make a figure with `new_figure` inside `style()`, which restores the reader's matplotlib settings:
 
     with style():
         figure = new_figure(7, 4, layout="constrained")
@@ -9,7 +9,8 @@ A figure is made inside `style()`, which leaves the reader's own matplotlib sett
         describe(figure, "A straight line from the origin to one.")
     return figure
 
-It is returned, not shown: as the last line of a cell it appears once, and pyplot does not know of it.
+Return the figure; do not show it. As the last line of a cell it appears once, and pyplot does not
+know it.
 """
 
 from __future__ import annotations
@@ -29,20 +30,31 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# An opaque background, slightly darker than white so that it does not glare in a dark notebook. Not transparent: the
-# grey that has a contrast of 4.5:1 on white has only 2.6:1 on Colab's dark page.
-PAPER, INK, MUTED, RULE, GRID = "#fbfaf8", "#2b2b2b", "#716f6b", "#d9d7d2", "#eeece7"
-# Blue, orange, green, light blue, then two for what has more: as lines 2.4:1 or more on the paper, apart in grey too.
+# An opaque background, slightly darker than white so that it does not glare in a dark notebook. It
+# is not transparent, because the grey that has a contrast of 4.5:1 on white has only 2.6:1 on
+# Colab's dark page.
+PAPER = "#fbfaf8"
+INK = "#2b2b2b"
+MUTED = "#716f6b"
+RULE = "#d9d7d2"
+GRID = "#eeece7"
+# Blue, orange, green, light blue, then two more. As lines they have 2.4:1 or more on the paper, and
+# they differ in grey too.
 COLORS = ("#3b78c2", "#d1782b", "#4b9b62", "#7aa6d6", "#a05bb5", "#8a8782")
-WIDTH, MARGIN = 10.0, 0.18  # inches
-SMALL, BODY = 8.0, 10.0  # points
+WIDTH = 10.0  # inches
+MARGIN = 0.18  # inches
+SMALL = 8.0  # points
+BODY = 10.0  # points
 DPI = 150  # in the file
-_SHOWN = 100  # pixels that an inch takes in a notebook: the others are for screens with finer dots
+_PIXELS_PER_INCH = 100  # in a notebook; the file's other dots are for screens of higher resolution
+_POINTS_PER_INCH = 72
+_LINE_HEIGHT = SMALL * 1.25 / _POINTS_PER_INCH  # inches
+_LETTER_WIDTH = 0.59  # em, of a letter of a label in DejaVu Sans
 
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Give a figure the look of all figures while it is made; the reader's settings are restored afterwards."""
+    """Use the style of all figures in this block; restore the reader's settings afterwards."""
     import matplotlib
     import seaborn
 
@@ -66,44 +78,62 @@ def style() -> Iterator[None]:
         "ytick.labelsize": SMALL,
         "legend.frameon": False,
         "legend.fontsize": SMALL,
-        "font.family": "DejaVu Sans",  # comes with matplotlib, so widths are the same on every machine
+        # It comes with matplotlib, so widths are the same on every machine.
+        "font.family": "DejaVu Sans",
     }
-    with matplotlib.rc_context():  # seaborn's set_theme would change the colours "b", "r", ... for the whole session
+    # Not seaborn's set_theme, which would change the colours "b", "r", ... for the whole session.
+    with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update({**seaborn.axes_style("whitegrid"), **seaborn.plotting_context("paper"), **look})
+        matplotlib.rcParams.update(seaborn.axes_style("whitegrid"))
+        matplotlib.rcParams.update(seaborn.plotting_context("paper"))
+        matplotlib.rcParams.update(look)
         yield
 
 
 def new_figure(width: float, height: float, *, layout: str | None = None) -> Figure:
-    """Return an empty figure that a notebook can draw although pyplot does not know it; sizes in inches."""
+    """Return an empty figure that a notebook can draw although pyplot does not know it.
+
+    Args:
+        width, height: in inches.
+        layout: of matplotlib, such as "constrained".
+    """
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
     figure = Figure((width, height), dpi=DPI, layout=layout)
     _let_notebooks_draw(figure)
-    # Notebooks crop a figure to what is drawn; this rectangle reaches the edge, so the margins stay.
-    figure.add_artist(Rectangle((0, 0), 1, 1, transform=figure.transFigure, facecolor=PAPER, linewidth=0, zorder=-1))
+    # Notebooks crop a figure to its content. This rectangle reaches the edge, so margins stay.
+    options = {"facecolor": PAPER, "linewidth": 0, "zorder": -1}
+    figure.add_artist(Rectangle((0, 0), width=1, height=1, transform=figure.transFigure, **options))
     return figure
 
 
 def describe(figure: Figure, text: str) -> None:
-    """Say what a figure shows, for those who do not see it: one or two sentences, with the numbers that matter.
+    """Describe a figure in words, for readers who cannot see it.
 
-    In a notebook the text is the `alt` of an HTML image, which JupyterLab and nbconvert prefer to the PNG beside it.
-    Metadata of the PNG would be simpler, but JupyterLab 4.6 and the pages of nbconvert 7.17 leave them out
-    (jupyter/enhancement-proposals 120); they are set all the same, for what reads them.
+    In a notebook the text is the `alt` of an HTML image, which JupyterLab and nbconvert prefer to
+    the PNG next to it. Metadata of the PNG would be simpler, but JupyterLab 4.6 and the pages of
+    nbconvert 7.17 leave them out (jupyter/enhancement-proposals 120). They are set all the same,
+    for programs that read them.
+
+    Args:
+        text: one or two sentences, with the important numbers.
     """
     figure.alt = " ".join(text.split())
 
 
 def style_figure(figure: Figure, alt: str) -> Figure:
-    """Give a figure of your own the look of all others, say in words what it shows, and return it, to be shown once.
+    """Give a figure of your own the style of all others, and a description; return it.
 
-    As the last line of a cell: `tpukit.style_figure(figure, f"Bars: {waits}")`. pyplot forgets the figure.
+    Write it as the last line of a cell: `tpukit.style_figure(figure, f"Bars: {waits}")`. The figure
+    then appears once, because pyplot forgets it.
 
     Args:
-        figure: of `plt.subplots()`, or any other.
-        alt: for those who do not see it: one or two sentences, with the numbers that matter.
+        figure: a matplotlib figure, for example of `plt.subplots()`.
+        alt: one or two sentences with the important numbers, for readers who cannot see it.
+
+    Returns:
+        the same figure.
 
     Raises:
         ValueError: `alt` is empty.
@@ -112,7 +142,8 @@ def style_figure(figure: Figure, alt: str) -> Figure:
 
     if not alt.strip():
         raise InvalidValueError(
-            'a figure says in words what it shows, got ""', fix='style_figure(figure, "Bars of ...")'
+            'a figure needs a description in words, got ""',
+            fix='style_figure(figure, "Bars of ...")',
         )
     figure.set_facecolor(PAPER)
     for axes in figure.axes:
@@ -136,10 +167,17 @@ def axes_at(figure: Figure, left: float, bottom: float, width: float, height: fl
     return figure.add_axes((left / across, bottom / up, width / across, height / up))
 
 
-def image_at(figure: Figure, pixels: np.ndarray, left: float, bottom: float, width: float, height: float) -> Axes:
-    """Draw an image, (H, W) in grey or (H, W, 3), uint8 or floats in [0, 1], at a position given in inches."""
-    axes = axes_at(figure, left, bottom, width, height)
-    axes.imshow(pixels, cmap="gray", vmin=0, vmax=255 if pixels.dtype == "uint8" else 1)
+def image_at(
+    figure: Figure, pixels: np.ndarray, left: float, bottom: float, width: float, height: float
+) -> Axes:
+    """Draw an image at a position given in inches.
+
+    Args:
+        pixels: (H, W) in grey or (H, W, 3), uint8 or floats in [0, 1].
+    """
+    axes = axes_at(figure, left, bottom=bottom, width=width, height=height)
+    white = 255 if pixels.dtype == "uint8" else 1
+    axes.imshow(pixels, cmap="gray", vmin=0, vmax=white)
     axes.set_axis_off()
     axes.set_anchor("N")
     return axes
@@ -152,14 +190,17 @@ def note(figure: Figure, text: str) -> None:
 
 
 def letters(inches: float) -> int:
-    """Return how many small letters fit into a width: in DejaVu Sans, a letter of a label name is 0.59 em wide."""
-    return max(8, int(inches * 72 / (SMALL * 0.59)))
+    """Return how many small letters fit into a width; at least 8."""
+    return max(8, int(inches * _POINTS_PER_INCH / (SMALL * _LETTER_WIDTH)))
 
 
 def _let_notebooks_draw(figure: Figure) -> None:
-    """Let a notebook draw a figure, with its text: IPython can once pyplot is loaded; before, it asks the object."""
+    """Let a notebook draw a figure, with its description.
+
+    IPython draws figures by itself once pyplot is loaded. Before that it asks the object.
+    """
     figure._repr_png_ = functools.partial(_png, figure)
-    figure._repr_mimebundle_ = functools.partial(_beside_the_png, figure)
+    figure._repr_mimebundle_ = functools.partial(_html_and_text, figure)
 
 
 def _png(figure: Figure) -> bytes:
@@ -168,27 +209,31 @@ def _png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def _beside_the_png(figure: Figure, include=None, exclude=None) -> tuple[dict, dict]:
-    """Return what IPython shows beside the PNG, which it asks for itself: HTML with the description, and plain text."""
+def _html_and_text(figure: Figure, include=None, exclude=None) -> tuple[dict, dict]:
+    """Return HTML with the description, and plain text; IPython asks for the PNG separately."""
     alt = getattr(figure, "alt", "")
-    # Without a width every dot would be a pixel of the page. Without a height, so that no page distorts the image.
-    width = round(figure.get_figwidth() * _SHOWN)
+    # Without a width every dot would be a pixel of the page. There is no height, so that no page
+    # distorts the image.
+    width = round(figure.get_figwidth() * _PIXELS_PER_INCH)
     if not alt:
         return {}, {"image/png": {"width": width}}
     buffer = io.BytesIO()
-    # Seen like the PNG, at a fifth to a quarter of its size.
+    # It looks like the PNG, at a fifth to a quarter of its size.
     figure.savefig(buffer, format="webp", facecolor=PAPER, pil_kwargs={"quality": 90})
     source = f"data:image/webp;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-    image = f'<img src="{source}" alt="{html.escape(alt)}" width="{width}" style="max-width:100%;height:auto">'
+    style = "max-width:100%;height:auto"
+    image = f'<img src="{source}" alt="{html.escape(alt)}" width="{width}" style="{style}">'
     return {"text/html": image, "text/plain": alt}, {"image/png": {"width": width, "alt": alt}}
 
 
 def lines(texts: Iterable[str]) -> float:
     """Return the height in inches that the longest of these texts needs below an image."""
     count = max((text.count("\n") + 1 for text in texts), default=0)
-    return count * SMALL * 1.25 / 72 + 0.08 if count else 0.0
+    if not count:
+        return 0.0
+    return count * _LINE_HEIGHT + 0.08
 
 
 def aspect(pixels: np.ndarray) -> float:
-    """Return height divided by width, limited so that an image and its neighbours stay legible."""
+    """Return height divided by width, limited so that every image stays legible."""
     return min(max(pixels.shape[1] / pixels.shape[2], 0.2), 2.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,10 @@ from tpukit.essentials.display import figure_style as look
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+_LARGEST_CELL = 3.2  # inches
+_NO_LABEL = "none"
+_NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 
 
 def show_batch(
@@ -24,45 +29,59 @@ def show_batch(
     channel: int | None = None,
     points: Any = None,
 ) -> Figure:
-    """Draw the first images of a batch, each with its labels by name.
+    """Draw the first images of a batch, each with the names of its labels.
 
-    `images` is `(N, C, H, W)` with 1 or 3 channels, a torch tensor of any dtype on any device, or a numpy array. Only
-    the first `limit` images are copied to the host. Do not pass an XLA tensor in the notebook's kernel: its copy starts
-    the XLA runtime there. The line under the figure says how values became grey levels:
+    Only the first `limit` images are copied to the host. Do not pass an XLA tensor in the
+    notebook's kernel: its copy starts the XLA runtime there. The line under the figure states how
+    values became grey levels:
 
-    - integers in [0, 255] and floats in [0, 1] are drawn as they are;
-    - floats of three channels that look like ImageNet's normalisation of [0, 1] (some below -1): it is undone;
-    - any other floats are stretched, so that the smallest value drawn is black and the largest white.
+    - Integers in [0, 255] and floats in [0, 1] are drawn as they are.
+    - Floats of three channels that look like ImageNet's normalisation of [0, 1] (some below -1):
+      the normalisation is undone.
+    - Other floats are stretched: the smallest value drawn is black, the largest white.
 
-    `labels` is `(N, L)` of zeros and ones (the names of the ones are written under the image, or "none") or `(N,)`
-    class numbers; without `names`, numbers are written. Masks, `(N, H, W)` class numbers, are drawn over the images,
-    each class but 0 in a colour; a dict with "labels" and "masks" has both. `names` are the words for each label, in
-    their order, or a dict from label to words, such as `tpukit.pe.WORDS`. `channel` draws that channel alone, in grey:
-    1 is the embolism window of the CTs of `tpukit.pe`. `points`, `(N, 2)` of x and y as shares of the width and the
-    height, has an arrow in each image, none where they are nan: `pe.embolus_places` gives them. `columns=None` chooses
-    up to four; more than twenty images beside each other are not drawn.
+    Args:
+        images: (N, C, H, W) with 1 or 3 channels; a torch tensor of any dtype on any device, or a
+            numpy array.
+        labels: (N, L) zeros and ones, whose names are written under the image ("none" if all are
+            0); or (N,) class numbers; or masks, (N, H, W) class numbers, drawn over the images
+            with a colour for each class but 0; or a dict with "labels" and "masks".
+        names: the name of each label, in order, or a dict from label to name, such as
+            `tpukit.pe.WORDS`; None writes numbers.
+        columns: images per row, 20 at most; None chooses up to four.
+        limit: the most images to draw.
+        channel: draw only this channel, in grey. In the CTs of `tpukit.pe`, 1 is the embolism
+            window.
+        points: (N, 2), x and y as shares of width and height: an arrow points there; no arrow if
+            they are nan. `pe.embolus_places` returns them.
+
+    Returns:
+        the figure; as the last line of a cell it appears once.
 
     Raises:
         TypeError: `images` is not an array, or has a dtype that cannot be drawn.
-        ValueError: `images` has another shape, is empty, or has a value that is nan or infinite; labels or names do
-            not match the images.
+        ValueError: `images` has another shape, is empty, or has a value that is nan or infinite;
+            labels or names do not match the images.
     """
     import numpy as np
 
     figure_inputs.at_least_one(limit=limit)
-    points = None if points is None else figure_inputs.points(points, len(images))
-    pixels, caption = figure_inputs.pixels(images, limit, "show_batch", channel)
+    if points is not None:
+        points = figure_inputs.points(points, len(images))
+    pixels, caption = figure_inputs.pixels(images, limit, who="show_batch", channel=channel)
     labels, masks = figure_inputs.labels_and_masks(labels)
     if masks is not None:
-        pixels, classes = figure_inputs.under_masks(pixels, masks, len(images), look.COLORS)
+        count = len(images)
+        pixels, classes = figure_inputs.under_masks(pixels, masks, count=count, colors=look.COLORS)
         caption = f"{caption}, masks of classes {classes}"
     columns = figure_inputs.columns(columns, len(pixels))
-    rows = -(-len(pixels) // columns)
-    cell = min(3.2, (look.WIDTH - look.MARGIN) / columns - look.MARGIN)
+    names_of_images = []
+    if labels is not None:
+        names_of_images = figure_inputs.titles(labels, names, images=len(images))[: len(pixels)]
+    rows = math.ceil(len(pixels) / columns)
+    cell = min(_LARGEST_CELL, (look.WIDTH - look.MARGIN) / columns - look.MARGIN)
     height = cell * look.aspect(pixels)
-    titles = [] if labels is None else figure_inputs.titles(labels, names, len(images))[: len(pixels)]
-    said = [f"{number}: {', '.join(words) or 'none'}" for number, words in enumerate(titles, 1)]
-    titles = [_wrap(words, cell) if words else "none" for words in titles]
+    titles = [_wrap(words, cell) for words in names_of_images]
     below = [look.lines(titles[row * columns : (row + 1) * columns]) for row in range(rows)]
 
     with look.style():
@@ -70,27 +89,64 @@ def show_batch(
         figure = look.new_figure(columns * (cell + look.MARGIN) + look.MARGIN, up)
         for index, image in enumerate(pixels):
             row, column = divmod(index, columns)
+            left = look.MARGIN + column * (cell + look.MARGIN)
             bottom = up - (row + 1) * (height + look.MARGIN) - sum(below[:row])
-            axes = look.image_at(figure, image, look.MARGIN + column * (cell + look.MARGIN), bottom, cell, height)
+            axes = look.image_at(figure, image, left=left, bottom=bottom, width=cell, height=height)
             if points is not None and not np.isnan(points[index]).any():
                 _arrow(axes, *points[index])
             if titles:
-                color = look.INK if titles[index] != "none" else look.MUTED
-                axes.set_title(titles[index], loc="left", y=0, pad=-5, va="top", fontsize=look.SMALL, color=color)
+                _write_below(axes, titles[index])
         look.note(figure, caption)
-        look.describe(figure, f"{caption}. {'Labels: ' if said else ''}{'; '.join(said)}")
+        look.describe(figure, _in_words(caption, names_of_images))
     return figure
 
 
+def _in_words(caption: str, names_of_images: Sequence[Sequence[str]]) -> str:
+    if not names_of_images:
+        return f"{caption}. "
+    parts = []
+    for number, words in enumerate(names_of_images, start=1):
+        parts.append(f"{number}: {', '.join(words) or _NO_LABEL}")
+    return f"{caption}. Labels: {'; '.join(parts)}"
+
+
+def _write_below(axes: Axes, title: str) -> None:
+    color = look.MUTED if title == _NO_LABEL else look.INK
+    place = {"loc": "left", "y": 0, "pad": -5, "va": "top"}
+    axes.set_title(title, fontsize=look.SMALL, color=color, **place)
+
+
 def _arrow(axes: Axes, x: float, y: float) -> None:
-    """Point at a place of an image, from the side and from above: on a CT from the dark of the lung."""
+    """Point at a place of an image, from the side and from above.
+
+    On a CT the arrow then comes from the dark of the lung.
+    """
     away = (30 if x > 0.5 else -30, 20)
-    pointer = {"arrowstyle": "-|>", "color": look.COLORS[1], "linewidth": 1.8, "shrinkA": 0, "shrinkB": 5}
-    axes.annotate("", (x, 1 - y), away, "axes fraction", "offset points", arrowprops=pointer, annotation_clip=False)
+    pointer = {
+        "arrowstyle": "-|>",
+        "color": look.COLORS[1],
+        "linewidth": 1.8,
+        "shrinkA": 0,
+        "shrinkB": 5,
+    }
+    axes.annotate(
+        "",
+        xy=(x, 1 - y),
+        xytext=away,
+        xycoords="axes fraction",
+        textcoords="offset points",
+        arrowprops=pointer,
+        annotation_clip=False,
+    )
 
 
 def _wrap(words: list[str], inches: float) -> str:
-    """Break the words into lines of this width; a word is broken only where it is longer than a line."""
+    """Break names into lines of this width; a name is broken only if it is longer than a line."""
+    if not words:
+        return _NO_LABEL
     width = look.letters(inches)
-    whole = [word.replace(" ", "\N{NO-BREAK SPACE}") if len(word) <= width else word for word in words]
-    return textwrap.fill("\N{NO-BREAK SPACE}· ".join(whole), width, break_on_hyphens=False)
+    whole = []
+    for word in words:
+        fits = len(word) <= width
+        whole.append(word.replace(" ", _NO_BREAK_SPACE) if fits else word)
+    return textwrap.fill(f"{_NO_BREAK_SPACE}· ".join(whole), width, break_on_hyphens=False)

@@ -1,4 +1,4 @@
-"""Findings: what was examined, its state, and what to do about it. The runtime check and the report consist of them."""
+"""Findings: the examined subjects, their states and fixes. `Check` and `Report` consist of them."""
 
 from dataclasses import dataclass
 
@@ -7,19 +7,25 @@ from tpukit.essentials.display.tables import Table, as_html, counted
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was examined. `fix` says what to do, in the words of the platform; empty where all is well."""
+    """One examined subject.
+
+    Attributes:
+        name: the subject.
+        state: "ok", "info", "warning" or "failure".
+        fact: the result, with its evidence.
+        fix: the fix, in the words of the platform; "" if none is needed.
+    """
 
     name: str
-    state: str  # ok, info, warning or failure
+    state: str
     fact: str
     fix: str = ""
 
 
 class Findings(Table):
-    """Findings in order, with one row for each: the base of `Check` and `Report`.
+    """Findings in order, one per row: the base of `Check` and `Report`.
 
-    A subclass is a dataclass with two fields: `findings`, and `subject`, which says what was examined and begins the
-    title.
+    A subclass is a dataclass with two fields: `findings`, and `subject`, which begins the title.
     """
 
     findings: tuple[Finding, ...]
@@ -28,8 +34,9 @@ class Findings(Table):
     @property
     def title(self) -> str:
         """The outcome in one line."""
-        counts = [(len(self.failures), "failure"), (len(self.warnings), "warning")]
-        outcome = ", ".join(counted(n, word) for n, word in counts if n) or "all is well"
+        counts = ((len(self.failures), "failure"), (len(self.warnings), "warning"))
+        parts = [counted(count, word) for count, word in counts if count]
+        outcome = ", ".join(parts) or "all is well"
         return f"{self.subject}: {outcome}"
 
     @property
@@ -52,10 +59,13 @@ class Findings(Table):
 
     def rows(self, before_fix: str = "fix: ") -> list[tuple[str, str, str]]:
         """Return (state, name, fact and fix) of every finding; `before_fix` introduces the fix."""
-        return [
-            (finding.state, finding.name, finding.fact + (f"\n{before_fix}{finding.fix}" if finding.fix else ""))
-            for finding in self.findings
-        ]
+        found = []
+        for finding in self.findings:
+            text = finding.fact
+            if finding.fix:
+                text += f"\n{before_fix}{finding.fix}"
+            found.append((finding.state, finding.name, text))
+        return found
 
     def _repr_html_(self) -> str:
         return as_html(self.rows("→ "), title=self.title)

@@ -1,18 +1,26 @@
-"""Which measures are better when they are low, judged by the words of their names."""
+"""Whether low or high values of a measure are better, judged by the words of its name."""
 
-_LOW_IS_GOOD = {"loss", "error", "err", "nll", "bce", "mse", "mae", "rmse", "msle", "mape", "smape", "brier", "ece"}
-_LOW_IS_GOOD |= {"perplexity", "wer", "cer", "eer", "fid", "lpips", "hausdorff"}
-_HIGH_IS_GOOD = {"auroc", "auc", "auprc", "accuracy", "acc", "f1", "fbeta", "precision", "recall", "sensitivity", "ap"}
-_HIGH_IS_GOOD |= {"specificity", "map", "dice", "iou", "miou", "jaccard", "kappa", "mcc", "r2", "pearson", "spearman"}
-_HIGH_IS_GOOD |= {"top1", "top5", "bleu", "rouge", "psnr", "ssim", "ndcg", "mrr"}
+_LOW_IS_GOOD = {
+    *("loss", "error", "err", "nll", "bce", "mse", "mae", "rmse", "msle", "mape", "smape"),
+    *("brier", "ece", "perplexity", "wer", "cer", "eer", "fid", "lpips", "hausdorff"),
+}
+_HIGH_IS_GOOD = {
+    *("auroc", "auc", "auprc", "ap", "map", "accuracy", "acc", "top1", "top5", "f1", "fbeta"),
+    *("precision", "recall", "sensitivity", "specificity", "kappa", "mcc", "ndcg", "mrr"),
+    *("dice", "iou", "miou", "jaccard", "r2", "pearson", "spearman"),
+    *("bleu", "rouge", "psnr", "ssim"),
+}
 
 
 def better(name: str) -> str | None:
-    """Return "low" or "high", whichever is better for a measure such as valid_loss; None where its name tells neither.
+    """Return "low" or "high", whichever is better for a measure such as valid_loss.
 
-    The last word decides where a name has words of both: accuracy_error is an error.
+    If a name has words of both kinds, the last one decides: accuracy_error is an error. It is
+    None if no word of the name is known.
     """
     for word in reversed(name.lower().replace("_", " ").split()):
-        if word in _LOW_IS_GOOD or word in _HIGH_IS_GOOD:
-            return "low" if word in _LOW_IS_GOOD else "high"
+        if word in _LOW_IS_GOOD:
+            return "low"
+        if word in _HIGH_IS_GOOD:
+            return "high"
     return None

@@ -1,32 +1,37 @@
-"""The parts of the kit that stand beside the essentials, found by name when somebody asks for what they do."""
+"""Imports of optional subpackages, with one clear error if a copy lacks the subpackage."""
 
-import importlib
-from types import ModuleType
+import contextlib
+from collections.abc import Iterator
 
 from tpukit.essentials.display.errors import NotInstalledError
 
 
-def missing_part(module: str) -> str | None:
-    """Return the part of the kit that a module is in, or needs, and that is not here; None where all is here."""
-    try:
-        importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if not (error.name or "").startswith("tpukit."):
-            raise
-        return error.name
-    return None
+@contextlib.contextmanager
+def optional_subpackage(feature: str) -> Iterator[None]:
+    """Import from an optional subpackage in the block; explain the error if this copy lacks it.
 
+        with optional_subpackage("core.batches(buckets=...)"):
+            from tpukit.training import Buckets
 
-def load_part(module: str, what: str) -> ModuleType:
-    """Return a module of another part of the kit, which `what` is in.
+    The essentials run without the other subpackages, so they import them inside functions only.
+
+    Args:
+        feature: the feature that needs the subpackage, as the user wrote it; the error names it.
 
     Raises:
-        NotInstalledError: this copy of the kit does not have the part.
+        NotInstalledError: this copy of tpukit does not have the subpackage, or another one that
+            the subpackage needs.
     """
-    if missing := missing_part(module):
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        is_our_own = missing.startswith("tpukit.")
+        if not is_our_own:
+            raise
         folder = missing.replace(".", "/")
         raise NotInstalledError(
-            f"{what} needs the part {missing}, which this copy of the kit does not have",
-            fix=f"copy the folder {folder} of a whole clone or wheel to beside tpukit/essentials here",
-        )
-    return importlib.import_module(module)
+            f"{feature} needs the subpackage {missing}, which this copy of tpukit does not have",
+            fix=f"copy the folder {folder} of a complete clone or wheel next to "
+            "tpukit/essentials here",
+        ) from None

@@ -1,7 +1,8 @@
-"""The live panel as HTML: a line of status, a row for each loop, one for each core where cores differ, and curves.
+"""The live panel as HTML: a line of status, a row per loop, a row per core if cores differ, curves.
 
-Inline styles only, no script, and colours that are legible on white and on dark: every notebook shows it as it is, and
-a saved notebook keeps it. Where a run is over its curves are images, which a notebook that is not trusted keeps, too.
+It has inline styles only, no script, and colours that are legible on white and on dark. So every
+notebook shows it in the same way, and a saved notebook keeps it. When a run is over its curves are
+images, which also a notebook that is not trusted keeps.
 """
 
 import html
@@ -11,69 +12,107 @@ from tpukit.essentials.display.bars import Bar
 from tpukit.essentials.display.curves import Points, charts_html
 
 _MOST_ROWS = 5  # of loops that are over; those that run are all shown
-# Mid-tones with a contrast of 3:1 or more on white and on #111 (WCAG 2.1, 1.4.11); words keep the notebook's colour.
-_RUNNING, _DONE, _WAITING, _FAILED = "#3b78c2", "#2f9e5f", "#c77d0a", "#dc4c4c"
-_DOTS = {"running": _RUNNING, "busy": _WAITING, "done": _DONE, "interrupted": _WAITING, "failed": _FAILED}
+# Mid-tones with a contrast of 3:1 or more on white and on #111 (WCAG 2.1, 1.4.11); words keep the
+# notebook's colour.
+_RUNNING = "#3b78c2"
+_DONE = "#2f9e5f"
+_WAITING = "#c77d0a"
+_FAILED = "#dc4c4c"
+_DOTS = {
+    "running": _RUNNING,
+    "busy": _WAITING,
+    "done": _DONE,
+    "interrupted": _WAITING,
+    "failed": _FAILED,
+}
 _OVER = ("done", "interrupted", "failed")
+_FIGURES = "font-variant-numeric:tabular-nums"
 _ROW = "background:none;border:none;"
-_CELL = "border:none;text-align:left;vertical-align:middle;white-space:nowrap;padding:2px 16px 2px 0;"
-_NUMBER = _CELL + "text-align:right;font-variant-numeric:tabular-nums;"
+_CELL = (
+    "border:none;text-align:left;vertical-align:middle;white-space:nowrap;padding:2px 16px 2px 0;"
+)
+_NUMBER = f"{_CELL}text-align:right;{_FIGURES};"
 _QUIET = "opacity:.7;"
+_TABLE = (
+    "border-collapse:collapse;border:none;background:none;color:inherit;font:inherit;margin:2px 0 0"
+)
 
 
 def panel_html(
-    bars: Sequence[Bar], curves: dict[str, Points], state: str, status: str, cores: Sequence[tuple[str, str]] = ()
+    bars: Sequence[Bar],
+    curves: dict[str, Points],
+    state: str,
+    status: str,
+    cores: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """Draw the panel.
+    """Return the panel as HTML.
 
     Args:
-        bars: of the loops, the outer before the inner.
-        state: "running", "busy" where that needs a word, "done", "interrupted" or "failed".
-        status: what the run does now, in words.
-        cores: (core, what it does) where cores differ.
+        bars: the loops, the outer before the inner.
+        curves: logged numbers by name.
+        state: "running", "busy" if the run waits or compiles, "done", "interrupted" or "failed".
+        status: the state in words.
+        cores: (core, its state in words) if cores differ.
     """
     dot = f'<span style="color:{_DOTS[state]}">&#9679;</span>'
-    parts = [f'<div style="min-height:1.6em;font-variant-numeric:tabular-nums">{dot}&nbsp; {html.escape(status)}</div>']
-    shown = shown_bars(bars)
-    rows = [_row(bar) for bar in shown]
-    if hidden := len(bars) - len(shown):
-        what = f"{hidden} more {'loops are' if hidden > 1 else 'loop is'} over"
-        rows.insert(0, f'<tr style="{_ROW}"><td colspan="4" style="{_CELL}{_QUIET}">{what}</td></tr>')
-    rows += [
-        f'<tr style="{_ROW}"><td style="{_CELL}">{html.escape(core)}</td>'
-        f'<td colspan="3" style="{_CELL}{_QUIET}font-variant-numeric:tabular-nums">{html.escape(what)}</td></tr>'
-        for core, what in cores
-    ]
+    line = f'<div style="min-height:1.6em;{_FIGURES}">{dot}&nbsp; {html.escape(status)}</div>'
+    parts = [line]
+    rows = _rows(bars, cores)
     if rows:
-        style = "border-collapse:collapse;border:none;background:none;color:inherit;font:inherit;margin:2px 0 0"
-        parts.append(f'<table style="{style}">{"".join(rows)}</table>')
+        parts.append(f'<table style="{_TABLE}">{"".join(rows)}</table>')
     if curves:
-        parts.append(f'<div style="margin-top:10px">{charts_html(curves, as_images=state in _OVER)}</div>')
-    return f'<div style="font-size:13px;line-height:1.5;color:inherit;padding:2px 0 6px 5px">{"".join(parts)}</div>'
+        charts = charts_html(curves, as_images=state in _OVER)
+        parts.append(f'<div style="margin-top:10px">{charts}</div>')
+    style = "font-size:13px;line-height:1.5;color:inherit;padding:2px 0 6px 5px"
+    return f'<div style="{style}">{"".join(parts)}</div>'
+
+
+def _rows(bars: Sequence[Bar], cores: Sequence[tuple[str, str]]) -> list[str]:
+    shown = shown_bars(bars)
+    rows = []
+    if hidden := len(bars) - len(shown):
+        text = "1 more loop is over"
+        if hidden > 1:
+            text = f"{hidden} more loops are over"
+        rows.append(f'<tr style="{_ROW}"><td colspan="4" style="{_CELL}{_QUIET}">{text}</td></tr>')
+    rows += [_row(bar) for bar in shown]
+    for core, text in cores:
+        rows.append(
+            f'<tr style="{_ROW}"><td style="{_CELL}">{html.escape(core)}</td>'
+            f'<td colspan="3" style="{_CELL}{_QUIET}{_FIGURES}">{html.escape(text)}</td></tr>'
+        )
+    return rows
 
 
 def shown_bars(bars: Sequence[Bar]) -> list[Bar]:
-    """Return the bars that run, and the last few that do not, so that a hundred loops are no wall of bars."""
+    """Return the bars that run, and the last five of the others."""
     over = [bar for bar in bars if not bar.running]
-    hidden = {id(bar) for bar in over[: max(0, len(over) - _MOST_ROWS)]}
+    hidden = {id(bar) for bar in over[:-_MOST_ROWS]}
     return [bar for bar in bars if id(bar) not in hidden]
 
 
 def _row(bar: Bar) -> str:
-    details = "  ·  ".join(part for part in (bar.rate(), bar.time(), bar.note) if part)
-    count = f"{bar.done:,} / {bar.total:,}" if bar.total else f"{bar.done:,}"
+    details = "  ·  ".join(filter(None, (bar.rate(), bar.time(), bar.note)))
+    count = f"{bar.done:,}"
+    if bar.total:
+        count = f"{bar.done:,} / {bar.total:,}"
     return (
         f'<tr style="{_ROW}"><td style="{_CELL}">{html.escape(bar.label)}</td>'
         f'<td style="{_CELL}">{_track(bar)}</td><td style="{_NUMBER}">{count}</td>'
-        f'<td style="{_CELL}{_QUIET}font-variant-numeric:tabular-nums">{html.escape(details)}</td></tr>'
+        f'<td style="{_CELL}{_QUIET}{_FIGURES}">{html.escape(details)}</td></tr>'
     )
 
 
 def _track(bar: Bar) -> str:
-    color = _DONE if bar.finished else _RUNNING if bar.running else _WAITING
+    color = _WAITING
+    if bar.finished:
+        color = _DONE
+    elif bar.running:
+        color = _RUNNING
     share = bar.share()
-    filled = f"width:{100 * share:.1f}%;background:{color}" if share is not None else "width:0"
+    filled = "width:0" if share is None else f"width:{100 * share:.1f}%;background:{color}"
+    track = "width:220px;height:7px;border-radius:4px;overflow:hidden"
     return (
-        '<div style="width:220px;height:7px;border-radius:4px;background:rgba(128,128,128,.25);overflow:hidden">'
+        f'<div style="{track};background:rgba(128,128,128,.25)">'
         f'<div style="height:7px;border-radius:4px;{filled}"></div></div>'
     )

@@ -1,4 +1,4 @@
-"""What this machine is, made ready and checked: what other rooms may use of it."""
+"""The facts about this machine, its set-up, and the check of it."""
 
 from tpukit.essentials.environment import orphans
 from tpukit.essentials.environment.busy_time import BusyTime
@@ -8,8 +8,19 @@ from tpukit.essentials.environment.files import part_of, write_whole
 from tpukit.essentials.environment.hardware import MachineInfo, find_chips, machine_info
 from tpukit.essentials.environment.instructions import how_to_restart, how_to_start_afresh
 from tpukit.essentials.environment.orphans import CleanupReport, cleanup
-from tpukit.essentials.environment.platforms import THIS_MACHINE, Machine
-from tpukit.essentials.environment.resources import OwnMemory, available_memory, cpus, own_memory, peak_memory
+from tpukit.essentials.environment.platforms import (
+    THIS_MACHINE,
+    Machine,
+    runtime_started,
+    why_no_simulator,
+)
+from tpukit.essentials.environment.resources import (
+    OwnMemory,
+    available_memory,
+    cpus,
+    own_memory,
+    peak_memory,
+)
 from tpukit.essentials.environment.runtime_check import Check, EnvironmentCheckError, check
 from tpukit.essentials.environment.session import (
     IMAGES,
@@ -26,9 +37,11 @@ from tpukit.essentials.environment.session import (
 )
 
 __all__ = [
-    "BusyTime", "Changes", "Check", "DeviceBusyError", "Folders", "GENERATIONS", "Generation", "MachineInfo", "IMAGES",
-    "KEEP_VARIABLE", "Machine", "OLDEST_TORCH", "ONE_PROCESS_VARIABLES", "OwnMemory", "PRICES_OF", "RELEASES",
-    "CleanupReport", "EnvironmentCheckError", "THIS_MACHINE", "available_memory", "check", "chip_nodes", "cpus", "find_chips",
-    "folders_of", "machine_info", "how_to_restart", "how_to_start_afresh", "install_line", "is_too_old", "orphans",
-    "own_memory", "part_of", "peak_memory", "setup", "cleanup", "wait_for_chips", "write_whole",
+    "BusyTime", "Changes", "Check", "CleanupReport", "DeviceBusyError", "EnvironmentCheckError",
+    "Folders", "GENERATIONS", "Generation", "IMAGES", "KEEP_VARIABLE", "Machine", "MachineInfo",
+    "OLDEST_TORCH", "ONE_PROCESS_VARIABLES", "OwnMemory", "PRICES_OF", "RELEASES", "THIS_MACHINE",
+    "available_memory", "check", "chip_nodes", "cleanup", "cpus", "find_chips", "folders_of",
+    "how_to_restart", "how_to_start_afresh", "install_line", "is_too_old", "machine_info",
+    "orphans", "own_memory", "part_of", "peak_memory", "runtime_started", "setup", "wait_for_chips",
+    "why_no_simulator", "write_whole",
 ]  # fmt: skip

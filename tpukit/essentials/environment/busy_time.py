@@ -1,54 +1,98 @@
-"""For how long have the processes of a group been busy? On a crowded machine that is more than processor time."""
+"""How long the processes of a group have been busy.
+
+On a crowded machine this is more than processor time, because a thread that is ready to run also
+waits for a processor:
+
+    busy = processor time + time spent waiting for a processor + time spent waiting for a disk
+
+The watchdog compares it with the clock: a worker that is not busy is stuck.
+"""
 
 import contextlib
 import os
 import time
 from pathlib import Path
+from typing import NamedTuple
 
-_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _NANOSECONDS = 1e9
+_LONGEST_SIGHTING = 0.5  # seconds that are counted at most for a thread that was seen to wait
+
+# Fields of /proc/PID/stat, counted from the state on (man 5 proc).
+_STATE = 0
+_GROUP = 2
+_USER_TICKS = 11
+_SYSTEM_TICKS = 12
+
+
+class _Sample(NamedTuple):
+    """The state of all processes of the group at one moment."""
+
+    ticks: int  # of processor time
+    waited: dict[Path, float]  # seconds that each thread has waited for a processor
+    is_waiting: bool  # some thread waits now, in a way that the system does not count
 
 
 class BusyTime:
-    """For how long the processes of a group used a processor, or waited for one or for a disk; 0 without /proc."""
+    """The time that the processes of a group used a processor, or waited for one or for a disk.
+
+    Args:
+        group: id of the process group.
+        proc: the folder /proc; without it the time is 0.
+    """
 
     def __init__(self, group: int, proc: Path = Path("/proc")):
-        self._group, self._proc = group, proc
-        self._waited: dict[Path, float] = {}  # for a processor, by thread
-        self._seconds_waited, self._looked = 0.0, time.monotonic()
+        self._group = group
+        self._proc = proc
+        self._waited: dict[Path, float] = {}  # per thread, at the last call
+        self._seconds_waited = 0.0
+        self._last_call = time.monotonic()
 
     def seconds(self) -> float:
-        """Return for how long they have been busy so far, the time of several threads added up.
+        """Return the busy time so far, added up over all threads.
 
-        How long a thread that was ready had to wait for a processor, Linux says itself (`/proc/*/schedstat`, see
-        kernel.org's "Scheduler Statistics"). Where it does not, and for a disk, at most half a second is counted
-        between two calls, if a thread is seen to wait.
+        Linux counts how long a ready thread has waited for a processor (`/proc/*/schedstat`, see
+        "Scheduler Statistics" on kernel.org). If it does not count, and for a disk, a thread that
+        is seen waiting adds the time since the last call, at most half a second.
         """
-        used, waited, is_seen = 0, {}, False
-        for status in self._proc.glob("[0-9]*/stat"):
-            with contextlib.suppress(OSError):  # it ended a moment ago
-                fields = _fields(status)
-                if int(fields[2]) != self._group:
-                    continue
-                used += int(fields[11]) + int(fields[12])
-                for thread in status.parent.glob("task/*"):
-                    told = _seconds_waited(thread)
-                    waited[thread] = told or 0.0
-                    is_seen = is_seen or _fields(thread / "stat")[0] in ("RD" if told is None else "D")
+        sample = self._sample()
         now = time.monotonic()
-        self._seconds_waited += sum(seconds - self._waited.get(thread, 0.0) for thread, seconds in waited.items())
-        self._seconds_waited += min(0.5, now - self._looked) * is_seen
-        self._waited, self._looked = waited, now
-        return used / _TICKS + self._seconds_waited
+        for thread, seconds in sample.waited.items():
+            self._seconds_waited += seconds - self._waited.get(thread, 0.0)
+        if sample.is_waiting:
+            self._seconds_waited += min(_LONGEST_SIGHTING, now - self._last_call)
+        self._waited = sample.waited
+        self._last_call = now
+        return sample.ticks / _TICKS_PER_SECOND + self._seconds_waited
+
+    def _sample(self) -> _Sample:
+        ticks = 0
+        waited: dict[Path, float] = {}
+        is_waiting = False
+        for status in self._proc.glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):  # the process ended a moment ago
+                fields = _fields(status)
+                if int(fields[_GROUP]) != self._group:
+                    continue
+                ticks += int(fields[_USER_TICKS]) + int(fields[_SYSTEM_TICKS])
+                for thread in status.parent.glob("task/*"):
+                    counted = _seconds_waited(thread)
+                    waited[thread] = counted or 0.0
+                    # R: ready or running; D: waits for a disk.
+                    uncounted_states = "RD" if counted is None else "D"
+                    state = _fields(thread / "stat")[_STATE]
+                    is_waiting = is_waiting or state in uncounted_states
+        return _Sample(ticks, waited, is_waiting)
 
 
 def _fields(status: Path) -> list[str]:
-    """Return the fields of a stat file of /proc from the state on; the command before them may hold spaces."""
-    return status.read_text(errors="replace").rpartition(")")[2].split()
+    """Return the fields of a stat file of /proc, from the state on."""
+    text = status.read_text(errors="replace")
+    return text.rpartition(")")[2].split()  # the command before may contain spaces and ")"
 
 
 def _seconds_waited(thread: Path) -> float | None:
-    """Return for how long a thread has waited for a processor since it began; None where the kernel does not count."""
+    """Return how long a thread has waited for a processor; None if the kernel does not count."""
     try:
         _ran, waited, _times = (thread / "schedstat").read_text().split()
     except FileNotFoundError:

@@ -1,4 +1,8 @@
-"""Which processes hold a chip, that is, have its device node open; and the wait until they do not."""
+"""The processes that hold a TPU chip, and the wait until a chip is free.
+
+A process holds a chip while it has the chip's device node open: /dev/accel0 up to v4,
+/dev/vfio/0 from v5e on.
+"""
 
 import contextlib
 import errno
@@ -12,19 +16,33 @@ from tpukit.essentials.display import TpukitError
 from tpukit.essentials.environment.platforms import THIS_MACHINE, Machine
 from tpukit.essentials.environment.resources import read_text
 
+_LONGEST_COMMAND = 90  # characters
+_SHARING_VARIABLES = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES")
+
+
+class DeviceBusyError(TpukitError, RuntimeError):
+    """The chips that a run needs are in use."""
+
 
 def is_chip(node: str) -> bool:
-    """Return whether a name in /dev or /dev/vfio is a chip: `accel0` up to v4, an IOMMU group's number from v5e on."""
+    """Return whether a name in /dev or /dev/vfio is that of a chip.
+
+    Up to v4 it is `accel0`; from v5e on it is the number of an IOMMU group.
+    """
     return re.fullmatch(r"(accel)?\d+", node) is not None
 
 
 def chip_nodes(machine: Machine) -> list[Path]:
-    """Return the device nodes of chips, of a v4 or earlier in /dev, of a v5e or later in /dev/vfio."""
-    return [node for node in [*entries(machine.dev), *entries(machine.dev / "vfio")] if is_chip(node.name)]
+    """Return the device nodes of all chips."""
+    nodes = [*entries(machine.dev), *entries(machine.dev / "vfio")]
+    return [node for node in nodes if is_chip(node.name)]
 
 
 def chip_holders(machine: Machine) -> Iterator[tuple[int, str]]:
-    """Yield (process id, device node) for every open chip; processes of other users are not visible to all users."""
+    """Yield (process id, device node) for every open chip.
+
+    A user who is not root cannot see the open files of other users.
+    """
     folders = (str(machine.dev.resolve()), str((machine.dev / "vfio").resolve()))
     for process in entries(machine.proc):
         if not process.name.isdigit():
@@ -36,14 +54,14 @@ def chip_holders(machine: Machine) -> Iterator[tuple[int, str]]:
 
 
 def open_files(process: Path) -> Iterator[str]:
-    """Yield what the descriptors of a process in /proc point to."""
-    for fd in entries(process / "fd"):
+    """Yield the targets of the file descriptors of a process in /proc."""
+    for descriptor in entries(process / "fd"):
         with contextlib.suppress(OSError):  # closed since it was listed
-            yield os.readlink(fd)
+            yield os.readlink(descriptor)
 
 
 def entries(folder: Path) -> list[Path]:
-    """List a folder; empty where it is missing, not readable, or belongs to a process that has just ended."""
+    """List a folder; empty if it is missing or unreadable, or its process has just ended."""
     try:
         return list(folder.iterdir())
     except OSError:
@@ -51,10 +69,12 @@ def entries(folder: Path) -> list[Path]:
 
 
 def ancestors(proc: Path, pid: int) -> list[int]:
-    """Return the ids of the parent of a process, of its parent's parent, and so on."""
+    """Return the ids of a process's parent, of that parent's parent, and so on."""
+    # The first process of a machine or container has the parent 0, which does not match.
+    parent = re.compile(r"^PPid:\s*([1-9]\d*)", re.MULTILINE)
     above = []
-    while found := re.search(r"^PPid:\s*([1-9]\d*)", read_text(proc / str(pid) / "status"), re.MULTILINE):
-        pid = int(found[1])  # 0 for the first process of a machine or container: it has no parent
+    while found := parent.search(read_text(proc / str(pid) / "status")):
+        pid = int(found[1])
         above.append(pid)
     return above
 
@@ -63,11 +83,9 @@ def command(proc: Path, pid: int) -> str:
     """Return the command line of a process, cut to 90 characters."""
     words = read_text(proc / str(pid) / "cmdline").replace("\0", " ").split()
     line = " ".join(words) or "its command cannot be read"
-    return line if len(line) <= 90 else line[:89] + "…"
-
-
-class DeviceBusyError(TpukitError, RuntimeError):
-    """The chips that a run needs are in use."""
+    if len(line) <= _LONGEST_COMMAND:
+        return line
+    return line[: _LONGEST_COMMAND - 1] + "…"
 
 
 def wait_for_chips(
@@ -78,57 +96,84 @@ def wait_for_chips(
     seconds: float = 60.0,
     machine: Machine = THIS_MACHINE,
 ) -> None:
-    """Wait until so many chips, or one chosen `chip`, can be opened, saying so once with who holds the others.
+    """Wait until enough chips can be opened; print once which processes hold the others.
 
-    After a SIGKILL chips stay busy for some seconds (10 to 30 on Kaggle and v6e), and torch_xla 2.8 ends a process that
-    tries twice; so a run looks before it forks. A node is opened and closed at once, which tells EBUSY and starts
-    nothing. Where the chips are shared between programs (TPU_VISIBLE_CHIPS), or no node is visible, nothing is awaited.
+    After a SIGKILL chips stay busy for some seconds (10 to 30 on Kaggle and v6e), and torch_xla 2.8
+    ends a process that tries twice. So a run looks before it forks. It opens each node and closes
+    it at once, which reports EBUSY and starts nothing.
+
+    If several programs share the chips (TPU_VISIBLE_CHIPS), or no node is visible, it returns at
+    once.
+
+    Args:
+        needed: number of chips that the run needs.
+        say: prints a line.
+        chip: wait for this chip only, counted from 0 in the order of the nodes' numbers.
+        seconds: the longest wait.
+        machine: the machine, if not this one.
 
     Raises:
-        DeviceBusyError: they are still busy after so many seconds. Not for a chosen chip: nodes are counted in the order of
-            their numbers here, and libtpu, which may count otherwise, has the last word.
+        DeviceBusyError: the chips are still busy after so many seconds. It is not raised for a
+            chosen `chip`, because libtpu may count the chips in another order.
     """
     nodes = chip_nodes(machine)
-    if not nodes or any(machine.environ.get(name) for name in ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES")):
+    is_shared = any(machine.environ.get(name) for name in _SHARING_VARIABLES)
+    if not nodes or is_shared:
         return
     if chip is not None:
-        nodes = sorted(nodes, key=lambda node: int(node.name.removeprefix("accel")))[chip : chip + 1]
-    deadline, said = time.monotonic() + seconds, False
-    while len(nodes) - len(busy := [node for node in nodes if _is_busy(node, machine)]) < min(needed, len(nodes)):
-        facts = _who_holds(busy, machine)
+        nodes = sorted(nodes, key=_number)[chip : chip + 1]
+    deadline = time.monotonic() + seconds
+    was_printed = False
+    while True:
+        busy = [node for node in nodes if _is_busy(node, machine)]
+        count_free = len(nodes) - len(busy)
+        if count_free >= min(needed, len(nodes)):
+            return
+        facts = _describe_holders(busy, machine)
         if time.monotonic() > deadline:
             if chip is not None:
                 return
-            raise DeviceBusyError(
-                f"{len(busy)} of {len(nodes)} chips are still busy after {seconds:.0f} s",
-                found=facts,
-                fix=(
-                    "shut down the notebook or program that holds them; tpukit.cleanup() ends workers of a killed "
-                    "kernel;\na restart of the session frees them in any case"
-                ),
-            )
-        if not said:
-            say(f"waiting for {len(busy)} of {len(nodes)} chips to become free, {seconds:.0f} s at most: {facts}")
-            said = True
+            raise _still_busy(len(busy), len(nodes), seconds=seconds, facts=facts)
+        if not was_printed:
+            chips = f"{len(busy)} of {len(nodes)} chips"
+            say(f"waiting for {chips} to become free, {seconds:.0f} s at most: {facts}")
+            was_printed = True
         time.sleep(min(0.5, seconds / 10))
+
+
+def _still_busy(busy: int, chips: int, *, seconds: float, facts: str) -> DeviceBusyError:
+    return DeviceBusyError(
+        f"{busy} of {chips} chips are still busy after {seconds:.0f} s",
+        found=facts,
+        fix="shut down the notebook or program that holds them; "
+        "tpukit.cleanup() ends workers of a killed kernel;\n"
+        "a restart of the session frees them in any case",
+    )
+
+
+def _number(node: Path) -> int:
+    return int(node.name.removeprefix("accel"))
 
 
 def _is_busy(node: Path, machine: Machine) -> bool:
     try:
         os.close(machine.open_node(str(node), os.O_RDWR | os.O_CLOEXEC))
-    except OSError as error:  # any other is for libtpu to tell, which knows more
-        return error.errno == errno.EBUSY
+    except OSError as error:
+        return error.errno == errno.EBUSY  # libtpu reports other errors, with more detail
     return False
 
 
-def _who_holds(busy: list[Path], machine: Machine) -> str:
-    """Say who holds these chips, one after the other; those of one holder together."""
+def _describe_holders(busy: list[Path], machine: Machine) -> str:
+    """Return a line with the holders of these chips; the chips of one holder stand together."""
     holders = {node: pid for pid, node in chip_holders(machine)}
     by_holder: dict[int | None, list[str]] = {}
     for node in busy:
-        by_holder.setdefault(holders.get(str(node.resolve())), []).append(str(node))
-    return "; ".join(
-        f"{', '.join(nodes)} by "
-        + (f"process {pid}: {command(machine.proc, pid)}" if pid else "no process that is visible from here")
-        for pid, nodes in by_holder.items()
-    )
+        holder = holders.get(str(node.resolve()))
+        by_holder.setdefault(holder, []).append(str(node))
+    parts = []
+    for pid, nodes in by_holder.items():
+        holder = "no process that is visible from here"
+        if pid:
+            holder = f"process {pid}: {command(machine.proc, pid)}"
+        parts.append(f"{', '.join(nodes)} by {holder}")
+    return "; ".join(parts)

@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Write a file so that it is either complete or absent."""
 
 import contextlib
 import os
@@ -8,7 +8,10 @@ from typing import BinaryIO
 
 
 def part_of(file: Path) -> Path:
-    """Name the file that becomes this one when it is whole; two processes that write the same one do not meet."""
+    """Return the temporary name of a file while this process writes it.
+
+    It contains the process id, so that two processes can write the same file at the same time.
+    """
     return file.with_name(f"{file.name}.{os.getpid()}.part")
 
 
@@ -16,14 +19,17 @@ def part_of(file: Path) -> Path:
 def write_whole(
     file: Path | Callable[[], Path], *, part: Path | None = None, sync_folder: bool = False
 ) -> Iterator[BinaryIO]:
-    """Open a binary file that gets its name when it is whole and on the disk; otherwise nothing of it is left.
+    """Open a binary file that gets its name when it is complete and on the disk.
 
-    The old file of that name stays until then, whatever ends this process or the machine.
+    Until then the old file of that name stays, even if this process or the machine dies. If the
+    block raises, the new file is removed.
 
     Args:
-        file: its name; or a function that returns it, called when all is written: a name may hold a checksum.
-        part: its name until then; None for `part_of(file)`, and needed where `file` is a function.
-        sync_folder: also bring the new name to the disk, so that no power cut brings back the old file.
+        file: its name; or a function that returns it, called when everything is written, because
+            a name may contain a checksum.
+        part: its name until then; None for `part_of(file)`. Required if `file` is a function.
+        sync_folder: also write the new name to the disk, so that a power cut cannot bring back
+            the old file.
     """
     part = part or part_of(file)
     try:
@@ -32,7 +38,8 @@ def write_whole(
             written.flush()
             os.fsync(written.fileno())
             name = file() if callable(file) else file
-            if os.name == "nt":  # Windows renames no open file; elsewhere a lock on it is held until it has its name
+            # Windows cannot rename an open file. Elsewhere a lock is held until it has its name.
+            if os.name == "nt":
                 written.close()
             os.replace(part, name)
         if sync_folder:
@@ -42,7 +49,8 @@ def write_whole(
 
 
 def _sync_folder(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # Windows opens no folder, and some network drives sync none
+    # Windows cannot open a folder, and some network drives cannot sync one.
+    with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(handle)

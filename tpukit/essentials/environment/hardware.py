@@ -1,4 +1,4 @@
-"""What this machine is: platform, TPU chips, versions and memory, each fact with its evidence."""
+"""The facts about this machine: platform, chips, versions, memory, each with its evidence."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tpukit.essentials.display import Table, counted, human_size
 from tpukit.essentials.environment.chips import GENERATIONS
@@ -15,19 +16,23 @@ from tpukit.essentials.environment.platforms import THIS_MACHINE, Machine
 from tpukit.essentials.environment.resources import find_cpus, find_memory, read_text
 
 _GOOGLE = "0x1ae0"
-# TPU chips have the PCI class 0xff00, "unassigned" (seen for v2 and v5e); 0x12 is the standard class for accelerators.
-# Google's other devices have other classes: gVNIC 0x02 (network), disks 0x01, board controllers 0x08.
+# TPU chips have the PCI class 0xff00, "unassigned" (seen for v2 and v5e); 0x12 is the standard
+# class of accelerators. Google's other devices have other classes: gVNIC 0x02 (network),
+# disks 0x01, board controllers 0x08.
 _ACCELERATOR_CLASSES = ("0xff00", "0x12")
 
 _PACKAGES = (
     *("torch", "torch_xla", "torch_tpu", "libtpu", "torchvision"),
     *("tensorflow", "tensorflow-cpu", "tensorflow-tpu"),
 )
+_ALWAYS_LISTED = ("python", "torch", "torch_xla", "libtpu")  # even if they are not installed
 
-TORCH_OF_TORCH_TPU = (2, 11)  # its first; 2.9 is the last that torch_xla is for
+# The first torch release that TorchTPU supports; 2.9 is the last that torch_xla supports.
+TORCH_OF_TORCH_TPU = (2, 11)
 
-# The first match wins. KAGGLE_USERNAME is a credential that Colab users set too, and every image derived from Colab's
-# (Kaggle's is one) may have COLAB_*, so Kaggle and Vertex AI come before Colab. Some variables exist but are empty.
+# The first match wins. KAGGLE_USERNAME is a credential that Colab users set too, and every image
+# derived from Colab's (Kaggle's is one) may have COLAB_*, so Kaggle and Vertex AI come before
+# Colab. Some variables exist but are empty.
 _PLATFORMS = {
     "Kaggle": ("KAGGLE_KERNEL_RUN_TYPE",),
     "Vertex AI": ("CLOUD_ML_JOB_ID", "VERTEX_PRODUCT"),
@@ -37,34 +42,49 @@ _PLATFORMS = {
 
 @dataclass(frozen=True, repr=False)
 class MachineInfo(Table):
-    """What this machine is. `evidence` says for each field where the fact comes from."""
+    """The facts about a machine.
 
-    platform: str  # Colab, Kaggle, Vertex AI, TPU VM or laptop
-    system: str  # operating system and processor, as in "Linux x86_64"
+    Attributes:
+        platform: "Colab", "Kaggle", "Vertex AI", "TPU VM" or "laptop".
+        system: operating system and processor, such as "Linux x86_64".
+        chips: number of TPU chips.
+        generation: such as "v5e"; "unknown (0x1ae0:0x00ab)" for a chip that tpukit does not know;
+            None without a chip.
+        versions: of Python and of packages; None for a package that is not installed.
+        memory: bytes that this process may use; None if the system does not report it.
+        cpus: processors that this process may use.
+        shm: bytes of /dev/shm; None if the system has none.
+        evidence: for each field, the source of the fact.
+    """
+
+    platform: str
+    system: str
     chips: int
-    generation: str | None  # "v5e"; "unknown (0x1ae0:0x00ab)" for a chip newer than this list; None without a chip
-    versions: Mapping[str, str | None]  # "python" and packages; None where not installed
-    memory: int | None  # bytes that this process may use; None where the system does not tell
-    cpus: int  # processors that this process may use
-    shm: int | None  # bytes of /dev/shm; None where there is none
+    generation: str | None
+    versions: Mapping[str, str | None]
+    memory: int | None
+    cpus: int
+    shm: int | None
     evidence: Mapping[str, str]
 
     @classmethod
     def read(cls, machine: Machine = THIS_MACHINE) -> MachineInfo:
-        """Find the facts about a machine, without importing torch, using the network or opening a device."""
+        """Read the facts; this imports no torch, uses no network and opens no device."""
         chips, chips_evidence = find_chips(machine.pci)
-        place, place_evidence = _find_platform(machine.environ, bool(chips))
+        place, place_evidence = _find_platform(machine.environ, has_chips=bool(chips))
         memory, memory_evidence = find_memory(machine)
         cpus, cpus_evidence = find_cpus(machine)
-        versions = {"python": platform.python_version()} | {name: machine.installed(name) for name in _PACKAGES}
-        versions["libtpu"] = versions["libtpu"] or machine.installed("libtpu-nightly")
         shm = _filesystem_size(machine.shm)
+        shm_evidence = f"no {machine.shm} here" if shm is None else f"size of {machine.shm}"
+        generation = None
+        if chips:
+            generation, _ = chips[0]
         return cls(
             platform=place,
             system=machine.system,
             chips=len(chips),
-            generation=chips[0][0] if chips else None,
-            versions=versions,
+            generation=generation,
+            versions=_versions(machine),
             memory=memory,
             cpus=cpus,
             shm=shm,
@@ -76,15 +96,18 @@ class MachineInfo(Table):
                 "versions": "package metadata",
                 "memory": memory_evidence,
                 "cpus": cpus_evidence,
-                "shm": f"size of {machine.shm}" if shm is not None else f"no {machine.shm} here",
+                "shm": shm_evidence,
             },
         )
 
     @property
     def cores_per_chip(self) -> int:
-        """The cores of a chip that torch_xla sees as separate devices: 2 on v2, v3 and 7x, otherwise 1."""
-        kind = GENERATIONS.get((self.generation or "").partition("/")[0])  # v2/v3: see find_chips
-        return kind.cores if kind else 1
+        """The cores per chip that torch_xla sees: 2 on v2, v3 and 7x, otherwise 1."""
+        name = (self.generation or "").partition("/")[0]  # of "v2/v3", see find_chips
+        generation = GENERATIONS.get(name)
+        if generation:
+            return generation.cores
+        return 1
 
     @property
     def cores(self) -> int:
@@ -100,25 +123,34 @@ class MachineInfo(Table):
 
     @property
     def tpu_package(self) -> str:
-        """What drives TPU chips here, "torch_xla" or "torch_tpu": of both, the one that the installed torch is for."""
-        torch, torch_tpu, torch_xla = (self.versions.get(name) for name in ("torch", "torch_tpu", "torch_xla"))
-        is_new = numbers(torch or "0.0") >= TORCH_OF_TORCH_TPU
-        return "torch_tpu" if torch_tpu and (is_new or not torch_xla) else "torch_xla"
+        """The package that drives TPU chips here: "torch_xla" or "torch_tpu".
+
+        If both are installed, it is the package that supports the installed torch.
+        """
+        if not self.versions.get("torch_tpu"):
+            return "torch_xla"
+        torch = self.versions.get("torch") or "0.0"
+        is_new = numbers(torch) >= TORCH_OF_TORCH_TPU
+        has_torch_xla = bool(self.versions.get("torch_xla"))
+        if is_new or not has_torch_xla:
+            return "torch_tpu"
+        return "torch_xla"
 
     @property
     def summary(self) -> str:
         """The machine in one line, for error messages."""
-        version = self.versions.get(self.tpu_package)
-        software = f"{self.tpu_package} {version}" if version else "torch_xla not installed"
-        return f"{self.platform} ({self.evidence['platform']}), {self.chips} chips on the PCI bus, {software}"
+        software = "torch_xla not installed"
+        if version := self.versions.get(self.tpu_package):
+            software = f"{self.tpu_package} {version}"
+        place = f"{self.platform} ({self.evidence['platform']})"
+        return f"{place}, {self.chips} chips on the PCI bus, {software}"
 
     def rows(self) -> list[tuple[str, str, str]]:
         """Return (name, value, evidence) of every fact."""
-        always = ("python", "torch", "torch_xla", "libtpu")
         versions = [
             (name, version or "not installed", self.evidence["versions"])
             for name, version in self.versions.items()
-            if version or name in always
+            if version or name in _ALWAYS_LISTED
         ]
         return [
             ("platform", self.platform, self.evidence["platform"]),
@@ -132,37 +164,76 @@ class MachineInfo(Table):
 
 
 def machine_info() -> MachineInfo:
-    """Describe this machine, without importing torch, using the network or opening a device."""
+    """Return the facts about this machine: platform, TPU chips, versions, memory.
+
+    It imports no torch, uses no network and opens no device.
+
+    Returns:
+        a `MachineInfo`, which prints as a table with the evidence for each fact.
+    """
     return MachineInfo.read()
 
 
+class _Chip(NamedTuple):
+    """A TPU chip on the PCI bus."""
+
+    generation: str
+    folder: Path
+    pci: str  # vendor and device, such as "0x1ae0:0x0063"
+
+
 def find_chips(pci: Path) -> tuple[list[tuple[str, Path]], str]:
-    """Return (generation, folder) of every TPU chip on the PCI bus, and what was found there."""
+    """Return (generation, folder) of every TPU chip on the PCI bus, and the evidence.
+
+    All chips of a host are of one kind. So an accelerator that tpukit does not know is a TPU only
+    if the host has no known chip.
+
+    Args:
+        pci: the folder /sys/bus/pci/devices.
+    """
     try:
         devices = sorted(pci.iterdir())
     except OSError:
         return [], f"{pci} is not there"
-    known, unknown, cards = [], [], []
+    known = []
+    unknown = []
+    others = []  # Google's devices that are not accelerators
     for device in devices:
         if read_text(device / "vendor") != _GOOGLE:
             continue
         model = read_text(device / "device")
         name = f"{_GOOGLE}:{model}"
-        if kinds := {one: kind.subsystem for one, kind in GENERATIONS.items() if kind.pci == model}:
-            subsystem = read_text(device / "subsystem_device")  # where it cannot be read, a v2 or v3 is a "v2/v3"
-            known.append(("/".join([one for one in kinds if kinds[one] == subsystem] or kinds), device, name))
+        if generation := _generation(model, device):
+            known.append(_Chip(generation, device, name))
         elif read_text(device / "class").startswith(_ACCELERATOR_CLASSES):
-            unknown.append((f"unknown ({name})", device, name))
+            unknown.append(_Chip(f"unknown ({name})", device, name))
         else:
-            cards.append(name)
-    # All chips of a host are of one kind, so beside known chips an unknown accelerator is not a TPU.
+            others.append(name)
     chips = known or unknown
     if not chips:
-        seen = f"; {', '.join(cards)} is not a TPU" if cards else ""
+        seen = f"; {', '.join(others)} is not a TPU" if others else ""
         return [], f"none of {counted(len(devices), 'device')} in {pci} is a TPU{seen}"
-    names = Counter(name for *_, name in chips)
-    seen = ", ".join(f"{n} x {name}" for name, n in names.items())
-    return [(generation, device) for generation, device, _ in chips], f"{seen} in {pci}"
+    names = Counter(chip.pci for chip in chips)
+    seen = ", ".join(f"{count} x {name}" for name, count in names.items())
+    return [(chip.generation, chip.folder) for chip in chips], f"{seen} in {pci}"
+
+
+def _generation(model: str, device: Path) -> str | None:
+    """Return the generation of a PCI device; "v2/v3" if it is unknown which; None for no TPU."""
+    kinds = {name: kind for name, kind in GENERATIONS.items() if kind.pci == model}
+    if not kinds:
+        return None
+    subsystem = read_text(device / "subsystem_device")
+    matching = [name for name, kind in kinds.items() if kind.subsystem == subsystem]
+    return "/".join(matching or kinds)
+
+
+def _versions(machine: Machine) -> dict[str, str | None]:
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        versions[package] = machine.installed(package)
+    versions["libtpu"] = versions["libtpu"] or machine.installed("libtpu-nightly")
+    return versions
 
 
 def _find_platform(environ: Mapping[str, str], has_chips: bool) -> tuple[str, str]:
@@ -183,5 +254,5 @@ def _filesystem_size(path: Path) -> int | None:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """Return the first two numbers of a version, by which releases are compared."""
+    """Return the first two numbers of a version: (2, 9) for "2.9.0+cpu"."""
     return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())

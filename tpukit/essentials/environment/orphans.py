@@ -1,4 +1,9 @@
-"""Workers and temporary folders that have outlived a killed kernel: found by their mark or their name, and removed."""
+"""Find and remove workers and temporary folders that have outlived a killed kernel.
+
+Each worker carries a mark: an open file in memory, whose name has the kernel's process id and start
+time, such as "tpukit-4711-123456". If no process has that id and start time, the worker is an
+orphan. The name of a temporary folder says in the same way which process made it.
+"""
 
 import contextlib
 import os
@@ -18,14 +23,23 @@ from tpukit.essentials.environment.resources import read_text
 _MARK = re.compile(r"/memfd:tpukit-(\d+)-(\d+)")
 _FOLDER = re.compile(r"tpukit-(\d+)-(\d+-\d+)-")
 _PROC = THIS_MACHINE.proc
-_LONGEST_SOCKET_PATH = 107
-_SOCKET_NAME = len("/xxxxxxxx/listener-xxxxxxxx")  # as tempfile and multiprocessing end the path
+_LONGEST_SOCKET_PATH = 107  # characters (AF_UNIX)
+# tempfile and multiprocessing add this to the path of the folder.
+_SOCKET_NAME = len("/xxxxxxxx/listener-xxxxxxxx")
 _GRACE_SECONDS = 2.0  # after SIGTERM, and again after SIGKILL
+_START_TIME = 19  # field of /proc/PID/stat, counted from the state on (man 5 proc)
 
 
 @dataclass(frozen=True)
 class Orphan:
-    """A worker whose kernel has ended. `chips` are the device nodes it holds."""
+    """A worker whose kernel has ended.
+
+    Attributes:
+        pid: process id of the worker.
+        kernel: process id of its kernel.
+        command: command line of the worker.
+        chips: the device nodes that the worker holds.
+    """
 
     pid: int
     kernel: int
@@ -35,61 +49,84 @@ class Orphan:
 
 @dataclass(frozen=True, repr=False)
 class CleanupReport(Table):
-    """The orphaned workers that `release` has ended, with one row for each."""
+    """The orphaned workers that `cleanup` has ended, one per row."""
 
     orphans: tuple[Orphan, ...]
 
     @property
     def title(self) -> str:
-        """What was done, in one line."""
-        count = len(self.orphans)
-        return f"ended {counted(count, 'orphaned worker')}" if count else "no orphaned worker of an earlier run"
+        """The outcome in one line."""
+        if not self.orphans:
+            return "no orphaned worker of an earlier run"
+        return f"ended {counted(len(self.orphans), 'orphaned worker')}"
 
     def rows(self) -> list[tuple[str, str, str]]:
         """Return (process, kernel, chips and command) of every worker."""
-        return [
-            (f"process {one.pid}", f"of kernel {one.kernel}", f"{', '.join(one.chips) or 'no chip'}: {one.command}")
-            for one in self.orphans
-        ]
+        found = []
+        for orphan in self.orphans:
+            chips = ", ".join(orphan.chips) or "no chip"
+            row = (
+                f"process {orphan.pid}",
+                f"of kernel {orphan.kernel}",
+                f"{chips}: {orphan.command}",
+            )
+            found.append(row)
+        return found
 
 
 def mark(kernel: int) -> None:
     """Mark this process, and every process it forks, as a worker of a kernel.
 
-    The mark is an empty file in memory whose name contains the kernel's process id and start time. /proc shows it among
-    the open files of the worker, even if the worker has left its session and has no living parent.
+    /proc shows the mark among the open files of the worker, even if the worker has left its session
+    and has no living parent. Only Linux has such files.
+
+    Args:
+        kernel: process id of the kernel.
     """
-    if hasattr(os, "memfd_create"):  # Linux
+    if hasattr(os, "memfd_create"):
         os.memfd_create(f"tpukit-{kernel}-{_started(_PROC, kernel)}")
 
 
 def make_folder() -> Path:
-    """Make a temporary folder named after this process, and remove the folders of processes that have ended.
+    """Make a temporary folder named after this process; remove those of ended processes.
 
-    Sockets are made in it, whose whole path may have 107 characters (AF_UNIX). Where TMPDIR is too long for that it is
-    made in /tmp: a DataLoader's processes would wait for ever for one that cannot be made.
+    Sockets are made in the folder, and the whole path of a socket has at most 107 characters. If
+    TMPDIR is too long for that, the folder is made in /tmp. Otherwise the socket could not be made,
+    and the processes of a DataLoader would wait for it forever.
     """
-    name, place = f"tpukit-{os.getpid()}-{_identity(os.getpid())}-", tempfile.gettempdir()
-    if len(place) + len(name) + _SOCKET_NAME > _LONGEST_SOCKET_PATH and os.access("/tmp", os.W_OK):
+    name = f"tpukit-{os.getpid()}-{_identity(os.getpid())}-"
+    place = tempfile.gettempdir()
+    is_too_long = len(place) + len(name) + _SOCKET_NAME > _LONGEST_SOCKET_PATH
+    if is_too_long and os.access("/tmp", os.W_OK):
         place = "/tmp"
     for folder in entries(Path(place)):
-        if (match := _FOLDER.match(folder.name)) and _identity(int(match[1])) != match[2]:
-            shutil.rmtree(folder, ignore_errors=True)  # a folder of another user stays
+        match = _FOLDER.match(folder.name)
+        if match and _identity(int(match[1])) != match[2]:
+            shutil.rmtree(folder, ignore_errors=True)  # the folder of another user stays
     return Path(tempfile.mkdtemp(prefix=name, dir=place))
 
 
 def cleanup(machine: Machine = THIS_MACHINE) -> CleanupReport:
-    """End the workers of this user that have outlived their kernel, and return which they were.
+    """End the workers of this user that have outlived their kernel.
 
-    Workers end with their kernel, so there should be none. If there is one, it may still hold a chip, which `check`
-    then reports as "in use". Workers of living kernels and all other processes are left alone.
+    Workers end with their kernel, so there should be none. An orphan may still hold a chip, which
+    `check` then reports as "in use". Workers of living kernels and all other processes are left
+    alone.
+
+    Args:
+        machine: the machine, if not this one.
+
+    Returns:
+        the workers that were ended, as a table.
     """
-    proc, orphans = machine.proc, _find(machine)
-    started = {one.pid: _started(proc, one.pid) for one in orphans}
+    orphans = _find(machine)
+    # The start times are compared, because another process may get the id of an ended orphan.
+    started = {orphan.pid: _started(machine.proc, orphan.pid) for orphan in orphans}
 
     def alive() -> list[int]:
-        # The start times are compared because another process may get the id of an orphan that has ended.
-        return [pid for pid, when in started.items() if when and _started(proc, pid) == when]
+        return [
+            pid for pid, when in started.items() if when and _started(machine.proc, pid) == when
+        ]
 
     for number in (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
         for pid in alive():
@@ -102,7 +139,10 @@ def cleanup(machine: Machine = THIS_MACHINE) -> CleanupReport:
 
 
 def _identity(pid: int) -> str:
-    """Return the start time and PID namespace of a process: its id is used again, and by containers that share /tmp."""
+    """Return the start time and PID namespace of a process.
+
+    The id alone is not enough: the system reuses it, and containers that share /tmp use it too.
+    """
     try:
         namespace = os.stat(_PROC / "self" / "ns" / "pid").st_ino
     except OSError:  # no /proc
@@ -111,18 +151,22 @@ def _identity(pid: int) -> str:
 
 
 def _find(machine: Machine) -> list[Orphan]:
-    found, proc = [], machine.proc
+    proc = machine.proc
     chips = list(chip_holders(machine))
+    found = []
     for process in entries(proc):
         if not process.name.isdigit() or not _is_mine(process):
             continue
         marks = [match for target in open_files(process) if (match := _MARK.match(target))]
-        for match in marks[:1]:
-            kernel, started = int(match[1]), int(match[2])
-            if _started(proc, kernel) != started:  # it has ended, even if another process has its id now
-                pid = int(process.name)
-                held = tuple(node for holder, node in chips if holder == pid)
-                found.append(Orphan(pid, kernel, command(proc, pid), held))
+        if not marks:
+            continue
+        kernel = int(marks[0][1])
+        started = int(marks[0][2])
+        has_ended = _started(proc, kernel) != started  # also if another process has its id now
+        if has_ended:
+            pid = int(process.name)
+            held = tuple(node for holder, node in chips if holder == pid)
+            found.append(Orphan(pid, kernel, command=command(proc, pid), chips=held))
     return found
 
 
@@ -136,4 +180,7 @@ def _is_mine(process: Path) -> bool:
 def _started(proc: Path, pid: int) -> int:
     """Return the start time of a process in clock ticks; 0 if it has ended or is a zombie."""
     fields = read_text(proc / str(pid) / "stat").rpartition(")")[2].split()
-    return int(fields[19]) if fields and fields[0] not in "ZX" else 0
+    has_ended = not fields or fields[0] in "ZX"
+    if has_ended:
+        return 0
+    return int(fields[_START_TIME])

@@ -1,4 +1,4 @@
-"""Where the facts about a machine are read."""
+"""The places where the facts about a machine are read."""
 
 import os
 import platform
@@ -7,11 +7,11 @@ from collections.abc import Callable, Container, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tpukit.essentials.backends import runtime_started, why_no_simulator
+from tpukit.essentials.display import NotInstalledError, optional_subpackage
 
 
 def installed_version(package: str) -> str | None:
-    """Read a package's version from its metadata, without importing it; None where it is not installed."""
+    """Return a package's version from its metadata, without importing it; None if not installed."""
     from importlib import metadata  # 13 ms of `import tpukit` otherwise, a tenth of it
 
     try:
@@ -20,12 +20,49 @@ def installed_version(package: str) -> str | None:
         return None
 
 
-# repr=False: help() shows the value of a parameter's default, and the environment may hold keys.
+def runtime_started() -> bool:
+    """Return whether this process has started the XLA runtime, without starting it."""
+    # Without torch_xla there is no runtime, and importing it to ask would take ten seconds.
+    if "torch_xla" not in sys.modules:
+        return False
+    return bool(sys.modules["torch_xla"]._XLAC._xla_runtime_is_initialized())
+
+
+def why_no_simulator() -> str | None:
+    """Return why the simulated TPU cannot run on this machine; None if it can."""
+    try:
+        with optional_subpackage("the simulated TPU"):
+            from tpukit.simulator import why_not
+    except NotInstalledError as error:
+        return error.fact
+    return why_not()
+
+
+# repr=False: help() shows the default of a parameter, and the environment may hold keys.
 @dataclass(frozen=True, repr=False)
 class Machine:
-    """Where the facts about a machine are read: this machine's own places, unless a test names others.
+    """The places where facts about a machine are read; a test passes other places.
 
-    What was found there is a `MachineInfo`.
+    `MachineInfo` holds the facts that were found there.
+
+    Attributes:
+        environ: the environment variables.
+        pci: folder of the devices on the PCI bus.
+        proc: folder of the processes.
+        cgroup: folder of the control groups, which limit a container.
+        shm: folder of shared memory.
+        dev: folder of the device nodes.
+        colab: folder that exists on Colab, and on Kaggle.
+        kaggle: folder that exists on Kaggle.
+        modules: the modules that this process has imported.
+        system: operating system and processor, such as "Linux x86_64".
+        affinity: number of processors that this process is bound to; None asks the system.
+        can_fork: whether the system has `os.fork`.
+        installed: returns the version of a package, or None.
+        started: returns whether this process has started the XLA runtime.
+        no_simulator: returns why the simulated TPU cannot run here, or None.
+        access: returns whether a file may be opened in a mode, as `os.access` does.
+        open_node: opens a device node, as `os.open` does.
     """
 
     environ: MutableMapping[str, str] = field(default_factory=lambda: os.environ)
@@ -34,16 +71,16 @@ class Machine:
     cgroup: Path = Path("/sys/fs/cgroup")
     shm: Path = Path("/dev/shm")
     dev: Path = Path("/dev")
-    colab: Path = Path("/content")  # Colab's own folder, and Kaggle's
+    colab: Path = Path("/content")
     kaggle: Path = Path("/kaggle")
-    modules: Container[str] = field(default_factory=lambda: sys.modules)  # imported in this kernel
+    modules: Container[str] = field(default_factory=lambda: sys.modules)
     system: str = f"{platform.system()} {platform.machine()}"
-    affinity: int | None = None  # processors that this process is bound to; None asks the system
+    affinity: int | None = None
     can_fork: bool = hasattr(os, "fork")
     installed: Callable[[str], str | None] = installed_version
     started: Callable[[], bool] = runtime_started
     no_simulator: Callable[[], str | None] = why_no_simulator
-    access: Callable[[Path, int], bool] = os.access  # may a file be opened so?
+    access: Callable[[Path, int], bool] = os.access
     open_node: Callable[[str, int], int] = os.open
 
 

@@ -1,4 +1,9 @@
-"""The processors and memory that this process may use, with the limits of its container, and the memory it has used."""
+"""The processors and the memory that this process may use, and the memory that it has used.
+
+A container often has less than its machine. Its limits are those of control groups: folders in
+/sys/fs/cgroup, in which each group is also limited by the groups above it. Version 1 of control
+groups has one tree of folders per controller ("cpu", "memory"), version 2 has one tree for all.
+"""
 
 import math
 import os
@@ -7,132 +12,189 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from tpukit.essentials.environment.platforms import THIS_MACHINE, Machine
 
+_KIB = 1024
+# The files of a limit and of the memory in use, in versions 2 and 1.
+_LIMITS_AND_USES = (
+    ("memory.max", "memory.current"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+)
+
 
 def cpus(machine: Machine = THIS_MACHINE) -> int:
-    """Return the number of processors that this process may use; in a container often fewer than the machine has."""
-    return find_cpus(machine)[0]
+    """Return the number of processors that this process may use."""
+    found, _ = find_cpus(machine)
+    return found
 
 
 def find_cpus(machine: Machine = THIS_MACHINE) -> tuple[int, str]:
-    """Return the number of processors that this process may use, and where that number comes from.
+    """Return the number of processors that this process may use, and the source of the number.
 
-    The CPU affinity alone is not enough: in a container with a quota of two processors on a machine of 96, it lists all
-    96, and 96 processes would then share two.
+    The CPU affinity alone is not enough. In a container with a quota of two processors on a machine
+    of 96 it lists all 96, and 96 processes would then share two.
     """
-    if machine.affinity is None and not hasattr(os, "sched_getaffinity"):  # macOS, Windows
-        found, source = os.cpu_count() or 1, "CPU count of the system"
-    else:
-        found, source = machine.affinity or len(os.sched_getaffinity(0)), "CPU affinity of this process"
+    if machine.affinity:
+        found = machine.affinity
+        source = "CPU affinity of this process"
+    elif hasattr(os, "sched_getaffinity"):
+        found = len(os.sched_getaffinity(0))
+        source = "CPU affinity of this process"
+    else:  # macOS, Windows
+        found = os.cpu_count() or 1
+        source = "CPU count of the system"
     for group in _control_groups(machine, "cpu"):
-        version_1 = f"{read_text(group / 'cpu.cfs_quota_us')} {read_text(group / 'cpu.cfs_period_us')}"
-        numbers = (read_text(group / "cpu.max") or version_1).split()
-        if len(numbers) == 2 and all(number.isdigit() for number in numbers):  # "max" and -1 mean no quota
-            allowed = max(1, math.ceil(int(numbers[0]) / int(numbers[1])))
-            if allowed < found:
-                found, source = allowed, f"CPU quota in {group}"
+        quota = _cpu_quota(group)
+        if quota is not None and quota < found:
+            found = quota
+            source = f"CPU quota in {group}"
     return found, source
 
 
+def _cpu_quota(group: Path) -> int | None:
+    """Return the processors that a control group allows, rounded up; None if it has no quota."""
+    version_2 = read_text(group / "cpu.max")
+    version_1 = f"{read_text(group / 'cpu.cfs_quota_us')} {read_text(group / 'cpu.cfs_period_us')}"
+    fields = (version_2 or version_1).split()
+    is_quota = len(fields) == 2 and all(field.isdigit() for field in fields)  # not "max", not -1
+    if not is_quota:
+        return None
+    quota, period = map(int, fields)
+    return max(1, math.ceil(quota / period))
+
+
 def find_memory(machine: Machine = THIS_MACHINE) -> tuple[int | None, str]:
-    """Return the bytes of memory that this process may use, and where that number comes from; None if unknown."""
-    total, source = None, "this system does not tell"
-    for line in read_text(machine.proc / "meminfo").splitlines():
-        if line.startswith("MemTotal:"):
-            total, source = int(line.split()[1]) * 1024, f"{machine.proc}/meminfo"
-    if total is None and (physical := _physical_memory()) is not None:  # macOS
-        total, source = physical, "sysconf"
+    """Return the bytes of memory that this process may use, and the source; None if unknown."""
+    total = _size(read_text(machine.proc / "meminfo"), "MemTotal")
+    source = f"{machine.proc}/meminfo"
+    if total is None:
+        total = _physical_memory()  # macOS
+        source = "this system does not report it" if total is None else "sysconf"
     for group in _control_groups(machine, "memory"):
-        for file in (group / "memory.max", group / "memory.limit_in_bytes"):
-            limit = read_text(file)
-            if limit.isdigit() and (total is None or int(limit) < total):  # "max", or 2**63 in version 1: no limit
-                total, source = int(limit), f"limit in {file}"
+        for name, _ in _LIMITS_AND_USES:
+            limit = read_text(group / name)
+            # Without a limit it is "max", or in version 1 nearly 2**63.
+            if limit.isdigit() and (total is None or int(limit) < total):
+                total = int(limit)
+                source = f"limit in {group / name}"
     return total, source
 
 
 def available_memory(machine: Machine = THIS_MACHINE) -> int | None:
     """Return the bytes of memory that can still be filled without swapping; None if unknown.
 
-    The smaller of the system's own estimate (MemAvailable) and what the limit of the control group leaves. Where there
-    is no /proc/meminfo (macOS), half of all memory.
+    It is the smaller of the system's estimate (MemAvailable) and the rest of the control group's
+    limit. Without /proc/meminfo (macOS) it is half of all memory.
     """
-    found = re.search(r"^MemAvailable: +(\d+) kB", read_text(machine.proc / "meminfo"), re.MULTILINE)
-    if not found:
+    least = _size(read_text(machine.proc / "meminfo"), "MemAvailable")
+    if least is None:
         physical = _physical_memory()
-        return physical and physical // 2
-    least = int(found[1]) * 1024
+        if physical is None:
+            return None
+        return physical // 2
     for group in _control_groups(machine, "memory"):
-        statistics = dict(line.split() for line in read_text(group / "memory.stat").splitlines())
-        # Cached files count as used, but the system drops them when memory is needed. In version 1 of control groups,
-        # the names that begin with total_ include the groups below.
-        kinds = ("active_file", "inactive_file")
-        files = sum(int(statistics.get(f"total_{kind}", statistics.get(kind, 0))) for kind in kinds)
-        for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
-            limit, used = read_text(group / limit), read_text(group / used)
+        # Cached files count as used, but the system drops them when memory is needed.
+        cached = _cached_files(group)
+        for limit_file, used_file in _LIMITS_AND_USES:
+            limit = read_text(group / limit_file)
+            used = read_text(group / used_file)
             if limit.isdigit() and used.isdigit():  # "max": no limit
-                least = min(least, int(limit) - int(used) + files)
+                least = min(least, int(limit) - int(used) + cached)
     return max(0, least)
 
 
-def peak_memory() -> int:
-    """Return the largest resident set of this process so far, in bytes, including pages shared with its parent.
+def _cached_files(group: Path) -> int:
+    statistics = dict(line.split() for line in read_text(group / "memory.stat").splitlines())
+    total = 0
+    for kind in ("active_file", "inactive_file"):
+        # In version 1, the names that begin with total_ include the groups below.
+        total += int(statistics.get(f"total_{kind}", statistics.get(kind, 0)))
+    return total
 
-    0 where the system does not tell (Windows).
+
+def peak_memory() -> int:
+    """Return the largest resident set of this process so far, in bytes.
+
+    It includes the pages that the process shares with its parent. It is 0 if the system does not
+    report it (Windows).
     """
-    # Not first what `resource` says: it begins with what the process held that started this one.
-    if peak := _resident(THIS_MACHINE)[2]:
+    # Not from `resource` first: that value begins with the memory of the process that started
+    # this one.
+    if peak := _resident(THIS_MACHINE).peak:
         return peak
     try:
         import resource
     except ImportError:
         return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux KiB
+    if sys.platform == "darwin":
+        return peak
+    return peak * _KIB  # macOS counts bytes, Linux KiB
 
 
 def own_memory() -> int:
-    """Return the bytes of memory that this process holds now, without files that are mapped; 0 if unknown.
+    """Return the bytes of memory that this process holds now, without mapped files; 0 if unknown.
 
-    Right after a fork it is what the parent had; what is added later is this process's own.
+    Right after a fork it is the memory of the parent. Only memory that is added later belongs to
+    this process alone.
     """
-    return _resident(THIS_MACHINE)[0]
+    return _resident(THIS_MACHINE).own
 
 
 class OwnMemory:
-    """The most of `own_memory` since this was made; what was held between two reads only counts too.
+    """The maximum of `own_memory` since this object was made, also between two reads.
 
-    The system keeps a peak of all that is resident, mapped files included, and of nothing smaller. Where it rose since
-    the last read, what was mapped then or is mapped now, the larger, is taken off. So a file that was mapped and let go
-    between two reads may count. A reset of the peak (/proc/self/clear_refs) would take it from `peak_memory` too.
+    The system keeps a peak only of all resident memory, mapped files included. If that peak has
+    risen since the last read, the mapped part is subtracted: the larger of its sizes then and now.
+    So a file that was mapped and released between two reads may count. A reset of the peak
+    (/proc/self/clear_refs) would also reset `peak_memory`.
     """
 
     def __init__(self, machine: Machine = THIS_MACHINE):
-        self._machine, self._lock = machine, threading.Lock()
-        self._most, self._mapped, self._peak = _resident(machine)
+        self._machine = machine
+        self._lock = threading.Lock()
+        self._last = _resident(machine)
+        self._most = self._last.own
 
     def most(self) -> int:
-        """Return it in bytes; 0 if unknown."""
-        with self._lock:  # of a heartbeat and of a core that returns, both have to know what either read
-            own, mapped, peak = _resident(self._machine)
-            missed = peak - max(mapped, self._mapped) if own and peak > self._peak else 0
-            self._most, self._mapped, self._peak = max(self._most, own, missed), mapped, peak
+        """Return the maximum in bytes; 0 if unknown."""
+        # A heartbeat and a core that returns both ask, and each needs the other's last read.
+        with self._lock:
+            now = _resident(self._machine)
+            missed = 0
+            if now.own and now.peak > self._last.peak:
+                missed = now.peak - max(now.mapped, self._last.mapped)
+            self._most = max(self._most, now.own, missed)
+            self._last = now
             return self._most
 
 
-def _resident(machine: Machine) -> tuple[int, int, int]:
-    """Return what this process holds for itself, what it has mapped or shares, and the peak of both, in bytes."""
-    found = re.findall(
-        r"^(RssAnon|RssFile|RssShmem|VmHWM):\s+(\d+) kB", read_text(machine.proc / "self" / "status"), re.MULTILINE
-    )
-    sizes = {name: int(size) * 1024 for name, size in found}
-    mapped = sizes.get("RssFile", 0) + sizes.get("RssShmem", 0)
-    return sizes.get("RssAnon", 0), mapped, sizes.get("VmHWM", 0)
+class _Resident(NamedTuple):
+    """The resident memory of this process, in bytes."""
+
+    own: int  # anonymous pages
+    mapped: int  # files and shared memory
+    peak: int  # of own and mapped together
+
+
+def _resident(machine: Machine) -> _Resident:
+    status = read_text(machine.proc / "self" / "status")
+    mapped = (_size(status, "RssFile") or 0) + (_size(status, "RssShmem") or 0)
+    return _Resident(_size(status, "RssAnon") or 0, mapped, peak=_size(status, "VmHWM") or 0)
+
+
+def _size(text: str, name: str) -> int | None:
+    """Return the bytes in a line such as "MemTotal:  24596 kB" of a file of /proc; None without."""
+    found = re.search(rf"^{name}:\s+(\d+) kB", text, re.MULTILINE)
+    if found:
+        return int(found[1]) * _KIB
+    return None
 
 
 def read_text(file: Path) -> str:
-    """Read a small system file, such as one in /proc or /sys; return "" where it is missing or unreadable."""
+    """Read a small system file, such as in /proc or /sys; "" if it is missing or unreadable."""
     try:
         return file.read_text(errors="replace").strip()
     except OSError:
@@ -140,16 +202,21 @@ def read_text(file: Path) -> str:
 
 
 def _control_groups(machine: Machine, controller: str) -> Iterator[Path]:
-    """Yield the folders of the control groups that limit this process: its own and those above it."""
+    """Yield the folders of the control groups that limit this process: its own, then those above.
+
+    A line of /proc/self/cgroup is "0::/user.slice" in version 2, "4:memory:/docker/1a2b" in 1.
+    """
     for line in read_text(machine.proc / "self" / "cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
-        root = machine.cgroup / controller if controllers else machine.cgroup  # version 1 has one tree per controller
+        root = machine.cgroup / controller if controllers else machine.cgroup
         folder = root / path.strip("/")
-        yield from (folder, *(parent for parent in folder.parents if parent.is_relative_to(root)))
+        yield folder
+        yield from (parent for parent in folder.parents if parent.is_relative_to(root))
 
 
 def _physical_memory() -> int | None:
-    known = hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if known else None
+    if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
+        return None
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,13 +1,26 @@
-"""The runtime check: what this machine has, what is wrong, and what to do about it, without starting the runtime."""
+"""The environment check: the facts about this machine, its problems, and how to fix them.
+
+Nothing here starts the runtime. Each function examines one subject and returns a `Finding`, or
+several: its name, its state ("ok", "info", "warning" or "failure"), the fact and the fix.
+"""
 
 import os
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 from tpukit.essentials.display import Finding, Findings, TpukitError, human_size
-from tpukit.essentials.environment.chip_holders import ancestors, chip_holders, chip_nodes, command
+from tpukit.essentials.environment.chip_holders import (
+    ancestors,
+    chip_holders,
+    chip_nodes,
+    command,
+)
 from tpukit.essentials.environment.hardware import TORCH_OF_TORCH_TPU, MachineInfo, numbers
-from tpukit.essentials.environment.instructions import how_to_get_a_tpu, how_to_restart, how_to_start_afresh
+from tpukit.essentials.environment.instructions import (
+    how_to_get_a_tpu,
+    how_to_restart,
+    how_to_start_afresh,
+)
 from tpukit.essentials.environment.platforms import THIS_MACHINE, Machine
 from tpukit.essentials.environment.session import (
     IMAGES,
@@ -21,16 +34,20 @@ from tpukit.essentials.environment.session import (
 )
 
 _GIB = 2**30
-# torch and torch_xla 2.9.0 take 0.7 GiB per process (measured); model, optimizer and batches come on top.
+# torch and torch_xla 2.9.0 take 0.7 GiB per process (measured); model, optimizer and batches are
+# added to that.
 _WORKER_MEMORY = 1 * _GIB
-# Containers have 64 MiB by default; one batch of 128 float32 images of 224 px from a DataLoader worker takes 77 MB.
+# Containers have 64 MiB by default; one batch of 128 float32 images of 224 pixels from a DataLoader
+# worker takes 77 MB.
 _LEAST_SHM = 1 * _GIB
+_MOST_DRY_RUN_WORKERS = 8
 
 _BF16 = (
     "makes float32 tensors bfloat16 on the device while their dtype says float32",
     ', and use `torch.autocast("xla", dtype=torch.bfloat16)` in the worker',
 )
-# Switches that torch_xla still obeys, with effects that surprise, and switches that nothing reads any more.
+# Switches that torch_xla still obeys, with surprising effects, and switches that nothing reads any
+# more. The second text of each is added to the fix.
 _SWITCHES = {
     "XLA_USE_BF16": _BF16,
     "XLA_DOWNCAST_BF16": _BF16,
@@ -38,8 +55,14 @@ _SWITCHES = {
     "XLA_DOWNCAST_FP16": ("is deprecated, and a TPU has no float16", ""),
     "XLA_USE_SPMD": ("gives all chips to one process and none to the others", ""),
     "XLA_TENSOR_ALLOCATOR_MAXSIZE": ("is no longer read by anything", ""),
-    "COLAB_TPU_ADDR": ("is the address of a TPU on another machine, which no platform offers any more", ""),
+    "COLAB_TPU_ADDR": (
+        "is the address of a TPU on another machine, which no platform offers any more",
+        "",
+    ),
 }
+_OFF = ("", "0", "false", "False")
+# A wrong value is harmless: nothing reads XRT variables, and a kernel need not call backward().
+_HARMLESS = ("XRT_", "TORCH_DEVICE_")
 
 
 class EnvironmentCheckError(TpukitError, RuntimeError):
@@ -48,7 +71,12 @@ class EnvironmentCheckError(TpukitError, RuntimeError):
 
 @dataclass(frozen=True, repr=False)
 class Check(Findings):
-    """All findings, in order: a table, as text or in a notebook."""
+    """The findings of a check, in order. It displays itself as a table.
+
+    Attributes:
+        findings: all findings.
+        machine: the facts about the machine.
+    """
 
     findings: tuple[Finding, ...]
     machine: MachineInfo
@@ -76,244 +104,340 @@ class Check(Findings):
 
 
 def check(machine: Machine = THIS_MACHINE, *, info: MachineInfo | None = None) -> Check:
-    """Check whether this machine and this kernel are ready to launch, and what to do where they are not.
+    """Check whether this machine and this kernel are ready to launch; name each problem's fix.
 
-    Starts no runtime, imports no torch and opens no device, so it can be called before, between and after launches; it
-    takes a few milliseconds. `info` is what is known of the machine already.
+    It starts no runtime, imports no torch and opens no device. So you can call it before, between
+    and after launches. It takes a few milliseconds.
+
+    Args:
+        machine: the machine, if not this one.
+        info: the facts about the machine, if they are known already.
+
+    Returns:
+        a `Check`, which displays itself as a table of findings.
     """
-    info, environ = info or MachineInfo.read(machine), machine.environ
-    return Check(
-        findings=(
-            _chips(info, machine),
-            _device(info, environ),
-            _versions(info, environ),
-            *_variables(info, environ),
-            _runtime(info, machine.started()),
-            _in_use(info, machine),
-            _tensorflow(info, machine.modules),
-            _memory(info),
-            _shm(info),
-            _fork(info, environ, machine.can_fork),
-            _rehearsal(info, machine.no_simulator()),
-            *_fixes_of_upstream(info),
-        ),
-        machine=info,
+    info = info or MachineInfo.read(machine)
+    environ = machine.environ
+    findings = (
+        _chips(info, machine),
+        _device(info, environ),
+        _versions(info, environ),
+        *_variables(info, environ),
+        _runtime(info, started=machine.started()),
+        _in_use(info, machine),
+        _tensorflow(info, machine.modules),
+        _memory(info),
+        _shm(info),
+        _fork(info, environ, can_fork=machine.can_fork),
+        _dry_run(info, machine.no_simulator()),
+        *_fixes_of_upstream(info),
     )
+    return Check(findings, machine=info)
 
 
 def _chips(info: MachineInfo, machine: Machine) -> Finding:
-    name, evidence = "TPU", info.evidence["chips"]
+    name = "TPU"
+    evidence = info.evidence["chips"]
     if not info.chips:
-        fact = f"no TPU chip ({evidence}); a launch is a rehearsal on CPU processes, or uses the GPUs there are"
-        return Finding(name, "warning", fact, how_to_get_a_tpu(info))
+        fact = (
+            f"no TPU chip ({evidence}); a launch is a dry run on CPU processes, "
+            "or uses the GPUs of this machine"
+        )
+        return Finding(name, "warning", fact=fact, fix=how_to_get_a_tpu(info))
     if info.generation.startswith("unknown"):
         fact = f"{info.hardware}: torch_xla up to 2.9 does not know this kind and would use the CPU"
-        return Finding(name, "warning", fact, f"take a v5e or v6e TPU: {how_to_get_a_tpu(info)}")
+        fix = f"take a v5e or v6e TPU: {how_to_get_a_tpu(info)}"
+        return Finding(name, "warning", fact=fact, fix=fix)
     if not chip_nodes(machine):
         dev = machine.dev
-        fact = f"{info.hardware} on the PCI bus, but no {dev}/accel*, no {dev}/vfio/*: no process can open them"
+        nodes = f"no {dev}/accel*, no {dev}/vfio/*"
+        fact = f"{info.hardware} on the PCI bus, but {nodes}: no process can open them"
         fix = "start the container with `--privileged`, or with the devices; on a TPU VM, reboot it"
-        return Finding(name, "warning", fact, how_to_start_afresh(info) if info.platform in IMAGES else fix)
-    return Finding(name, "ok", f"{info.hardware} ({evidence})")
+        if info.platform in IMAGES:
+            fix = how_to_start_afresh(info)
+        return Finding(name, "warning", fact=fact, fix=fix)
+    return Finding(name, "ok", fact=f"{info.hardware} ({evidence})")
 
 
 def _device(info: MachineInfo, environ: Mapping[str, str]) -> Finding:
-    name, device = "PJRT_DEVICE", environ.get("PJRT_DEVICE", "")
+    name = "PJRT_DEVICE"
+    device = environ.get(name, "")
     if not info.chips:
         if device.startswith("TPU"):
-            return Finding(name, "warning", f"{device}, but there is no chip", f"`{_unset(name)}`")
-        return Finding(name, "ok", f"{device or 'unset'}, and there is no chip")
+            fact = f"{device}, but there is no chip"
+            return Finding(name, "warning", fact=fact, fix=f"`{_unset(name)}`")
+        return Finding(name, "ok", fact=f"{device or 'unset'}, and there is no chip")
     if info.tpu_package == "torch_tpu":
-        return Finding(name, "ok", f"{device or 'unset'}: TorchTPU does not read it")
+        return Finding(name, "ok", fact=f"{device or 'unset'}: TorchTPU does not read it")
     if not device:
         fact = "unset: torch_xla chooses the device, and only its log says which"
-        return Finding(name, "warning", fact, "`tpukit.setup()`")
+        return Finding(name, "warning", fact=fact, fix="`tpukit.setup()`")
     if not device.startswith("TPU"):
-        fact = f"{device}, although {info.hardware} are here: torch_xla would not use them, without a message"
-        return Finding(name, "failure", fact, f'`os.environ["{name}"] = "TPU"`')
-    return Finding(name, "ok", device)
+        chips = f"although {info.hardware} are here"
+        fact = f"{device}, {chips}: torch_xla would not use them, without a message"
+        return Finding(name, "failure", fact=fact, fix=f'`os.environ["{name}"] = "TPU"`')
+    return Finding(name, "ok", fact=device)
 
 
 def _versions(info: MachineInfo, environ: Mapping[str, str]) -> Finding:
-    name, versions = "versions", info.versions
-    torch, torch_xla = versions.get("torch"), versions.get("torch_xla")
-    libtpu = versions.get("libtpu") or environ.get("TPU_LIBRARY_PATH")
-    release = RELEASES.get(base(torch or ""))
-    pair = f"torch {torch}, torch_xla {torch_xla}"
-    line = install_line(info)
-    percent = "%" if info.platform in ("Colab", "Kaggle") else ""
-    install = f"`{percent}{line}`, then {how_to_restart(info)}" if line else how_to_start_afresh(info)
+    name = "versions"
+    torch = info.versions.get("torch")
     if not torch:
-        return Finding(name, "failure", "torch is not installed", install)
+        return Finding(name, "failure", fact="torch is not installed", fix=_how_to_install(info))
     if is_too_old(torch):
-        fact = f"torch {torch}: this kit needs {OLDEST_TORCH} or later, and launch refuses it"
-        return Finding(name, "failure", fact, install)
-    if versions.get("torch_tpu") and info.tpu_package == "torch_tpu":
-        fact = f"torch {torch}, torch_tpu {versions['torch_tpu']}"
-        if torch_xla:
-            fact += f" (and torch_xla {torch_xla}, which is for another torch: a launch takes torch_tpu)"
-        if numbers(torch) < TORCH_OF_TORCH_TPU or (info.chips and not libtpu):
-            fix = f"`{percent}pip install --upgrade 'torch>=2.11,<2.16' torch_tpu`, then {how_to_restart(info)}"
-            return Finding(name, "failure", f"{fact}, libtpu {libtpu}: it needs libtpu, and torch 2.11 to 2.15", fix)
-        if not info.chips:
-            return Finding(name, "ok", fact)
-        fix = "launch all the same; or take an environment with torch 2.9 and torch_xla 2.9, which is tested more"
-        return Finding(name, "warning", f"{fact}: experimental, not yet run on a chip by this kit", fix)
-    if not torch_xla:
-        if not info.chips:
-            return Finding(name, "ok", f"torch {torch}; no torch_xla, but a rehearsal on plain CPU does not need it")
-        if not line:
-            install = "use Python 3.11 to 3.13 on Linux x86-64: torch_xla has no wheel for newer ones or other systems"
-            if release is None:
-                install = how_to_start_afresh(info)
-        elif info.platform == "Kaggle":  # an old notebook keeps its old image, which may be for CPUs
-            install = f"Session options > Environment > Always use latest environment, or {install}"
-        return Finding(name, "failure", f"torch {torch}, no torch_xla, so the chips cannot be used", install)
+        fact = f"torch {torch}: tpukit needs {OLDEST_TORCH} or later, and launch refuses it"
+        return Finding(name, "failure", fact=fact, fix=_how_to_install(info))
+    libtpu = info.versions.get("libtpu") or environ.get("TPU_LIBRARY_PATH")
+    if info.tpu_package == "torch_tpu":
+        return _torch_tpu_versions(info, torch, libtpu=libtpu)
+    if not info.versions.get("torch_xla"):
+        return _without_torch_xla(info, torch)
+    return _torch_xla_versions(info, torch, libtpu=libtpu)
+
+
+def _torch_tpu_versions(info: MachineInfo, torch: str, *, libtpu: str | None) -> Finding:
+    name = "versions"
+    fact = f"torch {torch}, torch_tpu {info.versions['torch_tpu']}"
+    if torch_xla := info.versions.get("torch_xla"):
+        other = f"torch_xla {torch_xla}, which is for another torch: a launch takes torch_tpu"
+        fact += f" (and {other})"
+    is_too_old_for_it = numbers(torch) < TORCH_OF_TORCH_TPU
+    lacks_libtpu = bool(info.chips) and not libtpu
+    if is_too_old_for_it or lacks_libtpu:
+        fact += f", libtpu {libtpu}: it needs libtpu, and torch 2.11 to 2.15"
+        line = "pip install --upgrade 'torch>=2.11,<2.16' torch_tpu"
+        fix = f"`{_percent(info)}{line}`, then {how_to_restart(info)}"
+        return Finding(name, "failure", fact=fact, fix=fix)
+    if not info.chips:
+        return Finding(name, "ok", fact=fact)
+    fact += ": experimental, tpukit has not tested it on a chip"
+    fix = "launch all the same; or take an environment with torch 2.9 and torch_xla 2.9, "
+    fix += "which is tested more"
+    return Finding(name, "warning", fact=fact, fix=fix)
+
+
+def _without_torch_xla(info: MachineInfo, torch: str) -> Finding:
+    name = "versions"
+    if not info.chips:
+        fact = f"torch {torch}; no torch_xla, but a dry run on plain CPU processes does not need it"
+        return Finding(name, "ok", fact=fact)
+    fix = _how_to_install(info)
+    if install_line(info):
+        if info.platform == "Kaggle":  # an old notebook keeps its old image, which may be for CPUs
+            fix = f"Session options > Environment > Always use latest environment, or {fix}"
+    elif base(torch) in RELEASES:
+        fix = (
+            "use Python 3.11 to 3.13 on Linux x86-64: "
+            "torch_xla has no wheel for newer ones or other systems"
+        )
+    fact = f"torch {torch}, no torch_xla, so the chips cannot be used"
+    return Finding(name, "failure", fact=fact, fix=fix)
+
+
+def _torch_xla_versions(info: MachineInfo, torch: str, *, libtpu: str | None) -> Finding:
+    name = "versions"
+    torch_xla = info.versions["torch_xla"]
+    release = RELEASES.get(base(torch))
+    install = _how_to_install(info)
+    pair = f"torch {torch}, torch_xla {torch_xla}"
     if numbers(torch) != numbers(torch_xla):
         fact = f"{pair}: these versions do not work together, and torch_xla will not import"
-        return Finding(name, "failure", fact, install)
+        return Finding(name, "failure", fact=fact, fix=install)
     if release is None or base(torch_xla) not in release.torch_xla:
-        known = " or ".join(f"torch {t} with torch_xla {r.torch_xla[-1]}" for t, r in RELEASES.items())
-        fact = f"{pair}: this kit was not tested with this pair"
-        return Finding(name, "warning", fact, f"if a launch fails, use {known}")
+        pairs = [f"torch {key} with torch_xla {r.torch_xla[-1]}" for key, r in RELEASES.items()]
+        fact = f"{pair}: tpukit was not tested with this pair"
+        fix = f"if a launch fails, use {' or '.join(pairs)}"
+        return Finding(name, "warning", fact=fact, fix=fix)
     if not info.chips:
-        return Finding(name, "ok", pair)
+        return Finding(name, "ok", fact=pair)
     if not libtpu:
-        return Finding(name, "failure", f"{pair}, no libtpu: torch_xla would use the CPU, without a message", install)
-    if versions.get("libtpu") and libtpu not in release.libtpu:
-        fact = f"libtpu {libtpu} with torch_xla {torch_xla}, which was released with {release.libtpu[-1]}"
-        return Finding(name, "warning", fact, install)
-    return Finding(name, "ok", f"{pair}, libtpu {libtpu}")
+        fact = f"{pair}, no libtpu: torch_xla would use the CPU, without a message"
+        return Finding(name, "failure", fact=fact, fix=install)
+    if info.versions.get("libtpu") and libtpu not in release.libtpu:
+        released = f"which was released with {release.libtpu[-1]}"
+        fact = f"libtpu {libtpu} with torch_xla {torch_xla}, {released}"
+        return Finding(name, "warning", fact=fact, fix=install)
+    return Finding(name, "ok", fact=f"{pair}, libtpu {libtpu}")
+
+
+def _how_to_install(info: MachineInfo) -> str:
+    line = install_line(info)
+    if not line:
+        return how_to_start_afresh(info)
+    return f"`{_percent(info)}{line}`, then {how_to_restart(info)}"
+
+
+def _percent(info: MachineInfo) -> str:
+    """Return the "%" of a notebook's pip command, on platforms that are notebooks only."""
+    return "%" if info.platform in ("Colab", "Kaggle") else ""
 
 
 def _variables(info: MachineInfo, environ: Mapping[str, str]) -> list[Finding]:
-    name, found = "variables", []
+    name = "variables"
+    found = []
     for change in needed_changes(environ, info):
         if change.variable == "PJRT_DEVICE":  # it has its own finding
             continue
-        # One chip is started without addresses, nothing reads XRT variables, and a kernel need not call backward().
-        harmless = change.variable.startswith(("XRT_", "TORCH_DEVICE_"))
-        state = "failure" if info.chips > 1 and not harmless else "warning"
-        now = f"no {change.variable}" if change.before is None else f"{change.variable}={change.before}"
-        found.append(Finding(name, state, f"{now}: {change.why}", "`tpukit.setup()`"))
+        # One chip is started without addresses, so they do no harm there.
+        is_harmless = info.chips <= 1 or change.variable.startswith(_HARMLESS)
+        state = "warning" if is_harmless else "failure"
+        now = f"{change.variable}={change.before}"
+        if change.before is None:
+            now = f"no {change.variable}"
+        found.append(Finding(name, state, fact=f"{now}: {change.why}", fix="`tpukit.setup()`"))
     for variable, (fact, instead) in _SWITCHES.items():
-        if environ.get(variable, "") not in ("", "0", "false", "False"):
-            found.append(Finding(name, "warning", f"{variable} {fact}", f"`{_unset(variable)}`{instead}"))
-    for variable in ONE_PROCESS_VARIABLES if info.chips > 1 else ():
-        if variable in environ:
-            value = environ[variable]
-            fact = f"{variable}={value}: meant for one process, but all {info.chips} workers would inherit it"
-            fix = f"`{_unset(variable)}`, unless several notebooks share the chips"
-            found.append(Finding(name, "failure", fact, fix))
-    return found or [Finding(name, "ok", "none that would mislead torch_xla")]
+        if environ.get(variable, "") not in _OFF:
+            fix = f"`{_unset(variable)}`{instead}"
+            found.append(Finding(name, "warning", fact=f"{variable} {fact}", fix=fix))
+    if info.chips > 1:
+        for variable in ONE_PROCESS_VARIABLES:
+            if variable in environ:
+                found.append(_one_process_variable(variable, environ[variable], chips=info.chips))
+    return found or [Finding(name, "ok", fact="none that would mislead torch_xla")]
 
 
-def _runtime(info: MachineInfo, started: bool) -> Finding:
-    if started:
-        fact = "this kernel has started the XLA runtime, so forked workers cannot start theirs"
-        fix = "call torch_xla.device(), xm.master_print() and the like only inside the worker"
-        return Finding("runtime", "failure", fact, f"{how_to_restart(info)}; {fix}")
-    return Finding("runtime", "ok", "not started in this kernel, as it should be")
+def _one_process_variable(variable: str, value: str, *, chips: int) -> Finding:
+    inherited = f"all {chips} workers would inherit it"
+    fact = f"{variable}={value}: meant for one process, but {inherited}"
+    fix = f"`{_unset(variable)}`, unless several notebooks share the chips"
+    return Finding("variables", "failure", fact=fact, fix=fix)
+
+
+def _runtime(info: MachineInfo, *, started: bool) -> Finding:
+    if not started:
+        return Finding("runtime", "ok", fact="not started in this kernel, as it should be")
+    fact = "this kernel has started the XLA runtime, so forked workers cannot start theirs"
+    fix = "call torch_xla.device(), xm.master_print() and the like only inside the worker"
+    return Finding("runtime", "failure", fact=fact, fix=f"{how_to_restart(info)}; {fix}")
 
 
 def _in_use(info: MachineInfo, machine: Machine) -> Finding:
-    name, proc = "in use", machine.proc
+    name = "in use"
     if not info.chips:
-        return Finding(name, "ok", "no chip that could be in use")
-    holders = {}
+        return Finding(name, "ok", fact="no chip that could be in use")
+    holders: dict[int, list[str]] = {}
     for process, node in chip_holders(machine):
         holders.setdefault(process, []).append(node)
     if not holders:
-        return Finding(name, "ok", "no process that is visible from here holds a chip")
+        return Finding(name, "ok", fact="no process that is visible from here holds a chip")
     own = os.getpid()
-    facts, fixes = [], []
+    facts = []
+    fixes = []
     for pid, nodes in holders.items():
         chips = nodes[0] if len(nodes) == 1 else f"{len(nodes)} chips"
         if pid == own:
             facts.append(f"this kernel (process {pid}) holds {chips}")
             fixes.append(how_to_restart(info))
             continue
-        relation = "a child of this kernel" if own in ancestors(proc, pid) else "another program"
-        facts.append(f"process {pid}, {relation}, holds {chips}: {command(proc, pid)}")
-        end = "wait for its launch to end" if relation.startswith("a child") else "shut down its notebook"
+        relation = "another program"
+        end = "shut down its notebook"
+        if own in ancestors(machine.proc, pid):
+            relation = "a child of this kernel"
+            end = "wait for its launch to end"
+        facts.append(f"process {pid}, {relation}, holds {chips}: {command(machine.proc, pid)}")
         fixes.append(f"{end}, or `!kill {pid}`")
-    return Finding(name, "failure", "\n".join(facts), "; ".join(dict.fromkeys(fixes)))
+    unique_fixes = dict.fromkeys(fixes)
+    return Finding(name, "failure", fact="\n".join(facts), fix="; ".join(unique_fixes))
 
 
 def _tensorflow(info: MachineInfo, modules: Container[str]) -> Finding:
-    name, versions = "TensorFlow", info.versions
-    package = next((package for package in ("tensorflow", "tensorflow-tpu") if versions.get(package)), None)
-    if package is None:
-        cpu = versions.get("tensorflow-cpu")
-        return Finding(name, "ok", f"tensorflow-cpu {cpu}, which does not touch the chips" if cpu else "not installed")
-    if not (info.chips and versions.get("torch_xla")):
-        return Finding(name, "ok", f"{package} {versions[package]}, but there is no TPU it could take")
-    fix = f"`pip uninstall -y {package}`, `pip install tensorflow-cpu`, then {how_to_restart(info)}"
+    name = "TensorFlow"
+    versions = info.versions
+    packages = [each for each in ("tensorflow", "tensorflow-tpu") if versions.get(each)]
+    if not packages:
+        fact = "not installed"
+        if cpu := versions.get("tensorflow-cpu"):
+            fact = f"tensorflow-cpu {cpu}, which does not touch the chips"
+        return Finding(name, "ok", fact=fact)
+    package = packages[0]
+    if not info.chips or not versions.get("torch_xla"):
+        fact = f"{package} {versions[package]}, but there is no TPU it could take"
+        return Finding(name, "ok", fact=fact)
+    commands = f"`pip uninstall -y {package}`, `pip install tensorflow-cpu`"
+    fix = f"{commands}, then {how_to_restart(info)}"
+    library = "libtpu, the library of the TPU"
     if "tensorflow" in modules:
-        fact = f"{package} is imported in this kernel and may hold libtpu, the library of the TPU"
-        return Finding(name, "failure", fact, fix)
-    fact = f"{package} {versions[package]} takes libtpu, the library of the TPU, once it is imported"
-    return Finding(name, "warning", fact, fix)
+        fact = f"{package} is imported in this kernel and may hold {library}"
+        return Finding(name, "failure", fact=fact, fix=fix)
+    fact = f"{package} {versions[package]} takes {library}, once it is imported"
+    return Finding(name, "warning", fact=fact, fix=fix)
 
 
 def _memory(info: MachineInfo) -> Finding:
-    name, source = "memory", info.evidence["memory"]
+    name = "memory"
+    source = info.evidence["memory"]
     if info.memory is None:
-        return Finding(name, "ok", f"unknown: {source}")
-    workers = info.cores or min(8, max(2, info.cpus))  # as many as launch would start
+        return Finding(name, "ok", fact=f"unknown: {source}")
+    dry_run_workers = min(_MOST_DRY_RUN_WORKERS, max(2, info.cpus))
+    workers = info.cores or dry_run_workers  # as many as a launch would start
     fact = f"{human_size(info.memory)} for {workers} workers ({source})"
-    if info.memory < _WORKER_MEMORY * (workers + 1):  # one more for the kernel
-        fix = f"take a machine with {workers + 1} GiB or more, or launch with cores=1"
-        return Finding(name, "warning", f"{fact}: each needs at least about 1 GiB", fix)
-    return Finding(name, "ok", fact)
+    processes = workers + 1  # the kernel is one more
+    if info.memory < _WORKER_MEMORY * processes:
+        fact += ": each needs at least about 1 GiB"
+        fix = f"take a machine with {processes} GiB or more, or launch with cores=1"
+        return Finding(name, "warning", fact=fact, fix=fix)
+    return Finding(name, "ok", fact=fact)
 
 
 def _shm(info: MachineInfo) -> Finding:
     name = "/dev/shm"
     if info.shm is None:
-        return Finding(name, "ok", "this system has none and needs none")
+        return Finding(name, "ok", fact="this system has none and needs none")
+    fact = human_size(info.shm)
     if info.shm < _LEAST_SHM:
-        fact = f"{human_size(info.shm)}: the worker processes of a DataLoader pass their batches through it"
-        fix = "keep num_workers=0, as core.batches does; or start the container with `--shm-size=8g`"
-        return Finding(name, "warning", fact, fix)
-    return Finding(name, "ok", human_size(info.shm))
+        fact += ": the worker processes of a DataLoader pass their batches through it"
+        fix = "keep num_workers=0, as core.batches does; "
+        fix += "or start the container with `--shm-size=8g`"
+        return Finding(name, "warning", fact=fact, fix=fix)
+    return Finding(name, "ok", fact=fact)
 
 
-def _fork(info: MachineInfo, environ: Mapping[str, str], can_fork: bool) -> Finding:
+def _fork(info: MachineInfo, environ: Mapping[str, str], *, can_fork: bool) -> Finding:
     name = "fork"
     if not can_fork:
-        fact = f"{info.system} cannot fork: a launch rehearses on one core, in this kernel itself"
-        return Finding(name, "warning", fact, "for several cores use Linux (on Windows: WSL 2), Colab or Kaggle")
-    if info.system.startswith("Darwin") and environ.get("OBJC_DISABLE_INITIALIZE_FORK_SAFETY") != "YES":
+        fact = f"{info.system} cannot fork: a launch is a dry run on one core, in this kernel"
+        fix = "for several cores use Linux (on Windows: WSL 2), Colab or Kaggle"
+        return Finding(name, "warning", fact=fact, fix=fix)
+    is_safe = environ.get("OBJC_DISABLE_INITIALIZE_FORK_SAFETY") == "YES"
+    if info.system.startswith("Darwin") and not is_safe:
         fact = "possible, but macOS kills a forked worker that uses certain system frameworks"
-        return Finding(name, "warning", fact, "start Jupyter with OBJC_DISABLE_INITIALIZE_FORK_SAFETY=YES")
-    return Finding(name, "ok", "possible")
+        fix = "start Jupyter with OBJC_DISABLE_INITIALIZE_FORK_SAFETY=YES"
+        return Finding(name, "warning", fact=fact, fix=fix)
+    return Finding(name, "ok", fact="possible")
 
 
-def _rehearsal(info: MachineInfo, no_simulator: str | None) -> Finding:
-    name, cpu = "rehearsal", 'CPU processes (`backend="cpu"`)'
+def _dry_run(info: MachineInfo, no_simulator: str | None) -> Finding:
+    """List the dry runs that this machine offers."""
+    cpu = 'CPU processes (`backend="cpu"`)'
     if info.chips:
-        return Finding(name, "ok", f"not needed, there are chips; {cpu} stand in for them on request")
-    if info.tpu_package == "torch_tpu" and not no_simulator:
-        return Finding(name, "ok", f'{cpu}, or TorchTPU over a stand-in for libtpu (`backend="torch_tpu"`)')
-    if not info.versions.get("torch_xla"):
-        return Finding(name, "ok", f"{cpu}; graphs cannot be rehearsed without torch_xla")
-    if no_simulator:
-        fact = f'{cpu}, or XLA:CPU processes joined by gloo (`backend="xla"`); no stand-in for libtpu: {no_simulator}'
-        return Finding(name, "ok", fact)
-    fact = f'{cpu}, or torch_xla\'s own TPU client over a stand-in for libtpu (`backend="xla"`)'
-    return Finding(name, "ok", fact)
+        fact = f"not needed, there are chips; {cpu} take their place on request"
+    elif info.tpu_package == "torch_tpu" and not no_simulator:
+        fact = f'{cpu}, or TorchTPU on a simulated TPU (`backend="torch_tpu"`)'
+    elif not info.versions.get("torch_xla"):
+        fact = f"{cpu}; a dry run of graphs needs torch_xla"
+    elif no_simulator:
+        fact = (
+            f'{cpu}, or XLA:CPU processes joined by gloo (`backend="xla"`); '
+            f"no simulated TPU: {no_simulator}"
+        )
+    else:
+        fact = f'{cpu}, or torch_xla\'s own TPU client on a simulated TPU (`backend="xla"`)'
+    return Finding("dry run", "ok", fact=fact)
 
 
 def _fixes_of_upstream(info: MachineInfo) -> list[Finding]:
-    """List the defects of installed packages that a launch corrects, in one row; none if there are none."""
+    """List the defects of installed packages that a launch corrects, as one finding or none."""
     if info.tpu_package == "torch_tpu":
         fact = "TorchTPU 0.2.0: running statistics of BatchNorm and InstanceNorm are updated"
     elif info.versions.get("torch_xla"):
-        fact = "torch_xla 2.8, 2.9: running variances by n - 1; Adam is one operation, with the same bits"
+        fact = (
+            "torch_xla 2.8, 2.9: running variances by n - 1; "
+            "Adam is one operation, with the same bits"
+        )
     else:
         return []
-    return [Finding("corrected", "info", f"{fact} (no issue upstream; docs/same_on_every_core.md)")]
+    source = "no issue upstream; docs/same_on_every_core.md"
+    return [Finding("corrected", "info", fact=f"{fact} ({source})")]
 
 
 def _unset(variable: str) -> str:

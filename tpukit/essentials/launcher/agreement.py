@@ -22,8 +22,9 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tpukit.essentials.backends import BackendMismatchError, runtime_started
+from tpukit.essentials.backends import BackendMismatchError
 from tpukit.essentials.display import InvalidValueError, TpukitRuntimeError, first_few
+from tpukit.essentials.environment import runtime_started
 from tpukit.essentials.launcher.core_values import (
     called_text,
     gradient_checksum,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tpukit.essentials.backends import Backend, BackendMismatchError
 from tpukit.essentials.data import Batches, BatchSource, MapDataset
-from tpukit.essentials.display import InvalidTypeError, InvalidValueError, load_part
+from tpukit.essentials.display import InvalidTypeError, InvalidValueError, optional_subpackage
 from tpukit.essentials.environment import write_whole
 from tpukit.essentials.launcher import messages
 from tpukit.essentials.launcher.agreement import Agreement
@@ -164,11 +164,14 @@ class Core(NotebookOutput):
         options |= {"workers": workers, "send": self.backend.to_device, "shares_process": self.backend.shares_process}
         options["numbers"] = self.numbers.own
         if steps is not None:
-            make = load_part("tpukit.training", "core.batches(steps=...)").StreamBatches
+            with optional_subpackage("core.batches(steps=...)"):
+                from tpukit.training import StreamBatches
             options |= {"steps": steps, "shuffle": shuffle, "mask": mask, "buckets": buckets}
-            return self.agreement.add_batches(make(dataset, **options))
+            return self.agreement.add_batches(StreamBatches(dataset, **options))
         if buckets is not None and not hasattr(buckets, "lengths"):
-            buckets = load_part("tpukit.training", "core.batches(buckets=...)").Buckets(buckets)
+            with optional_subpackage("core.batches(buckets=...)"):
+                from tpukit.training import Buckets
+            buckets = Buckets(buckets)
         options |= {"shuffle": shuffle, "drop_last": drop_last, "mask": mask, "buckets": buckets, "threads": threads}
         batches = self.agreement.add_batches(Batches(dataset, **options))
         if buckets is not None:

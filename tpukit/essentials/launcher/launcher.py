@@ -20,7 +20,7 @@ from tpukit.essentials.display import (
     TpukitError,
     as_html,
     counted,
-    load_part,
+    optional_subpackage,
     screen,
 )
 from tpukit.essentials.environment import Folders, MachineInfo, folders_of, wait_for_chips
@@ -317,8 +317,9 @@ def _choose(host: MachineInfo, options: LaunchOptions) -> Topology:
 
 
 def _choose_sharded(host: MachineInfo, options: LaunchOptions) -> Topology:
-    sharded = load_part("tpukit.accelerators.sharded", "launch(shard=...)")
-    return sharded.choose_sharded(
+    with optional_subpackage("launch(shard=...)"):
+        from tpukit.accelerators import choose_sharded
+    return choose_sharded(
         options.shard,
         functools.partial(choose_topology, host, backend=options.backend),
         cores=options.cores,
@@ -331,22 +332,24 @@ def _writers(options: LaunchOptions, display: Screen):
     """Return the object that calls the loggers; None without any."""
     if options.loggers is None:
         return None
-    log_files = load_part("tpukit.training.log_files", "launch(loggers=...)")
-    return log_files.LogWriters(options.loggers, display.line)
+    with optional_subpackage("launch(loggers=...)"):
+        from tpukit.training import LogWriters
+    return LogWriters(options.loggers, display.line)
 
 
 def _print_layout(topology: Topology, shard: str | None, display: Screen) -> None:
     """Print how the run differs from one on TPU chips with a core per process."""
     if shard is not None:
-        sharded = load_part("tpukit.accelerators.sharded", "launch(shard=...)")
-        display.line(sharded.how_it_is_cut(topology))
-    if topology.rehearsal:
-        stand = "processes stand" if topology.cores > 1 else "process stands"
-        who = f"{topology.cores} {topology.device} {stand}"
+        with optional_subpackage("launch(shard=...)"):
+            from tpukit.accelerators import how_it_is_cut
+        display.line(how_it_is_cut(topology))
+    if topology.is_dry_run:
+        take = "processes take" if topology.cores > 1 else "process takes"
+        who = f"{topology.cores} {topology.device} {take}"
         if topology.chips > 1:
-            who = f"{topology.device} of one process stand"
+            who = f"{topology.device} of one process take"
         note = runtimes()[topology.backend].note
-        display.line(f"a rehearsal: {who} in for TPU cores{note}")
+        display.line(f"dry run: {who} the place of TPU cores{note}")
     if topology.cores > topology.processes > 0:
         display.line(
             "cores that share a chip share the host's random numbers: those of the device and of "

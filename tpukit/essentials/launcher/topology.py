@@ -5,8 +5,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tpukit.essentials.backends import PLACES, Runtime, Topology, runtimes
-from tpukit.essentials.display import InvalidValueError, TpukitError, load_part
+from tpukit.essentials.backends import REGISTRY, Runtime, Topology, runtimes
+from tpukit.essentials.display import InvalidValueError, TpukitError
 from tpukit.essentials.environment import (
     OLDEST_TORCH,
     ONE_PROCESS_VARIABLES,
@@ -32,8 +32,8 @@ def choose_topology(host: MachineInfo, cores: int | None, backend: str | None) -
     """
     names = [name for name, runtime in sorted(runtimes().items()) if runtime.is_for_launch]
     wanted = host.tpu_package if backend is None and host.chips else backend
-    if wanted in PLACES and wanted not in runtimes():
-        load_part(PLACES[wanted].partition(":")[0], f"the {wanted} backend")  # raises
+    if wanted in REGISTRY and wanted not in runtimes():
+        REGISTRY[wanted].load()  # raises NotInstalledError
     if backend not in (None, *names):
         raise ValueError(f"backend is one of None, {', '.join(map(repr, names))}; got {backend!r}")
     if cores is not None and (isinstance(cores, bool) or not isinstance(cores, int) or cores < 1):
@@ -50,7 +50,7 @@ def choose_topology(host: MachineInfo, cores: int | None, backend: str | None) -
         raise InvalidValueError(
             f"the {runtime.name.partition(':')[0]} backend needs {runtime.package}, which is not installed",
             found=host.summary,
-            fix=(f"{runtime.how_to_install or install_line(host, rehearse_graphs=True) or _WHEELS}; or backend='cpu'"),
+            fix=(f"{runtime.how_to_install or install_line(host, for_graphs=True) or _WHEELS}; or backend='cpu'"),
         )
     return runtime.topology(host, cores)
 
@@ -89,12 +89,12 @@ def refuse_one_process_variables(topology: Topology, environ: Mapping[str, str] 
 def _choose_runtime(host: MachineInfo, backend: str | None) -> Runtime:
     """Return the runtime that was asked for, or what rehearses for it where the machine has no such device."""
     if backend is None:  # nothing slower than plain CPU processes unless it is asked for
-        first, *others = [one for name, one in runtimes().items() if ":" not in name and one.is_present(host)]
+        first, *others = [one for one in runtimes().values() if one.dry_run_of is None and one.is_present(host)]
         same = [one for one in (first, *others) if one.hardware == first.hardware]
         return next((one for one in same if one.package == host.tpu_package), first)
     asked = runtimes()[backend]
-    rehearsals = [one for name, one in runtimes().items() if name.startswith(f"{backend}:") and one.is_present(host)]
-    return asked if asked.is_present(host) or not rehearsals else rehearsals[0]
+    dry_runs = [one for one in runtimes().values() if one.dry_run_of == backend and one.is_present(host)]
+    return asked if asked.is_present(host) or not dry_runs else dry_runs[0]
 
 
 def refuse_if_in_use(host: MachineInfo, environ: Mapping[str, str] = os.environ) -> None:
