@@ -107,7 +107,8 @@ def exceptions_of_tpukit():
         try:
             defined = importlib.import_module(module)
         except ModuleNotFoundError as error:  # an optional package, of a module that defines no exception
-            assert error.name.partition(".")[0] != "tpukit"
+            is_our_own = error.name.partition(".")[0] == "tpukit"
+            assert not is_our_own
             assert not any(name.endswith("Error") for name in names), module
             continue
         kinds = [getattr(defined, name) for name in names]

@@ -363,10 +363,15 @@ def test_xla_without_a_chip_is_rehearsed_on_the_stand_in_where_it_can_be_had(obs
 )
 def test_what_cannot_be_had_is_refused_with_the_fix(facts, options, message):
     facts = {"versions": WITH_XLA, **facts}
+
+    def call():
+        given = dict(options)
+        if "limits" in given:
+            given["limits"] = tpukit.Limits(**given["limits"])
+        quietly(lambda core: None, **given)
+
     with on_machine(machine(**facts)), pytest.raises(ValueError, match=message):
-        if "limits" in options:
-            options = {"limits": tpukit.Limits(**options["limits"])}
-        quietly(lambda core: None, **options)
+        call()
 
 
 def in_python(code, **environ):
