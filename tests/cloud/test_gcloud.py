@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 from cloud.test_options import ZONE, plan
-from rehearsals.cloud_tools import CloudTools
+from doubles.cloud_tools import CloudTools
 
 from tpukit.cloud.answers import CloudError
 from tpukit.cloud.external_tools import run_tool

@@ -14,10 +14,10 @@ def folder(request, tmp_path):
         yield open_folder(tmp_path / "jobs").below("one")
         return
     pytest.importorskip("google.cloud.storage", reason="pip install google-cloud-storage")
+    from doubles.vertex_double import VertexDouble
     from google.auth.credentials import AnonymousCredentials
-    from rehearsals.vertex_stand_in import VertexStandIn
 
-    with VertexStandIn(tmp_path):
+    with VertexDouble(tmp_path):
         yield open_folder("gs://bucket/jobs/", credentials=AnonymousCredentials()).below("one")
 
 

@@ -67,7 +67,7 @@ def undisturbed(ray):
 
 @pytest.fixture(scope="module")
 def cluster(undisturbed):
-    from rehearsals.ray_rehearsal import hosts_here
+    from doubles.ray_double import hosts_here
 
     with hosts_here(topology="2x2x2", accelerator="TPU-V4") as hosts:  # two hosts that say they have four chips each
         yield hosts

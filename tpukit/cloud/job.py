@@ -25,14 +25,14 @@ from tpukit.cloud.gcloud import GcloudTarget
 from tpukit.cloud.job_files import check_allowed, named_files, read_requirements, refuse_secret
 from tpukit.cloud.job_folder import JobFolder, PathFolder, address_of, open_folder, read_json, write_json
 from tpukit.cloud.job_notebook import JobNotebook, check_parameters, read_notebook
-from tpukit.cloud.kit_wheel import NAME as WHEEL
-from tpukit.cloud.kit_wheel import kit_wheel
 from tpukit.cloud.local import LocalTarget
 from tpukit.cloud.options import check_plan, largest_cost
 from tpukit.cloud.skypilot import SkyPilotTarget
 from tpukit.cloud.start_script import package_list, start_script
 from tpukit.cloud.target import JobOptions, JobPlan, PlatformState, Target, variables_of
 from tpukit.cloud.vertex import VertexTarget
+from tpukit.cloud.wheel import NAME as WHEEL
+from tpukit.cloud.wheel import tpukit_wheel
 from tpukit.essentials.display import InvalidValueError, PathNotFoundError, Table, TpukitError, as_text, human_size
 from tpukit.profiling import find_tpu, parse_duration
 
@@ -157,7 +157,7 @@ def submit(
     check_plan(plan)
     variables_of(plan)  # refuses one that is not set
     sent["packages.txt"] = "".join(f"{line}\n" for line in package_list(options, WHEEL)).encode()
-    sent[WHEEL] = kit_wheel()
+    sent[WHEEL] = tpukit_wheel()
     plan = replace(plan, digest=_digest(sent, [values, _plan_as_json(plan)]))
     print(_table(plan, sent), flush=True)
     return _send(target, plan, sent, values)

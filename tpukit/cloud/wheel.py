@@ -18,7 +18,7 @@ _WHEEL = "Wheel-Version: 1.0\nGenerator: tpukit\nRoot-Is-Purelib: true\nTag: py3
 
 
 @functools.lru_cache(1)
-def kit_wheel(kit: Path = _KIT) -> bytes:
+def tpukit_wheel(kit: Path = _KIT) -> bytes:
     """Return the wheel; the same files give the same bytes. Nothing is built, so that nothing is fetched for it."""
     about = f"tpukit-{_VERSION}.dist-info"
     head = [f"Metadata-Version: 2.1\nName: tpukit\nVersion: {_VERSION}\nProvides-Extra: tpu"]
