@@ -122,7 +122,7 @@ def test_a_compiler_that_fails_is_quoted(tmp_path, plugin):
     with pytest.raises(BuildError) as raised:
         build.library(path=plugin(), environ=compiler(tmp_path / "bad", says))
     assert "ended with status 4: plugin.c:7: error: no such thing" in str(raised.value)
-    assert "fix:   give CC another compiler" in str(raised.value)
+    assert "fix:   set CC to another compiler" in str(raised.value)
     assert list((tmp_path / "bad" / "cache" / "tpukit").iterdir()) == []
 
 

@@ -1,4 +1,4 @@
-"""Further ways to run: GPUs, TorchTPU, all chips as one core, and what was compiled kept for the next session."""
+"""More ways to run: GPUs, TorchTPU, models sharded over all chips, and the compilation cache."""
 
 from tpukit.accelerators.adam import adam_numbers
 from tpukit.accelerators.c_library import BuildError, cache_folder, compiled, why_no_compiler
@@ -8,6 +8,6 @@ from tpukit.accelerators.sharded import ShardedTpu
 from tpukit.accelerators.torch_tpu import TorchTpuRuntime, inside
 
 __all__ = [
-    "CompileCache", "BuildError", "ShardedTpu", "TorchTpuRuntime", "adam_numbers", "cache_folder", "compiled",
-    "inside", "open_compile_cache", "programs_of", "why_no_compiler",
+    "BuildError", "CompileCache", "ShardedTpu", "TorchTpuRuntime", "adam_numbers", "cache_folder",
+    "compiled", "inside", "open_compile_cache", "programs_of", "why_no_compiler",
 ]  # fmt: skip
