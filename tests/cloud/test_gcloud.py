@@ -145,7 +145,7 @@ WHERE = {"mounts": ["/var/tpukit"], "seconds": "60"}
 @pytest.mark.parametrize(
     ("message", "status", "fix"),
     [
-        ("ERROR: NOT_FOUND: Resource 'x' was not found", 404, "look at the name"),
+        ("ERROR: NOT_FOUND: Resource 'x' was not found", 404, "check the name"),
         ("ERROR: PERMISSION_DENIED: no tpu.nodes.create", 403, "docs/jobs.md"),
         ("ERROR: RESOURCE_EXHAUSTED: Quota limit 'TPUV5s' has been exceeded", 429, "iam-admin/quotas"),
         ("You do not currently have an active account selected.", 401, "gcloud auth login"),
