@@ -183,7 +183,8 @@ def _scaling(
     if topology is None and (not isinstance(hosts, int) or hosts < 2):
         raise InvalidValueError(
             f"a run over several hosts needs at least two, got hosts={hosts!r} and no topology",
-            fix='hosts=2; or topology="4x4", accelerator="TPU-V5LITEPOD"; for one host, tpukit.launch',
+            fix='hosts=2; or topology="4x4", accelerator="TPU-V5LITEPOD"; '
+            "for one host, tpukit.launch",
         )
     if topology is None:
         return {
@@ -202,7 +203,7 @@ def _scaling(
         "use_tpu": True,
         "topology": topology,
         "accelerator_type": accelerator,
-        # By default Ray starts a worker per chip, and torch_xla would take each chip for a host.
+        # By default Ray starts a worker per chip. torch_xla would take each for a host.
         "resources_per_worker": per_host | more,
     }
 
