@@ -356,6 +356,69 @@ def test_every_command_of_the_documents_is_in_the_makefile():
         assert named <= targets, document
 
 
+# A shell's word that pip would look up on the index: tpukit, tpukit[simulator], tpukit==0.1.0, tpukit>=0.1.
+FROM_THE_INDEX = re.compile(r"tpukit(\[[\w,\s]*\])?([=<>~!]=?.*)?")
+INSTALL = re.compile(r"\b(?:pip|pipx|uv)3?\s+(?:\w+\s+)?(?:install|download|add|run)\b(?P<words>.*)")
+
+
+def texts_of(path):
+    """Yield the text of a file, and each string of a Python file as Python joins its parts."""
+    text = path.read_bytes().decode(errors="ignore")
+    yield text
+    if path.suffix == ".py":
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def taken_from_the_index(text):
+    """Return the install commands of a text that look tpukit up on a package index by its name."""
+    found = []
+    for line in text.splitlines():
+        command = INSTALL.search(line)
+        if command is None or "--no-index" in line:
+            continue
+        words = [word.strip("'\"`,.;:()\\") for word in re.split(r"\s+|\\n", command["words"])]
+        # The quotes around tpukit[simulator] may have lost their partner to the line's own.
+        if any(FROM_THE_INDEX.fullmatch(word) or word.startswith("tpukit[") for word in words):
+            found.append(line.strip())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("line", "is_refused"),
+    [
+        ("pip install tpukit", True),
+        ("%pip install -q 'tpukit[simulator]' and backend=\"xla\"", True),
+        ("uv pip install --upgrade tpukit==0.1.0", True),
+        ("python -m pip install torch tpukit[ray,vertex]`.", True),
+        ("pipx install tpukit", True),
+        ("uv add tpukit", True),
+        ('"!pip install tpukit\\n",', True),
+        ("pip install xla_cpu_pjrt==0.0.1", False),
+        ("pip install -e '.[simulator]'", False),
+        ("pip install --no-deps dist/tpukit-*.whl", False),
+        ("pip install --no-index --find-links wheels tpukit", False),
+        ("pip install torch_tpu, for tpukit's sake", False),
+    ],
+)
+def test_an_install_by_the_name_tpukit_is_recognised(line, is_refused):
+    assert bool(taken_from_the_index(line)) == is_refused
+
+
+def test_no_text_advises_to_install_tpukit_from_the_index():
+    """Nobody owns the name on the package index, so whoever takes it would run code on a reader's machine."""
+    for path in files():
+        if path == Path(__file__):
+            continue
+        for text in texts_of(path):
+            assert not taken_from_the_index(text), f"{path.relative_to(ROOT)}: {taken_from_the_index(text)}"
+        # An extra is named as `.[simulator]` in a clone, but by pyproject.toml itself.
+        if path.name not in ("pyproject.toml", "CHANGELOG.md"):
+            extras = re.search(r"tpukit\[[a-z, ]+\]", path.read_bytes().decode(errors="ignore"))
+            assert not extras, f"{path.relative_to(ROOT)}: {extras[0]}"
+
+
 def test_no_path_of_somebodys_machine_is_in_the_repository():
     somewhere = re.compile(rb"(?<![\w.])/(?:home|work|root|Users)/\w+")
     for path in files():

@@ -3,7 +3,7 @@
 TESTED_THROUGH = {
     "cloud/test_gcloud.py": ["cloud/external_tools.py"],
     "cloud/test_job.py": [
-        "cloud/kit_wheel.py",
+        "cloud/wheel.py",
         "cloud/local.py",
         "cloud/run_notebook.py",
         "cloud/start_script.py",

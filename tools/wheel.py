@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[1]
 BESIDE = (
     "notebooks/01_setup.ipynb",
     "notebooks/scenes.py",
-    "tests/rehearsals/ray_rehearsal.py",
-    "tests/rehearsals/vertex_stand_in.py",
+    "tests/doubles/ray_double.py",
+    "tests/doubles/vertex_double.py",
 )
 SETUPTOOLS = 77  # what pyproject.toml asks for; without it pip fetches one
 

@@ -274,7 +274,7 @@ def test_without_the_library_the_launch_goes_on_and_says_so(library, tmp_path, m
     monkeypatch.setattr(compile_cache, "compiled", lambda *_: library(tmp_path / "library"))
     options = {"cores": 1, "backend": "xla:simulator", "progress": "off", "compile_cache": tmp_path / "kept"}
     assert launch(lambda core: core.mean(3.0), **options).results == [3.0]
-    assert capsys.readouterr().out.count("compile_cache: this launch goes on without it: ") == 1
+    assert capsys.readouterr().out.count("compile_cache is off in this launch: ") == 1
     assert list((tmp_path / "kept").iterdir()) == []
 
 
@@ -301,12 +301,12 @@ def test_torchtpu_is_given_the_folder_that_it_keeps_its_own_in(tmp_path, monkeyp
 
 def test_a_folder_that_others_can_write_to_is_refused(tmp_path):
     tmp_path.chmod(0o777)
-    with pytest.raises(ValueError, match="others can write there") as raised:
+    with pytest.raises(ValueError, match="other users can write to it") as raised:
         launch(lambda core: None, cores=1, backend="xla:simulator", compile_cache=tmp_path)
     assert "mode 777" in raised.value.found
     tmp_path.chmod(int(re.search(r"chmod (\d+)", raised.value.fix)[1], 8))
     assert compile_cache.own_folders([tmp_path]) == (tmp_path,)
-    with pytest.raises(ValueError, match="others can write there"):
+    with pytest.raises(ValueError, match="other users can write to it"):
         compile_cache.own_folders([tmp_path / "new", Path("/tmp")])
     assert compile_cache.own_folders([tmp_path / "new", tmp_path / "not there"]) == (tmp_path / "new",)
 
@@ -315,9 +315,9 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path):
 def test_a_folder_of_another_user_is_refused(tmp_path):
     (tmp_path / "theirs").mkdir(mode=0o700)
     os.chown(tmp_path / "theirs", 12345, 12345)
-    with pytest.raises(ValueError, match="others can write there") as raised:
+    with pytest.raises(ValueError, match="other users can write to it") as raised:
         compile_cache.own_folders([tmp_path / "theirs"])
-    assert "it is of user 12345" in raised.value.found
+    assert "the folder belongs to user 12345" in raised.value.found
 
 
 @pytest.mark.parametrize("given", [True, 3, ["a", 3], "", {"a"}], ids=str)

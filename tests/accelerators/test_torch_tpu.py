@@ -65,8 +65,8 @@ def test_every_device_of_a_chip_has_a_process(generation, cores):
 @pytest.mark.parametrize(
     ("machine", "cores", "words"),
     [
-        (on(torch_tpu="0.2.0"), 2, "cores=2 cannot be had"),
-        (on(torch_tpu="0.2.0", generation="v3"), None, "TorchTPU does not run on v3"),
+        (on(torch_tpu="0.2.0"), 2, "cores=2 is not supported"),
+        (on(torch_tpu="0.2.0", generation="v3"), None, "TorchTPU does not support v3"),
     ],
 )
 def test_what_it_cannot_do_is_refused_with_a_fix(machine, cores, words):
@@ -76,7 +76,7 @@ def test_what_it_cannot_do_is_refused_with_a_fix(machine, cores, words):
 
 def test_a_run_on_another_than_the_first_chip_is_refused_before_a_fork():
     topology = choose_device(on(torch_tpu="0.2.0"), 3, None, None)
-    with pytest.raises(ValueError, match=r"device=3 cannot be had(.|\n)*fix:   device=0"):
+    with pytest.raises(ValueError, match=r"device=3 is not supported(.|\n)*fix:   device=0"):
         TorchTpuRuntime().load(topology)
 
 

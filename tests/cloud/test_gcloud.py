@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 from cloud.test_options import ZONE, plan
-from rehearsals.cloud_tools import CloudTools
+from doubles.cloud_tools import CloudTools
 
 from tpukit.cloud.answers import CloudError
 from tpukit.cloud.external_tools import run_tool
@@ -145,7 +145,7 @@ WHERE = {"mounts": ["/var/tpukit"], "seconds": "60"}
 @pytest.mark.parametrize(
     ("message", "status", "fix"),
     [
-        ("ERROR: NOT_FOUND: Resource 'x' was not found", 404, "look at the name"),
+        ("ERROR: NOT_FOUND: Resource 'x' was not found", 404, "check the name"),
         ("ERROR: PERMISSION_DENIED: no tpu.nodes.create", 403, "docs/jobs.md"),
         ("ERROR: RESOURCE_EXHAUSTED: Quota limit 'TPUV5s' has been exceeded", 429, "iam-admin/quotas"),
         ("You do not currently have an active account selected.", 401, "gcloud auth login"),

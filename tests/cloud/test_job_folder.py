@@ -14,10 +14,10 @@ def folder(request, tmp_path):
         yield open_folder(tmp_path / "jobs").below("one")
         return
     pytest.importorskip("google.cloud.storage", reason="pip install google-cloud-storage")
+    from doubles.vertex_double import VertexDouble
     from google.auth.credentials import AnonymousCredentials
-    from rehearsals.vertex_stand_in import VertexStandIn
 
-    with VertexStandIn(tmp_path):
+    with VertexDouble(tmp_path):
         yield open_folder("gs://bucket/jobs/", credentials=AnonymousCredentials()).below("one")
 
 
@@ -88,5 +88,5 @@ def test_the_checksum_is_that_of_cloud_storage(tmp_path):
 
 @pytest.mark.parametrize("address", ["gs://", "gs://A_B", "s3://bucket/x", "gs:///x"])
 def test_an_address_that_is_no_bucket_is_refused(address):
-    with pytest.raises(ValueError, match="is no bucket"):
+    with pytest.raises(ValueError, match="is not a bucket"):
         open_folder(address)

@@ -33,14 +33,14 @@ def test_outputs_and_cells_of_an_earlier_run_are_not_sent(make_notebook):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "is no notebook"),
-        ("[]", "is no notebook"),
-        ('{"cells": 1, "nbformat": 4}', "has the format|is no notebook"),
-        ('{"worksheets": [], "nbformat": 3}', "is no notebook"),
+        ("{", "is not a notebook"),
+        ("[]", "is not a notebook"),
+        ('{"cells": 1, "nbformat": 4}', "has the format|is not a notebook"),
+        ('{"worksheets": [], "nbformat": 3}', "is not a notebook"),
         ('{"cells": [], "nbformat": 4, "metadata": {"kernelspec": {"language": "R"}}}', "a notebook in R"),
         (
             '{"cells": [{"cell_type": "code", "source": ["x = (1,\\n", "y = 2"]}], "nbformat": 4}',
-            "cell 0.* is no Python",
+            "cell 0.* is not valid Python",
         ),
     ],
 )
@@ -86,7 +86,7 @@ def test_a_script_without_cells_runs_as_it_is_and_has_no_parameters(tmp_path):
     with pytest.raises(ValueError, match="need a cell of parameters"):
         check_parameters(found, {"n": 2})
     (tmp_path / "train.py").write_text("n = (\n")
-    with pytest.raises(ValueError, match=r"train.py is no Python"):
+    with pytest.raises(ValueError, match=r"train.py is not valid Python"):
         read_notebook(tmp_path / "train.py")
 
 
@@ -136,7 +136,7 @@ def test_values_of_the_command_line_have_the_type_of_the_default(make_notebook, 
 )
 def test_text_for_what_is_no_text_is_refused_with_a_fix_that_works(make_notebook, name, text):
     book = read_notebook(make_notebook(parameters=DEFAULTS))
-    with pytest.raises(ValueError, match="no Python literal") as caught:
+    with pytest.raises(ValueError, match="not a Python literal") as caught:
         parse_parameters(book, [(name, text)]) if "#" not in text else parse_parameters(book, [(name, "x y")])
     assert ast.unparse(book.defaults[name]) in str(caught.value)
     assert parse_parameters(book, [(name, f'"{text}"')]) == {name: text}
@@ -179,7 +179,7 @@ NO_SECRETS = [
 
 @pytest.mark.parametrize("text", SECRETS, ids=lambda text: text[:24])
 def test_what_looks_like_a_secret_is_refused_with_the_number_of_its_cell(make_notebook, text):
-    with pytest.raises(ValueError, match=r"cell 1 of book.ipynb contains what looks like a secret") as caught:
+    with pytest.raises(ValueError, match=r"cell 1 of book.ipynb contains text that looks like a secret") as caught:
         read_notebook(make_notebook("1", text, tags=[(1, "raises-exception")]))
     assert text not in str(caught.value)
 

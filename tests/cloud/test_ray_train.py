@@ -34,7 +34,7 @@ def test_without_ray_the_message_names_the_extra(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"hosts": 1}, "a run over several hosts needs two at least, got hosts=1"),
+        ({"hosts": 1}, "a run over several hosts needs at least two, got hosts=1"),
         ({}, "got hosts=None, and no topology"),
         ({"topology": "4x4"}, "there is no TPU slice topology='4x4', accelerator=None"),
         ({"topology": "5x5", "accelerator": "TPU-V6E"}, "there is no TPU slice topology='5x5'"),
@@ -67,7 +67,7 @@ def undisturbed(ray):
 
 @pytest.fixture(scope="module")
 def cluster(undisturbed):
-    from rehearsals.ray_rehearsal import hosts_here
+    from doubles.ray_double import hosts_here
 
     with hosts_here(topology="2x2x2", accelerator="TPU-V4") as hosts:  # two hosts that say they have four chips each
         yield hosts

@@ -6,9 +6,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from doubles.cloud_tools import CloudTools
+from doubles.vertex_double import processes_of
 from executed import outputs
-from rehearsals.cloud_tools import CloudTools
-from rehearsals.vertex_stand_in import processes_of
 
 from tpukit.cloud.job import CellFailedError, JobFailedError, find, submit
 from tpukit.cloud.job_folder import read_json

@@ -410,7 +410,7 @@ def test_a_computation_that_does_not_end_is_ended_and_a_failure(tmp_path):
     ("arguments", "status", "words"),
     [
         (["health"], 0, "computation"),
-        (["health", "my_tpu"], 1, "is no name of a TPU VM"),
+        (["health", "my_tpu"], 1, "is not the name of a TPU VM"),
         (["health", "my-tpu", "--wait", "soon"], 1, "a time is written"),
     ],
 )

@@ -56,6 +56,6 @@ def main(names: list[str]) -> int:
 if __name__ == "__main__":
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
     # As on a platform, where `import torch` in a cell loads torch_tpu, and that the library of the machine's chips.
-    os.environ |= {"TPU_LIBRARY_PATH": str(build.library()), "STANDIN_PLUGIN": str(build.find_plugin().library)}
+    os.environ |= {"TPU_LIBRARY_PATH": str(build.library()), "SIMULATOR_PLUGIN": str(build.find_plugin().library)}
     os.environ |= {"TORCH_DEVICE_BACKEND_AUTOLOAD": "1", "TPU_SKIP_MDS_QUERY": "1"}
     print(main(sys.argv[1:] or [*WANTED]))

@@ -12,10 +12,10 @@ from tpukit import WorkerError
 from tpukit.profiling import compare, parity
 from tpukit.simulator.build import why_not
 
-STANDIN = pytest.param(
+SIMULATOR = pytest.param(
     "xla:simulator", marks=[pytest.mark.xla, pytest.mark.skipif(bool(why_not()), reason=why_not() or "")]
 )
-XLA = [pytest.param("xla:cpu", marks=pytest.mark.xla), STANDIN]
+XLA = [pytest.param("xla:cpu", marks=pytest.mark.xla), SIMULATOR]
 
 
 class Block(nn.Module):

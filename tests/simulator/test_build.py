@@ -122,7 +122,7 @@ def test_a_compiler_that_fails_is_quoted(tmp_path, plugin):
     with pytest.raises(BuildError) as raised:
         build.library(path=plugin(), environ=compiler(tmp_path / "bad", says))
     assert "ended with status 4: plugin.c:7: error: no such thing" in str(raised.value)
-    assert "fix:   give CC another compiler" in str(raised.value)
+    assert "fix:   set CC to another compiler" in str(raised.value)
     assert list((tmp_path / "bad" / "cache" / "tpukit").iterdir()) == []
 
 
@@ -192,6 +192,6 @@ def test_the_environment_names_everything_the_library_reads():
     environ = shapes.environment(shapes.SHAPES["v3-8"], library=Path("/l.so"), plugin=Path("/p.so"), memory="/m")
     assert environ["TPU_LIBRARY_PATH"] == "/l.so"
     assert (environ["PJRT_DEVICE"], environ["TPU_SKIP_MDS_QUERY"], environ["TPU_WORKER_ID"]) == ("TPU", "1", "0")
-    read = set(re.findall(r'"(STANDIN_[A-Z_]+)"', "".join(file.read_text() for file in SOURCES.glob("*.c"))))
-    optional = {"STANDIN_TIMEOUT", "STANDIN_ORDER", "STANDIN_BUSY_UNTIL", "STANDIN_LOG", "STANDIN_RECORD"}
-    assert read - optional == {name for name in environ if name.startswith("STANDIN_")}
+    read = set(re.findall(r'"(SIMULATOR_[A-Z_]+)"', "".join(file.read_text() for file in SOURCES.glob("*.c"))))
+    optional = {"SIMULATOR_TIMEOUT", "SIMULATOR_ORDER", "SIMULATOR_BUSY_UNTIL", "SIMULATOR_LOG", "SIMULATOR_RECORD"}
+    assert read - optional == {name for name in environ if name.startswith("SIMULATOR_")}

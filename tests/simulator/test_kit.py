@@ -104,7 +104,7 @@ def test_ranks_may_come_in_another_order_than_processes(capsys):
         os.write(1, f"this is {core.rank}\n".encode())
         return everything(core)
 
-    run = on(shapes.SHAPES["v4-8"], work, environ={"STANDIN_ORDER": "3,2,1,0"})
+    run = on(shapes.SHAPES["v4-8"], work, environ={"SIMULATOR_ORDER": "3,2,1,0"})
     assert [result["rank"][0] for result in run.results] == [0, 1, 2, 3]
     said = sorted(line for line in capsys.readouterr().out.splitlines() if "this is" in line)
     assert said == [f"[core {rank}] this is {rank}" for rank in range(4)]
@@ -113,7 +113,7 @@ def test_ranks_may_come_in_another_order_than_processes(capsys):
 def test_chips_that_are_busy_at_first_are_said_to_be_and_the_next_launch_works():
     shape = shapes.SHAPES["v4-8"]
     with pytest.raises(WorkerError, match="(?i)busy") as failed:
-        on(shape, everything, environ={"STANDIN_BUSY_UNTIL": str(time.time() + 600)})
+        on(shape, everything, environ={"SIMULATOR_BUSY_UNTIL": str(time.time() + 600)})
     assert re.match(r"core \d of 4 could not start its device: ", str(failed.value))
     assert "fix:   chips stay busy for some seconds" in str(failed.value)
     assert len(on(shape, everything).results) == 4
@@ -601,7 +601,7 @@ def test_a_run_on_one_chosen_chip_has_that_one():
 
 
 def test_a_job_waits_for_a_chip_that_is_busy_with_the_job_before(capsys):
-    with played(shapes.SHAPES["kaggle v5e-8"], STANDIN_BUSY_UNTIL=str(int(time.time()) + 25)):
+    with played(shapes.SHAPES["kaggle v5e-8"], SIMULATOR_BUSY_UNTIL=str(int(time.time()) + 25)):
         jobs = tpukit.launch_each(its_chip, [1, 2], cores=2, progress="off")
     assert not jobs.failures, jobs
     assert jobs.seconds > 3
@@ -610,6 +610,6 @@ def test_a_job_waits_for_a_chip_that_is_busy_with_the_job_before(capsys):
 
 def test_a_job_whose_chip_stays_busy_is_told_to_be(monkeypatch):
     monkeypatch.setattr("tpukit.training.jobs._BUSY_SECONDS", 4.0)
-    with played(shapes.SHAPES["colab v5e-1"], STANDIN_BUSY_UNTIL=str(int(time.time()) + 600)):
+    with played(shapes.SHAPES["colab v5e-1"], SIMULATOR_BUSY_UNTIL=str(int(time.time()) + 600)):
         jobs = tpukit.launch_each(its_chip, [1], progress="off")
     assert "chips stay busy for some seconds" in str(jobs.failures[0])

@@ -69,7 +69,7 @@ def test_fit_resumes_to_the_bit_and_its_checkpoints_are_those_of_the_plain_model
     assert differ(alone["valid"], whole["valid"]) < 1e-5
     assert whole["outputs"][0] == 43  # which no number of chips divides, and each is there once
     said = capsys.readouterr().out
-    assert f"one process on {chips} x TPU v5e chip; weights are cut over them" in said
+    assert f"one process on {chips} x TPU v5e chip; the weights are sharded over them" in said
     assert "compiled again" not in said
     assert "no chip's memory is counted" in whole["report"]
     (weights, size), (state, size_of_state) = whole["held"]
@@ -193,7 +193,7 @@ def odd(core):
     class FullyShardedDataParallel(nn.Sequential):
         pass
 
-    with pytest.raises(TypeError, match="cut already"):
+    with pytest.raises(TypeError, match="sharded already"):
         core.model(nn.Sequential(FullyShardedDataParallel(nn.Linear(64, 64))))
     core.model(nn.Linear(1601, 61))
     return len(batches)
@@ -204,13 +204,13 @@ def test_what_cannot_be_cut_is_refused_or_said(capsys):
     assert run.results == [8]
     said = capsys.readouterr().out
     assert "stay whole on every chip\n  found: weight (61, 1601)\n" in said
-    assert "  fix:   sizes that 4 chips divide: 1604 in place of 1601" in said
+    assert "  fix:   sizes divisible by 4 chips: 1604 in place of 1601" in said
 
 
 def test_over_one_chip_it_is_an_ordinary_launch(capsys):
     run = on(shapes.rehearsal(1), lambda core: (core.world_size, core.chips), shard="fsdp")
     assert run.results == [(1, 1)]
-    assert "one chip: there is nothing to cut" in capsys.readouterr().out
+    assert "one chip: there is nothing to shard" in capsys.readouterr().out
 
 
 def test_without_a_chip_chips_are_played():

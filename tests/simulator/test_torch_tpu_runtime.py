@@ -254,7 +254,7 @@ def test_killed_in_an_epoch_and_interrupted_in_the_next_it_ends_as_a_run_that_ne
 
 
 def test_a_second_session_compiles_little_where_what_was_compiled_is_kept(tmp_path, monkeypatch, capfd):
-    monkeypatch.setenv("STANDIN_LOG", "1")
+    monkeypatch.setenv("SIMULATOR_LOG", "1")
     compiles = []
     for session in ("one", "two"):  # what the processes of a host share in memory does not outlive a restart of it
         monkeypatch.setenv("TORCH_TPU_TIER2_COMPILATION_CACHE", f"tpukit-{os.getpid()}-{session}")

@@ -188,7 +188,7 @@ def who_am_i():
     ids=["four in disorder", "two swapped", "v3-8 reversed"],
 )
 def test_ranks_may_be_in_another_order_than_processes(shape, order, expected, library):
-    ranks = on_every_core(shape, who_am_i, library=library, environ={"STANDIN_ORDER": order})
+    ranks = on_every_core(shape, who_am_i, library=library, environ={"SIMULATOR_ORDER": order})
     assert [ranks[rank]["process"] for rank in sorted(ranks)] == expected
     assert [told["process index"] for told in ranks.values()] == [told["process"] for told in ranks.values()]
     assert all(told["by rank"] == expected for told in ranks.values())

@@ -18,10 +18,10 @@ import tpukit
 from tpukit import Checkpoints, FitOptions, LaunchInterrupted, fit, launch, launch_each
 from tpukit.simulator.build import why_not
 
-STANDIN = pytest.param(
+SIMULATOR = pytest.param(
     "xla:simulator", marks=[pytest.mark.xla, pytest.mark.skipif(bool(why_not()), reason=why_not() or "")]
 )
-REHEARSALS = ["cpu", pytest.param("xla:cpu", marks=pytest.mark.xla), STANDIN]
+REHEARSALS = ["cpu", pytest.param("xla:cpu", marks=pytest.mark.xla), SIMULATOR]
 
 
 def quietly(fn, configs, **options):

@@ -13,11 +13,11 @@ from tpukit.simulator.runtime import why_not
 lightning = pytest.importorskip("lightning", reason="lightning is not installed: pip install lightning")
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice, and torch_xla's of its own old names
-STANDIN = pytest.param(
+SIMULATOR = pytest.param(
     "xla:simulator", marks=[pytest.mark.xla, pytest.mark.skipif(bool(why_not()), reason=why_not() or "")]
 )
 XLA_CPU = pytest.param("xla:cpu", marks=[pytest.mark.xla, pytest.mark.only_soak])  # the stand-in goes further
-EVERY_BACKEND = pytest.mark.parametrize("backend", ["cpu", XLA_CPU, STANDIN])
+EVERY_BACKEND = pytest.mark.parametrize("backend", ["cpu", XLA_CPU, SIMULATOR])
 
 inputs = torch.randn(128, 8, generator=torch.Generator().manual_seed(0))
 data = TensorDataset(inputs, (inputs[:, :1] * 2 + inputs[:, 1:2]).tanh())

@@ -1,4 +1,4 @@
-"""Further ways to run: GPUs, TorchTPU, all chips as one core, and what was compiled kept for the next session."""
+"""More ways to run: GPUs, TorchTPU, models sharded over all chips, and the compilation cache."""
 
 from tpukit.accelerators.adam import adam_numbers, shorten_adam
 from tpukit.accelerators.c_library import BuildError, cache_folder, compiled, why_no_compiler

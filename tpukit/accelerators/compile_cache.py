@@ -1,4 +1,16 @@
-"""Compiled programs kept in a folder: what one session's compiler has made, the next one loads."""
+"""Keep compiled programs in a folder, so that the next session loads them instead of compiling.
+
+The kernel builds a small C library (`kept/`) and calls `open_compile_cache` before it forks the
+workers. Each worker calls `CompileCache.enter` before its XLA client starts. The library then
+stands between torch_xla and its plugin, which is libtpu or the simulator:
+
+    torch_xla  ->  libtpukit-kept.so  ->  libtpu
+                     |- program found in a folder: load it
+                     |- otherwise: let libtpu compile it, then write it to the first folder
+
+A page of memory that all processes share counts what each of them has compiled and loaded. The
+kernel prints the sums at the end of the launch.
+"""
 
 import contextlib
 import ctypes
@@ -13,27 +25,40 @@ from tpukit.accelerators.c_library import BuildError, compiled
 from tpukit.essentials.display import InvalidValueError, counted
 
 _SOURCES = Path(__file__).parent / "kept"
-_LIMIT = 2 * 10**9  # bytes
-_DAY = 86400.0  # seconds, after which a file that is not whole is nobody's any more
+_MOST_BYTES = 2 * 10**9  # per folder
+# Seconds after which an unfinished file belongs to a process that was killed.
+_ONE_DAY = 86400.0
+_WRITABLE_BY_OTHERS = 0o022
+_WAITING = 3  # the last of the states that keeper.c numbers
 
 
 class Done(ctypes.Structure):
-    """What a process has done with the programs of a launch; `keeper.c` writes it."""
+    """The counts of one process of the launch; `keeper.c` has the same fields and writes them."""
 
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("loaded", "compiled", "doing")),
-        *((name, ctypes.c_double) for name in ("loading_seconds", "compiling_seconds", "waiting_seconds")),
+        ("loaded", ctypes.c_int64),
+        ("compiled", ctypes.c_int64),
+        ("doing", ctypes.c_int64),
+        ("loading_seconds", ctypes.c_double),
+        ("compiling_seconds", ctypes.c_double),
+        ("waiting_seconds", ctypes.c_double),
     ]
     _WORDS = ("compiling", "loading", "compiling", "waiting for another process to compile")
 
     def now(self) -> tuple[str, bool]:
-        """Return what it does right now, in words, and whether another process does it."""
+        """Return the present activity in words, and whether another process compiles."""
         doing = self.doing
-        return self._WORDS[doing], doing == 3
+        return self._WORDS[doing], doing == _WAITING
 
 
 class _Page(ctypes.Structure):
-    _fields_ = [("processes", ctypes.c_int64), ("told", ctypes.c_int64 * 4), ("done", Done * 256)]
+    """The memory that the processes of a launch share; `keeper.c` calls it Page."""
+
+    _fields_ = [
+        ("processes", ctypes.c_int64),
+        ("warned", ctypes.c_int64 * 4),
+        ("done", Done * 256),
+    ]
 
 
 @dataclass(frozen=True)
@@ -41,9 +66,9 @@ class CompileCache:
     """The folders of compiled programs of a launch.
 
     Attributes:
-        folders: the first is written, all are read.
-        library: between torch_xla and its plugin; None where a backend has a way of its own.
-        page: what the processes of the launch share.
+        folders: programs are written to the first, and read from all.
+        library: the C library; None if the backend has a cache itself, as TorchTPU does.
+        page: the address of the memory that the processes of the launch share.
     """
 
     folders: tuple[Path, ...]
@@ -51,41 +76,56 @@ class CompileCache:
     page: int = 0
 
     def enter(self) -> Done:
-        """Put the library in front of the plugin that this worker's client will load; return what it counts."""
-        # torch_xla reads the one when the client starts (2.8 and 2.9); its import has set the other to libtpu's file.
+        """Put the library before the plugin that this worker will load; return its counts."""
+        # torch_xla reads TPU_LIBRARY_PATH when the client starts (2.8 and 2.9). Its import has set
+        # PTXLA_TPU_LIBRARY_PATH to the file of libtpu.
         plugin = os.environ.get("TPU_LIBRARY_PATH") or os.environ["PTXLA_TPU_LIBRARY_PATH"]
         os.environ["TPU_LIBRARY_PATH"] = self.library._name
         return Done.from_address(self.library.kept_join(os.fsencode(plugin)))
 
     def summary(self) -> str:
-        """Say in one line what the processes of the launch have compiled and loaded; "" if nothing."""
+        """Return a line about all compiled and loaded programs of the launch; "" if none."""
         if not self.library:
             return ""
         page = _Page.from_address(self.page)
-        done = page.done[: min(page.processes, len(page.done))]
-        made, had = sum(one.compiled for one in done), sum(one.loaded for one in done)
-        if not made + had:
+        processes = page.done[: min(page.processes, len(page.done))]
+        compiled_count = sum(process.compiled for process in processes)
+        loaded_count = sum(process.loaded for process in processes)
+        parts = []
+        if loaded_count:
+            # A process that waits for the compiler of another one counts it as loading.
+            seconds = sum(done.loading_seconds - done.waiting_seconds for done in processes)
+            parts.append(f"{counted(loaded_count, 'program')} loaded in {seconds:.1f} s")
+        if compiled_count:
+            seconds = sum(process.compiling_seconds for process in processes)
+            parts.append(f"{compiled_count} compiled in {seconds:.1f} s")
+        if not parts:
             return ""
-        seconds = sum(one.loading_seconds - one.waiting_seconds for one in done)
-        compiling = sum(one.compiling_seconds for one in done)
-        each = f" by {len(done)} processes" if len(done) > 1 else ""
-        words = [f"{counted(had, 'program')} loaded in {seconds:.1f} s"] * bool(had)
-        words += [f"{made} compiled in {compiling:.1f} s"] * bool(made)
-        return f"compiled programs{each}: {', '.join(words)} ({self.folders[0]})"
+        by = f" by {len(processes)} processes" if len(processes) > 1 else ""
+        return f"compiled programs{by}: {', '.join(parts)} ({self.folders[0]})"
 
     def close(self) -> None:
-        """End what the processes share, and remove the programs that nobody has used for longest."""
+        """Free the shared memory, and remove the programs that were unused for longest."""
         if self.library:
             self.library.kept_close(self.page)
             with contextlib.suppress(OSError):
                 remove_oldest(self.folders[0])
 
 
-def open_compile_cache(folders: Iterable[Path], say: Callable[[str], object]) -> CompileCache | None:
-    """Make the folders and the library ready for the workers of a launch; None where that fails, which is said.
+def open_compile_cache(
+    folders: Iterable[Path], say: Callable[[str], object]
+) -> CompileCache | None:
+    """Prepare the folders and the library for the workers of a launch.
+
+    Args:
+        folders: programs are written to the first, which is made, and read from all.
+        say: prints a line.
+
+    Returns:
+        The cache; None, with a printed line, if the library cannot be built or loaded here.
 
     Raises:
-        ValueError: others can write to a folder, whose files would be loaded as code.
+        InvalidValueError: others can write to a folder, and its files would be loaded as code.
     """
     folders = own_folders(folders)
     try:
@@ -93,44 +133,66 @@ def open_compile_cache(folders: Iterable[Path], say: Callable[[str], object]) ->
             raise BuildError("libtpu is for Linux on x86-64")
         library = ctypes.CDLL(str(compiled("libtpukit-kept.so", _SOURCES)))
     except (BuildError, OSError) as error:
-        say(
-            f"compile_cache: this launch goes on without it: {getattr(error, 'fact', error)}; nothing is kept or loaded"
-        )
+        reason = getattr(error, "fact", error)
+        say(f"compile_cache is off in this launch: {reason}; no program is written or loaded")
         return None
-    library.kept_open.restype = library.kept_join.restype = ctypes.c_void_p
+    library.kept_open.restype = ctypes.c_void_p
+    library.kept_join.restype = ctypes.c_void_p
     library.kept_close.argtypes = [ctypes.c_void_p]
-    page = library.kept_open(os.fsencode("\n".join(map(str, folders))))
-    return CompileCache(folders, library, page)
+    names = "\n".join(map(str, folders))
+    return CompileCache(folders, library, page=library.kept_open(os.fsencode(names)))
 
 
 def own_folders(folders: Iterable[Path]) -> tuple[Path, ...]:
-    """Make the first folder, for this user alone, and return those that are there.
+    """Make the first folder, for this user alone, and return those that exist.
 
     Raises:
-        ValueError: others can write to one of them.
-        OSError: the first cannot be made.
+        InvalidValueError: others can write to a folder.
+        OSError: the first folder cannot be made.
     """
     first, *others = folders
     first.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = (first, *(folder for folder in others if folder.is_dir()))
     for folder in found:
-        facts = folder.stat()
-        read_only = os.statvfs(folder).f_flag & os.ST_RDONLY  # as Kaggle's inputs are: whoever named it, attached it
-        if facts.st_mode & 0o022 or (facts.st_uid not in (os.getuid(), 0) and not read_only):
-            raise InvalidValueError(
-                f"compile_cache loads what is in {folder} as code, and others can write there",
-                found=f"it is of user {facts.st_uid}, mode {facts.st_mode & 0o777:o}; this is user {os.getuid()}",
-                fix=f"a folder of your own: chmod 700 {folder}, if it is yours and you know what is in it",
-            )
+        _refuse_writable_by_others(folder)
     return found
 
 
-def remove_oldest(folder: Path, limit: int = _LIMIT) -> None:
-    """Remove the programs that nobody has used for longest, until the folder has no more than so many bytes."""
-    files = [(file.stat().st_mtime, file.stat().st_size, file) for file in folder.iterdir() if file.is_file()]
-    newest, kept = max((when for when, *_ in files), default=0.0), 0
-    for when, size, file in sorted(files, reverse=True):
-        kept += size
-        unfinished = file.suffix in (".part", ".lock") and when < newest - _DAY  # of a process that was killed
-        if unfinished or (file.suffix == ".pjrt" and kept > limit):
+def _refuse_writable_by_others(folder: Path) -> None:
+    facts = folder.stat()
+    has_safe_mode = not facts.st_mode & _WRITABLE_BY_OTHERS
+    has_safe_owner = facts.st_uid in (os.getuid(), 0)
+    # Kaggle's inputs are read-only and belong to another user. The user attached them.
+    is_read_only = bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+    if has_safe_mode and (has_safe_owner or is_read_only):
+        return
+    mode = f"{facts.st_mode & 0o777:o}"
+    raise InvalidValueError(
+        f"compile_cache loads the files of {folder} as code, and other users can write to it",
+        found=f"the folder belongs to user {facts.st_uid}, mode {mode}; this is user {os.getuid()}",
+        fix=f"use your own folder; or chmod 700 {folder}, if it is yours and you know its files",
+    )
+
+
+def remove_oldest(folder: Path, limit: int = _MOST_BYTES) -> None:
+    """Remove the programs that were unused for longest, until the others fit into the limit.
+
+    Args:
+        folder: with one file per program; a use sets its modification time.
+        limit: bytes.
+    """
+    files = []
+    for file in folder.iterdir():
+        if file.is_file():
+            facts = file.stat()
+            files.append((facts.st_mtime, facts.st_size, file))
+    files.sort(reverse=True)
+    newest = files[0][0] if files else 0.0
+    total = 0
+    for used, size, file in files:
+        total += size
+        is_temporary = file.suffix in (".part", ".lock")
+        is_abandoned = is_temporary and used < newest - _ONE_DAY
+        is_too_much = file.suffix == ".pjrt" and total > limit
+        if is_abandoned or is_too_much:
             file.unlink(missing_ok=True)

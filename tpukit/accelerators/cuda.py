@@ -1,4 +1,4 @@
-"""CUDA: one process per GPU, joined by NCCL."""
+"""Run on NVIDIA GPUs: one process per GPU, and NCCL for the collectives."""
 
 import os
 import sys
@@ -6,24 +6,27 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tpukit.essentials.backends import Backend, Cpu, CpuRuntime, Topology
-from tpukit.essentials.display import InvalidValueError
+from tpukit.essentials.display import InvalidValueError, counted
 
 _PROC = Path("/proc/driver/nvidia/gpus")
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def count(environ: Mapping[str, str] = os.environ, gpus: Path = _PROC) -> int:
-    """Count the GPUs this process may use, from the driver's own list.
+    """Count the GPUs that this process may use, from the driver's own list.
 
-    CUDA is not asked: `torch.cuda.is_available()` starts it, and a process that has started CUDA cannot fork workers.
+    `torch.cuda.is_available()` is not called: it starts CUDA, and a process that has started CUDA
+    cannot fork workers.
     """
-    there = len(list(gpus.iterdir())) if gpus.is_dir() else 0
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    present = len(list(gpus.iterdir())) if gpus.is_dir() else 0
+    visible = environ.get(_VISIBLE)
     if visible is None:
-        return there
-    return min(there, len(_chosen(visible)))
+        return present
+    return min(present, len(_chosen(visible)))
 
 
 def _chosen(visible: str) -> list[str]:
+    """Return the GPUs that a value of CUDA_VISIBLE_DEVICES names."""
     return [part for part in visible.split(",") if part.strip() not in ("", "-1", "NoDevFiles")]
 
 
@@ -36,7 +39,8 @@ class Cuda(Cpu):
     def open_device(self):
         import torch
 
-        number = self.rank % torch.cuda.device_count()  # where several hosts have as many each, the rank counts all
+        # The rank counts the GPUs of all hosts; each host has the same number of them.
+        number = self.rank % torch.cuda.device_count()
         torch.cuda.set_device(number)
         return torch.device("cuda", number)
 
@@ -49,7 +53,8 @@ class Cuda(Cpu):
         import torch
 
         torch.set_float32_matmul_precision(precision)
-        torch.backends.cudnn.allow_tf32 = precision == "high"  # convolutions, which torch rounds by default
+        # PyTorch's default rounds the inputs of convolutions to TF32.
+        torch.backends.cudnn.allow_tf32 = precision == "high"
 
     def wait(self) -> None:
         import torch
@@ -64,7 +69,7 @@ class Cuda(Cpu):
 
 
 class CudaRuntime(CpuRuntime):
-    """One process per GPU; started as CPU processes are, on other devices."""
+    """One process per GPU; the processes start as CPU processes do."""
 
     name = "cuda"
     backend = Cuda
@@ -75,21 +80,30 @@ class CudaRuntime(CpuRuntime):
 
     def topology(self, machine, cores: int | None) -> Topology:
         gpus = count()
-        if not gpus or (cores or 1) > gpus:
-            wanted = "a GPU" if cores is None else f"cores={cores} GPUs"
+        if gpus == 0 or (cores or 1) > gpus:
+            wanted = "a GPU" if cores is None else f"cores={cores}"
             raise InvalidValueError(
-                f"{wanted} cannot be had: this machine shows {gpus}",
+                f"{wanted} is not supported: this machine has {counted(gpus, 'GPU')}",
                 found="NVIDIA's driver and CUDA_VISIBLE_DEVICES",
-                fix="leave cores out for all there are, or backend='cpu' to rehearse",
+                fix="leave cores out for all GPUs; or backend='cpu' for a dry run",
             )
-        return Topology(self.name, "CUDA GPU", cores or gpus, processes=cores or gpus)
+        cores = cores or gpus
+        return Topology(self.name, "CUDA GPU", cores, processes=cores)
 
-    def start(self, body: Callable[[Backend], None], topology: Topology, *, process: int, meeting_point) -> None:
+    def start(
+        self,
+        body: Callable[[Backend], None],
+        topology: Topology,
+        *,
+        process: int,
+        meeting_point,
+    ) -> None:
         if topology.device_number is not None:
-            visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count()))))
-            os.environ["CUDA_VISIBLE_DEVICES"] = _chosen(visible)[topology.device_number]
+            all_of_them = ",".join(map(str, range(count())))
+            visible = os.environ.get(_VISIBLE, all_of_them)
+            os.environ[_VISIBLE] = _chosen(visible)[topology.device_number]
         super().start(body, topology, process=process, meeting_point=meeting_point)
 
     def is_started(self) -> bool:
-        torch = sys.modules.get("torch")  # without torch nothing has
+        torch = sys.modules.get("torch")
         return torch is not None and torch.cuda.is_initialized()

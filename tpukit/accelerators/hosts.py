@@ -34,5 +34,6 @@ def launch_on_host(hosts: Hosts, fn: Callable, *args: object, **options: object)
 def _run_and_wait(fn: Callable, core: Core, *args: object) -> object:
     """Run the worker function as one core, and return when all cores of all hosts have."""
     result = fn(core, *args)
-    core.barrier()  # a host that left now would take its part of the others' last collective along
+    # If this host left now, the others would lose its part of their last collective.
+    core.barrier()
     return result

@@ -1,11 +1,19 @@
-"""All TPU chips of a host as one core: each holds a part of every weight, and computes its share of the batch.
+"""Train a model sharded over all TPU chips of a host, which act as one core.
 
-One process owns the chips (torch_xla's SPMD). Python sees rank 0 of 1 and tensors of their whole shape; the compiler
-cuts tensors and work, and puts the exchange between the chips into the program. That is FSDP, since the output of every
-layer is marked as cut along the batch: left to itself the compiler gathers activations of large layers, not weights.
+Each chip holds a part of every weight and computes its share of the batch. With 8 chips:
+
+    weight of a layer   (4096, 1024)   each chip holds (512, 1024)
+    its bias            (1024,)        each chip holds (128,)
+    batch               (32, 1024)     each chip gets (4, 1024)
+
+One process opens all chips (torch_xla's SPMD). Python sees rank 0 of 1 and tensors of their whole
+shape. The compiler divides tensors and work, and adds the exchange between the chips to the
+program. The output of every layer is marked as sharded along the batch, so the compiler gathers
+weights, as FSDP does. Without these marks it would gather the activations of large layers instead.
 """
 
 import functools
+import math
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,12 +28,15 @@ from tpukit.essentials.display import (
     human_size,
 )
 
-_FEWEST = 1024  # numbers that are worth cutting: a bias costs a message in each direction, and saves nothing
-_MANY = 0.01  # of all bytes: more of them on every chip are worth a line
+# Numbers in the smallest tensor that is sharded. A smaller one, such as a bias, would cost a
+# message in each direction and save nothing.
+_FEWEST = 1024
+# If more than this share of a model's bytes is whole on every chip, tpukit prints a line.
+_LARGE_SHARE = 0.01
 
 
 class ShardedTpu(Tpu):
-    """All chips as one core: no collective of its own, since a rank of one has nobody to wait for."""
+    """All chips as one core. Its collectives return at once, because there is one rank."""
 
     def __init__(self, chips: int) -> None:
         import numpy
@@ -34,81 +45,108 @@ class ShardedTpu(Tpu):
         import torch_xla.distributed.spmd as xs
         import torch_xla.runtime as xr
 
-        self.rank, self.world_size, self.chips = 0, 1, xr.global_runtime_device_count()
+        self.rank = 0
+        self.world_size = 1
+        self.chips = xr.global_runtime_device_count()
         if self.chips != chips:
             raise TpukitRuntimeError(
-                f"the process has {self.chips} of the {chips} chips that it should have",
-                fix="no other program on the chips, and no variable that gives a process a part of them",
+                f"the process has {self.chips} chips, and the launch needs {chips}",
+                fix="stop other programs on the chips, and unset variables that divide the chips",
             )
-        self.device, self.real = torch_xla.device(), torch.float32
+        self.device = torch_xla.device()
+        self.real = torch.float32
         self._mesh = xs.Mesh(numpy.arange(chips), (chips,), ("chips",))
-        self._samples: set[int] = set()  # in batches
-        self._states = weakref.WeakKeyDictionary()  # the tensors of each optimizer's state, by number
-        torch.nn.modules.module.register_module_forward_hook(self._keep_batch_cut)
+        self._batch_sizes: set[int] = set()  # of the sharded batches so far
+        # By optimizer: the ids of the tensors in its state.
+        self._states = weakref.WeakKeyDictionary()
+        torch.nn.modules.module.register_module_forward_hook(self._keep_batch_sharded)
 
     def place(self, tensors: list) -> list:
-        """Say of every tensor how it lies on the chips, before it is sent; return the large ones that stay whole.
+        """Mark how each tensor is divided over the chips, before it is sent to them.
 
-        Also of a small one that it is whole: it comes back from the first step so, which otherwise changed the graph.
+        Small tensors are marked as whole. The first step would return them with that mark, and
+        without it here the second step would be another graph.
+
+        Returns:
+            The large tensors that cannot be sharded, because no axis is divisible by the chips.
         """
         whole = []
-        for tensor in (one for one in tensors if one.device.type == "xla"):
-            is_large = tensor.numel() >= _FEWEST
-            axis = self._longest(tensor.shape) if is_large else None
-            if is_large and axis is None:
-                whole.append(tensor)
-            if not _is_cut(tensor):
-                self._cut(tensor, axis)
+        for tensor in tensors:
+            if tensor.device.type != "xla":
+                continue
+            axis = None
+            if tensor.numel() >= _FEWEST:
+                axis = self._longest_axis(tensor.shape)
+                if axis is None:
+                    whole.append(tensor)
+            if not _is_sharded(tensor):
+                self._shard(tensor, axis)
         return whole
 
     def place_model(self, module) -> str:
-        refused = [type(part).__name__ for part in module.modules() if "FullyShardedData" in type(part).__name__]
-        if refused:
-            raise InvalidTypeError(
-                'shard="fsdp" cuts a plain module, and this one is cut already',
-                found=f"{type(module).__name__} holds a {refused[0]}",
-                fix="give core.model the module that was wrapped",
-            )
-        named = {id(one): (name, one) for name, one in (*module.named_buffers(), *module.named_parameters())}
-        tensors = [one for _, one in named.values()]
-        whole = [named[id(one)] for one in self.place(tensors)]
-        return _told(whole, sum(one.nbytes for one in tensors), self.chips)
+        for part in module.modules():
+            if "FullyShardedData" in type(part).__name__:
+                raise InvalidTypeError(
+                    'shard="fsdp" shards a plain module, and this one is sharded already',
+                    found=f"{type(module).__name__} holds a {type(part).__name__}",
+                    fix="give core.model the module that was wrapped",
+                )
+        # By id, because two names may share a tensor.
+        named = {}
+        for name, tensor in (*module.named_buffers(), *module.named_parameters()):
+            named[id(tensor)] = (name, tensor)
+        tensors = [tensor for _, tensor in named.values()]
+        whole = [named[id(tensor)] for tensor in self.place(tensors)]
+        size = sum(tensor.nbytes for tensor in tensors)
+        return _warning_of_whole(whole, size, self.chips)
 
     def place_state(self, optimizer) -> None:
         import torch
 
-        held = [one for state in optimizer.state.values() for one in state.values() if isinstance(one, torch.Tensor)]
-        if self._states.get(optimizer) != (numbers := [*map(id, held)]):  # new, or loaded from a checkpoint
+        tensors = []
+        for state in optimizer.state.values():
+            tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
+        numbers = [id(tensor) for tensor in tensors]
+        # They differ after the first step and after a checkpoint was loaded.
+        if self._states.get(optimizer) != numbers:
             self._states[optimizer] = numbers
-            self.place(held)
+            self.place(tensors)
 
-    def _longest(self, shape: tuple) -> int | None:
-        """Return the longest axis that the chips divide; None where there is none."""
+    def _longest_axis(self, shape: tuple) -> int | None:
+        """Return the longest axis that is divisible by the chips; None if there is none."""
         axes = [axis for axis, size in enumerate(shape) if size % self.chips == 0]
         return max(axes, key=lambda axis: shape[axis], default=None)
 
-    def _cut(self, tensor, axis: int | None):
+    def _shard(self, tensor, axis: int | None):
         import torch_xla
 
-        # torch_xla.distributed.spmd.mark_sharding returns another tensor around this one.
-        torch_xla._XLAC._xla_mark_sharding(tensor, self._mesh.get_op_sharding(_along(axis, tensor.ndim)))
+        # torch_xla.distributed.spmd.mark_sharding would return another tensor around this one.
+        spec = self._mesh.get_op_sharding(_along(axis, tensor.ndim))
+        torch_xla._XLAC._xla_mark_sharding(tensor, spec)
         return tensor
 
-    def _keep_batch_cut(self, module, inputs, outputs):
-        """Have what a layer returns lie on the chips as the batch does, and its gradient, too."""
+    def _keep_batch_sharded(self, module, inputs, outputs):
+        """Mark the output of a layer, and its gradient, as sharded along the batch."""
         import torch
         from torch.utils import _pytree as tree
 
         def keep(tensor):
-            is_batch = tensor.device.type == "xla" and tensor.ndim and tensor.shape[0] in self._samples
-            return _kept_cut()(tensor, self._cut) if is_batch and not _is_traced(tensor) else tensor
+            if tensor.device.type != "xla" or tensor.ndim == 0:
+                return tensor
+            if tensor.shape[0] not in self._batch_sizes or _is_traced(tensor):
+                return tensor
+            return _marked_copy()(tensor, self._shard)
 
-        return keep(outputs) if isinstance(outputs, torch.Tensor) else tree.tree_map_only(torch.Tensor, keep, outputs)
+        if isinstance(outputs, torch.Tensor):
+            return keep(outputs)
+        return tree.tree_map_only(torch.Tensor, keep, outputs)
 
     def barrier(self) -> None: ...
 
     def all_reduce(self, tensor, op: str):
-        return tensor.to(self.real) if op == "mean" and not tensor.is_floating_point() else tensor
+        if op == "mean" and not tensor.is_floating_point():
+            return tensor.to(self.real)
+        return tensor
 
     def gather(self, tensor):
         return tensor
@@ -117,37 +155,49 @@ class ShardedTpu(Tpu):
         return tensor
 
     def broadcast(self, tensors: list) -> None:
-        self.sync()  # what stays whole is sent now
+        self.sync()  # sends the tensors that are whole on every chip
 
     def part_of(self, shape: tuple) -> tuple:
-        """Return the shape of what each chip gets of a batch: a part along the first axis, where they divide it."""
-        divides = bool(shape) and shape[0] % self.chips == 0
-        return (shape[0] // self.chips, *shape[1:]) if divides else tuple(shape)
+        """Return the shape of each chip's part of a batch; the whole shape if it is not divisible.
+
+        A batch is divided along its first axis.
+        """
+        if not shape or shape[0] % self.chips:
+            return tuple(shape)
+        return (shape[0] // self.chips, *shape[1:])
 
     def to_device(self, tensors: list) -> list:
-        """Send a batch, each tensor cut along its first axis on the host: no chip gets the whole."""
+        """Send a batch. The host divides each tensor along its first axis, so no chip gets all."""
         import torch_xla
         import torch_xla.distributed.spmd as xs
 
         specs = []
         for tensor in tensors:
-            is_cut = self.part_of(tensor.shape) != tuple(tensor.shape)
-            self._samples |= {len(tensor)} if is_cut else set()
-            spec = xs.ShardingSpec(self._mesh, _along(0 if is_cut else None, tensor.ndim))
+            axis = None
+            if self.part_of(tensor.shape) != tuple(tensor.shape):
+                axis = 0
+                self._batch_sizes.add(len(tensor))
+            spec = xs.ShardingSpec(self._mesh, _along(axis, tensor.ndim))
             specs.append(spec.xla_spec(tensor) if tensor.ndim else None)
-        return torch_xla._XLAC._xla_tensors_from_aten(list(tensors), [str(self.device)] * len(tensors), specs)
+        devices = [str(self.device)] * len(tensors)
+        return torch_xla._XLAC._xla_tensors_from_aten(list(tensors), devices, specs)
 
     def _copies(self, tensors: list) -> list:
-        """Bring what is cut one after the other: each chip holds all of a tensor for as long as that takes."""
+        """Copy to the host; sharded tensors one at a time, as each is whole on a chip meanwhile."""
         copy = super()._copies
-        return [copy([one])[0] for one in tensors] if any(map(_is_cut, tensors)) else copy(tensors)
+        if not any(_is_sharded(tensor) for tensor in tensors):
+            return copy(tensors)
+        copies = []
+        for tensor in tensors:
+            copies += copy([tensor])
+        return copies
 
     def memory(self) -> dict[str, int]:
         return {}  # "MemoryInfo not supported for SPMD virtual device", torch_xla 2.8 and 2.9
 
 
 class ShardedRuntime(XlaRuntime):
-    """One process that has all chips of a host; launch takes it for `shard`."""
+    """One process that opens all chips of a host; `launch` chooses it for `shard`."""
 
     name = "xla:sharded"
     backend = ShardedTpu
@@ -157,27 +207,36 @@ class ShardedRuntime(XlaRuntime):
         return False
 
     def is_started(self) -> bool:
-        return False  # XlaRuntime tells of the one runtime there is
+        return False  # XlaRuntime reports the only runtime of the process
 
     def core(self, topology: Topology) -> ShardedTpu:
         return ShardedTpu(topology.chips)
 
 
-def choose_sharded(shard: str, choose: Callable[[int | None], Topology], **others: object) -> Topology:
-    """Lay out a run of one process that has all chips; where one device is all there is, a run on that.
+def choose_sharded(
+    shard: str, choose: Callable[[int | None], Topology], **others: object
+) -> Topology:
+    """Return the topology of one process with all chips; of a single device if there is only one.
 
-    `choose` lays out an ordinary run of so many cores.
+    Args:
+        shard: "fsdp".
+        choose: takes a number of cores, or None for all, and returns the topology of an ordinary
+            launch.
+        others: arguments of `launch` that choose devices; all must be None.
 
     Raises:
-        ValueError: there is no such `shard`, this backend cannot, or one of the `others` chooses devices as well.
+        InvalidValueError: there is no such `shard`, the backend does not support it, or one of the
+            `others` is given.
     """
     if shard != "fsdp":
-        raise InvalidValueError(f'shard is "fsdp" or None, got {shard!r}', fix='launch(..., shard="fsdp")')
-    if given := [f"{name}={value!r}" for name, value in others.items() if value is not None]:
+        fix = 'launch(..., shard="fsdp")'
+        raise InvalidValueError(f'shard is "fsdp" or None, got {shard!r}', fix=fix)
+    given = {name: value for name, value in others.items() if value is not None}
+    if given:
         raise InvalidValueError(
             'with shard="fsdp" all chips of one host are one rank, so nothing chooses among them',
-            found=", ".join(given),
-            fix=f"leave out {', '.join(name for name, value in others.items() if value is not None)}",
+            found=", ".join(f"{name}={value!r}" for name, value in given.items()),
+            fix=f"leave out {', '.join(given)}",
         )
     whole = choose(None)
     runtime = runtimes()[whole.backend]
@@ -185,31 +244,48 @@ def choose_sharded(shard: str, choose: Callable[[int | None], Topology], **other
         return choose(1)
     if runtime.sharded is None:
         raise InvalidValueError(
-            f"the {whole.backend} backend cannot cut a model over devices",
+            f"the {whole.backend} backend cannot shard a model over devices",
             found=f"{whole.cores} x {whole.device}",
-            fix="pip install 'tpukit[simulator]' and backend=\"xla\"; without shard a rehearsal holds the whole model",
+            fix='pip install xla_cpu_pjrt==0.0.1 and backend="xla" for a dry run with shards; '
+            'or backend="cpu", which holds the whole model',
         )
     if whole.cores == 1:
         return whole
-    unit = whole.device.replace(" core", " chip") if whole.cores == whole.processes else whole.device
-    device = f"{whole.cores} x {unit}"
-    return replace(whole, backend=runtime.sharded, cores=1, processes=1, chips=whole.cores, device=device)
+    unit = whole.device
+    has_one_core_per_chip = whole.cores == whole.processes
+    if has_one_core_per_chip:
+        unit = unit.replace(" core", " chip")
+    return replace(
+        whole,
+        backend=runtime.sharded,
+        cores=1,
+        processes=1,
+        chips=whole.cores,
+        device=f"{whole.cores} x {unit}",
+    )
 
 
 def how_it_is_cut(topology: Topology) -> str:
-    """Say in one line what a launch with `shard` cuts."""
+    """Return a line about the sharding in a launch with `shard`."""
     if topology.chips > 1:
-        return f"one process on {topology.device}; weights are cut over them"
+        return f"one process on {topology.device}; the weights are sharded over them"
     if topology.is_dry_run:
-        return 'one CPU process holds the whole model here; backend="xla" rehearses how it is cut'
-    return "one chip: there is nothing to cut"
+        return (
+            "one CPU process holds the whole model here; "
+            'backend="xla" is a dry run that shards it as TPU chips would'
+        )
+    return "one chip: there is nothing to shard"
 
 
 def _along(axis: int | None, axes: int) -> tuple:
-    return tuple("chips" if one == axis else None for one in range(axes))
+    """Return the mesh axis of each tensor axis: (None, "chips") shards the second of two axes."""
+    names: list[str | None] = [None] * axes
+    if axis is not None:
+        names[axis] = "chips"
+    return tuple(names)
 
 
-def _is_cut(tensor) -> bool:
+def _is_sharded(tensor) -> bool:
     import torch_xla
     from torch_xla.distributed.spmd import ShardingType
 
@@ -217,7 +293,10 @@ def _is_cut(tensor) -> bool:
 
 
 def _is_traced(tensor) -> bool:
-    """Say whether a tensor only stands for one, in a trace of torch's own or in `torch.func`: it cannot be marked."""
+    """Return whether a tensor is a placeholder of torch's tracing or of `torch.func`.
+
+    A placeholder cannot be marked.
+    """
     import torch
 
     is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
@@ -225,32 +304,44 @@ def _is_traced(tensor) -> bool:
 
 
 @functools.cache
-def _kept_cut() -> Callable:
-    """Return the function that marks a copy of a tensor, and in backward its gradient: a view could not be marked."""
+def _marked_copy() -> Callable:
+    """Return the function that marks a copy of a tensor, and in backward a copy of its gradient.
+
+    A copy, because a view cannot be marked.
+    """
     import torch
 
-    class KeptCut(torch.autograd.Function):
+    class MarkedCopy(torch.autograd.Function):
         @staticmethod
-        def forward(context, tensor, cut):
-            context.cut = cut
-            return cut(tensor.clone(), 0)
+        def forward(context, tensor, shard):
+            context.shard = shard
+            return shard(tensor.clone(), 0)
 
         @staticmethod
         def backward(context, gradient):
-            return context.cut(gradient.clone(), 0), None
+            return context.shard(gradient.clone(), 0), None
 
-    return KeptCut.apply
+    return MarkedCopy.apply
 
 
-def _told(whole: list[tuple[str, object]], size: int, chips: int) -> str:
-    """Return a line about what every chip holds all of; "" where that is little."""
-    on_each = sum(one.nbytes for _, one in whole)
-    if on_each <= _MANY * size:
+def _warning_of_whole(whole: list[tuple[str, object]], size: int, chips: int) -> str:
+    """Return a warning about tensors that every chip holds in full; "" if they are small.
+
+    Args:
+        whole: (name, tensor) of each.
+        size: bytes of the whole model.
+        chips: the number of chips.
+    """
+    size_of_whole = sum(tensor.nbytes for _, tensor in whole)
+    if size_of_whole <= _LARGE_SHARE * size:
         return ""
-    whole = sorted(whole, key=lambda pair: -pair[1].nbytes)
-    longest = max(whole[0][1].shape, default=1)
+    largest_first = sorted(whole, key=lambda pair: pair[1].nbytes, reverse=True)
+    _, largest = largest_first[0]
+    longest_axis = max(largest.shape, default=1)
+    divisible = math.ceil(longest_axis / chips) * chips
+    share = f"{size_of_whole / size:.0%}"
     return explain(
-        f"{len(whole)} tensors of {human_size(on_each)}, {on_each / size:.0%}, stay whole on every chip",
-        found=first_few([f"{name} {tuple(one.shape)}" for name, one in whole], 3),
-        fix=f"sizes that {chips} chips divide: {-(-longest // chips) * chips} in place of {longest}",
+        f"{len(whole)} tensors of {human_size(size_of_whole)}, {share}, stay whole on every chip",
+        found=first_few([f"{name} {tuple(tensor.shape)}" for name, tensor in largest_first], 3),
+        fix=f"sizes divisible by {chips} chips: {divisible} in place of {longest_axis}",
     )

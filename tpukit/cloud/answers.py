@@ -1,4 +1,9 @@
-"""What Google Cloud answers when it does not do what was asked: each answer with its fix, and which may be repeated."""
+"""Turn the errors of Google Cloud into `CloudError`, with a fix for each HTTP status.
+
+with service.asked("the job train"):     # 403 from the API, as an exception of any library
+    client.create(...)                   # CloudError: the job train: not permitted
+                                         #   fix: give this account the role ...
+"""
 
 import contextlib
 import re
@@ -9,17 +14,19 @@ from tpukit.essentials.display import TpukitError
 
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 _LOGIN = (
-    "`gcloud auth application-default login`; on a machine without a browser, GOOGLE_APPLICATION_CREDENTIALS=key.json"
+    "`gcloud auth application-default login`; on a machine without a browser, "
+    "GOOGLE_APPLICATION_CREDENTIALS=key.json"
 )
+_LONGEST_MESSAGE = 300  # characters
 
 
 class CloudError(TpukitError, RuntimeError):
-    """Google Cloud did not do what was asked.
+    """Google Cloud refused a request, or did not answer it.
 
     Attributes:
         status: the HTTP status of its answer; None without an answer.
         may_pass: whether the same request may succeed later.
-        answered: whether the service itself has answered; if not, it may have done what was asked.
+        answered: whether the service itself has answered; if not, it may have done the work.
     """
 
     status: int | None = None
@@ -33,10 +40,10 @@ class Service:
 
     Attributes:
         name: in words.
-        api: as `gcloud services enable` takes it.
-        role: that allows what is asked of it.
-        project: that pays.
-        fixes: what to do, by HTTP status, where this API has something of its own to say.
+        api: the argument of `gcloud services enable`.
+        role: the role that allows the requests.
+        project: the project that pays.
+        fixes: by HTTP status, the fixes that only this API needs.
     """
 
     name: str
@@ -47,41 +54,63 @@ class Service:
 
     @contextlib.contextmanager
     def asked(self, what: str) -> Iterator[None]:
-        """Turn what the libraries below raise while asking into `CloudError`."""
+        """Raise `CloudError` for the exceptions of Google's libraries in this block.
+
+        Args:
+            what: the subject of the request, with which the message begins.
+        """
         try:
             yield
-        except Exception as error:  # of googleapiclient, google's own, requests, sockets: no common base
-            status, said = _status(error), _words(error)
+        # The exceptions of googleapiclient, google-api-core, requests and sockets have no common
+        # base.
+        except Exception as error:
+            status = _status(error)
             if status is None and not _is_of_the_network(error):
                 raise
-            if status is None and _is_a_credential(error):
-                fact = f"{what}: the credential was not accepted"
-                raise CloudError(fact, found=said, fix=_LOGIN, status=401) from error
-            meaning, fix = _ANSWERS.get(status, ("the request failed", _LATER))
-            fix = self.fixes.get(status, fix.format(**vars(self)))
-            if status == 403 and re.search("SERVICE_DISABLED|has not been used|is disabled", said):
-                fix = f"`gcloud services enable {self.api} --project {self.project}`, and wait some minutes"
-            raise CloudError(
-                f"{what}: {meaning}",
-                found=f"{self.name} answered {status}: {said}" if status else f"no answer: {said}",
-                fix=fix,
-                status=status,
-                may_pass=status in (None, 429) or status >= 500,
-                answered=status is not None and not (status in (503, 504) and _is_of_grpc(error)),
-            ) from error
+            raise self._explained(error, what, status) from error
+
+    def _explained(self, error: Exception, what: str, status: int | None) -> CloudError:
+        message = _message(error)
+        if status is None and _is_a_credential(error):
+            fact = f"{what}: the credential was not accepted"
+            return CloudError(fact, found=message, fix=_LOGIN, status=401)
+        meaning, fix = _ANSWERS.get(status, ("the request failed", _LATER))
+        fix = self.fixes.get(status, fix.format(**vars(self)))
+        if status == 403 and re.search("SERVICE_DISABLED|has not been used|is disabled", message):
+            enable = f"`gcloud services enable {self.api} --project {self.project}`"
+            fix = f"{enable}, and wait some minutes"
+        found = f"{self.name} answered {status}: {message}"
+        if not status:
+            found = f"no answer: {message}"
+        # Without an answer, gRPC reports these two as a service would.
+        is_lost = status in (503, 504) and _is_of_grpc(error)
+        return CloudError(
+            f"{what}: {meaning}",
+            found=found,
+            fix=fix,
+            status=status,
+            may_pass=status in (None, 429) or status >= 500,
+            answered=status is not None and not is_lost,
+        )
 
 
-_LATER = "try again in some minutes; https://status.cloud.google.com tells of outages"
+_LATER = "try again in some minutes; https://status.cloud.google.com lists outages"
 _QUOTAS = "https://console.cloud.google.com/iam-admin/quotas"
-# By HTTP status, what an answer means and what to do; None where none came.
+# By HTTP status: the meaning of an answer, and the fix. None is for no answer.
 _ANSWERS = {
     None: ("the cloud did not answer", "look at the network and its proxy, then try again"),
     400: ("the request was not understood", "correct what the answer names"),
     401: ("the credential was not accepted", _LOGIN),
-    403: ("not permitted", "give this account the role {role} in {project}, or name another project"),
-    404: ("not found", "look whether it is in project {project}"),
-    409: ("there is one of that name already", "choose another name"),
-    429: ("too many requests, or no quota left", f"wait, take another region, or ask for more: {_QUOTAS}"),
+    403: (
+        "not permitted",
+        "give this account the role {role} in {project}, or name another project",
+    ),
+    404: ("not found", "check that it is in project {project}"),
+    409: ("the name is in use already", "choose another name"),
+    429: (
+        "too many requests, or no quota left",
+        f"wait, take another region, or ask for more: {_QUOTAS}",
+    ),
     500: ("the service failed", _LATER),
     503: ("the service is not available", _LATER),
     504: ("the service did not answer in time", _LATER),
@@ -89,7 +118,12 @@ _ANSWERS = {
 
 
 def find_credentials(given, project: str | None, environ: Mapping[str, str]) -> tuple[object, str]:
-    """Return the credentials of this machine, or those given, and the project.
+    """Return the credentials and the project.
+
+    Args:
+        given: credentials of google-auth; None for those of this machine.
+        project: None for GOOGLE_CLOUD_PROJECT, CLOUDSDK_CORE_PROJECT or the credential's project.
+        environ: the variables of this process.
 
     Raises:
         CloudError: there is no credential, or no project.
@@ -116,31 +150,44 @@ def find_credentials(given, project: str | None, environ: Mapping[str, str]) -> 
 
 
 def _status(error: BaseException) -> int | None:
-    """Return the HTTP status of an answer: googleapiclient keeps it in `resp`, google.api_core in `code`."""
-    status = getattr(getattr(error, "resp", None), "status", None) or getattr(error, "code", None)
+    """Return the HTTP status of an answer.
+
+    googleapiclient keeps it in `resp`, google.api_core in `code`.
+    """
+    response = getattr(error, "resp", None)
+    status = getattr(response, "status", None) or getattr(error, "code", None)
     return int(status) if isinstance(status, int) else None
 
 
 def _is_of_grpc(error: BaseException) -> bool:
-    """Say whether gRPC made it: where no answer comes, it says UNAVAILABLE or DEADLINE_EXCEEDED as a service would."""
+    """Return whether gRPC made the error."""
     return callable(getattr(getattr(error, "response", None), "code", None))
 
 
-def _words(error: BaseException) -> str:
-    """Return what was said, in one line of at most 300 characters."""
-    said = getattr(error, "reason", None) or getattr(error, "message", None) or str(error) or type(error).__name__
-    line = re.sub("^(GET|POST|PUT) [^ ]+: ", "", " ".join(str(said).split()))
+def _message(error: BaseException) -> str:
+    """Return the message of an error as one line."""
+    text = getattr(error, "reason", None) or getattr(error, "message", None) or str(error)
+    line = " ".join(str(text or type(error).__name__).split())
+    line = re.sub("^(GET|POST|PUT) [^ ]+: ", "", line)
     details = str(getattr(error, "error_details", ""))
-    line += " (SERVICE_DISABLED)" if "SERVICE_DISABLED" in details and "SERVICE_DISABLED" not in line else ""
-    return line if len(line) <= 300 else line[:299] + "…"
+    if "SERVICE_DISABLED" in details and "SERVICE_DISABLED" not in line:
+        line += " (SERVICE_DISABLED)"
+    if len(line) > _LONGEST_MESSAGE:
+        line = line[: _LONGEST_MESSAGE - 1] + "…"
+    return line
 
 
 def _is_of_the_network(error: BaseException) -> bool:
-    """Say whether the request or its credential was lost on the way; requests' and httplib2's errors are no OSError."""
+    """Return whether the request or its credential was lost on the way."""
+    # The errors of requests and httplib2 are not all OSErrors.
     modules = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
-    return isinstance(error, OSError) or bool(modules & {"requests", "httplib2", "http"}) or _is_a_credential(error)
+    is_of_http = bool(modules & {"requests", "httplib2", "http"})
+    return isinstance(error, OSError) or is_of_http or _is_a_credential(error)
 
 
 def _is_a_credential(error: BaseException) -> bool:
-    kinds = {kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "google.auth.exceptions"}
+    kinds = set()
+    for kind in type(error).__mro__:
+        if kind.__module__ == "google.auth.exceptions":
+            kinds.add(kind.__name__)
     return bool(kinds) and "TransportError" not in kinds

@@ -1,9 +1,10 @@
-"""Run the command-line tools of a platform: gcloud and sky, which the user has installed and logged in."""
+"""Run the command-line tools of a platform, gcloud and sky, which the user has installed."""
 
 import os
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from tpukit.cloud.answers import CloudError
 from tpukit.essentials.display import NotInstalledError
@@ -12,14 +13,43 @@ _INSTALL = {
     "gcloud": "https://cloud.google.com/sdk/docs/install, then `gcloud auth login`",
     "sky": '`pip install "skypilot[gcp]"`, then `sky check gcp`',
 }
-# Words in the message of a tool: the HTTP status that they stand for, and the fix.
+
+
+class _Meaning(NamedTuple):
+    """A pattern in the message of a tool, the HTTP status that it means, and the fix."""
+
+    pattern: str
+    status: int
+    fix: str
+
+
 _MEANINGS = (
-    ("NOT_FOUND|was not found|No in-progress managed jobs", 404, "look at the name, the zone and the project"),
-    ("ALREADY_EXISTS|already exists", 409, "choose another name"),
-    ("RESOURCE_EXHAUSTED|[Qq]uota", 429, "https://console.cloud.google.com/iam-admin/quotas"),
-    ("UNAVAILABLE|DEADLINE_EXCEEDED|INTERNAL|Connection|timed out", 503, "try again in some minutes"),
-    ("active account|credentials|gcloud auth login|Reauthentication", 401, "`gcloud auth login`"),
-    ("PERMISSION_DENIED|does not have permission|forbidden", 403, "ask for the role: see docs/jobs.md"),
+    _Meaning(
+        "NOT_FOUND|was not found|No in-progress managed jobs",
+        status=404,
+        fix="check the name, the zone and the project",
+    ),
+    _Meaning("ALREADY_EXISTS|already exists", status=409, fix="choose another name"),
+    _Meaning(
+        "RESOURCE_EXHAUSTED|[Qq]uota",
+        status=429,
+        fix="https://console.cloud.google.com/iam-admin/quotas",
+    ),
+    _Meaning(
+        "UNAVAILABLE|DEADLINE_EXCEEDED|INTERNAL|Connection|timed out",
+        status=503,
+        fix="try again in some minutes",
+    ),
+    _Meaning(
+        "active account|credentials|gcloud auth login|Reauthentication",
+        status=401,
+        fix="`gcloud auth login`",
+    ),
+    _Meaning(
+        "PERMISSION_DENIED|does not have permission|forbidden",
+        status=403,
+        fix="ask for the role: see docs/jobs.md",
+    ),
 )
 _LONGEST_MESSAGE = 400
 
@@ -30,11 +60,17 @@ def run_tool(
     seconds: float = 300,
     environ: Mapping[str, str] | None = None,
 ) -> str:
-    """Run a tool without a shell and return its standard output.
+    """Run a tool without a shell, and return its standard output.
+
+    Args:
+        words: the tool and its arguments.
+        seconds: after which the tool is ended.
+        environ: variables to set for the tool, besides those of this process.
 
     Raises:
-        CloudError: the tool failed, with its own words; `status` is that of the service, if the message has one.
-        ImportError: the tool is not installed.
+        CloudError: the tool failed; the error has its message, and the HTTP status if the message
+            names one.
+        NotInstalledError: the tool is not installed.
     """
     shown = " ".join(words[:4])
     try:
@@ -56,8 +92,8 @@ def run_tool(
     except subprocess.TimeoutExpired as error:
         raise CloudError(
             f"`{shown} ...` did not end within {seconds:g} s",
-            found="it may have done what was asked",
-            fix="try again: the job is looked for before it is created again",
+            found="it may have done its work",
+            fix="try again: tpukit looks for the job before it creates it again",
             may_pass=True,
             answered=False,
         ) from error
@@ -70,11 +106,12 @@ def _failure(shown: str, done: subprocess.CompletedProcess) -> CloudError:
     message = " ".join((done.stderr.strip() or done.stdout.strip()).split())
     if len(message) > _LONGEST_MESSAGE:
         message = "... " + message[-_LONGEST_MESSAGE:]
-    status, fix = None, "run the command by hand to see more"
-    for pattern, its_status, its_fix in _MEANINGS:
-        if re.search(pattern, message):
-            status = its_status
-            fix = its_fix
+    status = None
+    fix = "run the command by hand to see more"
+    for meaning in _MEANINGS:
+        if re.search(meaning.pattern, message):
+            status = meaning.status
+            fix = meaning.fix
             break
     return CloudError(
         f"`{shown} ...` failed with exit code {done.returncode}",

@@ -1,13 +1,15 @@
-"""Jobs on a TPU VM of the user's project, created and deleted by the command `gcloud`.
+"""Run jobs on a TPU VM of the user's project, which `gcloud` creates and deletes.
 
     your machine                       the TPU VM
     queued-resources create  ---->     boot.sh, at every boot, as root: starts a unit of systemd
-    (returns; nothing stays             attempt.sh: copies the job's folder here, runs the container
-    connected)                          stop.sh, after each attempt: result.json in the bucket? delete the VM
+    (returns; nothing stays            attempt.sh: copies the job's folder, runs the container
+    connected)                         stop.sh, after each attempt: if result.json is in the
+                                       bucket, deletes the VM
 
-Nothing depends on a connection. The runner writes result.json last, after it has compared the manifest with the
-bucket, and only then the VM is deleted. If the runner is dead, systemd starts it again until the time limit is over;
-then stop.sh copies the working directory once more and deletes the VM only if that copy succeeded.
+Nothing depends on a connection. The runner writes result.json last, after it has compared the
+manifest with the bucket, and only then the VM is deleted. If the runner is dead, systemd starts it
+again until the time limit is over. Then stop.sh copies the working directory once more, and deletes
+the VM only if that copy succeeded.
 """
 
 import json
@@ -65,7 +67,8 @@ class GcloudTarget:
         self._create(plan, handle)
         price = f"about ${plan.tpu.dollars:.2f} per hour"
         print(
-            f"the TPU VM {plan.name} costs {price} until it deletes itself, after its results are copied\n"
+            f"the TPU VM {plan.name} costs {price} until it deletes itself, "
+            "after its results are copied\n"
             f"  by hand: {shlex.join(_delete(handle))}",
             flush=True,
         )
@@ -112,7 +115,9 @@ class GcloudTarget:
             script = Path(folder, "boot.sh")
             script.write_text(boot_script(plan, handle))
             try:
-                run_tool([*create_words(plan, handle), f"--metadata-from-file=startup-script={script}"])
+                run_tool(
+                    [*create_words(plan, handle), f"--metadata-from-file=startup-script={script}"]
+                )
             except CloudError as error:
                 # The VM may exist although the answer was lost, and it would cost money.
                 if error.answered or self._describe(handle) is None:
@@ -183,7 +188,8 @@ def _label_of(there: dict) -> str | None:
 
 # Braces of the shell are doubled for str.format.
 _BOOT = """#!/bin/bash
-# The startup script of the job {name}: Google runs it at every boot. It starts a unit of systemd and ends.
+# The startup script of the job {name}. Google runs it at every boot.
+# It starts a unit of systemd and ends.
 export PATH="$PATH:/snap/bin"
 mkdir -p {home}
 # The time limit counts from the first start, also after a reboot.
@@ -211,8 +217,9 @@ fi
 if there; then
   {delete}
 elif [ "$(date +%s)" -ge "$(cat {home}/deadline)" ]; then
-  # Nobody wrote a result. Without this copy the VM stays, and its log has the reason.
-  [ ! -d {work}/run ] || gcloud storage cp {work}/run {address}/left-on-the-machine/ --recursive || exit
+  # There is no result. Without this copy the VM stays, and its log has the reason.
+  [ ! -d {work}/run ] ||
+    gcloud storage cp {work}/run {address}/left-on-the-machine/ --recursive || exit
   {delete}
 fi
 STOP

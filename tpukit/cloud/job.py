@@ -1,6 +1,6 @@
-"""Send a notebook as a job, follow it from any process, and bring back its results.
+"""Send a notebook as a job, follow it from any process, and fetch its results.
 
-All that is known of a job is in its folder, so any kernel can take it up:
+The job's folder holds the whole state of the job, so any kernel can open it:
 
     job = submit("train.ipynb", chip="v5e-8", to="vertex", bucket="gs://my-bucket/runs")
     job.state                 "queued", "starting", "running", "interrupted", or how it ended
@@ -23,24 +23,42 @@ from pathlib import Path
 from tpukit.cloud.answers import CloudError
 from tpukit.cloud.gcloud import GcloudTarget
 from tpukit.cloud.job_files import check_allowed, named_files, read_requirements, refuse_secret
-from tpukit.cloud.job_folder import JobFolder, PathFolder, address_of, open_folder, read_json, write_json
+from tpukit.cloud.job_folder import (
+    JobFolder,
+    PathFolder,
+    address_of,
+    open_folder,
+    read_json,
+    write_json,
+)
 from tpukit.cloud.job_notebook import JobNotebook, check_parameters, read_notebook
-from tpukit.cloud.kit_wheel import NAME as WHEEL
-from tpukit.cloud.kit_wheel import kit_wheel
 from tpukit.cloud.local import LocalTarget
 from tpukit.cloud.options import check_plan, largest_cost
 from tpukit.cloud.skypilot import SkyPilotTarget
 from tpukit.cloud.start_script import package_list, start_script
 from tpukit.cloud.target import JobOptions, JobPlan, PlatformState, Target, variables_of
 from tpukit.cloud.vertex import VertexTarget
-from tpukit.essentials.display import InvalidValueError, PathNotFoundError, Table, TpukitError, as_text, human_size
+from tpukit.cloud.wheel import NAME as WHEEL
+from tpukit.cloud.wheel import tpukit_wheel
+from tpukit.essentials.display import (
+    InvalidValueError,
+    PathNotFoundError,
+    Table,
+    TpukitError,
+    as_text,
+    human_size,
+)
 from tpukit.profiling import find_tpu, parse_duration
 
-_TARGETS = {target.name: target for target in (LocalTarget, VertexTarget, GcloudTarget, SkyPilotTarget)}
+_TARGETS = {
+    target.name: target for target in (LocalTarget, VertexTarget, GcloudTarget, SkyPilotTarget)
+}
 TARGETS = tuple(_TARGETS)
 OVER = ("succeeded", "failed", "cancelled", "timed out")
-_LOG_LINES = 30  # of the log's end, in an error
-_PATIENCE = 900.0  # seconds without an answer, of wait
+# The last lines of the log, which an error shows.
+_LOG_LINES = 30
+# Seconds without an answer of the platform, after which `wait` raises.
+_PATIENCE = 900.0
 
 
 class JobFailedError(TpukitError, RuntimeError):
@@ -115,8 +133,8 @@ def submit(
         to: "local" (a dry run of the same start command on this machine), "vertex", "gcloud" or
             "skypilot".
         parameters: values for names that the cell with the tag "parameters" assigns.
-        files: files and folders beside the notebook that it needs. Hidden files, keys and links out
-            of a folder are refused unless each is named itself.
+        files: files and folders that the notebook needs, in its folder. Hidden files, keys and
+            links out of a folder are refused unless each is named itself.
         requirements: a requirements.txt with the packages that the notebook needs.
         name: of the job; None for the notebook's name and the time. If a job of this name has the
             same contents and is not over, it is returned. If it is over or differs: ValueError.
@@ -129,9 +147,8 @@ def submit(
         options: zone, region, spot, image and others; see `JobOptions`.
 
     Raises:
-        ValueError: something would not run, would not be honoured, or contains what looks like a
-            secret.
-        FileNotFoundError: a named file is missing.
+        InvalidValueError: something would not run, is not supported, or looks like a secret.
+        PathNotFoundError: a named file is missing.
         CloudError: the platform did not start the job.
     """
     target = _target(to)
@@ -141,7 +158,7 @@ def submit(
     book = read_notebook(path, not_secret=options.not_secret)
     values = check_parameters(book, parameters or {})
     refuse_secret(json.dumps(values), "a parameter", allowed=options.not_secret)
-    sent = _sent_files(path, book, files, requirements, options)
+    sent = _sent_files(path, book, files=files, requirements=requirements, options=options)
     name = name or _new_name(path.stem)
     plan = JobPlan(
         name=name,
@@ -155,24 +172,31 @@ def submit(
         secrets=dict(secrets or {}),
     )
     check_plan(plan)
-    variables_of(plan)  # refuses one that is not set
+    variables_of(plan)  # raises if a variable is not set
     sent["packages.txt"] = "".join(f"{line}\n" for line in package_list(options, WHEEL)).encode()
-    sent[WHEEL] = kit_wheel()
+    sent[WHEEL] = tpukit_wheel()
     plan = replace(plan, digest=_digest(sent, [values, _plan_as_json(plan)]))
     print(_table(plan, sent), flush=True)
     return _send(target, plan, sent, values)
 
 
-def _send(target: Target, plan: JobPlan, sent: Mapping[str, bytes | Path], parameters: dict) -> "Job":
+def _send(
+    target: Target, plan: JobPlan, sent: Mapping[str, bytes | Path], parameters: dict
+) -> "Job":
     """Write the job's folder and start the job, unless it was sent before."""
     folder = open_folder(plan.folder, project=plan.options.project)
     request = {"plan": _plan_as_json(plan), "parameters": parameters, "sent": time.time()}
     if not folder.create("job.json", json.dumps(request, indent=1).encode()):
         job = _found(folder, target)
         is_over = job is not None and job.state in OVER
-        if job is None or job.plan.digest != plan.digest or is_over:
-            ended = f"is over: {job.state}" if is_over else "has other contents"
-            raise InvalidValueError(f"there is a job {plan.name} already, which {ended}", fix="another name")
+        has_other_contents = job is None or job.plan.digest != plan.digest
+        if is_over or has_other_contents:
+            difference = "has other contents"
+            if is_over:
+                difference = f"is over: {job.state}"
+            raise InvalidValueError(
+                f"there is a job {plan.name} already, which {difference}", fix="another name"
+            )
         if folder.read("handle.json"):
             print(f"{plan.name} was sent before, and is not sent again")
             return job
@@ -183,12 +207,12 @@ def _send(target: Target, plan: JobPlan, sent: Mapping[str, bytes | Path], param
 
 
 class Job:
-    """A job, known by its folder: any process that can read the folder can take it up.
+    """A job. Its state is in its folder, so any process that can read the folder can open it.
 
     Attributes:
         name: of the job, and of its folder.
         address: of the folder.
-        plan: what was asked of the target.
+        plan: the machine, the time limit and the options of the job.
     """
 
     def __init__(self, folder: JobFolder, target: Target, plan: JobPlan):
@@ -219,8 +243,11 @@ class Job:
             )
         handle = self.target.start(self.plan)
         write_json(self.folder, "handle.json", handle)
-        where = "" if isinstance(self.folder, PathFolder) else f" --bucket {self.address.rpartition('/')[0]}"
-        print(f"{self.name} was started; follow it: python -m tpukit logs {self.name}{where}", flush=True)
+        command = f"python -m tpukit logs {self.name}"
+        if not isinstance(self.folder, PathFolder):
+            bucket, _, _ = self.address.rpartition("/")
+            command += f" --bucket {bucket}"
+        print(f"{self.name} was started; follow it: {command}", flush=True)
         return self
 
     def logs(self) -> str:
@@ -228,7 +255,9 @@ class Job:
         pieces = [self.folder.read(name) or b"" for name in self.folder.names("log/")]
         text = b"".join(pieces).decode(errors="replace")
         handle = read_json(self.folder, "handle.json")
-        return text or (self.target.logs(handle) if handle else "")
+        if not text and handle:
+            return self.target.logs(handle)
+        return text
 
     def wait(self, timeout: str | float | None = None, *, every: float = 5.0) -> str:
         """Wait until the job is over and return its state; print a line when it changes.
@@ -238,7 +267,7 @@ class Job:
 
         Args:
             timeout: "2h", or seconds; None waits for as long as the job takes.
-            every: seconds between two looks.
+            every: seconds between two requests for the state.
 
         Raises:
             TimeoutError: the job is not over after that time.
@@ -252,7 +281,7 @@ class Job:
             try:
                 state, reason = self._look()
                 answered = time.monotonic()
-            except CloudError as error:  # a request may be lost, and the job goes on
+            except CloudError as error:  # a lost request does not end the job
                 if not error.may_pass or time.monotonic() - answered > _PATIENCE:
                     raise
                 state = "no answer"
@@ -281,11 +310,13 @@ class Job:
                 self.target.cancel(handle)
         return self
 
-    def result(self, folder: str | os.PathLike | None = None, *, timeout: str | float | None = None) -> Result:
+    def result(
+        self, folder: str | os.PathLike | None = None, *, timeout: str | float | None = None
+    ) -> Result:
         """Wait, and return the executed notebook and the files.
 
         Args:
-            folder: where to put them; None for jobs/<name>, or the job's own folder if it is on
+            folder: for the files; None for jobs/<name>, or the job's own folder if it is on
                 this machine.
             timeout: see `wait`.
 
@@ -298,28 +329,41 @@ class Job:
         result = read_json(self.folder, "result.json")
         if "ename" in result:
             raise CellFailedError(
-                f"cell {result['cell']} of {self.name} raised {result['ename']}: {result['evalue']}",
+                f"cell {result['cell']} of {self.name} raised "
+                f"{result['ename']}: {result['evalue']}",
                 found=result["traceback"],
-                fix="correct the cell and submit it again; job.download() has everything up to there",
-                **{name: result[name] for name in ("cell", "ename", "evalue", "traceback")},
+                fix="correct the cell and submit it again; "
+                "job.download() has everything up to there",
+                cell=result["cell"],
+                ename=result["ename"],
+                evalue=result["evalue"],
+                traceback=result["traceback"],
                 state=state,
             )
         if state != "succeeded":
-            raise self._failure(state, reason, fix="job.logs() has all output; job.download() the files")
+            fix = "job.logs() has all output; job.download() the files"
+            raise self._failure(state, reason, fix=fix)
         return self.download(folder)
 
     def download(self, folder: str | os.PathLike | None = None) -> Result:
         """Return the notebook and the files as they are now, without waiting."""
-        is_here = isinstance(self.folder, PathFolder) and folder is None
-        place = Path(self.address) if is_here else Path(folder or Path("jobs", self.name))
         outputs = self.folder.names("out/")
-        records = [name for name in ("notebook.ipynb", "notebook.html", "metrics.json") if self.folder.names(name)]
-        if not is_here:
+        known = ("notebook.ipynb", "notebook.html", "metrics.json")
+        records = [name for name in known if self.folder.names(name)]
+        is_here = isinstance(self.folder, PathFolder) and folder is None
+        if is_here:
+            place = Path(self.address)
+        else:
+            place = Path(folder or Path("jobs", self.name))
             for name in outputs + records:
                 self.folder.download(name, place / name)
+
+        def path_of(name: str) -> Path | None:
+            return place / name if name in records else None
+
         return Result(
-            notebook=place / "notebook.ipynb" if "notebook.ipynb" in records else None,
-            page=place / "notebook.html" if "notebook.html" in records else None,
+            notebook=path_of("notebook.ipynb"),
+            page=path_of("notebook.html"),
             files={name.removeprefix("out/"): place / name for name in outputs},
             metrics=read_json(self.folder, "metrics.json"),
         )
@@ -330,8 +374,10 @@ class Job:
     def _look(self) -> tuple[str, str]:
         """Return the state and the reason for it."""
         handle = read_json(self.folder, "handle.json")
-        # The platform first: the job may end between the two looks.
-        platform = self.target.state(handle) if handle and not self._is_over() else PlatformState("gone")
+        # The platform is asked before the result is read, because the job may end in between.
+        platform = PlatformState("gone")
+        if handle and not self._is_over():
+            platform = self.target.state(handle)
         result = read_json(self.folder, "result.json")
         if result:
             return result["state"], result.get("error", "")
@@ -340,8 +386,8 @@ class Job:
         if platform.word == "queued":
             return "queued", platform.reason
         if platform.word == "running":
-            state = read_json(self.folder, "state.json").get("state")
-            return ("running" if state == "running" else "starting"), platform.reason
+            is_running = read_json(self.folder, "state.json").get("state") == "running"
+            return "running" if is_running else "starting", platform.reason
         if platform.word == "cancelled" or self.folder.read("cancel") is not None:
             return "cancelled", platform.reason
         if platform.word == "gone":
@@ -353,7 +399,9 @@ class Job:
         if state != "running":
             return ""
         about = read_json(self.folder, "state.json")
-        return f", cell {about['cell'] + 1} of {about['cells']}" if about.get("cells") else ""
+        if not about.get("cells"):
+            return ""
+        return f", cell {about['cell'] + 1} of {about['cells']}"
 
     def _clean_up(self) -> None:
         """Let the target delete the machine, once all files of the manifest are in the folder."""
@@ -363,9 +411,11 @@ class Job:
         for name, stored in read_json(self.folder, "manifest.json").items():
             if self.folder.stored(name) != tuple(stored):
                 raise CloudError(
-                    f"the machine of {self.name} was not deleted: {name} is not complete in the folder",
+                    f"the machine of {self.name} was not deleted: "
+                    f"{name} is not complete in the folder",
                     found=f"{self.address}/{name} differs from manifest.json",
-                    fix="job.wait() again; when you have copied the files yourself, delete the machine",
+                    fix="job.wait() again; "
+                    "when you have copied the files yourself, delete the machine",
                 )
         self.target.clean_up(handle)
         write_json(self.folder, "handle.json", handle | {"is_cleaned_up": True})
@@ -373,11 +423,12 @@ class Job:
     def _failure(self, state: str, reason: str, *, fix: str) -> JobFailedError:
         end = "\n".join(self.logs().splitlines()[-_LOG_LINES:])
         why = f"; {reason}" if reason else ""
-        return JobFailedError(f"the job {self.name} has no result: {state}{why}", found=end, fix=fix, state=state)
+        fact = f"the job {self.name} has no result: {state}{why}"
+        return JobFailedError(fact, found=end, fix=fix, state=state)
 
 
 class Jobs(Table, list):
-    """Jobs as a list that shows itself as a table."""
+    """A list of jobs; a notebook and `print` show it as a table."""
 
     def rows(self) -> list[tuple[str, ...]]:
         """Return name, state, target, chip and time of each job."""
@@ -391,23 +442,24 @@ class Jobs(Table, list):
 
 
 def find(name: str, bucket: str | os.PathLike = "jobs", *, to: Target | None = None) -> Job:
-    """Take up a job by its name, from any process.
+    """Return a job by its name, from any process.
 
     Args:
         name: of the job.
-        bucket: where it was submitted to.
-        to: the target, if it needs credentials of its own; None for the one that the job was sent
-            to.
+        bucket: the argument `bucket` of `submit`.
+        to: a target with its own credentials; None for the target of the job.
 
     Raises:
-        FileNotFoundError: no such job; the message has those that exist.
+        PathNotFoundError: no such job; the message lists those that exist.
     """
     folder = open_folder(bucket, project=getattr(to, "project", None))
     job = _found(folder.below(name), to)
     if job is None:
         names = ", ".join(folder.folders()) or "none"
         raise PathNotFoundError(
-            f"no job {name} in {folder.address}", found=f"there are {names}", fix="one of these names"
+            f"no job {name} in {folder.address}",
+            found=f"there are {names}",
+            fix="one of these names",
         )
     return job
 
@@ -416,8 +468,12 @@ def jobs(bucket: str | os.PathLike = "jobs") -> Jobs:
     """Return all jobs of a folder, the newest last: `jobs()` shows them as a table."""
     folder = open_folder(bucket)
     found = [_found(folder.below(name), None) for name in folder.folders()]
-    there = [job for job in found if job is not None]
-    return Jobs(sorted(there, key=lambda job: read_json(job.folder, "job.json").get("sent", 0)))
+    complete = [job for job in found if job is not None]
+
+    def sent_at(job: Job) -> float:
+        return read_json(job.folder, "job.json").get("sent", 0)
+
+    return Jobs(sorted(complete, key=sent_at))
 
 
 def _found(folder: JobFolder, target: Target | None) -> Job | None:
@@ -432,11 +488,15 @@ def _target(to: str | Target) -> Target:
     if not isinstance(to, str):
         return to
     if to not in _TARGETS:
-        raise InvalidValueError(f"to={to!r} is no target", found=f"there are {', '.join(_TARGETS)}", fix='to="local"')
+        raise InvalidValueError(
+            f"to={to!r} is not a target", found=f"there are {', '.join(_TARGETS)}", fix='to="local"'
+        )
     return _TARGETS[to]()
 
 
-def _sent_files(path: Path, book: JobNotebook, files, requirements, options: JobOptions) -> dict[str, bytes | Path]:
+def _sent_files(
+    path: Path, book: JobNotebook, *, files, requirements, options: JobOptions
+) -> dict[str, bytes | Path]:
     """Return all files that are sent, by their names in the folder `in`."""
     if isinstance(files, str | os.PathLike):
         raise InvalidValueError(f"files is a list, got {files!r}", fix=f'files=["{files}"]')
@@ -455,8 +515,10 @@ def _sent_files(path: Path, book: JobNotebook, files, requirements, options: Job
 
 def _new_name(stem: str) -> str:
     """Return a name that no other job has: the notebook's, the time, and four random letters."""
-    words = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:20].strip("-")
-    begin = words if words[:1].isalpha() else f"job-{words}".rstrip("-")
+    words = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")
+    begin = words[:20].strip("-")
+    if not begin[:1].isalpha():
+        begin = f"job-{begin}".rstrip("-")
     return f"{begin}-{time.strftime('%m%d-%H%M')}-{uuid.uuid4().hex[:4]}"
 
 
@@ -474,15 +536,21 @@ def _plan_as_json(plan: JobPlan) -> dict:
 
 def _plan_from_json(value: dict) -> JobPlan:
     """Return a plan from job.json; names that a later tpukit has added are ignored."""
-    known = {one.name: value[one.name] for one in fields(JobPlan) if one.name in value}
-    options = {one.name: value["options"][one.name] for one in fields(JobOptions) if one.name in value["options"]}
+    options = _known_fields(JobOptions, value["options"])
     options["not_secret"] = tuple(options.get("not_secret", ()))
-    known |= {"options": JobOptions(**options), "tpu": find_tpu(value["tpu"]) if value["tpu"] else None}
-    return JobPlan(**known)
+    plan = _known_fields(JobPlan, value)
+    plan["options"] = JobOptions(**options)
+    plan["tpu"] = find_tpu(value["tpu"]) if value["tpu"] else None
+    return JobPlan(**plan)
+
+
+def _known_fields(kind: type, value: Mapping) -> dict:
+    names = {one.name for one in fields(kind)}
+    return {name: value[name] for name in value if name in names}
 
 
 def _table(plan: JobPlan, sent: Mapping[str, bytes | Path]) -> str:
-    """Return all that is sent, with its size, and what the job may cost at most."""
+    """Return a table of all files with their sizes, and of the largest possible cost."""
     sizes = {}
     for name, content in sent.items():
         sizes[name] = content.stat().st_size if isinstance(content, Path) else len(content)

@@ -1,4 +1,4 @@
-"""The commands `job`, `jobs`, `logs`, `result`, `cancel`: notebooks as jobs."""
+"""The commands `job`, `jobs`, `logs`, `result` and `cancel`, which run notebooks as jobs."""
 
 import argparse
 import json
@@ -15,7 +15,9 @@ _TEXT_OPTIONS = ("zone", "region", "project", "reservation", "image", "service_a
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `job`."""
     parser.add_argument("notebook", help="train.ipynb or train.py")
-    parser.add_argument("--to", default="local", choices=TARGETS, help="local is a dry run (default: local)")
+    parser.add_argument(
+        "--to", default="local", choices=TARGETS, help="local is a dry run (default: local)"
+    )
     parser.add_argument("--chip", help="such as v5e-8 or v6e-1; needed except for local")
     parser.add_argument(
         *("-p", "--parameter"),
@@ -25,21 +27,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar=("NAME", "VALUE"),
         help="a parameter of the notebook",
     )
-    parser.add_argument("--files", nargs="+", default=[], metavar="FILE", help="files and folders that it needs")
+    parser.add_argument(
+        "--files",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="files and folders that the notebook needs",
+    )
     parser.add_argument("--requirements", help="a requirements.txt")
     parser.add_argument("--name", help="of the job (default: the notebook's and the time)")
-    parser.add_argument("--bucket", help="gs://bucket/folder for the results; for local a folder (default: jobs)")
-    parser.add_argument("--timeout", default="1d", help="8h, 90m: all attempts together (default: 1d)")
     parser.add_argument(
-        "--secret", action="append", default=[], metavar="NAME=REFERENCE", help="HF_TOKEN=projects/P/secrets/hf/..."
+        "--bucket", help="gs://bucket/folder for the results; for local a folder (default: jobs)"
     )
-    parser.add_argument("--wait", action="store_true", help="until it is over; exit status 1 if it failed")
+    parser.add_argument(
+        "--timeout", default="1d", help="8h, 90m: all attempts together (default: 1d)"
+    )
+    parser.add_argument(
+        "--secret",
+        action="append",
+        default=[],
+        metavar="NAME=REFERENCE",
+        help="HF_TOKEN=projects/P/secrets/hf/...",
+    )
+    parser.add_argument(
+        "--wait", action="store_true", help="until the job is over; exit status 1 if it failed"
+    )
     rare = parser.add_argument_group("options")
     for name in _TEXT_OPTIONS:
         rare.add_argument(f"--{name.replace('_', '-')}", help="see tpukit.cloud.JobOptions")
-    rare.add_argument("--spot", action="store_true", help="a cheaper machine that the platform may take back")
-    rare.add_argument("--grace", type=float, default=JobOptions.grace, help="seconds for an interrupted cell")
-    rare.add_argument("--not-secret", action="append", default=[], metavar="TEXT", help="allow a false alarm")
+    rare.add_argument(
+        "--spot", action="store_true", help="a cheaper machine that the platform may take back"
+    )
+    rare.add_argument(
+        "--grace", type=float, default=JobOptions.grace, help="seconds for an interrupted cell"
+    )
+    rare.add_argument(
+        "--not-secret", action="append", default=[], metavar="TEXT", help="allow a false alarm"
+    )
 
 
 def run(given: argparse.Namespace) -> int:
@@ -65,12 +89,13 @@ def run(given: argparse.Namespace) -> int:
         options=JobOptions(not_secret=not_secret, **{name: getattr(given, name) for name in names}),
     )
     if given.wait:
-        print(json.dumps({name: str(path) for name, path in job.result().files.items()}, indent=1))
+        paths = {name: str(path) for name, path in job.result().files.items()}
+        print(json.dumps(paths, indent=1))
     return 0
 
 
 class _OfJobs:
-    """A command about jobs that were sent: its arguments and what it does."""
+    """A command about jobs that were sent: its arguments and its action."""
 
     def __init__(self, name: str):
         self._name = name
@@ -79,7 +104,9 @@ class _OfJobs:
         """Add the arguments of `jobs`, `logs`, `result` or `cancel`."""
         if self._name != "jobs":
             parser.add_argument("name", help="of the job")
-        parser.add_argument("--bucket", default="jobs", help="the job was submitted to (default: jobs)")
+        parser.add_argument(
+            "--bucket", default="jobs", help="the bucket or folder of the job (default: jobs)"
+        )
         if self._name == "result":
             parser.add_argument("--folder", help="for the results (default: jobs/NAME)")
 
@@ -99,4 +126,7 @@ class _OfJobs:
         return 0
 
 
-jobs_command, logs_command, result_command, cancel_command = map(_OfJobs, ("jobs", "logs", "result", "cancel"))
+jobs_command = _OfJobs("jobs")
+logs_command = _OfJobs("logs")
+result_command = _OfJobs("result")
+cancel_command = _OfJobs("cancel")

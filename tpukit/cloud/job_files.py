@@ -1,4 +1,4 @@
-"""The files that a job sends: those that were named, its requirements, and no secret by accident."""
+"""Collect the files that a job sends, and refuse those that look like a secret."""
 
 import os
 import re
@@ -33,7 +33,7 @@ _SHAPES = (
     r"-----BEGIN [A-Z ]*PRIVATE KEY|\"private_key\"\s*:\s*\"[^\"]",
     r"https?://[^\s/:@\"']+:[^\s/@\"'{}$]{6,}@",  # a password in an address
     r"(?i:bearer)\s+[A-Za-z0-9._~+/-]{20,}",
-    # By the name beside it: token = "...", {"api_key": "..."}, os.environ["X_TOKEN"] = "...".
+    # By the name before it: token = "...", {"api_key": "..."}, os.environ["X_TOKEN"] = "...".
     _NAME + r"[\"']?\]?\s*(?::\s*str\s*)?[=:]\s*[rRbBuU]?[\"'][^\"'\s{}]{8,}[\"']",
     # A key is often an ordinary word, so its value must have at least three digits.
     r"(?i:key)[\"']?\]?\s*[=:]\s*[\"'](?=(?:[^\"'\d]*\d){3})[A-Za-z0-9+/_=-]{20,}[\"']",
@@ -46,7 +46,9 @@ _SECRET = re.compile("|".join(f"(?:{shape})" for shape in _SHAPES))
 _SHORTEST_ALLOWED = 8  # a shorter text would allow too much
 
 
-def named_files(folder: Path, named: Iterable[str | os.PathLike], *, not_secret: Sequence[str] = ()) -> dict[str, Path]:
+def named_files(
+    folder: Path, named: Iterable[str | os.PathLike], *, not_secret: Sequence[str] = ()
+) -> dict[str, Path]:
     """Return the files to send by their path from the notebook's folder.
 
     In a folder that was named, hidden files, keys and links that lead out of it are refused. Such a
@@ -63,32 +65,43 @@ def named_files(folder: Path, named: Iterable[str | os.PathLike], *, not_secret:
             raise PathNotFoundError(f"no such file: {place}", fix=f"a path from {folder}")
         files = [place]
         if place.is_dir():
-            files = sorted(path for path in place.rglob("*") if path.is_symlink() or not path.is_dir())
+            inside = sorted(place.rglob("*"))
+            files = [path for path in inside if path.is_symlink() or not path.is_dir()]
         for file in files:
             name = Path(os.path.relpath(file, folder)).as_posix()
-            reason = _reason(file, name, place if place.is_dir() else None)
+            reason = _reason_against(file, name, place if place.is_dir() else None)
             if reason:
                 refused.append(f"{name} {reason}")
                 continue
             if file.suffix == ".py":
-                refuse_secret(file.read_text(encoding="utf-8", errors="replace"), name, allowed=not_secret)
+                text = file.read_text(encoding="utf-8", errors="replace")
+                refuse_secret(text, name, allowed=not_secret)
             found[name] = file
     if refused:
-        more = f", and {len(refused) - _SHOWN} more" if len(refused) > _SHOWN else ""
+        found_text = "; ".join(refused[:_SHOWN])
+        if len(refused) > _SHOWN:
+            found_text += f", and {len(refused) - _SHOWN} more"
         raise InvalidValueError(
             f"{len(refused)} of the named files would not be sent",
-            found="; ".join(refused[:_SHOWN]) + more,
-            fix="name only the files that the job needs; one of these is sent if it is named itself",
+            found=found_text,
+            fix="name only the files that the job needs; "
+            "a file in a folder is sent if it is named itself",
         )
     return found
 
 
-def _reason(file: Path, name: str, place: Path | None) -> str:
-    """Return the reason why a file is not sent; `place` is the folder that was named, if any."""
+def _reason_against(file: Path, name: str, place: Path | None) -> str:
+    """Return the reason why a file is not sent; "" if it is.
+
+    Args:
+        file: its path.
+        name: its path from the notebook's folder.
+        place: the named folder that holds it; None if the file itself was named.
+    """
     if name.startswith("../") or Path(name).is_absolute():
         return "is not below the notebook's folder"
     if place is None:
-        return "" if file.is_file() else "is no file"
+        return "" if file.is_file() else "is not a file"
     if any(part.startswith(".") for part in Path(name).parts):
         return "is hidden"
     if file.is_dir():
@@ -98,12 +111,17 @@ def _reason(file: Path, name: str, place: Path | None) -> str:
     if not file.resolve().is_relative_to(place.resolve()):
         return f"is a link out of {place.name}"
     if not file.is_file():
-        return "is no file"
-    has_key = file.stat().st_size <= _LONGEST_KEY_FILE and _KEY_CONTENT.search(file.read_bytes())
-    return "looks like a key" if has_key or _KEY_NAME.search(file.name) else ""
+        return "is not a file"
+    is_short = file.stat().st_size <= _LONGEST_KEY_FILE
+    has_key = is_short and _KEY_CONTENT.search(file.read_bytes())
+    if has_key or _KEY_NAME.search(file.name):
+        return "looks like a key"
+    return ""
 
 
-def read_requirements(path: Path, packages: Sequence[str], *, not_secret: Sequence[str] = ()) -> bytes:
+def read_requirements(
+    path: Path, packages: Sequence[str], *, not_secret: Sequence[str] = ()
+) -> bytes:
     """Return the contents of a requirements file that another machine can install.
 
     Raises:
@@ -121,7 +139,8 @@ def read_requirements(path: Path, packages: Sequence[str], *, not_secret: Sequen
             raise InvalidValueError(
                 f"{place} names a file of this machine, which the job does not have",
                 found=line.strip(),
-                fix="write its lines into this file; or name a wheel in files=, and install it in a cell with %pip",
+                fix="write its lines into this file; "
+                "or name a wheel in files=, and install it in a cell with %pip",
             )
         _check_requirement(line, place, pins)
     return text.encode()
@@ -133,7 +152,7 @@ def _check_requirement(line: str, place: str, pins: Mapping[str, str]) -> None:
 
     try:
         wanted = Requirement(re.split(r"\s#|\s--", line)[0].strip())
-    except InvalidRequirement:  # an empty line, an option, or something that uv will explain
+    except InvalidRequirement:  # an empty line, an option, or a mistake that uv will explain
         return
     name = re.sub(r"[-_.]+", "_", wanted.name.lower())
     pinned = pins.get(name)
@@ -141,7 +160,8 @@ def _check_requirement(line: str, place: str, pins: Mapping[str, str]) -> None:
         raise InvalidValueError(
             f"{place} contradicts {name}=={pinned}, which every job with this torch installs",
             found=line.strip(),
-            fix=f'remove the line, or JobOptions(torch="...") with one of {", ".join(RELEASES)}, or torch="none"',
+            fix='remove the line, or JobOptions(torch="...") with one of '
+            f'{", ".join(RELEASES)}, or torch="none"',
         )
     if name == "jax" and not pins and "tpu" not in wanted.extras:
         raise InvalidValueError(
@@ -153,21 +173,25 @@ def _check_requirement(line: str, place: str, pins: Mapping[str, str]) -> None:
 
 def find_secret(text: str, allowed: Sequence[str] = ()) -> re.Match | None:
     """Return the first part that looks like a secret and contains none of the allowed texts."""
-    matches = _SECRET.finditer(text)
-    return next((found for found in matches if not any(one in found[0] for one in allowed)), None)
+    for match in _SECRET.finditer(text):
+        is_allowed = any(one in match[0] for one in allowed)
+        if not is_allowed:
+            return match
+    return None
 
 
 def refuse_secret(text: str, place: str, *, allowed: Sequence[str] = ()) -> None:
-    """Refuse text that looks like a secret; the message has its beginning only."""
+    """Refuse text that looks like a secret; the message shows only its beginning."""
     found = find_secret(text, allowed)
     if found is None:
         return
     line = text.count("\n", 0, found.start()) + 1
     beginning = found[0].strip()[: min(12, len(found[0]) // 2)]
     raise InvalidValueError(
-        f"{place} contains what looks like a secret",
-        found=f"line {line}: {beginning}...; whoever may read the job's folder could read it",
-        fix='secrets={"HF_TOKEN": ...}, and os.environ["HF_TOKEN"] in the notebook; if it is none: '
+        f"{place} contains text that looks like a secret",
+        found=f"line {line}: {beginning}...; everybody who may read the job's folder could read it",
+        fix='secrets={"HF_TOKEN": ...}, and os.environ["HF_TOKEN"] in the notebook; '
+        "if it is not a secret: "
         'options=JobOptions(not_secret=("the text",))',
     )
 
@@ -177,5 +201,6 @@ def check_allowed(texts: Sequence[str]) -> None:
     short = [text for text in texts if len(text) < _SHORTEST_ALLOWED]
     if short:
         raise InvalidValueError(
-            f"not_secret={short[0]!r} is too short", fix=f"at least {_SHORTEST_ALLOWED} characters of it"
+            f"not_secret={short[0]!r} is too short",
+            fix=f"at least {_SHORTEST_ALLOWED} characters of it",
         )

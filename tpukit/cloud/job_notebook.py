@@ -20,10 +20,14 @@ from tpukit.essentials.display import InvalidTypeError, InvalidValueError, PathN
 _MADE_BY_PAPERMILL = {"injected-parameters", "papermill-error-cell-tag"}  # cells of an earlier run
 _OF_A_RUN = ("widgets", "papermill")  # metadata that holds outputs or describes an earlier run
 NUMBER = "tpukit_cell"  # in the metadata of a cell that is sent: its number in the file, from 0
-_PERCENT = re.compile(r"^#[ ]?%%(.*)$", re.MULTILINE)  # begins a cell in Jupytext, VS Code and Spyder
+_PERCENT = re.compile(
+    r"^#[ ]?%%(.*)$", re.MULTILINE
+)  # begins a cell in Jupytext, VS Code and Spyder
 _KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
 # `runpy` and not %run, which prints the error of a script and then succeeds.
-_RUN_SCRIPT = "import runpy, sys\nsys.argv = [{0!r}]\n_ = runpy.run_path({0!r}, run_name='__main__')"
+_RUN_SCRIPT = (
+    "import runpy, sys\nsys.argv = [{0!r}]\n_ = runpy.run_path({0!r}, run_name='__main__')"
+)
 
 
 @dataclass(frozen=True)
@@ -50,13 +54,17 @@ def read_notebook(path: Path, *, not_secret: Sequence[str] = ()) -> JobNotebook:
     """Return the checked notebook of an .ipynb or .py file.
 
     Raises:
-        ValueError: it is no Python notebook, a cell is no Python, or a cell contains what looks
-            like a secret.
+        InvalidValueError: it is not a Python notebook, a cell is not valid Python, or a cell
+            contains text that looks like a secret.
     """
     if path.suffix not in (".ipynb", ".py"):
-        raise InvalidValueError(f"a job runs a notebook or a script, got {path.name}", fix="a file .ipynb or .py")
+        raise InvalidValueError(
+            f"a job runs a notebook or a script, got {path.name}", fix="a file .ipynb or .py"
+        )
     if not path.is_file():
-        raise PathNotFoundError(f"no such file: {path}", fix="the path of the notebook, from this folder")
+        raise PathNotFoundError(
+            f"no such file: {path}", fix="the path of the notebook, from this folder"
+        )
     script = None
     if path.suffix == ".py":
         text = path.read_text(encoding="utf-8")
@@ -75,9 +83,12 @@ def read_notebook(path: Path, *, not_secret: Sequence[str] = ()) -> JobNotebook:
         may_fail = "raises-exception" in _tags(cell)
         if cell["cell_type"] == "code" and not may_fail:
             _check_python(text, f"cell {number} of {path.name}")
-    tagged = [index for index, cell in enumerate(book["cells"]) if "parameters" in _tags(cell)]
-    index = tagged[0] if tagged else -1
-    defaults = _defaults(texts[index]) if tagged else {}
+    tagged = ["parameters" in _tags(cell) for cell in book["cells"]]
+    index = -1
+    defaults = {}
+    if any(tagged):
+        index = tagged.index(True)
+        defaults = _defaults(texts[index])
     content = json.dumps(book, indent=1, ensure_ascii=False).encode()
     return JobNotebook(content, numbers, parameters_cell=index, defaults=defaults, script=script)
 
@@ -86,15 +97,18 @@ def check_parameters(notebook: JobNotebook, parameters: Mapping[str, object]) ->
     """Return parameters that the notebook has and that JSON keeps; refuse others."""
     if parameters and notebook.parameters_cell < 0:
         raise InvalidValueError(
-            f"the parameters {', '.join(parameters)} need a cell of parameters, and the notebook has none",
+            f"the parameters {', '.join(parameters)} need a cell of parameters, "
+            "and the notebook has none",
             found='no cell has the tag "parameters"',
-            fix='give the cell with the defaults that tag; in a script, `# %% tags=["parameters"]` above it',
+            fix="give the cell with the defaults that tag; "
+            'in a script, `# %% tags=["parameters"]` above it',
         )
     unknown = [name for name in parameters if name not in notebook.defaults]
+    known = ", ".join(notebook.defaults)
     if unknown:
         raise InvalidValueError(
             f"no such parameter: {', '.join(map(str, unknown))}",
-            found=f"the notebook has {', '.join(notebook.defaults) or 'none in its cell of parameters'}",
+            found=f"the notebook has {known or 'none in its cell of parameters'}",
             fix="one of these, or assign the new one in that cell",
         )
     for name, value in parameters.items():
@@ -116,9 +130,10 @@ def parse_parameters(notebook: JobNotebook, pairs: Sequence[Sequence[str]]) -> d
         except (ValueError, SyntaxError):
             shown = "no value" if default is None else ast.unparse(default)
             raise InvalidValueError(
-                f"-p {name} {text}: this is no Python literal",
+                f"-p {name} {text}: this is not a Python literal",
                 found=f"the default of {name} is {shown}, so {text!r} is not taken as text",
-                fix=f"""a number, True, None, a list; or text in two pairs of quotes: -p {name} '"{text}"'""",
+                fix="a number, True, None, a list; or text in two pairs of quotes: "
+                f"""-p {name} '"{text}"'""",
             ) from None
     return values
 
@@ -131,12 +146,18 @@ def _load(path: Path) -> dict:
         is_notebook = isinstance(book["cells"], list) and version == 4
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise InvalidValueError(
-            f"{path.name} is no notebook", found=f"{type(error).__name__}: {error}", fix="open and save it in Jupyter"
+            f"{path.name} is not a notebook",
+            found=f"{type(error).__name__}: {error}",
+            fix="open and save it in Jupyter",
         ) from error
     if not is_notebook:
-        raise InvalidValueError(f"{path.name} has the format {version}", fix="open and save it in Jupyter, as format 4")
+        raise InvalidValueError(
+            f"{path.name} has the format {version}", fix="open and save it in Jupyter, as format 4"
+        )
     if language.lower() != "python":
-        raise InvalidValueError(f"{path.name} is a notebook in {language}", fix="a job runs notebooks in Python")
+        raise InvalidValueError(
+            f"{path.name} is a notebook in {language}", fix="a job runs notebooks in Python"
+        )
     return book
 
 
@@ -149,8 +170,9 @@ def _of_script(text: str, name: str) -> dict:
     ends = [match.start() for match in found[1:]] + [len(text)]
     for match, end in zip(found, ends, strict=True):
         source = text[match.end() : end]
-        kind = "markdown" if "[markdown]" in match[1] else "code"
-        if kind == "markdown":
+        kind = "code"
+        if "[markdown]" in match[1]:
+            kind = "markdown"
             source = re.sub("^# ?", "", source.strip(), flags=re.MULTILINE)
         tags = re.search(r"tags=(\[[^\]]*\])", match[1])
         cells.append(_cell(kind, source, tags=ast.literal_eval(tags[1]) if tags else []))
@@ -171,7 +193,7 @@ def _clean(book: dict) -> tuple[int, ...]:
     cells = []
     for number, cell in enumerate(book["cells"]):
         source = cell.get("source", "")
-        cell["source"] = source if isinstance(source, str) else "".join(source)
+        cell["source"] = "".join(source)  # text, or a list of lines
         cell.setdefault("metadata", {})[NUMBER] = number
         if not _MADE_BY_PAPERMILL.isdisjoint(_tags(cell)):
             continue
@@ -181,8 +203,10 @@ def _clean(book: dict) -> tuple[int, ...]:
         numbers.append(number)
         cells.append(cell)
     book["cells"] = cells
-    metadata = {name: value for name, value in book.get("metadata", {}).items() if name not in _OF_A_RUN}
-    book["metadata"] = metadata | {"kernelspec": _KERNEL}  # the name of a kernel belongs to the caller's machine
+    old = book.get("metadata", {})
+    metadata = {name: value for name, value in old.items() if name not in _OF_A_RUN}
+    # The name of the user's kernel may not exist on the machine of the job.
+    book["metadata"] = metadata | {"kernelspec": _KERNEL}
     return tuple(numbers)
 
 
@@ -191,7 +215,7 @@ def _tags(cell: Mapping) -> list[str]:
 
 
 def _check_python(text: str, place: str) -> None:
-    """Refuse a syntax error. Without IPython, cells with magics are not looked at."""
+    """Refuse a syntax error. Without IPython, cells with magics are not checked."""
     try:
         from IPython.core.inputtransformer2 import TransformerManager
 
@@ -199,14 +223,14 @@ def _check_python(text: str, place: str) -> None:
     except ImportError:
         if re.search(r"^\s*[%!?]|^[^#]*[!?]\s*$|=\s*[%!]", text, re.MULTILINE):
             return
-    except SyntaxError:  # the compiler's own words are better
+    except SyntaxError:  # the message of the compiler is better
         pass
     try:
         compile(text, place, "exec", flags=ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     except SyntaxError as error:
         line = (error.text or "").strip()
         raise InvalidValueError(
-            f"{place} is no Python: {error.msg}",
+            f"{place} is not valid Python: {error.msg}",
             found=f"line {error.lineno}: {line}",
             fix="correct it, and save the file",
         ) from None
@@ -217,12 +241,13 @@ def _defaults(text: str) -> dict[str, ast.expr | None]:
     lines = [re.sub(r"^\s*[%!].*", "pass", line) for line in text.splitlines()]
     defaults = {}
     for statement in ast.parse("\n".join(lines)).body:
+        value = getattr(statement, "value", None)
         targets = getattr(statement, "targets", None) or [getattr(statement, "target", None)]
-        for target in targets:
-            names = [node.id for node in ast.walk(target) if isinstance(node, ast.Name)] if target else []
+        for target in filter(None, targets):
             is_single = isinstance(target, ast.Name)
-            for name in names:
-                defaults[name] = getattr(statement, "value", None) if is_single else None
+            for node in ast.walk(target):
+                if isinstance(node, ast.Name):
+                    defaults[node.id] = value if is_single else None
     return defaults
 
 
@@ -236,6 +261,6 @@ def _check_value(name: str, value: object) -> None:
     elif type(value) not in (str, bool, int, float, type(None)):
         raise InvalidTypeError(
             f"the parameter {name} cannot be sent: it has a {type(value).__name__}",
-            found="text, numbers, True, False, None, lists, and dicts with text as keys can be sent",
+            found="only text, numbers, True, False, None, lists and dicts with text keys are sent",
             fix=f"{name}=str(...) or float(...)",
         )

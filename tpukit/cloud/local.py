@@ -56,7 +56,10 @@ class LocalTarget:
     def cancel(self, handle: dict) -> None:
         """Interrupt the cell, give it its time to save, then end all processes of the job."""
         # After the grace period the kernel is killed, and the results are copied.
-        waits = ((signal.SIGTERM, 2 * handle["grace"] + _KILL_SECONDS), (signal.SIGKILL, _KILL_SECONDS))
+        waits = (
+            (signal.SIGTERM, 2 * handle["grace"] + _KILL_SECONDS),
+            (signal.SIGKILL, _KILL_SECONDS),
+        )
         for number, seconds in waits:
             if not _is_alive(handle):
                 return

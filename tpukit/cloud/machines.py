@@ -1,4 +1,4 @@
-"""The names that Google has for the TPUs of one host, and the container that a job runs in."""
+"""Name the TPUs of one host as Google does, and start the container of a job."""
 
 import shlex
 

@@ -1,4 +1,4 @@
-"""Which option of a job each target honours, refusals by name, and the largest possible cost.
+"""Check the options of a job against its target, and compute the largest possible cost.
 
     spot        vertex: passed on    gcloud: passed on    skypilot: passed on    local: refused
     zone        vertex: refused      gcloud: required     skypilot: passed on    local: refused
@@ -36,7 +36,10 @@ REFUSED = {
     },
     "local": dict.fromkeys(
         ("zone", "region", "project", "spot", "reservation", "image", "service_account"),
-        ("the local target starts the job on this machine", "leave it out, or choose another target"),
+        (
+            "the local target starts the job on this machine",
+            "leave it out, or choose another target",
+        ),
     ),
 }
 

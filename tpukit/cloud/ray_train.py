@@ -1,7 +1,12 @@
-"""A worker function on every core of several hosts, by Ray Train: one Ray worker a host, our forked workers inside it.
+"""Run a worker function on every core of several hosts, by Ray Train.
 
-Ray finds the hosts, starts one process on each, keeps the checkpoints, and starts all of it again from the last one
-when a host is lost. That process is to its host what a notebook's kernel is: it launches, and never touches the device.
+    Ray cluster      host 0                        host 1
+    Ray worker       one process: launches         one process: launches
+    forked workers   core 0, 1, 2, 3               core 4, 5, 6, 7
+
+Ray finds the hosts, starts one process on each, and keeps the checkpoints. If a host is lost, Ray
+starts all hosts again from the last checkpoint. Ray's process plays the part of a notebook's
+kernel: it calls `launch`, and never opens the device.
 """
 
 import contextlib
@@ -17,6 +22,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from tpukit.accelerators import launch_on_host
 from tpukit.essentials.display import InvalidValueError, NotInstalledError, TpukitError, TpukitRuntimeError
@@ -25,8 +31,10 @@ from tpukit.essentials.launcher import Core, Hosts, Run
 from tpukit.profiling import parse_duration
 
 _SECONDS_BETWEEN_REPORTS = 1.0
-_SECONDS_OF_A_TRY = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"  # to start on all hosts; then Ray Train tries again
-_RUN = "run-{}.pickle"  # what a host has brought, in the last checkpoint
+# The seconds in which all hosts must start. After them Ray Train tries again.
+_SECONDS_PER_TRY = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
+_DEFAULT_SECONDS_PER_TRY = 60
+_RUN = "run-{}.pickle"  # the `Run` of a host, in the last checkpoint
 
 
 def launch_on_hosts(
@@ -42,40 +50,49 @@ def launch_on_hosts(
     resources: dict[str, float] | None = None,
     **options: object,
 ) -> Run:
-    """Run `fn(core, *args)` on every core of several hosts, one run over all of them; return what all have brought.
+    """Run `fn(core, *args)` on every core of several hosts as one run, and return all results.
 
-    Call it on a machine of a Ray cluster. The function is `launch`'s own: `core.rank` and `core.world_size` count the
-    cores of all hosts. On each host it runs in an empty folder, so give `fit` a relative one: its checkpoints are
-    copied to the storage within seconds. When a host is lost, all hosts begin again from the last of them; nothing else
-    that is written there outlives its host. A run of the same storage and name continues from its last checkpoint.
+    Call it on a machine of a Ray cluster. `core.rank` and `core.world_size` count the cores of all
+    hosts. On each host the function runs in an empty folder, so give `fit` a relative path: its
+    checkpoints are copied to the storage within seconds. Other files are lost with their host. If
+    a host is lost, all hosts begin again from the last checkpoint. A call with the same storage
+    and name continues from its last checkpoint.
 
     Args:
-        fn: the worker function.
-        *args: passed on as they are. They and the function are pickled with the code of the function's own module;
-            every other module that it imports must be on the hosts.
-        hosts: how many, where the cluster has no TPU slice: each host has as many cores.
-        topology: of a TPU slice, such as "4x4": its hosts are reserved together.
-        accelerator: of the slice, as Ray calls it: "TPU-V5LITEPOD", "TPU-V6E", "TPU-V4".
-        storage: a folder that every host reaches: "gs://bucket/runs", or one of a shared file system.
+        fn: the worker function, as for `launch`.
+        *args: further arguments of the function. The function, its arguments and the code of its
+            module are pickled. All other modules that it imports must be on the hosts.
+        hosts: the number of hosts, for a cluster without a TPU slice; all have as many cores.
+        topology: of a TPU slice, such as "4x4"; its hosts are reserved together.
+        accelerator: Ray's name of the slice: "TPU-V5LITEPOD", "TPU-V6E", "TPU-V4".
+        storage: a folder that all hosts reach: "gs://bucket/runs", or one on a shared file system.
         name: of the run.
-        failures: how often to begin again, at most; 0 for never. An error of the function itself counts as well.
-        patience: how long to wait for hosts, at the start and for one in place of one that was lost.
-        resources: what a Ray worker takes of its host beside the TPU; None for one CPU.
-        **options: of `launch`: cores (of each host), backend, seed, timeout, limits, matmul_precision.
+        failures: how often the run may begin again; 0 for never. An error of the function counts.
+        patience: how long to wait for hosts, at the start and for the replacement of a lost host.
+        resources: what a Ray worker reserves on its host besides the TPU; None for one CPU.
+        **options: of `launch`: cores (per host), backend, seed, timeout, limits, matmul_precision.
 
     Returns:
-        a `Run`: `results` by rank, `cores` of all hosts; `seconds` are those since the last start.
+        A `Run`: `results` by rank, and `cores` of all hosts. `seconds` count from the last start.
 
     Raises:
-        ImportError: Ray is not installed.
-        ValueError: neither `hosts` nor a slice is given, or Ray does not know such a slice.
-        MultiHostError: the run has failed more than `failures` times, or the hosts did not come.
+        NotInstalledError: Ray is not installed.
+        InvalidValueError: neither `hosts` nor a slice is given, or Ray knows no such slice.
+        MultiHostError: the run failed more than `failures` times, or the hosts did not come.
     """
     ray = import_ray()
-    from ray.train import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig, TrainingFailedError
+    from ray.train import (
+        CheckpointConfig,
+        FailureConfig,
+        LoggingConfig,
+        RunConfig,
+        ScalingConfig,
+        TrainingFailedError,
+    )
     from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-    tries = math.ceil(parse_duration(patience, "patience") / float(os.environ.get(_SECONDS_OF_A_TRY, 60)))
+    seconds_per_try = float(os.environ.get(_SECONDS_PER_TRY, _DEFAULT_SECONDS_PER_TRY))
+    tries = math.ceil(parse_duration(patience, "patience") / seconds_per_try)
     scaling = ScalingConfig(**_scaling(hosts, topology, accelerator, resources))
     if not ray.is_initialized():
         _connect(ray)
@@ -88,7 +105,7 @@ def launch_on_hosts(
             storage_path=str(storage),
             failure_config=FailureConfig(max_failures=failures, controller_failure_limit=tries),
             checkpoint_config=CheckpointConfig(num_to_keep=2),
-            logging_config=LoggingConfig(log_level="ERROR"),  # the hosts say what there is to say
+            logging_config=LoggingConfig(log_level="ERROR"),  # the hosts print their own lines
         ),
     )
     try:
@@ -104,14 +121,14 @@ class MultiHostError(TpukitError, RuntimeError):
     """A run over several hosts failed for good.
 
     Attributes:
-        failures: by host, what it said.
+        failures: the error of each host, as text.
     """
 
     failures: Mapping[int, str] = types.MappingProxyType({})
 
 
 def import_ray():
-    """Import Ray Train, or say what to install."""
+    """Import Ray Train; raise `NotInstalledError` with the command that installs it."""
     try:
         import ray
         import ray.train
@@ -126,7 +143,10 @@ def import_ray():
 
 @contextlib.contextmanager
 def keep_signals() -> Iterator[None]:
-    """Put back how this process takes SIGINT and SIGTERM: Ray leaves handlers, and no cell could be interrupted."""
+    """Restore the handlers of SIGINT and SIGTERM at the end of the block.
+
+    Ray replaces them, and then no cell could be interrupted.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -135,7 +155,7 @@ def keep_signals() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            if handler is not None:  # it is not Python's
+            if handler is not None:  # None is a handler that was not set from Python
                 signal.signal(number, handler)
 
 
@@ -147,214 +167,285 @@ def _connect(ray) -> None:
             "there is no Ray cluster on this machine",
             found=" ".join(str(error).split())[:200],
             fix=(
-                "`ray start --head` on the first host, `ray start --address=FIRST:6379` on others; to rehearse"
-                "\nwith hosts that this machine plays: notebook 11, `with hosts_here(2): ...`"
+                "`ray start --head` on the first host, `ray start --address=FIRST:6379` on others; "
+                "for a dry run\nwith simulated hosts: notebook 11, `with hosts_here(2): ...`"
             ),
         ) from None
 
 
 def _scaling(
-    hosts: int | None, topology: str | None, accelerator: str | None, resources: dict[str, float] | None
+    hosts: int | None,
+    topology: str | None,
+    accelerator: str | None,
+    resources: dict[str, float] | None,
 ) -> dict:
+    """Return the arguments of Ray's `ScalingConfig`."""
+    more = {"CPU": 1} | (resources or {})
     if topology is None and (not isinstance(hosts, int) or hosts < 2):
         raise InvalidValueError(
-            f"a run over several hosts needs two at least, got hosts={hosts!r}, and no topology of a slice",
-            fix='hosts=2; or topology="4x4", accelerator="TPU-V5LITEPOD"; for one host, tpukit.launch',
+            f"a run over several hosts needs at least two, got hosts={hosts!r} and no topology",
+            fix='hosts=2; or topology="4x4", accelerator="TPU-V5LITEPOD"; '
+            "for one host, tpukit.launch",
         )
     if topology is None:
         return {
             "num_workers": hosts,
-            "resources_per_worker": {"CPU": 1} | (resources or {}),
-            "placement_strategy": "STRICT_SPREAD",  # one a host
+            "resources_per_worker": more,
+            "placement_strategy": "STRICT_SPREAD",  # one worker per host
         }
-    count, of_a_host = hosts_of_slice(topology, accelerator)
+    count, per_host = hosts_of_slice(topology, accelerator)
     if hosts not in (None, count):
         raise InvalidValueError(
-            f"a slice {topology} of {accelerator} has {count} hosts, got hosts={hosts}", fix="leave hosts out"
+            f"a slice {topology} of {accelerator} has {count} hosts, got hosts={hosts}",
+            fix="leave hosts out",
         )
     return {
         "num_workers": count,
         "use_tpu": True,
         "topology": topology,
         "accelerator_type": accelerator,
-        # Ray would give each chip a worker of its own, and torch_xla then takes every chip for a host.
-        "resources_per_worker": of_a_host | {"CPU": 1} | (resources or {}),
+        # By default Ray starts a worker per chip. torch_xla would take each for a host.
+        "resources_per_worker": per_host | more,
     }
 
 
 def hosts_of_slice(topology: str, accelerator: str | None) -> tuple[int, dict[str, float]]:
-    """Return how many hosts a TPU slice has, and what Ray counts of each; ValueError where Ray knows no such slice."""
+    """Return the number of hosts of a TPU slice, and the resources that Ray counts per host.
+
+    Raises:
+        InvalidValueError: Ray knows no such slice.
+    """
     from ray.util.tpu import get_tpu_worker_resources
 
     try:
-        return get_tpu_worker_resources(topology=topology, accelerator_type=accelerator or "none", num_slices=1)
+        return get_tpu_worker_resources(
+            topology=topology, accelerator_type=accelerator or "none", num_slices=1
+        )
     except ValueError as error:
         raise InvalidValueError(
             f"there is no TPU slice topology={topology!r}, accelerator={accelerator!r}",
-            found=f"Ray says: {error}",
+            found=f"Ray: {error}",
             fix='topology="4x4", accelerator="TPU-V5LITEPOD"; "TPU-V6E", "TPU-V4" with "2x2x2"',
         ) from None
 
 
+class _CoreResult(NamedTuple):
+    """One core of a run: its rank, its result, and two facts about its memory."""
+
+    rank: int
+    result: object
+    memory: object
+    grown: object
+
+
 def _joined(parts: list[Path]) -> Run:
+    """Return one `Run` from the pickled runs of all hosts."""
     from ray import cloudpickle
 
     runs: list[Run] = [cloudpickle.loads(part.read_bytes()) for part in parts]
     cores = []
     for run in runs:
-        growth = run.memory_growth or [0] * run.cores
-        cores += zip(run.results, run.memory, growth, strict=True)
-    cores.sort(key=lambda core: core[0][0])  # by rank
+        grown = run.memory_growth or [0] * run.cores
+        for result, memory, growth in zip(run.results, run.memory, grown, strict=True):
+            cores.append(_CoreResult(*result, memory, growth))
+    cores.sort(key=lambda core: core.rank)
     return replace(
-        max(runs, key=lambda run: len(run.log)),  # rank 0's: nobody else's rows are kept
-        results=[result for (_, result), _, _ in cores],
+        max(runs, key=lambda run: len(run.log)),  # only the host of rank 0 keeps logged rows
+        results=[core.result for core in cores],
         cores=len(cores),
         seconds=max(run.seconds for run in runs),
-        memory=[memory for _, memory, _ in cores],
-        memory_growth=[grown for _, _, grown in cores],
+        memory=[core.memory for core in cores],
+        memory_growth=[core.grown for core in cores],
     )
 
 
 def _explained(error: Exception, failures: int) -> MultiHostError:
-    said = {number: str(one) for number, one in getattr(error, "worker_failures", {}).items()}
-    if not said:
+    """Return the error for the user, with the text of the host that failed first."""
+    by_host = getattr(error, "worker_failures", {})
+    texts = {number: str(failure) for number, failure in by_host.items()}
+    if not texts:
         return MultiHostError(
             "the hosts of the run did not come together",
             found=" ".join(str(error).split())[:400],
-            fix="`ray status` on a host shows which hosts and resources there are; a longer patience",
+            fix="`ray status` on a host lists hosts and resources; or a longer patience",
         )
-    # The first host to fail leaves the others in a collective, which then fails, too.
-    number = min(said, key=lambda one: ("waiting for the other cores" in said[one], one))
+
+    def order(number: int) -> tuple[bool, int]:
+        # When a host fails, the others fail too, because they wait for it in a collective.
+        return "waiting for the other cores" in texts[number], number
+
+    first = min(texts, key=order)
     return MultiHostError(
-        f"host {number} of the run failed, the last of {failures + 1} times that it was tried\n{said[number]}",
-        failures=said,
+        f"host {first} of the run failed, in the last of {failures + 1} attempts\n{texts[first]}",
+        failures=texts,
     )
 
 
 def _pickled(task: "_Task") -> bytes:
-    """Pickle the function with its code: the module that it is from need not be on the hosts."""
+    """Pickle the function with its code, so that the hosts need not have its module."""
     from ray import cloudpickle
 
-    module = inspect.getmodule(getattr(task.fn, "func", task.fn))  # of a functools.partial, its function
+    function = getattr(task.fn, "func", task.fn)  # of a functools.partial
+    module = inspect.getmodule(function)
     file = getattr(module, "__file__", None)
-    sent = file and module.__name__ != "__main__" and "site-packages" not in Path(file).parts
-    if sent:
+    is_sent = bool(file) and module.__name__ != "__main__"
+    is_sent = is_sent and "site-packages" not in Path(file).parts
+    if is_sent:
         cloudpickle.register_pickle_by_value(module)
     try:
         return cloudpickle.dumps(task)
     finally:
-        if sent:
+        if is_sent:
             cloudpickle.unregister_pickle_by_value(module)
 
 
 @dataclass(frozen=True)
 class _Task:
+    """The worker function, its arguments, and the options of `launch`."""
+
     fn: Callable
     args: tuple
     options: dict = field(default_factory=dict)
 
     def on_core(self, core: Core, *args: object) -> tuple[int, object]:
-        """Run the function as one core, and say which it is: on a TPU the chips of a host have any ranks."""
+        """Run the function on one core; return (rank, result).
+
+        On a TPU the chips of a host may have any ranks.
+        """
         return core.rank, self.fn(core, *args)
 
 
 def _on_a_host(config: dict) -> None:
-    """Be the kernel of one host: launch its part of the run, and report what appears in its folder."""
+    """Launch this host's part of the run, and report new checkpoints from its folder."""
     from ray import cloudpickle, train
 
     task: _Task = cloudpickle.loads(config["task"])
-    logging.getLogger("ray.train").setLevel(logging.ERROR)  # a line for every report otherwise
-    with tempfile.TemporaryDirectory(prefix="tpukit-host-", ignore_cleanup_errors=True) as folder:
+    # Otherwise Ray prints a line for every report.
+    logging.getLogger("ray.train").setLevel(logging.ERROR)
+    with tempfile.TemporaryDirectory(prefix="tpukit-host-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
         os.chdir(folder)
-        # Every host begins with what was reported, nothing newer: they would otherwise continue from different steps.
-        if last := train.get_checkpoint():
-            last.to_directory(folder)
+        # Every host begins with the reported checkpoint and with nothing newer. Otherwise the
+        # hosts would continue from different steps.
+        last = train.get_checkpoint()
+        if last:
+            last.to_directory(name)
         hosts = _meet(train)
-        if last and hosts.number == 0:
-            print(f"{hosts.count} hosts begin again, from the checkpoint {Path(last.path).name}", flush=True)
-        reports = _Reports(train, Path(folder), is_first=hosts.number == 0)
+        is_first = hosts.number == 0
+        if last and is_first:
+            checkpoint = Path(last.path).name
+            print(f"{hosts.count} hosts begin again, from the checkpoint {checkpoint}", flush=True)
+        reports = _Reports(train, folder, is_first=is_first)
         setup()
         run = launch_on_host(
             hosts, task.on_core, *task.args, progress="text", loggers=reports.row, **task.options
         )
         reports.end()
-        (Path(folder) / _RUN.format(hosts.number)).write_bytes(cloudpickle.dumps(run))
-        # Another host's folder may hold what it began with, which must not cover what core 0 has written since.
-        saves = any(rank == 0 for rank, _ in run.results)
-        reports.report(_RUN.format(hosts.number), checkpoints=saves)
+        file = _RUN.format(hosts.number)
+        (folder / file).write_bytes(cloudpickle.dumps(run))
+        # The folders of the other hosts may hold the checkpoint with which they began. It must not
+        # replace the newer one that core 0 has written.
+        has_core_0 = any(rank == 0 for rank, _ in run.results)
+        reports.report(file, checkpoints=has_core_0)
 
 
 def _meet(train) -> Hosts:
-    """Agree on where the processes of all hosts find each other: on a port that host 0 has open already."""
+    """Return the hosts of the run, with the address of a port that host 0 has opened.
+
+    Collective: call it on every host.
+    """
     from ray.train.collective import broadcast_from_rank_zero
     from ray.util import get_node_ip_address
 
-    context, listener = train.get_context(), None
+    context = train.get_context()
+    listener = None
+    address = None
     if context.get_world_rank() == 0:
         listener = socket.create_server((get_node_ip_address(), 0))
-    address = broadcast_from_rank_zero(listener and listener.getsockname())
+        address = listener.getsockname()
+    address = broadcast_from_rank_zero(address)
     return Hosts(context.get_world_rank(), context.get_world_size(), address, listener)
 
 
 class _Reports:
-    """Reports new checkpoints in a folder to Ray, in a thread beside the launch.
+    """Report new checkpoints of a folder to Ray, from a thread that runs during the launch.
 
-    A report is a call that all hosts make together, and only the host of core 0 has any checkpoint. So all report in
-    turns that host 0 begins; most of these carry nothing.
+    A report is a collective of all hosts, and only the host of core 0 writes checkpoints. So host 0
+    begins a report about every second, and all hosts join it. Most reports carry no checkpoint.
     """
 
     def __init__(self, train, folder: Path, *, is_first: bool):
-        self._train, self._folder, self._is_first = train, folder, is_first
+        self._train = train
+        self._folder = folder
+        self._is_first = is_first
         self._row: dict = {}
         self._done = threading.Event()
         self._reported = self._steps()
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._turns, name="tpukit-reports", daemon=True)
+        self._thread = threading.Thread(
+            target=self._report_until_done, name="tpukit-reports", daemon=True
+        )
         self._thread.start()
 
     def row(self, row: dict) -> None:
-        """Keep the newest logged numbers: `launch(loggers=...)`."""
+        """Keep the newest logged numbers, for the next report."""
         self._row = self._row | row
 
     def end(self) -> None:
-        """Return when all hosts have ended their turns."""
+        """Stop the reports of the thread. Collective: returns when all hosts have stopped."""
         self._done.set()
         self._thread.join()
         if self._error:
             raise self._error
 
     def report(self, *also: str, checkpoints: bool = True) -> None:
-        """Report, together, the folders with checkpoints, if there is a new one, and other files."""
+        """Report all folders with checkpoints if there is a new checkpoint, and other files.
+
+        Collective: call it on every host.
+
+        Args:
+            also: names of further files in the folder.
+            checkpoints: whether to look for checkpoints.
+        """
         steps = self._steps() if checkpoints else set()
         if steps <= self._reported and not also:
             self._train.report(self._row)
             return
         with self._copy({path.parent for path in steps}, also) as copy:
-            self._train.report(self._row, checkpoint=self._train.Checkpoint.from_directory(copy))
+            checkpoint = self._train.Checkpoint.from_directory(copy)
+            self._train.report(self._row, checkpoint=checkpoint)
         self._reported = steps
 
-    def _turns(self) -> None:
+    def _report_until_done(self) -> None:
         from ray.train.collective import broadcast_from_rank_zero
 
         try:
-            while broadcast_from_rank_zero(not self._done.wait(_SECONDS_BETWEEN_REPORTS) if self._is_first else None):
+            while True:
+                goes_on = None
+                if self._is_first:
+                    goes_on = not self._done.wait(_SECONDS_BETWEEN_REPORTS)
+                if not broadcast_from_rank_zero(goes_on):
+                    return
                 self.report()
-        except BaseException as error:  # raised where the launch has ended
+        except BaseException as error:  # `end` raises it in the main thread
             self._error = error
 
     def _steps(self) -> set[Path]:
-        return {*self._folder.rglob("step-*.pt")}  # complete: they get this name when they are
+        """Return the checkpoints of `fit`, which have this name as soon as they are complete."""
+        return {*self._folder.rglob("step-*.pt")}
 
     @contextlib.contextmanager
     def _copy(self, folders: set[Path], also: tuple[str, ...]) -> Iterator[str]:
-        """Link the files into a folder of their own, where the run that goes on removes none of them."""
+        """Yield a folder with links to the files, because the running `fit` removes old ones."""
+        files = [self._folder / name for name in also]
+        for folder in folders:
+            files += [path for path in folder.iterdir() if path.is_file()]
         with tempfile.TemporaryDirectory(prefix="tpukit-report-", dir=self._folder.parent) as copy:
-            files = [path for folder in folders for path in folder.iterdir() if path.is_file()]
-            for path in [*files, *(self._folder / name for name in also)]:
-                if path.name.startswith("."):  # a lock, or unfinished
+            for path in files:
+                if path.name.startswith("."):  # a lock, or an unfinished file
                     continue
                 to = Path(copy) / path.relative_to(self._folder)
                 to.parent.mkdir(parents=True, exist_ok=True)
-                with contextlib.suppress(FileNotFoundError):  # an old one, removed at this moment
+                with contextlib.suppress(FileNotFoundError):  # `fit` has just removed it
                     os.link(path, to)
             yield copy

@@ -3,7 +3,7 @@
     work/run/            the working directory of the notebook
     work/notebook.ipynb  the executed notebook, written by papermill before and after each cell
 
-A thread copies what changed into the job's folder every two seconds. After a loss of the machine,
+A thread copies changed files into the job's folder every two seconds. After a loss of the machine,
 another attempt continues with the files of the last copy. result.json is written last, after all
 other files are in the folder and were compared with those of this machine.
 """
@@ -58,7 +58,8 @@ class _Log:
             room = _LONGEST_LOG - self._length
             self._length += len(text)
             if 0 < room < len(text):
-                text = f"{text[:room]}\ntpukit: the log is too long; the rest of this attempt is not kept\n"
+                notice = "tpukit: the log is too long; the rest of this attempt is not kept"
+                text = f"{text[:room]}\n{notice}\n"
             if room > 0:
                 self._text += text
 
@@ -91,7 +92,7 @@ class _Change(NamedTuple):
 class _WorkingDirectory:
     """The working directory of the notebook, and its copy in the job's folder, out/.
 
-    A file is copied when nobody has written to it since the last look, because half of it would be
+    A file is copied if it has not changed since the last look, because half of it would be
     useless. Checkpoints of `fit` get their names when they are whole, so they are copied at once. A
     file that changes all the time is copied every ten seconds, unless it changes during the copy.
 
@@ -126,7 +127,7 @@ class _WorkingDirectory:
         self._sent = names
 
     def copy(self, *, is_final: bool) -> None:
-        """Copy what changed, and delete what was deleted."""
+        """Copy changed files, and delete deleted ones."""
         if self._sent is None:
             return  # a file that is missing was not deleted
         there = _files(self.path)
@@ -163,7 +164,7 @@ class _Attempt:
     """One start of a job on one machine.
 
     Attributes:
-        number: from 1. Whoever makes the file of the next number has taken over the job.
+        number: from 1. The machine that makes the file of the next number takes over the job.
         reason: why the notebook is to end: "timed out", "cancelled", "replaced"; empty for a signal
             of the platform.
     """
@@ -191,13 +192,15 @@ class _Attempt:
         if self.number == 1:
             return
         count = len(self.files.copied)
-        self.log.write(f"tpukit: attempt {self.number}, with {count} files of the attempts before\n")
+        self.log.write(
+            f"tpukit: attempt {self.number}, with {count} files of the attempts before\n"
+        )
         earlier = self.folder.read("notebook.ipynb")
         if earlier:
             self.folder.write(f"notebook-attempt-{self.number - 1}.ipynb", earlier)
 
     def save(self, state: str = "running", *, is_final: bool = False) -> None:
-        """Copy what changed to the folder; raise `_Replaced` if another machine has taken over."""
+        """Copy changed files to the folder; raise `_Replaced` if another machine has taken over."""
         with self._lock:
             if self.folder.read(_attempt_file(self.number + 1)) is not None:
                 self.reason = "replaced"
@@ -252,7 +255,12 @@ def main(arguments: list[str]) -> int:
     except Exception as error:  # without a result it would start again
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         text = traceback.format_exc()
-        result = {"state": "failed", "phase": "start", "error": f"{type(error).__name__}: {error}", "traceback": text}
+        result = {
+            "state": "failed",
+            "phase": "start",
+            "error": f"{type(error).__name__}: {error}",
+            "traceback": text,
+        }
         attempt.log.write(text)
     over.set()
     if result["state"] == "interrupted" and folder.read("cancel") is not None:
@@ -262,7 +270,9 @@ def main(arguments: list[str]) -> int:
 
 def _run(attempt: _Attempt, request: Mapping, source: Path, over: threading.Event) -> dict:
     plan = request["plan"]
-    threading.Thread(target=_watch, args=(attempt, float(plan["timeout"]), over), daemon=True).start()
+    threading.Thread(
+        target=_watch, args=(attempt, float(plan["timeout"]), over), daemon=True
+    ).start()
     os.environ |= read_secrets(plan.get("secrets", {}))
     os.environ |= {"TPUKIT_JOB": plan["name"], "TPUKIT_ATTEMPT": str(attempt.number)}
     attempt.restore(source)
@@ -300,7 +310,8 @@ def _execute(attempt: _Attempt, request: Mapping, source: Path) -> dict:
         if failure:
             return {"state": "failed", "phase": "cell"} | failure
     except DeadKernelError:
-        text = f"the kernel died in cell {attempt.cell}, as it does when the machine has too little memory"
+        text = f"the kernel died in cell {attempt.cell}"
+        text += ", as it does when the machine has too little memory"
         return {"state": "failed", "phase": "kernel", "error": text}
     return {"state": "succeeded"}
 
@@ -367,7 +378,8 @@ def _limited(outputs: list[dict]) -> list[dict]:
             kept.append(output)
         elif room > 0:
             begin = "".join(output.get("text", ""))[:room]
-            text = f"{begin}\ntpukit: more than {_LONGEST_OUTPUT:,} characters; the rest is in the log\n"
+            notice = f"more than {_LONGEST_OUTPUT:,} characters; the rest is in the log"
+            text = f"{begin}\ntpukit: {notice}\n"
             kept.append({"output_type": "stream", "name": "stdout", "text": text})
         room -= size
     return kept
@@ -415,9 +427,14 @@ def _finish(attempt: _Attempt, result: dict, request: Mapping) -> int:
         print("tpukit: another machine runs this job now; this one ends", flush=True)
         return 1
     if result["state"] == "timed out":
-        result["error"] = f"the time limit of {request['plan']['timeout']:.0f} s, counted from the first start"
+        result["error"] = (
+            f"the time limit of {request['plan']['timeout']:.0f} s, counted from the first start"
+        )
     if result["state"] != "interrupted":
-        result |= {"attempt": attempt.number, "seconds": round(time.time() - attempt.first_start, 1)}
+        result |= {
+            "attempt": attempt.number,
+            "seconds": round(time.time() - attempt.first_start, 1),
+        }
         _write_page(attempt)
         _write_metrics(attempt, result)
     pause = 2.0
@@ -475,7 +492,9 @@ def _take_number(folder: JobFolder) -> tuple[int, float]:
     started = float(os.environ.get("TPUKIT_STARTED") or time.time())
     number = 1 + len(folder.names("attempts/"))
     # The process is in the content, so that two machines never write the same.
-    about = json.dumps({"started": started, "machine": f"{os.uname().nodename} {os.getpid()} {time.time_ns()}"})
+    about = json.dumps(
+        {"started": started, "machine": f"{os.uname().nodename} {os.getpid()} {time.time_ns()}"}
+    )
     while not folder.create(_attempt_file(number), about.encode()):
         number += 1
     first = read_json(folder, _attempt_file(1)).get("started", started)
@@ -501,13 +520,17 @@ def _key(path: Path) -> _Key:
     return status.st_mtime_ns, status.st_size, status.st_ino
 
 
-def read_secrets(secrets: Mapping[str, str], *, open_url: Callable = urllib.request.urlopen) -> dict[str, str]:
+def read_secrets(
+    secrets: Mapping[str, str], *, open_url: Callable = urllib.request.urlopen
+) -> dict[str, str]:
     """Return the values of secrets in Secret Manager, with the account of this machine.
 
     References of another kind ("env:NAME") are left out: the platform has put them into the
     environment.
     """
-    wanted = {name: reference for name, reference in secrets.items() if reference.startswith("projects/")}
+    wanted = {
+        name: reference for name, reference in secrets.items() if reference.startswith("projects/")
+    }
     if not wanted:
         return {}
     host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
@@ -527,7 +550,8 @@ def _get_json(address: str, headers: Mapping[str, str], open_url: Callable) -> d
             return json.load(answer)
     except OSError as error:
         raise OSError(
-            f"{address}: {error}; the job's service account needs roles/secretmanager.secretAccessor"
+            f"{address}: {error}; "
+            "the job's service account needs roles/secretmanager.secretAccessor"
         ) from error
 
 

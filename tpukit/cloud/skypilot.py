@@ -1,9 +1,12 @@
-"""Jobs as managed jobs of SkyPilot, whose controller starts another TPU VM when Google takes one back.
+"""Run jobs as managed jobs of SkyPilot.
+
+SkyPilot's controller starts another TPU VM when Google takes one back.
 
     file_mounts:  {/bucket: {source: gs://my-bucket, mode: MOUNT}}
     run:          exec timeout ... docker run ... bash /bucket/jobs/train-1/run.sh
 
-SkyPilot deletes the machine when the job is over. It has no time limit for a VM: the runner and `timeout` have it.
+SkyPilot deletes the machine when the job is over. It has no time limit for a VM, so the runner and
+`timeout` end the job.
 """
 
 import json
@@ -81,7 +84,7 @@ class SkyPilotTarget:
         try:
             return run_tool(["sky", "jobs", "logs", f"--name={handle['name']}", "--no-follow"])
         except CloudError as error:
-            # The exit code is that of the job: 100 for a failed one, whose log is on standard output.
+            # The exit code is that of the job: 100 if it failed. Its log is on standard output.
             return f"{error.found}\n`sky jobs logs --name {handle['name']} --no-follow` shows all"
 
     def cancel(self, handle: dict) -> None:
@@ -93,7 +96,10 @@ class SkyPilotTarget:
 
 
 def job_name(plan: JobPlan) -> str:
-    """Return the job's name for SkyPilot; it has no labels, so a part of the digest belongs to the name."""
+    """Return the job's name for SkyPilot.
+
+    SkyPilot has no labels, so a part of the digest belongs to the name.
+    """
     return f"{plan.name}-{plan.digest[:8]}"
 
 

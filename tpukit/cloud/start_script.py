@@ -7,7 +7,13 @@ from tpukit.essentials.environment import RELEASES
 _OLDEST = (3, 11)  # Python, for tpukit and torch_xla
 _NEWEST = (3, 13)
 _XLA_ONLY = "sys_platform == 'linux' and platform_machine == 'x86_64'"  # no other wheels exist
-_RUNNER = ("pip", "papermill>=2.6,<3", "ipykernel>=6.29,<8", "nbconvert>=7.16,<8", "google-crc32c>=1.5")
+_RUNNER = (
+    "pip",
+    "papermill>=2.6,<3",
+    "ipykernel>=6.29,<8",
+    "nbconvert>=7.16,<8",
+    "google-crc32c>=1.5",
+)
 
 _SCRIPT = """#!/usr/bin/env bash
 # Start the job on this machine, for the first time or again: bash run.sh [ADDRESS [WORK]]
@@ -75,11 +81,13 @@ if ! command -v uv > /dev/null; then
         || fail "uv cannot be installed"
 fi
 if [ ! -x "$environment/bin/python" ]; then
-    run uv venv --quiet --python "$(find_python)" "$environment" || fail "there is no Python @PYTHON@"
+    run uv venv --quiet --python "$(find_python)" "$environment" \\
+        || fail "there is no Python @PYTHON@"
 fi
 version=$("$environment/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 if [ "$version" != @CALLER@ ]; then
-    echo "tpukit: the job runs on Python $version, it was sent from Python @CALLER@" >> "$work/setup.log"
+    echo "tpukit: the job runs on Python $version, it was sent from Python @CALLER@" \\
+        >> "$work/setup.log"
 fi
 packages=(-r packages.txt)
 [ -e "$folder/in/requirements.txt" ] && packages+=(-r requirements.txt)
@@ -88,7 +96,8 @@ cd "$folder/in"
 @INSTALL@
 cd "$work"
 trap - TERM INT
-export PATH="$environment/bin:$PATH" PYTHONNOUSERSITE=1 JUPYTER_PREFER_ENV_PATH=1 IPYTHONDIR="$work/ipython"@DEVICE@
+export PATH="$environment/bin:$PATH" PYTHONNOUSERSITE=1 JUPYTER_PREFER_ENV_PATH=1
+export IPYTHONDIR="$work/ipython"@DEVICE@
 exec "$environment/bin/python" -m tpukit.cloud.run_notebook "$address" "$folder" "$work"
 """
 _INSTALL = """install="uv pip install --quiet --python $environment/bin/python"
@@ -101,7 +110,8 @@ _BACKEND = """if [ -z "${UV_TORCH_BACKEND+set}" ]; then  # a TPU needs no CUDA l
 request.urlopen(sys.argv[1], timeout=20)' $index 2> /dev/null; then
         export UV_TORCH_BACKEND=cpu
     else
-        echo "tpukit: $index cannot be reached; torch comes from the default index" >> "$work/setup.log"
+        echo "tpukit: $index cannot be reached; torch comes from the default index" \\
+            >> "$work/setup.log"
     fi
 elif [ -z "$UV_TORCH_BACKEND" ]; then
     unset UV_TORCH_BACKEND
@@ -132,9 +142,10 @@ def start_script(plan: JobPlan, wheel: str) -> str:
 
 
 def package_list(options: JobOptions, wheel: str) -> list[str]:
-    """Return what every job of this kind installs, as lines of packages.txt.
+    """Return the packages that every job with these options installs, as lines of packages.txt.
 
-    torch_xla works with exactly one release of torch, and libtpu with few of torch_xla, so all are pinned.
+    torch_xla works with exactly one release of torch, and libtpu with few of torch_xla, so all are
+    pinned.
 
     Raises:
         ValueError: torch_xla has no release for this torch.

@@ -136,7 +136,7 @@ Word = Literal["queued", "running", "succeeded", "failed", "cancelled", "gone"]
 
 @dataclass(frozen=True)
 class PlatformState:
-    """What the platform reports about a job. The job's own state is in its folder and comes first.
+    """The report of the platform about a job. The job's own state is in its folder and comes first.
 
     Attributes:
         word: see `Word`.

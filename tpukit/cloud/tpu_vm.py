@@ -1,4 +1,9 @@
-"""The cloud's own word about a TPU VM: Cloud TPU API v2, through cloud-tpu-client."""
+"""Ask the Cloud TPU API for the state and health of a TPU VM, through cloud-tpu-client.
+
+The API describes a TPU VM as a node, with many more fields than these:
+
+    {"state": "READY", "health": "HEALTHY", "acceleratorType": "v5litepod-8", "symptoms": [...]}
+"""
 
 import contextlib
 import os
@@ -9,14 +14,18 @@ from collections.abc import Callable, Iterator, Mapping
 from tpukit.cloud.answers import CloudError, Service, find_credentials
 from tpukit.essentials.display import Finding, NotInstalledError
 
-_REQUEST_SECONDS = 10.0  # for one answer
+_REQUEST_SECONDS = 10.0  # until a request has failed
 _SECONDS_BETWEEN_LINES = 20.0  # while nothing changes
 _NAME = "[a-z]([a-z0-9-]{0,61}[a-z0-9])?"
 _LONG_NAME = re.compile("projects/([^/]+)/locations/([^/]+)/nodes/([^/]+)")
 
 _START = "`gcloud compute tpus tpu-vm start {name} --zone {zone} --project {project}`"
-_AGAIN = "delete it and create it again: `gcloud compute tpus tpu-vm delete {name} --zone {zone} --project {project}`"
-# Every state of the API: what it means, and what to do. None where it passes by itself, so that waiting helps.
+_AGAIN = (
+    "delete it and create it again: "
+    "`gcloud compute tpus tpu-vm delete {name} --zone {zone} --project {project}`"
+)
+_LATER = 'ask again, or wait longer: wait="30m"'
+# Every state of the API: its meaning, and the fix. The fix is None if the state passes by itself.
 _STATES = {
     "READY": ("it is up", None),
     "CREATING": ("it is being created", None),
@@ -54,97 +63,140 @@ def node_health(
     endpoint: str | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> tuple[str, list[Finding]]:
-    """Return the full name of a TPU VM, and what the cloud says of it: state, health, kind, symptoms; see `health`.
+    """Return the full name of a TPU VM, and findings about its state, health, kind and symptoms.
 
-    An answer that never comes ends after ten seconds, and is asked for again as long as there is time.
+    A request without an answer ends after ten seconds, and is repeated until `wait` is over.
+    `health` documents the other arguments.
+
+    Args:
+        wait: seconds for a state that passes by itself; 0 asks once.
+        every: seconds between two requests.
+        say: prints a line while the function waits.
+        environ: the variables of this process.
 
     Raises:
-        CloudError: no such TPU, no permission, no credential, no project, no zone, no answer; ImportError without
-            cloud-tpu-client.
+        CloudError: there is no such TPU, no permission, credential, project or zone, or no answer.
+        NotInstalledError: cloud-tpu-client is not installed.
     """
     project, zone, name = _place(name, zone, project, environ)
     credentials, project = find_credentials(credentials, project, environ)
     full = f"projects/{project}/locations/{zone}/nodes/{name}"
-    there = {"name": name, "zone": zone, "project": project}
-    with _client(there, credentials, endpoint) as ask:
-        node = _settled(ask, time.monotonic() + wait, every, lambda text: say(f"{name}: {text}"))
-    return full, _findings(node, there, wait)
+    place = {"name": name, "zone": zone, "project": project}
+
+    def say_with_name(text: str) -> None:
+        say(f"{name}: {text}")
+
+    deadline = time.monotonic() + wait
+    with _client(place, credentials, endpoint) as ask:
+        node = _settled(ask, deadline, every=every, say=say_with_name)
+    return full, [*_findings(node, place, wait), *_more_findings(node)]
 
 
-def _settled(ask: Callable[[], dict], deadline: float, every: float, say: Callable[[str], None]) -> dict:
-    """Return the node once it does not change by itself, or as it is when the time is over."""
-    said, said_at = None, 0.0
+def _settled(
+    ask: Callable[[], dict], deadline: float, *, every: float, say: Callable[[str], None]
+) -> dict:
+    """Return the node once its state does not pass by itself, or at the deadline."""
+    printed = None
+    printed_at = 0.0
     while True:
-        node, failed = None, None
+        node = None
+        error = None
         try:
             node = ask()
-        except CloudError as error:
-            failed = error
+        except CloudError as raised:
+            error = raised
         left = deadline - time.monotonic()
-        if failed and (left <= 0 or not failed.may_pass):
-            raise failed
-        if node is not None and (left <= 0 or not _passes(node)):
+        is_late = left <= 0
+        if error and (is_late or not error.may_pass):
+            raise error
+        if node is not None and (is_late or not _passes(node)):
             return node
-        now = "no answer" if failed else " ".join(filter(None, (node.get("state"), node.get("health")))) or "no state"
-        if now != said or time.monotonic() - said_at >= _SECONDS_BETWEEN_LINES:
+        now = "no answer" if error else _state_and_health(node)
+        if now != printed or time.monotonic() - printed_at >= _SECONDS_BETWEEN_LINES:
             say(f"{now}; waiting, {left:.0f} s at most")
-            said, said_at = now, time.monotonic()
+            printed = now
+            printed_at = time.monotonic()
         time.sleep(min(every, left))
 
 
+def _state_and_health(node: Mapping) -> str:
+    known = [node[key] for key in ("state", "health") if node.get(key)]
+    return " ".join(known) or "no state"
+
+
 def _place(name: str, zone: str | None, project: str | None, environ: Mapping[str, str]):
+    """Return (project, zone, name). A long name has all three."""
     if long := _LONG_NAME.fullmatch(name):
-        project, zone, name = project or long[1], zone or long[2], long[3]
+        project = project or long[1]
+        zone = zone or long[2]
+        name = long[3]
     if not re.fullmatch(_NAME, name):
-        old = name.startswith("grpc://") or ":" in name
-        address = "an address, as of a TPU Node, an architecture that Google has ended"
+        found = "a name is lower-case letters, digits and hyphens, and begins with a letter"
+        if ":" in name:
+            found = "an address, as of a TPU Node, an architecture that Google has ended"
         raise CloudError(
-            f"{name!r} is no name of a TPU VM",
-            found=address if old else "a name is lower-case letters, digits and hyphens, and begins with a letter",
-            fix="`gcloud compute tpus tpu-vm list --zone us-west4-a` shows the names; without a name, "
-            "tpukit.cloud.health() looks at this machine",
+            f"{name!r} is not the name of a TPU VM",
+            found=found,
+            fix="`gcloud compute tpus tpu-vm list --zone us-west4-a` shows the names; "
+            "without a name, tpukit.cloud.health() checks this machine",
         )
     zone = zone or environ.get("CLOUDSDK_COMPUTE_ZONE")
     if not zone:
         raise CloudError(
             f"the zone of {name} is not known",
             found="no zone=, no CLOUDSDK_COMPUTE_ZONE",
-            fix=f'health("{name}", zone="us-west4-a"), or whichever it is in',
+            fix=f'health("{name}", zone="us-west4-a"), with the zone of your TPU',
         )
     return project, zone, name
 
 
 @contextlib.contextmanager
-def _client(there: Mapping[str, str], credentials, endpoint: str | None) -> Iterator[Callable[[], dict]]:
-    """Yield a function that asks for the node, once a call."""
+def _client(
+    place: Mapping[str, str], credentials, endpoint: str | None
+) -> Iterator[Callable[[], dict]]:
+    """Yield a function that requests the node once per call."""
     try:
         import cloud_tpu_client
         import google_auth_httplib2
         import httplib2
         from googleapiclient import discovery
-    except Exception as error:  # beside TensorFlow, version 0.10 raises absl's DuplicateFlagError on import
+    # If TensorFlow is loaded, version 0.10 raises DuplicateFlagError of absl on import.
+    except Exception as error:
         raise NotInstalledError(
             f"cloud-tpu-client cannot be imported: {error}",
             found="it is one of tpukit's requirements, but installs with --no-deps leave it out",
             fix='`pip install "cloud-tpu-client==0.7"`; 0.8 and 0.10 break TensorFlow',
         ) from error
-    # Version 0.7 alone would ask API v1, which knows no TPU VM, with oauth2client's credentials and no time-out.
-    http = google_auth_httplib2.AuthorizedHttp(credentials, http=httplib2.Http(timeout=_REQUEST_SECONDS))
-    options = {"api_endpoint": endpoint} if endpoint else None
+    # By itself version 0.7 would ask API v1, which knows no TPU VM, with oauth2client's
+    # credentials and without a time limit.
+    plain_http = httplib2.Http(timeout=_REQUEST_SECONDS)
+    http = google_auth_httplib2.AuthorizedHttp(credentials, http=plain_http)
     service = discovery.build(
-        "tpu", "v2", http=http, cache_discovery=False, static_discovery=True, client_options=options
+        "tpu",
+        "v2",
+        http=http,
+        cache_discovery=False,
+        static_discovery=True,
+        client_options={"api_endpoint": endpoint} if endpoint else None,
     )
-    which = "`gcloud compute tpus tpu-vm list --zone {zone} --project {project}` shows which there are"
-    fixes = {404: which.format(**there)}
-    cloud = Service("Cloud TPU", "tpu.googleapis.com", "roles/tpu.viewer", there["project"], fixes)
-    client = cloud_tpu_client.Client(there["name"], zone=there["zone"], project=there["project"], service=service)
+    client = cloud_tpu_client.Client(
+        place["name"], zone=place["zone"], project=place["project"], service=service
+    )
+    list_command = "`gcloud compute tpus tpu-vm list --zone {zone} --project {project}`"
+    cloud = Service(
+        name="Cloud TPU",
+        api="tpu.googleapis.com",
+        role="roles/tpu.viewer",
+        project=place["project"],
+        fixes={404: list_command.format(**place) + " lists those that exist"},
+    )
 
     def ask() -> dict:
-        with cloud.asked("TPU {name} in {zone}".format(**there)):
+        with cloud.asked("TPU {name} in {zone}".format(**place)):
             try:
-                # state() and health() would be two requests, and of two moments.
+                # state() and health() would be two requests, at two moments.
                 return client._fetch_cloud_tpu_metadata()
-            except ValueError as error:  # in which the client wraps whatever was raised
+            except ValueError as error:  # the client wraps every exception in one
                 raise error.__context__ or error from None
 
     with contextlib.closing(http):
@@ -152,36 +204,50 @@ def _client(there: Mapping[str, str], credentials, endpoint: str | None) -> Iter
 
 
 def _passes(node: Mapping) -> bool:
-    """Say whether a node may become healthy without anybody's doing."""
-    state, health = node.get("state", "STATE_UNSPECIFIED"), node.get("health")
-    return health in _HEALTHS if state == "READY" else _STATES.get(state, ("", None))[1] is None
+    """Return whether a node may become healthy by itself."""
+    state = node.get("state", "STATE_UNSPECIFIED")
+    if state == "READY":
+        return node.get("health") in _HEALTHS
+    _, fix = _STATES.get(state, ("", None))
+    return fix is None
 
 
-def _findings(node: Mapping, there: Mapping[str, str], wait: float) -> list[Finding]:
-    state, health = node.get("state", "STATE_UNSPECIFIED"), node.get("health")
-    meaning, fix = _STATES.get(state, ("a state that this kit does not know", None))
+def _findings(node: Mapping, place: Mapping[str, str], wait: float) -> list[Finding]:
+    """Return the findings about the state and the health of a node."""
+    state = node.get("state", "STATE_UNSPECIFIED")
+    health = node.get("health")
+    meaning, fix = _STATES.get(state, ("a state that tpukit does not know", None))
     waited = f" still after {wait:.0f} s" if wait else ""
-    later = 'ask again, or wait longer: wait="30m"'
     findings = []
     if state == "READY":
         findings.append(Finding("state", "ok", "READY"))
     elif fix:
-        findings.append(Finding("state", "failure", f"{state}: {meaning}", fix.format(**there)))
+        findings.append(Finding("state", "failure", f"{state}: {meaning}", fix.format(**place)))
     else:
-        findings.append(Finding("state", "failure", f"{state}{waited}: {meaning}", later))
+        findings.append(Finding("state", "failure", f"{state}{waited}: {meaning}", _LATER))
     why = f" ({node['healthDescription']})" if node.get("healthDescription") else ""
     if health == "HEALTHY":
         findings.append(Finding("health", "ok", f"HEALTHY{why}"))
     elif health in _HEALTHS:
-        again = f"{later}; if it stays so, " + _AGAIN.format(**there)
-        findings.append(Finding("health", "failure", f"{health}{waited}: {_HEALTHS[health]}{why}", again))
+        fact = f"{health}{waited}: {_HEALTHS[health]}{why}"
+        fix = f"{_LATER}; if it stays so, {_AGAIN.format(**place)}"
+        findings.append(Finding("health", "failure", fact, fix))
     elif state == "READY":
-        on_it = "`python -m tpukit health` on the machine itself looks at its chips"
-        findings.append(Finding("health", "warning", f"the cloud says {health or 'nothing'}{why}", on_it))
-    kind = [node.get("acceleratorType"), node.get("runtimeVersion")]
-    if any(kind):
-        findings.append(Finding("kind", "ok", ", ".join(filter(None, kind))))
+        fact = f"the cloud reports {health or 'no health'}{why}"
+        fix = "run `python -m tpukit health` on the TPU VM, which checks its chips"
+        findings.append(Finding("health", "warning", fact, fix))
+    return findings
+
+
+def _more_findings(node: Mapping) -> list[Finding]:
+    """Return the findings about the kind and the symptoms of a node."""
+    findings = []
+    kind = [node[key] for key in ("acceleratorType", "runtimeVersion") if node.get(key)]
+    if kind:
+        findings.append(Finding("kind", "ok", ", ".join(kind)))
     for symptom in node.get("symptoms", ()):
-        fact = " ".join(filter(None, (symptom.get("symptomType"), symptom.get("details"), symptom.get("createTime"))))
-        findings.append(Finding("symptom", "warning", fact, "look at that worker's log before a long run"))
+        keys = ("symptomType", "details", "createTime")
+        fact = " ".join(symptom[key] for key in keys if symptom.get(key))
+        fix = "look at that worker's log before a long run"
+        findings.append(Finding("symptom", "warning", fact, fix))
     return findings

@@ -1,4 +1,4 @@
-"""Jobs as custom jobs of Vertex AI: a container on one TPU host, with the bucket mounted at /gcs.
+"""Run jobs as custom jobs of Vertex AI: a container on one TPU host, with the bucket at /gcs.
 
     gs://my-bucket/jobs/train-1/run.sh     the file in the bucket
     /gcs/my-bucket/jobs/train-1/run.sh     the same file in the container; `bash` starts it
@@ -182,7 +182,7 @@ def _look_again(api: _CustomJobs, plan: JobPlan, error: CloudError):
     """Return the job that a failed request has created all the same; None if it has not.
 
     Raises:
-        CloudError: nobody knows whether it was created.
+        CloudError: it is not known whether the job was created.
     """
     seen = "the list of jobs does not have it by now"
     is_known = error.answered

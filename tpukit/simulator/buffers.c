@@ -1,4 +1,4 @@
-// Buffers: what lies in the device's memory while programs are recorded (record.c), and what came from the host.
+// Buffers: the contents of the device's memory while programs are recorded (record.c), and those from the host.
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -58,7 +58,7 @@ static int is_deleted(PJRT_Buffer* buffer) {  // a program has overwritten it
 }
 
 void write_memory(const PJRT_LoadedExecutable_Execute_Args* args, FILE* to) {
-  size_t beside = 0;
+  size_t other_bytes = 0;
   pthread_mutex_lock(&live_lock);
   runs++;
   for (size_t chip = 0; chip < args->num_devices; chip++)
@@ -68,8 +68,8 @@ void write_memory(const PJRT_LoadedExecutable_Execute_Args* args, FILE* to) {
     }
   for (int i = 0; i < BUCKETS; i++)
     for (Live* one = live[i]; one; one = one->next)
-      if (one->taken_by != runs && !is_deleted(one->buffer)) beside += one->size;
-  fprintf(to, " %zu", beside / args->num_devices);  // of one chip, where they are one core
+      if (one->taken_by != runs && !is_deleted(one->buffer)) other_bytes += one->size;
+  fprintf(to, " %zu", other_bytes / args->num_devices);  // of one chip, where they are one core
   for (size_t i = 0; i < args->num_args; i++) {
     Live* found = *place_of(args->argument_lists[0][i]);
     if (found && found->is_fresh) write_shape(found->buffer, to);

@@ -1,4 +1,4 @@
-// The collectives themselves: what XLA calls in place of each, on every device of the run.
+// The collectives: the functions that XLA calls in place of each, on every device of the run.
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -108,7 +108,7 @@ static int reduce(void* to, char* const* from, int ranks, size_t count, XLA_FFI_
   }
 }
 
-// ---- what a call says of itself: to the other ranks, and in errors
+// ---- the description of a call: for the other ranks, and for errors
 
 static void add_text(char* text, size_t room, const char* format, ...) {
   size_t size = strlen(text);
@@ -175,10 +175,10 @@ static const char* lay_down(const XLA_FFI_Args* args, int device) {
   size_t offset = 0;
   for (int64_t k = 0; k < args->size; k++) {
     const XLA_FFI_Buffer* operand = args->args[k];
-    if (!type_of(operand)) return fail_run("the stand-in knows no elements of XLA's type %d", (int)operand->dtype);
+    if (!type_of(operand)) return fail_run("the simulator does not support elements of XLA's type %d", (int)operand->dtype);
     size_t size = size_of(operand);
     if (offset + size > slot_size())
-      return fail_run("a collective brings more than the %zu MiB that the stand-in carries", slot_size() >> 20);
+      return fail_run("a collective brings more than the %zu MiB that the simulator carries", slot_size() >> 20);
     memcpy(slot_of(device) + offset, operand->data, size);
     offset += size;
   }
@@ -199,7 +199,7 @@ static Rows rows_along(const XLA_FFI_Buffer* buffer, int axis) {
 static const char* all_reduce(const Call* call, char* const* from, const XLA_FFI_Buffer* operand, void* to) {
   const Collective* c = call->collective;
   if (reduce(to, from, call->ranks, elements(operand), operand->dtype, c->reduction)) return NULL;
-  return fail_run("the stand-in has no %s of %s", reduction_names[c->reduction], type_of(operand)->name);
+  return fail_run("the simulator does not support %s of %s", reduction_names[c->reduction], type_of(operand)->name);
 }
 
 static const char* reduce_scatter(const Call* call, char* const* from, const XLA_FFI_Buffer* operand, char* to) {
@@ -238,7 +238,7 @@ static void all_to_all_of_tuple(const Call* call, const XLA_FFI_Rets* results, s
 
 static void permute(const Call* call, size_t offset, size_t size, char* to) {
   const Collective* c = call->collective;
-  memset(to, 0, size);  // what nobody sends to is zero
+  memset(to, 0, size);  // a device without a sender gets zeros
   for (int i = 0; i < c->pairs; i++)
     if (c->target[i] == call->device) memcpy(to, slot_of(c->source[i]) + offset, size);
 }
@@ -284,12 +284,12 @@ static const char* run(XLA_FFI_CallFrame* frame, const Collective* collective, i
   return NULL;
 }
 
-// Says the failure on standard error too, once a process: torch_xla raises it where the result is read, but with two
+// Prints the failure on standard error too, once per process: torch_xla raises it where the result is read, but with two
 // device threads it may abort in the other one first ("PjRt buffer is null").
-static void tell(const char* failed) {
-  static int told;
-  if (__atomic_exchange_n(&told, 1, __ATOMIC_ACQ_REL)) return;
-  fprintf(stderr, "[stand-in] %s\n", failed);
+static void print_once(const char* failed) {
+  static int printed;
+  if (__atomic_exchange_n(&printed, 1, __ATOMIC_ACQ_REL)) return;
+  fprintf(stderr, "[simulator] %s\n", failed);
   fflush(stderr);
 }
 
@@ -317,10 +317,10 @@ XLA_FFI_Error* run_collective(XLA_FFI_CallFrame* frame) {
   XLA_FFI_DeviceOrdinal_Get_Args ordinal = {sizeof ordinal, NULL, frame->ctx, 0};
   XLA_FFI_Error* error = frame->api->XLA_FFI_DeviceOrdinal_Get(&ordinal);
   if (error) return error;
-  const char* failed = "the stand-in finds a collective that another version of it has written";
+  const char* failed = "the simulator found a collective that another version of it has written";
   if (read_description(frame->attrs.attrs[0], &collective)) failed = run(frame, &collective, ordinal.device_ordinal);
   if (!failed) return NULL;
-  tell(failed);
+  print_once(failed);
   XLA_FFI_Error_Create_Args args = {sizeof args, NULL, failed, XLA_FFI_Error_Code_ABORTED};
   return frame->api->XLA_FFI_Error_Create(&args);
 }

@@ -1,9 +1,9 @@
 // Where the devices of all processes meet: one file in memory that they share.
 //
-// Every device has a slot in it. A collective goes in three steps: wait until all have read the one before, lay what
-// you bring into your slot and say so, wait until all have said so; then everyone reads what it needs. Whoever waits
-// notices within a second that a process it waits for has ended, and gives up at the time limit. The first that gives up
-// writes down why, and all the others fail with the same words.
+// Every device has a slot in it. A collective has three steps. Each device waits until all have read the slots of the
+// collective before. It writes its operands into its slot and counts that. It waits until all have counted, and reads
+// what it needs. A device that waits notices within a second if a process has ended, and gives up at the time limit.
+// The first that gives up writes the reason into the file, and all others fail with the same text.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -46,7 +46,7 @@ enum { HEAD = 65536 };  // bytes before the first slot
 // A sparse file: only what a collective touches becomes memory. All gradients of a step may come in one.
 static const size_t SLOT = (size_t)2 << 30;
 
-// Where a run is only recorded, all other devices bring what this one does: there is one slot, and nobody to wait for.
+// In a recording all other devices bring the same operands as this one: there is one slot, and no process to wait for.
 char* slot_of(int device) { return (char*)meeting + HEAD + (is_recording() ? 0 : device * SLOT); }
 size_t slot_size(void) { return SLOT; }
 
@@ -60,7 +60,7 @@ static double now(void) {
 }
 
 static double patience(void) {
-  const char* seconds = getenv("STANDIN_TIMEOUT");
+  const char* seconds = getenv("SIMULATOR_TIMEOUT");
   return seconds && atof(seconds) > 0 ? atof(seconds) : 300;
 }
 
@@ -153,7 +153,7 @@ static const char* tell_ended(int rank, uint64_t number, const char* what) {
 static const char* tell_late(int rank, uint64_t number, const char* what) {
   return fail_run("rank %d has not come to collective %lu for %.3g s: %s.\n"
                   "  found: its process %d (pid %d) is alive and has come to %lu\n"
-                  "  fix:   every rank must run the same collectives; if it is only slow, set STANDIN_TIMEOUT (seconds) higher",
+                  "  fix:   every rank must run the same collectives; if it is only slow, set SIMULATOR_TIMEOUT (seconds) higher",
                   rank, (unsigned long)number, patience(), what, process_of(rank),
                   meeting->process[process_of(rank)].pid, (unsigned long)LOAD(meeting->device[rank].brought));
 }
@@ -162,7 +162,7 @@ static const char* tell_absent(int rank) {
   int here = 0, process = process_of(rank);
   for (int p = 0; p < topology.processes; p++) here += meeting->process[p].pid != 0;
   return fail_run("process %d has not taken its chip for %.3g s.\n  found: %d of %d processes have\n"
-                  "  fix:   start all of them, with the same STANDIN_MEMORY; if it is only slow, set STANDIN_TIMEOUT "
+                  "  fix:   start all of them, with the same SIMULATOR_MEMORY; if it is only slow, set SIMULATOR_TIMEOUT "
                   "(seconds) higher", process, patience(), here, topology.processes);
 }
 
@@ -221,7 +221,7 @@ void end_collective(int device) {
 
 // ---- coming and leaving
 
-static int nobody_is_here(void) {
+static int is_empty(void) {
   for (int p = 0; p < MOST_DEVICES; p++)
     if (meeting->process[p].pid && !has_ended(&meeting->process[p])) return 0;
   return 1;
@@ -233,10 +233,10 @@ static void set_lock(int file, short kind) {
   while (fcntl(file, F_SETLKW, &all) < 0 && errno == EINTR) continue;
 }
 
-// Takes this process's place. A file that nobody alive is in begins a new run: code that starts one group of processes
+// Takes this process's place. A file without a living process begins a new run: code that starts one group of processes
 // after the other (xmp.spawn) can keep its environment.
 static PJRT_Error* sit_down(int file) {
-  if (lseek(file, 0, SEEK_END) < HEAD || nobody_is_here()) {
+  if (lseek(file, 0, SEEK_END) < HEAD || is_empty()) {
     size_t size = HEAD + topology.world * SLOT;
     if (ftruncate(file, 0) || ftruncate(file, (off_t)size))
       return failure(PJRT_Error_Code_RESOURCE_EXHAUSTED, "the shared file cannot be made %zu bytes long: %s", size,
@@ -247,13 +247,13 @@ static PJRT_Error* sit_down(int file) {
   if (meeting->processes != topology.processes || meeting->cores != topology.cores)
     return failure(PJRT_Error_Code_INVALID_ARGUMENT,
                    "the processes do not agree how many they are.\n  found: %d with %d device(s) each here, %d with %d "
-                   "in the shared file\n  fix:   give every run a STANDIN_MEMORY of its own, and all its processes the "
+                   "in the shared file\n  fix:   give every run a SIMULATOR_MEMORY of its own, and all its processes the "
                    "same TPU_PROCESS_BOUNDS", topology.processes, topology.cores, meeting->processes, meeting->cores);
   Process* mine = &meeting->process[topology.process];
   if (mine->pid)
     return failure(PJRT_Error_Code_ALREADY_EXISTS,
                    "two processes want the same chip.\n  found: pid %d and pid %d are both process %d\n"
-                   "  fix:   give each a CLOUD_TPU_TASK_ID of its own, and every run a STANDIN_MEMORY of its own",
+                   "  fix:   give each a CLOUD_TPU_TASK_ID of its own, and every run a SIMULATOR_MEMORY of its own",
                    mine->pid, (int)getpid(), topology.process);
   mine->born = start_time(getpid());
   STORE(mine->pid, (int)getpid());
@@ -262,13 +262,13 @@ static PJRT_Error* sit_down(int file) {
 
 PJRT_Error* take_chips(void) {
   if (meeting) return NULL;  // a second client of this process
-  const char* path = getenv("STANDIN_MEMORY");
+  const char* path = getenv("SIMULATOR_MEMORY");
   int shared = topology.processes > 1 && !is_recording(), file = -1;
   if (!shared) file = memfd_create("simulator", MFD_CLOEXEC);
   else if (path) file = open(path, O_RDWR | O_CLOEXEC);
   if (file < 0)
     return failure(PJRT_Error_Code_NOT_FOUND,
-                   "the processes of this run have nowhere to meet.\n  found: STANDIN_MEMORY=%s: %s\n  fix:   set it to "
+                   "the processes of this run have nowhere to meet.\n  found: SIMULATOR_MEMORY=%s: %s\n  fix:   set it to "
                    "a file that stays open until they have ended, as tpukit's environment() does",
                    path ? path : "(not set)", shared && !path ? "needed for more than one process" : strerror(errno));
   set_lock(file, F_WRLCK);
@@ -283,7 +283,7 @@ PJRT_Error* take_chips(void) {
     return error;
   }
   ring();
-  // As with libtpu, nobody gets its client before all have come.
+  // As with libtpu, no process gets its client before all have started.
   const char* failed = is_recording() ? NULL : wait_for_all(COME, 0, "the start");
   return failed ? failure(PJRT_Error_Code_DEADLINE_EXCEEDED, "%s", failed) : NULL;
 }

@@ -1,6 +1,6 @@
 // Numbers of fields in xla/service/hlo.proto and xla/xla_data.proto (OpenXLA), which never reuses one.
-#ifndef STANDIN_HLO_H_
-#define STANDIN_HLO_H_
+#ifndef SIMULATOR_HLO_H_
+#define SIMULATOR_HLO_H_
 
 enum { MODULE_COMPUTATION = 3, MODULE_ENTRY_ID = 6, MODULE_SCHEDULE = 7, MODULE_ALIAS = 8, MODULE_DONORS = 18 };
 enum { SHAPE_TYPE = 2, SHAPE_DIMENSIONS = 3, SHAPE_TUPLE = 4, SHAPE_LAYOUT = 5, SHAPE_DYNAMIC = 6 };

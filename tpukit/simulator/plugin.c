@@ -1,22 +1,22 @@
-// A stand-in for libtpu: a library that torch_xla loads as its TPU (TPU_LIBRARY_PATH names it) and that has none; and
-// TorchTPU likewise (stablehlo.c).
+// A simulated libtpu. torch_xla loads this library as its TPU if TPU_LIBRARY_PATH names it, on a machine without a TPU.
+// TorchTPU loads it in the same way (stablehlo.c).
 //
-// It hands every call of the PJRT C API on to a plugin for the CPU, and answers itself where a TPU would answer
-// otherwise: which devices there are (topology.c), how programs are compiled and run (programs.c). XLA:CPU's own
-// collectives cannot meet across processes, nor across the threads of one, since every device compiles a module of its
-// own; so each collective of a program becomes a call of ours (rewrite.c, collectives.c) over memory that the processes
-// of the run share (exchange.c).
+// It forwards every call of the PJRT C API to a plugin for the CPU. It answers a call itself if a TPU would answer
+// differently: which devices exist (topology.c), how programs are compiled and run (programs.c). XLA:CPU's collectives
+// cannot meet across processes, nor across the threads of one process, because every device compiles a module for
+// itself. So each collective of a program becomes a call of this library (rewrite.c, collectives.c). The data travel
+// through memory that the processes of the run share (exchange.c).
 //
 // Besides libtpu's own variables it reads:
-//   STANDIN_PLUGIN       the CPU plugin's file
-//   STANDIN_CHIPS        chips of the machine (1), for a process that is not told how many are its own
-//   STANDIN_CORES        cores a chip has (1; a v2's or v3's has 2)
-//   STANDIN_MEMORY       the file that the processes of a run share; not needed by one process
-//   STANDIN_TIMEOUT      seconds to wait for the other ranks (300)
-//   STANDIN_ORDER        "2,0,3,1": the place of each process's devices among all (in the processes' order)
-//   STANDIN_BUSY_UNTIL   the chips are held by somebody else until this time, in seconds since 1970
-//   STANDIN_RECORD       a folder: programs are written to it instead of run (record.c)
-//   STANDIN_LOG          1: tell on standard error what is compiled and run
+//   SIMULATOR_PLUGIN       the CPU plugin's file
+//   SIMULATOR_CHIPS        chips of the machine (1), for a process whose variables do not name its chips
+//   SIMULATOR_CORES        cores per chip (1; 2 on a v2 or v3)
+//   SIMULATOR_MEMORY       the file that the processes of a run share; a run of one process needs none
+//   SIMULATOR_TIMEOUT      seconds to wait for the other ranks (300)
+//   SIMULATOR_ORDER        "2,0,3,1": the place of each process's devices among all (in the processes' order)
+//   SIMULATOR_BUSY_UNTIL   another process holds the chips until this time, in seconds since 1970
+//   SIMULATOR_RECORD       a folder: programs are written to it instead of run (record.c)
+//   SIMULATOR_LOG          1: print each compiled program and each run on standard error
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdarg.h>
@@ -32,10 +32,10 @@ const PJRT_Api* plugin;
 static PJRT_Api api;
 
 void say(const char* format, ...) {
-  const char* log = getenv("STANDIN_LOG");
+  const char* log = getenv("SIMULATOR_LOG");
   if (!log || strcmp(log, "1")) return;
   char line[512];
-  int size = snprintf(line, sizeof line, "[stand-in, process %d] ", topology.process);
+  int size = snprintf(line, sizeof line, "[simulator, process %d] ", topology.process);
   va_list values;
   va_start(values, format);
   size += vsnprintf(line + size, sizeof line - size, format, values);
@@ -45,7 +45,7 @@ void say(const char* format, ...) {
   if (write(STDERR_FILENO, line, size) < 0) return;  // one write a line: those of other processes do not mix in
 }
 
-// ---- errors of our own among the plugin's: told apart by their first word, which the plugin's never have
+// ---- this library's errors among the plugin's: their first word never begins one of the plugin's
 
 static const char ours;
 typedef struct {
@@ -95,9 +95,9 @@ static PJRT_Error* error_code(PJRT_Error_GetCode_Args* args) {
 
 // ---- the client: where a process takes its chips
 
-// What libtpu says for 10 to 30 s after a process that held the chips was killed.
+// The error of libtpu in the 10 to 30 s after a process that held the chips was killed.
 static PJRT_Error* busy(void) {
-  const char *until = getenv("STANDIN_BUSY_UNTIL"), *chip = getenv("TPU_VISIBLE_CHIPS");
+  const char *until = getenv("SIMULATOR_BUSY_UNTIL"), *chip = getenv("TPU_VISIBLE_CHIPS");
   if (!until || time(NULL) >= atoll(until)) return NULL;
   if (!chip || !*chip) chip = "0";
   return failure(PJRT_Error_Code_UNKNOWN,
@@ -178,8 +178,8 @@ static PJRT_Error* register_collectives(void) {
   while (extension && extension->type != PJRT_Extension_Type_FFI) extension = extension->next;
   if (!extension)
     return failure(PJRT_Error_Code_UNIMPLEMENTED,
-                   "the plugin cannot call functions of ours.\n  found: no FFI extension in STANDIN_PLUGIN=%s\n"
-                   "  fix:   pip install xla_cpu_pjrt==0.0.1", getenv("STANDIN_PLUGIN"));
+                   "the plugin cannot call functions of ours.\n  found: no FFI extension in SIMULATOR_PLUGIN=%s\n"
+                   "  fix:   pip install xla_cpu_pjrt==0.0.1", getenv("SIMULATOR_PLUGIN"));
   PJRT_FFI_Register_Handler_Args args = {
       sizeof args, TARGET, strlen(TARGET), run_collective, "Host", strlen("Host"), 0};
   return ((PJRT_FFI_Extension*)extension)->register_handler(&args);
@@ -188,16 +188,16 @@ static PJRT_Error* register_collectives(void) {
 static const char* why_not_loaded = "";
 
 static PJRT_Error* initialize(PJRT_Plugin_Initialize_Args* args) {
-  const char* path = getenv("STANDIN_PLUGIN");
+  const char* path = getenv("SIMULATOR_PLUGIN");
   if (!plugin)
     return failure(PJRT_Error_Code_NOT_FOUND,
-                   "the stand-in's plugin for the CPU cannot be loaded.\n  found: STANDIN_PLUGIN=%s: %s\n"
+                   "the simulator's plugin for the CPU cannot be loaded.\n  found: SIMULATOR_PLUGIN=%s: %s\n"
                    "  fix:   pip install xla_cpu_pjrt==0.0.1, and take the variables from tpukit's environment()",
                    path ? path : "(not set)", why_not_loaded);
   PJRT_Api_Version version = plugin->pjrt_api_version;
   if (version.major_version != PJRT_API_MAJOR || version.minor_version != PJRT_API_MINOR)
     return failure(PJRT_Error_Code_FAILED_PRECONDITION,
-                   "the stand-in was compiled for another plugin.\n  found: PJRT %d.%d in STANDIN_PLUGIN=%s, and %d.%d "
+                   "the simulator was compiled for another plugin.\n  found: PJRT %d.%d in SIMULATOR_PLUGIN=%s, and %d.%d "
                    "at compile time\n  fix:   compile it again with that plugin's header", version.major_version,
                    version.minor_version, path, PJRT_API_MAJOR, PJRT_API_MINOR);
   PJRT_Error* error = plugin->PJRT_Plugin_Initialize(args);
@@ -205,7 +205,7 @@ static PJRT_Error* initialize(PJRT_Plugin_Initialize_Args* args) {
 }
 
 static const PJRT_Api* load(void) {
-  const char* path = getenv("STANDIN_PLUGIN");
+  const char* path = getenv("SIMULATOR_PLUGIN");
   void* handle = path ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
   const PJRT_Api* (*get)(void) = handle ? (const PJRT_Api* (*)(void))dlsym(handle, "GetPjrtApi") : NULL;
   if (path && !get) why_not_loaded = dlerror();

@@ -130,7 +130,7 @@ static PJRT_Error* executable_destroy(PJRT_LoadedExecutable_Destroy_Args* args) 
 typedef struct {
   PJRT_Device* device;
   PJRT_LoadedExecutable_Execute_Args* wanted;  // NULL: nothing to launch
-  PJRT_Error* error;                           // of what was launched
+  PJRT_Error* error;                           // of the launched program
   int is_launched;
 } Launcher;
 static Launcher launchers[MOST_DEVICES];

@@ -1,6 +1,6 @@
 // As much of protobuf's wire format as reading and rewriting an HLO module takes.
-#ifndef STANDIN_PROTOBUF_H_
-#define STANDIN_PROTOBUF_H_
+#ifndef SIMULATOR_PROTOBUF_H_
+#define SIMULATOR_PROTOBUF_H_
 
 #include "simulator.h"
 

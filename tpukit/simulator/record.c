@@ -1,8 +1,8 @@
 // Recording: which programs a run compiles and runs, without the work of running them.
 //
-// With STANDIN_RECORD=folder the process plays one core of a machine whose other cores it only imagines, each doing what
-// it does itself (exchange.c). Every program is written to the folder as it came; a large one is then replaced by one
-// that takes the same arguments and returns zeros, which costs nothing. So what comes back from the device is no result.
+// With SIMULATOR_RECORD=folder the process simulates one core of a machine. The other cores do not exist, and are
+// assumed to do the same (exchange.c). Every program is written to the folder as it came; a large one is then replaced by one
+// that takes the same arguments and returns zeros, which costs nothing. So the values that come back from the device mean nothing.
 // The file "log" in the folder has a line for each program that is compiled, "compile N", or run: "run N B 11:4,10 ...",
 // where B are the bytes on the device that are none of its arguments, and the rest type (PJRT_Buffer_Type) and shape of
 // those arguments that came from the host and that no program has taken before: a batch, above all.
@@ -19,7 +19,7 @@
 enum { MANY_INSTRUCTIONS = 1000, MOST_NUMBERS = 1 << 24, MOST_LOOKED_AT = 64 };
 
 static const char* folder(void) {
-  const char* folder = getenv("STANDIN_RECORD");
+  const char* folder = getenv("SIMULATOR_RECORD");
   return folder && *folder ? folder : NULL;
 }
 
@@ -34,7 +34,7 @@ static void write_file(const char* path, int flags, const void* bytes, size_t si
     size -= (size_t)written;
   }
   if (file < 0 || size) {
-    fprintf(stderr, "[stand-in] %s cannot be written\n", path);
+    fprintf(stderr, "[simulator] %s cannot be written\n", path);
     _exit(1);  // half a recording would be taken for a whole one
   }
   close(file);

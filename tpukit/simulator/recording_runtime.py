@@ -108,7 +108,7 @@ class RecordingRuntime(SimulatorRuntime):
         plugin = find_plugin().library
         # One process needs no shared memory.
         machine = environment(shape, library=library(), plugin=plugin, memory="")
-        yield machine | {"STANDIN_RECORD": str(topology.folder)}
+        yield machine | {"SIMULATOR_RECORD": str(topology.folder)}
 
     def start(
         self,

@@ -58,7 +58,7 @@ static PJRT_Error* read_iota(Collective* collective, Span iota) {
     for (int i = 0; i < count; i++) is_transposed |= axes[i] != i;
   }
   if (is_transposed || groups * each > MOST_DEVICES)
-    return failure(PJRT_Error_Code_UNIMPLEMENTED, "the stand-in knows no groups that are written as a transposed iota");
+    return failure(PJRT_Error_Code_UNIMPLEMENTED, "the simulator does not support groups that are written as a transposed iota");
   collective->groups = groups;
   for (int i = 0; i < groups * each; i++) collective->member[i] = i;
   for (int g = 0; g <= groups; g++) collective->start[g] = g * each;
@@ -113,7 +113,7 @@ static PJRT_Error* read_collective(Span module, Span instruction, Collective* co
         int kind = find(field.content, kind_names, KINDS);
         if (kind >= 0) collective->kind = kind;
         if (find(field.content, unknown, sizeof unknown / sizeof *unknown) >= 0)
-          return failure(PJRT_Error_Code_UNIMPLEMENTED, "the stand-in cannot run %.*s",
+          return failure(PJRT_Error_Code_UNIMPLEMENTED, "the simulator cannot run %.*s",
                          (int)(field.content.end - field.content.at), (const char*)field.content.at);
         break;
       }
@@ -137,7 +137,7 @@ static PJRT_Error* read_collective(Span module, Span instruction, Collective* co
   if (!collective->groups || !collective->start[1] || is_alone) group_everyone(collective);
   if (called >= 0) collective->reduction = reduction_of(module, called);
   if (called >= 0 && collective->reduction < 0)
-    return failure(PJRT_Error_Code_UNIMPLEMENTED, "the stand-in knows no %s by anything but add, multiply, minimum, "
+    return failure(PJRT_Error_Code_UNIMPLEMENTED, "the simulator does not support %s by anything but add, multiply, minimum, "
                    "maximum, and, or", kind_names[collective->kind]);
   return NULL;
 }
@@ -212,7 +212,7 @@ static void put_instruction(Bytes* to, const char* opcode, uint64_t id, int size
 
 // XLA:CPU runs a program of fewer than 1000 operations inside the call that launches it, which here would wait for the
 // other ranks; a TPU's launch returns at once, and torch_xla relies on it (an empty sync() of one device thread waits for
-// launches of another's). So a program with collectives is made to weigh more: numbers that nobody can foresee, from a
+// launches of another's). So a program with collectives is made to weigh more: numbers that cannot be foreseen, from a
 // call of ours that does nothing, are added once, and given to another that does nothing.
 static void put_weight(Bytes* computation, uint64_t free_id) {
   enum { NUMBERS = 4096 };

@@ -110,8 +110,8 @@ def environment(shape: Shape, *, library: Path, plugin: Path, memory: str) -> di
         **shape.environ,
         "PJRT_DEVICE": "TPU",
         "TPU_LIBRARY_PATH": str(library),
-        "STANDIN_PLUGIN": str(plugin),
-        "STANDIN_MEMORY": memory,
-        "STANDIN_CHIPS": str(shape.chips),
-        "STANDIN_CORES": str(shape.cores),
+        "SIMULATOR_PLUGIN": str(plugin),
+        "SIMULATOR_MEMORY": memory,
+        "SIMULATOR_CHIPS": str(shape.chips),
+        "SIMULATOR_CORES": str(shape.cores),
     }

@@ -1,6 +1,6 @@
-// A stand-in for libtpu: what its files share. plugin.c says what it is.
-#ifndef STANDIN_H_
-#define STANDIN_H_
+// A simulated libtpu: the declarations that its files share. plugin.c describes it.
+#ifndef SIMULATOR_H_
+#define SIMULATOR_H_
 
 #include <stddef.h>
 #include <stdint.h>
@@ -9,12 +9,12 @@
 #include "pjrt_c_api.h"
 #include "xla_ffi.h"
 
-enum { MOST_DEVICES = 64 };  // of a run; what one machine can be asked to play
+enum { MOST_DEVICES = 64 };  // of a run; the largest machine that can be simulated
 
 // ---- plugin.c: the CPU plugin behind, and errors of our own
 extern const PJRT_Api* plugin;
 PJRT_Error* failure(PJRT_Error_Code code, const char* format, ...) __attribute__((format(printf, 2, 3)));
-void say(const char* format, ...) __attribute__((format(printf, 1, 2)));  // to standard error, if STANDIN_LOG=1
+void say(const char* format, ...) __attribute__((format(printf, 1, 2)));  // to standard error, if SIMULATOR_LOG=1
 
 // ---- topology.c: which devices there are, and which are this process's
 typedef struct {
@@ -34,9 +34,9 @@ void answer_for_topology(PJRT_Api* api);
 // ---- exchange.c: where the devices of all processes meet
 PJRT_Error* take_chips(void);  // returns when every process of the run has come
 void leave(void);
-char* slot_of(int device);  // where a device lays what it brings to a collective
+char* slot_of(int device);  // holds the operands of a device in a collective
 size_t slot_size(void);
-// Each returns NULL or the text of what went wrong, the same for every device that waits.
+// Each returns NULL or the text of the failure, the same for every device that waits.
 const char* begin_collective(int device, const char* what);
 const char* bring(int device, const char* what, uint64_t fingerprint);
 void end_collective(int device);
@@ -61,7 +61,7 @@ typedef struct {
 } Bytes;
 PJRT_Error* rewrite(const uint8_t* module, size_t size, Bytes* rewritten, int* collectives);
 
-// ---- stablehlo.c: what TorchTPU does otherwise than torch_xla
+// ---- stablehlo.c: the differences of TorchTPU from torch_xla
 PJRT_Error* compile_stablehlo(PJRT_Client_Compile_Args* args, int* collectives);
 PJRT_Device* device_for(const PJRT_LoadedExecutable_Execute_Args* args);  // to launch on; NULL: the program knows
 void answer_for_stablehlo(PJRT_Api* api);
@@ -82,7 +82,7 @@ void record_program(int number, const char* code, size_t code_size, const char* 
 int stand_in_for(const char* code, size_t size, Bytes* to);
 void record_run(const Recorded* program, const PJRT_LoadedExecutable_Execute_Args* args);
 
-// ---- buffers.c: what lies on the device meanwhile
+// ---- buffers.c: the contents of the device meanwhile
 void note_buffer(PJRT_Buffer* buffer, int is_from_host);
 void forget_buffer(const PJRT_Buffer* buffer);
 // Writes the bytes that are no arguments, and which arguments come from the host.

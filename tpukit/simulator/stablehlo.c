@@ -106,7 +106,7 @@ static PJRT_Error* output_memory_kinds(PJRT_Executable_OutputMemoryKinds_Args* a
   PJRT_Error* error = plugin->PJRT_Executable_NumOutputs(&count);
   if (error) return error;
   if (count.num_outputs > MOST_OUTPUTS)
-    return failure(PJRT_Error_Code_UNIMPLEMENTED, "the stand-in runs no program of more than %d results", MOST_OUTPUTS);
+    return failure(PJRT_Error_Code_UNIMPLEMENTED, "the simulator does not support programs with more than %d results", MOST_OUTPUTS);
   for (size_t i = 0; i < count.num_outputs; i++) {
     kinds[i] = "device";
     sizes[i] = strlen(kinds[i]);

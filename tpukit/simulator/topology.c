@@ -1,6 +1,6 @@
-// Which devices there are and which are this process's: libtpu's variables, and what torch_xla asks about them.
+// The devices of the run and of this process, from libtpu's variables, and torch_xla's questions about them.
 //
-// The plugin is told to make all the devices of the run in every process, so that a device's number is its number in
+// The plugin makes all the devices of the run in every process, so that a device's number is its number in
 // the run; a process is shown only its own as addressable.
 #include <stdlib.h>
 #include <string.h>
@@ -35,10 +35,10 @@ static int read_number(const char* name, int otherwise) {
   return text && *text ? atoi(text) : otherwise;
 }
 
-// Where each process's devices begin: in the processes' order, or as STANDIN_ORDER has it ("2,0,3,1": process 0 has
+// Where each process's devices begin: in the processes' order, or as SIMULATOR_ORDER has it ("2,0,3,1": process 0 has
 // the third place). On a TPU the order of chips is not promised (pytorch/xla 3824 and 3902).
 static PJRT_Error* read_order(void) {
-  const char* order = getenv("STANDIN_ORDER");
+  const char* order = getenv("SIMULATOR_ORDER");
   int seen[MOST_DEVICES] = {0};
   for (int p = 0; p < topology.processes; p++) topology.place[p] = p;
   if (!order || !*order) return NULL;
@@ -49,7 +49,7 @@ static PJRT_Error* read_order(void) {
   }
   if (count == topology.processes) return NULL;
   return failure(PJRT_Error_Code_INVALID_ARGUMENT,
-                 "the order of the chips is no permutation of %d processes.\n  found: STANDIN_ORDER=%s\n"
+                 "the order of the chips is no permutation of %d processes.\n  found: SIMULATOR_ORDER=%s\n"
                  "  fix:   name every number from 0 to %d once", topology.processes, order, topology.processes - 1);
 }
 
@@ -67,8 +67,8 @@ static PJRT_Error* check_addresses(void) {
 }
 
 PJRT_Error* read_topology(void) {
-  int chips = read_product("TPU_CHIPS_PER_PROCESS_BOUNDS", read_number("STANDIN_CHIPS", 1));
-  topology.cores = chips * read_number("STANDIN_CORES", 1);
+  int chips = read_product("TPU_CHIPS_PER_PROCESS_BOUNDS", read_number("SIMULATOR_CHIPS", 1));
+  topology.cores = chips * read_number("SIMULATOR_CORES", 1);
   topology.processes = read_product("TPU_PROCESS_BOUNDS", 1);
   topology.process = read_number("CLOUD_TPU_TASK_ID", 0);
   topology.world = topology.cores * topology.processes;
@@ -89,7 +89,7 @@ int process_of(int device) {
   return p;
 }
 
-// ---- what torch_xla asks
+// ---- torch_xla's questions
 
 static PJRT_Error* platform_name(PJRT_Client_PlatformName_Args* args) {
   args->platform_name = "tpu";
@@ -97,7 +97,7 @@ static PJRT_Error* platform_name(PJRT_Client_PlatformName_Args* args) {
   return NULL;
 }
 
-// A hash of the sources that it was compiled from, and one of what this processor can do, which XLA:CPU's code depends on:
+// A hash of the sources that it was compiled from, and one of this processor's features, on which XLA:CPU's code depends:
 // who keeps compiled programs finds them by it.
 static PJRT_Error* platform_version(PJRT_Client_PlatformVersion_Args* args) {
   static char version[64];
@@ -108,7 +108,7 @@ static PJRT_Error* platform_version(PJRT_Client_PlatformVersion_Args* args) {
   if (facts) fclose(facts);
   for (const char* c = line; *c; c++) hash = (hash ^ (uint8_t)*c) * 0x100000001b3;
   args->platform_version = version;
-  args->platform_version_size = sprintf(version, "stand-in " SOURCES " on %016llx", (unsigned long long)hash);
+  args->platform_version_size = sprintf(version, "simulator " SOURCES " on %016llx", (unsigned long long)hash);
   return NULL;
 }
 
@@ -119,7 +119,7 @@ static PJRT_Error* topology_platform_name(PJRT_TopologyDescription_PlatformName_
 }
 
 static PJRT_Error* kind(PJRT_DeviceDescription_Kind_Args* args) {
-  args->device_kind = "TPU stand-in";
+  args->device_kind = "TPU simulator";
   args->device_kind_size = strlen(args->device_kind);
   return NULL;
 }

@@ -13,12 +13,12 @@ See the License for the specific language governing permissions and
 limitations under the License.
 ==============================================================================*/
 
-// What the stand-in needs of three of OpenXLA's headers that the plugin's package does not bring (jaxlib does, at 80 MB):
+// What the simulator needs of three of OpenXLA's headers that the plugin's package does not bring (jaxlib does, at 80 MB):
 //   xla/ffi/api/c_api.h, version 0.1, as in jaxlib 0.8.0: how XLA calls a function of ours.
 //   xla/pjrt/c/pjrt_c_api_ffi_extension.h and pjrt_c_api_profiler_extension.h, of PJRT 0.81.
 // Changed: only these declarations are here; functions that are never called have no types.
-#ifndef STANDIN_XLA_FFI_H_
-#define STANDIN_XLA_FFI_H_
+#ifndef SIMULATOR_XLA_FFI_H_
+#define SIMULATOR_XLA_FFI_H_
 
 #include <stddef.h>
 #include <stdint.h>

@@ -221,7 +221,7 @@ def test_torch_xlas_own_calls_are_true_or_refused_in_the_dry_run_joined_by_gloo(
             assert "fix:   core.all_reduce" in message
 
 
-STANDIN = pytest.param("xla:simulator", marks=pytest.mark.skipif(bool(why_not()), reason=why_not() or ""))
+SIMULATOR = pytest.param("xla:simulator", marks=pytest.mark.skipif(bool(why_not()), reason=why_not() or ""))
 
 
 def recorded_precisions(backend, precision, make):
@@ -235,7 +235,7 @@ def recorded_precisions(backend, precision, make):
     return tpukit.launch(work, cores=1, backend=backend, matmul_precision=precision, progress="off").results[0]
 
 
-@pytest.mark.parametrize("backend", ["xla:cpu", STANDIN])
+@pytest.mark.parametrize("backend", ["xla:cpu", SIMULATOR])
 @pytest.mark.parametrize("precision", [None, "high", "highest"])
 def test_products_are_recorded_with_the_precision_that_was_asked_for(backend, precision):
     def make(core):

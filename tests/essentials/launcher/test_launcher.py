@@ -336,7 +336,7 @@ def test_xla_without_a_chip_is_rehearsed_on_the_stand_in_where_it_can_be_had(obs
             "backend is one of None, 'cpu', 'cuda', 'torch_tpu', 'torch_tpu:cpu', 'torch_tpu:simulator', "
             "'xla', 'xla:cpu', 'xla:simulator'; got 'tpu'",
         ),
-        ({"chips": 0}, {"backend": "cuda", "cores": 64}, "cores=64 GPUs cannot be had"),
+        ({"chips": 0}, {"backend": "cuda", "cores": 64}, "cores=64 is not supported"),
         (
             {"chips": 0, "versions": NO_XLA, "system": "Linux x86_64"},
             {"backend": "xla"},

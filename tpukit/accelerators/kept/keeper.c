@@ -1,11 +1,11 @@
 // A PJRT plugin in front of the real one, that keeps what was compiled and loads it in the next session.
 //
 // torch_xla loads this library because TPU_LIBRARY_PATH names it, in a worker. It hands every call on to the real plugin
-// (libtpu, or the stand-in for it) and answers one itself: PJRT_Client_Compile looks for a file of that program first,
+// (libtpu, or the simulator) and answers one itself: PJRT_Client_Compile looks for a file of that program first,
 // and writes one after a compile. Whatever goes wrong with that, the program is compiled, as without this library.
 //
 // The kernel calls kept_open before it forks the workers, and each of them kept_join before it starts its client; the
-// page that they share counts, and says what is said once.
+// page that they share counts, and lets each warning be printed once.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdarg.h>
@@ -19,12 +19,12 @@
 #include "kept.h"
 
 enum { MOST_PROCESSES = 256 };
-typedef struct {  // as kept_compiles.py has it
+typedef struct {  // the same fields are in compile_cache.py
   int64_t loaded, compiled, doing;
   double loading_seconds, compiling_seconds, waiting_seconds;  // of loading, those of waiting are a part
 } Done;
 typedef struct {
-  int64_t processes, told[KINDS_OF_TROUBLE];
+  int64_t processes, warned[KINDS_OF_TROUBLE];
   Done done[MOST_PROCESSES];
 } Page;
 
@@ -52,7 +52,7 @@ Done* kept_join(const char* file) {
 
 void say_once(int trouble, const char* format, ...) {
   char line[4600] = "compiled programs: ";
-  if (!page || __atomic_exchange_n(&page->told[trouble], 1, __ATOMIC_ACQ_REL)) return;
+  if (!page || __atomic_exchange_n(&page->warned[trouble], 1, __ATOMIC_ACQ_REL)) return;
   va_list values;
   va_start(values, format);
   vsnprintf(line + strlen(line), sizeof line - 64, format, values);

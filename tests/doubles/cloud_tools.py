@@ -21,7 +21,7 @@ from pathlib import Path
 
 HERE = Path(__file__)
 sys.path.insert(0, str(HERE.parents[1]))
-from rehearsals.vertex_stand_in import MARK, VertexStandIn, image_environment, kill_machine, processes_of  # noqa: E402
+from doubles.vertex_double import MARK, VertexDouble, image_environment, kill_machine, processes_of  # noqa: E402
 
 _HOME = "TPUKIT_TEST_CLOUD"  # the folder of the doubles, in the environment of all of them
 _TOOLS = ("gcloud", "sky", "docker", "sudo", "systemctl")
@@ -40,7 +40,7 @@ class CloudTools:
             python = [sys.executable, "-I", "-c", _PROGRAM.format(file=str(HERE), name=name)]
             program.write_text(f'#!/bin/sh\nexec {shlex.join(python)} "$@"\n')
             program.chmod(0o755)
-        self.cloud = VertexStandIn(self.folder / "buckets")
+        self.cloud = VertexDouble(self.folder / "buckets")
 
     @property
     def buckets(self) -> Path:

@@ -195,7 +195,7 @@ class _LocalJob:
             self.start()
 
 
-class VertexStandIn:
+class VertexDouble:
     """A Vertex AI and a Cloud Storage of this machine, until `close`.
 
     Args:
@@ -254,7 +254,7 @@ class VertexStandIn:
         if self._emulator_before is not None:
             os.environ["STORAGE_EMULATOR_HOST"] = self._emulator_before
 
-    def __enter__(self) -> "VertexStandIn":
+    def __enter__(self) -> "VertexDouble":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -305,7 +305,7 @@ class VertexStandIn:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    cloud: VertexStandIn
+    cloud: VertexDouble
 
     def do_GET(self) -> None:
         body = self._body()
