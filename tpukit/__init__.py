@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # `_NAMES` says the same to Python, and a test compares them
         simulator,
         training,
     )
-    from tpukit.datasets import PackedImages, build_image_cache, cached_images, pack
+    from tpukit.datasets import PackedImages, PackOptions, cached_images, pack
     from tpukit.essentials.display import show_batch, style_figure
     from tpukit.essentials.environment import check, cleanup, machine_info, setup
     from tpukit.essentials.launcher import Core, LaunchInterrupted, RuntimeInUseError, WorkerError, current_core, launch
@@ -46,7 +46,7 @@ _NAMES = {
         "launch",
     ),  # fmt: skip
     "essentials.display": ("show_batch", "style_figure"),
-    "datasets": ("PackedImages", "build_image_cache", "cached_images", "pack"),
+    "datasets": ("PackOptions", "PackedImages", "cached_images", "pack"),
     "preflight": ("draw_tpu",),
     "metrics": ("show_predictions",),
     "training": ("Augment", "Buckets", "evaluate", "fit", "launch_each", "predict", "show_history"),

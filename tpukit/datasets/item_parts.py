@@ -83,7 +83,7 @@ def _of_dict(item: Mapping, columns: Columns) -> tuple:
         missing = next((name for name in wanted if name not in item), " or ".join(map(repr, names)))
         raise InvalidValueError(
             f"keys {', '.join(map(repr, item))}, and none is {missing}",
-            fix='name them: pack(..., image="photo", labels="species", masks="segmentation")',
+            fix='name them: pack(..., labels="species", masks="segmentation", options=tpukit.PackOptions(image="photo"))',
         )
     if not labels and columns.labels is None and len(item) > 1 + len(wanted):
         raise InvalidValueError(
@@ -233,7 +233,7 @@ def _eight_bits(array, window: tuple[float, float] | None):
         values = f", from {array.min():g} to {array.max():g}" if array.dtype.kind in "iuf" else ""
         raise InvalidValueError(
             f"an image of shape {array.shape} and dtype {array.dtype}{values}",
-            fix="uint8, or floats in [0, 1] before they are normalised; or pack(..., window=(low, high)) with the "
+            fix="uint8, or floats in [0, 1] before they are normalised; or pack(..., options=tpukit.PackOptions(window=(low, high))) with the "
             "values that become black and white",
         )
     return apply_window(array, window)

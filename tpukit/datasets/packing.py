@@ -9,6 +9,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tpukit.datasets.array_records import Shards, load_array_record
@@ -31,7 +32,31 @@ from tpukit.datasets.packed_images import PackedImages, PackFolder
 from tpukit.datasets.source_files import Files, Names, find_changed, look_at
 from tpukit.essentials.display import InvalidValueError, NotInstalledError, SystemFailureError
 
+_SHARD_SIZE = 8192  # images per file
 _FEW = 0.1  # of the images may be left out; more are rather a wrong path than damage
+
+
+@dataclass(frozen=True)
+class PackOptions:
+    """Set what few packs need: `pack(..., options=PackOptions(window=(0, 4095)))`.
+
+    Attributes:
+        image: the key of the image in items that are dicts; None for the first of image, img, pixel_values.
+        window: (low, high), the values that become black and white in images of more than 8 bits, such as (0, 4095).
+            None for 0 and 65,535 of 16 bits, and 0 and 1 of floats in arrays: nothing is clipped. Kept with the pack.
+        seed: decides the random order, 0 or more.
+        shard_size: images per file, 1 or more; 8,192 by default, 4,096 for `tpukit.pe.pack_dicom`.
+        workers: processes that decode, 1 or more; None for one per CPU.
+    """
+
+    image: str | None = None
+    window: tuple[float, float] | None = None
+    seed: int = 0
+    shard_size: int | None = None
+    workers: int | None = None
+
+
+_DEFAULTS = PackOptions()
 
 
 def pack(
@@ -43,15 +68,11 @@ def pack(
     classes: Sequence[str] | None = None,
     path: str | None = None,
     root=None,
-    image: str | None = None,
     masks: str | None = None,
-    window: tuple[float, float] | None = None,
     size: int | None = None,
-    seed: int = 0,
-    shard: int = 8192,
     damaged: str | float = "raise",
-    workers: int | None = None,
     progress: str | None = None,
+    options: PackOptions = _DEFAULTS,
 ):
     """Pack images and labels into a few large files that are read at random, fast and checked.
 
@@ -76,7 +97,7 @@ def pack(
             (H, W, C) or tensor (C, H, W) of 1 or 3 channels, uint8, bool, uint16 or floats in [0, 1], stored as
             pixels. Labels are one number or several.
             A dataset with numbers is read in the random order, by this process, and written once; interrupted, the
-            files of `shard` images that are finished are kept. What can only be iterated is stored first, in its own
+            files of `shard_size` images that are finished are kept. What can only be iterated is stored first, in its own
             order, so until the end it takes twice the disk; interrupted, it is read from its start again.
         folder: a new or empty folder, or one where the same pack was begun; or several, of which the first is taken
             that holds this pack or has room for it, which is said.
@@ -90,20 +111,15 @@ def pack(
             `features["label"].names`). With classes, `PackedImages.labels` is (N,) int64. () for none.
         path: the column of a table that names the image files; None for "path".
         root: the folder that paths in a table begin at; None for the current one, or that of the CSV file.
-        image: the key of the image in items that are dicts; None for the first of image, img, pixel_values.
         masks: the column of a table, or the key in dicts, of each image's mask: a file or image of one channel, of its
             height and width, whose values (with a palette, whose numbers) are the class of each pixel, 0 to 255. In
             batches masks are the targets, (N, H, W) int64; beside labels, {"labels": ..., "masks": ...}.
-        window: of images of more than 8 bits, the values that become black and white, such as (0, 4095); None for
-            0 and 65,535 of 16 bits, and 0 and 1 of floats in arrays: nothing is clipped. Kept with the pack.
         size: None keeps the files as they are; a number stores pixels of that height and width, resized as `decode`
             does when exact: larger (49,152 bytes at 128 pixels), and many times as fast to read.
-        seed: decides the order.
-        shard: images per file.
         damaged: "raise"; or "skip" to leave out what is no whole image, up to a tenth of all, or the share that may
             be left out, as 0.5. How many and why is printed; `PackedImages.skipped` lists them.
-        workers: processes that decode; None for one per CPU.
         progress: "panel", "line", "text" or "off", as for `launch`; None decides by where this runs.
+        options: `PackOptions(image, window, seed, shard_size, workers)`.
 
     Returns:
         The finished `PackedImages`. What they hold is printed: how many images each class has, which files of a folder were
@@ -118,25 +134,29 @@ def pack(
         FileExistsError: the folder holds another pack, or somebody's files.
         ModuleNotFoundError: array_record or simplejpeg is not installed.
     """
-    check_arguments(damaged, size=size, shard=shard, workers=workers)
+    check_arguments(damaged, options, size=size)
     if jpeg_decoder() is None:
         raise NotInstalledError(
             "pack looks for damage with simplejpeg, and it is not installed: Pillow takes half a JPEG for a whole one",
             fix="%pip install simplejpeg, then run this cell again",
         )
-    columns = Columns(path, root, image, masks=masks, window=window)
+    columns = Columns(path, root, options.image, masks=masks, window=options.window)
     described = describe_source(source, labels, groups, classes, columns, without=_folders(folder)[0])
-    return pack_described(
-        described, folder, size=size, seed=seed, shard=shard, damaged=damaged, workers=workers, progress=progress
-    )
+    return pack_described(described, folder, size=size, damaged=damaged, progress=progress, options=options)
 
 
-def check_arguments(damaged: str | float, **numbers: int | None) -> None:
-    """Raise for what no pack can be made with, before anything is read or written."""
+def check_arguments(damaged: str | float, options: PackOptions, *, size: int | None) -> None:
+    """Raise for arguments that no pack can be made with, before anything is read or written."""
     load_array_record()
     share_of(damaged)
-    for name, number in numbers.items():
-        whole_number(name, number, 1)
+    whole_number("size", size, 1)
+    if not isinstance(options, PackOptions):
+        raise InvalidValueError(
+            f"options is a PackOptions, got {options!r}", fix="options=tpukit.PackOptions(shard_size=1024)"
+        )
+    whole_number("seed", options.seed, 0)
+    whole_number("shard_size", options.shard_size, 1)
+    whole_number("workers", options.workers, 1)
 
 
 def share_of(damaged: str | float) -> float:
@@ -155,14 +175,18 @@ def _folders(folder) -> list[Path]:
 
 
 def pack_described(
-    described: PackSource, folder, *, size, seed, shard, damaged, workers, progress, otherwise: Sequence[dict] = ()
+    described: PackSource, folder, *, size, damaged, progress, options: PackOptions, otherwise: Sequence[dict] = ()
 ) -> PackedImages:
     """Pack what a PackSource describes; everything else is as for `pack`.
 
     `otherwise` are settings in place of the source's own, the first of which is taken that fits the disk.
     """
-    size, shard, workers = (whole_number(*each, 1) for each in (("size", size), ("shard", shard), ("workers", workers)))
-    numbers = {"size": size, "seed": whole_number("seed", seed, 0), "shard": shard}
+    workers = whole_number("workers", options.workers, 1)
+    numbers = {
+        "size": whole_number("size", size, 1),
+        "seed": whole_number("seed", options.seed, 0),
+        "shard": whole_number("shard_size", options.shard_size, 1) or _SHARD_SIZE,
+    }
     plans = [{**described.facts, **numbers, **settings} for settings in (described.settings, *otherwise)]
     room, share = Room(described), share_of(damaged)
     target = room.choose([PackFolder(one, plan) for plan in plans for one in _folders(folder)])
