@@ -57,7 +57,7 @@ def draw(folder: Path) -> int:
 
 def pack_once(folder: Path, without: dict) -> float:
     """Pack all images in this process; return the seconds that it took of a processor."""
-    from tpukit.datasets import pack, pack_shards
+    from tpukit.datasets import PackOptions, pack, pack_shards
 
     def here(task: str, jobs: list, **_) -> None:
         for job in jobs:
@@ -66,7 +66,7 @@ def pack_once(folder: Path, without: dict) -> float:
     shutil.rmtree(folder / "pack", ignore_errors=True)
     with mock.patch.multiple(pack_shards, run_in_processes=here, **without), mock.patch("builtins.print"):
         began = time.process_time()
-        pack(folder / "images", folder / "pack", workers=1, progress="off")
+        pack(folder / "images", folder / "pack", options=PackOptions(workers=1), progress="off")
         return time.process_time() - began
 
 

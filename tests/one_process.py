@@ -22,7 +22,7 @@ def _run(task: str, jobs: list, feeds=(), **_) -> None:
 
 @contextlib.contextmanager
 def in_this_process():
-    """Have `pack` and `build_image_cache` do here, one after the other, what they start processes for."""
+    """Have `pack` and `cached_images` do here, one after the other, what they start processes for."""
     with contextlib.ExitStack() as patched:
         for module in ("pack_shards", "image_cache"):
             patched.enter_context(mock.patch(f"tpukit.datasets.{module}.run_in_processes", _run))

@@ -122,7 +122,7 @@ def test_a_submission_says_what_the_networks_say_of_images_prepared_as_they_know
     # By hand, as the notebook does it.
     pe = tpukit.pe
     records = pe.pack_dicom(folder / "train", tmp_path / "records", index, size=32, crop="lungs", progress="off")
-    cache = tpukit.build_image_cache(records, size=16, progress="off")
+    cache = tpukit.cached_images(records, size=16, progress="off")
     rows, images = index.iloc[cache.rows].reset_index(drop=True), torch.stack([image for image, _ in cache])
     resnet, network = pe.resnet34(networks / "slices.pt").eval(), pe.ExamNetwork(522).eval()
     network.load_state_dict(torch.load(networks / "exams.pt"))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # `_NAMES` says the same to Python, and a test compares them
         simulator,
         training,
     )
-    from tpukit.datasets import PackedImages, build_image_cache, cached_images, pack
+    from tpukit.datasets import PackedImages, PackOptions, cached_images, pack
     from tpukit.essentials.display import TpukitError, show_batch, style_figure
     from tpukit.essentials.environment import check, cleanup, machine_info, setup
     from tpukit.essentials.launcher import (
@@ -66,7 +66,7 @@ _NAMES = {
         "launch",
     ),  # fmt: skip
     "essentials.display": ("TpukitError", "show_batch", "style_figure"),
-    "datasets": ("PackedImages", "build_image_cache", "cached_images", "pack"),
+    "datasets": ("PackOptions", "PackedImages", "cached_images", "pack"),
     "preflight": ("draw_tpu",),
     "metrics": ("show_predictions",),
     "training": (

@@ -9,11 +9,11 @@ import pytest
 
 pytest.importorskip("array_record")
 
-from tpukit import pack  # noqa: E402
+from tpukit import PackOptions, pack  # noqa: E402
 from tpukit.datasets import DiskFullError, PackedImages, disk_space, spread  # noqa: E402
 from tpukit.essentials.environment import Machine  # noqa: E402
 
-QUIET = {"progress": "off", "workers": 1}
+QUIET = {"progress": "off"}
 Usage = namedtuple("Usage", "total used free")
 
 
@@ -107,7 +107,7 @@ def test_of_several_folders_the_first_with_room_is_taken_and_found_again(photos,
     assert "begun by an earlier call" in capsys.readouterr().out
     assert not places[2].exists()
     with pytest.raises(FileExistsError, match="temp holds another pack"):
-        pack(photos, places[1:], seed=1, **QUIET)
+        pack(photos, places[1:], options=PackOptions(seed=1), **QUIET)
 
 
 def test_on_kaggle_the_folder_that_has_room_is_named_and_what_survives_there(photos, tmp_path, disks, monkeypatch):

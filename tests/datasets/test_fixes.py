@@ -30,7 +30,7 @@ import tpukit
 from tpukit.datasets import (
     CachedImages,
     PackedImages,
-    build_image_cache,
+    PackOptions,
     cached_images,
     decode,
     decoding,
@@ -41,6 +41,7 @@ from tpukit.datasets import (
     packing,
     read_tfrecords,
 )
+from tpukit.datasets.image_cache import build_image_cache
 from tpukit.datasets.splitting import split_by_group
 
 FULL = OSError(errno.ENOSPC, "full")
@@ -68,7 +69,6 @@ NAMES = {
     "PIL": PIL,
     "Path": Path,
     "PackedImages": PackedImages,
-    "build_image_cache": build_image_cache,
     "folder": ".",
     "numpy": np,
     "pack": pack,
@@ -85,7 +85,7 @@ fixes = Fixes("datasets/*.py", names=NAMES)
 def done(fix, call, *source, names=(), **options):
     """Do the call of pack in a fix, with the source, a folder and the options for its dots."""
     call = re.search(r"pack\(.*\)", call)[0]
-    call = call.replace("...", "*source, next_folder(), progress='off', workers=1, **options", 1)
+    call = call.replace("...", "*source, next_folder(), progress='off', **options", 1)
     more = {"source": source, "next_folder": next_folder, "options": options, **dict(names)}
     return fix.run(call, **more)
 
@@ -165,7 +165,7 @@ def test_the_fixes_work_for_a_full_disk():
     ):
         build_image_cache(made, "cache", size=16)
     build_image_cache(made, "cache", size=16)
-    cached_images(made, size=16, folder="other", free=2**40, available=2**40)
+    cached_images(made, size=16, folder="other")
 
     with (
         fixes("packing: the disk of {} is full"),
@@ -338,7 +338,8 @@ def test_the_fixes_work_for_caches():
     for size in (0, -1, 12.5, True, None):
         with fixes("image_cache: size is the height and width in pixels, got {}") as fix:
             build_image_cache(made, size=size)
-    fix.run(f"build_image_cache(made, {fix.text}, folder='small')", made=quietly(items(), size=128))
+    small = quietly(items(), size=128)
+    fix.run(f"tpukit.cached_images(made, {fix.text}, folder='small')", made=small)
 
     with fixes("checked_files: {} is a whole number, {} or more, got {}") as fix:
         build_image_cache(made, "few", size=16, workers=0, progress="off")
@@ -431,14 +432,14 @@ def test_the_fixes_work_for_folders_whose_names_are_roles_and_no_classes(files):
 def test_the_fixes_work_for_arrays_that_are_no_image_yet():
     image = np.full((8, 8, 3), np.nan, np.float32)
     with fixes("image_modes: it holds nan or infinity") as fix:
-        quietly([(image, 0)], window=(0, 1))
-    quietly([(fix.code(r"(?<=: ).*", image=image), 0)], window=(0, 1))
+        quietly([(image, 0)], options=PackOptions(window=(0, 1)))
+    quietly([(fix.code(r"(?<=: ).*", image=image), 0)], options=PackOptions(window=(0, 1)))
 
     image = np.arange(64, dtype=np.uint16).reshape(8, 8)
     with fixes("image_modes: window is the values that become black and white, the ...") as fix:
-        quietly([(image, 0)], window=(9, 0))
+        quietly([(image, 0)], options=PackOptions(window=(9, 0)))
     for window in re.findall(r"\(-?\d+, \d+\)", fix.text):
-        quietly([(image, 0)], window=fix.run(window))
+        quietly([(image, 0)], options=PackOptions(window=fix.run(window)))
 
     image = np.zeros((8, 8, 4), np.uint8)
     with fixes("item_parts: an array of four channels, {}, and nothing says what ...") as fix:
@@ -465,8 +466,8 @@ def test_the_fixes_work_for_files_of_other_modes():
     Path("colours/a").mkdir(parents=True)
     Path("colours/a/x.png").write_bytes(png_of(4, 4, bits=16, kind=2, rows=bytes(25 * 4)))
     with fixes("image_modes: window= is for one channel of 16 bits, and this {} has {}"):
-        quietly("colours", window=(0, 4095))
-    quietly([(np.zeros((4, 4, 3), np.uint16), 0)], "arrays", window=(0, 4095))
+        quietly("colours", options=PackOptions(window=(0, 4095)))
+    quietly([(np.zeros((4, 4, 3), np.uint16), 0)], "arrays", options=PackOptions(window=(0, 4095)))
     quietly("colours")
 
 
@@ -676,9 +677,6 @@ ARGUMENTS = [
     ("size", 8.5),
     ("size", "8"),
     ("size", 0),
-    ("seed", -1),
-    ("shard", 0),
-    ("workers", 0),
 ]
 
 
@@ -690,6 +688,19 @@ def test_the_fixes_work_for_numbers_that_are_no_whole_number(name, value):
     with fixes("checked_files: {} is a whole number, {} or more, got {}") as fix:
         call(**{name: value})
     call(**fix.run(f"dict({fix.text})"))
+
+
+@pytest.mark.parametrize(("name", "value"), [("seed", -1), ("shard_size", 0), ("workers", 0)])
+def test_the_fixes_work_for_options_that_are_no_whole_number(name, value):
+    with fixes("checked_files: {} is a whole number, {} or more, got {}") as fix:
+        quietly(items(), options=PackOptions(**{name: value}))
+    quietly(items(), options=fix.run(f"tpukit.PackOptions({fix.text})"))
+
+
+def test_the_fixes_work_for_options_that_are_none():
+    with fixes("packing: options is a PackOptions, got {}") as fix:
+        quietly(items(), options={"shard_size": 1024})
+    fix.run(f"quietly(items, {fix.text})", items=items())
 
 
 def test_the_fixes_work_for_arguments_that_do_not_belong_to_the_source():

@@ -12,10 +12,10 @@ pytest.importorskip("array_record")
 torch = pytest.importorskip("torch")
 
 import tpukit  # noqa: E402
-from tpukit.datasets.packing import pack  # noqa: E402
+from tpukit.datasets.packing import PackOptions, pack  # noqa: E402
 from tpukit.essentials.display.figures import show_batch  # noqa: E402
 
-QUIET = {"progress": "off", "workers": 1}
+QUIET = {"progress": "off"}
 COUNT, SIZE = 12, 16
 NAMES = ["cat", "dog", "cow"]
 
@@ -175,9 +175,9 @@ DEEP = (np.arange(64).reshape(8, 8) * 1024).astype(np.uint16)
 SIGNED = DEEP.astype(np.int16) // 200
 ARRAYS = {
     "16 bits of Pillow": (Image.fromarray(DEEP), {}, (DEEP / 257).round()),
-    "16 bits of Pillow in a window": (Image.fromarray(DEEP), {"window": (0, 1024)}, (DEEP > 0) * 255),
+    "16 bits of Pillow in a window": (Image.fromarray(DEEP), {"options": PackOptions(window=(0, 1024))}, (DEEP > 0) * 255),
     "an array of 16 bits": (DEEP, {}, (DEEP / 257).round()),
-    "Hounsfield units": (SIGNED, {"window": (-100, 100)}, ((SIGNED + 100.0) * 1.275).clip(0, 255).round()),
+    "Hounsfield units": (SIGNED, {"options": PackOptions(window=(-100, 100))}, ((SIGNED + 100.0) * 1.275).clip(0, 255).round()),
     "booleans": (DEEP > 9999, {}, (DEEP > 9999) * 255),
     "floats in [0, 1]": (torch.from_numpy(DEEP / 64512).float(), {}, (DEEP / 64512 * 255).astype("f4").round()),
     "one channel first": (torch.from_numpy((DEEP >> 8).astype(np.uint8))[None], {}, DEEP >> 8),
@@ -203,7 +203,7 @@ UNCLEAR = {
 def test_an_image_whose_black_and_white_nobody_knows_needs_a_window(what, tmp_path):
     with pytest.raises(ValueError, match=r"(?s)item 0 is not .*found: .*fix: .*window=\(low, high\)"):
         pack([(UNCLEAR[what], 0)], tmp_path / "out", **QUIET)
-    assert len(pack([(UNCLEAR[what], 0)], tmp_path / "out", window=(0, 1000), **QUIET)) == 1
+    assert len(pack([(UNCLEAR[what], 0)], tmp_path / "out", options=PackOptions(window=(0, 1000)), **QUIET)) == 1
 
 
 def of_dicts(**names):
@@ -221,11 +221,13 @@ def test_dicts_are_read_by_the_usual_names(image, label, tmp_path):
 
 def test_dicts_are_read_by_names_that_are_given(tmp_path):
     items = [{**item, "weight": number} for number, item in enumerate(of_dicts(image="photo", label="species"))]
-    check_trains(pack(items, tmp_path / "one", image="photo", labels="species", classes=NAMES, **QUIET))
-    both = pack(items, tmp_path / "both", image="photo", labels=["species", "weight"], **QUIET)
+    check_trains(
+        pack(items, tmp_path / "one", options=PackOptions(image="photo"), labels="species", classes=NAMES, **QUIET)
+    )
+    both = pack(items, tmp_path / "both", options=PackOptions(image="photo"), labels=["species", "weight"], **QUIET)
     assert both.names == ["species", "weight"]
     assert np.array_equal(both.labels[:, 1], both.rows)
-    none = pack(items, tmp_path / "none", image="photo", labels=[], **QUIET)
+    none = pack(items, tmp_path / "none", options=PackOptions(image="photo"), labels=[], **QUIET)
     assert none.labels.shape == (COUNT, 0)
 
 

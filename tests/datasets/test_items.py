@@ -16,12 +16,12 @@ np = pytest.importorskip("numpy")
 Image = pytest.importorskip("PIL.Image")
 pytest.importorskip("array_record")
 
-from tpukit.datasets.packing import pack  # noqa: E402
+from tpukit.datasets.packing import PackOptions, pack  # noqa: E402
 from tpukit.datasets.resumable import ResumableFolder  # noqa: E402
 from tpukit.essentials.display import SystemFailureError  # noqa: E402
 
 KIT = Path(__file__).parents[2]
-QUIET = {"progress": "off", "workers": 1}
+QUIET = {"progress": "off"}
 SHARD = 8
 LOOKS = 1 + 2 * 14 + 40  # of forty items, before they are packed: at the first, at some twice, at all
 
@@ -50,7 +50,7 @@ class Dataset:
 
 @pytest.mark.parametrize("arrays", [False, True])
 def test_interrupted_packing_keeps_the_files_that_are_finished(tmp_path, arrays):
-    how = {"damaged": "skip", "shard": SHARD, **QUIET}
+    how = {"damaged": "skip", "options": PackOptions(shard_size=SHARD, workers=1), **QUIET}
     order = np.random.default_rng(0).permutation(40)
 
     class LaunchInterrupted(Dataset):
@@ -77,13 +77,13 @@ def test_interrupted_packing_keeps_the_files_that_are_finished(tmp_path, arrays)
 KILLED = """
 import sys, time
 sys.path[:0] = ["tests", "tests/datasets"]
-from tpukit.datasets.packing import pack
+from tpukit.datasets.packing import PackOptions, pack
 from test_items import LOOKS, SHARD, Dataset
 class Slow(Dataset):
     def __getitem__(self, number):
         if len(self.read) >= LOOKS: time.sleep(0.02)
         return super().__getitem__(number)
-pack(Slow(arrays=True), sys.argv[1], progress="off", workers=2, shard=SHARD)
+pack(Slow(arrays=True), sys.argv[1], progress="off", options=PackOptions(shard_size=SHARD, workers=2))
 """
 
 
@@ -100,7 +100,7 @@ def test_packing_that_is_killed_again_and_again_ends_with_every_item_once(tmp_pa
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         assert before.items() <= finished().items()
-    records = pack(Dataset(arrays=True), tmp_path / "out", shard=SHARD, **QUIET)
+    records = pack(Dataset(arrays=True), tmp_path / "out", options=PackOptions(shard_size=SHARD, workers=1), **QUIET)
     assert sorted(records.labels[:, 0].tolist()) == list(range(40))
     assert all(records.take([i])[0, 0, 0, 0] == records.labels[i, 0] * 6 for i in range(40))
 
@@ -140,7 +140,7 @@ def test_no_more_than_the_pack_lies_on_the_disk_while_it_is_made(what, tmp_path,
     make, options, most = SOURCES[what]
     source = make(tmp_path / "photos")
     peak = peak_of(tmp_path / "out")
-    pack(source, tmp_path / "out", shard=20, **options, **QUIET | {"workers": 2})
+    pack(source, tmp_path / "out", options=PackOptions(shard_size=20, workers=2), **options, **QUIET)
     assert most - 0.3 < peak() < most
 
 
@@ -150,7 +150,9 @@ def test_no_more_than_the_pack_of_slices_lies_on_the_disk_while_it_is_made(tmp_p
 
     scans = pe.phantom(tmp_path / "scans", 2, 12, size=96, form="dicom", **QUIET) / "train"
     peak = peak_of(tmp_path / "out")
-    pe.pack_dicom(scans, tmp_path / "out", size=96, form="int16", shard=SHARD, **QUIET)
+    pe.pack_dicom(
+        scans, tmp_path / "out", size=96, form="int16", options=PackOptions(shard_size=SHARD, workers=1), **QUIET
+    )
     assert peak() < 1.1
 
 

@@ -17,7 +17,7 @@ from tpukit.datasets.packed_images import PackedImages  # noqa: E402
 from tpukit.datasets.packing import pack  # noqa: E402
 from tpukit.essentials.data.batches import Batches  # noqa: E402
 
-QUIET = {"progress": "off", "workers": 1}
+QUIET = {"progress": "off"}
 COUNT, SIZE = 12, 16
 
 
@@ -210,7 +210,7 @@ def segment(core, images):
         batches,
         core.batches(images, batch_size=3),
         epochs=4,
-        augment=tpukit.Augment(flip=0.5, outside=255),
+        augment=tpukit.Augment(flip=0.5, fill=255),
         preprocess=lambda images: images / 255,
     )
     return [row["valid_loss"] for row in history.epochs]

@@ -16,8 +16,9 @@ from PIL import Image, ImageOps
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 import tpukit
-from tpukit.datasets import build_image_cache, cached_images, pack_shards
+from tpukit.datasets import PackOptions, pack_shards
 from tpukit.datasets.decoding import decode
+from tpukit.datasets.image_cache import Space, build_image_cache, choose_images
 from tpukit.datasets.image_modes import orientation, to_rgb
 from tpukit.datasets.items import _all_labels
 from tpukit.datasets.masks import open_mask
@@ -233,7 +234,9 @@ def test_labels_that_were_put_in_place_go_into_a_cache_and_through_a_pickle(tmp_
     records = quietly(Pictures(), tmp_path / "a")
     records.labels = np.ones(4, np.int64)
     cached = build_image_cache(records, tmp_path / "cache", size=16)
-    decoded = cached_images(records, size=16, folder=tmp_path / "none", available=0)
+    decoded = choose_images(
+        records, Space(memory=0), size=16, folder=tmp_path / "none", workers=1, progress="off", exact=True
+    )
     for images in (records, cached, decoded, pickle.loads(pickle.dumps(cached))):
         assert images.labels.tolist() == [1] * 4
     table = pandas.Series([0, 1, 0, 1])
@@ -549,14 +552,20 @@ def test_a_glance_at_the_last_lines_finds_what_is_rarely_meant(tmp_path, capsys)
     values = np.linspace(0, 4095, 64).astype(np.uint16).reshape(8, 8)
     Image.fromarray(values).save(tmp_path / "in" / "a" / "x.png")
     quietly(tmp_path / "in", tmp_path / "a")
-    assert "1 images of 16 bits are nearly black, none above 4,095: window=(0, 4095)" in capsys.readouterr().out
-    assert quietly(tmp_path / "in", tmp_path / "b", window=(0, 4095)).take([0]).max() == 255
+    assert (
+        "1 images of 16 bits are nearly black, none above 4,095: options=tpukit.PackOptions(window=(0, 4095))"
+        in capsys.readouterr().out
+    )
+    assert quietly(tmp_path / "in", tmp_path / "b", options=PackOptions(window=(0, 4095))).take([0]).max() == 255
     capsys.readouterr()
     quietly([(picture(1), Image.fromarray(np.eye(16, dtype=np.uint8) * 255))], tmp_path / "c")
     assert "masks hold 0 and 255 alone" in capsys.readouterr().out
     for number, image in enumerate((values, Image.fromarray(values))):
         quietly([(image, 0)], tmp_path / f"d{number}")
-        assert "1 images of 16 bits are nearly black, none above 4,095: window=(0, 4095)" in capsys.readouterr().out
+        assert (
+            "1 images of 16 bits are nearly black, none above 4,095: options=tpukit.PackOptions(window=(0, 4095))"
+            in capsys.readouterr().out
+        )
     rows = []
     for number, colours in enumerate([[0, 0, 0, 255, 0, 0], [0, 0, 0, 0, 255, 0]]):
         mask = Image.fromarray(np.eye(16, dtype=np.uint8))

@@ -22,12 +22,12 @@ from helpers.sources import Items  # noqa: E402
 
 from tpukit.datasets.image_cache import build_image_cache, cached_images  # noqa: E402
 from tpukit.datasets.packed_images import PackedImages  # noqa: E402
-from tpukit.datasets.packing import pack  # noqa: E402
+from tpukit.datasets.packing import PackOptions, pack  # noqa: E402
 from tpukit.essentials.data.batches import Batches  # noqa: E402
 from tpukit.essentials.display.figures import show_batch  # noqa: E402
 
 KIT = Path(__file__).parents[2]
-QUIET = {"progress": "off", "workers": 1}
+QUIET = {"progress": "off"}
 
 
 def encoded(number, kind="JPEG", size=24):
@@ -97,11 +97,11 @@ def test_a_file_that_was_changed_is_told(tmp_path, kind, finished):
         whole = Path(paths[order[3]]).read_bytes()
         Path(paths[order[3]]).write_bytes(b"damaged")
         with pytest.raises(OSError, match="cannot be packed"):
-            pack(source, tmp_path / "out", shard=1, **QUIET)
+            pack(source, tmp_path / "out", options=PackOptions(shard_size=1), **QUIET)
         Path(paths[order[3]]).write_bytes(whole)  # mended, as the fix says: this one may be another
     changed = Path(paths[np.random.default_rng(0).permutation(4)[0]])
     before = changed.read_bytes()
-    how = {} if finished else {"shard": 1}
+    how = {} if finished else {"options": PackOptions(shard_size=1)}
     for data, message in ((encoded(7, "BMP"), "has other contents"), (encoded(7, "BMP", 30), "have another size")):
         changed.write_bytes(data)
         with pytest.raises(FileExistsError, match=message) as error:
@@ -157,7 +157,7 @@ def test_what_differs_is_told_in_words(tmp_path):
         "other labels under the same names: labels x": {"source": table.assign(x=5)},
         "groups a, b, c, d, asked for no groups": {"groups": None},
         "4 files, .*1.bmp to .*2.bmp, asked for 3 files, .*3.bmp": {"source": table[1:]},
-        "seed 0, asked for 1": {"seed": 1},
+        "seed 0, asked for 1": {"options": PackOptions(seed=1)},
     }
     for message, changed in others.items():
         with pytest.raises(FileExistsError, match=message) as error:
@@ -334,16 +334,16 @@ def test_many_missing_images_are_refused_unless_that_is_agreed_to(tmp_path, caps
     real = str(next((tmp_path / "a").rglob("*.bmp")))
     table = pd.DataFrame({"path": [str(tmp_path / f"{n}.jpg") for n in range(99)] + [real]})
     with pytest.raises(ValueError, match="99 of 100 images are damaged or missing, and 10% may be left out") as error:
-        pack(table, tmp_path / "out", damaged="skip", shard=30, **QUIET)
+        pack(table, tmp_path / "out", damaged="skip", options=PackOptions(shard_size=30), **QUIET)
     assert "found: 99 x No such file or directory, as" in said(error)
     assert "damaged=0.99" in str(error.value)
-    assert len(pack(table, tmp_path / "out", damaged=0.99, shard=30, **QUIET)) == 1
+    assert len(pack(table, tmp_path / "out", damaged=0.99, options=PackOptions(shard_size=30), **QUIET)) == 1
     assert "left out: 99 x No such file or directory" in capsys.readouterr().out
     for path in table["path"][:95]:  # the other half of the fix
         shutil.copy(real, path)
     with contextlib.suppress(ValueError):
-        pack(table, tmp_path / "new", damaged="skip", shard=30, **QUIET)
-    assert len(pack(table, tmp_path / "new", damaged="skip", shard=30, **QUIET)) == 96
+        pack(table, tmp_path / "new", damaged="skip", options=PackOptions(shard_size=30), **QUIET)
+    assert len(pack(table, tmp_path / "new", damaged="skip", options=PackOptions(shard_size=30), **QUIET)) == 96
     assert "4 of 100 images were left out: 4 x No such file or directory, as" in capsys.readouterr().out
 
 
@@ -397,7 +397,7 @@ except OSError as error: print(error)
 
 
 def test_too_many_open_files_are_no_damage(tmp_path):
-    pack([(encoded(n), n) for n in range(100)], tmp_path / "out", shard=1, **QUIET)
+    pack([(encoded(n), n) for n in range(100)], tmp_path / "out", options=PackOptions(shard_size=1), **QUIET)
     code = [sys.executable, "-c", MANY, str(tmp_path / "out")]
     ran = subprocess.run(code, cwd=KIT, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
@@ -473,8 +473,14 @@ UNCLEAR = {
         "classes of one label, and labels= names 0",
     ),
     "path= of a folder": (lambda t, out: pack(out.parent, out, path="file"), "path= is an argument for a table"),
-    "image= of a table": (lambda t, out: pack(t, out, image="x"), "image= is an argument for items that are dicts"),
-    "a window upside down": (lambda t, out: pack(t, out, window=(9, 1)), "the lower one first, got [(]9, 1[)]"),
+    "image= of a table": (
+        lambda t, out: pack(t, out, options=PackOptions(image="x")),
+        "image= is an argument for items that are dicts",
+    ),
+    "a window upside down": (
+        lambda t, out: pack(t, out, options=PackOptions(window=(9, 1))),
+        "the lower one first, got [(]9, 1[)]",
+    ),
 }
 
 

@@ -15,11 +15,11 @@ pytest.importorskip("array_record")
 torch = pytest.importorskip("torch")
 
 from tpukit.datasets.image_cache import build_image_cache  # noqa: E402
-from tpukit.datasets.packing import pack  # noqa: E402
+from tpukit.datasets.packing import PackOptions, pack  # noqa: E402
 from tpukit.essentials.display.figures import show_batch  # noqa: E402
 
 KIT = Path(__file__).parents[2]
-QUIET = {"progress": "off", "workers": 1}
+QUIET = {"progress": "off"}
 SPECIES = ("rose", "daisy", "tulip")
 
 
@@ -152,12 +152,13 @@ def test_files_of_sixteen_bits_are_packed_by_a_window_which_the_pack_keeps(tmp_p
     table = pd.DataFrame({"path": [str(tmp_path / f"{number}.png") for number in range(3)]})
     whole = pack(table, tmp_path / "whole", **QUIET)
     assert whole.take([0])[0, ..., 0].max() == round(63 * 64 / 257)
-    kept = pack(table, tmp_path / "kept", window=(0, 4095), **QUIET)
+    kept = pack(table, tmp_path / "kept", options=PackOptions(window=(0, 4095)), **QUIET)
     expected = (deep * (255 / 4095)).round().astype(np.uint8)
     assert np.array_equal(kept.take([1])[0, ..., 0], expected)
     assert np.array_equal(build_image_cache(kept, tmp_path / "cache", size=8, **QUIET).take([1])[0, ..., 2], expected)
     assert np.array_equal(
-        pack(table, tmp_path / "sized", window=(0, 4095), size=8, **QUIET).take([0])[0, ..., 1], expected
+        pack(table, tmp_path / "sized", options=PackOptions(window=(0, 4095)), size=8, **QUIET).take([0])[0, ..., 1],
+        expected,
     )
     with pytest.raises(FileExistsError, match="window"):
-        pack(table, tmp_path / "kept", window=(0, 100), **QUIET)
+        pack(table, tmp_path / "kept", options=PackOptions(window=(0, 100)), **QUIET)

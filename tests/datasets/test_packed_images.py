@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,13 +27,14 @@ from helpers.sources import Items  # noqa: E402
 
 from tpukit.datasets.checked_files import seal, unseal  # noqa: E402
 from tpukit.datasets.packed_images import PackedImages, PackFolder  # noqa: E402
-from tpukit.datasets.packing import pack  # noqa: E402
+from tpukit.datasets.packing import PackOptions, pack  # noqa: E402
 from tpukit.datasets.splitting import split_by_group  # noqa: E402
 
 KIT = Path(__file__).parents[2]
 COUNT, SHARD = 60, 16
-QUIET = {"progress": "off", "workers": 2}
-HOW = {"labels": ["sick", "age"], "groups": "patient", "shard": SHARD, **QUIET}
+QUIET = {"progress": "off"}
+OPTIONS = PackOptions(shard_size=SHARD, workers=2)
+HOW = {"labels": ["sick", "age"], "groups": "patient", "options": OPTIONS, **QUIET}
 
 
 def encoded(number, height=40, width=48, kind="JPEG"):
@@ -115,9 +117,9 @@ def test_one_pack_serves_all_folds(packed, table):
 
 
 def test_the_order_is_one_permutation_over_all_files_that_the_seed_decides(packed, table, tmp_path):
-    again = pack(table, tmp_path / "again", **{**HOW, "workers": 1})
+    again = pack(table, tmp_path / "again", **{**HOW, "options": replace(OPTIONS, workers=1)})
     assert contents(again.folder) == contents(packed)
-    other = pack(table, tmp_path / "other", seed=1, **HOW)
+    other = pack(table, tmp_path / "other", **{**HOW, "options": replace(OPTIONS, seed=1)})
     first, second = ([records.name(i) for i in range(COUNT)] for records in (again, other))
     assert sorted(first) == sorted(second)
     assert first != second
@@ -145,7 +147,7 @@ ITEMS = {
 @pytest.mark.parametrize("kind", ITEMS)
 def test_items_of_any_kind_are_packed(kind, tmp_path):
     groups = [number // 5 for number in range(COUNT)]
-    records = pack(ITEMS[kind](), tmp_path, shard=25, groups=groups, **QUIET)
+    records = pack(ITEMS[kind](), tmp_path, options=PackOptions(shard_size=25), groups=groups, **QUIET)
     numbers = records.labels[:, 1].astype(int)
     assert sorted(numbers) == list(range(COUNT))
     assert records.names == ["label_0", "label_1"]
@@ -203,11 +205,11 @@ def test_a_finished_pack_is_not_made_again(copy, table, monkeypatch):
 
 
 OTHER = {
-    "another seed": ({"seed": 5}, "seed 0, asked for 5"),
+    "another seed": ({"options": replace(OPTIONS, seed=5)}, "seed 0, asked for 5"),
     "another size": ({"size": 32}, "size None, asked for 32"),
     "other labels": ({"labels": "age"}, "labels sick, age, asked for labels age"),
     "other groups": ({"groups": None}, "groups 13, p0 to p9, asked for no groups"),
-    "other shards": ({"shard": 7}, "shard 16, asked for 7"),
+    "other shards": ({"options": replace(OPTIONS, shard_size=7)}, "shard 16, asked for 7"),
 }
 
 
@@ -289,7 +291,8 @@ def test_damaged_images_are_left_out_and_listed(spoilt, tmp_path):
 
 
 SCRIPT = (
-    "import sys; from tpukit.datasets.packing import pack; pack(sys.argv[1], sys.argv[2], size=64, shard=10, workers=2)"
+    "import sys; from tpukit import PackOptions, pack; "
+    "pack(sys.argv[1], sys.argv[2], size=64, options=PackOptions(shard_size=10, workers=2))"
 )
 
 
@@ -351,23 +354,23 @@ def test_a_killed_parent_takes_its_processes_along(many, tmp_path):
 
 FULL = """
 import os, pathlib, subprocess, sys
-from tpukit.datasets.packing import pack
+from tpukit.datasets.packing import PackOptions, pack
 from tpukit.datasets.packed_images import PackedImages
 from tpukit.datasets.disk_space import Room
 Room.check = lambda *_, **__: None  # else it is known before; another program may take the room meanwhile
 images, disk = sys.argv[1], pathlib.Path(sys.argv[2])
-old = pack(images, disk / "old", progress="off", workers=1)
+old = pack(images, disk / "old", progress="off", options=PackOptions(workers=1))
 before = old.read(range(len(old)))
 for source in (images, ((pathlib.Path(images, old.name(i)).read_bytes(), i) for i in range(len(old)))):
     new = disk / type(source).__name__
     try:
-        pack(source, new, size=256, shard=8, progress="off", workers=2)
+        pack(source, new, size=256, progress="off", options=PackOptions(shard_size=8, workers=2))
     except OSError as error:
         print(error.errno, error)
     assert not list(disk.rglob("*.part")), list(disk.rglob("*.part"))
 assert PackedImages(disk / "old").read(range(len(old))) == before
 subprocess.run(["mount", "-o", "remount,size=100m", disk], check=True)
-print("then", len(pack(images, disk / "str", size=256, shard=8, progress="off", workers=2)))
+print("then", len(pack(images, disk / "str", size=256, progress="off", options=PackOptions(shard_size=8, workers=2))))
 """
 
 

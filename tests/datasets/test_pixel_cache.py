@@ -20,7 +20,7 @@ pytest.importorskip("array_record")
 
 from helpers.files import contents, flip, mounted  # noqa: E402
 
-from tpukit.datasets.image_cache import build_image_cache, cached_images  # noqa: E402
+from tpukit.datasets.image_cache import Space, build_image_cache, cached_images, choose_images  # noqa: E402
 from tpukit.datasets.packed_images import PackedImages  # noqa: E402
 from tpukit.datasets.packing import pack  # noqa: E402
 from tpukit.datasets.pixel_cache import BLOCK, CachedImages, CacheFolder  # noqa: E402
@@ -50,7 +50,7 @@ def sources(tmp_path_factory):
 
 
 def packed(table, folder):
-    return pack(table, folder, labels=["number", "odd"], groups="study", workers=1, progress="off")
+    return pack(table, folder, labels=["number", "odd"], groups="study", progress="off")
 
 
 @pytest.fixture(scope="module")
@@ -372,17 +372,18 @@ print(build_image_cache(records, f"{disk}/cache", size=32, workers=2, progress="
 def test_beside_records_that_cannot_be_written_to_the_cache_goes_to_the_temporary_folder(few, tmp_path):
     script = """
 import tempfile
-from tpukit.datasets.image_cache import DiskFullError, build_image_cache, cached_images
+from tpukit.datasets.image_cache import DiskFullError, Space, build_image_cache, choose_images
 from tpukit.datasets.packed_images import PackedImages
 records = PackedImages(sys.argv[1])
 try:
     build_image_cache(records, sys.argv[1] + "/inside", size=16)
 except DiskFullError as error:
     print(error)
-cache = cached_images(records, size=16, progress="off", free=2**40, available=2**30)
+space, how = Space(2**40, 2**30), {"size": 16, "workers": 1, "progress": "off", "exact": True}
+cache = choose_images(records, space, folder=None, **how)
 print(cache.folder, len(cache))
 print(build_image_cache(records, size=16).folder)
-print(type(cached_images(records, size=16, folder=sys.argv[1] + "/inside", free=2**40, available=2**30)).__name__)
+print(type(choose_images(records, space, folder=sys.argv[1] + "/inside", **how)).__name__)
 """
     kaggle, temporary = tmp_path / "input", tmp_path / "temporary"
     kaggle.mkdir()
@@ -509,9 +510,14 @@ CHOICES = [
 ]
 
 
+def choose(packed, folder, space):
+    """Have the cache chosen as `cached_images` does, on a machine with this space."""
+    return choose_images(packed, space, size=SIZE, folder=folder, workers=1, progress="off", exact=True)
+
+
 @pytest.mark.parametrize(("free", "available", "kind", "said"), CHOICES)
 def test_the_choice_is_made_by_disk_and_memory_and_told_in_one_line(few, tmp_path, capsys, free, available, kind, said):
-    chosen = cached_images(few, size=SIZE, folder=tmp_path / "new", free=free, available=available, progress="off")
+    chosen = choose(few, tmp_path / "new", Space(free, available))
     (line,) = capsys.readouterr().out.splitlines()
     assert (type(chosen).__name__, chosen.shape) == (kind, (SIZE, SIZE, 3))
     assert said in line
@@ -533,9 +539,9 @@ print(type(cached_images(PackedImages(sys.argv[1]), size=16, folder=sys.argv[2],
 
 
 def test_a_cache_that_is_there_needs_no_more_disk_but_memory(records, cache, capsys):
-    assert cached_images(records, size=SIZE, folder=cache, free=0).folder == cache
+    assert choose(records, cache, Space(disk=0)).folder == cache
     assert "found in" in capsys.readouterr().out
-    assert isinstance(cached_images(records, size=SIZE, folder=cache, available=0), PackedImages)
+    assert isinstance(choose(records, cache, Space(memory=0)), PackedImages)
 
 
 def test_a_cache_of_other_records_is_refused_by_the_choice_too(others, cache):
@@ -548,7 +554,7 @@ def test_an_interrupted_build_has_its_disk_already(records, built, tmp_path, cap
     work.mkdir(parents=True)
     shutil.copy(built.folder / "images.npy", work)
     (work / "plan.json").write_text(json.dumps({"format": CacheFolder(work.parent).format, "plan": built.plan}))
-    chosen = cached_images(records, size=SIZE, folder=tmp_path / "cache", free=4 * GIB + 4096, progress="off")
+    chosen = choose(records, tmp_path / "cache", Space(disk=4 * GIB + 4096))
     assert chosen.encoding == "uint8"
     assert "made in" in capsys.readouterr().out
 

@@ -210,7 +210,7 @@ def test_other_files_are_another_pack(flowers, tmp_path):
     pytest.importorskip("array_record")
     from tpukit.datasets.packing import pack
 
-    how = {"progress": "off", "workers": 1}
+    how = {"progress": "off"}
     pack(read_tfrecords(flowers, labels=("class",)), tmp_path / "out", **how)
     with pytest.raises(FileExistsError, match=r"found: 2 TFRecord files, .* asked for 1 TFRecord files"):
         pack(read_tfrecords(flowers[:1], labels=("class",)), tmp_path / "out", **how)

@@ -253,7 +253,7 @@ def through_pack(data: bytes, kind: str, folder: Path) -> tuple:
     paths[1].write_bytes(data)
     NEIGHBOURS[1].save(paths[2])
     table = pandas.DataFrame({"path": list(map(str, paths)), "label": [0, 1, 2]})
-    records = pack(table, folder / "records", labels=["label"], workers=1, progress="off")
+    records = pack(table, folder / "records", labels=["label"], progress="off")
     cache = build_image_cache(records, folder / "cache", size=SIDE, workers=1, progress="off")
     order = np.argsort(cache.rows)
     return cache.take(order), np.asarray(cache.labels)[order, 0]
@@ -328,11 +328,11 @@ def stored_subject(kind: str, made: Path, draw: random.Random) -> Subject:
 def make_stored(folder: Path) -> None:
     """Make the pack and the cache that are damaged."""
     from tpukit.datasets.image_cache import build_image_cache
-    from tpukit.datasets.packing import pack
+    from tpukit.datasets.packing import PackOptions, pack
 
     draw = random.Random(0)
     items = [(np.asarray(drawn(draw).resize((SIDE, SIDE))), [number, 7]) for number in range(20)]
-    records = pack(items, folder / "pack", shard=8, workers=1, progress="off")
+    records = pack(items, folder / "pack", options=PackOptions(shard_size=8, workers=1), progress="off")
     build_image_cache(records, folder / "cache", size=SIDE, workers=1, progress="off")
 
 
@@ -391,7 +391,7 @@ def table_subject(draw: random.Random) -> Subject:
             NEIGHBOURS[number % 2].save(folder / f"{number}.png")
         paths = [str(folder / f"{number}.png") for number in range(len(values))]
         table = pandas.DataFrame({"path": paths, "label": values})
-        records = pack(table, folder / "records", labels=["label"], workers=1, progress="off")
+        records = pack(table, folder / "records", labels=["label"], progress="off")
         return np.asarray(records.labels)[np.argsort(records.rows)].ravel().tolist()
 
     truth = [float(value) if isinstance(value, int | float) else value for value in values]

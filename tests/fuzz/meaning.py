@@ -363,7 +363,7 @@ def packed(one: Collection, folder: Path):
     """Pack a collection; where a table in another file is refused, as the fix says."""
     import tpukit
 
-    said, options = io.StringIO(), {"workers": 1, "progress": "off", **one.options}
+    said, options = io.StringIO(), {"progress": "off", **one.options}
     with contextlib.redirect_stdout(said):
         try:
             records = tpukit.pack(one.source, folder / "pack", **options)
@@ -383,7 +383,7 @@ def cached(records):
     import tpukit
 
     with contextlib.redirect_stdout(io.StringIO()):
-        return tpukit.cached_images(records, size=SIDE, workers=1, progress="off", free=2**40, available=2**40)
+        return tpukit.cached_images(records, size=SIDE, workers=1, progress="off")
 
 
 def relabel(images, one: Collection, draw: random.Random) -> None:

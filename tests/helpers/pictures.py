@@ -43,5 +43,5 @@ def png_of(width, height, bits, kind, rows):
 
 
 def quietly(source, folder, **options):
-    """Make a pack without progress, in one process."""
-    return pack(source, folder, progress="off", workers=1, **options)
+    """Make a pack without progress."""
+    return pack(source, folder, progress="off", **options)

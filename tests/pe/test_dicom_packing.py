@@ -24,6 +24,7 @@ from pydicom import uid  # noqa: E402
 from pydicom.encaps import encapsulate  # noqa: E402
 
 from tpukit import launch  # noqa: E402
+from tpukit.datasets import PackOptions  # noqa: E402
 from tpukit.essentials.data.batches import Batches  # noqa: E402
 from tpukit.pe import LABELS, hounsfield, pack_dicom, phantom, read_dicom, read_labels, three_windows  # noqa: E402
 from tpukit.pe.ct import see  # noqa: E402
@@ -93,7 +94,16 @@ def test_a_series_lies_in_one_piece_from_the_feet_to_the_head(made, tmp_path):
 def test_one_window_has_the_neighbouring_slices_as_colours(made, tmp_path, window):
     labels = read_labels(made)
     # Small files, so that neighbours are in another one.
-    records = pack_dicom(made / "train", tmp_path / "r", labels, window=window, size=64, quality=95, shard=2, **QUIET)
+    records = pack_dicom(
+        made / "train",
+        tmp_path / "r",
+        labels,
+        window=window,
+        size=64,
+        quality=95,
+        options=PackOptions(shard_size=2),
+        **QUIET,
+    )
     slices = [see(read_dicom(made / "train" / records.name(number)), 100, 700) for number in range(15)]
     for number, image in enumerate(decoded(records)):
         first, last = number // 5 * 5, number // 5 * 5 + 4
@@ -231,11 +241,11 @@ def test_a_damaged_slice_is_copied_again_and_the_pack_goes_on(made, folder, tmp_
     path, to = paths(folder)[-1], tmp_path / "records"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(OSError, match="copy it again"):
-        pack_dicom(folder, to, size=16, shard=3, workers=1, **QUIET)
+        pack_dicom(folder, to, size=16, options=PackOptions(shard_size=3, workers=1), **QUIET)
     before = {path: path.stat().st_mtime_ns for path in written(to)}
     assert any(path.suffix == ".array_record" for path in before)
     shutil.copy(made / "train" / path.relative_to(folder), path)
-    assert len(pack_dicom(folder, to, size=16, shard=3, workers=1, **QUIET)) == 15
+    assert len(pack_dicom(folder, to, size=16, options=PackOptions(shard_size=3, workers=1), **QUIET)) == 15
     assert {path: path.stat().st_mtime_ns for path in to.glob("*.array_record")}.items() >= {
         (path, time) for path, time in before.items() if path.suffix == ".array_record"
     }
@@ -243,7 +253,7 @@ def test_a_damaged_slice_is_copied_again_and_the_pack_goes_on(made, folder, tmp_
 
 @pytest.mark.parametrize("finished", [True, False])
 def test_files_of_other_sizes_under_the_names_of_packed_ones_are_another_pack(folder, tmp_path, finished):
-    arguments = {"to": tmp_path / "records", "size": 16, "shard": 3, "workers": 1, **QUIET}
+    arguments = {"to": tmp_path / "records", "size": 16, "options": PackOptions(shard_size=3, workers=1), **QUIET}
     whole = paths(folder)[-1].read_bytes()
     if not finished:
         paths(folder)[-1].write_bytes(whole[:-100])
@@ -338,13 +348,19 @@ def test_a_missing_decoder_is_named_before_anything_is_decoded(folder, tmp_path)
         {"window": 7},
         {"missing": "skip"},
         {"damaged": "drop"},
-        {"workers": 0},
         {"form": "int16", "window": "lung"},
     ],
 )
 def test_an_argument_that_makes_no_sense_is_refused_before_anything_is_written(made, tmp_path, wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         pack_dicom(made / "train", tmp_path / "records", **wrong)
+    assert not (tmp_path / "records").exists()
+
+
+@pytest.mark.parametrize("option", [{"workers": 0}, {"image": "x"}, {"window": (0, 1)}, {"seed": 1}])
+def test_an_option_that_slices_do_not_have_is_refused_before_anything_is_written(made, tmp_path, option):
+    with pytest.raises(ValueError, match=f"{next(iter(option))}(.|\n)*fix:"):
+        pack_dicom(made / "train", tmp_path / "records", options=PackOptions(**option))
     assert not (tmp_path / "records").exists()
 
 
@@ -359,8 +375,8 @@ def contents(folder):
 
 
 def start(source, to, window=None):
-    arguments = f"{str(source)!r}, {str(to)!r}, size=16, shard=3, window={window!r}"
-    call = f"from tpukit.pe import pack_dicom; pack_dicom({arguments})"
+    arguments = f"{str(source)!r}, {str(to)!r}, size=16, options=PackOptions(shard_size=3), window={window!r}"
+    call = f"from tpukit import PackOptions; from tpukit.pe import pack_dicom; pack_dicom({arguments})"
     return subprocess.Popen([sys.executable, "-c", call], cwd=KIT, start_new_session=True, stdout=subprocess.DEVNULL)
 
 

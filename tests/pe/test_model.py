@@ -136,7 +136,7 @@ def test_sizes_vary_as_much_as_the_fields_of_view_of_scanners():
     torch.manual_seed(0)
     images = torch.zeros(256, 3, 32, 32, dtype=torch.uint8)
     images[:, :, 8:24, 8:24] = 200
-    changed, _ = augment(intensity=0, shift=0)(images, torch.zeros(256, 10))
+    changed, _ = augment(brightness=0, contrast=0, translate=0)(images, torch.zeros(256, 10))
     sides = (changed[:, 0].float().sum((1, 2)) / 200).sqrt()
     assert sides.min() < 16 / 1.25 + 0.5
     assert sides.max() > 16 * 1.2 - 0.5

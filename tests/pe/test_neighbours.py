@@ -24,9 +24,9 @@ def packed(tmp_path_factory):
         pixels = np.full((16, 16, 3), 200, np.uint8)
         pixels[..., 1] = grey(row.StudyInstanceUID, row.position)
         Image.fromarray(pixels).save(row.path)
-    records = tpukit.pack(table, folder / "records", progress="off", workers=1)
+    records = tpukit.pack(table, folder / "records", progress="off")
     records = tpukit.PackedImages(folder / "records", size=16)
-    return table, records, tpukit.build_image_cache(records, folder / "cache", size=16, progress="off")
+    return table, records, tpukit.cached_images(records, folder=folder / "cache", size=16, progress="off")
 
 
 def grey(study, place):
@@ -79,11 +79,9 @@ def test_it_is_what_pack_dicom_stores_with_one_window(tmp_path):
     options = {"studies": 2, "slices": 4, "size": 64, "progress": "off", "workers": 1}
     dicom, jpeg = (pe.phantom(tmp_path / form, form=form, **options) for form in ("dicom", "jpeg"))
     labels = pe.read_labels(dicom)
-    direct = pe.pack_dicom(
-        dicom / "train", tmp_path / "direct", labels, window="embolism", size=64, progress="off", workers=1
-    )
+    direct = pe.pack_dicom(dicom / "train", tmp_path / "direct", labels, window="embolism", size=64, progress="off")
     table = pe.index_images(pe.read_labels(jpeg), jpeg / "train-jpegs")
-    tpukit.pack(table, tmp_path / "windows", labels=list(pe.LABELS), progress="off", workers=1)
+    tpukit.pack(table, tmp_path / "windows", labels=list(pe.LABELS), progress="off")
     images = pe.NeighbouringSlices(tpukit.PackedImages(tmp_path / "windows", size=64), table)
     one, other = np.empty((8, 64, 64, 3)), np.empty((8, 64, 64, 3))
     one[direct.rows], other[images.rows] = direct.take(np.arange(8)), images.take(np.arange(8))

@@ -7,10 +7,11 @@ import pytest
 pytest.importorskip("pydicom")
 pytest.importorskip("array_record")
 
+import tpukit  # noqa: E402
 from tpukit import pe  # noqa: E402
-from tpukit.datasets import CachedImages, PackedImages, build_image_cache  # noqa: E402
+from tpukit.datasets import CachedImages, PackedImages  # noqa: E402
 
-QUIET = {"progress": "off", "workers": 1}
+QUIET = {"progress": "off"}
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def test_all_that_decides_the_pixels_is_kept_and_packs_other_slices_the_same(mad
 
 def test_a_cache_says_what_its_records_say(made, tmp_path):
     records = made[1]
-    cache = build_image_cache(records, tmp_path / "cache", size=16, **QUIET)
+    cache = tpukit.cached_images(records, folder=tmp_path / "cache", size=16, **QUIET)
     assert pe.Preparation.of(cache) == pe.Preparation.of(PackedImages(records.folder, size=16))
     assert pe.Preparation.of(CachedImages(cache.folder)) == pe.Preparation.of(cache)
 

@@ -68,7 +68,7 @@ def test_a_pack_is_read_by_the_rows_of_the_table_that_was_packed(tmp_path):
     for number, image in enumerate(np.concatenate([0 * images, images])):
         Image.fromarray(np.moveaxis(image, 0, -1)).save(tmp_path / f"{number}.png")
     both["path"] = [str(tmp_path / f"{number}.png") for number in range(len(both))]
-    records = tpukit.pack(both, tmp_path / "records", progress="off", workers=1)
+    records = tpukit.pack(both, tmp_path / "records", progress="off")
     assert (np.diff(records.rows) < 0).any(), "a pack of a table is shuffled"
     page = pe.show_study(tpukit.PackedImages(tmp_path / "records", size=32), both, "a")._repr_html_()
     assert decoded(page) == pytest.approx(10 * np.arange(COUNT)[:, None] + [20, 40, 60], abs=2)

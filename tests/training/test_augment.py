@@ -9,8 +9,8 @@ import tpukit  # noqa: E402
 from tpukit.pe import LABELS  # noqa: E402
 from tpukit.training.augment import Augment, _gather, _multiply, _read, warp  # noqa: E402
 
-OFF = {"shift": 0, "scale": 0, "rotate": 0, "intensity": 0, "flip": 0}
-SIDES = {"swap": (("leftsided_pe", "rightsided_pe"),), "names": LABELS}
+OFF = {"translate": 0, "scale": None, "degrees": 0, "brightness": 0, "contrast": 0, "flip": 0}
+SIDES = {"swap_labels": (("leftsided_pe", "rightsided_pe"),), "names": LABELS}
 LEFT, RIGHT = LABELS.index("leftsided_pe"), LABELS.index("rightsided_pe")
 
 
@@ -175,7 +175,7 @@ def test_bytes_and_floats_of_the_same_picture_become_the_same_picture():
 
 def test_bytes_do_not_wrap_around():
     white, black = torch.full((64, 1, 8, 8), 255, dtype=torch.uint8), torch.zeros((64, 1, 8, 8), dtype=torch.uint8)
-    augment = Augment(**OFF | {"intensity": 1})
+    augment = Augment(**OFF | {"brightness": 1, "contrast": 1})
     for images in (white, black):
         changed, _ = seeded(augment, images)
         values = changed.float().flatten(1)
@@ -183,9 +183,9 @@ def test_bytes_do_not_wrap_around():
         assert {0, 255} <= set(values[:, 0].tolist())
 
 
-def test_intensity_is_brightness_and_contrast_about_mid_grey():
+def test_brightness_adds_and_contrast_turns_about_mid_grey():
     images = torch.rand(200, 1, 2, 2)
-    changed, _ = seeded(Augment(**OFF | {"intensity": 0.2}), images)
+    changed, _ = seeded(Augment(**OFF | {"brightness": 0.2, "contrast": 0.2}), images)
     gain = (changed[:, 0, 0, 0] - changed[:, 0, 1, 1]) / (images[:, 0, 0, 0] - images[:, 0, 1, 1])
     added = changed[:, 0, 0, 0] - 0.5 - gain * (images[:, 0, 0, 0] - 0.5)
     for found, middle in ((gain, 1), (added, 0)):
@@ -200,12 +200,12 @@ def test_intensity_is_brightness_and_contrast_about_mid_grey():
 def test_zero_switches_each_off(name):
     images = noise(8, 1, 32, 32)
     assert torch.equal(seeded(Augment(**OFF), images)[0], images)
-    assert not torch.equal(seeded(Augment(**OFF | {name: 0.5}), images)[0], images)
+    assert not torch.equal(seeded(Augment(**OFF | {name: (0.5, 1.5) if name == "scale" else 0.5}), images)[0], images)
 
 
 def test_what_is_switched_off_leaves_the_others_as_they_were():
     images = noise(8, 1, 32, 32).float() / 255
-    moved, lit = (seeded(Augment(intensity=intensity), images)[0] for intensity in (0, 0.1))
+    moved, lit = (seeded(Augment(brightness=most, contrast=most), images)[0] for most in (0, 0.1))
     for one, other in zip(moved.flatten(1), lit.flatten(1), strict=True):
         assert numpy.corrcoef(one, other)[0, 1] > 0.9999
 
@@ -220,7 +220,7 @@ def test_each_image_draws_its_own_numbers_within_the_ranges():
 
     images = torch.zeros(400, 1, 65, 97)
     images[:, :, 32, 48] = 1
-    right, down = middle(seeded(Augment(**OFF | {"shift": 0.1}), images)[0])
+    right, down = middle(seeded(Augment(**OFF | {"translate": 0.1}), images)[0])
     for found, most in ((right, 9.7), (down, 6.5)):
         assert 0.97 * most < found.abs().max() <= most + 0.01
         assert abs(found.mean()) < 0.12 * most  # its deviation is most / sqrt(3 x 400), 0.03 of it
@@ -228,7 +228,7 @@ def test_each_image_draws_its_own_numbers_within_the_ranges():
     assert abs(numpy.corrcoef(right, down)[0, 1]) < 0.2
 
     images = torch.nn.functional.pad(torch.ones(400, 1, 5, 5), (50, 10, 30, 30))  # 20 right of the middle
-    right, down = middle(seeded(Augment(**OFF | {"rotate": 20, "scale": 0.2}), images)[0])
+    right, down = middle(seeded(Augment(**OFF | {"degrees": 20, "scale": (0.8, 1.2)}), images)[0])
     angle, size = torch.rad2deg(torch.atan2(-down, right)), torch.hypot(down, right) / 20
     assert 19 < angle.abs().max() <= 20.1
     assert abs(angle.mean()) < 2.4  # 20 / sqrt(3 x 400) is 0.58
@@ -236,7 +236,7 @@ def test_each_image_draws_its_own_numbers_within_the_ranges():
     assert 0.79 < size.min() < 0.82
     assert abs(numpy.corrcoef(angle, size)[0, 1]) < 0.2
 
-    mirrored, _ = seeded(Augment(**OFF | {"rotate": 20, "scale": 0.2, "flip": 0.5}), images)
+    mirrored, _ = seeded(Augment(**OFF | {"degrees": 20, "scale": (0.8, 1.2), "flip": 0.5}), images)
     flipped = middle(mirrored)[0] < 0
     assert 140 < int(flipped.sum()) < 260
     assert abs(numpy.corrcoef(angle, flipped)[0, 1]) < 0.2
@@ -254,7 +254,7 @@ def test_as_many_images_are_flipped_as_the_chance_says(chance, low, high):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.uint8, torch.bool, torch.int64])
 @pytest.mark.parametrize(
     "swap",
-    [SIDES, {"swap": ((LEFT, RIGHT),)}, {"swap": [["rightsided_pe", LEFT]], "names": list(LABELS)}],
+    [SIDES, {"swap_labels": ((LEFT, RIGHT),)}, {"swap_labels": [["rightsided_pe", LEFT]], "names": list(LABELS)}],
     ids=["names", "columns", "both, in lists"],
 )
 def test_sides_change_exactly_where_an_image_is_flipped(swap, dtype):
@@ -275,7 +275,7 @@ def test_sides_change_exactly_where_an_image_is_flipped(swap, dtype):
 
 def test_several_pairs_change_sides_together():
     labels = torch.arange(6.0).expand(3, -1)
-    _, given = seeded(Augment(flip=1, swap=((0, 3), (5, 1))), noise(3, 1, 8, 8), labels)
+    _, given = seeded(Augment(flip=1, swap_labels=((0, 3), (5, 1))), noise(3, 1, 8, 8), labels)
     assert given.tolist() == [[3, 5, 2, 0, 4, 1]] * 3
 
 
@@ -311,24 +311,34 @@ def test_an_empty_batch_stays_empty():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"shift": 8}, "shift is 0 (off) to 0.5, got 8\n  fix:   it is a share of the image"),  # pixels
-        ({"shift": -0.1}, "shift is 0 (off) to 0.5, got -0.1"),
-        ({"scale": 1.1}, "scale is 0 (off) to 0.5, got 1.1\n  fix:   it is a share; 0.1 is 0.9 to 1.1"),  # a factor
-        ({"scale": (0.9, 1.1)}, "scale is 0 (off) to 0.5, got (0.9, 1.1)"),
-        ({"rotate": 90}, "rotate is 0 (off) to 45, got 90"),
-        ({"intensity": 20}, "intensity is 0 (off) to 1, got 20"),  # grey levels
+        ({"translate": 8}, "translate is 0 (off) to 0.5, got 8\n  fix:   it is a share of the image"),  # pixels
+        ({"translate": -0.1}, "translate is 0 (off) to 0.5, got -0.1"),
+        ({"scale": 0.1}, "to 1.5, or None (off), got 0.1\n  fix:   scale=(0.9, 1.1) is 0.9 to 1.1"),  # a share
+        ({"scale": (0.4, 1.1)}, "scale is (smallest, largest) from 0.5 to 1.5, or None (off), got (0.4, 1.1)"),
+        ({"scale": (1.1, 0.9)}, "scale is (smallest, largest) from 0.5"),
+        ({"scale": (0.9, 1.6)}, "scale is (smallest, largest) from 0.5"),
+        ({"scale": (0.9, 1, 1.1)}, "scale is (smallest, largest) from 0.5"),
+        ({"scale": (True, 1.1)}, "scale is (smallest, largest) from 0.5"),
+        ({"scale": ("0.9", "1.1")}, "scale is (smallest, largest) from 0.5"),
+        ({"scale": (float("nan"), 1.1)}, "scale is (smallest, largest) from 0.5"),
+        ({"degrees": 90}, "degrees is 0 (off) to 45, got 90"),
+        ({"brightness": 20}, "brightness is 0 (off) to 1, got 20\n  fix:   it is a share of white"),  # grey levels
+        ({"contrast": -1}, "contrast is 0 (off) to 1, got -1"),
         ({"flip": True}, "flip is 0 (off) to 1, got True\n  fix:   it is a probability"),
         ({"flip": float("nan")}, "flip is 0 (off) to 1, got nan"),
         ({"flip": None}, "flip is 0 (off) to 1, got None"),
-        ({"swap": (6, 8)}, "swap is pairs of labels, got (6, 8)\n  fix:   swap=((one, other),)"),
-        ({"swap": ("ab", "cd")}, "swap is pairs of labels, got ('ab', 'cd')"),
-        ({"swap": ((1, 2, 3),)}, "swap is pairs of labels"),
-        ({"swap": (("left", "right"),)}, "swap=(('left', 'right'),) has no column for 'left'; names=()"),
-        ({"swap": (("left", "right"),), "names": ["left", "rihgt"]}, "has no column for 'right'; names=['left', 'rih"),
-        ({"swap": ((0, 2),), "names": ["a", "b"]}, "has no column for 2"),
-        ({"swap": ((0, -1),)}, "has no column for -1"),
-        ({"swap": ((0, 0),)}, "swap=((0, 0),) has a label twice"),
-        ({"swap": ((0, 1), (1, 2))}, "has a label twice\n  fix:   every label is in one pair at most"),
+        ({"swap_labels": (6, 8)}, "swap_labels is pairs of labels, got (6, 8)\n  fix:   swap_labels=((one, other),)"),
+        ({"swap_labels": ("ab", "cd")}, "swap_labels is pairs of labels, got ('ab', 'cd')"),
+        ({"swap_labels": ((1, 2, 3),)}, "swap_labels is pairs of labels"),
+        ({"swap_labels": (("left", "right"),)}, "swap_labels=(('left', 'right'),) has no column for 'left'; names=()"),
+        (
+            {"swap_labels": (("left", "right"),), "names": ["left", "rihgt"]},
+            "has no column for 'right'; names=['left', 'rih",
+        ),
+        ({"swap_labels": ((0, 2),), "names": ["a", "b"]}, "has no column for 2"),
+        ({"swap_labels": ((0, -1),)}, "has no column for -1"),
+        ({"swap_labels": ((0, 0),)}, "swap_labels=((0, 0),) has a label twice"),
+        ({"swap_labels": ((0, 1), (1, 2))}, "has a label twice\n  fix:   every label is in one pair at most"),
     ],
     ids=str,
 )
@@ -340,7 +350,7 @@ def test_an_augment_that_makes_no_sense_is_refused_when_it_is_made(arguments, sa
 
 @pytest.mark.parametrize("number", [numpy.float32(0.25), numpy.float64(0.25), numpy.int64(0), 0, 1])
 def test_numbers_of_any_kind_are_numbers(number):
-    Augment(flip=number, swap=((0, 1),))(noise(2, 1, 8, 8), torch.zeros(2, 2))
+    Augment(flip=number, swap_labels=((0, 1),))(noise(2, 1, 8, 8), torch.zeros(2, 2))
 
 
 @pytest.mark.parametrize(
@@ -366,14 +376,14 @@ def test_images_of_another_kind_are_refused(images, said):
         (torch.zeros(4), ((LEFT, RIGHT),), "are (N, L), here (4, 7), got Tensor (4,)"),
         (torch.zeros(4, 6), ((LEFT, RIGHT),), "here (4, 7), got Tensor (4, 6)"),
         (torch.zeros(3, 10), ((LEFT, RIGHT),), "here (4, 10), got Tensor (3, 10)"),
-        (torch.zeros(4, 11), SIDES["swap"], "here (4, 10), got Tensor (4, 11)"),
+        (torch.zeros(4, 11), SIDES["swap_labels"], "here (4, 10), got Tensor (4, 11)"),
         (torch.tensor(1.0), ((LEFT, RIGHT),), "got Tensor ()"),
         (None, ((LEFT, RIGHT),), "got NoneType ()"),
     ],
     ids=["class numbers", "too few columns", "of another batch", "not the columns of the names", "a number", "none"],
 )
 def test_labels_that_cannot_change_sides_are_refused(labels, swap, said):
-    augment = Augment(flip=0.5, swap=swap, names=LABELS if swap == SIDES["swap"] else ())
+    augment = Augment(flip=0.5, swap_labels=swap, names=LABELS if swap == SIDES["swap_labels"] else ())
     with pytest.raises(ValueError, match="fix:") as error:
         augment(noise(4, 1, 8, 8), labels)
     assert said in str(error.value)
@@ -451,10 +461,10 @@ def blobs(n, size=64):
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.float32])
-@pytest.mark.parametrize("options", [{}, {"flip": 1.0}, {"rotate": 45.0, "scale": 0.3}, {**OFF, "flip": 0.5}])
+@pytest.mark.parametrize("options", [{}, {"flip": 1.0}, {"degrees": 45.0, "scale": (0.7, 1.3)}, {**OFF, "flip": 0.5}])
 def test_a_mask_moves_with_its_image(options, dtype):
     images, masks = blobs(16)
-    changed, moved = seeded(Augment(**{"intensity": 0, **options}), images, masks.to(dtype))
+    changed, moved = seeded(Augment(**{"brightness": 0, "contrast": 0, **options}), images, masks.to(dtype))
     assert (moved.dtype, moved.shape) == (dtype, masks.shape)
     assert set(moved.unique().tolist()) == {0, 7}
     assert not torch.equal(moved, masks.to(dtype))
@@ -466,7 +476,7 @@ def test_a_mask_moves_with_its_image(options, dtype):
 def test_masks_are_found_among_several_targets_and_labels_stay_or_change_sides():
     images, masks = blobs(6)
     labels = torch.arange(12.0).view(6, 2)
-    augment = Augment(flip=1.0, swap=((0, 1),))
+    augment = Augment(flip=1.0, swap_labels=((0, 1),))
     expected = seeded(Augment(flip=1.0), images, masks)[1]
     given = {"labels": labels, "masks": masks, "several": torch.stack([masks, 7 - masks], dim=1)}
     _, changed = seeded(augment, images, given)
@@ -479,11 +489,11 @@ def test_masks_are_found_among_several_targets_and_labels_stay_or_change_sides()
     assert torch.equal(given["masks"], masks)
 
 
-@pytest.mark.parametrize("outside", [0, 255, -100])
-def test_what_lies_outside_has_a_number_of_its_own(outside):
+@pytest.mark.parametrize("fill", [0, 255, -100])
+def test_what_lies_outside_has_a_number_of_its_own(fill):
     masks = torch.full((8, 32, 32), 3)
-    _, moved = seeded(Augment(shift=0.5, outside=outside), noise(8, 3, 32, 32), masks)
-    assert set(moved.unique().tolist()) == {3, outside}
+    _, moved = seeded(Augment(translate=0.5, fill=fill), noise(8, 3, 32, 32), masks)
+    assert set(moved.unique().tolist()) == {3, fill}
 
 
 def test_both_ways_of_reading_give_the_same_nearest_pixels():
@@ -498,7 +508,7 @@ def move_masks(core):
     import torch_xla.debug.metrics as met
 
     images, masks = (tensor.to(core.device) for tensor in blobs(8, 32))
-    augment, compiled = Augment(flip=0.5, intensity=0, outside=255), []
+    augment, compiled = Augment(flip=0.5, brightness=0, contrast=0, fill=255), []
     for _ in range(4):
         with core.step():
             changed, moved = augment(images, {"masks": masks})

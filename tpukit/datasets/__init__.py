@@ -5,11 +5,11 @@ from tpukit.datasets.array_records import row_type
 from tpukit.datasets.checked_files import npy, whole_number, write_file
 from tpukit.datasets.decoding import decode
 from tpukit.datasets.disk_space import DiskFullError, spread
-from tpukit.datasets.image_cache import build_image_cache, cached_images
+from tpukit.datasets.image_cache import cached_images
 from tpukit.datasets.pack_shards import NOT_DAMAGE
 from tpukit.datasets.pack_sources import PackSource
 from tpukit.datasets.packed_images import PackedImages
-from tpukit.datasets.packing import check_arguments, pack, pack_described, share_of
+from tpukit.datasets.packing import PackOptions, check_arguments, pack, pack_described, share_of
 from tpukit.datasets.pixel_cache import CachedImages
 from tpukit.datasets.processes import how_many, run_in_processes
 from tpukit.datasets.resumable import ResumableFolder, fact
@@ -17,7 +17,7 @@ from tpukit.datasets.source_files import Names, look_at
 from tpukit.datasets.tfrecords import read_tfrecords
 
 __all__ = [
-    "CachedImages", "NOT_DAMAGE", "Names", "DiskFullError", "PackSource", "PackedImages", "ResumableFolder", "build_image_cache",
+    "CachedImages", "DiskFullError", "NOT_DAMAGE", "Names", "PackOptions", "PackSource", "PackedImages", "ResumableFolder",
     "cached_images", "check_arguments", "decode", "fact", "how_many", "locks", "look_at", "npy", "pack",
     "pack_described", "read_tfrecords", "row_type", "run_in_processes", "share_of", "spread", "whole_number",
     "write_file",

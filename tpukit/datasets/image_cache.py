@@ -6,6 +6,7 @@ import re
 import shutil
 import tempfile
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 
 from tpukit.datasets.checked_files import npy, size_and_checksum, whole_number, write_file
@@ -35,7 +36,7 @@ def build_image_cache(
     """Decode all records once, into a file that is read thirty times as fast as they are decoded.
 
     It takes size * size * 3 bytes of disk per image, and is fast only where memory can hold them all:
-    `cached_images` checks both first. The same records give the same bytes. Interrupted at any moment, even by the
+    `cached_images`, the public way, checks both first. The same records give the same bytes. Interrupted at any moment, even by the
     machine, the same call continues where it stopped; when all is there it opens the cache.
 
     Args:
@@ -85,8 +86,6 @@ def cached_images(
     workers: int | None = None,
     progress: str | None = None,
     exact: bool = True,
-    free: int | None = None,
-    available: int | None = None,
 ) -> CachedImages | PackedImages:
     """Open or build a cache where memory and disk have room for it, else decode in every epoch; print which and why.
 
@@ -95,24 +94,44 @@ def cached_images(
     Args:
         records: what `pack` returned.
         size: height and width in pixels.
-        folder, workers, progress, exact: as for `build_image_cache`; without a folder both default ones are looked at.
-        free: bytes of disk that are free, of which 4 GiB stay so; None asks the disk.
-        available: bytes of memory that files may fill, of which a quarter stays free; None for `available_memory()`.
+        folder: a new or empty folder, or one where the same cache was begun or is; None for `<pack>-cache-<size>` beside
+            the pack or, where nothing can be written (Kaggle's /kaggle/input), in the system's temporary folder.
+            4 GiB of its disk stay free.
+        workers: processes that decode; None for one per CPU.
+        progress: as for `pack`.
+        exact: True for Pillow's pixels to the last bit; see `decode`.
 
     Returns:
         A `CachedImages`; or `PackedImages(folder, size)`, where the JPEG decoder scales: pixels near those of an exact cache.
 
     Raises:
-        ValueError, OSError: as `build_image_cache`, but for `DiskFullError`.
+        FileExistsError: the folder holds somebody's files.
+        ValueError: a number is out of range, or the folder holds a cache of other images or of another size.
+        OSError: an image, or the cache that is there, is damaged; the message names it.
     """
+    return choose_images(
+        records, Space(), size=size, folder=folder, workers=workers, progress=progress, exact=exact
+    )
+
+
+@dataclass(frozen=True)
+class Space:
+    """The bytes of the machine that a cache may fill; None asks the machine."""
+
+    disk: int | None = None
+    memory: int | None = None
+
+
+def choose_images(records: PackedImages, space: Space, *, size, folder, workers, progress, exact):
+    """Open or build a cache if it fits into the space, else return the pack; see `cached_images`."""
     plan = _plan(records, size, exact)
     size, needed = plan["size"], layout_of(plan).bytes
     what = f"{len(records):,} images at {size} pixels, {human_size(needed)}"
-    memory = available_memory() if available is None else available
+    memory = available_memory() if space.memory is None else space.memory
     places = [Path(folder)] if folder is not None else _places(records, size)
     reasons = []
     if memory is None:
-        reasons.append("how much memory is available is not known here, and available= was not given")
+        reasons.append("how much memory is available is not known on this system")
     elif needed > memory * (1 - _SPARE_MEMORY):
         reasons.append(f"{human_size(memory)} of memory is available, and a quarter of it stays free")
     else:
@@ -122,7 +141,7 @@ def cached_images(
                 print(f"cache: {what}, found in {target.folder}")
                 return cache
         for place in places:
-            disk = free_in(place) if free is None else free
+            disk = free_in(place) if space.disk is None else space.disk
             if not is_writable(place):
                 reasons.append(f"nothing can be written to {place}")
             elif needed - _taken(place) > disk - _SPARE_DISK:

@@ -79,7 +79,7 @@ def _numeric_to_rgb(image, window: tuple[float, float] | None):
         mode = image.mode
         raise InvalidValueError(
             f"a {kind} of mode {mode} has no known range: which values are black and white?",
-            fix="pack(..., window=(low, high))",
+            fix="pack(..., options=tpukit.PackOptions(window=(low, high)))",
         )
     return Image.fromarray(apply_window(numpy.asarray(image), window)).convert("RGB")
 

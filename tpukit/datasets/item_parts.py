@@ -1,8 +1,19 @@
-"""An item of a dataset taken apart: its image as bytes or pixels, its mask, its labels."""
+"""Split an item of a dataset into image, mask and labels, in the form in which `pack` stores them.
+
+    item                             stored image             stored labels
+    (picture, 2)                     (H, W, 3) uint8          [2.0]
+    (picture, mask)                  (H, W, 4) uint8          []
+    (picture, (mask, [0, 1]))        (H, W, 4) uint8          [0.0, 1.0]
+    {"image": file, "label": "dog"}  the bytes of the file    [1.0], with classes=["cat", "dog"]
+
+A picture is a Pillow image, an array or a tensor. The bytes of a file are stored unchanged.
+"""
 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 from tpukit.datasets.image_modes import apply_window, brightest, to_rgb, turn_of
 from tpukit.datasets.label_arrays import as_labels
@@ -11,36 +22,38 @@ from tpukit.essentials.display import InvalidTypeError, InvalidValueError, parts
 
 _IMAGES = ("image", "img", "pixel_values")
 _LABELS = ("label", "labels", "fine_label", "target", "targets")
-_FIX = "give (image, label), or a dict: the image as bytes of a file, Pillow image or uint8 array; () for no labels"
+_CHANNELS = (1, 3, 4)
+_FIX = (
+    "give (image, label), or a dict: the image as bytes of a file, Pillow image or uint8 array; "
+    "() for no labels"
+)
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Which parts of a table, or of items that are dicts, are packed, by the names of `pack`'s arguments.
-
-    Attributes:
-        own: what the numbers of a label stand for in the dataset itself, where it orders the classes otherwise.
-    """
+    """The columns of a table, or the keys of items that are dicts, under the names of `pack`."""
 
     path: object = None
     root: object = None
     image: str | None = None
     labels: Sequence[str] | None = None
     masks: object = None
-    window: tuple[float, float] | None = None
-    classes: Sequence[str] = ()
-    own: Sequence[str] = ()
+    window: tuple[float, float] | None = None  # values that become black and white
+    classes: Sequence[str] = ()  # names of the classes, in the order in which they are stored
+    own: Sequence[str] = ()  # the same names in the dataset's own order, if it differs
+
+
+class _Parts(NamedTuple):
+    image: object
+    mask: object | None
+    labels: list
 
 
 def check_item(item, number: int, columns: Columns) -> tuple:
-    """Return the image of one item, bytes or (H, W, 3) uint8, (H, W, 4) with a mask; and its labels, (L,) float32."""
+    """Return image and labels of an item, as in the table above; the labels are float32."""
     try:
-        image, mask, labels = _of_dict(item, columns) if isinstance(item, Mapping) else _of_tuple(item)
-        if mask is not None and hasattr(image, "getbands") and not (hasattr(mask, "getbands") and turn_of(mask) != 1):
-            image = image.copy()  # its pixels, without the notes of its file: so the mask was drawn over it
-        data = read_image(image, columns.window)
-        if mask is not None:
-            data = _with_mask(data, mask)
+        parts = _split(item, columns)
+        data = _stored_image(parts, columns.window)
     except (TypeError, ValueError) as error:
         parts = parts_of(error)
         raise InvalidValueError(
@@ -48,203 +61,269 @@ def check_item(item, number: int, columns: Columns) -> tuple:
             found=f"{type(item).__name__}: {parts.fact}",
             fix=parts.fix or _FIX,
         ) from error
-    names = columns.own or columns.classes
-    values = _labels(labels, number, names)
-    if names and len(values) == 1 and values[0] not in range(len(names)):
-        raise InvalidValueError(
-            f"label {values[0]:g} of item {number} is none of the {len(names)} classes",
-            found=f"classes 0 to {len(names) - 1}: {', '.join(names[:4])}, ...",
-            fix="leave such items out; or classes=() stores the numbers as they are",
-        )
-    if columns.own and len(values) == 1:  # the same class, by its name
-        values[0] = columns.classes.index(columns.own[int(values[0])])
-    return data, values
+    return data, _stored_labels(parts.labels, number, columns)
 
 
 def brightest_of(item, columns: Columns) -> int:
-    """Return the largest value of the image of an item that has 16 bits, in memory; 0 of any other."""
-    image, *_ = _of_dict(item, columns) if isinstance(item, Mapping) else _of_tuple(item)
-    return 0 if isinstance(image, bytes | Mapping) else brightest(image)
+    """Return the largest value of a 16-bit image in memory; 0 for any other image."""
+    image = _split(item, columns).image
+    if isinstance(image, bytes | Mapping):
+        return 0
+    return brightest(image)
 
 
 def label_columns(item, asked: Sequence[str] | None) -> list[str] | None:
-    """Return the keys of the labels of an item that is a dict; None of any other."""
+    """Return the keys of the labels if the item is a dict, else None."""
     if not isinstance(item, Mapping):
         return None
-    return list(asked) if asked is not None else [name for name in _LABELS if name in item][:1]
+    if asked is not None:
+        return list(asked)
+    return [name for name in _LABELS if name in item][:1]
 
 
-def _of_dict(item: Mapping, columns: Columns) -> tuple:
-    names = [columns.image] if columns.image is not None else _IMAGES
-    image = next((name for name in names if name in item), None)
-    labels = label_columns(item, columns.labels)
-    wanted = [*labels, *([columns.masks] if columns.masks is not None else [])]
-    if image is None or any(name not in item for name in wanted):
-        missing = next((name for name in wanted if name not in item), " or ".join(map(repr, names)))
+def _split(item, columns: Columns) -> _Parts:
+    if isinstance(item, Mapping):
+        return _split_dict(item, columns)
+    return _split_tuple(item)
+
+
+def _split_dict(item: Mapping, columns: Columns) -> _Parts:
+    keys = ", ".join(map(repr, item))
+    image_names = _IMAGES if columns.image is None else [columns.image]
+    image_name = next((name for name in image_names if name in item), None)
+    label_names = label_columns(item, columns.labels)
+    wanted = list(label_names)
+    if columns.masks is not None:
+        wanted.append(columns.masks)
+    missing = [name for name in wanted if name not in item]
+    if image_name is None:
+        missing.append(" or ".join(map(repr, image_names)))
+    if missing:
         raise InvalidValueError(
-            f"keys {', '.join(map(repr, item))}, and none is {missing}",
-            fix='name them: pack(..., image="photo", labels="species", masks="segmentation")',
+            f"keys {keys}, and none is {missing[0]}",
+            fix='name them: pack(..., labels="species", masks="segmentation", '
+            'options=tpukit.PackOptions(image="photo"))',
         )
-    if not labels and columns.labels is None and len(item) > 1 + len(wanted):
+    has_other_keys = len(item) > 1 + len(wanted)
+    if has_other_keys and not label_names and columns.labels is None:
         raise InvalidValueError(
-            f"keys {', '.join(map(repr, item))}, and none of the others is a label by its name",
-            fix='pack(..., labels="species") names it; labels=[] for none, as with masks="mask" alone',
+            f"keys {keys}, and none of the others is a label by its name",
+            fix='pack(..., labels="species") names it; labels=[] for none, as with masks="mask" '
+            "alone",
         )
-    return item[image], item[columns.masks] if columns.masks is not None else None, [item[name] for name in labels]
+    labels = [item[name] for name in label_names]
+    return _Parts(item[image_name], mask=item.get(columns.masks), labels=labels)
 
 
-def _of_tuple(item) -> tuple:
+def _split_tuple(item) -> _Parts:
     if isinstance(item, str | os.PathLike):
         raise _no_paths(item)
     if item is None:
         raise InvalidTypeError(
             "nothing, as where an image is damaged",
-            fix='let __getitem__ raise what went wrong: pack(..., damaged="skip") leaves such items out and lists them',
+            fix="let __getitem__ raise what went wrong: "
+            'pack(..., damaged="skip") leaves such items out and lists them',
         )
     if not isinstance(item, tuple | list) or len(item) < 2:
         raise TypeError("no tuple of two parts")
     image, *targets = item
-    if len(targets) == 1 and isinstance(targets[0], tuple | list) and any(map(_is_mask, targets[0])):
-        targets = targets[0]
+    is_nested = len(targets) == 1 and isinstance(targets[0], tuple | list)
+    if is_nested and any(map(_is_mask, targets[0])):
+        targets = targets[0]  # (image, (mask, label))
     masks = [target for target in targets if _is_mask(target)]
-    for mask in masks:
-        if getattr(mask, "ndim", 0) == 2 and (1 in mask.shape or _are_rows(mask, image)):
-            raise InvalidValueError(
-                f"an array of shape {tuple(mask.shape)} beside the image is no mask of it: boxes, points, one-hot?",
-                fix="labels of an image are one row, of one length for all: boxes.reshape(-1), one_hot.argmax()",
-            )
     labels = [target for target in targets if not _is_mask(target)]
+    for mask in masks:
+        _check_mask(mask, image)
     if len(masks) > 1 or len(labels) > 1:
-        raise TypeError(f"{len(masks)} masks and {len(labels)} parts with labels, where one of each is read")
-    return image, masks[0] if masks else None, labels
+        raise TypeError(
+            f"{len(masks)} masks and {len(labels)} parts with labels, where one of each is read"
+        )
+    return _Parts(image, mask=next(iter(masks), None), labels=labels)
+
+
+def _is_pillow(value) -> bool:
+    return hasattr(value, "getbands")
 
 
 def _is_mask(target) -> bool:
-    """Tell whether a target is an image of class numbers: labels are numbers, or one row of them."""
-    return hasattr(target, "getbands") or getattr(target, "ndim", 0) >= 2
+    """Return whether a target is an image of class numbers: labels have at most one dimension."""
+    return _is_pillow(target) or getattr(target, "ndim", 0) >= 2
 
 
-def _are_rows(mask, image) -> bool:
-    """Tell whether an array beside an image is rows of boxes (n, 4 or 5) or points (n, 2), by the image's sides."""
-    sides = getattr(image, "size", None) if hasattr(image, "getbands") else getattr(image, "shape", None)
-    return sides is not None and mask.shape[1] in (2, 4, 5) and mask.shape[1] not in sides
+def _check_mask(mask, image) -> None:
+    """Raise if a two-dimensional array is not a mask but boxes, points or one-hot labels."""
+    if getattr(mask, "ndim", 0) != 2:
+        return
+    sides = getattr(image, "shape", getattr(image, "size", None))  # Pillow's images have a size
+    width = mask.shape[1]
+    are_rows = sides is not None and width in (2, 4, 5) and width not in sides  # points, boxes
+    if are_rows or 1 in mask.shape:
+        raise InvalidValueError(
+            f"an array of shape {tuple(mask.shape)} beside the image is no mask of it: boxes, "
+            "points, one-hot?",
+            fix="labels of an image are one row, of one length for all: boxes.reshape(-1), "
+            "one_hot.argmax()",
+        )
 
 
-def _labels(labels: list, number: int, classes: Sequence[str]):
-    """Return labels, each one number or one row of them, or the word of a class, as (L,) float32."""
+def _stored_labels(labels: list, number: int, columns: Columns):
+    """Return the labels of an item as (L,) float32; a class by its number in `columns.classes`."""
     import numpy
 
+    names = columns.own or columns.classes
     values = []
     for label in labels:
-        if isinstance(label, Mapping):
-            raise InvalidValueError(
-                f"item {number} has a dict for its label: {', '.join(map(repr, label))}",
-                fix="one number or several for each image; target_transform= of the dataset may choose them",
-            )
-        try:
-            shape = numpy.shape(label)
-        except ValueError:  # rows of different lengths
-            shape = (len(label), "?")
-        if len(shape) > 1:
-            raise InvalidValueError(
-                f"item {number} has labels of shape {shape}, which are rows of rows",
-                fix="one number or several for each image; a mask is a Pillow image or an array",
-            )
-        if isinstance(label, str):
-            if label not in classes:
-                raise InvalidValueError(
-                    f"item {number} has the word {label!r} for its label, and words are numbered by classes=",
-                    found=f"{f'classes {classes}' if classes else 'no classes='}",
-                    fix='classes=["cat", "dog"]; of Hugging Face, dataset.class_encode_column("label")',
-                )
-            label = list(classes).index(label)
-        values += numpy.atleast_1d(numpy.asarray(label)).tolist()
-        if word := next((value for value in values if isinstance(value, str)), None):
-            raise InvalidValueError(
-                f"item {number} has the word {word!r} among its labels",
-                fix='a number for each class there is: [float(name in words) for name in ("cat", "dog")]',
-            )
+        values += _numbers(label, number, names)
     if not values:
         return numpy.empty(0, numpy.float32)
-    names = [str(name) for name in range(len(values))]
-    return as_labels(numpy.array([values]), names, first_row=number, what="item")[0]
+    positions = [str(position) for position in range(len(values))]
+    values = as_labels(numpy.array([values]), positions, first_row=number, what="item")[0]
+    if not names or len(values) > 1:
+        return values
+    if values[0] not in range(len(names)):
+        raise InvalidValueError(
+            f"label {values[0]:g} of item {number} is none of the {len(names)} classes",
+            found=f"classes 0 to {len(names) - 1}: {', '.join(names[:4])}, ...",
+            fix="leave such items out; or classes=() stores the numbers as they are",
+        )
+    if columns.own:
+        name = columns.own[int(values[0])]
+        values[0] = columns.classes.index(name)
+    return values
 
 
-def _with_mask(data, mask):
+def _numbers(label, number: int, classes: Sequence[str]) -> list:
+    """Return a label as a list of numbers: it is a number, a row of numbers or a class name."""
+    import numpy
+
+    if isinstance(label, Mapping):
+        raise InvalidValueError(
+            f"item {number} has a dict for its label: {', '.join(map(repr, label))}",
+            fix="one number or several for each image; target_transform= of the dataset may "
+            "choose them",
+        )
+    try:
+        shape = numpy.shape(label)
+    except ValueError:  # rows of different lengths
+        shape = (len(label), "?")
+    if len(shape) > 1:
+        raise InvalidValueError(
+            f"item {number} has labels of shape {shape}, which are rows of rows",
+            fix="one number or several for each image; a mask is a Pillow image or an array",
+        )
+    if isinstance(label, str):
+        if label not in classes:
+            raise InvalidValueError(
+                f"item {number} has the word {label!r} for its label, and words are numbered by "
+                "classes=",
+                found=f"classes {classes}" if classes else "no classes=",
+                fix='classes=["cat", "dog"]; of Hugging Face, dataset.class_encode_column("label")',
+            )
+        return [list(classes).index(label)]
+    values = numpy.atleast_1d(numpy.asarray(label)).tolist()
+    word = next((value for value in values if isinstance(value, str)), None)
+    if word:
+        raise InvalidValueError(
+            f"item {number} has the word {word!r} among its labels",
+            fix="a number for each class there is: "
+            '[float(name in words) for name in ("cat", "dog")]',
+        )
+    return values
+
+
+def _stored_image(parts: _Parts, window: tuple[float, float] | None):
+    """Return the image as bytes or (H, W, 3) uint8; with a mask as joined bytes or (H, W, 4)."""
+    image, mask, _ = parts
+    if mask is None:
+        return read_image(image, window)
+    if _is_pillow(image):
+        mask_is_turned = _is_pillow(mask) and turn_of(mask) != 1
+        if not mask_is_turned:
+            image = image.copy()  # without EXIF: the mask was drawn over the pixels as they are
+    data = read_image(image, window)
     if isinstance(data, bytes):
         return join(data, mask if isinstance(mask, bytes) else encode_mask(read_mask(mask)))
-    mask = open_mask(mask) if isinstance(mask, bytes) else read_mask(mask)
-    check_alike(data, mask)
-    return stack(data, mask)
+    pixels = open_mask(mask) if isinstance(mask, bytes) else read_mask(mask)
+    check_alike(data, pixels)
+    return stack(data, pixels)
 
 
 def read_image(image, window: tuple[float, float] | None):
-    """Return an image, of any kind that `pack` takes, as the bytes of its file, or (H, W, 3) uint8."""
+    """Return an image of any kind that `pack` takes, as bytes of a file or as (H, W, 3) uint8."""
     import numpy
 
-    if isinstance(image, Mapping) and image.keys() <= {"bytes", "path"}:  # as Hugging Face's Image(decode=False) gives
-        if image.get("bytes") is None:
-            with open(image["path"], "rb") as file:
-                return file.read()
-        image = image["bytes"]
+    if isinstance(image, Mapping) and image.keys() <= {"bytes", "path"}:
+        contents = image.get("bytes")  # Hugging Face: datasets.Image(decode=False)
+        image = Path(image["path"]).read_bytes() if contents is None else contents
     if isinstance(image, bytes):
         return image
     if isinstance(image, str | os.PathLike):
         raise _no_paths(image)
-    if hasattr(image, "getbands"):
+    if _is_pillow(image):
         return numpy.asarray(to_rgb(image, window))
-    first = hasattr(image, "detach")  # torch's images have their channels first
-    if first:
-        image = image.float() if "bfloat16" in str(image.dtype) else image  # which numpy has not
+    is_torch = hasattr(image, "detach")
+    if is_torch:
+        if "bfloat16" in str(image.dtype):
+            image = image.float()  # numpy has no bfloat16
         image = image.detach().cpu().numpy()
-    array = numpy.asarray(image)
-    return _three_channels(_eight_bits(_channels_last(array, first), window))
+    array = _channels_last(numpy.asarray(image), prefer_first=is_torch)
+    return numpy.ascontiguousarray(_three_channels(_eight_bits(array, window)))
 
 
 def _no_paths(path) -> InvalidTypeError:
     return InvalidTypeError(
         f"the path {os.fspath(path)!r}",
-        fix='pass a table of the paths: pandas.DataFrame({"path": paths, "label": labels}), labels="label"',
+        fix='pass a table of the paths: pandas.DataFrame({"path": paths, "label": labels}), '
+        'labels="label"',
     )
 
 
-def _channels_last(array, first: bool):
+def _channels_last(array, prefer_first: bool):
+    """Return (H, W, C). torch's images have their channels first, those of others last."""
     if array.ndim == 2 and array.size:
         return array[:, :, None]
     if array.ndim == 3 and array.size:
-        for channels_first in (first, not first):
-            if array.shape[0 if channels_first else 2] in (1, 3, 4):
-                return array.transpose(1, 2, 0) if channels_first else array
+        can_be_first = array.shape[0] in _CHANNELS
+        can_be_last = array.shape[2] in _CHANNELS
+        if can_be_first and (prefer_first or not can_be_last):
+            return array.transpose(1, 2, 0)
+        if can_be_last:
+            return array
     raise ValueError(f"an image of shape {array.shape} and dtype {array.dtype}")
 
 
 def _eight_bits(array, window: tuple[float, float] | None):
-    import numpy
-
-    if array.dtype == numpy.uint8:
+    if array.dtype == "uint8":
         return array
     if array.dtype == bool:
-        return array * numpy.uint8(255)
-    if window is None and array.dtype.kind == "f" and array.min() >= 0 and array.max() <= 1:
-        window = (0, 1)
-    if window is None and array.dtype == numpy.uint16:
+        return array.astype("uint8") * 255
+    is_number = array.dtype.kind in "iuf"
+    if window is None and array.dtype == "uint16":
         window = (0, 65535)
-    if window is None or array.dtype.kind not in "iuf":
-        values = f", from {array.min():g} to {array.max():g}" if array.dtype.kind in "iuf" else ""
+    if window is None and _is_fraction(array):
+        window = (0, 1)
+    if window is None or not is_number:
+        values = f", from {array.min():g} to {array.max():g}" if is_number else ""
         raise InvalidValueError(
             f"an image of shape {array.shape} and dtype {array.dtype}{values}",
-            fix="uint8, or floats in [0, 1] before they are normalised; or pack(..., window=(low, high)) with the "
-            "values that become black and white",
+            fix="uint8, or floats in [0, 1] before they are normalised; or "
+            "pack(..., options=tpukit.PackOptions(window=(low, high))) with the values that become "
+            "black and white",
         )
     return apply_window(array, window)
 
 
-def _three_channels(array):
-    import numpy
+def _is_fraction(array) -> bool:
+    return array.dtype.kind == "f" and array.min() >= 0 and array.max() <= 1
 
+
+def _three_channels(array):
     if array.shape[2] == 4:
         raise InvalidValueError(
             f"an array of four channels, {array.shape}, and nothing says what the fourth is",
-            fix='image[..., :3] leaves it out; PIL.Image.fromarray(image, "RGBA") where it is how opaque a pixel is',
+            fix='image[..., :3] leaves it out; PIL.Image.fromarray(image, "RGBA") where it is how '
+            "opaque a pixel is",
         )
-    return numpy.ascontiguousarray(array if array.shape[2] == 3 else array.repeat(3, axis=2))
+    if array.shape[2] == 1:
+        array = array.repeat(3, axis=2)
+    return array

@@ -1,10 +1,19 @@
-"""Items without files, such as a dataset's.
+"""Read and store images that have no files, such as the items of a dataset.
 
-Items with numbers are read in the order in which they are packed, and written once. A stream has one order only: its
-items are stored beside the pack first, and read from there in the order of the pack.
+Two kinds of sources are read in two ways:
+
+    a dataset (has a length and `source[3]`)   the parent process reads item after item in the
+                                               packed order and sends it to the process that
+                                               packs it: every image is written once
+    a stream (can only be iterated)            `store_items` writes all items in their own order
+                                               first; `StoredItems` reads them in the packed order
+
+The first item that can be read decides the kind of all others: bytes of files or pixels of one
+shape, with a mask or without, and the number of labels.
 """
 
 import hashlib
+import math
 import os
 import pickle
 import zlib
@@ -21,8 +30,11 @@ from tpukit.datasets.masks import is_masked, resize
 from tpukit.essentials.data import inside, only_iterates
 from tpukit.essentials.display import InvalidValueError, SystemFailureError, first_few, kind_of, parts_of, screen
 
-_TWICE = 16  # items of a dataset that are read once more: one that is flipped now and then is the same half of the time
-_SAMPLED = 100  # items of a dataset that are read to know it again; of a list, which is in memory, all
+# Items that are read twice, to find random transforms: a dataset that flips every second item
+# passes with a probability of 1 in 65,000.
+_READ_TWICE = 16
+# Items of a dataset that are read to recognise it. All items of a list, which is in memory.
+_SAMPLED = 100
 
 
 class StoredItem(NamedTuple):
@@ -30,23 +42,31 @@ class StoredItem(NamedTuple):
 
     image: bytes
     labels: object  # (L,) float32
-    dark: tuple[int, ...] = ()  # the brightest value of an image of 16 bits that came out nearly black
+    dark: tuple[int, ...] = ()  # the brightest value of an image of 16 bits that is nearly black
     failure: str = ""  # the reason why it could not be read
 
 
 class Items:
     """The items of a source.
 
+    Args:
+        source: a dataset, or an iterable of items.
+        columns: the keys of items that are dicts, and the window of images.
+        classes: names in place of the dataset's own; None for its own, () for none.
+
     Attributes:
-        length: how many there are, if the source says so.
-        by_number: True where each can be read by its number.
-        first: (image, labels) of the first that can be read.
-        labels: how many each has.
-        columns: the keys of the labels where items are dicts; else None.
-        classes: what the numbers of a single label stand for, if classes= or the dataset says so; else empty.
-        has_masks: True where each has a mask.
-        dark: of a stream, the brightest value of each stored image of 16 bits that came out nearly black.
-        sizes: of a source with numbers, the bytes that some of its images take as they are, before `size` applies.
+        length: the number of items; None if the source has no length.
+        by_number: True if `source[number]` reads an item.
+        first: (image, labels) of the first item that can be read.
+        labels: labels per item.
+        columns: the keys of the labels if items are dicts; else None.
+        classes: the names of the numbers of a single label, from `classes` or the dataset; or [].
+        has_masks: True if each item has a mask.
+        dark: for a stream, the brightest value of each image of 16 bits that is nearly black.
+        sizes: for a dataset, the bytes of some of its images before they are resized.
+
+    Raises:
+        ValueError: the source has no items, or its items are not images with labels.
     """
 
     def __init__(self, source, columns: Columns | None = None, classes=None):
@@ -55,49 +75,54 @@ class Items:
         self.sizes: list[int] = []
         self._columns = replace(columns or Columns(), classes=classes or ())
         self.length = len(source) if hasattr(source, "__len__") else None
-        self.by_number = self.length is not None and hasattr(source, "__getitem__") and not only_iterates(source)
-        if not self.by_number and not isinstance(source, Iterable) or isinstance(source, Mapping):
-            fix = "pass a folder, a table, or items (image, label)"
-            if isinstance(source, Mapping) and source:
-                name, part = next(iter(source.items()))
-                are_words = isinstance(part, list) and all(isinstance(word, str | os.PathLike) for word in part)
-                fix = "pandas.DataFrame(source)" if are_words else f"pass one of its parts: source[{name!r}]"
-            raise InvalidValueError(f"pack cannot read a {type(source).__name__}", fix=fix)
+        has_numbers = self.length is not None and hasattr(source, "__getitem__")
+        self.by_number = has_numbers and not only_iterates(source)
+        can_be_read = self.by_number or isinstance(source, Iterable)
+        if isinstance(source, Mapping) or not can_be_read:
+            raise _unreadable(source)
         self._iterator = None if self.by_number else iter(source)
-        self._ahead = None  # the first item of a stream, which was read to know what it holds
-        failed = None
+        self._ahead = None  # the first item of a stream, which was read to learn its kind
+        number, item = self._first_readable()
+        self.labels = len(self.check(item, number)[1])
+        self.columns = label_columns(item, self._columns.labels)
+        self.classes = self._classes(classes)
+        self._columns = replace(self._columns, classes=self.classes)
+        self.first = self.check(item, number)
+        self._refuse_random()
+        self.has_masks = _has_mask(self.first[0])
+        if not self.by_number:
+            self._ahead = item
+
+    def _first_readable(self) -> tuple:
+        """Return the number of the first item that can be read, and the item."""
+        first_failure = None
         for number, item in self.read():
-            if isinstance(item, Failed):
-                failed = failed or (number, item)
-                continue
-            self.labels = len(self.check(item, number)[1])
-            self.columns = label_columns(item, self._columns.labels)
-            self.classes = self._classes(classes)
-            self._columns = replace(self._columns, classes=self.classes)
-            self.first = self.check(item, number)
-            kind = _kind(self.first[0])
-            self._refuse_random()
-            self.has_masks = kind == "bytes and masks" if isinstance(kind, str) else kind[2] == 4
-            self._ahead = None if self.by_number else item
-            return
-        if failed:
-            failed[1].stop(failed[0])
-        raise InvalidValueError("the source yields nothing", fix="check its path; a generator can be used only once")
+            if not isinstance(item, Failed):
+                return number, item
+            if first_failure is None:
+                first_failure = (number, item)
+        if first_failure is not None:
+            number, failed = first_failure
+            failed.stop(number)
+        raise InvalidValueError(
+            "the source yields nothing", fix="check its path; a generator can be used only once"
+        )
 
     def _refuse_random(self) -> None:
-        """Raise where an item is another one when it is read again: its one draw would be packed for good."""
+        """Raise if an item changes when it is read again: one random version would be packed."""
         import numpy
 
         if not self.by_number or type(self.source) in (list, tuple):
             return
-        for number in range(0, self.length, -(-self.length // _TWICE)):
+        for number in range(0, self.length, math.ceil(self.length / _READ_TWICE)):
             pairs = zip(self._one(number), self._one(number), strict=True)
             if all(numpy.array_equal(*pair) for pair in pairs):
                 continue
             raise InvalidValueError(
                 f"item {number} is another one each time it is read: a random transform?",
                 found="packed, every epoch would see the one draw of now",
-                fix="pack the dataset without it; fit(..., augment=tpukit.Augment(flip=0.5)) does it on the device",
+                fix="pack the dataset without it; "
+                "fit(..., augment=tpukit.Augment(flip=0.5)) does it on the device",
             )
 
     def check(self, item, number: int) -> tuple:
@@ -105,20 +130,21 @@ class Items:
         return check_item(item, number, self._columns)
 
     def shape(self, size: int | None) -> tuple[int, ...] | None:
-        """Return the shape in which all images are stored as pixels; None if they are stored as files."""
+        """Return the shape of all images that are stored as pixels; None if files are stored."""
         image, _ = self.first
         if isinstance(image, bytes):
             return None
         height, width, channels = image.shape
-        return (height, width, channels) if size is None else (size, size, channels)
+        if size is None:
+            return (height, width, channels)
+        return (size, size, channels)
 
     def prepare(self, item, number: int, size: int | None) -> StoredItem:
-        """Return an item as it is stored; ValueError if it is not of the same kind as the first one."""
+        """Return an item as it is stored; ValueError if it is not of the kind of the first item."""
         image, labels = self.check(item, number)
         dark = ()
         if not isinstance(image, bytes):
-            if self._columns.window is None and image[..., :3].max() < NEARLY_BLACK:
-                dark = tuple(value for value in [brightest_of(item, self._columns)] if value)
+            dark = self._dark(item, image)
             image = resize(image, size)
         shape = self.shape(size)
         expected = _kind(self.first[0]) if shape is None else list(shape)
@@ -126,9 +152,18 @@ class Items:
             raise InvalidValueError(
                 f"item {number} is not like the first one: {_in_words(_kind(image), len(labels))}",
                 found=f"the first one: {_in_words(expected, self.labels)}",
-                fix="all as bytes or all as arrays, with as many labels; size= makes arrays of one shape",
+                fix="all as bytes or all as arrays, with as many labels; "
+                "size= makes arrays of one shape",
             )
-        return StoredItem(image if isinstance(image, bytes) else image.tobytes(), labels, dark)
+        stored = image if isinstance(image, bytes) else image.tobytes()
+        return StoredItem(stored, labels, dark)
+
+    def _dark(self, item, image) -> tuple[int, ...]:
+        """Return the brightest value of an image of 16 bits whose pixels are nearly black."""
+        if self._columns.window is not None or image[..., :3].max() >= NEARLY_BLACK:
+            return ()
+        brightest = brightest_of(item, self._columns)
+        return (brightest,) if brightest else ()
 
     def read_one(self, number: int, size: int | None, *, skip: bool) -> StoredItem:
         """Read an item by its number, as it is stored.
@@ -145,44 +180,62 @@ class Items:
             failed = Failed(error)
             if not skip:
                 failed.stop(number)
-            return StoredItem(b"", numpy.zeros(self.labels, numpy.float32), failure=failed.why)
+            no_labels = numpy.zeros(self.labels, numpy.float32)
+            return StoredItem(b"", no_labels, failure=failed.why)
         return self.prepare(item, number, size)
 
     def _classes(self, asked: list[str] | None) -> list[str]:
+        """Return the names of the classes: those asked for, else the dataset's own."""
         if asked and self.labels != 1:
             raise InvalidValueError(
-                f"classes= names the classes of one label, and items have {self.labels}", fix="leave classes= out"
+                f"classes= names the classes of one label, and items have {self.labels}",
+                fix="leave classes= out",
             )
         if self.labels != 1 or asked == []:
             return []
-        own = class_names(self.source, None if self.columns is None else self.columns[0], has_others=bool(asked))
+        key = None if self.columns is None else self.columns[0]
+        own = class_names(self.source, key, has_others=bool(asked))
         if asked is None:
             return own
         if own and set(own) <= set(asked):
             self._columns = replace(self._columns, own=own)
-        elif own and (len(own) != len(asked) or set(own) & set(asked)):  # else these are other names for the same
+            return asked
+        # As many other names are other words for the same classes, if no name is in both lists.
+        are_renamed = len(own) == len(asked) and not set(own) & set(asked)
+        if own and not are_renamed:
+            left_out = [name for name in own if name not in asked]
             raise InvalidValueError(
                 "the dataset has classes that classes= does not name",
-                found=f"{first_few([name for name in own if name not in asked], 4)}; classes= {first_few(asked, 4)}",
+                found=f"{first_few(left_out, 4)}; classes= {first_few(asked, 4)}",
                 fix="name all of them, in any order; classes=None takes the names of the dataset",
             )
-        elif not own and are_other_numbers(asked):
-            print(f"pack: the numbers of items are places in classes=, from 0: 0 stands for {asked[0]!r}")
+        if not own and are_other_numbers(asked):
+            print(
+                "pack: the numbers of items are places in classes=, from 0: "
+                f"0 stands for {asked[0]!r}"
+            )
         return asked
 
     def read(self) -> Iterator[tuple]:
-        """Yield the number of each item and the item; `Failed` for one that cannot be read, if others follow it."""
-        if self.by_number:
-            for number in range(self.length):
-                try:
-                    item = self.source[number]
-                except Exception as error:
-                    item = Failed(error)
-                yield number, item
-            return
+        """Yield the number of each item and the item; `Failed` for an item that cannot be read.
+
+        A stream ends with its first failure, because an iterator cannot go on after an error.
+        """
+        return self._read_by_number() if self.by_number else self._read_stream()
+
+    def _read_by_number(self) -> Iterator[tuple]:
+        for number in range(self.length):
+            try:
+                item = self.source[number]
+            except Exception as error:
+                item = Failed(error)
+            yield number, item
+
+    def _read_stream(self) -> Iterator[tuple]:
+        number = 0
         if self._ahead is not None:
             yield 0, self._ahead
-        number = 0 if self._ahead is None else 1
+            number = 1
         while True:
             try:
                 item = next(self._iterator)
@@ -194,30 +247,37 @@ class Items:
             number += 1
 
     def digest(self) -> bytes:
-        """Return what tells these items from others: of a list all, of a dataset a hundred, else the first one.
+        """Return a digest that tells these items from others.
 
-        Reading all of a dataset would take as long as packing it.
+        It covers all items of a list, a hundred items and all labels of a dataset, and the first
+        item of a stream. Reading all of a dataset would take as long as packing it.
         """
         if not self.by_number:
             chosen = [self.first]
         else:
-            step = 1 if type(self.source) in (list, tuple) else -(-self.length // _SAMPLED)
+            is_in_memory = type(self.source) in (list, tuple)
+            step = 1 if is_in_memory else math.ceil(self.length / _SAMPLED)
             chosen = (self._one(number) for number in range(0, self.length, step))
         digest = hashlib.sha256(_all_labels(self.source) + self._columns_of_labels())
         for data, values in chosen:
             self.sizes.append(getattr(data, "nbytes", len(data)))
-            digest.update(zlib.crc32(data).to_bytes(4) + len(data).to_bytes(8) + values.tobytes())
+            digest.update(zlib.crc32(data).to_bytes(4))
+            digest.update(len(data).to_bytes(8))
+            digest.update(values.tobytes())
         return digest.digest()
 
     def _columns_of_labels(self) -> bytes:
-        """Return all labels of a dataset of Hugging Face's, which keeps them in columns."""
-        columns = getattr(self.source, "column_names", None)
-        if not (self.columns and hasattr(self.source, "select_columns") and set(self.columns) <= set(columns)):
+        """Return all labels of a Hugging Face dataset, which keeps them in columns."""
+        names = getattr(self.source, "column_names", None)
+        if not self.columns or not hasattr(self.source, "select_columns"):
+            return b""
+        if not set(self.columns) <= set(names):
             return b""
         labels = self.source.select_columns(self.columns).with_format(None)
         return repr([list(labels[name]) for name in self.columns]).encode()
 
     def _one(self, number: int) -> tuple:
+        """Return image and labels of an item; the error in place of the image if it has none."""
         import numpy
 
         try:
@@ -227,27 +287,52 @@ class Items:
         return self.check(item, number)
 
 
+def _unreadable(source) -> InvalidValueError:
+    """Return the error for a source that has no items."""
+    fix = "pass a folder, a table, or items (image, label)"
+    if isinstance(source, Mapping) and source:
+        name, part = next(iter(source.items()))
+        is_column = isinstance(part, list) and all(isinstance(x, str | os.PathLike) for x in part)
+        fix = f"pass one of its parts: source[{name!r}]"
+        if is_column:
+            fix = "pandas.DataFrame(source)"
+    return InvalidValueError(f"pack cannot read a {type(source).__name__}", fix=fix)
+
+
 def _all_labels(source) -> bytes:
-    """Return what a dataset says of all its labels, without reading an image; nothing where it says nothing."""
+    """Return all labels that a dataset keeps, without reading an image; b"" if it keeps none."""
     import numpy
 
-    if parts := inside(source):
-        return b"".join(map(_all_labels, parts)) + numpy.asarray(getattr(source, "indices", ())).tobytes()
-    if isinstance(tensors := getattr(source, "tensors", None), tuple):  # torch's TensorDataset, the images first
+    parts = inside(source)
+    if parts:
+        indices = numpy.asarray(getattr(source, "indices", ()))
+        return b"".join(map(_all_labels, parts)) + indices.tobytes()
+    tensors = getattr(source, "tensors", None)
+    if isinstance(tensors, tuple):  # torch's TensorDataset, the images first
         return b"".join(tensor.detach().cpu().numpy().tobytes() for tensor in tensors[1:])
-    kept = [getattr(source, name, None) for name in ("targets", "labels", "_labels")]
-    samples = getattr(source, "samples", None)
-    if isinstance(samples, list) and all(isinstance(sample, tuple) for sample in samples):  # path and number
-        kept.append([sample[-1] for sample in samples])
-    labels = next((labels for labels in kept if hasattr(labels, "__len__")), b"")
+    labels = _kept_labels(source)
     try:
         array = numpy.asarray(labels)
     except ValueError:  # rows of different lengths
         array = numpy.empty(0, object)
     if array.dtype.kind != "O":
         return array.tobytes()
-    words = repr(labels)  # the bytes of objects are where they lie in memory
-    return b"" if " at 0x" in words else words.encode()
+    # The bytes of an array of objects are their addresses in memory, so their text is compared.
+    words = repr(labels)
+    has_addresses = " at 0x" in words
+    return b"" if has_addresses else words.encode()
+
+
+def _kept_labels(source):
+    """Return the labels of a dataset under the names that torchvision's datasets use; or b""."""
+    for name in ("targets", "labels", "_labels"):
+        labels = getattr(source, name, None)
+        if hasattr(labels, "__len__"):
+            return labels
+    samples = getattr(source, "samples", None)
+    if isinstance(samples, list) and all(isinstance(sample, tuple) for sample in samples):
+        return [sample[-1] for sample in samples]  # (path, number)
+    return b""
 
 
 class Failed:
@@ -258,54 +343,80 @@ class Failed:
 
     @property
     def why(self) -> str:
-        """What went wrong, in one line."""
+        """The error in one line."""
         return f"{kind_of(self.error)}: {parts_of(self.error).fact}".partition("\n")[0]
 
     def stop(self, number: int) -> NoReturn:
-        """Raise what is to be raised where the item is not to be left out."""
-        if parts_of(self.error).fix:  # as of a TFRecord file, which knows better what to do
+        """Raise the error, because the item may not be left out."""
+        if parts_of(self.error).fix:  # for example of a TFRecord file, whose fix is better
             self.error.add_note(f"item {number} of the source")
             raise self.error
         raise SystemFailureError(
             f"item {number} of the source cannot be read",
             found=self.why,
-            fix='mend it; or, of a source with numbers, pack(..., damaged="skip") leaves such items out',
+            fix="mend it; or, of a source with numbers, "
+            'pack(..., damaged="skip") leaves such items out',
         ) from self.error
 
 
 def class_names(source, label: str | None, *, has_others: bool = False) -> list[str]:
-    """Return what the numbers of a label stand for, where the dataset says so: torchvision's, Hugging Face's.
+    """Return the names of the classes of a dataset of torchvision or Hugging Face; [] if none.
 
-    With `has_others`, a dataset that says two things of it says nothing.
+    Args:
+        source: the dataset; torch's Subset and ConcatDataset have the classes of their parts.
+        label: the key of the label if items are dicts; else None.
+        has_others: True if the caller has names of its own: then contradictory names are ignored.
+
+    Raises:
+        ValueError: the dataset, or two datasets that are joined, contradict each other.
     """
-    if parts := inside(source):
-        names, *others = (class_names(one, label, has_others=has_others) for one in parts)
-        if other := next((one for one in others if one != names), None):
+    parts = inside(source)
+    if parts:
+        return _names_of_parts(parts, label, has_others)
+    if getattr(source, "target_transform", None) is not None:
+        return []  # its results are no longer the numbers of these names
+    features = getattr(source, "features", None)
+    names = None
+    if isinstance(features, Mapping):
+        names = getattr(features.get(label), "names", None)
+    if not names and label is None:
+        names = getattr(source, "classes", None)
+    if not isinstance(names, list | tuple):
+        return []
+    numbers = getattr(source, "class_to_idx", None)
+    if isinstance(numbers, Mapping):
+        names = _in_order(names, numbers, has_others)
+    return [str(name) for name in names]
+
+
+def _names_of_parts(parts: list, label: str | None, has_others: bool) -> list[str]:
+    """Return the names that all datasets have in common."""
+    names, *others = (class_names(part, label, has_others=has_others) for part in parts)
+    for other in others:
+        if other != names:
             raise InvalidValueError(
                 "the datasets that are joined number their classes differently",
-                found=f"{', '.join(names[:4]) or 'no names'}; and {', '.join(other[:4]) or 'no names'}",
+                found=f"{', '.join(names[:4]) or 'no names'}; "
+                f"and {', '.join(other[:4]) or 'no names'}",
                 fix="give them the same classes, in the same order; or pack each for itself",
             )
-        return names
-    if getattr(source, "target_transform", None) is not None:  # what it gives are no longer numbers of its names
+    return names
+
+
+def _in_order(names, numbers: Mapping, has_others: bool) -> list:
+    """Return names in the order of their numbers in `class_to_idx`."""
+    if all(numbers.get(name, number) == number for number, name in enumerate(names)):
+        return list(names)
+    known = [numbers[name] for name in names if name in numbers]
+    if sorted(known) == list(range(len(names))):
+        return sorted(names, key=numbers.get)
+    if has_others:
         return []
-    features = getattr(source, "features", None)
-    names = getattr(features.get(label), "names", None) if isinstance(features, Mapping) else None
-    names = names or (getattr(source, "classes", None) if label is None else None)
-    names = list(names) if isinstance(names, list | tuple) else []
-    numbers = getattr(source, "class_to_idx", None)
-    numbers = numbers if isinstance(numbers, Mapping) else {}
-    if any(numbers.get(name, number) != number for number, name in enumerate(names)):
-        if sorted(numbers[name] for name in names if name in numbers) != list(range(len(names))):
-            if has_others:
-                return []
-            raise InvalidValueError(
-                "the dataset says two things of its classes",
-                found=f"classes {first_few(names, 4)}; class_to_idx {dict(list(numbers.items())[:4])}",
-                fix="classes=[...] names them in the order of their numbers",
-            )
-        names.sort(key=numbers.get)
-    return [str(name) for name in names]
+    raise InvalidValueError(
+        "the dataset says two things of its classes",
+        found=f"classes {first_few(names, 4)}; class_to_idx {dict(list(numbers.items())[:4])}",
+        fix="classes=[...] names them in the order of their numbers",
+    )
 
 
 def store_items(items: Items, folder: Path, size: int | None, *, progress: str | None):
@@ -318,29 +429,43 @@ def store_items(items: Items, folder: Path, size: int | None, *, progress: str |
     import numpy
 
     folder.mkdir(exist_ok=True)
-    ends, labels = [], []
-    end = 0
+    ends = [0]
+    labels = []
     with open(folder / "data", "wb", buffering=0) as file, screen(progress) as display:
         for number, item in items.read():
             stored = items.prepare(item, number, size)
             items.dark += stored.dark
-            end += _write(file, stored.image)
-            ends.append(end)
+            ends.append(ends[-1] + _write(file, stored.image))
             labels.append(stored.labels)
             display.bar("read images", number + 1, items.length)
             display.draw()
         os.fsync(file.fileno())
-    if items.length not in (None, len(ends)):
+    if items.length not in (None, len(labels)):
         raise InvalidValueError(
-            f"the source yields {len(ends):,} items, and the source has a length of {items.length:,}",
+            f"the source yields {len(labels):,} items, "
+            f"and the source has a length of {items.length:,}",
             fix="as many of one as of the other",
         )
-    write_file(folder / "ends.npy", npy(numpy.array([0, *ends])))
+    write_file(folder / "ends.npy", npy(numpy.array(ends)))
     return numpy.stack(labels)
 
 
+def _write(file, data: bytes) -> int:
+    """Write all bytes and return their number.
+
+    Without a buffer, `write` on a disk that fills up writes a part and raises only the next time.
+    """
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]
+    return len(data)
+
+
 class StoredItems:
-    """The images that `store_items` wrote: `[n]` is the bytes of one; `shape` is None if they are encoded."""
+    """The images that `store_items` wrote: `[n]` is the bytes of one image.
+
+    `shape` is None if they are encoded.
+    """
 
     def __init__(self, folder: Path, shape: tuple[int, ...] | None):
         import numpy
@@ -355,12 +480,12 @@ class StoredItems:
         return os.pread(self._file.fileno(), end - begin, begin)
 
     def name(self, number: int) -> str:
-        """Say which item it is."""
+        """Return the name of an item for messages."""
         return f"item {number}"
 
 
 class ReceivedItems:
-    """The items that another process reads and sends, in the order in which they are packed."""
+    """The items that the parent process reads and sends, in the packed order."""
 
     def __init__(self, stream: BinaryIO, shape: tuple[int, ...] | None):
         self._stream = stream
@@ -369,7 +494,7 @@ class ReceivedItems:
         self.encoding = "jpeg" if shape is None else "uint8"
 
     def receive(self, number: int) -> StoredItem:
-        """Wait for the next item, which has this number; its image can then be had once by `[number]`."""
+        """Wait for the next item, which has this number; `[number]` returns its image once."""
         item = pickle.load(self._stream)
         self._received[number] = item
         return item
@@ -381,24 +506,22 @@ class ReceivedItems:
         return item.image
 
     def name(self, number: int) -> str:
-        """Say which item it is."""
+        """Return the name of an item for messages."""
         return f"item {number}"
 
 
-def _write(file, data: bytes) -> int:
-    """Write all of it: without a buffer, a disk that fills up takes a part and says so the next time only."""
-    view = memoryview(data)
-    while view:
-        view = view[file.write(view) :]
-    return len(data)
+def _has_mask(image) -> bool:
+    return is_masked(image) if isinstance(image, bytes) else image.shape[2] == 4
 
 
-def _kind(data):
-    """Say what all items have in common: that they are bytes, with masks or not, or the shape of their pixels."""
-    if isinstance(data, bytes):
-        return "bytes and masks" if is_masked(data) else "bytes"
-    return list(data.shape)
+def _kind(data) -> str | list[int]:
+    """Return the property that all items share: bytes, bytes with masks, or a shape of pixels."""
+    if not isinstance(data, bytes):
+        return list(data.shape)
+    return "bytes and masks" if is_masked(data) else "bytes"
 
 
-def _in_words(shape, labels: int) -> str:
-    return f"{shape if isinstance(shape, str) else f'an array of shape {tuple(shape)}'} and {labels} labels"
+def _in_words(kind: str | list[int], labels: int) -> str:
+    if not isinstance(kind, str):
+        kind = f"an array of shape {tuple(kind)}"
+    return f"{kind} and {labels} labels"

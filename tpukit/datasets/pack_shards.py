@@ -1,10 +1,20 @@
-"""The shards of a pack, written by several processes: each of them is whole, or not there."""
+"""Write the shards of a pack in several processes: each shard is whole or not there.
+
+    images 0 to 8191       packed/00000-of-00003.array_record    process 0
+    images 8192 to 16383   packed/00001-of-00003.array_record    process 1
+    images 16384 to ...    packed/00002-of-00003.array_record    process 0
+
+A process packs every shard whose number is its rank plus a multiple of the number of processes.
+Beside each shard it writes a note into the folder `unfinished`: the damaged images, and facts on
+the others for the manifest. A shard gets its name last, so a shard with a name has its note.
+"""
 
 import errno
 import functools
 import glob
 import importlib
 import json
+import math
 import os
 import pickle
 import struct
@@ -12,7 +22,9 @@ import sys
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from tpukit.datasets.array_records import Shards, write_shard
 from tpukit.datasets.checked_files import write_file
@@ -28,26 +40,76 @@ from tpukit.essentials.data import run_ahead
 from tpukit.essentials.display import SystemFailureError, TpukitError
 from tpukit.essentials.environment import part_of
 
-_READ_AHEAD = 4  # threads per process: on a network drive opening a file takes longer than decoding it
-# The machine's fault, not the image's: too many open files, a network drive that is gone.
+# Threads per process: on a network drive opening a file takes longer than decoding it.
+_READ_AHEAD = 4
+# The fault of the machine, not of the image: too many open files, a network drive that is gone.
 NOT_DAMAGE = (errno.EMFILE, errno.ENFILE, errno.ENOTCONN, errno.ESTALE, errno.ETIMEDOUT)
+_JPEG_START = b"\xff\xd8"
 
 
-def write_shards(described: PackSource, target: PackFolder, skip: bool, workers, progress) -> None:
-    """Write the shards that are not there yet, in several processes."""
+class _MissingShard(NamedTuple):
+    """A shard that is not written yet."""
+
+    file: Path
+    rows: object  # (n,) of `row_type`
+
+
+class Prepared(NamedTuple):
+    """One image, ready to be stored; or the reason why it cannot be."""
+
+    payload: bytes | str  # the bytes to store; of a damaged image the reason
+    shape: tuple[int, ...] | None  # (H, W, 3), with a mask (H, W, 4); None of a damaged image
+    seen: object  # the `_Seen` of the image; of a damaged image the fix, or ""
+
+
+class _Seen(NamedTuple):
+    """Facts on one image for the manifest of its pack."""
+
+    masks: list[int]  # the class numbers of its mask
+    colours: dict[int, tuple]  # the colours of these classes in the palette of the mask
+    dark: list[int]  # the brightest value of an image of 16 bits that is nearly black, or empty
+    frames: bool  # True if only the first of several pages or frames is packed
+
+
+def write_shards(
+    described: PackSource, target: PackFolder, *, skip: bool, workers: int | None, progress
+) -> None:
+    """Write the shards that are not there yet, in several processes.
+
+    Args:
+        described: the images.
+        target: the folder of the pack, laid out.
+        skip: True leaves out damaged images; False raises for the first.
+        workers: processes; None for one per CPU.
+        progress: as for `pack`.
+    """
     import numpy
 
     count = len(numpy.load(target.work / "rows.npy", mmap_mode="r"))
     workers = how_many(len(shard_files(target, count)), workers)
-    counts = target.work / "counts"  # 8 bytes per process: how many images it has packed
+    counts = target.work / "counts"  # 8 bytes per process: the number of images that it has packed
     counts.write_bytes(bytes(8 * workers))
     missing = [_missing(target, rank, workers) for rank in range(workers)]
-    written = count - sum(len(rows) for mine in missing for _, rows in mine)
-    items, size = described.items, target.plan["size"]
+    to_write = 0
+    for shards in missing:
+        to_write += sum(len(shard.rows) for shard in shards)
+    written = count - to_write
+    items = described.items
+    size = target.plan["size"]
     is_received = items is not None and items.by_number
-    job = {"folder": str(target.folder), "plan": target.plan, "root": described.root, "skip": skip}
-    job |= {"reader": described.reader, "is_received": is_received, "workers": workers}
-    job["shape"] = None if items is None else items.shape(size)
+    job = {
+        "folder": str(target.folder),
+        "plan": target.plan,
+        "root": described.root,
+        "skip": skip,
+        "reader": described.reader,
+        "is_received": is_received,
+        "workers": workers,
+        "shape": None if items is None else items.shape(size),
+    }
+    feeds = ()
+    if is_received:
+        feeds = [_feed(items, shards, size, skip=skip) for shards in missing]
     run_in_processes(
         "tpukit.datasets.pack_shards:_work",
         [{**job, "rank": rank} for rank in range(workers)],
@@ -56,12 +118,12 @@ def write_shards(described: PackSource, target: PackFolder, skip: bool, workers,
         done=lambda: written + int(numpy.fromfile(counts, "<i8").sum()),
         folder=target.work,
         progress=progress,
-        feeds=[_feed(items, mine, size, skip=skip) for mine in missing] if is_received else (),
+        feeds=feeds,
     )
 
 
-def _missing(target: PackFolder, rank: int, workers: int) -> list[tuple]:
-    """Return file and rows of each shard that is not written yet, of every `workers`th."""
+def _missing(target: PackFolder, rank: int, workers: int) -> list[_MissingShard]:
+    """Return the shards of one process that are not written yet."""
     import numpy
 
     rows = numpy.load(target.work / "rows.npy", mmap_mode="r")
@@ -69,18 +131,20 @@ def _missing(target: PackFolder, rank: int, workers: int) -> list[tuple]:
     missing = []
     for number, file in enumerate(shard_files(target, len(rows))):
         if number % workers == rank and not file.exists():
-            missing.append((file, rows[number * length : (number + 1) * length]))
+            missing.append(_MissingShard(file, rows[number * length : (number + 1) * length]))
     return missing
 
 
-def _feed(items: Items, missing: list[tuple], size: int | None, *, skip: bool) -> Iterator[bytes]:
-    """Read the items of some shards, in their order, for `ReceivedItems` in the process that packs them.
+def _feed(
+    items: Items, missing: list[_MissingShard], size: int | None, *, skip: bool
+) -> Iterator[bytes]:
+    """Read the items of some shards, in their order, for `ReceivedItems` in another process.
 
-    This process reads them, one after the other: a dataset may hold what no other process can use at the same time,
-    such as an open file. Those processes decode and write meanwhile.
+    This process reads them one after the other, because a dataset may hold something that other
+    processes cannot use at the same time, such as an open file. The others decode and write.
     """
-    for _, rows in missing:
-        for number in rows["row"].tolist():
+    for shard in missing:
+        for number in shard.rows["row"].tolist():
             yield pickle.dumps(items.read_one(number, size, skip=skip))
 
 
@@ -89,137 +153,198 @@ def read_shards_so_far(target: PackFolder) -> Shards:
     import numpy
 
     rows = numpy.load(target.work / "rows.npy")
-    files, parts = [], [rows[:0]]
+    length = target.plan["shard"]
+    files = []
+    counts = []
+    parts = [rows[:0]]
     for number, file in enumerate(shard_files(target, len(rows))):
-        if file.exists():
-            part = rows[number * target.plan["shard"] : (number + 1) * target.plan["shard"]]
-            skipped = [image["row"] for image in json.loads(note_of(target, file).read_bytes())["skipped"]]
-            files.append(file)
-            parts.append(part[~numpy.isin(part["row"], skipped)])
-    return Shards(files, [len(part) for part in parts[1:]], numpy.concatenate(parts), at_once=False)
+        if not file.exists():
+            continue
+        part = rows[number * length : (number + 1) * length]
+        note = json.loads(note_of(target, file).read_bytes())
+        skipped = [image["row"] for image in note["skipped"]]
+        part = part[~numpy.isin(part["row"], skipped)]
+        files.append(file)
+        counts.append(len(part))
+        parts.append(part)
+    return Shards(files, counts, numpy.concatenate(parts), at_once=False)
 
 
 def shard_files(target: PackFolder, count: int) -> list[Path]:
-    """Name the shards of a pack of so many images."""
-    number = -(-count // target.plan["shard"])
+    """Return the paths of the shards of a pack of `count` images."""
+    number = math.ceil(count / target.plan["shard"])
     return [target.folder / f"{k:05d}-of-{number:05d}.array_record" for k in range(number)]
 
 
 def note_of(target: PackFolder, shard: Path) -> Path:
-    """Name the file that lists the images left out of a shard, and what was seen of the others."""
+    """Return the path of the note on a shard: images left out, and facts on the others."""
     return target.work / f"{shard.stem}.json"
 
 
 def contents_of(target: PackFolder, shard: Path):
-    """Return the digests of each image of a shard, and of the image with its mask, (n, 2) uint64."""
+    """Return the digests of each image, without and with its mask, (n, 2) uint64."""
     import numpy
 
     return numpy.fromfile(note_of(target, shard).with_suffix(".contents"), "<u8").reshape(-1, 2)
 
 
-def digest(stored) -> bytes:
-    """Return eight bytes that are the same where what is stored is the same.
-
-    Of four bytes, two of 100,000 images would be. zlib's two sums take a fifth of the time of blake2b.
-    """
-    return struct.pack("<II", zlib.crc32(stored), zlib.adler32(stored))
-
-
 def labels_of(target: PackFolder, shard: Path):
-    """Return the labels of a shard of received items, which were read with their images, all in one row."""
+    """Return the labels of a shard of received items, all in one row."""
     import numpy
 
     return numpy.fromfile(note_of(target, shard).with_suffix(".labels"), "<f4")
 
 
+def digest(stored) -> bytes:
+    """Return eight bytes that are equal if the stored bytes are equal.
+
+    With four bytes, two of 100,000 images would agree by chance. zlib's two sums take a fifth of
+    the time of blake2b.
+    """
+    return struct.pack("<II", zlib.crc32(stored), zlib.adler32(stored))
+
+
 def _work(job: dict) -> None:
-    """Write every `workers`th shard."""
+    """Write all missing shards of one process."""
     target = PackFolder(Path(job["folder"]), job["plan"])
     missing = _missing(target, job["rank"], job["workers"])
-    source, done = _open_source(target, job), 0
+    source = _open_source(target, job)
+    done = 0
     with open(target.work / "counts", "r+b", buffering=0) as counts:
 
-        def count(images: int) -> None:
+        def count_image() -> None:
             nonlocal done
-            done += images
+            done += 1
             os.pwrite(counts.fileno(), done.to_bytes(8, "little"), 8 * job["rank"])
 
-        for file, rows in missing:
-            _write(target, file, rows.copy(), source, job["skip"], count)
+        for shard in missing:
+            _write(target, shard, source, skip=job["skip"], count_image=count_image)
 
 
 def _open_source(target: PackFolder, job: dict) -> Files | StoredItems | ReceivedItems:
-    """Return what reads the images by their numbers."""
+    """Return an object that reads images by their numbers."""
     if job["reader"]:
         module, reader = job["reader"].split(":")
-        return getattr(importlib.import_module(module), reader)(target.work, job["root"], target.plan)
-    shape = job["shape"] and tuple(job["shape"])
+        make = getattr(importlib.import_module(module), reader)
+        return make(target.work, job["root"], target.plan)
+    shape = None
+    if job["shape"] is not None:
+        shape = tuple(job["shape"])
     if job["is_received"]:
         return ReceivedItems(sys.stdin.buffer, shape)
     items = target.work / "items"
     if items.exists():
         return StoredItems(items, shape)
-    masks = Names(target.work / "masks") if (target.work / "masks").exists() else None
+    masks = None
+    if (target.work / "masks").exists():
+        masks = Names(target.work / "masks")
     return Files(Names(target.work / "names"), job["root"], masks)
 
 
-def _write(target: PackFolder, file: Path, rows, source, skip: bool, count) -> None:
-    """Write a shard, and the note on it before the shard gets its name: a file under its own name is whole."""
-    size, window, skipped, shapes = target.plan["size"], target.plan.get("window"), [], set()
-    contents, dark, classes, frames, colours = [], [], set(), 0, defaultdict(set)
+@dataclass
+class _Note:
+    """Everything that is noted on one shard while it is written."""
+
+    skipped: list[dict] = field(default_factory=list)
+    shapes: set[tuple] = field(default_factory=set)
+    contents: list[bytes] = field(default_factory=list)
+    dark: list[int] = field(default_factory=list)
+    masks: set[int] = field(default_factory=set)
+    frames: int = 0
+    colours: dict[int, set] = field(default_factory=lambda: defaultdict(set))
+
+    def add(self, prepared: Prepared) -> None:
+        """Note an image that is stored."""
+        payload, shape, seen = prepared
+        whole = digest(payload)
+        has_mask = shape[-1] == 4
+        image = digest(_image_in(payload, shape)) if has_mask else whole
+        self.contents.append(image + whole)
+        self.shapes.add(shape)
+        self.dark += seen.dark
+        self.masks.update(seen.masks)
+        self.frames += seen.frames
+        for number, colour in seen.colours.items():
+            self.colours[number].add(colour)
+
+    def as_json(self, *, records: int, are_pixels: bool) -> bytes:
+        """Return the note on so many records, which are pixels or files, as JSON."""
+        note = {
+            "records": records,
+            "pixels": are_pixels,
+            "shapes": sorted(self.shapes),
+            "skipped": self.skipped,
+            "frames": self.frames,
+            "dark": len(self.dark),
+            "brightest": max(self.dark, default=0),
+            "masks": sorted(self.masks),
+            "colours": {number: sorted(seen)[:2] for number, seen in self.colours.items()},
+        }
+        return json.dumps(note).encode()
+
+
+def _write(
+    target: PackFolder, shard: _MissingShard, source, *, skip: bool, count_image: Callable
+) -> None:
+    """Write a shard and its note, then give the shard its name."""
+    size = target.plan["size"]
+    window = target.plan.get("window")
+    file = shard.file
+    rows = shard.rows.copy()
+    note = _Note()
+    is_received = isinstance(source, ReceivedItems)
 
     def reads() -> Iterator[Callable]:
         for place, number in enumerate(rows["row"].tolist()):
-            if isinstance(source, ReceivedItems):
+            if is_received:
                 item = source.receive(number)
                 rows["labels"][place] = item.labels
-                dark.extend(item.dark)
+                note.dark += item.dark
             yield functools.partial(prepare, source, number, size, window)
 
     def records() -> Iterator[bytes]:
-        nonlocal frames
-        for row, (payload, shape, seen) in zip(rows, run_ahead(reads(), _READ_AHEAD), strict=True):
+        for row, prepared in zip(rows, run_ahead(reads(), _READ_AHEAD), strict=True):
             number = int(row["row"])
-            if shape is not None:
-                shapes.add(shape)
-                whole = digest(payload)
-                contents.append((digest(_image_in(payload, shape)) if shape[-1] == 4 else whole) + whole)
-                dark.extend(seen["dark"])
-                classes.update(seen["masks"])
-                for number, colour in seen["colours"].items():
-                    colours[number].add(colour)
-                frames += seen["frames"]
-                yield row.tobytes() + payload
+            if prepared.shape is not None:
+                note.add(prepared)
+                yield row.tobytes() + prepared.payload
             elif skip:
-                skipped.append({"row": number, "name": source.name(number), "why": payload})
+                name = source.name(number)
+                note.skipped.append({"row": number, "name": name, "why": prepared.payload})
             else:
-                mend = seen or "copy it again"
-                if payload in (os.strerror(errno.ENOENT), os.strerror(errno.EISDIR)):
-                    mend = _right_path(source.name(number))
-                raise SystemFailureError(
-                    f"image {number} cannot be packed: {source.name(number)}",
-                    found=payload,
-                    fix=f'{mend}; or pack(..., damaged="skip") leaves such images out and lists them',
-                )
-            count(1)
+                raise _cannot_pack(number, source.name(number), prepared)
+            count_image()
 
     part = part_of(target.work / file.name)
     write_shard(part, records())
-    pixels = size is not None or source.encoding == "uint8"
-    note = {"records": len(rows) - len(skipped), "pixels": pixels, "shapes": sorted(shapes), "skipped": skipped}
-    note |= {"frames": frames, "dark": len(dark), "brightest": max(dark, default=0), "masks": sorted(classes)}
-    note["colours"] = {number: sorted(mine)[:2] for number, mine in colours.items()}
-    write_file(note_of(target, file).with_suffix(".contents"), b"".join(contents))
-    if isinstance(source, ReceivedItems):
-        write_file(note_of(target, file).with_suffix(".labels"), rows["labels"].tobytes())
-    write_file(note_of(target, file), json.dumps(note).encode())
+    are_pixels = size is not None or source.encoding == "uint8"
+    path = note_of(target, file)
+    write_file(path.with_suffix(".contents"), b"".join(note.contents))
+    if is_received:
+        write_file(path.with_suffix(".labels"), rows["labels"].tobytes())
+    count = len(rows) - len(note.skipped)
+    write_file(path, note.as_json(records=count, are_pixels=are_pixels))
     os.replace(part, file)
 
 
+def _cannot_pack(number: int, name: str, prepared: Prepared) -> SystemFailureError:
+    """Return the error for a damaged image."""
+    why = prepared.payload
+    fix = prepared.seen or "copy it again"
+    if why in (os.strerror(errno.ENOENT), os.strerror(errno.EISDIR)):
+        fix = _right_path(name)
+    return SystemFailureError(
+        f"image {number} cannot be packed: {name}",
+        found=why,
+        fix=f'{fix}; or pack(..., damaged="skip") leaves such images out and lists them',
+    )
+
+
 def _right_path(path: str) -> str:
-    """Say how to mend a path at which there is no file, by what is there."""
-    if there := glob.glob(glob.escape(path) + ".*"):
-        return f'add the ending: table["path"] + "{os.path.splitext(there[0])[1]}"'
+    """Return the fix for a path without a file, by the files that are there."""
+    with_ending = glob.glob(glob.escape(path) + ".*")
+    if with_ending:
+        return f'add the ending: table["path"] + "{os.path.splitext(with_ending[0])[1]}"'
     folder, name = os.path.split(path)
     others = {
         ".str.strip()": path.strip(),
@@ -227,50 +352,72 @@ def _right_path(path: str) -> str:
         ".str.lower()": os.path.join(folder, name.lower()),
         ".str.upper()": os.path.join(folder, name.upper()),
     }
-    if found := next((change for change, other in others.items() if other != path and os.path.isfile(other)), None):
-        return f'write it as the file is called: table["path"]{found}'
+    for change, other in others.items():
+        if other != path and os.path.isfile(other):
+            return f'write it as the file is called: table["path"]{change}'
     if "://" in path:
         return "fetch the files first, and name them as they lie on the disk"
-    return f"check the path{'' if os.path.isabs(path) else f', from {os.getcwd()}'}"
+    if os.path.isabs(path):
+        return "check the path"
+    return f"check the path, from {os.getcwd()}"
 
 
-def prepare(source: Files | StoredItems | ReceivedItems, number: int, size: int | None, window=None) -> tuple:
-    """Return what is to be stored, the shape of its image, what `_look` saw; of a damaged one why, None and its fix."""
+def prepare(
+    source: Files | StoredItems | ReceivedItems, number: int, size: int | None, window=None
+) -> Prepared:
+    """Read one image and return it as it is stored; of a damaged image the reason and a fix."""
     try:
         data = source[number]
-        if source.shape is not None:  # pixels, resized when they were stored, or images that were just encoded
-            return data, source.shape, _look(data, source.shape)
+        if source.shape is not None:  # pixels that are resized already, or images just encoded
+            return Prepared(data, source.shape, _look(data, source.shape))
         image = decode(data, size, window=window)
-        seen = _look(image, image.shape, data, window)
+        seen = _look(image, image.shape, file=data, window=window)
     except (OSError, ValueError, MemoryError) as error:
         if getattr(error, "errno", None) in NOT_DAMAGE:
             raise
         if isinstance(error, TpukitError):
-            return "; ".join(filter(None, [error.fact, error.found])), None, error.fix
-        return getattr(error, "strerror", None) or str(error), None, ""
-    return (data if size is None else image.tobytes()), image.shape, seen
+            why = "; ".join(filter(None, [error.fact, error.found]))
+            return Prepared(why, None, error.fix)
+        return Prepared(getattr(error, "strerror", None) or str(error), None, "")
+    stored = data if size is None else image.tobytes()
+    return Prepared(stored, image.shape, seen)
 
 
 def _image_in(payload: bytes, shape: tuple):
-    """Return what is stored of an image that has a mask."""
+    """Return the stored image without its mask."""
     import numpy
 
     if is_masked(payload):
         return parts_of(payload)[0]
-    return numpy.ascontiguousarray(numpy.frombuffer(payload, numpy.uint8).reshape(shape)[..., :3])
+    pixels = numpy.frombuffer(payload, numpy.uint8).reshape(shape)
+    return numpy.ascontiguousarray(pixels[..., :3])
 
 
-def _look(pixels, shape: tuple, file: bytes = b"", window=None) -> dict:
-    """Return the values of a mask and their colours; whether a file has frames; its brightest value if nearly black."""
+def _look(pixels, shape: tuple, *, file: bytes = b"", window=None) -> _Seen:
+    """Return the facts on one image.
+
+    Args:
+        pixels: the decoded image, or its bytes.
+        shape: of the decoded image.
+        file: the stored file; b"" for pixels.
+        window: the values that become black and white, if the user chose them.
+    """
     import numpy
 
-    masks, dark, palette = [], [], []
+    palette = []
     if is_masked(file):
         file, mask = parts_of(file)
         palette = palette_of(mask)
+    masks = []
     if shape[-1] == 4:
-        masks = numpy.unique(numpy.frombuffer(pixels, numpy.uint8).reshape(shape)[..., 3]).tolist()
-    colours = {number: tuple(palette[3 * number : 3 * number + 3]) for number in masks if palette}
-    if window is None and file and file[:2] != b"\xff\xd8" and pixels[..., :3].max() < NEARLY_BLACK:
-        dark = [value for value in [brightest(file)] if value]
-    return {"masks": masks, "colours": colours, "dark": dark, "frames": has_frames(file)}
+        mask_pixels = numpy.frombuffer(pixels, numpy.uint8).reshape(shape)[..., 3]
+        masks = numpy.unique(mask_pixels).tolist()
+    colours = {}
+    if palette:
+        colours = {number: tuple(palette[3 * number : 3 * number + 3]) for number in masks}
+    dark = []
+    can_have_16_bits = bool(file) and not file.startswith(_JPEG_START)
+    if window is None and can_have_16_bits and pixels[..., :3].max() < NEARLY_BLACK:
+        value = brightest(file)
+        dark = [value] if value else []
+    return _Seen(masks, colours, dark, frames=has_frames(file))

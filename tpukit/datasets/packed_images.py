@@ -123,7 +123,7 @@ class PackedImages(StoredImages):
         if found["dark"] and found["brightest"] < 2**14:
             lines.append(
                 f"{found['dark']:,} images of 16 bits are nearly black, none above {found['brightest']:,}: "
-                f"window=(0, {2 ** found['brightest'].bit_length() - 1}) makes that white"
+                f"options=tpukit.PackOptions(window=(0, {2 ** found['brightest'].bit_length() - 1})) makes that white"
             )
         if self.has_masks:
             lines.append(

@@ -1,4 +1,14 @@
-"""Pack images into a few large files: in one random order, once; an interrupted call continues where it stopped."""
+"""Pack images into a few large files in random order, so that reading at random is fast.
+
+    photos/cat/a.jpg                    packed/00000-of-00002.array_record   shard_size images
+    photos/dog/b.jpg    -- pack -->     packed/00001-of-00002.array_record
+    ...                                 packed/index.npy, names, looks.npy   rows, names, file times
+                                        packed/manifest.json                 written last
+
+`pack_described` works in four steps, each of which an interrupted call can repeat: choose a folder
+with enough free disk, write the rows of all images in the packed order (`_lay_out`), write the
+shards in several processes (`write_shards`), and join the notes on the shards (`_finish`).
+"""
 
 import errno
 import hashlib
@@ -9,10 +19,17 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tpukit.datasets.array_records import Shards, load_array_record
-from tpukit.datasets.checked_files import find_fault, npy, size_and_checksum, whole_number, write_file
+from tpukit.datasets.checked_files import (
+    find_fault,
+    npy,
+    size_and_checksum,
+    whole_number,
+    write_file,
+)
 from tpukit.datasets.decoding import jpeg_decoder
 from tpukit.datasets.disk_space import Room
 from tpukit.datasets.item_parts import Columns
@@ -31,7 +48,35 @@ from tpukit.datasets.packed_images import PackedImages, PackFolder
 from tpukit.datasets.source_files import Files, Names, find_changed, look_at
 from tpukit.essentials.display import InvalidValueError, NotInstalledError, SystemFailureError
 
-_FEW = 0.1  # of the images may be left out; more are rather a wrong path than damage
+_SHARD_SIZE = 8192  # images per file
+# The share of the images that damaged="skip" leaves out. If more are damaged, the path is
+# probably wrong.
+_SKIPPED_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class PackOptions:
+    """Rare options of `pack`: `pack(..., options=PackOptions(window=(0, 4095)))`.
+
+    Attributes:
+        image: the key of the image in items that are dicts; None for the first of image, img,
+            pixel_values.
+        window: (low, high), the values that become black and white in images of more than 8 bits,
+            such as (0, 4095). None for 0 and 65,535 of 16 bits, and 0 and 1 of floats in arrays:
+            nothing is clipped. Kept with the pack.
+        seed: decides the random order, 0 or more.
+        shard_size: images per file, 1 or more; None for 8,192, or 4,096 in `pe.pack_dicom`.
+        workers: processes that decode, 1 or more; None for one per CPU.
+    """
+
+    image: str | None = None
+    window: tuple[float, float] | None = None
+    seed: int = 0
+    shard_size: int | None = None
+    workers: int | None = None
+
+
+_DEFAULTS = PackOptions()
 
 
 def pack(
@@ -43,165 +88,228 @@ def pack(
     classes: Sequence[str] | None = None,
     path: str | None = None,
     root=None,
-    image: str | None = None,
     masks: str | None = None,
-    window: tuple[float, float] | None = None,
     size: int | None = None,
-    seed: int = 0,
-    shard: int = 8192,
     damaged: str | float = "raise",
-    workers: int | None = None,
     progress: str | None = None,
+    options: PackOptions = _DEFAULTS,
 ):
-    """Pack images and labels into a few large files that are read at random, fast and checked.
+    """Pack images and labels into a few large files that are read at random and checked.
 
-    The order is a random one, fixed by the seed: neighbours in a file are no neighbours in the source. Every image is
-    decoded once, so that a damaged one is found now: one that its decoder remarks on, or of more than 89,478,485
-    pixels. Images are turned as their EXIF says, what is transparent shows white, grey ones have three equal channels,
-    and of several pages or frames the first is taken. An image in memory is its pixels. Interrupted at any moment, even
-    by the machine, the same call goes on where it stopped; when all is packed it returns at once. One pack is enough
-    for all folds: `PackedImages.rows` says which row of the table each image was.
+    The order is random and fixed by the seed: neighbours in a file are not neighbours in the
+    source. Every image is decoded once, so that a damaged image is found now. An image is damaged
+    if its decoder warns, or if it has more than 89,478,485 pixels.
 
-    A folder that holds a pack of something else is left alone. Names, labels and groups are compared, and the sizes of
-    the files, 20,000 of them where there are more; where times or places differ, up to a hundred files with what was
-    packed. Of a list all items are compared, of a dataset a hundred and all of its labels (`targets`, `labels`,
-    `_labels`, `samples`, `tensors`), of what can only be iterated the first.
+    Images are turned as their EXIF says. Transparent pixels become white, grey images get three
+    equal channels, and only the first of several pages or frames is packed.
+
+    If the call is interrupted, even by a reboot, the same call continues; if all is packed, it
+    returns at once. One pack is enough for all folds: `PackedImages.rows` has the row of each
+    image in the table.
+
+    A folder with another pack is never overwritten. `pack` compares names, labels, groups, and
+    the sizes of at most 20,000 files. If times or places differ, it compares the contents of up to
+    a hundred files. It compares all items of a list, a hundred items and all labels of a dataset
+    (`targets`, `labels`, `_labels`, `samples`, `tensors`), and the first item of an iterable.
 
     Args:
-        source: a folder of images that Pillow opens, one sub-folder per class as for torchvision's ImageFolder (hidden
-            files and folders, `__MACOSX`, packs and caches are left out); a DataFrame, or the path of a CSV or TSV
-            file, with a column of paths; or a map-style dataset, such as torchvision's and Hugging Face's, or other
+        source: one of three kinds. A folder of images that Pillow opens, with one sub-folder per
+            class as for torchvision's ImageFolder; hidden files and folders, `__MACOSX`, packs and
+            caches are left out. A DataFrame, or the path of a CSV or TSV file, with a column of
+            paths. Or a map-style dataset, such as torchvision's and Hugging Face's, or another
             iterable of `(image, labels)`, `(image, mask)`, `(image, labels, mask)` or dicts.
-            The image is the bytes of its file, which are stored as they are; a Pillow image of any mode, or an array
-            (H, W, C) or tensor (C, H, W) of 1 or 3 channels, uint8, bool, uint16 or floats in [0, 1], stored as
-            pixels. Labels are one number or several.
-            A dataset with numbers is read in the random order, by this process, and written once; interrupted, the
-            files of `shard` images that are finished are kept. What can only be iterated is stored first, in its own
-            order, so until the end it takes twice the disk; interrupted, it is read from its start again.
-        folder: a new or empty folder, or one where the same pack was begun; or several, of which the first is taken
-            that holds this pack or has room for it, which is said.
-        labels: the columns that are labels, of a table; of items their names, which are the keys of dicts (None:
-            the first of label, labels, fine_label, target, targets; [] for none). Stored as float32. A single column
-            of words is stored as classes.
-        groups: the column that says what belongs together, such as a patient, of a table; one value for each
-            item, of items. `PackedImages.split` has no group on both sides.
-        classes: what the numbers of a single label stand for, in their order, such as `train.classes`; None for a
-            folder's sub-folders or a column's words, sorted, or what a dataset says (`dataset.classes`,
-            `features["label"].names`). With classes, `PackedImages.labels` is (N,) int64. () for none.
-        path: the column of a table that names the image files; None for "path".
-        root: the folder that paths in a table begin at; None for the current one, or that of the CSV file.
-        image: the key of the image in items that are dicts; None for the first of image, img, pixel_values.
-        masks: the column of a table, or the key in dicts, of each image's mask: a file or image of one channel, of its
-            height and width, whose values (with a palette, whose numbers) are the class of each pixel, 0 to 255. In
-            batches masks are the targets, (N, H, W) int64; beside labels, {"labels": ..., "masks": ...}.
-        window: of images of more than 8 bits, the values that become black and white, such as (0, 4095); None for
-            0 and 65,535 of 16 bits, and 0 and 1 of floats in arrays: nothing is clipped. Kept with the pack.
-        size: None keeps the files as they are; a number stores pixels of that height and width, resized as `decode`
-            does when exact: larger (49,152 bytes at 128 pixels), and many times as fast to read.
-        seed: decides the order.
-        shard: images per file.
-        damaged: "raise"; or "skip" to leave out what is no whole image, up to a tenth of all, or the share that may
-            be left out, as 0.5. How many and why is printed; `PackedImages.skipped` lists them.
-        workers: processes that decode; None for one per CPU.
-        progress: "panel", "line", "text" or "off", as for `launch`; None decides by where this runs.
+            An image is the bytes of its file, which are stored unchanged; or a Pillow image of any
+            mode, or an array (H, W, C) or tensor (C, H, W) of 1 or 3 channels, uint8, bool, uint16
+            or floats in [0, 1], stored as pixels. Labels are one number or several.
+            This process reads a map-style dataset in the random order; if the call is interrupted,
+            the finished files of `shard_size` images are kept. An iterable is stored in its own
+            order first, which takes twice the disk until the end; if the call is interrupted,
+            it is read from its start again.
+        folder: a new or empty folder, or one in which the same pack was begun. Or several folders:
+            the first that holds this pack or has enough free disk is used, and printed.
+        labels: for a table, the names of the columns that are labels. For items that are dicts,
+            their keys; None for the first of label, labels, fine_label, target, targets. [] for no
+            labels. Stored as float32. A single column of words is stored as classes.
+        groups: for a table, the column that tells which images belong together, such as a patient.
+            For items, one value per item. `PackedImages.split` puts no group on both sides.
+        classes: the names of the numbers of a single label, in their order, such as
+            `train.classes`. None for a folder's sub-folders or a column's words, sorted, or the
+            names that a dataset has (`dataset.classes`, `features["label"].names`). With classes,
+            `PackedImages.labels` is (N,) int64. () for none.
+        path: the column of a table with the paths of the image files; None for "path".
+        root: the folder at which relative paths in a table begin; None for the current folder, or
+            the folder of the CSV file.
+        masks: the column of a table, or the key in dicts, of each image's mask: a file or image of
+            one channel and the same height and width. Its values, or with a palette its indices,
+            are the class of each pixel, 0 to 255. In batches masks are the targets, (N, H, W)
+            int64; beside labels, {"labels": ..., "masks": ...}.
+        size: None keeps the files unchanged. A number stores pixels of that height and width,
+            resized as by `decode(..., exact=True)`: larger (49,152 bytes at 128 pixels), and many
+            times as fast to read.
+        damaged: "raise"; or "skip" to leave out damaged images, up to a tenth of all; or the share
+            that may be left out, such as 0.5. `pack` prints how many and why, and
+            `PackedImages.skipped` lists them.
+        progress: "panel", "line", "text" or "off", as for `launch`; None chooses by environment.
+        options: rare options, `PackOptions(image, window, seed, shard_size, workers)`.
 
     Returns:
-        The finished `PackedImages`. What they hold is printed: how many images each class has, which files of a folder were
-        left out, how many images are there more than once, some with other labels, and what rarely is meant: 16 bits
-        that are nearly black, masks of nothing but 0 and 255.
+        The finished `PackedImages`. `pack` prints a summary: the images of each class, the files of
+        a folder that were left out, copies of images, copies with other labels. It also prints
+        signs of mistakes, such as images of 16 bits that are nearly black.
 
     Raises:
-        ValueError: an argument or the source is not as above, images have no labels of one length, a label would not
-            be the same as float32, or more images are damaged than may be left out.
-        DiskFullError: the disk is too small, which is known before the first image is packed, and what would fit.
+        ValueError: an argument or the source is not as above, the images have different numbers of
+            labels, a label is not exact as float32, or too many images are damaged.
+        DiskFullError: the disk is too small, which is found before the first image is packed. The
+            message says how many images would fit.
         OSError: an image is damaged or missing, named in the message; or the disk is full.
-        FileExistsError: the folder holds another pack, or somebody's files.
+        FileExistsError: the folder holds another pack, or other files.
         ModuleNotFoundError: array_record or simplejpeg is not installed.
     """
-    check_arguments(damaged, size=size, shard=shard, workers=workers)
+    check_arguments(damaged, options, size=size)
     if jpeg_decoder() is None:
         raise NotInstalledError(
-            "pack looks for damage with simplejpeg, and it is not installed: Pillow takes half a JPEG for a whole one",
+            "pack looks for damage with simplejpeg, and it is not installed: "
+            "Pillow takes half a JPEG for a whole one",
             fix="%pip install simplejpeg, then run this cell again",
         )
-    columns = Columns(path, root, image, masks=masks, window=window)
-    described = describe_source(source, labels, groups, classes, columns, without=_folders(folder)[0])
+    columns = Columns(path, root, options.image, masks=masks, window=options.window)
+    without = _folders(folder)[0]
+    described = describe_source(source, labels, groups, classes, columns, without=without)
     return pack_described(
-        described, folder, size=size, seed=seed, shard=shard, damaged=damaged, workers=workers, progress=progress
+        described, folder, size=size, damaged=damaged, progress=progress, options=options
     )
 
 
-def check_arguments(damaged: str | float, **numbers: int | None) -> None:
-    """Raise for what no pack can be made with, before anything is read or written."""
+def check_arguments(damaged: str | float, options: PackOptions, *, size: int | None) -> None:
+    """Raise ValueError for arguments that no pack can have, before anything is read or written."""
     load_array_record()
     share_of(damaged)
-    for name, number in numbers.items():
-        whole_number(name, number, 1)
+    whole_number("size", size, 1)
+    if not isinstance(options, PackOptions):
+        raise InvalidValueError(
+            f"options is a PackOptions, got {options!r}",
+            fix="options=tpukit.PackOptions(shard_size=1024)",
+        )
+    whole_number("seed", options.seed, 0)
+    whole_number("shard_size", options.shard_size, 1)
+    whole_number("workers", options.workers, 1)
 
 
 def share_of(damaged: str | float) -> float:
-    """Return the share of the images that may be left out."""
-    if isinstance(damaged, str):
-        damaged = {"raise": 0.0, "skip": _FEW}.get(damaged, damaged)
-    if isinstance(damaged, bool) or not isinstance(damaged, int | float) or not 0 <= damaged <= 1:
+    """Return the share of the images that may be left out, 0 to 1."""
+    share = damaged
+    if damaged == "raise":
+        share = 0.0
+    elif damaged == "skip":
+        share = _SKIPPED_SHARE
+    is_number = isinstance(share, int | float) and not isinstance(share, bool)
+    if not is_number or not 0 <= share <= 1:
         raise InvalidValueError(
-            f'damaged is "raise", "skip", or a share from 0 to 1, got {damaged!r}', fix='damaged="skip"'
+            f'damaged is "raise", "skip", or a share from 0 to 1, got {damaged!r}',
+            fix='damaged="skip"',
         )
-    return damaged
-
-
-def _folders(folder) -> list[Path]:
-    return [Path(folder)] if isinstance(folder, str | os.PathLike) else [Path(one) for one in folder]
+    return share
 
 
 def pack_described(
-    described: PackSource, folder, *, size, seed, shard, damaged, workers, progress, otherwise: Sequence[dict] = ()
+    described: PackSource,
+    folder,
+    *,
+    size: int | None,
+    damaged: str | float,
+    progress: str | None,
+    options: PackOptions,
+    otherwise: Sequence[dict] = (),
 ) -> PackedImages:
-    """Pack what a PackSource describes; everything else is as for `pack`.
+    """Pack the images that a PackSource describes.
 
-    `otherwise` are settings in place of the source's own, the first of which is taken that fits the disk.
+    Args:
+        described: the images, their labels and their order.
+        folder, size, damaged, progress, options: as for `pack`.
+        otherwise: settings in place of the source's own; the first that fits the disk is used.
+
+    Returns:
+        The finished `PackedImages`.
     """
-    size, shard, workers = (whole_number(*each, 1) for each in (("size", size), ("shard", shard), ("workers", workers)))
-    numbers = {"size": size, "seed": whole_number("seed", seed, 0), "shard": shard}
-    plans = [{**described.facts, **numbers, **settings} for settings in (described.settings, *otherwise)]
-    room, share = Room(described), share_of(damaged)
-    target = room.choose([PackFolder(one, plan) for plan in plans for one in _folders(folder)])
+    workers = whole_number("workers", options.workers, 1)
+    numbers = {
+        "size": whole_number("size", size, 1),
+        "seed": whole_number("seed", options.seed, 0),
+        "shard": whole_number("shard_size", options.shard_size, 1) or _SHARD_SIZE,
+    }
+    targets = []
+    for settings in (described.settings, *otherwise):
+        plan = {**described.facts, **numbers, **settings}
+        targets += [PackFolder(place, plan) for place in _folders(folder)]
+    room = Room(described)
+    share = share_of(damaged)
+    target = room.choose(targets)
     with target.locked():
         if target.is_finished:
-            if another := target.differences(target.read_manifest()["plan"]):
-                raise FileExistsError(another)
-            records = PackedImages(target.folder)
-            if described.items is None:
-                for name in ("names", "looks.npy"):
-                    if fault := find_fault(target.folder / name, records.files[name]):
-                        raise target.damaged(fault)
-                _compare_files(described, target, target.folder, records.shards)
-            elif described.is_stream:
-                print(f"pack: {target.folder} is finished; of a source without numbers only the first was compared")
-            target.remove_work()  # which an earlier call had no time for
+            packed = _reopen(described, target)
         else:
             room.check(target)
-            _fill(target, described, share, workers, progress, room)
-            records = PackedImages(target.folder)
-    print(f"pack: {records.report}")
-    if records.skipped:
-        left_out = f"{len(records.skipped):,} of {len(records.skipped) + len(records):,} images were left out"
-        if share == 0:
-            raise InvalidValueError(
-                f"{left_out} of this pack as damaged",
-                found=_reasons(records.skipped),
-                fix='pack(..., damaged="skip") agrees to that; or copy the images again and pack into a new folder',
-            )
-        print(f"pack: {left_out}: {_reasons(records.skipped)}; PackedImages.skipped lists them")
-    return records
+            _fill(target, described, share, workers=workers, progress=progress, room=room)
+            packed = PackedImages(target.folder)
+    print(f"pack: {packed.report}")
+    _report_skipped(packed, share)
+    return packed
 
 
-def _fill(target: PackFolder, described: PackSource, share: float, workers: int | None, progress, room: Room) -> None:
-    """Pack what no earlier call has packed."""
+def _folders(folder) -> list[Path]:
+    if isinstance(folder, str | os.PathLike):
+        return [Path(folder)]
+    return [Path(each) for each in folder]
+
+
+def _reopen(described: PackSource, target: PackFolder) -> PackedImages:
+    """Open a finished pack; FileExistsError if it holds other images."""
+    another = target.differences(target.read_manifest()["plan"])
+    if another:
+        raise FileExistsError(another)
+    packed = PackedImages(target.folder)
+    if described.items is None:
+        for name in ("names", "looks.npy"):
+            fault = find_fault(target.folder / name, packed.files[name])
+            if fault:
+                raise target.damaged(fault)
+        _compare_files(described, target, noted=target.folder, packed=packed.shards)
+    elif described.is_stream:
+        print(
+            f"pack: {target.folder} is finished; "
+            "of a source without numbers only the first was compared"
+        )
+    target.remove_work()  # an earlier call may have been ended before it did this
+    return packed
+
+
+def _report_skipped(packed: PackedImages, share: float) -> None:
+    """Print how many damaged images were left out; raise ValueError if none may be."""
+    if not packed.skipped:
+        return
+    count = len(packed.skipped)
+    left_out = f"{count:,} of {count + len(packed):,} images were left out"
+    if share == 0:
+        raise InvalidValueError(
+            f"{left_out} of this pack as damaged",
+            found=_reasons(packed.skipped),
+            fix='pack(..., damaged="skip") agrees to that; '
+            "or copy the images again and pack into a new folder",
+        )
+    print(f"pack: {left_out}: {_reasons(packed.skipped)}; PackedImages.skipped lists them")
+
+
+def _fill(
+    target: PackFolder, described: PackSource, share: float, *, workers, progress, room: Room
+) -> None:
+    """Pack the images that no earlier call has packed."""
     begun = target.unfinished_plan()
-    if begun and target.find_outputs() and (another := target.differences(begun)):
-        raise FileExistsError(another)  # not cleared: it may be hours of work
-    # A stream may have changed behind its first item; headers of the same files have not.
+    if begun and target.find_outputs():
+        another = target.differences(begun)
+        if another:
+            raise FileExistsError(another)  # not cleared, because it may be hours of work
+    # A stream may differ after its first item; the headers of unchanged files do not.
     target.begin(from_scratch=described.is_stream and not target.find_outputs())
     try:
         if described.look:
@@ -209,7 +317,7 @@ def _fill(target: PackFolder, described: PackSource, share: float, workers: int 
         _lay_out(described, target, progress)
         if described.is_stream:
             room.check(target, stored=True)
-        write_shards(described, target, share > 0, workers, progress)
+        write_shards(described, target, skip=share > 0, workers=workers, progress=progress)
         _finish(described, target, share)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -220,95 +328,106 @@ def _fill(target: PackFolder, described: PackSource, share: float, workers: int 
 
 
 def _lay_out(described: PackSource, target: PackFolder, progress: str | None) -> None:
-    """Write the rows of all images in the order they are packed in, and where the images are."""
-    import numpy
-
-    work, plan = target.work, target.plan
-    laid_out = (work / "rows.npy").exists()
+    """Write the rows of all images in the packed order, and the names of their files."""
+    work = target.work
+    is_laid_out = (work / "rows.npy").exists()
     if described.items is None:
-        if laid_out:
-            _compare_files(described, target, work, read_shards_so_far(target))
+        if is_laid_out:
+            _compare_files(described, target, noted=work, packed=read_shards_so_far(target))
         else:
             write_file(work / "names", Names.encode(described.names))
             if described.mask_names:
                 write_file(work / "masks", Names.encode(described.mask_names))
+        # Again if all is laid out, because a damaged file may have been replaced.
         looks = look_at(Names(work / "names"), described.root, described.mask_names)
-        write_file(work / "looks.npy", npy(looks))  # also where all is laid out: a mended file is another
-    if laid_out:
-        return
-    rows = described.rows
-    if described.items is not None:
-        items = described.items
-        if items.by_number:  # their labels are known when they have been read
-            values = numpy.zeros((items.length, items.labels), numpy.float32)
-        else:
-            values = store_items(items, work / "items", plan["size"], progress=progress)
-        rows = make_rows(values, described.groups)
-    if described.shuffled:
-        rows = rows[numpy.random.default_rng(plan["seed"]).permutation(len(rows))]
-    write_file(work / "rows.npy", npy(rows))
+        write_file(work / "looks.npy", npy(looks))
+    if not is_laid_out:
+        write_file(work / "rows.npy", npy(_packed_rows(described, target, progress)))
 
 
-def _compare_files(described: PackSource, target: PackFolder, noted: Path, packed: Shards) -> None:
-    """Raise FileExistsError if files that are in a pack are not those of the source, by what was noted in a folder."""
+def _packed_rows(described: PackSource, target: PackFolder, progress: str | None):
+    """Return the rows of all images in the packed order; items of a stream are stored first."""
     import numpy
 
-    names, masks = Names(noted / "names"), described.mask_names
-    before, now = numpy.load(noted / "looks.npy"), look_at(names, described.root, masks)
-    mine = numpy.isin(before["row"], packed.rows["row"])
+    rows = described.rows
+    items = described.items
+    if items is not None:
+        if items.by_number:  # their labels are known only when they have been read
+            labels = numpy.zeros((items.length, items.labels), numpy.float32)
+        else:
+            size = target.plan["size"]
+            labels = store_items(items, target.work / "items", size, progress=progress)
+        rows = make_rows(labels, described.groups)
+    if described.shuffled:
+        random = numpy.random.default_rng(target.plan["seed"])
+        rows = rows[random.permutation(len(rows))]
+    return rows
+
+
+def _compare_files(
+    described: PackSource, target: PackFolder, *, noted: Path, packed: Shards
+) -> None:
+    """Raise FileExistsError if the files of a pack are no longer those of the source.
+
+    Args:
+        described: the source.
+        target: the pack.
+        noted: the folder with the names, sizes and times of the files that were packed.
+        packed: the shards that are written.
+    """
+    import numpy
+
+    names = Names(noted / "names")
+    masks = described.mask_names
+    before = numpy.load(noted / "looks.npy")
+    now = look_at(names, described.root, masks)
+    is_written = numpy.isin(before["row"], packed.rows["row"])
     files = Files(names, described.root, masks)
-    size, window, head = target.plan["size"], target.plan.get("window"), packed.rows.dtype.itemsize
+    size = target.plan["size"]
+    window = target.plan.get("window")
+    head = packed.rows.dtype.itemsize  # the bytes of a record before its image
 
     def is_packed(row: int) -> bool:
         record = packed.read(numpy.flatnonzero(packed.rows["row"] == row))[0]
         return prepare(files, row, size, window)[0] == record[head:]
 
-    if found := find_changed(before[mine], now[mine], files, None if described.reader else is_packed):
+    # A reader of its own does not store the files as they are, so they cannot be compared.
+    compare = None if described.reader else is_packed
+    found = find_changed(before[is_written], now[is_written], files, compare)
+    if found:
         raise FileExistsError(target.another(found))
 
 
 def _finish(described: PackSource, target: PackFolder, share: float) -> None:
-    """Join what was noted beside the shards to the index, and write the manifest last."""
+    """Join the notes on the shards to the index, and write the manifest last."""
     import numpy
 
     planned = numpy.load(target.work / "rows.npy")
     files = shard_files(target, len(planned))
+    notes = [json.loads(note_of(target, file).read_bytes()) for file in files]
+    skipped = _skipped(notes)
+    _refuse_damage(skipped, len(planned), share, files=files, notes=notes)
     if described.items is not None and described.items.by_number:
         labels = numpy.concatenate([labels_of(target, file) for file in files])
         planned["labels"] = labels.reshape(planned["labels"].shape)
-    notes = [json.loads(note_of(target, file).read_bytes()) for file in files]
-    skipped = sorted((image for note in notes for image in note["skipped"]), key=lambda image: image["row"])
-    if len(skipped) == len(planned):
-        raise InvalidValueError(
-            f"none of the {len(planned)} images can be decoded, for instance {skipped[0]}",
-            fix="check that these are images, and that the paths are right",
-        )
-    if share and len(skipped) / len(planned) > share:  # not a product: 0.29 * 100 < 29
-        for file, note in zip(files, notes, strict=True):
-            if note["skipped"]:
-                file.unlink()  # so that images that are put in their place are packed
-        raise InvalidValueError(
-            f"{len(skipped):,} of {len(planned):,} images are damaged or missing, and {share:.0%} may be left out",
-            found=_reasons(skipped),
-            fix=f"check the paths, and call again; or damaged={math.ceil(100 * len(skipped) / len(planned)) / 100}",
-        )
-    packed = ~numpy.isin(planned["row"], [image["row"] for image in skipped])
-    index = {"index.npy": npy(planned[packed])}
+    is_whole = ~numpy.isin(planned["row"], [image["row"] for image in skipped])
+    rows = planned[is_whole]
     contents = numpy.concatenate([contents_of(target, file) for file in files])
     _, first, same = numpy.unique(contents[:, 0], return_index=True, return_inverse=True)
-    repeated, labels = len(contents) - len(first), planned["labels"][packed]
-    if repeated and not described.group_names:  # one picture on both sides of a split is one that was learned
-        index["groups.npy"] = npy(planned["group"][packed][first[same]])
+    first_copy = first[same]  # for each image the first with the same pixels
+    repeated = len(contents) - len(first)
+    index = {"index.npy": npy(rows)}
+    if repeated and not described.group_names:
+        # Copies of an image belong together: none may be in both parts of a split.
+        index["groups.npy"] = npy(rows["group"][first_copy])
     for name in ("names", "looks.npy"):
         if (target.work / name).exists():
             index[name] = (target.work / name).read_bytes()
     for name, data in index.items():
         write_file(target.folder / name, data)
-    in_memory = described.items.dark if described.items is not None else []
-    shapes = {tuple(shape) for note in notes for shape in note["shapes"]}
+    has_other_labels = (rows["labels"] != rows["labels"][first_copy]).any(axis=1)
     target.finish(
-        encoding="uint8" if notes[0]["pixels"] else "jpeg",
-        shape=shapes.pop() if len(shapes) == 1 else None,
+        **_seen_in(described, notes),
         names=described.label_names,
         classes=described.classes,
         group_names=described.group_names,
@@ -316,13 +435,8 @@ def _finish(described: PackSource, target: PackFolder, share: float) -> None:
         skipped=skipped,
         contents=hashlib.sha256(contents.tobytes()).hexdigest(),
         repeated=repeated,
-        relabelled=int((labels != labels[first[same]]).any(axis=1).sum()),
-        dark=len(in_memory) + sum(note["dark"] for note in notes),
-        brightest=max([*in_memory, *(note["brightest"] for note in notes)]),
-        mask_colours=_several_colours(notes),
-        mask_values=sorted({value for note in notes for value in note["masks"]}),
+        relabelled=int(has_other_labels.sum()),
         left_out=described.left_out,
-        frames=sum(note["frames"] for note in notes),
         shards=[
             {"file": file.name, "bytes": file.stat().st_size, "records": note["records"]}
             for file, note in zip(files, notes, strict=True)
@@ -331,32 +445,89 @@ def _finish(described: PackSource, target: PackFolder, share: float) -> None:
     )
 
 
+def _skipped(notes: list[dict]) -> list[dict]:
+    """Return the images that were left out of all shards, in the order of the source."""
+    skipped = []
+    for note in notes:
+        skipped += note["skipped"]
+    return sorted(skipped, key=lambda image: image["row"])
+
+
+def _refuse_damage(skipped: list[dict], count: int, share: float, *, files, notes) -> None:
+    """Raise ValueError if too many images are damaged."""
+    if len(skipped) == count:
+        raise InvalidValueError(
+            f"none of the {count} images can be decoded, for instance {skipped[0]}",
+            fix="check that these are images, and that the paths are right",
+        )
+    damaged = len(skipped) / count  # not a product: 0.29 * 100 < 29
+    if share and damaged > share:
+        for file, note in zip(files, notes, strict=True):
+            if note["skipped"]:
+                file.unlink()  # the next call packs the images that replace the damaged ones
+        raise InvalidValueError(
+            f"{len(skipped):,} of {count:,} images are damaged or missing, "
+            f"and {share:.0%} may be left out",
+            found=_reasons(skipped),
+            fix="check the paths, and call again; "
+            f"or damaged={math.ceil(100 * len(skipped) / count) / 100}",
+        )
+
+
+def _seen_in(described: PackSource, notes: list[dict]) -> dict:
+    """Return the entries of the manifest that sum up the notes on all shards."""
+    shapes = set()
+    mask_values = set()
+    for note in notes:
+        shapes |= {tuple(shape) for shape in note["shapes"]}
+        mask_values |= set(note["masks"])
+    dark_items = described.items.dark if described.items is not None else []
+    return {
+        "encoding": "uint8" if notes[0]["pixels"] else "jpeg",
+        "shape": shapes.pop() if len(shapes) == 1 else None,
+        "dark": len(dark_items) + sum(note["dark"] for note in notes),
+        "brightest": max([*dark_items, *(note["brightest"] for note in notes)]),
+        "mask_colours": _several_colours(notes),
+        "mask_values": sorted(mask_values),
+        "frames": sum(note["frames"] for note in notes),
+    }
+
+
 def _several_colours(notes: list[dict]) -> dict:
-    """Return the colours of those numbers of masks which have several, by their palettes."""
+    """Return two colours for each class number of masks whose palettes disagree."""
     colours = {}
     for note in notes:
-        for number, mine in note["colours"].items():
-            colours.setdefault(number, set()).update(map(tuple, mine))
-    return {number: sorted(mine)[:2] for number, mine in colours.items() if len(mine) > 1}
+        for number, seen in note["colours"].items():
+            colours.setdefault(number, set()).update(map(tuple, seen))
+    return {number: sorted(seen)[:2] for number, seen in colours.items() if len(seen) > 1}
 
 
 def _reasons(skipped: list[dict]) -> str:
-    """Say why images were left out, the most frequent reasons with an example each."""
-    # Counted without the numbers in them: how many bytes, how many of them extraneous.
-    kinds = [re.sub(r"\d[\d,]*", "", image["why"]) for image in skipped]
-    examples = dict(zip(reversed(kinds), reversed(skipped), strict=True))
-    counts = Counter(kinds).most_common()
-    few = "; ".join(f"{n:,} x {examples[kind]['why']}, as {examples[kind]['name']}" for kind, n in counts[:3])
-    few = few.encode(errors="backslashreplace").decode()  # a name that is no UTF-8 can be a file's, and not be printed
-    return few + ("; and others" if len(counts) > 3 else "")
+    """Return the three most frequent reasons why images were left out, with an example each."""
+    counts = Counter()
+    examples = {}
+    for image in skipped:
+        # Without numbers, because "3 bytes are missing" and "5 bytes are missing" are one reason.
+        kind = re.sub(r"\d[\d,]*", "", image["why"])
+        counts[kind] += 1
+        examples.setdefault(kind, image)
+    reasons = []
+    for kind, count in counts.most_common(3):
+        reasons.append(f"{count:,} x {examples[kind]['why']}, as {examples[kind]['name']}")
+    if len(counts) > 3:
+        reasons.append("and others")
+    # The name of a file need not be UTF-8, and such a name cannot be printed.
+    return "; ".join(reasons).encode(errors="backslashreplace").decode()
 
 
 def _full(folder: Path) -> OSError:
-    done = list(folder.glob("*.array_record"))
-    packed, free = sum(file.stat().st_size for file in done), shutil.disk_usage(folder).free
+    files = list(folder.glob("*.array_record"))
+    packed = sum(file.stat().st_size for file in files)
+    free = shutil.disk_usage(folder).free
     return SystemFailureError(
         f"the disk of {folder} is full",
-        found=f"{len(done)} files of {packed / 1e6:,.0f} MB are packed, {free / 1e6:,.0f} MB are free",
+        found=f"{len(files)} files of {packed / 1e6:,.0f} MB are packed, "
+        f"{free / 1e6:,.0f} MB are free",
         fix="make room and call pack again, it continues from here; or pack onto a larger disk",
         errno=errno.ENOSPC,
     )

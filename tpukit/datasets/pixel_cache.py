@@ -19,11 +19,11 @@ BLOCK = 1024  # images that share a checksum, and are decoded again together aft
 
 
 class CacheFolder(ResumableFolder):
-    """A folder that `build_image_cache` writes: all pixels in one file, and the index of the records."""
+    """A folder that `cached_images` writes: all pixels in one file, and the index of the records."""
 
     kind, version = "cache", 4
     outputs = ("images.npy", "index.npy", "groups.npy")
-    make = "build_image_cache(records, folder, size=...)"
+    make = "tpukit.cached_images(packed, size=..., folder=folder)"
     repair = "delete it, shutil.rmtree('{folder}'), and build it again"
 
 
@@ -36,7 +36,7 @@ class CachedImages(StoredImages):
     off is ended by the system (SIGBUS).
 
     Args:
-        folder: where `build_image_cache` wrote.
+        folder: where `cached_images` wrote.
         verify: compare every block of images with its checksum, on all CPUs: 4.5 GB/s per CPU, so 20 s of one CPU
             for 88 GB in memory; from a disk as fast as it reads, after which memory holds the images. False: check
             everything else only.

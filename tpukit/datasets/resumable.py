@@ -15,7 +15,7 @@ from tpukit.essentials.display import InvalidValueError, PathExistsError, PathNo
 UNFINISHED = "unfinished"  # the sub-folder of what is only needed until the manifest is there
 
 _OPENED_BY = {
-    "pack": ("PackedImages(folder)", "build_image_cache(PackedImages(folder), ...)"),
+    "pack": ("PackedImages(folder)", "tpukit.cached_images(PackedImages(folder), ...)"),
     "cache": ("CachedImages(folder)",),
 }
 

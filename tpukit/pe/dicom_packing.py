@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tpukit.datasets import (
+    PackOptions,
     PackSource,
     check_arguments,
     fact,
@@ -33,6 +34,9 @@ from tpukit.pe.series import (
     without_others,
 )
 
+_SHARD_SIZE = 4096  # slices per file
+_DEFAULTS = PackOptions()
+
 
 def pack_dicom(
     folder,
@@ -44,11 +48,10 @@ def pack_dicom(
     size: int | Sequence[int] = 256,
     form: str = "jpeg",
     quality: int = 85,
-    shard: int = 4096,
     missing: str = "raise",
     damaged: str | float = "raise",
-    workers: int | None = None,
     progress: str | None = None,
+    options: PackOptions = _DEFAULTS,
 ):
     """Pack a folder of CT series into records, one for each slice, without a copy of the DICOM files in between.
 
@@ -76,11 +79,12 @@ def pack_dicom(
         form: "jpeg", or "int16" for Hounsfield units: `hounsfield` gives them back on the device.
         quality: of the JPEGs, 1 to 95. The colours are not halved, as they are three images: at 85 that is nearer to
             the original in each than 90 with halved colours, and 10 % larger.
-        shard, workers, progress: as for `tpukit.pack`.
         missing: "raise" if a row has no file, or "drop" such rows and print how many.
         damaged: "raise"; or "skip" to leave out what is no whole slice, and with one window its neighbours, up to a
             tenth of all, or the share that may be left out, as 0.5; `PackedImages.skipped` lists those of them whose header
             is whole.
+        progress: as for `tpukit.pack`.
+        options: `PackOptions(shard_size, workers)`; the images have no other order and no other window.
 
     Returns:
         The finished `PackedImages`: (3, size, size) uint8 for each slice, as int16 (2, size, size). Its `rows` are those of
@@ -97,7 +101,8 @@ def pack_dicom(
     import numpy
 
     sizes = [whole_number("size", one, 1) for one in (size if isinstance(size, Sequence) else [size])]
-    check_arguments(damaged, size=sizes[0], shard=shard, workers=workers)
+    check_arguments(damaged, options, size=sizes[0])
+    options = _own_options(options)
     load_pydicom()
     if form not in ("jpeg", "int16") or missing not in ("raise", "drop") or not 1 <= quality <= 95:
         raise ValueError(
@@ -133,7 +138,7 @@ def pack_dicom(
         if placed is not None:
             headers, order = _of_index(labels, names, placed)
             return _lay_out(source, names, labels, headers, numpy.arange(len(labels)), order, work)
-        headers, others = read_headers(folder, names, work, workers, progress)
+        headers, others = read_headers(folder, names, work, options.workers, progress)
         _tell_others(folder, names, others, share_of(damaged), len(headers))
         headers, rows = _without_copies(headers), None
         if labels is not None:
@@ -156,8 +161,22 @@ def pack_dicom(
         weight=SliceWeight(folder, names, len(names) if labels is None else min(len(names), len(labels))),
     )
     otherwise = [{**settings, "pixels": one} for one in sizes[1:]]
-    options = {"shard": shard, "damaged": damaged, "workers": workers, "progress": progress}
-    return pack_described(source, to, size=None, seed=0, otherwise=otherwise, **options)
+    return pack_described(
+        source, to, size=None, damaged=damaged, progress=progress, options=options, otherwise=otherwise
+    )
+
+
+def _own_options(options: PackOptions) -> PackOptions:
+    """Return the options with this pack's shard size; ValueError for those that mean nothing here."""
+    for name in ("image", "window", "seed"):
+        value = getattr(options, name)
+        if value != getattr(_DEFAULTS, name):
+            raise InvalidValueError(
+                f"pack_dicom has no PackOptions({name}=...), got {value!r}",
+                found="slices lie in the order of their series, and are taken from DICOM files",
+                fix="pack_dicom(..., window=...) selects a CT window" if name == "window" else f"leave {name} out",
+            )
+    return options if options.shard_size is not None else replace(options, shard_size=_SHARD_SIZE)
 
 
 def _window(window) -> list[float] | None:

@@ -115,9 +115,9 @@ def augment(**changes):
     from tpukit.training import Augment
 
     options = {
-        "scale": 0.25,
+        "scale": (0.75, 1.25),
         "flip": 0.5,
-        "swap": (("leftsided_pe", "rightsided_pe"),),
+        "swap_labels": (("leftsided_pe", "rightsided_pe"),),
         "names": LABELS,
     }
     return Augment(**(options | changes))

@@ -17,10 +17,10 @@ from numbers import Real
 from tpukit.essentials.display import InvalidValueError
 
 _RANGES = {
-    "shift": (0.5, "a share of the image; 0.06 is up to 8 of 128 pixels"),
-    "scale": (0.5, "a share; 0.1 is 0.9 to 1.1 times as large"),
-    "rotate": (45, "degrees to either side, for instance 10"),  # beyond 45, rows would have to be read as columns
-    "intensity": (1, "a share; 0.1 is up to 10 % more or less"),
+    "translate": (0.5, "a share of the image; 0.06 is up to 8 of 128 pixels"),
+    "degrees": (45, "degrees to either side, for instance 10"),  # beyond 45, rows would have to be read as columns
+    "brightness": (1, "a share of white; 0.1 is up to 26 of 255 grey levels"),
+    "contrast": (1, "a share; 0.1 is 0.9 to 1.1 times as much"),
     "flip": (1, "a probability; 0.5 flips every second image on average"),
 }
 
@@ -32,37 +32,44 @@ class Augment:
     Masks among the targets, (N, H, W) of the images' height and width, are moved, scaled, rotated and flipped with
     their images, to the nearest pixel; alone, or in a dict or tuple of targets.
 
-    A flip exchanges left and right. Labels that name a side have to be exchanged as well: `swap` says which. Without it
+    A flip exchanges left and right. Labels that name a side have to be exchanged as well: `swap_labels` says which. Without it
     such a label is wrong on every flipped image, and no error shows it; therefore `flip` is off by default.
+
+    The names are those of torchvision's `RandomAffine` and `ColorJitter`. Two differ from it, as CT needs it:
+    `brightness` adds instead of multiplying, and `contrast` turns about mid-grey, not about the mean of the image.
 
     Call it inside the step, on uint8 images, before they are normalised. The random numbers are uniform and drawn on
     the device, which `launch(seed=...)` seeds differently on each core. They do not change the graph, so it is
     compiled once.
 
     Attributes:
-        shift: the largest shift, as a share of height and width, 0 (off) to 0.5.
-        scale: the largest change in size, as a share, 0 (off) to 0.5.
-        rotate: the largest rotation to either side, in degrees, 0 (off) to 45.
-        intensity: the largest change of brightness, as a share of white, and of contrast about mid-grey, as a share of
-            itself, 0 (off) to 1. It has the effect of another level and width of a CT window.
+        translate: the largest shift, as a share of height and width, 0 (off) to 0.5. Both are drawn from
+            [-translate, translate].
+        scale: (smallest, largest) size, within 0.5 to 1.5: (0.9, 1.1) is 0.9 to 1.1 times as large. None is off.
+        degrees: the largest rotation to either side, 0 (off) to 45. Drawn from [-degrees, degrees].
+        brightness: the largest change of brightness, as a share of white, 0 (off) to 1: a number drawn from
+            [-brightness, brightness] x white is added. It has the effect of another level of a CT window.
+        contrast: the largest change of contrast, as a share, 0 (off) to 1: the difference from mid-grey is multiplied
+            by a factor drawn from [1 - contrast, 1 + contrast]. It has the effect of another width of a CT window.
         flip: the probability of a left-right flip, 0 (off) to 1.
-        outside: the class number of a mask where it shows what is outside of the image; 0 is usually the background,
-            255 with `ignore_index=255` what does not count. -256 to 255.
-        swap: pairs of labels that a flip exchanges: columns, or names if `names` is given. In a dict of targets those
+        fill: the class number that a mask has outside of the image; 0 is usually the background, 255 with
+            `ignore_index=255` does not count. -256 to 255. Pixels of images outside are 0.
+        swap_labels: pairs of labels that a flip exchanges: columns, or names if `names` is given. In a dict of targets those
             of "labels"; class numbers in a mask are not exchanged.
         names: the names of all labels, in the order of their columns.
 
     Raises:
-        ValueError: a number is out of its range, or `swap` does not consist of pairs of different labels.
+        ValueError: a number is out of its range, or `swap_labels` does not consist of pairs of different labels.
     """
 
-    shift: float = 0.06
-    scale: float = 0.1
-    rotate: float = 10.0
-    intensity: float = 0.1
+    translate: float = 0.06
+    scale: tuple[float, float] | None = (0.9, 1.1)
+    degrees: float = 10.0
+    brightness: float = 0.1
+    contrast: float = 0.1
     flip: float = 0.0
-    outside: int = 0
-    swap: Sequence[tuple[int | str, int | str]] = ()
+    fill: int = 0
+    swap_labels: Sequence[tuple[int | str, int | str]] = ()
     names: Sequence[str] = ()
 
     def __post_init__(self):
@@ -70,9 +77,10 @@ class Augment:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value <= most:
                 raise InvalidValueError(f"{name} is 0 (off) to {most}, got {value!r}", fix=f"it is {meaning}")
-        if isinstance(self.outside, bool) or not isinstance(self.outside, int) or not -256 <= self.outside <= 255:
-            raise InvalidValueError(f"outside is a class number, -256 to 255, got {self.outside!r}", fix="0, or 255")
-        _opposites(self.swap, self.names)
+        _check_scale(self.scale)
+        if isinstance(self.fill, bool) or not isinstance(self.fill, int) or not -256 <= self.fill <= 255:
+            raise InvalidValueError(f"fill is a class number, -256 to 255, got {self.fill!r}", fix="0, or 255")
+        _opposites(self.swap_labels, self.names)
 
     def __call__(self, images, labels):
         """Return changed images and their targets; the arguments are not modified.
@@ -84,7 +92,7 @@ class Augment:
         Args:
             images: (N, C, H, W) uint8 in [0, 255], or of a float dtype in [0, 1].
             labels: (N, L) of any dtype, (N, H, W) masks of whole numbers from -256 to 255, or a dict or tuple of both;
-                anything else is returned as it is, if `swap` is empty.
+                anything else is returned as it is, if `swap_labels` is empty.
 
         Returns:
             A tuple of both, of the same shapes and dtypes, on the same device.
@@ -101,17 +109,19 @@ class Augment:
             draws = torch.rand(7, len(images), dtype=torch.float32, device=images.device)
             turn, zoom, right, down, contrast, brightness = 2 * draws[:6] - 1
             flipped = draws[6] < self.flip
+            smallest, largest = self.scale or (1, 1)
             moves = {
-                "turn": math.radians(self.rotate) * turn,
-                "zoom": 1 + self.scale * zoom,
-                "right": self.shift * width * right,
-                "down": self.shift * height * down,
+                "turn": math.radians(self.degrees) * turn,
+                "zoom": (smallest + largest) / 2 + (largest - smallest) / 2 * zoom,
+                "right": self.translate * width * right,
+                "down": self.translate * height * down,
             }
             labels = self._change_targets(labels, images, flipped, moves)
             changed = self._move(images, flipped, moves)
-            if self.intensity:  # last, so that black inside and outside of the image stays one grey level
+            if self.brightness or self.contrast:  # last, so that black inside and outside of the image stays one grey level
                 white = 255 if in_bytes else 1
-                contrast, brightness = (self.intensity * draw.view(-1, 1, 1, 1) for draw in (contrast, brightness))
+                contrast = self.contrast * contrast.view(-1, 1, 1, 1)
+                brightness = self.brightness * brightness.view(-1, 1, 1, 1)
                 changed = (changed.float() - white / 2) * (1 + contrast) + white * (0.5 + brightness)
             if in_bytes and changed.is_floating_point():
                 changed = changed.round().clamp(0, 255)
@@ -123,7 +133,10 @@ class Augment:
 
         if self.flip:
             images = torch.where(flipped.view(-1, 1, 1, 1), images.flip(3), images)
-        return warp(images, **moves, nearest=nearest) if self.shift or self.scale or self.rotate else images
+        changes_size = self.scale is not None and tuple(self.scale) != (1, 1)
+        if self.translate or changes_size or self.degrees:
+            return warp(images, **moves, nearest=nearest)
+        return images
 
     def _change_targets(self, targets, images, flipped, moves: dict):
         """Return the targets: masks moved with their images, labels swapped where these are flipped."""
@@ -138,22 +151,22 @@ class Augment:
         shape = tuple(getattr(target, "shape", ()))
         if shape[-2:] != tuple(images.shape[2:]) or len(shape) not in (3, 4) or shape[0] != len(images):
             return target
-        # Pixels from outside become 0, so that is what `outside` is for a moment.
-        masks = (target.float() - self.outside).view(len(images), -1, *shape[-2:])
-        return (self._move(masks, flipped, moves, nearest=True) + self.outside).to(target.dtype).view(shape)
+        # Pixels from outside become 0, so `fill` is 0 for a moment.
+        masks = (target.float() - self.fill).view(len(images), -1, *shape[-2:])
+        return (self._move(masks, flipped, moves, nearest=True) + self.fill).to(target.dtype).view(shape)
 
     def _swapped(self, labels, flipped):
-        """Return the labels, exchanged as `swap` says in the rows of flipped images."""
+        """Return the labels, exchanged as `swap_labels` says in the rows of flipped images."""
         import torch
 
-        opposites = _opposites(self.swap, self.names)
+        opposites = _opposites(self.swap_labels, self.names)
         if not opposites:
             return labels
         shape = tuple(getattr(labels, "shape", ()))
         columns = len(self.names) or max([max(opposites) + 1, *shape[1:]])
         if shape != (len(flipped), columns):
             raise InvalidValueError(
-                f"with swap={self.swap!r}, labels are (N, L), here ({len(flipped)}, {columns}), "
+                f"with swap_labels={self.swap_labels!r}, labels are (N, L), here ({len(flipped)}, {columns}), "
                 f"got {type(labels).__name__} {shape}",
                 fix="pass the labels of these images, one column per label; class numbers cannot be swapped",
             )
@@ -226,6 +239,21 @@ def _gather(rows, places):
     return torch.lerp(rows.gather(3, index), rows.gather(3, index + 1), places - left)
 
 
+def _check_scale(scale) -> None:
+    """Raise ValueError unless `scale` is None or the smallest and the largest size."""
+    if scale is None:
+        return
+    is_pair = isinstance(scale, Sequence) and len(scale) == 2
+    if is_pair and all(isinstance(end, Real) and not isinstance(end, bool) for end in scale):
+        smallest, largest = scale
+        if 0.5 <= smallest <= largest <= 1.5:
+            return
+    raise InvalidValueError(
+        f"scale is (smallest, largest) from 0.5 to 1.5, or None (off), got {scale!r}",
+        fix="scale=(0.9, 1.1) is 0.9 to 1.1 times as large",
+    )
+
+
 def _check(images) -> None:
     """Raise ValueError unless the images are an (N, C, H, W) batch of uint8 or floats."""
     import torch
@@ -243,23 +271,24 @@ def _check(images) -> None:
         )
 
 
-def _opposites(swap, names) -> dict[int, int]:
-    """Map the column of every swapped label to that of its opposite; raise ValueError for an invalid `swap`."""
+def _opposites(swap_labels, names) -> dict[int, int]:
+    """Map the column of every swapped label to that of its opposite; raise ValueError for an invalid `swap_labels`."""
     opposites = {}
-    for pair in swap:
+    for pair in swap_labels:
         if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
             raise InvalidValueError(
-                f"swap is pairs of labels, got {swap!r}", fix="swap=((one, other),), with a comma after a single pair"
+                f"swap_labels is pairs of labels, got {swap_labels!r}",
+                fix="swap_labels=((one, other),), with a comma after a single pair",
             )
         columns = [list(names).index(label) if label in names else label for label in pair]
         for label in columns:
             if isinstance(label, str) or not 0 <= label < (len(names) or math.inf):
                 raise InvalidValueError(
-                    f"swap={swap!r} has no column for {label!r}; names={names!r}",
+                    f"swap_labels={swap_labels!r} has no column for {label!r}; names={names!r}",
                     fix="columns count from 0; for names, pass names= with all of them in the order of the columns",
                 )
         one, other = columns
         if one == other or opposites.keys() & {one, other}:
-            raise InvalidValueError(f"swap={swap!r} has a label twice", fix="every label is in one pair at most")
+            raise InvalidValueError(f"swap_labels={swap_labels!r} has a label twice", fix="every label is in one pair at most")
         opposites |= {one: other, other: one}
     return opposites

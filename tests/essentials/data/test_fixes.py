@@ -70,36 +70,40 @@ def test_the_fixes_work_for_images_and_labels_of_another_form():
         Augment()(images, LABELS)
     Augment()(fix.code(r"(?<=pass ).*?(?=, if)", images=images), LABELS)
 
-    augment = Augment(flip=1.0, swap=((0, 1),))
-    with fixes("augment: with swap={}, labels are (N, L), here ({}, {}), got {} {}"):
+    augment = Augment(flip=1.0, swap_labels=((0, 1),))
+    with fixes("augment: with swap_labels={}, labels are (N, L), here ({}, {}), got {} {}"):
         augment(IMAGES, torch.zeros(2).long())
     augment(IMAGES, LABELS)
 
 
 def test_the_fixes_work_for_options_of_augment():
-    for outside in (256, -257, 1.0, True):
-        with fixes("augment: outside is a class number, -256 to 255, got {}") as fix:
-            Augment(outside=outside)
+    for fill in (256, -257, 1.0, True):
+        with fixes("augment: fill is a class number, -256 to 255, got {}") as fix:
+            Augment(fill=fill)
     for number in fix.text.split(", or "):
-        Augment(outside=int(number))
+        Augment(fill=int(number))
 
-    with fixes("augment: swap is pairs of labels, got {}") as fix:
-        Augment(swap=(0, 1))
-    Augment(swap=fix.code(r"(?<=swap=).*?(?=, with)", one=0, other=1))
+    with fixes("augment: swap_labels is pairs of labels, got {}") as fix:
+        Augment(swap_labels=(0, 1))
+    Augment(swap_labels=fix.code(r"(?<=swap_labels=).*?(?=, with)", one=0, other=1))
 
-    with fixes("augment: swap={} has a label twice"):
-        Augment(swap=((0, 1), (1, 2)))
-    Augment(swap=((0, 1), (2, 3)))
+    with fixes("augment: swap_labels={} has a label twice"):
+        Augment(swap_labels=((0, 1), (1, 2)))
+    Augment(swap_labels=((0, 1), (2, 3)))
 
-    with fixes("augment: swap={} has no column for {}; names={}"):
-        Augment(swap=(("left", "right"),))
-    Augment(swap=((0, 1),))
-    Augment(swap=(("left", "right"),), names=("left", "right"))
+    with fixes("augment: swap_labels={} has no column for {}; names={}"):
+        Augment(swap_labels=(("left", "right"),))
+    Augment(swap_labels=((0, 1),))
+    Augment(swap_labels=(("left", "right"),), names=("left", "right"))
 
     with fixes("augment: {} is 0 (off) to {}, got {}") as fix:
-        Augment(rotate=90)
+        Augment(degrees=90)
     assert "degrees to either side, for instance 10" in fix
-    Augment(rotate=10)
+    Augment(degrees=10)
+
+    with fixes("augment: scale is (smallest, largest) from 0.5 to 1.5, or None (off), got {}") as fix:
+        Augment(scale=0.1)
+    Augment(scale=fix.code(r"(?<=scale=).*?(?= is)"))
 
 
 # Batches

@@ -86,7 +86,7 @@ def test_records_say_how_many_images_in_how_many_files(records):
 
 
 def test_a_cache_says_the_size_of_its_pixels(records, tmp_path):
-    cache = tpukit.build_image_cache(records, tmp_path / "cache", size=24, progress="off")
+    cache = tpukit.cached_images(records, folder=tmp_path / "cache", size=24, progress="off")
     assert "6 of 24 x 24 x 3 uint8" in words(cache._repr_html_())
     assert repr(cache).endswith("6 images of 24 x 24 x 3 uint8, 10 KiB of decoded pixels in 1 file")
 
