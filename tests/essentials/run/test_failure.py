@@ -93,6 +93,26 @@ def test_of_a_huge_text_the_middle_is_left_out_and_the_whole_is_in_the_traceback
     assert failed.value.__cause__ is None  # which a notebook would print whole
 
 
+def test_a_signal_that_raises_while_a_failure_is_described_is_not_blamed_on_the_device():
+    """As torch's handler raises when a DataLoader process ends: reading its pipe may have failed a moment before."""
+
+    def handler(*_):
+        raise RuntimeError("DataLoader worker is killed by signal: Killed.")
+
+    def interrupted(rank, error):
+        worker.exception_raised = exception_raised
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return exception_raised(rank, error)
+
+    def work(core):
+        signal.signal(signal.SIGUSR1, handler)
+        worker.exception_raised = interrupted  # in this fork alone
+        raise EOFError
+
+    with pytest.raises(WorkerFailed, match="core [01] of 2 raised RuntimeError: DataLoader worker"):
+        quietly(work)
+
+
 def test_an_optimizer_in_a_worker_leaves_no_temporary_folder(tmp_path):
     """Making the first one in a process imports a part of torch that makes a temporary folder."""
     code = """

@@ -96,8 +96,10 @@ def main(task: Task, start: Callable[[Callable], None], pipes: WorkerPipes, worl
     optimizer.register_optimizer_step_post_hook(_after_step)
     try:
         start(lambda backend: run_core(task, backend, worker.sender.send, worker.cores, world_size))
-    except BaseException as error:  # the device did not start: no core is there to say so
-        worker.sender.send(("failed", device_not_started(pipes.rank, error)))
+    except BaseException as error:
+        # A core that has started reports its own failure, but a signal's handler may raise meanwhile.
+        describe = exception_raised if worker.cores else device_not_started
+        worker.sender.send(("failed", describe(worker.rank_here(), error)))
     _flush_streams()
     worker.finished.set()
     while True:
