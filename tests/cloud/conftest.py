@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import nbformat
@@ -14,7 +15,20 @@ BIN = str(Path(sys.executable).parent)  # uv is there; on another machine run.sh
 @pytest.fixture(scope="session")
 def job_environment(tmp_path_factory):
     """Return an environment that has the packages of the runner; run.sh adds tpukit to it."""
-    place = tmp_path_factory.mktemp("job") / "environment"
+    return make_environment(tmp_path_factory.mktemp("job") / "environment")
+
+
+@pytest.fixture(scope="session")
+def training_environment(tmp_path_factory):
+    """Return one that also finds the packages of this Python, torch among them, but not its tpukit."""
+    place = make_environment(tmp_path_factory.mktemp("training") / "environment")
+    (packages,) = place.glob("lib/*/site-packages")
+    # A link to tpukit's source lies in a .pth file, and Python reads none in a folder that a .pth file names.
+    (packages / "of_this_python.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    return place
+
+
+def make_environment(place):
     uv = [sys.executable, "-m", "uv"]
     python = f"{sys.base_prefix}/bin/python3"
     packages = ["papermill>=2.6,<3", "ipykernel>=6.29,<8", "nbconvert>=7.16,<8", "google-cloud-storage>=2.14,<4"]

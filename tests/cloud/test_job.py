@@ -23,7 +23,7 @@ from tpukit.cloud.job_folder import open_folder, read_json, write_json
 from tpukit.cloud.local import LocalTarget
 from tpukit.cloud.run_notebook import _Attempt, read_secrets
 from tpukit.cloud.start_script import package_list, start_script
-from tpukit.cloud.target import JobOptions, JobPlan
+from tpukit.cloud.target import JobOptions, JobPlan, PlatformState
 from tpukit.profiling import find_tpu
 
 ROOT = Path(__file__).parents[2]
@@ -558,6 +558,14 @@ def test_answers_that_do_not_come_do_not_end_the_waiting(make_notebook, send, mo
     looks = iter([CloudError("not permitted")])
     with pytest.raises(CloudError, match="not permitted"):
         job.wait()
+
+
+def test_a_job_is_running_until_its_results_are_copied(make_notebook, send, monkeypatch):
+    job = send(make_notebook("1"))
+    assert job.wait(240, every=0.2) == "succeeded"
+    place(job, "result.json").unlink()  # it is written last, after minutes if checkpoints are large
+    monkeypatch.setattr(LocalTarget, "state", lambda self, handle: PlatformState("running"))
+    assert job.state == "running"
 
 
 def test_a_result_that_is_not_complete_keeps_the_machine(make_notebook, send, monkeypatch):

@@ -1,11 +1,17 @@
 """The same jobs on a double of each platform: executed by its own start command, preempted, cancelled, failing."""
 
+import csv
+import json
+import os
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import papermill
 import pytest
+import torch
 from doubles.cloud_tools import CloudTools
 from doubles.vertex_double import processes_of
 from executed import outputs
@@ -16,6 +22,10 @@ from tpukit.cloud.target import JobOptions
 from tpukit.cloud.vertex import VertexTarget
 
 pytest.importorskip("google.cloud.aiplatform_v1", reason="needs Google's SDK: pip install google-cloud-aiplatform")
+WALKTHROUGH = Path(__file__).parents[2] / "notebooks" / "04_pulmonary_embolism.ipynb"
+# A checkpoint of it has 340 MB, so two epochs.
+SMALL = {"studies": 8, "slices": 6, "num_folds": 2, "image_size": 32, "batch_size": 4, "num_epochs": 2}
+SMALL |= {"plain_epochs": 1, "seed": 7}
 OPTIONS = JobOptions(torch="none", grace=5.0)
 ACCOUNT = "trainer@demo.iam.gserviceaccount.com"
 PLACES = {
@@ -185,3 +195,74 @@ def test_a_secret_reaches_the_notebook_and_no_file_of_the_job(platform, cloud, m
     assert "19 None" in job.result(tmp_path / "results", timeout="5m").notebook.read_text()
     for file in (path for path in Path(cloud.folder).rglob("*") if path.is_file()):
         assert b"value-of-the-secret" not in file.read_bytes(), file
+
+
+class Numbers:
+    """All that a run of the walkthrough computes, to the last bit, without its speed."""
+
+    def __init__(self, files):
+        self.metrics = json.loads(files["runs/metrics.json"].read_text())
+        del self.metrics["images_per_second"]
+        (*_, row) = csv.DictReader(files["runs/log.csv"].read_text().splitlines())
+        self.last_row = {name: value for name, value in row.items() if value}  # its loss has all digits
+        self.figures = {name: path.read_bytes() for name, path in files.items() if name.endswith(".png")}
+        self.weights = torch.load(files["runs/checkpoints/best.pt"])
+
+    def assert_equal(self, others):
+        assert self.metrics == others.metrics
+        assert self.last_row == others.last_row
+        assert "runs/figures/curves.png" in self.figures, "the losses of all epochs"
+        assert self.figures == others.figures
+        assert self.weights.keys() == others.weights.keys()
+        assert [name for name in self.weights if not torch.equal(self.weights[name], others.weights[name])] == []
+
+
+@pytest.fixture(scope="module")
+def walkthrough(tmp_path_factory):
+    """Return the numbers of the walkthrough, executed by papermill in this environment."""
+    folder = tmp_path_factory.mktemp("walkthrough")
+    given = {"cwd": folder, "kernel_name": "python3", "progress_bar": False}
+    papermill.execute_notebook(WALKTHROUGH, folder / "walkthrough.ipynb", SMALL, **given)
+    return Numbers({path.relative_to(folder).as_posix(): path for path in folder.rglob("*")})
+
+
+@pytest.fixture
+def trains(machine, training_environment, monkeypatch):
+    """Make this machine one whose image has torch."""
+    monkeypatch.setenv("TPUKIT_ENVIRONMENT", str(training_environment))
+
+
+def test_the_walkthrough_as_a_job_of_this_machine_gives_the_numbers_of_a_run_without_one(
+    trains, walkthrough, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    job = submit(WALKTHROUGH, parameters=SMALL, options=OPTIONS)
+    job.wait("5m", every=0.2)
+    Numbers(job.result().files).assert_equal(walkthrough)
+
+
+@pytest.mark.parametrize("platform", ["vertex", "skypilot"], indirect=True)
+def test_the_walkthrough_as_a_job_gives_the_numbers_of_a_local_run(platform, trains, walkthrough, tmp_path):
+    job = platform.send(WALKTHROUGH, SMALL)
+    job.wait("5m", every=0.2)
+    Numbers(job.result(tmp_path / "results").files).assert_equal(walkthrough)
+
+
+@pytest.mark.parametrize("platform", ["gcloud"], indirect=True)
+def test_a_walkthrough_whose_machine_is_lost_gives_the_same_numbers(platform, cloud, trains, walkthrough, tmp_path):
+    job = platform.send(WALKTHROUGH, SMALL)
+    disk = cloud.folder / "vm" / job.name
+    wait_for(lambda: [*disk.rglob("runs/checkpoints/step-*.pt")], job)
+    for process in platform.processes(job):  # so that a fast machine does not finish meanwhile
+        if b"ipykernel" in Path(f"/proc/{process}/cmdline").read_bytes():
+            os.kill(process, signal.SIGSTOP)
+    wait_for(lambda: job.folder.names("out/runs/checkpoints/step-"), job)
+    platform.preempt(job)
+    with pytest.raises(JobFailedError, match="interrupted"):
+        job.wait()
+    job.start().wait("5m", every=0.2)
+    result = job.result(tmp_path / "results")
+    assert "resumed from step-" in result.notebook.read_text()
+    assert read_json(job.folder, "result.json")["attempt"] == 2
+    Numbers(result.files).assert_equal(walkthrough)
+    assert cloud.machines() == []

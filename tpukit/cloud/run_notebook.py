@@ -452,8 +452,10 @@ def _finish(attempt: _Attempt, result: dict, request: Mapping) -> int:
 
 
 def _copy_rest(attempt: _Attempt, result: dict) -> None:
-    attempt.save("interrupted", is_final=True)
-    if result["state"] == "interrupted":
+    is_interrupted = result["state"] == "interrupted"
+    # A job whose notebook has ended still runs: its last copy may take minutes.
+    attempt.save("interrupted" if is_interrupted else "running", is_final=True)
+    if is_interrupted:
         return
     for name in ("notebook.html", "metrics.json"):
         if (attempt.work / name).exists():
