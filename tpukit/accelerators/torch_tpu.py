@@ -287,5 +287,5 @@ def inside(place: str):
             f"torch_tpu {metadata.version('torch_tpu')} has no {name} in {module}, "
             "which tpukit uses",
             found=f"{error}; torch_tpu {SEEN} has it",
-            fix=f"pip install torch_tpu=={SEEN}, in a separate environment; or update tpukit",
+            fix=f"update tpukit; or, in a separate environment, pip install torch_tpu=={SEEN}",
         ) from error
