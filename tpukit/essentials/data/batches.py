@@ -101,12 +101,7 @@ class Batches:
         )
         _check_steps(self.sampler)
         refuse_shared(dataset, rank=rank, world_size=world_size, workers=workers or 0)
-        if threads < 1 or (workers or 0) < 0:
-            raise InvalidValueError(
-                "threads is 1 or more and workers 0 or more, "
-                f"got threads={threads}, workers={workers}",
-                fix="threads=1, workers=0",
-            )
+        _check_readers(threads, workers)
         self.dataset = dataset
         self.buckets = buckets
         self._source = as_batch_source(dataset)
@@ -404,6 +399,14 @@ def _check_dataset(dataset: object, batch_size: int) -> None:
         raise InvalidValueError(
             "the dataset is empty: its length is 0",
             fix="check the path and the fold that it was made from",
+        )
+
+
+def _check_readers(threads: int, workers: int | None) -> None:
+    if threads < 1 or (workers or 0) < 0:
+        raise InvalidValueError(
+            f"threads is 1 or more and workers 0 or more, got threads={threads}, workers={workers}",
+            fix="threads=1, workers=0",
         )
 
 
