@@ -1,4 +1,4 @@
-"""The essentials without the rest of the kit: the face, the command line and tpukit/essentials, in an empty folder."""
+"""The essentials without the other subpackages: the public API and the command line, in an empty folder."""
 
 import os
 import re
@@ -68,8 +68,8 @@ def loop(core):
 
 {call}
 """.replace("FOLDER_OF_TESTS", repr(str(ROOT / "tests")))
-# An editable install finds the parts that a copy lacks in the repository.
-WITHOUT_THE_INSTALLED_KIT = """
+# An editable install finds the subpackages that a copy lacks in the repository.
+WITHOUT_THE_INSTALLED_COPY = """
 import sys
 
 sys.meta_path[:] = [one for one in sys.meta_path if "editable" not in getattr(one, "__module__", "")]
@@ -82,7 +82,7 @@ def alone(tmp_path_factory):
     shutil.copytree(ROOT / "tpukit/essentials", folder / "tpukit/essentials", ignore=lambda *_: ["__pycache__"])
     for name in ("__init__.py", "__main__.py"):
         shutil.copy(ROOT / "tpukit" / name, folder / "tpukit")
-    (folder / "sitecustomize.py").write_text(WITHOUT_THE_INSTALLED_KIT)
+    (folder / "sitecustomize.py").write_text(WITHOUT_THE_INSTALLED_COPY)
     return folder
 
 
@@ -96,20 +96,20 @@ def test_a_notebook_that_needs_no_more_than_the_essentials_runs(alone):
     (alone / "notebook.py").write_text(NOTEBOOK.replace("BACKENDS", str(backends)))
     done = run(alone, "notebook.py")
     assert done.returncode == 0, done.stderr
-    *said, fit, pe, others = done.stdout.splitlines()
-    assert [line for line in said if line.endswith("trained")] == [f"{backend} trained" for backend in backends]
+    *printed, fit, pe, others = done.stdout.splitlines()
+    assert [line for line in printed if line.endswith("trained")] == [f"{backend} trained" for backend in backends]
     assert fit == "tpukit.fit needs the part tpukit.training, which this copy of the kit does not have"
     assert pe == "tpukit.pe needs the part tpukit.pe, which this copy of the kit does not have"
     assert others == "[]"
 
 
-def test_the_command_line_says_which_part_is_missing_and_to_copy_it_helps(alone, tmp_path):
+def test_the_command_line_names_the_missing_subpackage_and_to_copy_it_helps(alone, tmp_path):
     folder = shutil.copytree(alone, tmp_path / "copied")
     assert "memory" in run(folder, "-m", "tpukit", "info").stdout
     assert "needs the part tpukit.preflight" in run(folder, "-m", "tpukit", "--help").stdout
     missing = []
-    while (said := run(folder, "-m", "tpukit", "preflight", "--help")).returncode:
-        fact, fix = said.stderr.splitlines()
+    while (printed := run(folder, "-m", "tpukit", "preflight", "--help")).returncode:
+        fact, fix = printed.stderr.splitlines()
         needed = r"preflight needs the subpackage tpukit\.(\w+), which this copy of tpukit does not have"
         name = re.fullmatch(needed, fact)[1]
         copied = f"copy the folder tpukit/{name} of a complete clone or wheel next to tpukit/essentials here"
@@ -118,20 +118,20 @@ def test_the_command_line_says_which_part_is_missing_and_to_copy_it_helps(alone,
         missing.append(name)
         shutil.copytree(ROOT / "tpukit" / name, folder / "tpukit" / name, ignore=lambda *_: ["__pycache__"])
     assert {"preflight", "simulator"} <= set(missing)
-    assert said.stdout.startswith("usage: python -m tpukit preflight")
+    assert printed.stdout.startswith("usage: python -m tpukit preflight")
     for arguments in (["job", "train.py", "--on", "vertex"], ["health"]):  # whatever else is asked of it
         assert "needs the subpackage tpukit.cloud" in run(alone, "-m", "tpukit", *arguments).stderr
 
 
-def test_a_backend_of_a_missing_part_is_named(alone):
+def test_a_backend_of_a_missing_subpackage_is_named(alone):
     program = "import tpukit; tpukit.launch(print, backend='xla:simulator')"
-    said = run(alone, "-c", program).stderr
+    printed = run(alone, "-c", program).stderr
     needed = "the xla:simulator backend needs the subpackage tpukit.simulator"
-    assert f"{needed}, which this copy of tpukit does not have" in said
+    assert f"{needed}, which this copy of tpukit does not have" in printed
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "needed"),
     [
         ("tpukit.launch(print, backend='torch_tpu')", "the torch_tpu backend needs the subpackage tpukit.accelerators"),
         (
@@ -150,14 +150,14 @@ def test_a_backend_of_a_missing_part_is_named(alone):
         ("tpukit.Augment()", "tpukit.Augment needs the part tpukit.training"),
     ],
 )
-def test_what_is_asked_for_by_an_argument_names_the_part_that_it_is_in(alone, call, said):
+def test_an_argument_names_the_subpackage_that_it_needs(alone, call, needed):
     done = run(alone, "-c", ASKED.format(call=call))
     printed = done.stdout + done.stderr
-    assert said in printed
+    assert needed in printed
     assert re.search("which this copy of (tpukit|the kit) does not have", printed)
 
 
-def test_a_part_that_lacks_what_it_stands_on_is_left_out(alone, tmp_path):
+def test_a_subpackage_that_lacks_another_is_left_out(alone, tmp_path):
     folder = shutil.copytree(alone, tmp_path / "copied")
     shutil.copytree(ROOT / "tpukit/simulator", folder / "tpukit/simulator", ignore=lambda *_: ["__pycache__"])
     program = "import tpukit; print(tpukit.check().ok); tpukit.launch(print, backend='xla:simulator')"

@@ -72,7 +72,9 @@ MUTANTS = [
     # Every epoch has the order of the first.
     Mutant("shuffle without the epoch", SAMPLER, "default_rng((seed, epoch))", "default_rng((seed, 0))"),
     # The mask says that samples which only fill the last step are real.
-    Mutant("padding counts as samples", BATCHES, "is_real = positions < self.sampler.count", "is_real = positions >= 0"),
+    Mutant(
+        "padding counts as samples", BATCHES, "is_real = positions < self.sampler.count", "is_real = positions >= 0"
+    ),
     # Some samples are seen twice in the epoch that was cut, others never.
     Mutant(
         "a resumed run starts its epoch over",

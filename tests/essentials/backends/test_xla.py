@@ -179,7 +179,7 @@ def test_a_metadata_server_that_does_not_answer_is_an_error_with_a_fix():
     code = "import tpukit\ntry: tpukit.launch(lambda core: core.rank)\nexcept RuntimeError as error: print(error)"
     done = with_chips(1, code)
     assert "it asks Google Cloud's metadata server which TPU this is, and gets no answer" in done.stdout, done.stderr
-    assert "fix:   outside of Google Cloud say it yourself" in done.stdout
+    assert "fix:   outside of Google Cloud set the variables yourself" in done.stdout
 
 
 STRANGERS = {

@@ -370,9 +370,9 @@ class CpuRuntime(Runtime):
         if not hasattr(os, "fork"):
             processes = 0  # the only core runs in the kernel
             if cores > 1:
-                system = f"{machine.platform} on {sys.platform}"
                 raise InvalidValueError(
-                    f"cores={cores} CPU processes are not supported: {system} has no fork",
+                    f"cores={cores} CPU processes are not supported: {machine.platform} on "
+                    f"{sys.platform} has no fork",
                     fix="leave cores out for a dry run with one core in this process, "
                     "or use Linux (WSL on Windows)",
                 )

@@ -101,19 +101,15 @@ class Batches:
         )
         _check_steps(self.sampler)
         refuse_shared(dataset, rank=rank, world_size=world_size, workers=workers or 0)
-        if threads < 1 or (workers or 0) < 0:
-            found = f"threads={threads}, workers={workers}"
-            raise InvalidValueError(
-                f"threads is 1 or more and workers 0 or more, got {found}",
-                fix="threads=1, workers=0",
-            )
+        _check_readers(threads, workers)
         self.dataset = dataset
         self.buckets = buckets
         self._source = as_batch_source(dataset)
         if buckets is not None:
             if self._source is not None:
-                fact = "the images of records and caches have one size"
-                raise InvalidValueError(fact, fix="leave out buckets=")
+                raise InvalidValueError(
+                    "the images of records and caches have one size", fix="leave out buckets="
+                )
             self.sampler = buckets.sampler(self.sampler, dataset)
         if workers is None:
             # Only decoding is worth processes; threads read a cache in memory.
@@ -406,14 +402,22 @@ def _check_dataset(dataset: object, batch_size: int) -> None:
         )
 
 
+def _check_readers(threads: int, workers: int | None) -> None:
+    if threads < 1 or (workers or 0) < 0:
+        raise InvalidValueError(
+            f"threads is 1 or more and workers 0 or more, got threads={threads}, workers={workers}",
+            fix="threads=1, workers=0",
+        )
+
+
 def _check_steps(sampler: ShardedSampler) -> None:
     """Raise if an epoch has no step."""
     if sampler.steps():
         return
     cores = sampler.world_size
-    batch = f"one batch of {sampler.batch_size} on each of {cores} cores"
     raise InvalidValueError(
-        f"{sampler.count} samples do not fill {batch}",
+        f"{sampler.count} samples do not fill one batch of {sampler.batch_size} on each of "
+        f"{cores} cores",
         fix=f"batch_size={max(1, sampler.count // cores)}, or drop_last=False",
     )
 

@@ -72,9 +72,8 @@ def pixels(images: Any, limit: int, who: str, channel: int | None = None) -> tup
         return array, caption
     count = 3 if array.ndim == 4 else 1
     if channel not in range(count):
-        choices = f"0 to {count - 1} for images of {count} channels"
         raise InvalidValueError(
-            f"channel is one of {choices}, got {channel!r}",
+            f"channel is one of 0 to {count - 1} for images of {count} channels, got {channel!r}",
             fix="count from 0, or leave channel out for all of them",
         )
     if count == 3:
@@ -230,9 +229,9 @@ def points(places: Any, images: int) -> np.ndarray:
     array = as_array(places)
     is_float = array.dtype.kind == "f"
     if array.shape != (images, 2) or not is_float or (array < 0).any() or (array > 1).any():
-        expected = f"(N, 2), x and y in [0, 1] for each of {images} images"
         raise InvalidValueError(
-            f"points are {expected}, got {array.shape} {array.dtype}",
+            f"points are (N, 2), x and y in [0, 1] for each of {images} images, "
+            f"got {array.shape} {array.dtype}",
             fix="divide columns by the width and rows by the height; nan for no point",
         )
     return array
@@ -302,9 +301,9 @@ def label_array(labels: Any, images: int) -> np.ndarray:
     array = as_array(labels)
     is_numeric = array.dtype.kind in _NUMBERS
     if array.ndim not in (1, 2) or len(array) != images or not is_numeric:
-        expected = f"(N, L) zeros and ones, or (N,) class numbers, for {images} images"
         raise InvalidValueError(
-            f"labels are {expected}; got {array.shape}",
+            f"labels are (N, L) zeros and ones, or (N,) class numbers, for {images} images; "
+            f"got {array.shape}",
             found="" if is_numeric else f"dtype {array.dtype}",
             fix="pass the labels of these images, one row per image",
         )

@@ -80,8 +80,9 @@ class BusyTime:
                     waited[thread] = counted or 0.0
                     # R: ready or running; D: waits for a disk.
                     uncounted_states = "RD" if counted is None else "D"
-                    state = _fields(thread / "stat")[_STATE]
-                    is_waiting = is_waiting or state in uncounted_states
+                    if not is_waiting:
+                        state = _fields(thread / "stat")[_STATE]
+                        is_waiting = state in uncounted_states
         return _Sample(ticks, waited, is_waiting)
 
 
