@@ -98,19 +98,19 @@ def test_a_notebook_that_needs_no_more_than_the_essentials_runs(alone):
     assert done.returncode == 0, done.stderr
     *said, fit, pe, others = done.stdout.splitlines()
     assert [line for line in said if line.endswith("trained")] == [f"{backend} trained" for backend in backends]
-    assert fit == "tpukit.fit needs the part tpukit.training, which this copy of the kit does not have"
-    assert pe == "tpukit.pe needs the part tpukit.pe, which this copy of the kit does not have"
+    assert fit == "tpukit.fit needs the subpackage tpukit.training, which this copy of tpukit does not have"
+    assert pe == "tpukit.pe needs the subpackage tpukit.pe, which this copy of tpukit does not have"
     assert others == "[]"
 
 
 def test_the_command_line_says_which_part_is_missing_and_to_copy_it_helps(alone, tmp_path):
     folder = shutil.copytree(alone, tmp_path / "copied")
     assert "memory" in run(folder, "-m", "tpukit", "info").stdout
-    assert "needs the part tpukit.preflight" in run(folder, "-m", "tpukit", "--help").stdout
+    assert "needs the subpackage tpukit.preflight" in run(folder, "-m", "tpukit", "--help").stdout
     missing = []
     while (said := run(folder, "-m", "tpukit", "preflight", "--help")).returncode:
         fact, fix = said.stderr.splitlines()
-        part = re.fullmatch(r"preflight needs the part tpukit\.(\w+), which this copy .* does not have", fact)[1]
+        part = re.fullmatch(r"preflight needs the subpackage tpukit\.(\w+), which this copy .* does not have", fact)[1]
         assert (
             fix == f"  fix:   copy the folder tpukit/{part} of a whole clone or wheel to beside tpukit/essentials here"
         )
@@ -120,36 +120,36 @@ def test_the_command_line_says_which_part_is_missing_and_to_copy_it_helps(alone,
     assert {"preflight", "simulator"} <= set(missing)
     assert said.stdout.startswith("usage: python -m tpukit preflight")
     for arguments in (["job", "train.py", "--on", "vertex"], ["health"]):  # whatever else is asked of it
-        assert "needs the part tpukit.cloud" in run(alone, "-m", "tpukit", *arguments).stderr
+        assert "needs the subpackage tpukit.cloud" in run(alone, "-m", "tpukit", *arguments).stderr
 
 
 def test_a_backend_of_a_missing_part_is_named(alone):
     program = "import tpukit; tpukit.launch(print, backend='xla:simulator')"
     said = run(alone, "-c", program).stderr
-    assert "the xla:simulator backend needs the part tpukit.simulator, which this copy of the kit does not have" in said
+    assert "the xla:simulator backend needs the subpackage tpukit.simulator, which this copy of tpukit does not have" in said
 
 
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        ("tpukit.launch(print, backend='torch_tpu')", "the torch_tpu backend needs the part tpukit.accelerators"),
+        ("tpukit.launch(print, backend='torch_tpu')", "the torch_tpu backend needs the subpackage tpukit.accelerators"),
         (
             "with on_machine(HOST): tpukit.launch(print, shard='fsdp')",
-            "launch(shard=...) needs the part tpukit.accelerators",
+            "launch(shard=...) needs the subpackage tpukit.accelerators",
         ),
         (
             "with on_machine(replace(HOST, versions=TORCH_TPU)): tpukit.launch(print)",
-            "the torch_tpu backend needs the part",
+            "the torch_tpu backend needs the subpackage",
         ),
-        ("tpukit.launch(loop, cores=1, backend='cpu')", "core.batches(buckets=...) needs the part tpukit.training"),
-        ("runtimes()['xla'].open_compile_cache([], print)", "compile_cache needs the part tpukit.accelerators"),
-        ("tpukit.Augment()", "tpukit.Augment needs the part tpukit.training"),
+        ("tpukit.launch(loop, cores=1, backend='cpu')", "core.batches(buckets=...) needs the subpackage tpukit.training"),
+        ("runtimes()['xla'].open_compile_cache([], print)", "compile_cache needs the subpackage tpukit.accelerators"),
+        ("tpukit.Augment()", "tpukit.Augment needs the subpackage tpukit.training"),
     ],
 )
 def test_what_is_asked_for_by_an_argument_names_the_part_that_it_is_in(alone, call, said):
     done = run(alone, "-c", ASKED.format(call=call))
     assert said in done.stdout + done.stderr
-    assert "which this copy of the kit does not have" in done.stdout + done.stderr
+    assert "which this copy of tpukit does not have" in done.stdout + done.stderr
 
 
 def test_a_part_that_lacks_what_it_stands_on_is_left_out(alone, tmp_path):
@@ -158,4 +158,4 @@ def test_a_part_that_lacks_what_it_stands_on_is_left_out(alone, tmp_path):
     program = "import tpukit; print(tpukit.check().ok); tpukit.launch(print, backend='xla:simulator')"
     done = run(folder, "-c", program)
     assert done.stdout == "True\n"
-    assert "the xla:simulator backend needs the part tpukit.accelerators, which this copy" in done.stderr
+    assert "the xla:simulator backend needs the subpackage tpukit.accelerators, which this copy" in done.stderr

@@ -46,7 +46,7 @@ def runtimes() -> dict[str, Runtime]:
 def why_no_simulator() -> str | None:
     """Return why this machine cannot play chips for torch_xla, and what would change that; None if it can."""
     if missing := missing_part("tpukit.simulator"):
-        return f"this copy of the kit has no part {missing}"
+        return f"this copy of tpukit has no subpackage {missing}"
     return importlib.import_module("tpukit.simulator").why_not()
 
 

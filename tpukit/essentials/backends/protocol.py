@@ -268,7 +268,7 @@ class Runtime:
         if not self.keeps_compiles:
             return say(f"compile_cache: the backend {self.name} compiles nothing that can be kept")
         if missing := missing_part("tpukit.accelerators"):
-            return say(f"compile_cache needs the part {missing}, which this copy of the kit does not have")
+            return say(f"compile_cache needs the subpackage {missing}, which this copy of tpukit does not have")
         return importlib.import_module("tpukit.accelerators").open_compile_cache(folders, say)
 
     def meeting_point(self, topology: Topology) -> contextlib.AbstractContextManager:

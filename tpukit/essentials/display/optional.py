@@ -21,12 +21,12 @@ def load_part(module: str, what: str) -> ModuleType:
     """Return a module of another part of the kit, which `what` is in.
 
     Raises:
-        NotInstalledError: this copy of the kit does not have the part.
+        NotInstalledError: this copy of tpukit does not have the subpackage.
     """
     if missing := missing_part(module):
         folder = missing.replace(".", "/")
         raise NotInstalledError(
-            f"{what} needs the part {missing}, which this copy of the kit does not have",
+            f"{what} needs the subpackage {missing}, which this copy of tpukit does not have",
             fix=f"copy the folder {folder} of a whole clone or wheel to beside tpukit/essentials here",
         )
     return importlib.import_module(module)
