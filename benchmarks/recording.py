@@ -1,14 +1,15 @@
-"""How long does the host take for a step? As PyTorch records it, as `fit` does, and with `fit(replay=True)`.
+"""Measure the host's time for a step: PyTorch's recording, that of `fit`, and `fit(replay=True)`.
 
-A TPU computes nothing before torch_xla has recorded the step in Python, so a step lasts at least that long. The step is
-that of `fit` in the walkthrough: a ResNet-34 with ten labels, bfloat16 autocast, Adam. It is recorded on XLA:CPU and
-never run, so the size of the images does not matter. tpukit records Adam as one operation for each parameter
-(`tpukit/accelerators/adam.py`), and on request runs the program of a captured step again (`tpukit/training/replay.py`). What
-a replayed step takes is seen in steps that are run, on images of 32 pixels: the seconds are of the thread that trains,
-and XLA:CPU computes in others.
+A TPU computes nothing before torch_xla has recorded the step in Python, so a step lasts at least
+that long. The step is that of `fit` in the walkthrough: a ResNet-34 with ten labels, bfloat16
+autocast, Adam. It is recorded on XLA:CPU and never run, so the size of the images does not matter.
+tpukit records Adam as one operation for each parameter (`tpukit/accelerators/adam.py`), and on
+request runs the program of a captured step again (`tpukit/training/replay.py`). A replayed step is
+timed in steps that are run, on images of 32 pixels: the seconds are of the thread that trains, and
+XLA:CPU computes in others.
 
-Each turn is a process of its own, the kinds by turns. A turn's figure is the median of its steps, in seconds of the
-processor; that of a kind the median of its turns.
+The kinds take turns, and each turn is a new process. The figure of a turn is the median of its
+steps, in seconds of processor time. The figure of a kind is the median of its turns.
 """
 
 import argparse
@@ -18,15 +19,21 @@ import statistics
 import time
 from unittest import mock
 
-STEPS, LEFT_OUT = 12, 4
-TARGET, REPLAY_TARGET, CHIP_TARGET = 0.4, 0.15, 0.25
-CHIP_MS = 9.0  # a step of 128 images of 128 px on a v5e, by the TPU compiler's count: benchmarks/preflight.py
+STEPS = 12
+LEFT_OUT = 4
+TARGET = 0.4
+REPLAY_TARGET = 0.15
+CHIP_TARGET = 0.25
+# a step of 128 images of 128 px on a v5e, by the TPU compiler's count: benchmarks/preflight.py
+CHIP_MS = 9.0
 KINDS = ("PyTorch's Adam", "fit, the default", "fit(replay=True)")
 
 
 def main() -> None:
     """Measure each kind, print the table, and last one line of JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3, help="turns of each kind")
     parser.add_argument("--network", default="resnet34", help="of torchvision")
     options = parser.parse_args()
@@ -39,8 +46,14 @@ def main() -> None:
         each = ", ".join(f"{1000 * one:.1f}" for one in found)
         print(f"  {name:<18} {1000 * statistics.median(found):6.1f}   of {each}")
     theirs, ours, replayed = (statistics.median(found) for found in turns.values())
-    print(f"target: recorded at most {TARGET} of PyTorch's, replayed at most {REPLAY_TARGET} of recorded")
-    print(f"and {CHIP_TARGET} of the {CHIP_MS:g} ms that a v5e needs for a ResNet-34's, by its compiler's count")
+    print(
+        f"target: recorded at most {TARGET} of PyTorch's, "
+        f"replayed at most {REPLAY_TARGET} of recorded"
+    )
+    print(
+        f"and {CHIP_TARGET} of the {CHIP_MS:g} ms that a v5e needs for a ResNet-34's, "
+        "by its compiler's count"
+    )
     found = {"record_ms": round(1000 * ours, 1), "replay_ms": round(1000 * replayed, 2)}
     ratios = {
         "replay_vs_record": replayed / ours,
@@ -51,17 +64,23 @@ def main() -> None:
 
 
 def measure(network: str, kind: str) -> float:
-    """Return the median seconds of a step, in a process of its own."""
+    """Return the median seconds of a step, in a new process."""
     from tpukit import launch
 
     is_theirs = kind == KINDS[0]
-    kept = mock.patch("tpukit.accelerators.adam.shorten_adam") if is_theirs else contextlib.nullcontext()
+    kept = (
+        mock.patch("tpukit.accelerators.adam.shorten_adam")
+        if is_theirs
+        else contextlib.nullcontext()
+    )
     with kept:
-        return launch(stepped, network, kind == KINDS[2], cores=1, backend="xla:cpu", progress="off").results[0]
+        return launch(
+            stepped, network, kind == KINDS[2], cores=1, backend="xla:cpu", progress="off"
+        ).results[0]
 
 
 def stepped(core, network: str, replayed: bool) -> float:
-    """Take steps, one after the other, and return their median seconds; without `replayed` they are never run."""
+    """Take steps and return their median seconds; without `replayed` they are never run."""
     import torch
     from torchvision import models
 

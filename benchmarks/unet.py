@@ -1,13 +1,15 @@
-"""Where do the seconds of a U-Net's step go, and what does `fit` add to a loop by hand?
+"""Measure the sections of a U-Net's step, and the time that `fit` adds to a loop by hand.
 
 A ResNet-U-Net of 31 million parameters finds mask and depth of drawn scenes, 96 x 96, with Adam.
 
-- By section: load, forward, backward and step of the loop by hand, each until the device is done with it
-  (`tpukit.profiling.Stopwatch`), beside the same loop without a stopwatch. The sum is larger: a wait after every section
-  keeps the device from working ahead, and on XLA makes several graphs of one.
-- `fit` and the loop by hand take turns in one process, on the same batches, in another order in every round, because
-  the load on a machine changes. What counts is the ratio within a round, and the median of these. The loss of both
-  records when it is called: a step lasts from one call to the next, with everything in between.
+- By section: load, forward, backward and step of the loop by hand, each until the device is done
+  with it (`tpukit.profiling.Stopwatch`), and the same loop without a stopwatch. The sum is larger:
+  a wait after every section keeps the device from working ahead, and on XLA makes several graphs of
+  one.
+- `fit` and the loop by hand take turns in one process, on the same batches, in another order in
+  every round, because the load on a machine changes. The figure is the median of the ratios within
+  a round. The loss of both records when it is called: a step lasts from one call to the next, with
+  everything in between.
 """
 
 import argparse
@@ -29,7 +31,9 @@ STEPS = 4  # in a turn; the first interval is left out
 
 def main() -> None:
     """Measure, print the table, and last one line of JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=12, help="of both contestants; 12")
     parser.add_argument("--batch", type=int, default=8, help="images a core and step; 8")
     parser.add_argument("--size", type=int, default=96, help="pixels, a multiple of 32; 96")
@@ -38,11 +42,16 @@ def main() -> None:
     from tpukit.essentials.environment.resources import cpus
     from tpukit.essentials.launcher.launcher import launch
 
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "torchvision"))
+    versions = ", ".join(
+        f"{name} {importlib.metadata.version(name)}" for name in ("torch", "torchvision")
+    )
     print(f"{versions}; {cpus()} processors", flush=True)
     with contextlib.redirect_stdout(io.StringIO()):  # without the lines of every epoch
         run = launch(measure, options, cores=1, backend=options.backend, progress="off")
-    print(f"one {run.device}, batches of {options.batch}, {options.size} x {options.size} pixels, {run.seconds:.0f} s")
+    print(
+        f"one {run.device}, batches of {options.batch}, "
+        f"{options.size} x {options.size} pixels, {run.seconds:.0f} s"
+    )
     report(run.results[0], options.batch)
 
 
@@ -59,7 +68,8 @@ def measure(core, options) -> dict:
     network = ResNetUNet()
 
     def contestant(make: Callable) -> tuple[Callable, "Clock"]:
-        model, clock = core.model(network), Clock()
+        model = core.model(network)
+        clock = Clock()
         optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
         scenes = Scenes(options.batch * STEPS * (options.rounds + 2), size=options.size)
         batches = core.batches(scenes, batch_size=options.batch, shuffle=True, drop_last=True)
@@ -129,7 +139,7 @@ def by_hand(core, model, optimizer, loss, batches, *, watch=None) -> Callable[[]
 
 
 def a_turn(core, turn: Callable, clock: Clock) -> float:
-    """Take a turn and return the seconds of a step, without the first, which begins with idle queues."""
+    """Return the seconds per step of a turn, without the first, which begins with idle queues."""
     clock.times.clear()
     turn()
     core.backend.wait()
@@ -138,7 +148,8 @@ def a_turn(core, turn: Callable, clock: Clock) -> float:
 
 def report(found: dict, batch: int) -> None:
     """Print the sections, both contestants and the ratio, and last the JSON."""
-    sections, rounds = found["sections"], found["rounds"]
+    sections = found["sections"]
+    rounds = found["rounds"]
     by_hand = statistics.median(times["hand_written"] for times in rounds)
     whole = statistics.median(times["fit"] for times in rounds)
     ratio = statistics.median(times["fit"] / times["hand_written"] for times in rounds)
@@ -152,9 +163,14 @@ def report(found: dict, batch: int) -> None:
         print(f"{name:34}{1000 * seconds:10,.1f}{batch / seconds:12,.1f}")
     ratios = sorted(times["fit"] / times["hand_written"] for times in rounds)
     print(
-        f"\nfit over the loop by hand, median of {len(rounds)} rounds: {ratio:.3f} [{ratios[0]:.3f}..{ratios[-1]:.3f}]"
+        f"\nfit over the loop by hand, median of {len(rounds)} rounds: "
+        f"{ratio:.3f} [{ratios[0]:.3f}..{ratios[-1]:.3f}]"
     )
-    print(json.dumps({"images_per_second": round(batch / whole, 1), "vs_hand_written": round(ratio, 3)}))
+    print(
+        json.dumps(
+            {"images_per_second": round(batch / whole, 1), "vs_hand_written": round(ratio, 3)}
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 """Test doubles of the commands gcloud, sky, docker, sudo and systemctl, as programs on the PATH.
 
-    with CloudTools(folder) as tools:       # tools.buckets is a Cloud Storage, a folder for each bucket
-        ...                                 # programs that are started here find the doubles first
+    with CloudTools(folder) as tools:       # tools.buckets is a Cloud Storage, a folder for each
+        bucket ...                                 # programs that are started here find the doubles
+        first
 
-A TPU VM is a folder: /var/tpukit and /run/systemd/system of its scripts are mapped into it, and its processes carry a
-mark in their environment. Its boot script, its unit of systemd and its containers are executed, as processes of this
-machine. Deleting the VM ends its processes and its disk. `tools.fail("storage cp", ...)` makes commands fail.
+A TPU VM is a folder: /var/tpukit and /run/systemd/system of its scripts are mapped into it, and its
+processes carry a mark in their environment. Its boot script, its unit of systemd and its containers
+are executed, as processes of this machine. Deleting the VM ends its processes and its disk.
+`tools.fail("storage cp", ...)` makes commands fail.
 """
 
 import contextlib
@@ -49,7 +51,9 @@ class CloudTools:
 
     def __enter__(self) -> "CloudTools":
         self._before = {name: os.environ.get(name) for name in ("PATH", _HOME)}
-        os.environ.update({"PATH": f"{self.bin}{os.pathsep}{os.environ['PATH']}", _HOME: str(self.folder)})
+        os.environ.update(
+            {"PATH": f"{self.bin}{os.pathsep}{os.environ['PATH']}", _HOME: str(self.folder)}
+        )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -111,7 +115,7 @@ def _options(words: list[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def main(tool: str, words: list[str]) -> int:
-    """Be one of the commands."""
+    """Act as one of the commands."""
     home = Path(os.environ[_HOME])
     line = shlex.join([tool, *words])
     with open(home / "calls.txt", "a") as calls:
@@ -119,9 +123,13 @@ def main(tool: str, words: list[str]) -> int:
     if any(part in line for part in _read(home / "fail.json") or ()):
         print("client_loop: send disconnect: Broken pipe", file=sys.stderr)
         return 255
-    return {"gcloud": _gcloud, "sky": _sky, "docker": _docker, "sudo": _sudo, "systemctl": _systemctl}[tool](
-        home, words
-    )
+    return {
+        "gcloud": _gcloud,
+        "sky": _sky,
+        "docker": _docker,
+        "sudo": _sudo,
+        "systemctl": _systemctl,
+    }[tool](home, words)
 
 
 def _sudo(home: Path, words: list[str]) -> int:
@@ -129,7 +137,8 @@ def _sudo(home: Path, words: list[str]) -> int:
     os.execvp(command[0], command)
 
 
-# Docker: a container is a process in its own session, which sees the variables of an image and those passed to it.
+# Docker: a container is a process in its own session, which sees the variables of an image and
+# those passed to it.
 
 
 def _docker(home: Path, words: list[str]) -> int:
@@ -174,13 +183,19 @@ def _gcloud(home: Path, words: list[str]) -> int:
         return _create(home, name, options)
     if not record.exists():
         print(
-            f"ERROR: (gcloud...{command}) NOT_FOUND: Resource 'queuedResources/{name}' was not found", file=sys.stderr
+            f"ERROR: (gcloud...{command}) NOT_FOUND: "
+            f"Resource 'queuedResources/{name}' was not found",
+            file=sys.stderr,
         )
         return 1
     if command == "describe":
         about = _read(record)
         node = {"node": {"labels": about["labels"]}}
-        print(json.dumps({"name": name, "state": {"state": about["state"]}, "tpu": {"nodeSpec": [node]}}))
+        print(
+            json.dumps(
+                {"name": name, "state": {"state": about["state"]}, "tpu": {"nodeSpec": [node]}}
+            )
+        )
     elif command == "delete":
         record.unlink()
         shutil.rmtree(home / "vm" / name, ignore_errors=True)
@@ -197,16 +212,28 @@ def _create(home: Path, name: str, options: dict[str, str]) -> int:
     disk = home / "vm" / name
     (disk / "units").mkdir(parents=True)
     script = Path(options["metadata-from-file"].partition("=")[2]).read_text()
-    script = script.replace("/var/tpukit", f"{disk}/var").replace("/run/systemd/system", f"{disk}/units")
+    script = script.replace("/var/tpukit", f"{disk}/var").replace(
+        "/run/systemd/system", f"{disk}/units"
+    )
     (disk / "boot.sh").write_text(script)
     with open(disk / "boot.txt", "wb") as log:
         environ = os.environ | {MARK: name}
-        subprocess.run(["bash", disk / "boot.sh"], env=environ, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        subprocess.run(
+            ["bash", disk / "boot.sh"],
+            env=environ,
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+        )
     return 0
 
 
 def _file(home: Path, address: str) -> Path:
-    return home / "buckets" / address.removeprefix("gs://") if address.startswith("gs://") else Path(address)
+    return (
+        home / "buckets" / address.removeprefix("gs://")
+        if address.startswith("gs://")
+        else Path(address)
+    )
 
 
 def _copy(home: Path, words: list[str]) -> int:
@@ -214,10 +241,15 @@ def _copy(home: Path, words: list[str]) -> int:
     *sources, target = (_file(home, place) for place in places)
     for source in sources:
         if not source.exists():
-            print(f"ERROR: (gcloud.storage.cp) The following URLs matched no objects: {source}", file=sys.stderr)
+            print(
+                f"ERROR: (gcloud.storage.cp) The following URLs matched no objects: {source}",
+                file=sys.stderr,
+            )
             return 1
         into = target / source.name if places[-1].endswith("/") else target
-        for file in [path for path in source.rglob("*") if path.is_file()] if source.is_dir() else [source]:
+        for file in (
+            [path for path in source.rglob("*") if path.is_file()] if source.is_dir() else [source]
+        ):
             there = into / file.relative_to(source) if source.is_dir() else into
             if "no-clobber" in options and there.exists():
                 continue
@@ -232,7 +264,11 @@ def _copy(home: Path, words: list[str]) -> int:
 def _unit(home: Path) -> tuple[Path, dict[str, str]]:
     disk = home / "vm" / os.environ[MARK]
     (file,) = disk.glob("units/*.service")
-    pairs = (line.partition("=") for line in file.read_text().splitlines() if "=" in line and line[0] != "#")
+    pairs = (
+        line.partition("=")
+        for line in file.read_text().splitlines()
+        if "=" in line and line[0] != "#"
+    )
     return disk, {name: value for name, _, value in pairs}
 
 
@@ -280,7 +316,8 @@ def _supervise(home: Path) -> None:
         time.sleep(float(unit["RestartSec"]) / 30)
 
 
-# SkyPilot: managed jobs, whose records are files. A bucket is mounted by mapping its path in the script.
+# SkyPilot: managed jobs, whose records are files. A bucket is mounted by mapping its path in the
+# script.
 
 
 def _sky(home: Path, words: list[str]) -> int:
@@ -296,7 +333,12 @@ def _sky(home: Path, words: list[str]) -> int:
         secrets = [word.partition("=")[2] for word in words if word.startswith("--secret=")]
         number = len(records) + 1
         shutil.copy(arguments[1], home / f"job-{number}.yaml")
-        record = {"job_id": number, "job_name": options["name"], "status": "RUNNING", "secrets": secrets}
+        record = {
+            "job_id": number,
+            "job_name": options["name"],
+            "status": "RUNNING",
+            "secrets": secrets,
+        }
         _write(home / f"sky/{number}.json", record)
         with open(home / f"sky-{number}.txt", "wb") as log:
             subprocess.Popen(
@@ -323,16 +365,23 @@ def _manage(home: Path, number: str) -> None:
     file = home / f"sky/{number}.json"
     task = yaml.safe_load((home / f"job-{number}.yaml").read_text())
     ((mount, bucket),) = task["file_mounts"].items()
-    script = task["run"].replace(mount, str(home / "buckets" / bucket["source"].removeprefix("gs://")))
+    script = task["run"].replace(
+        mount, str(home / "buckets" / bucket["source"].removeprefix("gs://"))
+    )
     names = ("PATH", "HOME", _HOME, *_read(file)["secrets"])
-    environ = image_environment() | {name: os.environ[name] for name in names} | {MARK: f"sky-{number}"}
+    environ = (
+        image_environment() | {name: os.environ[name] for name in names} | {MARK: f"sky-{number}"}
+    )
     while True:
         process = subprocess.Popen(["bash", "-c", script], env=environ, start_new_session=True)
         (home / f"sky-{number}.pid").write_text(str(process.pid))
         code = process.wait()
         kill_machine(f"sky-{number}")
         record = _read(file)
-        is_lost = code in (*task["resources"]["job_recovery"]["recover_on_exit_codes"], -signal.SIGKILL)
+        is_lost = code in (
+            *task["resources"]["job_recovery"]["recover_on_exit_codes"],
+            -signal.SIGKILL,
+        )
         if record["status"] == "CANCELLING" or not is_lost:
             break
         _write(file, record | {"status": "RECOVERING"})

@@ -1,8 +1,9 @@
-"""A test double of Vertex AI and Cloud Storage on this machine: it executes the container's command of a job.
+"""A test double of Vertex AI and Cloud Storage, which executes jobs on this machine.
 
-It answers the requests of Google's own SDKs over HTTP on the loopback interface, and keeps each bucket in a folder. A
-job is a process of this machine instead of a container on a TPU, with /gcs mapped to that folder. A container that
-fails or loses its machine is started again, as by Vertex AI. It has no images, quotas, permissions, prices or queue.
+It answers the requests of Google's own SDKs over HTTP on the loopback interface, and keeps each
+bucket in a folder. A job is a process of this machine instead of a container on a TPU, with /gcs
+mapped to that folder. A container that fails or loses its machine is started again, as by Vertex
+AI. It has no images, quotas, permissions, prices or queue.
 """
 
 import base64
@@ -24,7 +25,9 @@ from urllib.parse import parse_qs, unquote, urlsplit
 MARK = "TPUKIT_TEST_MACHINE"  # in the environment of every process of one machine
 _RESTARTS = 3
 # The configuration of an image and of its network; a container sees nothing else of this process.
-_OF_THE_IMAGE = "PATH|HOME|LANG|TPUKIT_ENVIRONMENT|(UV|PIP|SSL_CERT)_.*|STORAGE_EMULATOR_HOST|GCE_METADATA_HOST"
+_OF_THE_IMAGE = (
+    "PATH|HOME|LANG|TPUKIT_ENVIRONMENT|(UV|PIP|SSL_CERT)_.*|STORAGE_EMULATOR_HOST|GCE_METADATA_HOST"
+)
 _OF_THE_IMAGE += "|(?i:https?|no)_(?i:proxy)"
 
 
@@ -34,7 +37,7 @@ def image_environment() -> dict[str, str]:
 
 
 def kill_machine(mark: str) -> None:
-    """End all processes of a machine at once, also those in its containers, as a loss of power does."""
+    """Kill all processes of a machine at once, containers included, as a loss of power does."""
     for process in processes_of(mark):
         with contextlib.suppress(OSError):
             os.kill(process, signal.SIGKILL)
@@ -46,7 +49,10 @@ def processes_of(mark: str) -> list[int]:
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             for variable in (process / "environ").read_bytes().decode(errors="replace").split("\0"):
-                if f"{variable}/".startswith(f"{MARK}={mark}/") and int(process.name) != os.getpid():
+                if (
+                    f"{variable}/".startswith(f"{MARK}={mark}/")
+                    and int(process.name) != os.getpid()
+                ):
                     found.append(int(process.name))
     return found
 
@@ -67,10 +73,15 @@ class Buckets:
         place = re.fullmatch("(/download)?/storage/v1/b/([^/]+)(?:/o(?:/(.+))?)?", path)
         if place is None:
             return refusal(404, f"no such request: {path}")
-        bucket, name = place[2], unquote(place[3] or "")
+        bucket = place[2]
+        name = unquote(place[3] or "")
         if not name:
             is_list = path.endswith("/o")
-            return self._list(bucket, query) if is_list else (200, {"name": bucket, "location": "HERE"}, {})
+            return (
+                self._list(bucket, query)
+                if is_list
+                else (200, {"name": bucket, "location": "HERE"}, {})
+            )
         file = self.folder / bucket / name
         if not file.is_file():
             return refusal(404, f"No such object: {bucket}/{name}")
@@ -88,7 +99,9 @@ class Buckets:
             boundary = re.search('boundary="?([^";]+)', headers["Content-Type"])[1].encode()
             _, about, data, _ = body.split(b"--" + boundary)
             name = json.loads(about.partition(b"\r\n\r\n")[2])["name"]
-            return self._write(bucket, name, query, data.partition(b"\r\n\r\n")[2].removesuffix(b"\r\n"))
+            return self._write(
+                bucket, name, query, data.partition(b"\r\n\r\n")[2].removesuffix(b"\r\n")
+            )
         if "upload_id" not in query:
             number = str(len(self._uploads))
             self._uploads[number] = (bucket, json.loads(body)["name"], query, b"")
@@ -110,7 +123,9 @@ class Buckets:
             if wanted not in (None, there):
                 return refusal(412, f"{name} has generation {there}")
             file.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self.folder, prefix=".part-", delete=False) as part:
+            with tempfile.NamedTemporaryFile(
+                dir=self.folder, prefix=".part-", delete=False
+            ) as part:
                 part.write(data)
             os.replace(part.name, file)
         return 200, self._about(bucket, name), {}
@@ -119,14 +134,17 @@ class Buckets:
         import google_crc32c
 
         file = self.folder / bucket / name
-        data, generation = file.read_bytes(), str(file.stat().st_mtime_ns)
+        data = file.read_bytes()
+        generation = str(file.stat().st_mtime_ns)
         checksum = base64.b64encode(google_crc32c.Checksum(data).digest()).decode()
         about = {"kind": "storage#object", "name": name, "bucket": bucket, "generation": generation}
         return about | {"size": str(len(data)), "crc32c": checksum, "metageneration": "1"}
 
     def _list(self, bucket: str, query: dict):
         prefix, delimiter = (query.get(one, [""])[0] for one in ("prefix", "delimiter"))
-        top, items, folders = self.folder / bucket, [], set()
+        top = self.folder / bucket
+        items = []
+        folders = set()
         for file in sorted(top.rglob("*")):
             name = file.relative_to(top).as_posix()
             if file.is_dir() or not name.startswith(prefix) or name.startswith(".part-"):
@@ -159,7 +177,8 @@ class _LocalJob:
         began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.began))
         job = self.request | {"state": self.state, "createTime": began, "startTime": began}
         if self.state == "JOB_STATE_FAILED":
-            words = f"The replica workerpool0-0 exited with a non-zero status of {self.process.returncode}."
+            code = self.process.returncode
+            words = f"The replica workerpool0-0 exited with a non-zero status of {code}."
             job["error"] = {"code": 3, "message": words}
         return job
 
@@ -214,12 +233,17 @@ class VertexDouble:
         self.requests: list[tuple[str, str]] = []
         self.jobs: dict[str, _LocalJob] = {}
         self._scratch = Path(tempfile.mkdtemp(prefix="machines-"))
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"cloud": self}))
+        self._server = ThreadingHTTPServer(
+            ("127.0.0.1", 0), type("Handler", (_Handler,), {"cloud": self})
+        )
         self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.05,), daemon=True
+        )
         self._thread.start()
         self._emulator_before = os.environ.get("STORAGE_EMULATOR_HOST")
-        os.environ["STORAGE_EMULATOR_HOST"] = self.address  # Google's client of Cloud Storage reads it
+        # Google's client of Cloud Storage reads it
+        os.environ["STORAGE_EMULATOR_HOST"] = self.address
 
     @property
     def address(self) -> str:
@@ -228,7 +252,7 @@ class VertexDouble:
 
     @property
     def connection(self) -> dict:
-        """The keywords with which a target comes here; there are no credentials, and none are checked."""
+        """The keywords that lead a target to this server; credentials are not checked."""
         with contextlib.suppress(ImportError):  # submit() then says which package is missing
             from google.auth.credentials import AnonymousCredentials
 
@@ -262,7 +286,8 @@ class VertexDouble:
 
     def answer(self, method: str, address: str, headers, body: bytes):
         """Return (status, JSON or bytes, headers) for a request."""
-        path, query = urlsplit(address).path, parse_qs(urlsplit(address).query)
+        path = urlsplit(address).path
+        query = parse_qs(urlsplit(address).query)
         self.requests.append((method, path))
         if "/storage/v1/b/" in path:
             return self.buckets.answer(method, path, query, headers, body)
@@ -289,7 +314,9 @@ class VertexDouble:
         words = [*container["command"], *container.get("args", [])]
         command = [word.replace("/gcs/", mounted) for word in words]
         disk = self._scratch / str(number)
-        job = _LocalJob(request | {"name": resource}, command, f"{disk}", disk, self._scratch / f"{number}.txt")
+        job = _LocalJob(
+            request | {"name": resource}, command, f"{disk}", disk, self._scratch / f"{number}.txt"
+        )
         job.start()
         self.jobs[resource] = job
         threading.Thread(target=job.watch, daemon=True).start()
@@ -315,7 +342,11 @@ class _Handler(BaseHTTPRequestHandler):
             status, answer, more = refusal(400, f"not a request that this server knows: {error!r}")
         data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
         self.send_response(status)
-        kind = "application/octet-stream" if isinstance(answer, bytes) else "application/json; charset=UTF-8"
+        kind = (
+            "application/octet-stream"
+            if isinstance(answer, bytes)
+            else "application/json; charset=UTF-8"
+        )
         for name, value in {"Content-Type": kind, "Content-Length": str(len(data)), **more}.items():
             self.send_header(name, value)
         self.end_headers()
