@@ -1,7 +1,7 @@
-# Everything runs in .venv, made here from PYTHON; `make help` lists the commands. TORCH=cpu, with the first of them,
-# takes torch's build for the CPU from PyTorch's own index, without the 4 GB of CUDA libraries; if that index does not
-# answer, make takes the ordinary build. UV_INDEX in the environment names a mirror of the package index.
-# The path of this folder may have blanks: recipes name files relative to it, or between quotes.
+# Everything runs in .venv, which make creates from PYTHON; `make help` lists the commands. With TORCH=cpu the first
+# command installs torch's build for the CPU from PyTorch's index, without the 4 GB of CUDA libraries. If that index does
+# not answer, make installs the ordinary build. UV_INDEX in the environment names a mirror of the package index.
+# The path of this folder may have blanks, so recipes name files relative to it, or between quotes.
 PYTHON ?= python3
 .DEFAULT_GOAL := help
 .PHONY: headers help check test test-cloud torchtpu faults soak fuzz mutants walkthrough exams wheel kaggle-bundle gallery screenshot docs platforms simulator
@@ -20,7 +20,7 @@ quick := tests/test_repository.py $(addprefix tests/essentials/environment/test_
 notebook := 04_pulmonary_embolism
 exams := 04b_exams_and_submission
 spelled := *.md Makefile pyproject.toml requirements.txt benchmarks docs/*.md docs/*.py examples notebooks tests tools tpukit
-# Four at a time on two processors, the longest first: much of a test is waiting. See tests/conftest.py.
+# Four tests at a time on two processors, because tests wait a lot; the longest first. See tests/conftest.py.
 streams := -n 4 --dist loadfile --no-loadscope-reorder
 
 help:  ## list the commands
@@ -44,33 +44,33 @@ test-cloud: .venv/clouded  ## minutes: notebooks as jobs on doubles of Vertex AI
 	$(python) -m uv run --quiet --no-project --python $(python) --with skypilot==0.14.1 --with pytest \
 	    python -m pytest -o filterwarnings= tests/cloud/test_skypilot.py -k itself
 
-torchtpu: .platforms/torchtpu/installed  ## half an hour, 7 GB: TorchTPU itself on stand-in chips, notebooks 01 to 06 too; NOTEBOOKS=none without
+torchtpu: .platforms/torchtpu/installed  ## half an hour, 7 GB: TorchTPU itself on simulated chips, with notebooks 01 to 06; NOTEBOOKS=none skips them
 	TORCH_DEVICE_BACKEND_AUTOLOAD=0 TORCH_XLA_PYTHON="$$PWD/$(python)" PYTHONPATH=.:tests .platforms/torchtpu/bin/python tests/simulator/torchtpu.py
 
-faults: $(installed)  ## minutes, on a quiet machine: every fault a launch may meet, in a table, each over within ten seconds
+faults: $(installed)  ## minutes, on a quiet machine: a table of faults in a launch; each must end within ten seconds
 	$(python) tests/faults/matrix.py
 
-soak: $(installed)  ## minutes: what chance decides, often, and what `make test` tries in one place only, in the others
+soak: $(installed)  ## minutes: repeat the tests that depend on chance, and run those of `make test` in more places
 	$(python) tests/faults/soak.py
 	TPUKIT_SOAK=1 $(python) -m pytest $(streams) -m "soak or only_soak"
 
-fuzz: $(installed)  ## minutes: 2,000 damaged, odd and lying files, 300 ordinary collections; none may come out wrong or hang
+fuzz: $(installed)  ## minutes: 2,000 damaged, odd or mislabelled files, 300 ordinary collections; none may give wrong data or hang
 	$(python) tests/fuzz/fuzz.py
 
-mutants: $(installed)  ## minutes: the kit broken on purpose, and the self-test for a chip says no each time; BACKEND=xla:cpu for another
+mutants: $(installed)  ## minutes: break tpukit on purpose; the self-test for a chip must fail each time; BACKEND=xla:cpu for another
 	$(python) tests/mutants/mutation.py $(if $(BACKEND),--backend $(BACKEND))
 
-lint-old: $(installed)  ## seconds: the public notebooks of 2020, linted and fixed twice; TPUKIT_OLD_NOTEBOOKS=folders of more
+lint-old: $(installed)  ## seconds: lint and fix the public notebooks of 2020, twice; TPUKIT_OLD_NOTEBOOKS=more folders
 	$(python) tests/migrate/lint_old.py
 
-walkthrough: $(walks)  ## the main job, into runs/; DATA=folder for your own images in Kaggle's layout
+walkthrough: $(walks)  ## the main job, into runs/; DATA=folder for your images in Kaggle's layout
 	@mkdir -p runs && rm -f runs/metrics.json
 	$(if $(DATA),data="$$(cd "$(DATA)" && pwd)" &&) $(python) -m papermill notebooks/$(notebook).ipynb runs/$(notebook).ipynb \
 	    --cwd notebooks --kernel python3 --log-output --no-progress-bar -r run_path ../runs $(if $(DATA),-r data_path "$$data")
 	$(python) -m nbconvert --log-level WARN --to html runs/$(notebook).ipynb
 	@$(python) -c 'import json; print(json.dumps(json.load(open("runs/metrics.json"))))'
 
-exams: $(installed)  ## minutes: notebook 04b from an empty folder, runs/exams: DICOM files to submission.csv; REAL=1 with exams of 250 to 600 slices
+exams: $(installed)  ## minutes: notebook 04b in the empty folder runs/exams, from DICOM files to submission.csv; REAL=1 for exams of 250 to 600 slices
 ifdef REAL
 	$(python) tools/real_exams.py runs/real-exams
 else
@@ -81,11 +81,11 @@ else
 	@cat runs/exams/runs/04b/metrics.json
 endif
 
-wheel:  ## the kit as one file, dist/tpukit-*.whl, for a notebook that stands alone
+wheel:  ## tpukit as one file, dist/tpukit-*.whl, for a notebook without a clone
 	@rm -rf dist
 	@$(or $(wildcard $(python)),$(PYTHON)) tools/wheel.py dist
 
-kaggle-bundle: $(installed)  ## the kit, wheels and the networks of `make exams` as a dataset for a Kaggle notebook without internet
+kaggle-bundle: $(installed)  ## tpukit, wheels and the networks of `make exams` as a dataset for a Kaggle notebook without internet
 	$(python) examples/kaggle_bundle.py runs/exams/runs/04b build/kaggle-bundle
 
 screenshot: $(installed)  ## a minute, needs Chromium: the README's pictures of a running launch and of a failed core
@@ -103,10 +103,10 @@ headers:  ## write badges, bootstrap cells and links from the address of git's o
 platforms: $(installed)  ## minutes, 14 GB: rebuild Colab's and Kaggle's images and test in them; ONLY=colab for one
 	$(python) tests/platforms/rebuild.py $(if $(ONLY),--only $(ONLY))
 
-simulator: $(installed)  ## twenty minutes: the TPU path on five machines that a stand-in for libtpu plays, torch_xla 2.8 and 2.9
+simulator: $(installed)  ## twenty minutes: the TPU code on five machines with a simulated libtpu, torch_xla 2.8 and 2.9
 	$(python) tests/simulator/table.py
 
-compile-check: $(installed)  ## minutes, fetches libtpu: every graph of the kit, compiled for v5e, v6e and v3 without a TPU
+compile-check: $(installed)  ## minutes, fetches libtpu: compile every graph of tpukit for v5e, v6e and v3, without a TPU
 	$(python) tests/compiler/table.py
 
 bench: bench-input bench-packing bench-step bench-unet bench-recording bench-compile bench-exams  ## all benchmarks, one after the other; each prints a table and one line of JSON
@@ -126,19 +126,19 @@ bench-unet: $(installed)  ## minutes: a U-Net's step by section, and fit against
 bench-recording: $(installed)  ## half a minute: how long the host takes to record a step of fit
 	$(python) benchmarks/recording.py
 
-bench-compile: $(installed)  ## minutes: what a session compiles, and what one takes that finds it compiled
+bench-compile: $(installed)  ## minutes: the compile time of a session, without and with a compilation cache
 	$(python) benchmarks/compile.py
 
-bench-preflight: $(installed)  ## an hour, fetches libtpu: a step of fit and the tutorial's by the TPU compiler's own count
+bench-preflight: $(installed)  ## an hour, fetches libtpu: cycles of a step of fit and of the tutorial's, by the TPU compiler
 	$(python) benchmarks/preflight.py
 
-bench-sharded: $(installed)  ## a quarter of an hour, fetches libtpu: a GPT of 1.5 billion weights, which fits no chip, over eight
+bench-sharded: $(installed)  ## a quarter of an hour, fetches libtpu: a GPT of 1.5 billion weights, too large for one chip, sharded over eight
 	$(python) benchmarks/sharded.py
 
-bench-exams: $(installed)  ## a minute: the challenge's score, its repair and submission.csv at the competition's size
+bench-exams: $(installed)  ## a minute: the challenge's score, repaired predictions and submission.csv at the competition's size
 	$(python) benchmarks/exams.py
 
-bench-robustness: $(installed)  ## a quarter of an hour: the walkthrough's network on images from elsewhere: field of view, mirrored, contrast, noise, blur, JPEG 30
+bench-robustness: $(installed)  ## a quarter of an hour: the walkthrough's network on altered images: field of view, mirrored, contrast, noise, blur, JPEG 30
 	$(python) benchmarks/robustness.py runs/robustness
 
 chip-colab: .venv/chipped  ## ten minutes of a chip: the proof on Colab, with your Google account; CHIP=v6e1 for another
@@ -158,14 +158,14 @@ chip-report: $(installed)  ## a proof on a chip as a row of docs/evidence.md; FI
 	$(uv_install) --compile-bytecode --editable ".[test,browser,chip]"
 	@touch .venv/chipped
 
-# TorchTPU wants versions of its own of what torch_xla pins.
+# TorchTPU and torch_xla need different versions of torch.
 .platforms/torchtpu/installed: $(installed)
 	$(python) -m uv venv --quiet --clear --python "$$(command -v $(PYTHON))" .platforms/torchtpu
 	grep -vE '^torch(_xla)?[>=<]' requirements.txt > .platforms/torchtpu/requirements.txt
 	$(python) -m uv pip install --python .platforms/torchtpu/bin/python torch_tpu xla_cpu_pjrt==0.0.1 pytest psutil nbconvert ipykernel pydicom python-gdcm -r .platforms/torchtpu/requirements.txt
 	@touch $@
 
-clean:  ## remove what these commands installed and cached; results under runs/ stay
+clean:  ## remove everything that these commands installed and cached; results under runs/ stay
 	rm -rf .venv .platforms .pytest_cache .ruff_cache build *.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
@@ -179,8 +179,8 @@ $(walks): requirements.txt pyproject.toml
 	$(if $(TORCH),backend="$$($(python) tools/torch_backend.py "$(TORCH)")" &&) $(uv_install) $(if $(TORCH),$$backend) --editable ".[notebooks]"
 	@touch $(walks)
 
-# Not for the walkthrough: what only tests import, and everything compiled to bytecode, since tests start many processes.
-# uv compiles only what it has just installed (0.13), so not torch; packages hold files that are no Python 3.
+# Packages that only tests import. All is compiled to bytecode, because tests start many processes.
+# uv 0.13 compiles only packages that it has just installed, so not torch. Some packages hold files of Python 2.
 $(installed): $(walks)
 	$(uv_install) --editable ".[test,browser]"
 	$(python) -m compileall -qq -j 0 .venv/lib || true

@@ -1,10 +1,11 @@
-"""How long does a session compile, and how long one that finds what was compiled?
+"""Measure the compile time of a session, without and with a compilation cache.
 
-The step is that of the walkthrough: a ResNet-34 with ten labels and Adam, on the stand-in for libtpu. Each round has a
-folder of its own; the first launch compiles and keeps, the second, in processes as new as those of a restarted session,
-loads. A turn's figure is what torch_xla counts as compiling, so reading, checking, writing and XLA's own loading are
-in it; that of a kind is the median of its turns. XLA:CPU loads the machine code of this processor: what libtpu takes to
-load a TPU's programs is not known.
+The step is that of the walkthrough: a ResNet-34 with ten labels and Adam, on the simulator of
+libtpu. Each round has a new folder; the first launch compiles and keeps, the second, in processes
+as new as those of a restarted session, loads. A turn's figure is what torch_xla counts as
+compiling, so reading, checking, writing and XLA's own loading are in it; that of a kind is the
+median of its turns. XLA:CPU loads the machine code of this processor: the time in which libtpu
+loads a TPU's programs is not known.
 """
 
 import argparse
@@ -26,7 +27,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             for found in turns.values():
                 found.append(trained(options.network, folder))
-    print(f"all graphs of {options.network} and Adam on one core of the stand-in, in s")
+    print(f"all graphs of {options.network} and Adam on one core of the simulator, in s")
     medians = {name: statistics.median(one["seconds"] for one in found) for name, found in turns.items()}
     for name, found in turns.items():
         each = ", ".join(f"{one['seconds']:.2f}" for one in found)
@@ -41,7 +42,7 @@ def main() -> None:
 
 
 def trained(network: str, folder: str) -> dict:
-    """Launch a few steps with a folder of compiled programs; return the losses and what compiling took."""
+    """Launch a few steps with a folder of compiled programs; return losses and compile times."""
     from tpukit import launch
 
     options = {"cores": 1, "backend": "xla:simulator", "seed": 0, "progress": "off"}
@@ -56,10 +57,15 @@ def train(core, network: str, steps: int = 3) -> dict:
     torch.manual_seed(0)
     model = core.model(getattr(models, network)(weights=None, num_classes=10)).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
-    criterion, numbers, losses = torch.nn.BCEWithLogitsLoss(), torch.Generator().manual_seed(1), []
+    criterion = torch.nn.BCEWithLogitsLoss()
+    numbers = torch.Generator().manual_seed(1)
+    losses = []
     for _ in range(steps):
         images, labels = core.to_device(
-            [torch.randn(4, 3, 32, 32, generator=numbers), torch.rand(4, 10, generator=numbers).round()]
+            [
+                torch.randn(4, 3, 32, 32, generator=numbers),
+                torch.rand(4, 10, generator=numbers).round(),
+            ]
         )
         with core.step():
             loss = criterion(model(images), labels)

@@ -1,9 +1,12 @@
-"""How fast does a slice become an image? The kit against pydicom alone, dicomsdl and GDCM; a part of input.py.
+"""Measure how fast tpukit, pydicom, dicomsdl and GDCM make images of DICOM slices.
 
-Everyone makes the same (256, 256, 3) uint8 of the same drawn slices of 512 x 512, stored in four transfer syntaxes:
-reads the file, looks at it through the three windows, resizes it. That the pixels are equal is checked. What counts is
-the processor time of one process with one thread. pydicom alone is what a person writes who has it and NumPy and
-Pillow; with a compressed slice the kit is pydicom, and so is most of its time.
+benchmarks/input.py runs this, too.
+
+All make the same (256, 256, 3) uint8 of the same drawn slices of 512 x 512, stored in four transfer
+syntaxes: reads the file, looks at it through the three windows, resizes it. The pixels are checked
+to be equal. The figure is the processor time of one process with one thread. "pydicom" is the
+shortest code with pydicom, NumPy and Pillow. tpukit decodes compressed slices with pydicom, which
+takes most of its time.
 """
 
 import importlib.util
@@ -14,13 +17,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 SIZE = 256
-STUDIES, SLICES = 2, 12
+STUDIES = 2
+SLICES = 12
 
 
 def measure_dicom(folder: Path, rounds: int) -> dict:
-    """Measure, print the table, and return slices a second a core, and times pydicom, the least of all syntaxes."""
+    """Print a table; return tpukit's slices per second, and its least speed-up over pydicom."""
     folders = prepare(folder)
-    readers = {"the kit": with_kit, "pydicom": with_pydicom, "dicomsdl": with_dicomsdl, "GDCM": with_gdcm}
+    readers = {
+        "tpukit": with_kit,
+        "pydicom": with_pydicom,
+        "dicomsdl": with_dicomsdl,
+        "GDCM": with_gdcm,
+    }
     needs = {"dicomsdl": "dicomsdl", "GDCM": "gdcm"}
     readers = {name: reader for name, reader in readers.items() if is_installed(needs.get(name, "pydicom"))}
     print(
@@ -33,10 +42,13 @@ def measure_dicom(folder: Path, rounds: int) -> dict:
         check_equal(files[0], readers)
         measured = [run_round(files, readers, number) for number in range(rounds)]
         speeds = {name: statistics.median(speeds[name] for speeds in measured) for name in readers}
-        ratios = [speeds["the kit"] / speeds["pydicom"] for speeds in measured]
-        times[syntax] = speeds["the kit"], statistics.median(ratios)
+        ratios = [speeds["tpukit"] / speeds["pydicom"] for speeds in measured]
+        times[syntax] = speeds["tpukit"], statistics.median(ratios)
         shown = f"{times[syntax][1]:.2f} [{min(ratios):.2f}..{max(ratios):.2f}]"
-        print(f"{syntax:34}" + "".join(f"{speed:12,.0f}" for speed in speeds.values()) + f"{shown:>25}", flush=True)
+        print(
+            f"{syntax:34}" + "".join(f"{speed:12,.0f}" for speed in speeds.values()) + f"{shown:>25}",
+            flush=True,
+        )
     print(f"a slice takes {packed_bytes(folder)}")
     found = {
         "dicom_per_core": round(times["uncompressed"][0]),
@@ -47,13 +59,17 @@ def measure_dicom(folder: Path, rounds: int) -> dict:
 
 
 def prepare(folder: Path) -> dict[str, list[Path]]:
-    """Draw the slices and compress them, unless an earlier call has; without GDCM only as pydicom can."""
+    """Draw and compress the slices once; without GDCM only in the syntaxes that pydicom writes."""
     from tpukit.pe import phantom
 
     drawn = phantom(folder / "dicom", STUDIES, SLICES, size=512, form="dicom")
     files = sorted((drawn / "train").rglob("*.dcm"))
     found = {"uncompressed": files}
-    for syntax, compress in (("RLE", compress_rle), ("JPEG Lossless", compress_gdcm), ("JPEG 2000", compress_gdcm)):
+    for syntax, compress in (
+        ("RLE", compress_rle),
+        ("JPEG Lossless", compress_gdcm),
+        ("JPEG 2000", compress_gdcm),
+    ):
         if compress is compress_gdcm and not is_installed("gdcm"):
             print(f"python-gdcm is not installed: {syntax} is left out")
             continue
@@ -84,7 +100,9 @@ def compress_gdcm(source: Path, to: Path, syntax: str) -> None:
     import gdcm
 
     name = {"JPEG Lossless": "JPEGLosslessProcess14_1", "JPEG 2000": "JPEG2000Lossless"}[syntax]
-    reader, changing, writer = gdcm.ImageReader(), gdcm.ImageChangeTransferSyntax(), gdcm.ImageWriter()
+    reader = gdcm.ImageReader()
+    changing = gdcm.ImageChangeTransferSyntax()
+    writer = gdcm.ImageWriter()
     reader.SetFileName(str(source))
     changing.SetTransferSyntax(gdcm.TransferSyntax(getattr(gdcm.TransferSyntax, name)))
     writer.SetFileName(str(to))
@@ -133,7 +151,8 @@ def with_gdcm(file: Path):
     reader.Read()
     image = reader.GetImage()
     stored = numpy.frombuffer(image.GetBuffer().encode("utf-8", "surrogateescape"), "<i2")
-    columns, rows = image.GetDimension(0), image.GetDimension(1)
+    columns = image.GetDimension(0)
+    rows = image.GetDimension(1)
     return through_windows(stored.reshape(rows, columns) * image.GetSlope() + image.GetIntercept())
 
 
@@ -157,7 +176,7 @@ def check_equal(file: Path, readers: dict[str, Callable]) -> None:
 
 
 def run_round(files: list[Path], readers: dict[str, Callable], number: int) -> dict[str, float]:
-    """Return each reader's slices a second of processor time, beginning with another one in each round."""
+    """Return each reader's slices per second of processor time; the order changes in each round."""
     names = list(readers)
     speeds = {}
     for name in names[number % len(names) :] + names[: number % len(names)]:
@@ -169,7 +188,7 @@ def run_round(files: list[Path], readers: dict[str, Callable], number: int) -> d
 
 
 def packed_bytes(folder: Path) -> str:
-    """Say how many bytes a packed slice takes in each form, and what that makes of the competition's 1,790,594."""
+    """Print the size of a packed slice in each form, and of the competition's 1,790,594 slices."""
     from tpukit.pe import pack_dicom
 
     said = []

@@ -1,9 +1,11 @@
-"""Does the challenge's score keep up with the competition? 7,279 exams and 1,790,594 images, made up, in one process.
+"""Measure the challenge's score at the competition's size, in one process.
 
-Scored, repaired, written as submission.csv, read back with every check, and scored again. Seconds are those of the
-clock, and of the processor, which other work on the machine does not lengthen as much. The memory is the most that the
-process ever held, its imports and the tables themselves included. The scores before and after the file must be equal to
-the last digit.
+The 7,279 exams and 1,790,594 images are synthetic.
+
+Scored, repaired, written as submission.csv, read back with every check, and scored again. Seconds
+are those of the clock, and of the processor, which other work on the machine does not lengthen as
+much. The memory is the most that the process ever held, its imports and the tables themselves
+included. The scores before and after the file must be equal to the last digit.
 """
 
 import argparse
@@ -12,7 +14,9 @@ import tempfile
 import time
 from pathlib import Path
 
-ROWS, STUDIES = 1_790_594, 7_279  # of the competition
+# of the competition
+ROWS = 1_790_594
+STUDIES = 7_279
 
 
 def main() -> None:
@@ -43,16 +47,21 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = timed("write submission.csv", pe.write_submission, repaired, Path(folder) / "submission.csv")
         read = timed("read and check it", pe.read_submission, path, labels)
-    before, after = pe.challenge_loss(labels, repaired), pe.challenge_loss(labels, read)
+    before = pe.challenge_loss(labels, repaired)
+    after = pe.challenge_loss(labels, read)
     if before != after or len(pe.check_consistency(read)):
         raise ValueError(f"the file changed the answers: {before} before, {after} after")
     clock, processor = (round(value, 2) for value in seconds["score"])
-    measured = {"score_s": clock, "score_processor_s": processor, "score_gb": round(scoring / 1e9, 2)}
+    measured = {
+        "score_s": clock,
+        "score_processor_s": processor,
+        "score_gb": round(scoring / 1e9, 2),
+    }
     print(json.dumps({"studies": options.studies, "rows": options.rows} | measured))
 
 
 def make_up(rows: int, studies: int):
-    """Return labels without contradictions and predictions with some, as tables of the competition's layout."""
+    """Return consistent labels and some inconsistent predictions, in the competition's layout."""
     import numpy as np
     import pandas as pd
 
@@ -69,7 +78,8 @@ def make_up(rows: int, studies: int):
     answers["negative_exam_for_pe"] = (~positive).astype(float)
     answers["rv_lv_ratio_lt_1"] = answers["central_pe"] = positive.astype(float)
     present = positive[exam] & (random.random(rows) < 0.2)
-    present[np.flatnonzero(np.diff(exam, prepend=-1))] |= positive  # each of them shows on one image at least
+    # each of them shows on one image at least
+    present[np.flatnonzero(np.diff(exam, prepend=-1))] |= positive
     labels = ids.assign(pe_present_on_image=present.astype(np.uint8))
     labels = labels.assign(**{name: answers[name][exam].astype(np.uint8) for name in EXAM_LABELS})
     predictions = ids.assign(**{pe.LABELS[0]: random.random(rows)})

@@ -1,21 +1,30 @@
-"""How fast do batches reach the step? The kit against the tutorial it starts from, the hardware, and three libraries.
+"""Measure how fast batches reach the step, with tpukit and with other pipelines.
 
-Everyone delivers the same 6,000 images, of 13 KB and 256 x 256 in Kaggle's layout, in random order, as batches of 128
-at 128 x 128. All is measured in every round, in turn and in another order each time, because neighbours on a machine
-come and go: what counts are ratios within a round, and their median. Files are in the page cache throughout. Start-up
-does not count, for nobody: processes are forked and queues filled before the clock starts, and are not empty after.
+The others are those of the tutorial of 2020, webdataset, Grain and torch's DataLoader.
 
-- The tutorial's pipeline, 1 by definition: labels and folders from the table by `iloc`, `glob` for the position before
-  the name, the image over float64 and through Pillow twice, float32 batches. One process, as it trained with.
-- The cache, with one thread and with two, and what bounds it: the same bytes copied in order, by one thread.
-- JPEG records, in one process and in two, and what bounds them: the decoder alone, on bytes that lie in memory.
-- webdataset, Grain and torch's DataLoader, each set up as its documentation says, with two processes, and with the
-  decoder that the records use, which is faster than the one they would bring.
-- A step of ResNet-18 on two rehearsal cores with batches of the cache, against the same step with one resident batch.
-- What a worker that has read the whole cache holds for itself.
+All pipelines deliver the same 6,000 images, of 13 KB and 256 x 256 in Kaggle's layout, in random
+order, as batches of 128 at 128 x 128. Every round measures all of them, in a new order, because the
+load on a machine changes. The figures are ratios within a round, and their median. Files are in the
+page cache throughout. Start-up is not measured: processes are forked and queues filled before the
+clock starts, and are not empty after.
+
+- The tutorial's pipeline, 1 by definition: labels and folders from the table by `iloc`, `glob` for
+  the position before the name, the image over float64 and through Pillow twice, float32 batches.
+  One process, as it trained with.
+- The cache, with one thread and with two, and what bounds it: the same bytes copied in order, by
+  one thread.
+- JPEG records, in one process and in two, and what bounds them: the decoder alone, on bytes that
+  lie in memory.
+- webdataset, Grain and torch's DataLoader, each set up as its documentation says, with two
+  processes, and with the decoder that the records use, which is faster than the one they would
+  bring.
+- A step of ResNet-18 on two CPU processes with batches of the cache, against the same step with one
+  resident batch.
+- The memory of a worker that has read the whole cache.
 - DICOM slices, read, seen through windows and resized, against pydicom alone: see dicom_slices.py.
-- The labels of the whole competition, 1,790,594 rows: read and checked, divided into folds, looked at and laid out as
-  `pack` does before the first image; in a process of its own, on one processor. `--only labels` measures just that.
+- The labels of the whole competition, 1,790,594 rows: read and checked, divided into folds, looked
+  at and laid out as `pack` does before the first image; in a separate process, on one processor.
+  `--only labels` measures just that.
 """
 
 import argparse
@@ -38,11 +47,26 @@ from pathlib import Path
 
 from dicom_slices import measure_dicom
 
-SIZE, BATCH = 128, 128
-SERIES, SLICES, PICTURES = 25, 240, 10  # a series is 10 drawn slices, each in 24 places
-SPEEDS = ("cache_1_thread", "cache_2_threads", "jpeg_per_core", "jpeg_2_processes", "webdataset", "grain", "dataloader")
-ROWS, STUDIES = 1_790_594, 7_279  # of the competition
-LONG = 20  # times an image comes in an epoch: a real epoch is longer than a round, and does not end in it
+SIZE = 128
+BATCH = 128
+# a series is 10 drawn slices, each in 24 places
+SERIES = 25
+SLICES = 240
+PICTURES = 10
+SPEEDS = (
+    "cache_1_thread",
+    "cache_2_threads",
+    "jpeg_per_core",
+    "jpeg_2_processes",
+    "webdataset",
+    "grain",
+    "dataloader",
+)
+# of the competition
+ROWS = 1_790_594
+STUDIES = 7_279
+# times an image comes in an epoch: a real epoch is longer than a round, and does not end in it
+LONG = 20
 
 
 def main() -> None:
@@ -51,7 +75,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="of everything, about 15 s each")
     parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir(), "tpukit-benchmark"), help="is kept")
     parser.add_argument("--only", choices=["dicom", "labels"], help="measure this alone")
-    parser.add_argument("--labels-in", type=Path, help=argparse.SUPPRESS)  # the process that `labels` starts
+    # the process that `labels` starts
+    parser.add_argument("--labels-in", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.labels_in:
         read_all_labels(options.labels_in)
@@ -67,7 +92,8 @@ def measure_everything(folder: Path, rounds: int) -> None:
     """Measure in turn, and print the table and the line of JSON."""
     import torch
 
-    torch.set_num_threads(1)  # as in the kit's workers; the tutorial's pipeline is no faster with more
+    # as in tpukit's workers; the tutorial's pipeline is no faster with more
+    torch.set_num_threads(1)
     data = prepare(folder)
     describe(data)
     contestants = {
@@ -83,7 +109,8 @@ def measure_everything(folder: Path, rounds: int) -> None:
         "dataloader": Contestant("torch DataLoader, 2 processes", with_dataloader),
     }
     contestants = {name: one for name, one in contestants.items() if is_installed(one.needs)}
-    extra, window = worker_extra(data)  # first, in a process that has done nothing yet: later it was not the same twice
+    # first, in a process that has done nothing yet: later it was not the same twice
+    extra, window = worker_extra(data)
     speeds = [run_round(contestants, data, number) for number in range(rounds)]
     steps = step_ratios(data, rounds)
     report(contestants, speeds, steps, extra, window, measure_dicom(folder, rounds) | labels(folder))
@@ -91,7 +118,7 @@ def measure_everything(folder: Path, rounds: int) -> None:
 
 @dataclass(frozen=True)
 class Data:
-    """The same images in every form: Kaggle's files and train.csv in `folder`, `records`, `cache`, tar `shards`."""
+    """The same images as Kaggle's files and train.csv, records, a cache, and tar shards."""
 
     folder: Path
     table: object
@@ -117,7 +144,7 @@ def prepare(folder: Path) -> Data:
 
 
 def draw(folder: Path) -> None:
-    """Write images like a CT's, and their train.csv last: drawn slices, smoothed to 13 KB, in 24 places each."""
+    """Write drawn slices, smoothed to 13 KB, in 24 places each, and then their train.csv."""
     import numpy
     import pandas
     from PIL import Image, ImageFilter
@@ -145,7 +172,7 @@ def draw(folder: Path) -> None:
 
 
 def write_tar(folder: Path, table) -> list[str]:
-    """Write the shards webdataset reads, 1,000 images each in random order, unless they are there."""
+    """Write the shards for webdataset once, with 1,000 images each in random order."""
     if not is_installed("webdataset"):
         return []
     import webdataset
@@ -170,7 +197,7 @@ def label_values(table):
 
 
 def tutorial(data: Data) -> Iterator:
-    """Yield the tutorial's batches: (128, 3, 128, 128) float32, through its own steps in its own order."""
+    """Yield the tutorial's batches, (128, 3, 128, 128) float32, with its steps in its order."""
     import numpy
     import pandas
     from torch.utils.data import default_collate
@@ -198,7 +225,7 @@ def tutorial_item(table, folder: Path, sample: int) -> tuple:
 
 
 def read_image() -> Callable:
-    """Return what reads a file: OpenCV, as in the tutorial, or Pillow: the same pixels, 4 % slower when measured."""
+    """Return a function that reads a file, of OpenCV, or of Pillow, which was 4 % slower."""
     if is_installed("cv2"):
         import cv2
 
@@ -238,7 +265,7 @@ def from_records(data: Data) -> Iterator:
 
 
 def decoder_alone(data: Data) -> Iterator:
-    """Yield lists of images that the JPEG decoder made of bytes in memory, scaled as the records ask it to."""
+    """Yield lists of images from the JPEG decoder, scaled as the records scale them."""
     import numpy
     import simplejpeg
 
@@ -255,7 +282,7 @@ def from_records_in_processes(data: Data) -> Iterator:
 
 
 def batches_of(source, **options) -> Iterator:
-    """Yield the kit's batches of a source, every image many times in an epoch."""
+    """Yield tpukit's batches of a source, every image many times in an epoch."""
     import numpy
     from torch.utils.data import Subset
 
@@ -268,7 +295,7 @@ def batches_of(source, **options) -> Iterator:
 
 
 def with_webdataset(data: Data) -> Iterator:
-    """Yield webdataset's batches: shards and samples shuffled, decoded and batched in its loader's processes."""
+    """Yield webdataset's batches; its loader's processes shuffle, decode and batch the samples."""
     import webdataset
 
     dataset = (
@@ -291,7 +318,7 @@ def with_grain(data: Data) -> Iterator:
 
 
 def with_dataloader(data: Data) -> Iterator:
-    """Yield the batches of torch's own loader over the files, with a path, a read and a decode for each image."""
+    """Yield the batches of torch's loader over the files, with a read and a decode per image."""
     from torch.utils.data import DataLoader
 
     files = Files(data.table["path"].tolist() * LONG, list(label_values(data.table)) * LONG)
@@ -366,7 +393,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Speed:
-    """Images a second of wall time, and a second of processor time of this process and its children."""
+    """Images per second of wall time, and per second of processor time of all processes."""
 
     wall: float
     cpu: float
@@ -383,12 +410,13 @@ def run_round(contestants: dict[str, Contestant], data: Data, number: int) -> di
 
 
 def measure(batches: Iterator, seconds: float = 0.8) -> Speed:
-    """Take batches for a while, after some that are not counted: until then processes start and queues fill."""
+    """Take batches for a while, after the first ones, in which processes start and queues fill."""
     with contextlib.closing(batches):
         take(batches, seconds / 4, 1)
         if children():
             take(batches, seconds / 4, 8)  # what lay ready in queues is gone
-        cpu, wall = processor_seconds(), time.perf_counter()
+        cpu = processor_seconds()
+        wall = time.perf_counter()
         images = take(batches, seconds, 2) * BATCH
         wall = time.perf_counter() - wall
         return Speed(images / wall, images / (processor_seconds() - cpu))
@@ -396,7 +424,8 @@ def measure(batches: Iterator, seconds: float = 0.8) -> Speed:
 
 def take(batches: Iterator, seconds: float, least: int) -> int:
     """Take batches for some seconds, and at least so many; return how many."""
-    end, taken = time.perf_counter() + seconds, 0
+    end = time.perf_counter() + seconds
+    taken = 0
     while taken < least or time.perf_counter() < end:
         next(batches)
         taken += 1
@@ -416,7 +445,7 @@ def children() -> list:
 
 
 def step_ratios(data: Data, rounds: int) -> list[float]:
-    """Return, for each round, the time of a step with batches of the cache over one with a resident batch."""
+    """Return per round the time of a step with the cache over one with a resident batch."""
     from tpukit.essentials.launcher.launcher import launch
 
     results = launch(train, data.cache, rounds, cores=2, backend="cpu", progress="off").results
@@ -424,7 +453,7 @@ def step_ratios(data: Data, rounds: int) -> list[float]:
 
 
 def train(core, cache, rounds: int, batch_size: int = 32) -> list[float]:
-    """Train ResNet-18 at 64 pixels, eight steps a round, four of each kind; return the ratio of each round."""
+    """Train ResNet-18 at 64 pixels, four steps of each kind per round; return the ratios."""
     import torch
     from torchvision.models import resnet18
 
@@ -440,7 +469,8 @@ def train(core, cache, rounds: int, batch_size: int = 32) -> list[float]:
         began = time.perf_counter()
         images, labels = next(kind)
         with core.step():
-            # Every other pixel of every other row: delivered are four times the bytes that are trained on.
+            # Every other pixel of every other row: delivered are four times the bytes that are
+            # trained on.
             logits = model(normalize(images[:, :, ::2, ::2]))
             torch.nn.functional.binary_cross_entropy_with_logits(logits, labels).backward()
             core.optimizer_step(optimizer)
@@ -457,17 +487,19 @@ def train(core, cache, rounds: int, batch_size: int = 32) -> list[float]:
 
 
 def worker_extra(data: Data) -> tuple[float, float]:
-    """Return, in MB, what a worker holds for itself after it has read the whole cache, and what its window may hold."""
+    """Return the MB of a worker that has read the whole cache, and the limit of its window."""
     from tpukit.essentials.launcher.launcher import launch
 
     results = launch(read_all, data.cache, cores=2, backend="cpu", progress="off").results
-    return max(results), BATCH * SIZE * SIZE * 3 * 4 / 1e6  # two ahead, one in the making, one in the step
+    # two ahead, one in the making, one in the step
+    return max(results), BATCH * SIZE * SIZE * 3 * 4 / 1e6
 
 
 def read_all(core, cache) -> float:
     """Read every batch of the cache once; return by how many MB the worker's unique set grew.
 
-    One image was read before, so the modules, the thread and its heap are there and are not taken for the cache's.
+    One image was read before, so the modules, the thread and its heap are there and are not taken
+    for the cache's.
     """
     import psutil
     from torch.utils.data import Subset
@@ -478,17 +510,19 @@ def read_all(core, cache) -> float:
     for images, _ in Batches(Subset(cache, [0]), batch_size=1):
         images.sum()
     before = process.memory_full_info().uss
-    batches = Batches(cache, batch_size=BATCH, shuffle=True, drop_last=True)  # by name: it keeps its buffers till then
+    # by name: it keeps its buffers till then
+    batches = Batches(cache, batch_size=BATCH, shuffle=True, drop_last=True)
     for images, _ in batches:
         images.sum()
-    core.barrier()  # the other has read it all, too: a page that one process alone maps would count as its own
+    # the other has read it all, too: a page that one process alone maps would count as its own
+    core.barrier()
     grown = (process.memory_full_info().uss - before) / 1e6
     core.barrier()
     return grown
 
 
 def labels(folder: Path) -> dict[str, float]:
-    """Print and return how long the whole table takes on one processor, in seconds, and the most memory, in GB."""
+    """Print and return the seconds of the table on one processor, and its peak memory in GB."""
     if not (folder / "labels" / "train.csv").is_file():
         draw_labels(folder / "labels")
     command = [sys.executable, __file__, "--labels-in", str(folder / "labels")]
@@ -524,7 +558,7 @@ def draw_labels(folder: Path) -> None:
 
 
 def read_all_labels(folder: Path) -> None:
-    """Do with the table what a notebook does before the first image is read; print the seconds and the memory."""
+    """Prepare the table as a notebook does before the first image; print seconds and memory."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     import numpy
@@ -550,7 +584,10 @@ def read_all_labels(folder: Path) -> None:
     names = ("read", "folds", "paths", "looked at", "laid out")
     parts = {name: end - start for name, start, end in zip(names, times, times[1:], strict=False)}
     del laid_out
-    found = {"labels_seconds": round(times[-1] - times[0], 2), "labels_gb": round(peak_memory() / 1e9, 2)}
+    found = {
+        "labels_seconds": round(times[-1] - times[0], 2),
+        "labels_gb": round(peak_memory() / 1e9, 2),
+    }
     print(json.dumps({"parts": parts, **found}))
 
 
@@ -574,7 +611,7 @@ def describe(data: Data) -> None:
 
 
 def difference(data: Data, count: int = 64) -> str:
-    """Say how far the pixels of the cache and of the records are from the tutorial's, in grey levels.
+    """Return the distance of cache and records from the tutorial's pixels, in grey levels.
 
     Raises:
         ValueError: the labels are not the tutorial's, so something else was measured.
@@ -594,8 +631,10 @@ def difference(data: Data, count: int = 64) -> str:
 
 
 def report(contestants: dict, rounds: list, steps: list[float], extra: float, window: float, whole: dict) -> None:
-    """Print one line for each contestant, the few numbers beside them, and last the JSON."""
-    print(f"\nmedians of {len(rounds)} rounds, least and most in brackets; a round's times are of its own tutorial\n")
+    """Print a line per contestant, some more numbers, and last the JSON."""
+    print(
+        f"\nmedians of {len(rounds)} rounds, least and most in brackets; ratios are to the tutorial in the same round\n"
+    )
     print(f"{'':34}{'images/s':>27}{'times, wall':>25}{'times, processor':>19}")
     for name, one in contestants.items():
         speeds = [speeds[name].wall for speeds in rounds]
@@ -610,7 +649,8 @@ def report(contestants: dict, rounds: list, steps: list[float], extra: float, wi
     threads = middle(rounds, "cache_2_threads", "cache_1_thread")
     processes = middle(rounds, "jpeg_2_processes", "jpeg_per_core")
     fastest = max(found[name] or 0 for name in ("webdataset", "grain", "dataloader"))
-    found["step_ratio"], found["worker_extra_mb"] = round(statistics.median(steps), 3), round(extra, 1)
+    found["step_ratio"] = round(statistics.median(steps), 3)
+    found["worker_extra_mb"] = round(extra, 1)
     for what, value, target in (
         ("cache, 1 thread, times the tutorial", found["cache_1_thread"], ">= 400"),
         ("cache, 1 thread, of a plain copy", found["memcpy_fraction"], ">= 0.85"),
@@ -618,8 +658,16 @@ def report(contestants: dict, rounds: list, steps: list[float], extra: float, wi
         ("JPEG records, times the tutorial", found["jpeg_per_core"], ">= 15"),
         ("JPEG records, of the decoder alone", found["decoder_fraction"], ">= 0.9"),
         ("JPEG records, 2 processes, times 1", processes, ">= 1.7"),
-        ("fastest of the libraries, times the tutorial", fastest, f"<= {found['jpeg_2_processes']}"),
-        (f"step with real batches, times one without {shown(steps, 2)}", found["step_ratio"], "<= 1.05"),
+        (
+            "fastest of the libraries, times the tutorial",
+            fastest,
+            f"<= {found['jpeg_2_processes']}",
+        ),
+        (
+            f"step with real batches, times one without {shown(steps, 2)}",
+            found["step_ratio"],
+            "<= 1.05",
+        ),
         ("MB a worker holds for itself", found["worker_extra_mb"], f"<= {window:.0f}"),
     ):
         print(f"{what:60}{value:>10,.3g}   target {target}")

@@ -1,8 +1,9 @@
-"""What does it cost that a pack has a digest of every image? Packing with it, against packing without.
+"""Measure the cost of the digest that a pack has of every image: pack with it, and without.
 
-Both sides pack the same files in this process, in turn and each first every second time; without, the one function that
-makes a digest gives zeros. What counts is the processor's time, as neighbours on a machine come and go, and the ratio
-of medians: at most 1.03. The start of the processes in which `pack` does this otherwise would make it smaller.
+Both sides pack the same files in this process, in turn and each first every second time; without,
+the one function that makes a digest gives zeros. The processor's time counts, because other
+programs on a machine come and go, and the ratio of medians: at most 1.03. The start of the
+processes in which `pack` does this otherwise would make it smaller.
 """
 
 import argparse
@@ -14,7 +15,8 @@ import time
 from pathlib import Path
 from unittest import mock
 
-JPEGS, PNGS = 240, 60
+JPEGS = 240
+PNGS = 60
 SIDES = {"with": {}, "without": {"digest": lambda stored: bytes(8)}}
 
 
@@ -37,7 +39,16 @@ def main() -> None:
     for side, times in took.items():
         print(f"  {side + ' digests':20}{medians[side]:8.3f}   {min(times):.3f} to {max(times):.3f}")
     print(f"  {'times as long':20}{ratio:8.3f}   target <= 1.03")
-    print(json.dumps({"images": JPEGS + PNGS, "with": medians["with"], "without": medians["without"], "ratio": ratio}))
+    print(
+        json.dumps(
+            {
+                "images": JPEGS + PNGS,
+                "with": medians["with"],
+                "without": medians["without"],
+                "ratio": ratio,
+            }
+        )
+    )
 
 
 def draw(folder: Path) -> int:
@@ -48,7 +59,11 @@ def draw(folder: Path) -> int:
     random = numpy.random.default_rng(0)
     for number in range(JPEGS + PNGS):
         noise = Image.fromarray(random.integers(0, 256, (480, 640, 3), numpy.uint8))
-        image = Image.blend(noise.filter(ImageFilter.GaussianBlur(12)), noise.filter(ImageFilter.GaussianBlur(2)), 0.4)
+        image = Image.blend(
+            noise.filter(ImageFilter.GaussianBlur(12)),
+            noise.filter(ImageFilter.GaussianBlur(2)),
+            0.4,
+        )
         file = folder / f"{number % 5}" / f"{number}.{'jpg' if number < JPEGS else 'png'}"
         file.parent.mkdir(parents=True, exist_ok=True)
         image.save(file, quality=90)
@@ -64,7 +79,10 @@ def pack_once(folder: Path, without: dict) -> float:
             pack_shards._work(job)
 
     shutil.rmtree(folder / "pack", ignore_errors=True)
-    with mock.patch.multiple(pack_shards, run_in_processes=here, **without), mock.patch("builtins.print"):
+    with (
+        mock.patch.multiple(pack_shards, run_in_processes=here, **without),
+        mock.patch("builtins.print"),
+    ):
         began = time.process_time()
         pack(folder / "images", folder / "pack", options=PackOptions(workers=1), progress="off")
         return time.process_time() - began

@@ -1,14 +1,15 @@
-"""How long does the host take for a step? As PyTorch records it, as `fit` does, and with `fit(replay=True)`.
+"""Measure the host's time for a step: PyTorch's recording, that of `fit`, and `fit(replay=True)`.
 
-A TPU computes nothing before torch_xla has recorded the step in Python, so a step lasts at least that long. The step is
-that of `fit` in the walkthrough: a ResNet-34 with ten labels, bfloat16 autocast, Adam. It is recorded on XLA:CPU and
-never run, so the size of the images does not matter. tpukit records Adam as one operation for each parameter
-(`tpukit/accelerators/adam.py`), and on request runs the program of a captured step again (`tpukit/training/replay.py`). What
-a replayed step takes is seen in steps that are run, on images of 32 pixels: the seconds are of the thread that trains,
-and XLA:CPU computes in others.
+A TPU computes nothing before torch_xla has recorded the step in Python, so a step lasts at least
+that long. The step is that of `fit` in the walkthrough: a ResNet-34 with ten labels, bfloat16
+autocast, Adam. It is recorded on XLA:CPU and never run, so the size of the images does not matter.
+tpukit records Adam as one operation for each parameter (`tpukit/accelerators/adam.py`), and on
+request runs the program of a captured step again (`tpukit/training/replay.py`). A replayed step is
+timed in steps that are run, on images of 32 pixels: the seconds are of the thread that trains, and
+XLA:CPU computes in others.
 
-Each turn is a process of its own, the kinds by turns. A turn's figure is the median of its steps, in seconds of the
-processor; that of a kind the median of its turns.
+The kinds take turns, and each turn is a new process. The figure of a turn is the median of its
+steps, in seconds of processor time. The figure of a kind is the median of its turns.
 """
 
 import argparse
@@ -18,9 +19,13 @@ import statistics
 import time
 from unittest import mock
 
-STEPS, LEFT_OUT = 12, 4
-TARGET, REPLAY_TARGET, CHIP_TARGET = 0.4, 0.15, 0.25
-CHIP_MS = 9.0  # a step of 128 images of 128 px on a v5e, by the TPU compiler's count: benchmarks/preflight.py
+STEPS = 12
+LEFT_OUT = 4
+TARGET = 0.4
+REPLAY_TARGET = 0.15
+CHIP_TARGET = 0.25
+# a step of 128 images of 128 px on a v5e, by the TPU compiler's count: benchmarks/preflight.py
+CHIP_MS = 9.0
 KINDS = ("PyTorch's Adam", "fit, the default", "fit(replay=True)")
 
 
@@ -51,7 +56,7 @@ def main() -> None:
 
 
 def measure(network: str, kind: str) -> float:
-    """Return the median seconds of a step, in a process of its own."""
+    """Return the median seconds of a step, in a new process."""
     from tpukit import launch
 
     is_theirs = kind == KINDS[0]
@@ -61,7 +66,7 @@ def measure(network: str, kind: str) -> float:
 
 
 def stepped(core, network: str, replayed: bool) -> float:
-    """Take steps, one after the other, and return their median seconds; without `replayed` they are never run."""
+    """Take steps and return their median seconds; without `replayed` they are never run."""
     import torch
     from torchvision import models
 

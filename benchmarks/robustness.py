@@ -1,13 +1,16 @@
-"""Does the walkthrough's network hold on images from elsewhere? Another field of view, mirrored, paler, worse files.
+"""Does the walkthrough's network hold on images from elsewhere? Another field of view, mirrored,
+paler, worse files.
 
     python benchmarks/robustness.py runs/robustness
 
-Notebook 04 trains twice on the same phantoms, as it stands and without its augmentation. Then both networks see other
-exams, as they are, and changed in six ways. These are drawn for it: on the notebook's own validation fold the network
-without augmentation has chosen the best of four epochs, the other one of one. A change is made to the file of 256
-pixels, as if it had come from elsewhere so, and the file is then prepared as all others are. What is compared is the
-AUROC of `pe_present_on_image`, since no change alters that label: a mirrored slice shows its embolus, on the other
-side. The intervals are of resampled exams, for both networks the same; other seeds of the training are not in them.
+Notebook 04 trains twice on the same phantoms, as it stands and without its augmentation. Then both
+networks see other exams, as they are, and changed in six ways. These are drawn for it: on the
+notebook's own validation fold the network without augmentation has chosen the best of four epochs,
+the other one of one. A change is made to the file of 256 pixels, as if it had come from elsewhere
+so, and the file is then prepared as all others are. What is compared is the AUROC of
+`pe_present_on_image`, since no change alters that label: a mirrored slice shows its embolus, on the
+other side. The intervals are of resampled exams, for both networks the same; other seeds of the
+training are not in them.
 
 A network that has been trained is kept; another folder, or an empty one, trains anew.
 """
@@ -28,10 +31,15 @@ NETWORKS = {"augmented": {}, "plain": {"plain_epochs": 999}}  # by parameters of
 
 
 def main() -> None:
-    """Train what is not trained yet, change the images, ask both networks; print a table and one line of JSON."""
+    """Train both networks, predict the changed images, and print a table and one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("to", type=Path, help="a folder to make; networks that were trained there are kept")
-    parser.add_argument("--studies", type=int, default=300, help="phantom exams to train on, and others to ask about")
+    parser.add_argument(
+        "--studies",
+        type=int,
+        default=300,
+        help="phantom exams to train on, and others to ask about",
+    )
     options = parser.parse_args()
     sys.path.insert(0, str(ROOT))
     import tpukit
@@ -43,9 +51,11 @@ def main() -> None:
             train(options.to, name, studies=options.studies, image_size=PIXELS, **parameters)
     others = pe.phantom(options.to / "others" / str(options.studies), options.studies, slices=6, seed=1)
     labels = pe.index_images(pe.read_labels(others), others / "train-jpegs")
-    files, rows = [Path(path) for path in labels.path], {}
+    files = [Path(path) for path in labels.path]
+    rows = {}
     for change in CHANGES:
-        pixels, said = prepared(files, change), []
+        pixels = prepared(files, change)
+        said = []
         for name in NETWORKS:
             weights = options.to / name / "checkpoints" / "best.pt"
             said.append(tpukit.launch(ask, weights, pixels, progress="off").results[0][:, 0].numpy())
@@ -58,22 +68,35 @@ def main() -> None:
 
 
 def train(to: Path, name: str, **parameters) -> None:
-    """Run notebook 04 with these parameters, in a folder of its own within `to`; phantoms and pack are shared."""
+    """Run notebook 04 with these parameters in a new folder; phantoms and pack are shared."""
     where = {"phantom_path": "phantoms", "records_path": "records", "run_path": name}
-    command = [sys.executable, "-m", "papermill", NOTEBOOK, f"{name}.ipynb", "--kernel", "python3", "--no-progress-bar"]
+    command = [
+        sys.executable,
+        "-m",
+        "papermill",
+        NOTEBOOK,
+        f"{name}.ipynb",
+        "--kernel",
+        "python3",
+        "--no-progress-bar",
+    ]
     for parameter, value in {**where, **parameters}.items():
         command += ["-p", parameter, str(value)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
     subprocess.run([*map(str, command)], cwd=to, env=environment, check=True)
 
 
 def compare(present, exams, first, other, draws: int = 500) -> list[list[float]]:
-    """Return the AUROC of two networks and its difference, each with a 95 % interval over resampled whole exams."""
+    """Return the AUROCs of two networks and the difference, with 95 % intervals over exams."""
     import numpy
     from sklearn.metrics import roc_auc_score
 
     exam = numpy.unique(exams, return_inverse=True)[1]
-    random, found = numpy.random.default_rng(0), []
+    random = numpy.random.default_rng(0)
+    found = []
     for draw in range(1 + draws):
         count = random.multinomial(exam.max() + 1, numpy.full(exam.max() + 1, 1 / (exam.max() + 1)))
         weights = count[exam] if draw else numpy.ones(len(exam))
@@ -84,7 +107,7 @@ def compare(present, exams, first, other, draws: int = 500) -> list[list[float]]
 
 
 def wider(image):
-    """Show a quarter more of the room in each direction: the patient is smaller, and around is air."""
+    """Enlarge the field of view by a quarter: the patient is smaller, with air around."""
     from PIL import Image
 
     size = round(image.width / 1.25)
@@ -106,7 +129,7 @@ def paler(image):
 
 
 def noisy(image):
-    """Add grain with a standard deviation of 20 of 255 grey levels, to every pixel and window for itself."""
+    """Add noise with a standard deviation of 20 of 255 grey levels to every pixel and window."""
     import numpy
     from PIL import Image
 
@@ -122,7 +145,8 @@ def blurred(image):
     return image.filter(ImageFilter.GaussianBlur(2))
 
 
-CHANGES: dict[str, tuple[Callable | None, int]] = {  # what is done to the pixels, and the quality of the file
+# what is done to the pixels, and the quality of the file
+CHANGES: dict[str, tuple[Callable | None, int]] = {
     "home": (None, 95),
     "field of view +25 %": (wider, 95),
     "mirrored": (mirrored, 95),
@@ -134,7 +158,7 @@ CHANGES: dict[str, tuple[Callable | None, int]] = {  # what is done to the pixel
 
 
 def prepared(files: list[Path], change: str):
-    """Return (N, 64, 64, 3) uint8: the files, changed, as the walkthrough's pack and cache prepare them."""
+    """Return the changed files, (N, 64, 64, 3) uint8, as the walkthrough prepares them."""
     import numpy
     from PIL import Image
 

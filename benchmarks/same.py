@@ -1,9 +1,10 @@
-"""What does it cost to compare the cores? One comparison of a ResNet-34, beside an epoch of the walkthrough.
+"""What does it cost to compare the cores? One comparison of a ResNet-34, and an epoch of the
+walkthrough.
 
     python benchmarks/same.py [--backend xla] [--epoch 60]
 
-The last line is JSON: seconds of processor and of time for one comparison, the first (which compiles) left out, and
-its share of an epoch of so many seconds.
+The last line is JSON: seconds of processor and of time for one comparison, the first (which
+compiles) left out, and its share of an epoch of so many seconds.
 """
 
 import argparse
@@ -22,8 +23,15 @@ def measure(core: Core, repeats: int) -> dict[str, float]:
     optimizer = torch.optim.Adam(model.parameters())
     found = []
     for number in range(repeats + 1):
-        began, used, compiled = time.monotonic(), time.process_time(), (core.backend.compiles() or (0, 0))[0]
-        core.agreement.compare("in a benchmark", modules={"": model}, optimizers=[optimizer], run={"number": number})
+        began = time.monotonic()
+        used = time.process_time()
+        compiled = (core.backend.compiles() or (0, 0))[0]
+        core.agreement.compare(
+            "in a benchmark",
+            modules={"": model},
+            optimizers=[optimizer],
+            run={"number": number},
+        )
         compiled = (core.backend.compiles() or (0, 0))[0] - compiled
         found.append((time.monotonic() - began, time.process_time() - used, compiled))
     seconds, processor, compiles = (sorted(column)[repeats // 2] for column in zip(*found[1:], strict=True))

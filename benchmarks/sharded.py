@@ -1,15 +1,18 @@
-"""Does a GPT of 1.5 billion weights train on eight chips of which none can hold it? No TPU is needed.
+"""Compile a step of a GPT of 1.5 billion weights, too large for one chip, for eight chips.
+
+No TPU is needed.
 
     python benchmarks/sharded.py [--layers 4] [--width 5120] [--length 1024] [--batch 8]
 
-One step in bfloat16 with Adam, recorded as torch_xla would send it to a v5e-8 and compiled by libtpu 0.0.21.1: once as
-an ordinary launch has it, every core with the whole model and `batch` / 8 sequences, and once with `shard="fsdp"`, with
-the same batch for the run. 4 layers of width 5,120 have as many weights as GPT-2 XL's 48 of 1,600, and are
-compiled in a tenth of the time.
+One step in bfloat16 with Adam, recorded as torch_xla would send it to a v5e-8 and compiled by
+libtpu 0.0.21.1: once as an ordinary launch has it, every core with the whole model and `batch` / 8
+sequences, and once with `shard="fsdp"`, with the same batch for the run. 4 layers of width 5,120
+have as many weights as GPT-2 XL's 48 of 1,600, and are compiled in a tenth of the time.
 
-The ideal that the cycles are compared with is the limit of the arithmetic: the operations that the compiler counts, at
-the chip's peak in bfloat16. A step of one chip with an eighth of the batch would be fairer, but it does not fit. The
-cycles have no collectives in them; what the chips send each other in a step is told beside.
+The ideal that the cycles are compared with is the limit of the arithmetic: the operations that the
+compiler counts, at the chip's peak in bfloat16. A step of one chip with an eighth of the batch
+would be fairer, but it does not fit. The cycles have no collectives in them; what the chips send
+each other in a step is printed as well.
 """
 
 import argparse
@@ -34,7 +37,8 @@ class Block(nn.Module):
         super().__init__()
         self.heads = heads
         self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
-        self.looks, self.joins = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.looks = nn.Linear(width, 3 * width)
+        self.joins = nn.Linear(width, width)
         self.thinks = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width))
 
     def forward(self, x):
@@ -50,11 +54,10 @@ class GPT(nn.Module):
 
     def __init__(self, width, layers, length):
         super().__init__()
-        self.tokens, self.places = nn.Embedding(WORDS, width), nn.Embedding(length, width)
-        self.blocks, self.norm = (
-            nn.Sequential(*(Block(width, width // 128) for _ in range(layers))),
-            nn.LayerNorm(width),
-        )
+        self.tokens = nn.Embedding(WORDS, width)
+        self.places = nn.Embedding(length, width)
+        self.blocks = nn.Sequential(*(Block(width, width // 128) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, WORDS, bias=False)
         self.head.weight = self.tokens.weight
 
@@ -78,7 +81,7 @@ def train(core, sizes, length, batch):
 
 
 def main() -> int:
-    """Print a table, and last a line of JSON; the exit status is 0 where the model fits eight chips and not one."""
+    """Print a table and a line of JSON; return 0 if the model fits eight chips and not one."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name, default in (("layers", 4), ("width", 5120), ("length", 1024), ("batch", 8)):
         parser.add_argument(f"--{name}", type=int, default=default)
@@ -86,7 +89,8 @@ def main() -> int:
     with torch.device("meta"):
         count = sum(one.numel() for one in GPT(given.width, given.layers, given.length).parameters())
     tpukit.preflight.fetch_libtpu(LIBTPU)
-    arguments, options = ((given.width, given.layers), given.length, given.batch), {"libtpu": LIBTPU, "timeout": 7200.0}
+    arguments = ((given.width, given.layers), given.length, given.batch)
+    options = {"libtpu": LIBTPU, "timeout": 7200.0}
     one = tpukit.preflight.preflight(train, *arguments, chip="v5e-8", **options)
     eight = one.cut or tpukit.preflight.preflight(train, *arguments, chip="v5e-8", shard="fsdp", **options)
     print(one, eight, sep="\n\n")

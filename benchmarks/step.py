@@ -1,22 +1,28 @@
-"""What does a step of `fit` cost? Against loops by hand, Lightning's Trainer, accelerate, and the tutorial's loop.
+"""Measure a step of `fit`, and compare it with other training loops.
 
-All contestants train the same model from the same weights, with one Adam each, on the same images in memory, each
-through its own loader, which starts again in every turn: the same batches in the same order. So they do the same work,
-and their losses have to agree after the first turn. A clock notes each loss: a step lasts from one to the next, with
-everything in between, also the one time in each turn when the losses are read. `fit` takes part as
-it is by default, so with `replay=False`; on XLA also with `replay=True`. The JSON measures the default.
-The contestants take turns in one process, or in the same two, in another order in every round, because the load on a
-machine changes: what counts are ratios within a round, and their median. The first round compiles and is left out.
+The others are loops by hand, Lightning's Trainer, accelerate and the tutorial's loop.
 
-- By hand: the short loop of somebody who knows torch_xla, with `MpDeviceLoader` and the losses kept on the device. On
-  plain CPU the loop of somebody who knows torch, over two processes with `DistributedDataParallel`.
-- Lightning's `Trainer`, with everything turned off that is not training. It refuses XLA where there is no TPU, so it
-  and `fit` are compared on plain CPU.
+All contestants train the same model from the same weights, with one Adam each, on the same images
+in memory, each through its own loader, which starts again in every turn: the same batches in the
+same order. So they do the same work, and their losses have to agree after the first turn. A clock
+notes each loss: a step lasts from one to the next, with everything in between, also the one time in
+each turn when the losses are read. `fit` takes part as it is by default, so with `replay=False`; on
+XLA also with `replay=True`. The JSON measures the default. The contestants take turns in one
+process, or in the same two, in another order in every round, because the load on a machine changes:
+the figures are ratios within a round, and their median. The first round compiles and is left out.
+
+- By hand: the short loop of somebody who knows torch_xla, with `MpDeviceLoader` and the losses kept
+  on the device. On plain CPU the loop of somebody who knows torch, over two processes with
+  `DistributedDataParallel`.
+- Lightning's `Trainer`, with everything turned off that is not training. It refuses XLA where there
+  is no TPU, so it and `fit` are compared on plain CPU.
 - accelerate, in the loop of its documentation, on XLA:CPU and on plain CPU.
-- The tutorial's loop in today's calls: `xm.optimizer_step(barrier=True)`, and `.item()` on the loss in every step.
+- The tutorial's loop in today's calls: `xm.optimizer_step(barrier=True)`, and `.item()` on the loss
+  in every step.
 
-On plain CPU a process computes with one thread, for every contestant; two processes share one gloo group. The graphs
-that `fit` and `evaluate` compile, and the copies to the host between two log points, are counted in a separate process.
+On plain CPU a process computes with one thread, for every contestant; two processes share one gloo
+group. The graphs that `fit` and `evaluate` compile, and the copies to the host between two log
+points, are counted in a separate process.
 """
 
 import argparse
@@ -40,7 +46,8 @@ from unittest import mock
 
 from tpukit.essentials.data import ShardedSampler
 
-LABELS, RATE = 10, 1e-4
+LABELS = 10
+RATE = 1e-4
 SAME = 1e-3  # of the loss: rounding, after one turn
 TARGETS = {"hand_written": 1.03, "lightning": 1.0, "accelerate": 1.0, "tutorial": 1.0}
 NAMES = {
@@ -57,7 +64,11 @@ def main() -> None:
     """Measure every case, print the table, and last one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, help="per case, a second or two each; 40, and 20 for a ResNet")
-    parser.add_argument("--only", default="", help="cases whose name holds this; the worst of a few cases is no result")
+    parser.add_argument(
+        "--only",
+        default="",
+        help="cases whose name holds this; the worst of a few cases is no result",
+    )
     options = parser.parse_args()
     describe()
     cases = [
@@ -76,9 +87,10 @@ def main() -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained and where: images of (3, size, size), `batch` per core and step, `steps` steps in a turn.
+    """A case: images of (3, size, size), `batch` per core and step, `steps` steps per turn.
 
-    Turns are short and many: the load on the machine changes within seconds, and so all contestants meet it alike.
+    Turns are short and many: the load on the machine changes within seconds, and so all contestants
+    meet it alike.
     """
 
     name: str
@@ -97,9 +109,10 @@ class Case:
 
 
 class Samples:
-    """Images in memory, (size, size, 3) uint8 as they are decoded, and (LABELS,) float32: bright or not, ten times.
+    """Images in memory, (size, size, 3) uint8, and (LABELS,) float32: bright or not.
 
-    Gives whole batches, to the kit as a `CachedImages` does and to torch's loader: collating is not what is compared.
+    Gives whole batches, to tpukit as a `CachedImages` does and to torch's loader: collating is not
+    what is compared.
     """
 
     def __init__(self, size: int, length: int, count: int = 512):
@@ -130,7 +143,7 @@ class Samples:
 
 
 def pixels(images):
-    """Turn (B, H, W, 3) uint8 into (B, 3, H, W) float32 in [0, 1], on the device; the kit's batches are permuted."""
+    """Turn (B, H, W, 3) uint8 into (B, 3, H, W) float32 in [0, 1]; only permute for tpukit."""
     return (images if images.shape[1] == 3 else images.permute(0, 3, 1, 2)).float() / 255
 
 
@@ -154,7 +167,13 @@ def mlp():
     """Return three layers over 32 x 32 images, 855,000 parameters."""
     from torch import nn
 
-    layers = [nn.Linear(3 * 32 * 32, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, LABELS)]
+    layers = [
+        nn.Linear(3 * 32 * 32, 256),
+        nn.ReLU(),
+        nn.Linear(256, 256),
+        nn.ReLU(),
+        nn.Linear(256, LABELS),
+    ]
     return nn.Sequential(nn.Flatten(), *layers)
 
 
@@ -166,7 +185,11 @@ def convnet():
     layers = [
         layer
         for before, width in itertools.pairwise(widths)
-        for layer in (nn.Conv2d(before, width, 3, stride=2, padding=1), nn.BatchNorm2d(width), nn.ReLU())
+        for layer in (
+            nn.Conv2d(before, width, 3, stride=2, padding=1),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+        )
     ]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], LABELS))
 
@@ -194,7 +217,7 @@ def adam(model):
 
 
 def loader(case: Case, samples: Samples, ranks: Iterable[int]):
-    """Return torch's loader, which all but the kit use: in each step a batch of what the kit gives each rank."""
+    """Return torch's loader for all but tpukit, with the batches that tpukit gives each rank."""
     import numpy
     from torch.utils.data import DataLoader
 
@@ -215,16 +238,18 @@ def endless(batches: Iterable) -> Iterator:
 
 
 def with_fit(core, case: Case, samples: Samples, loss: Clock, *, replay: bool = False) -> Callable[[], object]:
-    """Call `fit` for every turn, with one model and one optimizer; `replay` captures the first three steps of each.
+    """Call `fit` for every turn, with one model and optimizer; `replay` captures three steps.
 
-    The clock is asked where `fit` notes a step's loss: a loss that keeps something is never replayed.
+    The clock is asked where `fit` notes a step's loss: a loss that keeps something is never
+    replayed.
     """
     import torch
 
     from tpukit.training import FitOptions, fit
     from tpukit.training.losses import StepLosses
 
-    model, add = core.model(fresh(case)), StepLosses.add
+    model = core.model(fresh(case))
+    add = StepLosses.add
     optimizer = adam(model)
     batches = core.batches(samples, batch_size=case.batch)
     options = {"options": FitOptions(log_every=case.log_every), "preprocess": pixels, "replay": replay}
@@ -252,7 +277,8 @@ def on_xla(core, case: Case, samples: Samples, loss: Clock) -> Iterator[None]:
     import torch_xla.distributed.parallel_loader as pl
 
     model = fresh(case).to(core.device).train()
-    optimizer, losses = adam(model), []
+    optimizer = adam(model)
+    losses = []
     for inputs, targets in endless(pl.MpDeviceLoader(loader(case, samples, [core.rank]), core.device)):
         if len(losses) == case.log_every:
             torch.stack(losses).mean().item()
@@ -273,7 +299,8 @@ def on_cpu(core, case: Case, samples: Samples, loss: Clock) -> Iterator[None]:
     model = fresh(case).train()
     if core.world_size > 1:
         model = DistributedDataParallel(model)
-    optimizer, losses = adam(model), []
+    optimizer = adam(model)
+    losses = []
     for inputs, targets in endless(loader(case, samples, [core.rank])):
         value = loss(model(pixels(inputs)), targets)
         value.backward()
@@ -287,7 +314,7 @@ def on_cpu(core, case: Case, samples: Samples, loss: Clock) -> Iterator[None]:
 
 
 def with_lightning(core, case: Case, samples: Samples, loss: Clock) -> Callable[[], object]:
-    """Call `Trainer.fit` for every turn, as its documentation says, with everything off that is not training."""
+    """Call `Trainer.fit` for every turn, with everything off that is not training."""
     import lightning
 
     class Module(lightning.LightningModule):
@@ -318,13 +345,15 @@ def with_lightning(core, case: Case, samples: Samples, loss: Clock) -> Callable[
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     trainer()  # if it refuses the device, then here
-    module, batches = Module(), loader(case, samples, [core.rank])
+    module = Module()
+    batches = loader(case, samples, [core.rank])
     return lambda: trainer().fit(module, batches)
 
 
 def with_accelerate(core, case: Case, samples: Samples, loss: Clock) -> Callable[[], object]:
     """Train in the loop of accelerate's documentation."""
-    # It uses XLA wherever torch_xla is installed, unless this variable is set before it is imported.
+    # It uses XLA wherever torch_xla is installed, unless this variable is set before it is
+    # imported.
     os.environ["USE_TORCH_XLA"] = str(int(case.backend == "xla:cpu"))
     from accelerate import Accelerator
 
@@ -363,9 +392,12 @@ def tutorial(core, case: Case, samples: Samples, loss: Clock) -> Iterator[None]:
     import torch_xla.distributed.parallel_loader as pl
 
     model = fresh(case).to(core.device).train()
-    optimizer, total, count = adam(model), 0.0, 0
+    optimizer = adam(model)
+    total = 0.0
+    count = 0
     for inputs, targets in endless(pl.MpDeviceLoader(loader(case, samples, [core.rank]), core.device)):
-        inputs, targets = inputs.to(core.device), targets.to(core.device)
+        inputs = inputs.to(core.device)
+        targets = targets.to(core.device)
         optimizer.zero_grad()
         value = loss(model(pixels(inputs)), targets)
         value.backward()
@@ -383,7 +415,7 @@ def in_turns(case: Case, steps: Iterator[None]) -> Callable[[], object]:
 
 @dataclass(frozen=True)
 class Measured:
-    """By name: seconds a step in every round, the first turn's last loss, and why contestants did not take part."""
+    """By name: the seconds per step of all rounds, the last loss of turn one, and refusals."""
 
     rounds: list[dict[str, float]]
     losses: dict[str, float]
@@ -416,15 +448,23 @@ def quietly(fn: Callable, *args: object, **options: object) -> list:
 def take_turns(core, case: Case, rounds: int) -> Measured:
     """Measure a step of every contestant, in every round."""
     warnings.simplefilter("ignore")  # few processes for data, a TPU not used, memory not pinned
-    os.environ.setdefault("PJRT_DEVICE", "CPU")  # libraries ask torch_xla for its devices, and it would warn
+    # libraries ask torch_xla for its devices, and it would warn
+    os.environ.setdefault("PJRT_DEVICE", "CPU")
     keep_freed_memory()
     as_torchrun(core)
     samples = Samples(case.size, length=case.batch * case.steps * core.world_size)
-    makers = {"fit": with_fit, "hand_written": by_hand, "lightning": with_lightning, "accelerate": with_accelerate}
+    makers = {
+        "fit": with_fit,
+        "hand_written": by_hand,
+        "lightning": with_lightning,
+        "accelerate": with_accelerate,
+    }
     if case.backend == "xla:cpu":
         makers["tutorial"] = as_the_tutorial
         makers["fit_replayed"] = functools.partial(with_fit, replay=True)
-    turns, clocks, without = {}, {name: Clock() for name in makers}, {}
+    turns = {}
+    clocks = {name: Clock() for name in makers}
+    without = {}
     for name, make in makers.items():
         try:
             turns[name] = make(core, case, samples, clocks[name])
@@ -441,7 +481,7 @@ def take_turns(core, case: Case, rounds: int) -> Measured:
 
 
 def seconds(core, case: Case, turn: Callable, clock: Clock) -> float:
-    """Take a turn and return the seconds per step, without the first steps, which begin with idle queues.
+    """Return the seconds per step of a turn, without the first, which begin with idle queues.
 
     Raises:
         RuntimeError: the turn had another number of steps.
@@ -452,7 +492,8 @@ def seconds(core, case: Case, turn: Callable, clock: Clock) -> float:
     if case.backend == "xla:cpu":
         import torch_xla
 
-        torch_xla.sync(wait=True)  # run the last step here, so that it is not in the next contestant's graph
+        # run the last step here, so that it is not in the next contestant's graph
+        torch_xla.sync(wait=True)
     if len(clock.times) != case.steps:
         raise RuntimeError(f"a turn has {case.steps} steps, this one had {len(clock.times)}")
     skipped = case.steps // 8 + 1
@@ -462,10 +503,12 @@ def seconds(core, case: Case, turn: Callable, clock: Clock) -> float:
 def keep_freed_memory() -> None:
     """Have this process keep freed memory and not return it to the system.
 
-    Otherwise two equal loops differ by up to 8 %: the one whose gradients lie, by chance, at the end of the
-    heap pays for page faults in every step.
+    Otherwise two equal loops differ by up to 8 %: the one whose gradients lie, by chance, at the
+    end of the heap pays for page faults in every step.
     """
-    trim_threshold, mmap_threshold = -1, -3  # of glibc's malloc.h
+    # of glibc's malloc.h
+    trim_threshold = -1
+    mmap_threshold = -3
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         libc.mallopt(trim_threshold, 1 << 30)
@@ -473,15 +516,19 @@ def keep_freed_memory() -> None:
 
 
 def as_torchrun(core) -> None:
-    """Tell Lightning and accelerate of the other process as torchrun would; the group is there already."""
+    """Set torchrun's variables for Lightning and accelerate; the process group exists already."""
     if core.world_size > 1:
-        os.environ |= {"RANK": str(core.rank), "WORLD_SIZE": str(core.world_size), "OMP_NUM_THREADS": "1"}
+        os.environ |= {
+            "RANK": str(core.rank),
+            "WORLD_SIZE": str(core.world_size),
+            "OMP_NUM_THREADS": "1",
+        }
         os.environ |= {"LOCAL_RANK": str(core.rank), "LOCAL_WORLD_SIZE": str(core.world_size)}
         os.environ |= {"TORCHELASTIC_RUN_ID": "step", "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
 
 
 def count(core, length: int = 100) -> dict[str, int]:
-    """Return the graphs that `fit` and `evaluate` compile, and the most copies to the host between two log points."""
+    """Return the graphs that `fit` compiles, and the most copies to the host between two logs."""
     from torch_xla.debug import metrics
 
     from tpukit.training import FitOptions, fit
@@ -497,7 +544,8 @@ def count(core, length: int = 100) -> dict[str, int]:
         return Clock()(outputs, targets)
 
     case = Case("counted", convnet, 32, 16, steps=40, rounds=1)
-    model, samples = core.model(fresh(case)), Samples(case.size, length=case.batch * case.steps * 2)
+    model = core.model(fresh(case))
+    samples = Samples(case.size, length=case.batch * case.steps * 2)
     batches = core.batches(samples, batch_size=case.batch, shuffle=True, drop_last=True)
     before = metric("CompileTime")
     fit(
@@ -533,7 +581,7 @@ def describe() -> None:
 
 
 def report(measured: dict[str, Measured], counted: dict[str, int]) -> None:
-    """Print a line per contestant and case, and last the JSON: `fit` over each of the others, in its worst case."""
+    """Print a line per contestant and case, and the JSON: the worst ratios of `fit`."""
     print("\nmedians of the rounds, least and most in brackets; fit's time over another's in the same round")
     print(f"\n{'':22}{'':20}{'ms per step':>24}{'fit over it':>24}{'loss':>12}")
     worst: dict[str, float] = {}

@@ -1,13 +1,15 @@
-"""Where do the seconds of a U-Net's step go, and what does `fit` add to a loop by hand?
+"""Measure the sections of a U-Net's step, and the time that `fit` adds to a loop by hand.
 
 A ResNet-U-Net of 31 million parameters finds mask and depth of drawn scenes, 96 x 96, with Adam.
 
-- By section: load, forward, backward and step of the loop by hand, each until the device is done with it
-  (`tpukit.profiling.Stopwatch`), beside the same loop without a stopwatch. The sum is larger: a wait after every section
-  keeps the device from working ahead, and on XLA makes several graphs of one.
-- `fit` and the loop by hand take turns in one process, on the same batches, in another order in every round, because
-  the load on a machine changes. What counts is the ratio within a round, and the median of these. The loss of both
-  records when it is called: a step lasts from one call to the next, with everything in between.
+- By section: load, forward, backward and step of the loop by hand, each until the device is done
+  with it (`tpukit.profiling.Stopwatch`), and the same loop without a stopwatch. The sum is larger:
+  a wait after every section keeps the device from working ahead, and on XLA makes several graphs of
+  one.
+- `fit` and the loop by hand take turns in one process, on the same batches, in another order in
+  every round, because the load on a machine changes. The figure is the median of the ratios within
+  a round. The loss of both records when it is called: a step lasts from one call to the next, with
+  everything in between.
 """
 
 import argparse
@@ -59,7 +61,8 @@ def measure(core, options) -> dict:
     network = ResNetUNet()
 
     def contestant(make: Callable) -> tuple[Callable, "Clock"]:
-        model, clock = core.model(network), Clock()
+        model = core.model(network)
+        clock = Clock()
         optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
         scenes = Scenes(options.batch * STEPS * (options.rounds + 2), size=options.size)
         batches = core.batches(scenes, batch_size=options.batch, shuffle=True, drop_last=True)
@@ -129,7 +132,7 @@ def by_hand(core, model, optimizer, loss, batches, *, watch=None) -> Callable[[]
 
 
 def a_turn(core, turn: Callable, clock: Clock) -> float:
-    """Take a turn and return the seconds of a step, without the first, which begins with idle queues."""
+    """Return the seconds per step of a turn, without the first, which begins with idle queues."""
     clock.times.clear()
     turn()
     core.backend.wait()
@@ -138,7 +141,8 @@ def a_turn(core, turn: Callable, clock: Clock) -> float:
 
 def report(found: dict, batch: int) -> None:
     """Print the sections, both contestants and the ratio, and last the JSON."""
-    sections, rounds = found["sections"], found["rounds"]
+    sections = found["sections"]
+    rounds = found["rounds"]
     by_hand = statistics.median(times["hand_written"] for times in rounds)
     whole = statistics.median(times["fit"] for times in rounds)
     ratio = statistics.median(times["fit"] / times["hand_written"] for times in rounds)

@@ -378,7 +378,8 @@ def taken_from_the_index(text):
         command = INSTALL.search(line)
         if command is None or "--no-index" in line:
             continue
-        words = [word.strip("'\"`,.;:()\\") for word in re.split(r"\s+|\\n", command["words"])]
+        (arguments, *_) = re.split(r"[,;]\s|&&|\s\|\s", command["words"])  # prose may follow
+        words = [word.strip("'\"`,.;:()\\") for word in re.split(r"\s+|\\n", arguments)]
         # The quotes around tpukit[simulator] may have lost their partner to the line's own.
         if any(FROM_THE_INDEX.fullmatch(word) or word.startswith("tpukit[") for word in words):
             found.append(line.strip())
@@ -399,7 +400,7 @@ def taken_from_the_index(text):
         ("pip install -e '.[simulator]'", False),
         ("pip install --no-deps dist/tpukit-*.whl", False),
         ("pip install --no-index --find-links wheels tpukit", False),
-        ("pip install torch_tpu, for tpukit's sake", False),
+        ("pip install torch_tpu==0.2.0, in a separate environment; or update tpukit", False),
     ],
 )
 def test_an_install_by_the_name_tpukit_is_recognised(line, is_refused):

@@ -1,16 +1,21 @@
-"""Exams as a hospital sends them, through the whole road: DICOM files, notebook 04b, submission.csv, its score.
+"""Run the whole pipeline on exams as a hospital sends them.
+
+The pipeline is DICOM files, notebook 04b, submission.csv and its score.
 
     python tools/real_exams.py runs/real-exams
 
-250 to 600 slices of 512 pixels each, emboli of 2 to 6 mm, artefacts, patients who lay on the side, an exam that lacks a
-slice, PET series beside the CT. The exams of the notebook's test fold are answered once more by examples/submission.py,
-from their files alone, as Kaggle does. Prints slices a second of each stage and, last, a line of JSON.
+250 to 600 slices of 512 pixels each, emboli of 2 to 6 mm, artefacts, patients who lay on the side,
+an exam that lacks a slice, PET series in the folder of the CT. The exams of the notebook's test
+fold are answered once more by examples/submission.py, from their files alone, as Kaggle does.
+Prints the slices per second of each stage and, last, a line of JSON.
 
-Such emboli show on two or three slices of an exam, of 8 that train: too few to learn what an embolus is. So the
-network of slices begins with weights, as with patients: those of `make exams`, of other phantoms, if they are there.
+Such emboli show on two or three slices of an exam, of 8 that train: too few to learn what an
+embolus is. So the network of slices begins with weights, as with patients: those of `make exams`,
+of other phantoms, if they are there.
 
-Every slice near an embolus is drawn, of the others every eighth: copies with identifiers and positions of their own lie
-between. Drawing takes 0.19 s a slice of 512 pixels, all of them would take an hour of one core.
+Every slice near an embolus is drawn, of the others every eighth: copies with identifiers and
+positions of their own lie between. Drawing takes 0.19 s a slice of 512 pixels, all of them would
+take an hour of one core.
 """
 
 import argparse
@@ -47,13 +52,22 @@ def main() -> None:
     parser.add_argument("--slices", type=int, nargs=2, default=(250, 600), help="of an exam, from and to")
     parser.add_argument("--size", type=int, default=512, help="pixels of a slice")
     parser.add_argument(
-        "--set", nargs=2, action="append", default=[], help="a parameter of notebook 04b, and its value"
+        "--set",
+        nargs=2,
+        action="append",
+        default=[],
+        help="a parameter of notebook 04b, and its value",
     )
     parser.add_argument(
-        "--weights", type=Path, default=WEIGHTS, help="that the network of slices begins with, if there"
+        "--weights",
+        type=Path,
+        default=WEIGHTS,
+        help="that the network of slices begins with, if there",
     )
     options = parser.parse_args()
-    began, data, run = time.monotonic(), options.to / "data", options.to / "run"
+    began = time.monotonic()
+    data = options.to / "data"
+    run = options.to / "run"
     shutil.rmtree(run, ignore_errors=True)
     sys.path.insert(0, str(ROOT))
 
@@ -62,13 +76,19 @@ def main() -> None:
     counts = {stage: count_rows(data / "train.csv") for stage in ["draw", *STAGES]}
     begin = {"slice_epochs": 1, "learning_rate": 1e-4} if options.weights.is_file() else {}
     begin |= {"weights_path": options.weights.resolve()} if begin else {}
-    print(f"the network of slices begins {f'with {options.weights}' if begin else 'from scratch'}", flush=True)
+    print(
+        f"the network of slices begins {f'with {options.weights}' if begin else 'from scratch'}",
+        flush=True,
+    )
     seconds |= run_notebook(data, run, {**begin, **dict(options.set)})
     counts["submission.py"], truth = give_test_fold(data, run / "submission.csv", options.to / "test")
     said = {}
     seconds["submission.py"] = timed(lambda: said.update(submit(options.to / "test", run)))
     for stage, of_stage in seconds.items():
-        print(f"{stage:34}{of_stage:8.1f} s{counts[stage] / of_stage:10.1f} slices a second", flush=True)
+        print(
+            f"{stage:34}{of_stage:8.1f} s{counts[stage] / of_stage:10.1f} slices per second",
+            flush=True,
+        )
 
     from tpukit import pe
 
@@ -105,24 +125,35 @@ def count_rows(table: Path) -> int:
 
 
 def draw(folder: Path, exams: int, slices: tuple[int, int], size: int, seed: int = 0) -> None:
-    """Draw the exams into `<folder>/train`, and last write `<folder>/train.csv`; another process draws each."""
+    """Draw the exams into `<folder>/train`, one process each; then write `train.csv`."""
     from tpukit.pe.labels import COLUMNS
     from tpukit.pe.phantoms.drawing import decide_findings
 
     shutil.rmtree(folder, ignore_errors=True)
     recipe = {"seed": seed, "studies": exams, "slices": slices[0], "positive": 0.5, "short": True}
     jobs = [
-        (folder, number, findings, slices[0] + number * 137 % (slices[1] - slices[0] + 1), size, seed)
+        (
+            folder,
+            number,
+            findings,
+            slices[0] + number * 137 % (slices[1] - slices[0] + 1),
+            size,
+            seed,
+        )
         for number, findings in enumerate(decide_findings(recipe))
     ]
     with ProcessPoolExecutor(min(exams, os.cpu_count()), mp_context=get_context("spawn")) as pool:
         tables = list(pool.map(draw_exam, *zip(*jobs, strict=True)))
-    (folder / "phantom.json").write_text('{"complete": false}')  # so that the notebook says that these are no patients
+    # so that the notebook says that these are no patients
+    (folder / "phantom.json").write_text('{"complete": false}')
     (folder / "train.csv").write_text(",".join(COLUMNS) + "\n" + "".join(tables))
 
 
 def draw_exam(folder: Path, number: int, findings, slices: int, size: int, seed: int) -> str:
-    """Draw one exam, and return its rows; of every five one lacks a slice, one lay on the side, one has PET as well."""
+    """Draw one exam, and return its rows.
+
+    Of every five exams one lacks a slice, one lies on the side, and one has a PET series.
+    """
     import numpy as np
 
     from tpukit.pe.labels import COLUMNS
@@ -136,15 +167,19 @@ def draw_exam(folder: Path, number: int, findings, slices: int, size: int, seed:
         findings = replace(findings, motion=random.random() < 0.1)
     patient = make_patient(random, findings)
     lying, lost, pet = (number % 5 == odd for odd in (1, 2, 3))
-    study, series = f"{number:06x}", f"{number:06x}.1"
+    study = f"{number:06x}"
+    series = f"{number:06x}.1"
     into = folder / "train" / study / series
     into.mkdir(parents=True)
     apart = height_of(0, slices) - height_of(1, slices)
-    rows, clean, drawn = [], None, 0
+    rows = []
+    clean = None
+    drawn = 0
     for position in range(slices):
         z = height_of(position, slices)
         near = any(embolus.at(z + off) for embolus in patient.emboli for off in (-apart, 0, apart))
-        units, present = clean, False
+        units = clean
+        present = False
         if near or clean is None or position >= drawn + EVERY:
             units, embolus = scan(patient, z, size, random)
             present = bool(embolus.any())
@@ -154,7 +189,8 @@ def draw_exam(folder: Path, number: int, findings, slices: int, size: int, seed:
         image = f"{number:06x}{position:04x}"
         where = Place(study, series, image, slices - position, HEIGHT - z, patient.field_of_view / size, apart)
         if lying:
-            units, where = np.rot90(units), replace(where, orientation=LYING)
+            units = np.rot90(units)
+            where = replace(where, orientation=LYING)
         write_dicom(into / f"{image}.dcm", units, where)
         row = {"pe_present_on_image": int(present), **findings.labels}
         rows.append(",".join([study, series, image, *(str(row[name]) for name in COLUMNS[3:])]) + "\n")
@@ -171,7 +207,16 @@ def run_notebook(data: Path, run: Path, values: dict) -> dict[str, float]:
     given = {"data_path": data.resolve(), "run_path": ".", "records_path": "records"}
     given |= {"exam_batch_size": 2, **values}  # for few exams, so that an epoch is several steps
     executed = run / NOTEBOOK.name
-    command = [sys.executable, "-m", "papermill", NOTEBOOK, executed.name, "--kernel", "python3", "--no-progress-bar"]
+    command = [
+        sys.executable,
+        "-m",
+        "papermill",
+        NOTEBOOK,
+        executed.name,
+        "--kernel",
+        "python3",
+        "--no-progress-bar",
+    ]
     for name, value in given.items():
         command += ["-p", name, str(value)]
     subprocess.run([*map(str, command)], cwd=run, env=with_the_kit(), check=True)
@@ -183,7 +228,7 @@ def run_notebook(data: Path, run: Path, values: dict) -> dict[str, float]:
 
 
 def give_test_fold(data: Path, submission: Path, to: Path) -> tuple:
-    """Put the files of the exams that the notebook submitted into a folder; return how many slices, and a table."""
+    """Copy the files of the submitted exams; return the number of slices, and a table."""
     import pandas
 
     from tpukit import pe
@@ -199,27 +244,45 @@ def give_test_fold(data: Path, submission: Path, to: Path) -> tuple:
 
 
 def submit(test: Path, run: Path) -> dict:
-    """Answer the test fold with the networks of the notebook, as the bundle for Kaggle does; return what it reports."""
+    """Predict the test fold with the notebook's networks, as the bundle for Kaggle does.
+
+    Return its report.
+    """
     networks = test / "networks"
     networks.mkdir()
     for name, source in runpy.run_path(str(ROOT / "examples" / "kaggle_bundle.py"))["NETWORKS"].items():
         shutil.copy(run / source, networks / name)
-    command = [sys.executable, ROOT / "examples" / "submission.py", "--table", "test.csv", "--images", "images"]
+    command = [
+        sys.executable,
+        ROOT / "examples" / "submission.py",
+        "--table",
+        "test.csv",
+        "--images",
+        "images",
+    ]
     command += ["--networks", "networks", "--batch-size", "16"]
     done = subprocess.run(
-        [*map(str, command)], cwd=test, env=with_the_kit(), check=True, stdout=subprocess.PIPE, text=True
+        [*map(str, command)],
+        cwd=test,
+        env=with_the_kit(),
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     print(done.stdout, end="")
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def with_the_kit() -> dict[str, str]:
-    """Return an environment in which this clone of the kit is found."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    """Return an environment in which Python finds this clone of tpukit."""
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
 
 
 def unread(table) -> int:
-    """Return how many slices of these exams change nothing in what the network of exams reads, whatever they show."""
+    """Return the number of slices that cannot change the input of the network of exams."""
     import numpy as np
 
     from tpukit import pe

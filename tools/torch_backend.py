@@ -2,7 +2,7 @@
 
     python tools/torch_backend.py cpu
 
-PyTorch keeps its other builds on an index of its own. A proxy or a company's network may block that
+PyTorch keeps its other builds on a separate index. A proxy or a company's network may block that
 index. So uv looks torch up there first, without a download. Any other error of uv ends the program
 with uv's message.
 """
@@ -17,8 +17,9 @@ ROOT = Path(__file__).parents[1]
 # uv waits 30 s per request and tries four times; an index that answers takes less than one second.
 _ENVIRON = {"UV_HTTP_TIMEOUT": "10", "UV_HTTP_CONNECT_TIMEOUT": "10", "UV_HTTP_RETRIES": "0"}
 _LONGEST = 60  # seconds, for an index that sends one byte now and then
-# uv writes "Failed to fetch" for the network alone: it has other words for a full disk or a cache that
-# cannot be written. A proxy that answers 403, 404 or a page of its own looks like an index without torch.
+# uv writes "Failed to fetch" for the network alone: it has other words for a full disk or a cache
+# that cannot be written. A proxy that answers 403, 404 or another page looks like an index
+# without torch.
 _NO_ANSWER = re.compile(
     r"Failed to fetch: \W?https?://\S*pytorch"
     r"|torch was not found in the package registry"

@@ -1,9 +1,11 @@
 """Write tpukit/migrate/api.json: every name at the top of every module of torch_xla, by release.
 
-    python tools/torch_xla_api.py <folder of torch_xla 2.8> <folder of torch_xla 2.9> [2.1=<folder> 2.2=<folder> ...]
+    python tools/torch_xla_api.py <folder of torch_xla 2.8> <folder of torch_xla 2.9> [2.1=<folder>
+    2.2=<folder> ...]
 
-Older releases, in their order, give the names that a release removed. The packages are read, not imported.
-`torch_xla` and `torch_xla._XLAC` are compiled in part: their names in the table came from dir() on 2.9.0, and are kept.
+Older releases, in their order, give the names that a release removed. The packages are read, not
+imported. `torch_xla` and `torch_xla._XLAC` are compiled in part: their names in the table came from
+dir() on 2.9.0, and are kept.
 """
 
 import ast
@@ -18,12 +20,13 @@ KEPT = ("_about", "_modules", "_removed", "torch_xla", "torch_xla._XLAC")
 
 
 def names_of(folder: Path) -> dict[str, set[str]]:
-    """Return the names at the top of each module of a package, by the module's name; imported names count."""
+    """Return the names at the top of each module of a package, imported names included."""
     found = {}
     for path in sorted(folder.rglob("*.py")):
         parts = ["torch_xla", *path.relative_to(folder).with_suffix("").parts]
         module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        with warnings.catch_warnings(action="ignore"):  # torch_xla 2.8 has "\\_" in what is no raw string
+        # torch_xla 2.8 has "\\_" in what is no raw string
+        with warnings.catch_warnings(action="ignore"):
             tree = ast.parse(path.read_text())
         found[module] = {name for name in _bound(tree.body) if name != "__all__"}
     return found
@@ -47,7 +50,7 @@ def _bound(body: list[ast.stmt]):
 
 
 def removed(releases: dict[str, dict[str, set[str]]], kept: dict) -> dict[str, str]:
-    """Return the public names and modules that the last release lacks, with the first release without them."""
+    """Return the public names that the last release lacks, with the first release without each."""
     order = list(releases)
     last = releases[order[-1]]
     found: dict[str, str] = {}

@@ -1,8 +1,9 @@
-"""Build the kit's wheel, which is what would be published.
+"""Build the wheel of tpukit.
 
     python tools/wheel.py dist
 
-Files beside the package that notebooks 07 and 11 read in a clone go into it: tpukit/notebooks, tpukit/tests.
+It also has the files outside of the package that notebooks 07 and 11 read in a clone:
+tpukit/notebooks, tpukit/tests.
 """
 
 import importlib.util
@@ -27,10 +28,20 @@ def build(to: Path) -> Path:
     """Build the wheel into a folder, in place of other versions; return its path."""
     for old in to.glob("tpukit-*.whl"):
         old.unlink()
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet", "--no-deps"]
-    with tempfile.TemporaryDirectory() as copy:  # building leaves traces beside the source, which go into later wheels
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+    ]
+    # a build leaves files in the source folder, which would go into later wheels
+    with tempfile.TemporaryDirectory() as copy:
         for name in ("tpukit", "pyproject.toml", "requirements.txt", "README.md", "LICENSE"):
-            source, target = ROOT / name, Path(copy) / name
+            source = ROOT / name
+            target = Path(copy) / name
             traces = shutil.ignore_patterns("__pycache__")
             shutil.copytree(source, target, ignore=traces) if source.is_dir() else shutil.copy(source, target)
         for name in BESIDE:

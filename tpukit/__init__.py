@@ -1,6 +1,7 @@
-"""PyTorch on every TPU core, from a notebook. This is what a notebook needs; the rest is in the rooms beside it.
+"""Train PyTorch models on every TPU core, from a notebook.
 
-Importing it loads nothing else of the kit, and no torch: a name is loaded when it is first asked for.
+This module has the names that most notebooks need. The subpackages have the others. Importing it
+loads no subpackage and no torch: the first use of a name loads the module that defines it.
 """
 
 import importlib
@@ -8,8 +9,10 @@ import importlib.util
 
 __version__ = "0.1.0"
 
-TYPE_CHECKING = False  # editors take it for true; the module typing would be most of the time of this import
-if TYPE_CHECKING:  # `_NAMES` says the same to Python, and a test compares them
+# Editors and type checkers assume that a name TYPE_CHECKING is true. To import it from typing would
+# take most of the time of this import.
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # the same names as in `_NAMES`; a test compares them
     from tpukit import (
         accelerators,
         cloud,
@@ -50,7 +53,7 @@ if TYPE_CHECKING:  # `_NAMES` says the same to Python, and a test compares them
         show_history,
     )
 
-_ROOMS = (
+_SUBPACKAGES = (
     "accelerators", "cloud", "datasets", "essentials", "metrics", "migrate", "pe", "preflight",
     "profiling", "simulator", "training",
 )  # fmt: skip
@@ -64,7 +67,7 @@ _NAMES = {
         "WorkerError",
         "current_core",
         "launch",
-    ),  # fmt: skip
+    ),
     "essentials.display": ("TpukitError", "show_batch", "style_figure"),
     "datasets": ("PackOptions", "PackedImages", "cached_images", "pack"),
     "preflight": ("draw_tpu",),
@@ -82,34 +85,45 @@ _NAMES = {
         "show_history",
     ),
 }
-_ROOM_OF = {name: room for room, names in _NAMES.items() for name in names}
+_SUBPACKAGE_OF = {}
+for _subpackage, _names in _NAMES.items():
+    _SUBPACKAGE_OF |= dict.fromkeys(_names, _subpackage)
 
-__all__ = sorted([*_ROOM_OF, *_ROOMS])
+__all__ = sorted([*_SUBPACKAGE_OF, *_SUBPACKAGES])
 
 
 def __getattr__(name: str):
-    """Load a room, or the room that a name is in. Where a room is not here, or knows the name, say so in one line."""
-    if name in _ROOMS:
-        return _room(name, f"tpukit.{name}")
-    if name in _ROOM_OF:
-        return getattr(_room(_ROOM_OF[name], f"tpukit.{name}"), name)
+    """Load a subpackage, or a name from its subpackage.
+
+    Raises:
+        AttributeError: there is no such name, or its subpackage is absent. The message names a
+            subpackage that has the name.
+    """
+    if name in _SUBPACKAGES:
+        return _load(name, f"tpukit.{name}")
+    if name in _SUBPACKAGE_OF:
+        return getattr(_load(_SUBPACKAGE_OF[name], f"tpukit.{name}"), name)
     text = f"module 'tpukit' has no attribute {name!r}"
-    if not name.startswith("_"):  # those are asked for by tools that look at modules
-        rooms = [room for room in _ROOMS if importlib.util.find_spec(f"tpukit.{room}")]
-        there = [room for room in rooms if name in getattr(importlib.import_module(f"tpukit.{room}"), "__all__", ())]
-        text += "".join(f"; it is tpukit.{room}.{name}" for room in there)
+    # Tools that inspect modules ask for names with an underscore. No subpackage is loaded for them.
+    if not name.startswith("_"):
+        for subpackage in _SUBPACKAGES:
+            if importlib.util.find_spec(f"tpukit.{subpackage}") is None:
+                continue
+            module = importlib.import_module(f"tpukit.{subpackage}")
+            if name in getattr(module, "__all__", ()):
+                text += f"; it is tpukit.{subpackage}.{name}"
     raise AttributeError(text)
 
 
-def _room(room: str, wanted: str):
+def _load(subpackage: str, wanted: str):
     try:
-        return importlib.import_module(f"tpukit.{room}")
+        return importlib.import_module(f"tpukit.{subpackage}")
     except ModuleNotFoundError as error:
-        if error.name != f"tpukit.{room}":
+        if error.name != f"tpukit.{subpackage}":
             raise
-    raise AttributeError(f"{wanted} needs the part tpukit.{room}, which this copy of the kit does not have")
+    raise AttributeError(f"{wanted} needs the subpackage tpukit.{subpackage}, which this copy of tpukit does not have")
 
 
 def __dir__() -> list[str]:
-    """Name what *Tab* shows."""
+    """Return the names that Tab completes."""
     return [*__all__, "__version__"]

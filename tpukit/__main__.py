@@ -1,86 +1,105 @@
-"""`python -m tpukit check` and `info`: the answers in a terminal; the commands of the other rooms."""
+"""The command line: `python -m tpukit check`, `info`, and the commands of the subpackages."""
 
 import argparse
 import importlib
 import importlib.util
 import json
 import sys
+from typing import NamedTuple
 
 from tpukit.essentials.display import InvalidValueError, NotInstalledError, TpukitError, optional_subpackage
 from tpukit.essentials.environment import check, machine_info
 from tpukit.essentials.launcher import WorkerError
 
-# By name: the module whose `add_arguments` and `run` make the command (or an object of it, after a colon), what it
-# does, and its description.
-_OF_ROOMS = {
-    "health": (
+
+class _Command(NamedTuple):
+    """A command of a subpackage.
+
+    Attributes:
+        place: the module whose `add_arguments` and `run` make the command, or "module:object".
+        help: its line in the list of commands.
+        description: the text above its own help.
+    """
+
+    place: str
+    help: str
+    description: str
+
+
+_COMMANDS = {
+    "health": _Command(
         "tpukit.cloud.health_command",
-        "a computation on every core of this machine, or what the cloud says of a TPU VM",
-        "Say whether a TPU is healthy. Exit status: 0, warnings included, or 1.",
+        "a computation on every core of this machine, or the state of a TPU VM",
+        "Check the health of a TPU. Exit status: 0, warnings included, or 1.",
     ),
-    "job": (
+    "job": _Command(
         "tpukit.cloud.job_command",
         "run a notebook on a TPU, on Vertex AI or by gcloud or SkyPilot, or a dry run of that here",
         "Check, show and send a notebook or a script. Exit status: 0, or 1 if it was refused.",
     ),
-    "lint": (
+    "lint": _Command(
         "tpukit.migrate.lint_command",
-        "old names of torch_xla and of libraries beside it in notebooks and scripts, and what to write today",
+        "old names of torch_xla and related libraries in notebooks and scripts, and the new names",
         "Find old names in notebooks and scripts. Exit status: 0 for none, 1 for some, 2 for unreadable input.",
     ),
-    "jobs": ("tpukit.cloud.job_command:jobs_command", "list the jobs of a folder", "List jobs and their states."),
-    "logs": ("tpukit.cloud.job_command:logs_command", "the output of a job so far", "Print the output of a job."),
-    "result": (
+    "jobs": _Command(
+        "tpukit.cloud.job_command:jobs_command",
+        "list the jobs of a folder",
+        "List jobs and their states.",
+    ),
+    "logs": _Command(
+        "tpukit.cloud.job_command:logs_command",
+        "the output of a job so far",
+        "Print the output of a job.",
+    ),
+    "result": _Command(
         "tpukit.cloud.job_command:result_command",
         "wait for a job and fetch its executed notebook and files",
         "Fetch the results of a job. Exit status: 0, or 1 if the job failed.",
     ),
-    "cancel": ("tpukit.cloud.job_command:cancel_command", "end a job", "End a job; the files it saved stay."),
-    "preflight": (
+    "cancel": _Command(
+        "tpukit.cloud.job_command:cancel_command",
+        "end a job",
+        "End a job; the files that it saved stay.",
+    ),
+    "preflight": _Command(
         "tpukit.preflight.command",
-        "what a TPU will do with a step: memory, time, cost, from its own compiler, without a TPU",
-        "Compile a worker function's step for a TPU. Exit status: 0, or 1 where it does not fit.",
+        "memory, time and cost of a step on a TPU, from the TPU's own compiler, without a TPU",
+        "Compile a worker function's step for a TPU. Exit status: 0, or 1 if it does not fit.",
     ),
 }
-# Errors of a command whose text is all that is shown.
-_TOLD = (TpukitError, FileNotFoundError, ImportError, TypeError, ValueError, WorkerError)
+# The command line prints only the text of these errors, without a traceback.
+_EXPECTED = (TpukitError, FileNotFoundError, ImportError, TypeError, ValueError, WorkerError)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print what was asked for; the exit status is 1 where the check has a failure."""
+    """Run a command and return its exit status.
+
+    Args:
+        arguments: without the program's name; None for those of this process.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(
         prog="python -m tpukit",
-        description="What is this machine, and is it ready to run PyTorch on every TPU core?",
+        description="Show this machine, and whether it can run PyTorch on every TPU core.",
         epilog="check and info start no XLA runtime, import no torch, use no network and open no device.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     commands.add_parser(
         "check",
-        help="what is wrong and what to do about it; exit status 1 if anything would make a launch fail",
+        help="problems and their fixes; exit status 1 if a launch would fail",
         description="Print every finding with its fix. Exit status: 0, warnings included, or 1 with a failure.",
     )
     commands.add_parser(
         "info",
         help="platform, chips, versions and memory, with the evidence for each",
-        description="Print what this machine is, and why we think so. Exit status: 0.",
+        description="Print the facts about this machine and their evidence. Exit status: 0.",
     )
-    module = None
-    for name, (place, what, description) in _OF_ROOMS.items():
-        place, _, part = place.partition(":")
-        room = place.rpartition(".")[0]
-        if importlib.util.find_spec(room) is None:
-            what = f"needs the part {room}, which this copy of the kit does not have"
-        command = commands.add_parser(name, help=what, description=description)
-        if name in arguments[:1]:
-            try:
-                with optional_subpackage(name):
-                    module = importlib.import_module(place)
-            except NotInstalledError as error:  # before argparse finds fault with arguments that it does not know
-                print(error, file=sys.stderr)
-                return 1
-            module = getattr(module, part) if part else module
-            module.add_arguments(command)
+    try:
+        command = _add_commands(commands, wanted=arguments[:1])
+    except NotInstalledError as error:  # before argparse refuses arguments that it does not know
+        print(error, file=sys.stderr)
+        return 1
     given = parser.parse_args(arguments)
     if given.command == "info":
         print(machine_info())
@@ -91,21 +110,46 @@ def main(arguments: list[str] | None = None) -> int:
         return 0 if outcome.ok else 1
     try:
         if "args" in given:  # of a worker function
-            given.args = _arguments(given.args)
-        return module.run(given)
-    except _TOLD as error:
+            given.args = _worker_arguments(given.args)
+        return command.run(given)
+    except _EXPECTED as error:
         print(error, file=sys.stderr)
         return 1
 
 
-def _arguments(text: str) -> list:
-    """Return what a worker function takes from the text of `--args`."""
+def _add_commands(parsers, *, wanted: list[str]):
+    """Add the commands of the subpackages, and return the wanted one; None if it is not here.
+
+    Only the module of the wanted command is loaded.
+
+    Raises:
+        NotInstalledError: the subpackage of the wanted command is absent.
+    """
+    found = None
+    for name, (place, text, description) in _COMMANDS.items():
+        module, _, attribute = place.partition(":")
+        subpackage = module.rpartition(".")[0]
+        if importlib.util.find_spec(subpackage) is None:
+            text = f"needs the subpackage {subpackage}, which this copy of tpukit does not have"
+        parser = parsers.add_parser(name, help=text, description=description)
+        if name in wanted:
+            with optional_subpackage(name):
+                found = importlib.import_module(module)
+            if attribute:
+                found = getattr(found, attribute)
+            found.add_arguments(parser)
+    return found
+
+
+def _worker_arguments(text: str) -> list:
+    """Return the arguments of a worker function from the text of `--args`."""
     try:
         args = json.loads(text)
     except ValueError:
         args = None
     if not isinstance(args, list):
-        raise InvalidValueError(f"--args is a JSON list, got {text!r}", fix="--args '[3, {\"lr\": 0.1}]'")
+        fix = "--args '[3, {\"lr\": 0.1}]'"
+        raise InvalidValueError(f"--args is a JSON list, got {text!r}", fix=fix)
     return args
 
 

@@ -33,7 +33,8 @@ def test_a_cpu_rehearsal_runs_whole_in_one_process_and_says_so(capsys):
     run = tpukit.launch(work, backend="cpu", shard="fsdp", progress="text")
     assert run.results == [(0, 1, 1, 2)]
     assert (
-        'one CPU process holds the whole model here; backend="xla" is a dry run that shards it' in capsys.readouterr().out
+        'one CPU process holds the whole model here; backend="xla" is a dry run that shards it'
+        in capsys.readouterr().out
     )
 
 

@@ -161,7 +161,9 @@ def test_sixteen_bits_become_eight_by_their_whole_range_or_a_window_and_are_neve
 
 @pytest.mark.parametrize("kind", DEEPER)
 def test_what_has_no_range_of_its_own_needs_a_window(kind):
-    with pytest.raises(ValueError, match=r"(?s)has no known range.*fix: +pack\(..., options=tpukit.PackOptions\(window="):
+    with pytest.raises(
+        ValueError, match=r"(?s)has no known range.*fix: +pack\(..., options=tpukit.PackOptions\(window="
+    ):
         decode(DEEPER[kind])
     assert decode(DEEPER[kind], window=(0, 65_535))[:, :, 2].tolist() == [[0, 16], [156, 255]]
 

@@ -1,11 +1,13 @@
 """Test doubles of the commands gcloud, sky, docker, sudo and systemctl, as programs on the PATH.
 
-    with CloudTools(folder) as tools:       # tools.buckets is a Cloud Storage, a folder for each bucket
-        ...                                 # programs that are started here find the doubles first
+    with CloudTools(folder) as tools:       # tools.buckets is a Cloud Storage, a folder for each
+        bucket ...                                 # programs that are started here find the doubles
+        first
 
-A TPU VM is a folder: /var/tpukit and /run/systemd/system of its scripts are mapped into it, and its processes carry a
-mark in their environment. Its boot script, its unit of systemd and its containers are executed, as processes of this
-machine. Deleting the VM ends its processes and its disk. `tools.fail("storage cp", ...)` makes commands fail.
+A TPU VM is a folder: /var/tpukit and /run/systemd/system of its scripts are mapped into it, and its
+processes carry a mark in their environment. Its boot script, its unit of systemd and its containers
+are executed, as processes of this machine. Deleting the VM ends its processes and its disk.
+`tools.fail("storage cp", ...)` makes commands fail.
 """
 
 import contextlib
@@ -111,7 +113,7 @@ def _options(words: list[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def main(tool: str, words: list[str]) -> int:
-    """Be one of the commands."""
+    """Act as one of the commands."""
     home = Path(os.environ[_HOME])
     line = shlex.join([tool, *words])
     with open(home / "calls.txt", "a") as calls:
@@ -119,9 +121,13 @@ def main(tool: str, words: list[str]) -> int:
     if any(part in line for part in _read(home / "fail.json") or ()):
         print("client_loop: send disconnect: Broken pipe", file=sys.stderr)
         return 255
-    return {"gcloud": _gcloud, "sky": _sky, "docker": _docker, "sudo": _sudo, "systemctl": _systemctl}[tool](
-        home, words
-    )
+    return {
+        "gcloud": _gcloud,
+        "sky": _sky,
+        "docker": _docker,
+        "sudo": _sudo,
+        "systemctl": _systemctl,
+    }[tool](home, words)
 
 
 def _sudo(home: Path, words: list[str]) -> int:
@@ -129,7 +135,8 @@ def _sudo(home: Path, words: list[str]) -> int:
     os.execvp(command[0], command)
 
 
-# Docker: a container is a process in its own session, which sees the variables of an image and those passed to it.
+# Docker: a container is a process in its own session, which sees the variables of an image and
+# those passed to it.
 
 
 def _docker(home: Path, words: list[str]) -> int:
@@ -174,7 +181,8 @@ def _gcloud(home: Path, words: list[str]) -> int:
         return _create(home, name, options)
     if not record.exists():
         print(
-            f"ERROR: (gcloud...{command}) NOT_FOUND: Resource 'queuedResources/{name}' was not found", file=sys.stderr
+            f"ERROR: (gcloud...{command}) NOT_FOUND: Resource 'queuedResources/{name}' was not found",
+            file=sys.stderr,
         )
         return 1
     if command == "describe":
@@ -201,7 +209,13 @@ def _create(home: Path, name: str, options: dict[str, str]) -> int:
     (disk / "boot.sh").write_text(script)
     with open(disk / "boot.txt", "wb") as log:
         environ = os.environ | {MARK: name}
-        subprocess.run(["bash", disk / "boot.sh"], env=environ, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        subprocess.run(
+            ["bash", disk / "boot.sh"],
+            env=environ,
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+        )
     return 0
 
 
@@ -214,7 +228,10 @@ def _copy(home: Path, words: list[str]) -> int:
     *sources, target = (_file(home, place) for place in places)
     for source in sources:
         if not source.exists():
-            print(f"ERROR: (gcloud.storage.cp) The following URLs matched no objects: {source}", file=sys.stderr)
+            print(
+                f"ERROR: (gcloud.storage.cp) The following URLs matched no objects: {source}",
+                file=sys.stderr,
+            )
             return 1
         into = target / source.name if places[-1].endswith("/") else target
         for file in [path for path in source.rglob("*") if path.is_file()] if source.is_dir() else [source]:
@@ -280,7 +297,8 @@ def _supervise(home: Path) -> None:
         time.sleep(float(unit["RestartSec"]) / 30)
 
 
-# SkyPilot: managed jobs, whose records are files. A bucket is mounted by mapping its path in the script.
+# SkyPilot: managed jobs, whose records are files. A bucket is mounted by mapping its path in the
+# script.
 
 
 def _sky(home: Path, words: list[str]) -> int:
@@ -296,7 +314,12 @@ def _sky(home: Path, words: list[str]) -> int:
         secrets = [word.partition("=")[2] for word in words if word.startswith("--secret=")]
         number = len(records) + 1
         shutil.copy(arguments[1], home / f"job-{number}.yaml")
-        record = {"job_id": number, "job_name": options["name"], "status": "RUNNING", "secrets": secrets}
+        record = {
+            "job_id": number,
+            "job_name": options["name"],
+            "status": "RUNNING",
+            "secrets": secrets,
+        }
         _write(home / f"sky/{number}.json", record)
         with open(home / f"sky-{number}.txt", "wb") as log:
             subprocess.Popen(
@@ -332,7 +355,10 @@ def _manage(home: Path, number: str) -> None:
         code = process.wait()
         kill_machine(f"sky-{number}")
         record = _read(file)
-        is_lost = code in (*task["resources"]["job_recovery"]["recover_on_exit_codes"], -signal.SIGKILL)
+        is_lost = code in (
+            *task["resources"]["job_recovery"]["recover_on_exit_codes"],
+            -signal.SIGKILL,
+        )
         if record["status"] == "CANCELLING" or not is_lost:
             break
         _write(file, record | {"status": "RECOVERING"})

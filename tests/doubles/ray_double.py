@@ -1,4 +1,4 @@
-"""Hosts played by this machine: a Ray cluster of several raylets, to rehearse a run over hosts, and the loss of one."""
+"""Simulate several hosts on this machine: a Ray cluster of several raylets, which can be killed."""
 
 import contextlib
 import functools
@@ -12,31 +12,35 @@ from pathlib import Path
 from tpukit.cloud.ray_train import hosts_of_slice, import_ray, keep_signals
 
 _SETTINGS = {
-    "RAY_USAGE_STATS_ENABLED": "0",  # nothing of a rehearsal is anybody's business
-    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "600",  # several hosts share what processors there are
+    "RAY_USAGE_STATS_ENABLED": "0",  # a test sends no statistics
+    # several hosts share what processors there are
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "600",
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # no cloud takes these hosts back
     "RAY_TRAIN_METRICS_ENABLED": "0",
 }
 _OBJECT_STORE = 80 * 2**20  # bytes; Ray's default is a third of the memory for each host
-_NOTICE = {"health_check_period_ms": 1000, "health_check_failure_threshold": 10}  # seconds until a host counts as dead
+# seconds until a host counts as dead
+_NOTICE = {"health_check_period_ms": 1000, "health_check_failure_threshold": 10}
 
 
-class RehearsedHosts:
-    """The hosts of a rehearsal; the first has the cluster's head and cannot be lost."""
+class SimulatedHosts:
+    """The simulated hosts; the first has the cluster's head and cannot be killed."""
 
     def __init__(self, cluster, about: Callable[[int], dict]):
-        self._cluster, self._about = cluster, about
+        self._cluster = cluster
+        self._about = about
         self._nodes = []
 
     def add(self, **options: object) -> None:
         """Start one more host, with what the one of its number had."""
         about = self._about(len(self._nodes))
-        # Only the main thread may register what ends a node at exit; one that a thread starts ends without its head.
+        # Only the main thread may register what ends a node at exit; one that a thread starts ends
+        # without its head.
         self._cluster._shutdown_at_exit = threading.current_thread() is threading.main_thread()
         self._nodes.append(self._cluster.add_node(num_cpus=1, object_store_memory=_OBJECT_STORE, **about, **options))
 
     def kill(self) -> int:
-        """Kill the newest host as a loss of power would, all its processes at once; return how many those were."""
+        """Kill all processes of the newest host at once; return the number of processes."""
         node = self._nodes.pop()
         (raylet,) = [one.process.pid for one in node.all_processes["raylet"]]
         there = _with_descendants(raylet)
@@ -50,15 +54,14 @@ class RehearsedHosts:
 @contextlib.contextmanager
 def hosts_here(
     count: int = 2, *, topology: str | None = None, accelerator: str | None = None
-) -> Iterator[RehearsedHosts]:
-    """Play hosts of one CPU each on this machine, and be connected to their cluster.
+) -> Iterator[SimulatedHosts]:
+    """Start hosts of one CPU each on this machine, and connect to their cluster.
 
     Between them everything is as between machines but the network, which is this machine's own.
 
-    Args:
-        count: hosts, where they are no TPU slice.
-        topology: of a slice that the hosts say they are, such as "2x2x2"; Ray then reserves it as it would a real one.
-        accelerator: of the slice, as Ray calls it: "TPU-V4".
+    Args: count: hosts, where they are no TPU slice. topology: of a slice that the hosts say they
+        are, such as "2x2x2"; Ray then reserves it as it would a real one. accelerator: of the
+        slice, as Ray calls it: "TPU-V4".
 
     Raises:
         ImportError: Ray is not installed.
@@ -76,7 +79,7 @@ def hosts_here(
     cluster = Cluster()
     with keep_signals():
         try:
-            hosts = RehearsedHosts(cluster, about)
+            hosts = SimulatedHosts(cluster, about)
             hosts.add(include_dashboard=False, _system_config=_NOTICE)
             for _ in range(count - 1):
                 hosts.add()
@@ -96,7 +99,7 @@ def _about_nothing(_: int) -> dict:
 
 
 def _about_slice(topology: str, accelerator: str, chips: float, number: int) -> dict:
-    """Return what a TPU VM's node says of itself to Ray; nothing here has a chip."""
+    """Return the description that a TPU VM's node gives to Ray; no host here has a chip."""
     generation = accelerator.lower().removeprefix("tpu-")
     size = math.prod(map(int, topology.split("x"))) * (1 if generation in ("v5litepod", "v6e") else 2)
     head = {f"TPU-{generation}-{size}-head": 1} if number == 0 else {}
@@ -104,12 +107,12 @@ def _about_slice(topology: str, accelerator: str, chips: float, number: int) -> 
         "resources": {"TPU": chips, f"accelerator_type:{accelerator}": 1, **head},
         "labels": {
             "ray.io/accelerator-type": accelerator,
-            "ray.io/tpu-slice-name": "rehearsal",
+            "ray.io/tpu-slice-name": "simulated",
             "ray.io/tpu-worker-id": str(number),
             "ray.io/tpu-topology": topology,
             "ray.io/tpu-pod-type": f"{generation}-{size}",
         },
-        "env_vars": {"TPU_NAME": "rehearsal", "TPU_WORKER_ID": str(number)},
+        "env_vars": {"TPU_NAME": "simulated", "TPU_WORKER_ID": str(number)},
     }
 
 

@@ -1,8 +1,9 @@
-"""A test double of Vertex AI and Cloud Storage on this machine: it executes the container's command of a job.
+"""A test double of Vertex AI and Cloud Storage, which executes jobs on this machine.
 
-It answers the requests of Google's own SDKs over HTTP on the loopback interface, and keeps each bucket in a folder. A
-job is a process of this machine instead of a container on a TPU, with /gcs mapped to that folder. A container that
-fails or loses its machine is started again, as by Vertex AI. It has no images, quotas, permissions, prices or queue.
+It answers the requests of Google's own SDKs over HTTP on the loopback interface, and keeps each
+bucket in a folder. A job is a process of this machine instead of a container on a TPU, with /gcs
+mapped to that folder. A container that fails or loses its machine is started again, as by Vertex
+AI. It has no images, quotas, permissions, prices or queue.
 """
 
 import base64
@@ -34,7 +35,7 @@ def image_environment() -> dict[str, str]:
 
 
 def kill_machine(mark: str) -> None:
-    """End all processes of a machine at once, also those in its containers, as a loss of power does."""
+    """Kill all processes of a machine at once, containers included, as a loss of power does."""
     for process in processes_of(mark):
         with contextlib.suppress(OSError):
             os.kill(process, signal.SIGKILL)
@@ -67,7 +68,8 @@ class Buckets:
         place = re.fullmatch("(/download)?/storage/v1/b/([^/]+)(?:/o(?:/(.+))?)?", path)
         if place is None:
             return refusal(404, f"no such request: {path}")
-        bucket, name = place[2], unquote(place[3] or "")
+        bucket = place[2]
+        name = unquote(place[3] or "")
         if not name:
             is_list = path.endswith("/o")
             return self._list(bucket, query) if is_list else (200, {"name": bucket, "location": "HERE"}, {})
@@ -119,14 +121,17 @@ class Buckets:
         import google_crc32c
 
         file = self.folder / bucket / name
-        data, generation = file.read_bytes(), str(file.stat().st_mtime_ns)
+        data = file.read_bytes()
+        generation = str(file.stat().st_mtime_ns)
         checksum = base64.b64encode(google_crc32c.Checksum(data).digest()).decode()
         about = {"kind": "storage#object", "name": name, "bucket": bucket, "generation": generation}
         return about | {"size": str(len(data)), "crc32c": checksum, "metageneration": "1"}
 
     def _list(self, bucket: str, query: dict):
         prefix, delimiter = (query.get(one, [""])[0] for one in ("prefix", "delimiter"))
-        top, items, folders = self.folder / bucket, [], set()
+        top = self.folder / bucket
+        items = []
+        folders = set()
         for file in sorted(top.rglob("*")):
             name = file.relative_to(top).as_posix()
             if file.is_dir() or not name.startswith(prefix) or name.startswith(".part-"):
@@ -159,7 +164,8 @@ class _LocalJob:
         began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.began))
         job = self.request | {"state": self.state, "createTime": began, "startTime": began}
         if self.state == "JOB_STATE_FAILED":
-            words = f"The replica workerpool0-0 exited with a non-zero status of {self.process.returncode}."
+            code = self.process.returncode
+            words = f"The replica workerpool0-0 exited with a non-zero status of {code}."
             job["error"] = {"code": 3, "message": words}
         return job
 
@@ -219,7 +225,8 @@ class VertexDouble:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
         self._emulator_before = os.environ.get("STORAGE_EMULATOR_HOST")
-        os.environ["STORAGE_EMULATOR_HOST"] = self.address  # Google's client of Cloud Storage reads it
+        # Google's client of Cloud Storage reads it
+        os.environ["STORAGE_EMULATOR_HOST"] = self.address
 
     @property
     def address(self) -> str:
@@ -228,7 +235,7 @@ class VertexDouble:
 
     @property
     def connection(self) -> dict:
-        """The keywords with which a target comes here; there are no credentials, and none are checked."""
+        """The keywords that lead a target to this server; credentials are not checked."""
         with contextlib.suppress(ImportError):  # submit() then says which package is missing
             from google.auth.credentials import AnonymousCredentials
 
@@ -262,7 +269,8 @@ class VertexDouble:
 
     def answer(self, method: str, address: str, headers, body: bytes):
         """Return (status, JSON or bytes, headers) for a request."""
-        path, query = urlsplit(address).path, parse_qs(urlsplit(address).query)
+        path = urlsplit(address).path
+        query = parse_qs(urlsplit(address).query)
         self.requests.append((method, path))
         if "/storage/v1/b/" in path:
             return self.buckets.answer(method, path, query, headers, body)

@@ -1,4 +1,4 @@
-"""`python -m tools.chip`: run everything on this machine, failures included; one line of JSON says what worked."""
+"""The command `python -m tools.chip`: run every part of tpukit on this machine."""
 
 import argparse
 import sys
@@ -8,7 +8,7 @@ from tools.chip.remote import NotSent
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run every part of the kit here; print, last, one line of JSON; the exit status is 1 where a part failed."""
+    """Run every part of tpukit here, and print one line of JSON; exit status 1 if a part failed."""
     parser = argparse.ArgumentParser(prog="python -m tools.chip", description=main.__doc__)
     add_arguments(parser)
     try:

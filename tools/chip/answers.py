@@ -1,4 +1,4 @@
-"""Whether what the cores came to is right: every sample counted, every training compared with the reference."""
+"""Check the results of the cores: the samples they had, and their training."""
 
 import math
 from pathlib import Path
@@ -6,13 +6,16 @@ from pathlib import Path
 from tools.chip import reference
 from tools.chip import worker_functions as on_cores
 
-# How far from the reference, of the way that a weight goes: on CPUs; on a chip, whose convolutions round in their
-# backward pass whatever precision is asked for (torch_xla 2.9); and anywhere with a forward pass in bfloat16.
-EXACT, NEAR, _ROUNDED = 2e-3, 2e-2, 5e-2
+# How far from the reference, of the way that a weight goes: on CPUs; on a chip, whose convolutions
+# round in their backward pass whatever precision is asked for (torch_xla 2.9); and anywhere with a
+# forward pass in bfloat16.
+EXACT = 2e-3
+NEAR = 2e-2
+_ROUNDED = 5e-2
 
 
 class NotAsExpected(AssertionError):
-    """A part ran, and its outcome is not what it should be."""
+    """A part ran, and its outcome is wrong."""
 
 
 def expect(true: bool, otherwise: str) -> None:
@@ -22,7 +25,7 @@ def expect(true: bool, otherwise: str) -> None:
 
 
 def check_samples(results: list[dict], data: reference.Numbers) -> None:
-    """Raise unless batches, `evaluate` and `predict` had every sample once, in order, with its own label."""
+    """Raise unless batches, `evaluate` and `predict` had every sample once, with its label."""
     for name, (_, options) in on_cores.KINDS.items():
         orders = [_order(name, [one["shown"][name][epoch] for one in results], data, **options) for epoch in range(2)]
         if options.get("shuffle"):
@@ -33,19 +36,36 @@ def check_samples(results: list[dict], data: reference.Numbers) -> None:
             count = len(data) if name == "all" else 1
             labels = data.labels[:count]
             for kind in ("outputs", "predicted"):
-                expect(found[kind].flatten().tolist() == [*range(count)], f"core {rank}: {kind} are {found[kind]}")
-            expect(found["targets"].tolist() == labels.tolist(), f"core {rank}: targets are {found['targets']}")
-            expect(found["samples"] == count, f"core {rank}: evaluate had {found['samples']} samples of {count}")
+                expect(
+                    found[kind].flatten().tolist() == [*range(count)],
+                    f"core {rank}: {kind} are {found[kind]}",
+                )
+            expect(
+                found["targets"].tolist() == labels.tolist(),
+                f"core {rank}: targets are {found['targets']}",
+            )
+            expect(
+                found["samples"] == count,
+                f"core {rank}: evaluate had {found['samples']} samples of {count}",
+            )
             right = ((labels[:, 0] / 100 - labels[:, 1]) ** 2).mean().item()
             for loss in found["losses"]:
-                expect(math.isclose(loss, right, rel_tol=1e-4), f"core {rank}: the loss of all is {loss}, not {right}")
+                expect(
+                    math.isclose(loss, right, rel_tol=1e-4),
+                    f"core {rank}: the loss of all is {loss}, not {right}",
+                )
 
 
 def _order(name: str, shares: list[list], data: reference.Numbers, **options) -> list[int]:
-    """Return the samples of an epoch in their order: in order core by core, shuffled step by step over all cores."""
+    """Return the samples of an epoch in their order.
+
+    Unshuffled samples come core by core. Shuffled samples come step by step over all cores.
+    """
     import torch
 
-    cores, full, orders = len(shares), reference.BATCH * len(shares), []
+    cores = len(shares)
+    full = reference.BATCH * len(shares)
+    orders = []
     steps = len(data) // full if options.get("drop_last") else -(-len(data) // full)
     drawn = []
     for rank, batches in enumerate(shares):
@@ -62,14 +82,20 @@ def _order(name: str, shares: list[list], data: reference.Numbers, **options) ->
     numbers, real = (torch.stack(part, dim=0 if "in order" in name else 1) for part in zip(*orders, strict=True))
     seen = numbers[real].tolist()
     wanted = steps * full if options.get("drop_last") else len(data)
-    expect(len(seen) == wanted == len({*seen}), f"{name}: {len({*seen})} samples came, {len(seen)} times, of {wanted}")
+    expect(
+        len(seen) == wanted == len({*seen}),
+        f"{name}: {len({*seen})} samples came, {len(seen)} times, of {wanted}",
+    )
     expect("in order" not in name or seen == [*range(len(data))], f"{name}: the samples came as {seen}")
-    expect(numbers.numel() == steps * cores * reference.BATCH, f"{name}: batches are not of {reference.BATCH}")
+    expect(
+        numbers.numel() == steps * cores * reference.BATCH,
+        f"{name}: batches are not of {reference.BATCH}",
+    )
     return seen
 
 
 def check_by_hand(results: list[dict], data: reference.Numbers, near: float) -> dict:
-    """Raise unless a loop over the cores is the reference, and each core drew random numbers of its own."""
+    """Raise unless a loop trains as the reference does, and no two cores drew the same numbers."""
     steps = len(data) // (reference.BATCH * len(results))
     clips = [clip for clip in on_cores.CLIPS_BY_HAND for _ in range(steps)]
     right = _reference(results, data, 1, steps, rates=[on_cores.RATE] * len(clips), clips=clips)
@@ -77,18 +103,30 @@ def check_by_hand(results: list[dict], data: reference.Numbers, near: float) -> 
     share = max(_expect_state(f"core {rank}", one["state"], right.states[-1], near) for rank, one in enumerate(results))
     _expect_draws(results)
     for rank, one in enumerate(results):
-        expect(one["again"].equal(one["draws"][-1]), f"core {rank}: the same seed gave other random numbers")
+        expect(
+            one["again"].equal(one["draws"][-1]),
+            f"core {rank}: the same seed gave other random numbers",
+        )
     return {"losses": losses, "apart": share, "compiles": results[0]["compiles"]}
 
 
 def check_fit(
-    results: list[dict], data: reference.Numbers, held_out: reference.Numbers, recipe: dict, folder: Path, near: float
+    results: list[dict],
+    data: reference.Numbers,
+    held_out: reference.Numbers,
+    recipe: dict,
+    folder: Path,
+    near: float,
 ) -> dict:
-    """Raise unless `fit` is the reference, in each step and epoch, and its files hold what was trained."""
+    """Raise unless `fit` trains as the reference does, and its files hold the trained weights."""
     import torch
 
-    name, first, bf16 = folder.name, results[0], recipe["bf16"]
-    rates, clip, near = recipe["rates"], recipe["clip"], _ROUNDED if bf16 else near
+    name = folder.name
+    first = results[0]
+    bf16 = recipe["bf16"]
+    rates = recipe["rates"]
+    clip = recipe["clip"]
+    near = _ROUNDED if bf16 else near
     steps = len(rates) // recipe["epochs"]
     expect(not first["resumed"], f"{name}: resumed from {first['resumed']}")
     expect(first["rates"] == rates, f"{name}: learning rates {first['rates']}, not {rates}")
@@ -97,12 +135,19 @@ def check_fit(
     _expect_losses(results, right.losses, near)
     _expect_draws(results)
     kept = right.averages if recipe["averaged"] else right.states
-    shares, valid = [], []
+    shares = []
+    valid = []
     for rank, one in enumerate(results):
         dtypes = ["torch.bfloat16" if bf16 else "torch.float32"]
-        expect(one["dtypes"] == dtypes, f"{name}: core {rank} computed in {one['dtypes']}, not {dtypes}")
+        expect(
+            one["dtypes"] == dtypes,
+            f"{name}: core {rank} computed in {one['dtypes']}, not {dtypes}",
+        )
         epochs = {len(one[each]) for each in ("states", "epochs")}
-        expect(epochs == {recipe["epochs"]}, f"{name}: core {rank} has {epochs} epochs, not {recipe['epochs']}")
+        expect(
+            epochs == {recipe["epochs"]},
+            f"{name}: core {rank} has {epochs} epochs, not {recipe['epochs']}",
+        )
         for epoch, state in enumerate(one["states"], 1):
             where = f"{name}: core {rank} after epoch {epoch}"
             shares.append(_expect_state(where, state, kept[epoch * steps - 1], near))
@@ -113,18 +158,35 @@ def check_fit(
         for rank, one in enumerate(results):
             got = one["epochs"][epoch - 1]
             same = all(map(lambda a, b: math.isclose(a, b, rel_tol=near), got, wanted))
-            expect(same, f"{name}: core {rank}, epoch {epoch}: loss, samples, number {got}, not {wanted}")
+            expect(
+                same,
+                f"{name}: core {rank}, epoch {epoch}: loss, samples, number {got}, not {wanted}",
+            )
     best = 1 + min(range(len(valid)), key=valid.__getitem__)
     said = {one["best"] for one in results}
     expect(said == {best}, f"{name}: the best epoch is {best}, cores say {said}")
     best_state = first["states"][best - 1]
-    expect(_same(torch.load(folder / "best.pt"), best_state), f"{name}: best.pt does not hold epoch {best}")
+    expect(
+        _same(torch.load(folder / "best.pt"), best_state),
+        f"{name}: best.pt does not hold epoch {best}",
+    )
     for rank, one in enumerate(results):
-        expect(_same(one["state"], best_state), f"{name}: core {rank} was not given the best weights back")
+        expect(
+            _same(one["state"], best_state),
+            f"{name}: core {rank} was not given the best weights back",
+        )
     last = torch.load(sorted(folder.glob("step-*.pt"))[-1])
-    expect(last["progress"]["step"] == len(rates), f"{name}: the last checkpoint is of step {last['progress']['step']}")
+    expect(
+        last["progress"]["step"] == len(rates),
+        f"{name}: the last checkpoint is of step {last['progress']['step']}",
+    )
     share = _expect_state(f"{name}: the last checkpoint", last["model"], right.states[-1], near)
-    return {"losses": first["losses"], "apart": max(*shares, share), "best": best, "compiles": first["compiles"]}
+    return {
+        "losses": first["losses"],
+        "apart": max(*shares, share),
+        "best": best,
+        "compiles": first["compiles"],
+    }
 
 
 def check_resumed(results: list[dict], whole: list[dict], done: int, recipe: dict) -> None:
@@ -144,7 +206,7 @@ def check_resumed(results: list[dict], whole: list[dict], done: int, recipe: dic
 
 
 def _reference(results: list[dict], data, accumulate: int, of_epoch: int, **options) -> reference.Trained:
-    """Return what the samples that the cores had come to; every one of them is another in an epoch."""
+    """Train the reference on the samples that the cores had; no sample may repeat in an epoch."""
     had = [[batch.long().tolist() for batch in one["numbers"]] for one in results]
     steps = len(options["rates"])
     wrong = [len(one) for one in had if len(one) != steps * accumulate]
@@ -174,10 +236,10 @@ def _expect_state(where: str, state: dict, right: dict, near: float) -> float:
 
 
 def _expect_draws(results: list[dict]) -> None:
-    """Raise unless what is drawn in a step differs from core to core, and from step to step."""
-    for what, part in {"on the device": slice(3), "by the dataset": slice(3, None)}.items():
+    """Raise unless the numbers drawn in a step differ between cores and between steps."""
+    for place, part in {"on the device": slice(3), "by the dataset": slice(3, None)}.items():
         drawn = [tuple(draws[part].tolist()) for one in results for draws in one["draws"] if len(draws[part])]
-        few = f"over cores and steps {len(drawn)} times random numbers were drawn {what}, {len({*drawn})} others"
+        few = f"random numbers were drawn {len(drawn)} times {place}, {len({*drawn})} of them differ"
         expect(len({*drawn}) == len(drawn), few)
 
 

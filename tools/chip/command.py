@@ -22,8 +22,11 @@ from tpukit.essentials.launcher import choose_topology
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
-    parser.add_argument("--backend", help="as in launch: cpu, xla, xla:cpu, xla:simulator (default: the best there is)")
+    """Add the arguments of the command."""
+    parser.add_argument(
+        "--backend",
+        help="as in launch: cpu, xla, xla:cpu, xla:simulator (default: the best there is)",
+    )
     parser.add_argument("--cores", type=int, help="as in launch (default: all there are)")
     parser.add_argument("--parts", help=f"some of them, with commas between (default: all: {','.join(PARTS)})")
     parser.add_argument("--folder", help="an empty folder, which keeps checkpoints and the trace (default: none)")
@@ -32,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--code", help="what the JSON calls the code that runs (default: the commit of its clone)")
     parser.add_argument("--run", help="what the JSON calls this run (default: a random name)")
     elsewhere = parser.add_argument_group("on a chip elsewhere, with the platform's own command line and your account")
-    elsewhere.add_argument("--on", choices=["colab", "kaggle"], help="send the kit there, run it, fetch the result")
+    elsewhere.add_argument("--on", choices=["colab", "kaggle"], help="send tpukit there, run it, fetch the result")
     elsewhere.add_argument("--chip", default="v5e1", choices=["v5e1", "v6e1"], help="of Colab (default: v5e1)")
     elsewhere.add_argument("--user", help="your name on Kaggle")
 
@@ -41,7 +44,7 @@ def run(given: argparse.Namespace) -> int:
     """Run the parts; print, last, one line of JSON; return 0 where all have passed.
 
     Raises:
-        ValueError: an argument is none that this machine or the command takes.
+        InvalidValueError: this machine or the command does not support an argument.
         NotSent: a chip elsewhere was asked for, and there is no result.
     """
     parts = _chosen(given.parts)
@@ -60,10 +63,14 @@ def run(given: argparse.Namespace) -> int:
         raise InvalidValueError("torch is not installed in this Python", found=sys.executable, fix=fix)
     with contextlib.ExitStack() as stack:
         folder = _empty(given.folder) if given.folder else Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        began, host = time.monotonic(), MachineInfo.read()
+        began = time.monotonic()
+        host = MachineInfo.read()
         topology = choose_topology(host, given.cores, given.backend)
         stands = " in place of TPU cores" if topology.is_dry_run else ""
-        print(f"{len(parts)} parts on {topology.cores} x {topology.device}{stands}; {host.summary}", flush=True)
+        print(
+            f"{len(parts)} parts on {topology.cores} x {topology.device}{stands}; {host.summary}",
+            flush=True,
+        )
         outcomes = run_parts(parts, folder=folder, backend=given.backend, cores=given.cores, seconds=given.seconds)
     for name, one in outcomes.items():
         seconds = "" if one["seconds"] is None else f", {one['seconds']} s"
@@ -105,5 +112,5 @@ def _empty(folder: str) -> Path:
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     if any(path.iterdir()):
-        raise InvalidValueError(f"--folder {folder} is not empty", fix="a new one, or remove what is in it")
+        raise InvalidValueError(f"--folder {folder} is not empty", fix="name a new folder, or empty this one")
     return path.resolve()

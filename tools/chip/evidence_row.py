@@ -1,9 +1,9 @@
-"""Write a proof on a chip into the table of what was seen to work: a row for each kind of machine.
+"""Write a proof on a chip into the table of evidence: a row for each kind of machine.
 
     python -m tools.chip.evidence_row runs/proof-colab.json [--evidence docs/evidence.md]
 
-Takes the JSON that `python -m tools.chip` printed, or all that it printed. Refuses what is not of a TPU, not whole,
-or did not pass. The row of the same kind of machine is replaced, whether it says "not yet run" or tells of a run.
+Takes the JSON that `python -m tools.chip` printed, or its whole output. Refuses a proof that is not
+of a TPU, not complete, or that failed. It replaces the row of the same kind of machine.
 """
 
 import argparse
@@ -19,19 +19,22 @@ _HEADER = "| what | where | result |"
 
 
 def row(found: dict) -> str:
-    """Return the row of the table that tells of a proof."""
-    versions, rates = found["versions"], found["parts"]["rates"]
+    """Return the row of the table for a proof."""
+    versions = found["versions"]
+    rates = found["parts"]["rates"]
     day = datetime.date.fromisoformat(found["date"])
     where = (
         f"{machine(found)}; torch {versions['torch']}, torch_xla {versions['torch_xla']}, "
-        f"libtpu {versions['libtpu']}, Python {versions['python']}; {found['code']}, {day.day} {day:%B %Y}"
+        f"libtpu {versions['libtpu']}, Python {versions['python']}; "
+        f"{found['code']}, {day.day} {day:%B %Y}"
     )
     numbers = (
         f"{rates['network']} at {rates['size']} pixels, batches of {rates['batch_size']} a core: "
         f"{rates['images_per_second_with_input']:,.0f} images/s from the cache, "
         f"{rates['images_per_second_without_input']:,.0f} on a batch that is there"
     )
-    return f"{_BEGIN} | {where} | all {len(found['parts'])} parts passed in {found['seconds']:,.0f} s; {numbers} |"
+    passed = f"all {len(found['parts'])} parts passed in {found['seconds']:,.0f} s"
+    return f"{_BEGIN} | {where} | {passed}; {numbers} |"
 
 
 def machine(found: dict) -> str:
@@ -40,7 +43,9 @@ def machine(found: dict) -> str:
 
 
 def with_row(evidence: str, found: dict) -> str:
-    """Return the page of evidence with the row of a proof in it, in place of that of the same kind of machine.
+    """Return the page of evidence with the row of a proof.
+
+    It replaces the row of the same kind of machine.
 
     Raises:
         NoProof: this page has no such table.
@@ -48,7 +53,8 @@ def with_row(evidence: str, found: dict) -> str:
     lines = evidence.split("\n")
     if _HEADER not in lines:
         raise NoProof(
-            f"the page has no table that begins with {_HEADER}", fix="give docs/evidence.md of this repository"
+            f"the page has no table that begins with {_HEADER}",
+            fix="give docs/evidence.md of this repository",
         )
     rows = [number for number, line in enumerate(lines) if line.startswith(_BEGIN)]
     same = [number for number in rows if lines[number].startswith(f"{_BEGIN} | {machine(found)};")]

@@ -1,4 +1,4 @@
-"""The parts of a proof: each runs something real on every core, and raises where the outcome is not as it should be."""
+"""Define the parts of a proof: each runs something real on every core, and checks the outcome."""
 
 import functools
 import gzip
@@ -39,13 +39,13 @@ _AT_ONCE = 30.0  # seconds within which a failure and an interrupt give control 
 
 @dataclass(frozen=True)
 class Plan:
-    """How large the work of a proof is.
+    """The size of the work in a proof.
 
     Attributes:
-        network: "resnet34", the walkthrough's; or "convolutions", two of them, which XLA:CPU compiles in seconds and
-            not in minutes.
+        network: "resnet34", the walkthrough's; or "convolutions", two of them, which XLA:CPU
+            compiles in seconds instead of minutes.
         size: pixels of an image's side.
-        batch_size: images a core and step.
+        batch_size: images per core and step.
         studies, slices: of the phantoms that are drawn.
         timed_steps: over which a rate is measured.
     """
@@ -93,7 +93,8 @@ class Proof:
 
     def launch(self, fn: Callable, *args: object, **options: object) -> Run:
         """Launch on the cores of this proof."""
-        cores, backend = self.topology.cores, self.topology.backend
+        cores = self.topology.cores
+        backend = self.topology.backend
         options = {"seed": 0, "timeout": self.seconds, "progress": "text", **options}
         return launch(fn, *args, cores=cores, backend=backend, **options)
 
@@ -104,7 +105,7 @@ class Proof:
 
     @functools.cached_property
     def network(self):
-        """The walkthrough's network with ten outputs, made here: the fork hands the same weights to every run."""
+        """The walkthrough's network with ten outputs; every run inherits the same weights."""
         import torch
         from torch import nn
 
@@ -113,15 +114,20 @@ class Proof:
         torch.manual_seed(0)
         if self.plan.network == "resnet34":
             return resnet34()
-        layers, channels = [], 3
+        layers = []
+        channels = 3
         for wider in (16, 32):
-            layers += [nn.Conv2d(channels, wider, 3, stride=2, padding=1), nn.BatchNorm2d(wider), nn.ReLU()]
+            layers += [
+                nn.Conv2d(channels, wider, 3, stride=2, padding=1),
+                nn.BatchNorm2d(wider),
+                nn.ReLU(),
+            ]
             channels = wider
         return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
 
     @functools.cached_property
     def images(self):
-        """Phantoms drawn, packed and decoded as in the walkthrough; some repeatedly, as many as an epoch takes."""
+        """Phantoms, packed and decoded as in the walkthrough; repeated until they fill an epoch."""
         import torch
 
         from tpukit.datasets import cached_images, pack
@@ -157,7 +163,7 @@ def be_healthy(proof: Proof) -> dict:
 
 
 def launch_on_all(proof: Proof) -> dict:
-    """Every core starts, in processes that are not this one, knows its rank, and brings a tensor home; twice."""
+    """Every core starts in another process, has its rank, and returns a tensor; twice."""
     for _ in range(2):
         run = proof.launch(on_cores.introduce)
         cores = proof.topology.cores
@@ -168,8 +174,14 @@ def launch_on_all(proof: Proof) -> dict:
         expect(right, f"tensors that came home are {tensors}")
         processes = {one["process"] for one in run.results}
         expect(len(processes) == (proof.topology.processes or 1), f"{len(processes)} processes")
-        expect(not proof.topology.processes or os.getpid() not in processes, "a core ran in the launching process")
-    return {"devices": sorted({one["device"] for one in run.results}), "seconds_of_a_launch": round(run.seconds, 1)}
+        expect(
+            not proof.topology.processes or os.getpid() not in processes,
+            "a core ran in the launching process",
+        )
+    return {
+        "devices": sorted({one["device"] for one in run.results}),
+        "seconds_of_a_launch": round(run.seconds, 1),
+    }
 
 
 def use_collectives(proof: Proof) -> dict:
@@ -181,22 +193,23 @@ def use_collectives(proof: Proof) -> dict:
 
 
 def count_samples(proof: Proof) -> dict:
-    """Batches of all cores, `evaluate` and `predict` have every sample once, in its place, with its own label."""
+    """Batches, `evaluate` and `predict` have every sample once, in its place, with its label."""
     check_samples(proof.launch(on_cores.count_samples, proof.data).results, proof.data)
     return {"samples": len(proof.data), "kinds_of_batches": len(on_cores.KINDS)}
 
 
 def train_by_hand(proof: Proof) -> dict:
-    """A loop comes to the weights of plain PyTorch with the whole batch; each core draws random numbers of its own."""
+    """A loop ends with the weights of plain PyTorch; no two cores draw the same random numbers."""
     results = proof.launch(on_cores.train_by_hand, proof.data, matmul_precision="highest").results
     return check_by_hand(results, proof.data, proof.near)
 
 
 def train_with_fit(proof: Proof) -> dict:
-    """`fit` does, too, with all its arithmetic; its best and its last checkpoint hold what was trained."""
+    """`fit` trains as plain PyTorch does; its checkpoints hold the trained weights."""
     import torch
 
-    folder, recipes = proof.folder / "fit", _recipes()
+    folder = proof.folder / "fit"
+    recipes = _recipes()
     held_out = Numbers(2 * BATCH * proof.topology.cores + 3)
     given = (proof.data, held_out, recipes, folder)
     results = proof.launch(on_cores.train_with_fit, *given, matmul_precision="highest").results
@@ -208,7 +221,7 @@ def train_with_fit(proof: Proof) -> dict:
 
 
 def resume(proof: Proof) -> dict:
-    """A new launch continues from a checkpoint in the middle of an epoch of `fit`, and comes to the same last bit."""
+    """A new launch continues `fit` from the middle of an epoch, and ends with the same bits."""
     import torch
 
     told = proof.folder / "fit.pt"
@@ -229,22 +242,39 @@ def resume(proof: Proof) -> dict:
 
 
 def _recipes() -> dict[str, dict]:
-    """Return what `fit` is told; each recipe has what another would hide, as a limit of the gradient hides a factor."""
+    """Return the recipes for `fit`; each shows an error that another recipe would hide."""
     # The last epoch goes uphill, so the best is neither the first nor the last.
     rates = [RATE * share for share in (1.1, 1.05, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)] + [-0.6 * RATE] * 4
-    exact = {"epochs": 3, "rates": rates, "accumulate": 2, "clip": None, "bf16": False, "averaged": False}
-    rounded = {"epochs": 1, "rates": [RATE] * 8, "accumulate": 1, "clip": CLIP, "bf16": True, "averaged": True}
+    exact = {
+        "epochs": 3,
+        "rates": rates,
+        "accumulate": 2,
+        "clip": None,
+        "bf16": False,
+        "averaged": False,
+    }
+    rounded = {
+        "epochs": 1,
+        "rates": [RATE] * 8,
+        "accumulate": 1,
+        "clip": CLIP,
+        "bf16": True,
+        "averaged": True,
+    }
     return {"float32": exact, "bfloat16": rounded}
 
 
 def name_a_fault(proof: Proof) -> dict:
-    """A core that raises is named with its own error, at once; nothing is left, and the next launch works."""
-    cores, message = proof.topology.cores, "deliberate: a proof of how a failure is told"
+    """A core that raises is named with its error, at once; the next launch works."""
+    cores = proof.topology.cores
+    message = "deliberate: a proof of how a failure is told"
     began = time.monotonic()
     try:
         proof.launch(on_cores.fail, message)
     except WorkerError as error:
-        said, failed, seconds = str(error), error, time.monotonic() - began
+        said = str(error)
+        failed = error
+        seconds = time.monotonic() - began
     else:
         raise NotAsExpected("the launch returned although a core raised")
     print(said.partition("\n\n")[0])
@@ -252,11 +282,15 @@ def name_a_fault(proof: Proof) -> dict:
     expect(isinstance(failed.__cause__, LookupError) and message in said, f"told as: {said[:500]}")
     # The start of the devices is in it: on a chip most of this time.
     expect(seconds < _AT_ONCE + _usual_start(proof), f"control came back after {seconds:.1f} s")
-    return {"seconds_until_told": round(seconds, 1), "told": said.splitlines()[0], **_next_launch(proof)}
+    return {
+        "seconds_until_told": round(seconds, 1),
+        "told": said.splitlines()[0],
+        **_next_launch(proof),
+    }
 
 
 def be_interrupted(proof: Proof) -> dict:
-    """SIGINT reaches the launch while all cores work: it ends at once, and the next launch works."""
+    """SIGINT ends the launch while all cores work, at once; the next launch works."""
     sent = []
 
     def interrupt() -> None:
@@ -269,11 +303,13 @@ def be_interrupted(proof: Proof) -> dict:
             timers[0].start()
 
     timers: list[threading.Timer] = []
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` leaves it ignored
+    # a shell's `&` leaves it ignored
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         proof.launch(on_cores.go_on, loggers=when_they_work)
     except LaunchInterrupted as interrupted:
-        seconds, rows = time.monotonic() - sent[0], len(interrupted.run.log)
+        seconds = time.monotonic() - sent[0]
+        rows = len(interrupted.run.log)
     else:
         raise NotAsExpected("the launch returned although it was interrupted")
     finally:
@@ -296,27 +332,36 @@ def record_a_profile(proof: Proof) -> dict:
 
 
 def load_what_was_compiled(proof: Proof) -> dict:
-    """A second launch loads what the first has compiled and kept, with the same losses, and perhaps what preflight has.
+    """A second launch loads the compiled programs of the first, with the same losses.
 
-    With PREFLIGHT_KEPT, a folder that `python -m tpukit preflight tools.chip.worker_functions:compile_some --chip v5e-1
-    --keep folder` has filled without a chip, the first launch tells whether this chip's client loads that.
+    With PREFLIGHT_KEPT, a folder that `python -m tpukit preflight
+    tools.chip.worker_functions:compile_some --chip v5e-1 --keep folder` has filled without a chip,
+    the first launch tells whether this chip's client loads that.
     """
     if not runtimes()[proof.topology.backend].keeps_compiles:
         return {"kept": f"nothing: {proof.topology.backend} compiles nothing that can be kept"}
-    own, given = proof.folder / "kept", os.environ.get("PREFLIGHT_KEPT")
+    own = proof.folder / "kept"
+    given = os.environ.get("PREFLIGHT_KEPT")
     folders = [own, Path(given)] if given else [own]
     cold, warm = (proof.launch(on_cores.compile_some, compile_cache=folders) for _ in range(2))
     losses = {str(one["losses"]) for run in (cold, warm) for one in run.results}
     expect(len(losses) == 1, f"losses differ: {losses}")
     compiled = {name: sum(one["compiled"] for one in run.results) for name, run in (("cold", cold), ("warm", warm))}
     loaded = sum(one["loaded"] for one in warm.results)
-    expect(compiled["warm"] == 0 and loaded > 0, f"{compiled['warm']} graphs were compiled again, {loaded} loaded")
+    expect(
+        compiled["warm"] == 0 and loaded > 0,
+        f"{compiled['warm']} graphs were compiled again, {loaded} loaded",
+    )
     seconds = {
         f"seconds_{name}": round(max(one["seconds"] for one in run.results), 2)
         for name, run in (("cold", cold), ("warm", warm))
     }
     kept = sorted(own.glob("*.pjrt"))
-    found = {"files": len(kept), "bytes": sum(file.stat().st_size for file in kept), "keys": _keys(kept)}
+    found = {
+        "files": len(kept),
+        "bytes": sum(file.stat().st_size for file in kept),
+        "keys": _keys(kept),
+    }
     if given:
         found["loaded_of_preflight"] = sum(one["loaded"] for one in cold.results)
         found["keys_of_preflight"] = _keys(sorted(Path(given).glob("*.pjrt")))
@@ -324,8 +369,9 @@ def load_what_was_compiled(proof: Proof) -> dict:
 
 
 def _keys(files: list[Path]) -> dict:
-    """Return what the parts of the programs' keys are, as `program_key.c` has them; one each where they agree."""
-    names, found = ("program", "options", "flags", "plugin", "version", "topology", "topology_bytes"), {}
+    """Return the parts of the programs' keys, as in `program_key.c`; one each if they agree."""
+    names = ("program", "options", "flags", "plugin", "version", "topology", "topology_bytes")
+    found = {}
     for head in (file.read_bytes()[:360] for file in files):
         parts = [head[8 + 32 * at : 12 + 32 * at].hex() for at in range(6)]
         parts.append(head[240 : 240 + int.from_bytes(head[232:240], "little")].hex())
@@ -351,7 +397,12 @@ def measure_rates(proof: Proof) -> dict:
     step = statistics.median(one["without_input"] for one in results) / plan.timed_steps
     memory = [one["memory"]["peak"] for one in results if one["memory"]]
     work = {"network": plan.network, "size": plan.size, "batch_size": plan.batch_size}
-    return {**rates, **work, "milliseconds_a_step": round(1000 * step, 1), "device_memory": max(memory, default=None)}
+    return {
+        **rates,
+        **work,
+        "milliseconds_a_step": round(1000 * step, 1),
+        "device_memory": max(memory, default=None),
+    }
 
 
 PARTS: dict[str, Callable[[Proof], dict]] = {

@@ -1,4 +1,4 @@
-"""What the cores must come to: numbered samples, and the same training in plain PyTorch, one process, no kit."""
+"""Numbered samples, and the same training in plain PyTorch, in one process, without tpukit."""
 
 import contextlib
 import copy
@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 BATCH = 4  # samples a core and batch
 MOMENTUM = 0.9
-_SIDE = 6  # pixels: BatchNorm sees 4 x 36 numbers of a channel, so its variance by n and by n - 1 differ by 0.7 %
+# pixels: BatchNorm sees 4 x 36 numbers of a channel, so its variance by n and by n - 1 differ by
+# 0.7 %
+_SIDE = 6
 
 
 class Numbers:
-    """Images (6, 6, 3) uint8 that spell their number in the first pixel; labels (number, two numbers to learn).
+    """Images (6, 6, 3) uint8 that encode their number; labels (number, two targets).
 
     A source of whole batches, as `PackedImages` and a `CachedImages` are.
     """
@@ -21,7 +23,8 @@ class Numbers:
         numbers = numpy.arange(count)
         self.shape = (_SIDE, _SIDE, 3)
         self.images = numpy.random.default_rng(0).integers(0, 256, (count, *self.shape), numpy.uint8)
-        self.images[:, 0, 0, 0], self.images[:, 0, 0, 1] = numbers // 256, numbers % 256
+        self.images[:, 0, 0, 0] = numbers // 256
+        self.images[:, 0, 0, 1] = numbers % 256
         self.labels = numpy.stack([numbers, numbers * 7 % 11 / 11, numbers * 3 % 5 / 5], 1).astype(numpy.float32)
 
     def __len__(self) -> int:
@@ -35,7 +38,7 @@ class Numbers:
 
 
 class OneByOne:
-    """The same samples, read one by one; a label has a fourth number, which is drawn when it is read."""
+    """The same samples, read one by one; a fourth number of the label is drawn at each read."""
 
     def __init__(self, numbers: Numbers):
         self.numbers = numbers
@@ -56,14 +59,19 @@ def numbers_of(images):
 
 
 def make_network():
-    """Return a network with weights of one, two and four axes, and BatchNorm; the same at every call."""
+    """Return a network with weights of one, two and four axes and BatchNorm; always the same."""
     import torch
     from torch import nn
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return nn.Sequential(
-            *(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.Tanh(), nn.Flatten()),
+            *(
+                nn.Conv2d(3, 8, 3, padding=1, bias=False),
+                nn.BatchNorm2d(8),
+                nn.Tanh(),
+                nn.Flatten(),
+            ),
             *(nn.Linear(8 * _SIDE**2, 16), nn.Tanh(), nn.Linear(16, 2)),
         )
 
@@ -80,7 +88,7 @@ def loss(outputs, labels):
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training comes to: the loss of every step, and after it the network's state, and its mean so far."""
+    """The loss of every step, and after it the network's state and its mean so far."""
 
     losses: list[float]
     states: list[dict]
@@ -92,20 +100,24 @@ def train(data: Numbers, steps: list, *, rates: list, clips: list, bf16: bool = 
 
     Args:
         data: the samples.
-        steps: of each step, by core: the batches of sample numbers that this core had. BatchNorm sees one batch at a
-            time, as it does on a core; its running statistics are the mean over the cores.
+        steps: of each step, by core: the batches of sample numbers that this core had. BatchNorm
+            sees one batch at a time, as it does on a core; its running statistics are the mean over
+            the cores.
         rates: the learning rate of each step.
         clips: the largest norm of the gradient of each step, None for no limit.
         bf16: whether the forward pass is under autocast.
     """
     import torch
 
-    model, trained = make_network().train(), Trained([], [], [])
+    model = make_network().train()
+    trained = Trained([], [], [])
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=MOMENTUM)
     average = torch.optim.swa_utils.AveragedModel(model)
     for cores, rate, clip in zip(steps, rates, clips, strict=True):
         optimizer.param_groups[0]["lr"] = rate
-        before, after, total = _buffers(model), [], 0.0
+        before = _buffers(model)
+        after = []
+        total = 0.0
         for batches in cores:
             model.load_state_dict(before, strict=False)
             for numbers in batches:
@@ -142,8 +154,12 @@ def evaluate(state: dict, data: Numbers, *, bf16: bool = False) -> float:
 
 
 def apart(found: dict, expected: dict) -> tuple[float, str]:
-    """Return how far a state is from another, as a share of the way from the start, and of which tensor that is so."""
-    start, shares = make_network().state_dict(), {}
+    """Return the largest distance of a tensor from the other state, and its name.
+
+    The distance is a share of the way from the start.
+    """
+    start = make_network().state_dict()
+    shares = {}
     for name, value in expected.items():
         way = (value.double() - start[name].double()).norm()
         shares[name] = ((found[name].double() - value.double()).norm() / way).item()

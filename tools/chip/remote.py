@@ -1,6 +1,7 @@
-"""A proof on a chip elsewhere: the kit in one script, sent with the platforms' own command lines, its result fetched.
+"""Run the proof on a chip of Colab or Kaggle: send tpukit in one script, and fetch the result.
 
-Colab (google-colab-cli) and Kaggle (kaggle) both take one Python file and nothing beside it, so the kit travels inside.
+Colab (google-colab-cli) and Kaggle (kaggle) both take one Python file and no other files, so the
+script contains tpukit.
 """
 
 import base64
@@ -20,12 +21,15 @@ from pathlib import Path
 from tools.chip.result import code_that_runs, find_result
 from tpukit.essentials.display import InvalidValueError, TpukitError, explain
 
-MOST_BYTES = 1_000_000  # of a script: what Kaggle takes is not documented, so it is kept below a megabyte
+# of a script: what Kaggle takes is not documented, so it is kept below a megabyte
+MOST_BYTES = 1_000_000
 _EARLIER = 60.0  # seconds in which what Kaggle says may still be about an earlier run
-_UNANSWERED = 5  # questions in a row without an answer, after which nobody is asked any more
-_RESULT, _SCRIPT, _TITLE = "result.json", "prove.py", "tpukit proof"
+_UNANSWERED = 5  # requests in a row without an answer, after which no more are sent
+_RESULT = "result.json"
+_SCRIPT = "prove.py"
+_TITLE = "tpukit proof"
 _TEMPLATE = '''\
-"""Written by `python -m tools.chip --on {platform}`: the kit, and what proves it on this machine."""
+"""Written by `python -m tools.chip --on {platform}`: tpukit, and its proof on this machine."""
 
 import base64, importlib.util, io, os, subprocess, sys, tarfile, tempfile
 
@@ -34,19 +38,21 @@ files = io.BytesIO(base64.b64decode(KIT := """
 {kit}
 """))
 tarfile.open(fileobj=files, mode="r:xz").extractall(kit, filter="data")
-if importlib.util.find_spec("array_record") is None:  # Kaggle's image has none; its torch is not touched
-    subprocess.run([sys.executable, "-m", "pip", "install", "-q", "array_record", "simplejpeg"], check=False)
+if importlib.util.find_spec("array_record") is None:  # absent from Kaggle's image
+    pip = [sys.executable, "-m", "pip", "install", "-q"]
+    subprocess.run([*pip, "array_record", "simplejpeg"], check=False)
 command = [sys.executable, "-m", "tools.chip", *{arguments}]
 path = os.pathsep.join(filter(None, [kit, os.environ.get("PYTHONPATH")]))
 environ = {{**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}}
-with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-    for line in process.stdout:  # through this process: in a notebook's kernel only its own lines are seen
+output = {{"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}}
+with subprocess.Popen(command, env=environ, **output) as process:
+    for line in process.stdout:  # a notebook shows only the lines that its kernel prints
         print(line, end="", flush=True)
 {end}
 '''
 _END = {
     "colab": "sys.exit(process.returncode)",
-    "kaggle": "# no exit status: whether Kaggle keeps the files of a run that fails is not documented",
+    "kaggle": "# no exit status: Kaggle does not document whether it keeps a failed run's files",
 }
 
 
@@ -55,7 +61,7 @@ class NotSent(TpukitError, RuntimeError):
 
 
 def script(platform: str, arguments: Sequence[str], *, root: Path | None = None) -> str:
-    """Return a Python file that proves this very kit on the machine that it is run on, in an empty folder.
+    """Return a Python file that proves this tpukit on the machine that runs it, in an empty folder.
 
     Raises:
         ValueError: it is larger than a megabyte.
@@ -73,7 +79,7 @@ def script(platform: str, arguments: Sequence[str], *, root: Path | None = None)
 
 
 def _packed(files: dict[str, bytes]) -> bytes:
-    """Return files as a tar archive, compressed as a whole: it has two thirds of the size of a zip."""
+    """Return files as a tar archive, compressed as a whole: two thirds of the size of a zip."""
     written = io.BytesIO()
     with tarfile.open(fileobj=written, mode="w:xz") as archive:
         for path, content in files.items():
@@ -92,7 +98,17 @@ def kaggle_commands(folder: Path, kernel: str) -> dict[str, list[str]]:
     """Return what sends the script, asks how it is, and fetches what it wrote."""
     output = ["-p", str(folder / "output"), "--force", "--file-pattern", re.escape(_RESULT)]
     return {
-        "push": ["kaggle", "kernels", "push", "-p", str(folder), "--accelerator", "TpuV5E8", "--timeout", "3600"],
+        "push": [
+            "kaggle",
+            "kernels",
+            "push",
+            "-p",
+            str(folder),
+            "--accelerator",
+            "TpuV5E8",
+            "--timeout",
+            "3600",
+        ],
         "status": ["kaggle", "kernels", "status", kernel],
         "output": ["kaggle", "kernels", "output", kernel, *output],
         "logs": ["kaggle", "kernels", "logs", kernel],
@@ -108,7 +124,7 @@ def write_for_colab(folder: Path, arguments: Sequence[str] = ()) -> Path:
 
 
 def write_for_kaggle(folder: Path, user: str, arguments: Sequence[str] = ()) -> str:
-    """Write the script and what Kaggle wants to know of it into a folder; return the name of its kernel.
+    """Write the script and its description for Kaggle into a folder; return its kernel's name.
 
     Raises:
         ValueError: this cannot be the name of a user.
@@ -137,7 +153,7 @@ def write_for_kaggle(folder: Path, user: str, arguments: Sequence[str] = ()) -> 
 
 
 def prove_on_colab(result: Path, *, chip: str = "v5e1", arguments: Sequence[str] = ()) -> int:
-    """Run the proof on a machine of Colab, show what it prints, write its JSON, and return its exit status.
+    """Run the proof on Colab, show its output, write its JSON, and return its exit status.
 
     Raises:
         NotSent: colab is missing, or there is no result.
@@ -146,9 +162,11 @@ def prove_on_colab(result: Path, *, chip: str = "v5e1", arguments: Sequence[str]
     written = write_for_colab(result.parent / f"{result.stem}-sent", [*_named(name), *arguments])
     command = _found(colab_command(written, chip))
     print(" ".join(command), flush=True)
-    environ, printed = {**os.environ, "PYTHONUNBUFFERED": "1"}, b""
+    environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    printed = b""
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environ) as process:
-        while data := process.stdout.read1():  # not by lines: at first it asks for a code, in a line without an end
+        # not by lines: at first it asks for a code, in a line without an end
+        while data := process.stdout.read1():
             sys.stdout.write(data.decode(errors="replace"))
             sys.stdout.flush()
             printed += data
@@ -161,7 +179,12 @@ def prove_on_colab(result: Path, *, chip: str = "v5e1", arguments: Sequence[str]
 
 
 def prove_on_kaggle(
-    result: Path, *, user: str, arguments: Sequence[str] = (), every: float = 20.0, patience: float = 7200.0
+    result: Path,
+    *,
+    user: str,
+    arguments: Sequence[str] = (),
+    every: float = 20.0,
+    patience: float = 7200.0,
 ) -> int:
     """Send the proof to Kaggle, wait until it has run, fetch its JSON, and return its exit status.
 
@@ -169,13 +192,16 @@ def prove_on_kaggle(
         NotSent: kaggle is missing or refuses, the run failed, or `patience` seconds are over.
         ValueError: `user` cannot be a name.
     """
-    name, folder = uuid.uuid4().hex[:8], result.parent / f"{result.stem}-sent"
+    name = uuid.uuid4().hex[:8]
+    folder = result.parent / f"{result.stem}-sent"
     commands = kaggle_commands(folder, write_for_kaggle(folder, user, [*_named(name), *arguments]))
     shutil.rmtree(folder / "output", ignore_errors=True)
     said = _call(commands["push"])
     if "successfully pushed" not in said:  # kaggle exits with 0 also where it was refused
         raise NotSent(_refused(commands["push"], said))
-    began, state, unanswered = time.monotonic(), "", 0
+    began = time.monotonic()
+    state = ""
+    unanswered = 0
     while (waited := time.monotonic() - began) < patience:
         try:
             said = _call(commands["status"])
@@ -190,7 +216,7 @@ def prove_on_kaggle(
                 if waited > _EARLIER:
                     break
             unanswered = 0
-        except NotSent as error:  # a lost connection must not cost a run that goes on there
+        except NotSent as error:  # a lost connection does not end the run
             unanswered += 1
             if unanswered == _UNANSWERED:
                 raise
@@ -217,13 +243,13 @@ def _keep(found: dict | None, name: str, result: Path, otherwise: str) -> int:
 
 
 def _found(command: list[str]) -> list[str]:
-    """Return a command with the path of its program: beside this Python, or on the path."""
+    """Return a command with the path of its program: in the folder of this Python, or on PATH."""
     program = shutil.which(command[0], path=str(Path(sys.executable).parent)) or shutil.which(command[0])
     if program is None:
         package = {"colab": "google-colab-cli, which needs Python 3.12 or newer"}.get(command[0], command[0])
         raise NotSent(
             f"the command {command[0]} is not installed: {package}",
-            fix=f"in the clone, pip install '.[chip]'; or, beside any Python: pipx install {package.partition(',')[0]}",
+            fix=f"in the clone, pip install '.[chip]'; or, for any Python: pipx install {package.partition(',')[0]}",
         )
     return [program, *command[1:]]
 
@@ -235,7 +261,13 @@ def _call(command: list[str], run: Callable = subprocess.run) -> str:
         NotSent: it ends with an error.
     """
     print(" ".join(command), flush=True)
-    ended = run(_found(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, stdin=subprocess.DEVNULL)
+    ended = run(
+        _found(command),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
     if ended.returncode:
         raise NotSent(_refused(command, ended.stdout))
     return ended.stdout

@@ -1,4 +1,4 @@
-"""The outcome of a proof as JSON: written by the one that runs it, read by the one that tells of it."""
+"""Write the outcome of a proof as JSON, and read and check it."""
 
 import datetime
 import json
@@ -11,17 +11,35 @@ from tpukit.essentials.environment import MachineInfo
 
 FORMAT = 1
 PARTS = (
-    *("check", "health", "launch", "collectives", "samples", "by hand", "fit", "resume", "fault", "interrupt"),
+    *(
+        "check",
+        "health",
+        "launch",
+        "collectives",
+        "samples",
+        "by hand",
+        "fit",
+        "resume",
+        "fault",
+        "interrupt",
+    ),
     *("profile", "kept", "rates"),
 )
 
 
 class NoProof(TpukitError, ValueError):
-    """This is no JSON of a proof, or not of one that proves anything about a chip."""
+    """The text is not the JSON of a proof on a chip."""
 
 
 def summarize(
-    host: MachineInfo, topology, outcomes: dict[str, dict], *, run: str, code: str, date: str, seconds: float
+    host: MachineInfo,
+    topology,
+    outcomes: dict[str, dict],
+    *,
+    run: str,
+    code: str,
+    date: str,
+    seconds: float,
 ):
     """Return what becomes the line of JSON."""
     names = ("python", "torch", "torch_xla", "libtpu", "torchvision")
@@ -45,7 +63,10 @@ def summarize(
 
 
 def find_result(text: str) -> dict | None:
-    """Return the last line of a text that is a proof's JSON: the text is a file of it, or all that a run printed."""
+    """Return the last line of a text that is the JSON of a proof.
+
+    The text may be the file, or the whole output of a run.
+    """
     for line in reversed(text.splitlines()):
         if '"tpukit_proof"' in line:
             try:
@@ -73,7 +94,7 @@ def read_result_of_a_chip(file: str | Path) -> dict:
         raise NoProof(
             f"{path} has no line that is a proof's JSON",
             found=f"{len(text)} characters that begin with {text[:60]!r}",
-            fix="give the file that `python -m tools.chip --result FILE` wrote, or all that it printed",
+            fix="give the file of `python -m tools.chip --result FILE`, or its whole output",
         )
     if found["tpukit_proof"] != FORMAT:
         raise NoProof(
@@ -91,7 +112,7 @@ def read_result_of_a_chip(file: str | Path) -> dict:
         raise NoProof(
             f"{path} is not of a TPU: it proves nothing about one",
             found=f"{found['platform']}, {found['chips']} chips, backend {found['backend']!r}, {found['device']}",
-            fix="make chip-colab, make chip-kaggle, or python -m tools.chip on a machine with a TPU",
+            fix="make chip-colab, make chip-kaggle, or python -m tools.chip on a TPU machine",
         )
     if found["cores"] < found["chips"]:
         raise NoProof(
@@ -106,13 +127,17 @@ def read_result_of_a_chip(file: str | Path) -> dict:
 
 
 def code_that_runs() -> str:
-    """Return the commit of the clone that the kit is in, with "+" where files of it have changed; else its version."""
+    """Return the commit of this clone, with "+" if files have changed; else tpukit's version."""
     from tpukit import __version__
 
     root = Path(__file__).parents[2]
     git = ["git", "-C", str(root)]
     try:
-        at = subprocess.run([*git, "rev-parse", "--show-toplevel", "--short", "HEAD"], capture_output=True, text=True)
+        at = subprocess.run(
+            [*git, "rev-parse", "--show-toplevel", "--short", "HEAD"],
+            capture_output=True,
+            text=True,
+        )
         if at.returncode or Path(at.stdout.split("\n")[0]).resolve() != root.resolve():
             return f"version {__version__}"
         changed = subprocess.run([*git, "status", "--porcelain", "--", "tpukit"], capture_output=True, text=True)
@@ -123,8 +148,21 @@ def code_that_runs() -> str:
 
 def _wrong_fields(found: dict) -> list[str]:
     kinds = {
-        **{"passed": bool, "run": str, "code": str, "date": str, "seconds": int | float, "platform": str},
-        **{"chips": int, "generation": str | None, "backend": str | None, "device": str | None, "cores": int},
+        **{
+            "passed": bool,
+            "run": str,
+            "code": str,
+            "date": str,
+            "seconds": int | float,
+            "platform": str,
+        },
+        **{
+            "chips": int,
+            "generation": str | None,
+            "backend": str | None,
+            "device": str | None,
+            "cores": int,
+        },
         **{"rehearsal": bool | None, "versions": dict, "parts": dict},
     }
     wrong = [f"{name} is {found.get(name)!r}" for name, kind in kinds.items() if not isinstance(found.get(name), kind)]

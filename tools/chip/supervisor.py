@@ -1,4 +1,4 @@
-"""Runs the parts of a proof in a process of their own: whatever becomes of it, the other parts are run as well."""
+"""Run the parts of a proof in another process; if it dies, a new process runs the other parts."""
 
 import json
 import os
@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-_SILENCE = 20.0  # seconds after which a line says what goes on: some platforms end what prints nothing for 30
+# seconds after which a line is printed: some platforms end a process that is silent for 30 s
+_SILENCE = 20.0
 _END = 60.0  # seconds that a part may take beyond the limit of its launches
 
 
@@ -26,22 +27,28 @@ def run_parts(
 ) -> dict[str, dict]:
     """Run the parts of a proof in order, and return the outcome of each.
 
-    A process that ends in the middle of a part, or does not end it, costs that part alone: a new one goes on.
+    If a process dies or hangs in a part, that part has failed, and a new process runs the others.
 
     Args:
         parts: their names.
-        folder: where they write, on after the other; theirs alone.
+        folder: an empty folder for their files.
         backend, cores: as in `launch`.
         seconds: after which a launch is ended; a part, a minute later.
-        say: takes what is printed; None for standard output.
+        say: takes the output; None for standard output.
         module: which runs them, `python -m`.
     """
     say = say or _print
-    outcomes, results = folder / "outcomes.jsonl", {}
+    outcomes = folder / "outcomes.jsonl"
+    results = {}
     environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), environ.get("PYTHONPATH")]))
     while waiting := [name for name in parts if name not in results]:
-        given = {"parts": waiting, "folder": str(folder), "outcomes": str(outcomes), "backend": backend}
+        given = {
+            "parts": waiting,
+            "folder": str(folder),
+            "outcomes": str(outcomes),
+            "backend": backend,
+        }
         given |= {"cores": cores, "seconds": seconds}
         outcomes.write_text("")
         process = subprocess.Popen(
@@ -50,7 +57,8 @@ def run_parts(
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             env=environ,
-            start_new_session=True,  # an interrupt of the terminal ends it from here, not in the middle of a part
+            # an interrupt of the terminal ends it from here, not in the middle of a part
+            start_new_session=True,
         )
         try:
             ended = _watch(process, outcomes, seconds + _END, say)
@@ -66,7 +74,9 @@ def run_parts(
 
 def _watch(process: subprocess.Popen, outcomes: Path, limit: float, say: Callable[[bytes], object]) -> str:
     """Hand on what the process prints until it ends, or a part lasts too long; say how that was."""
-    part, began, spoke = None, time.monotonic(), time.monotonic()
+    part = None
+    began = time.monotonic()
+    spoke = time.monotonic()
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
         while True:
@@ -80,7 +90,8 @@ def _watch(process: subprocess.Popen, outcomes: Path, limit: float, say: Callabl
                 spoke = now
             begun, done = _read(outcomes)
             if begun != part:
-                part, began = begun, now
+                part = begun
+                began = now
             if begun and begun not in done and now - began > limit:
                 return f"the part did not end within {limit:.0f} s, and was ended"
             if now - spoke >= _SILENCE:
@@ -100,7 +111,8 @@ def _end(process: subprocess.Popen) -> None:
 
 def _read(outcomes: Path) -> tuple[str | None, dict[str, dict]]:
     """Return the part that has begun last, and the outcomes of those that have ended."""
-    begun, done = None, {}
+    begun = None
+    done = {}
     for line in outcomes.read_text().splitlines(keepends=True):
         if line.endswith("\n"):  # not half of one
             told = json.loads(line)

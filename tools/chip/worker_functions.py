@@ -9,11 +9,11 @@ import time
 from tools.chip import reference
 from tpukit.training import Checkpoints, EarlyStopping, FitOptions, evaluate, fit, predict
 
-# Those that collectives take on every backend: gloo has no int16. Sums over eight cores of what `_values` gives are
-# whole numbers below 128, exact in each of these.
+# Those that collectives take on every backend: gloo has no int16. Sums over eight cores of what
+# `_values` gives are whole numbers below 128, exact in each of these.
 _DTYPES = ("float32", "float64", "bfloat16", "float16", "int8", "int32", "int64", "uint8", "bool")
 _OPERATIONS = ("sum", "mean", "min", "max")
-RATE = 0.1  # of learning, where nothing else is said
+RATE = 0.1  # the default learning rate
 CLIP = 0.1  # less than any gradient here has
 CLIPS_BY_HAND = (None, CLIP)  # of each epoch
 
@@ -33,11 +33,13 @@ def introduce(core) -> dict:
 
 
 def use_collectives(core) -> dict:
-    """Call all that cores do together, with every dtype; return how many answers came, and which are wrong.
+    """Call every collective with every dtype; return the number of answers, and the wrong ones.
 
-    Where some are, the parts that follow are left out: they are made of these, and would fail for another reason.
+    Where some are, the parts that follow are left out: they are made of these, and would fail for
+    another reason.
     """
-    answers, wrong = [], []
+    answers = []
+    wrong = []
     for part in (_reductions_and_gathers, _means, _models):
         if not wrong:
             answers += part(core)
@@ -46,7 +48,7 @@ def use_collectives(core) -> dict:
 
 
 def _reductions_and_gathers(core):
-    """Yield (name, answer, right answer) of every dtype; those of a dtype are one graph where there are graphs."""
+    """Yield (name, answer, right answer) of every dtype; the calls of a dtype are one graph."""
     import torch
 
     for dtype in _DTYPES:
@@ -56,7 +58,8 @@ def _reductions_and_gathers(core):
         answers = core.to_host({one: core.all_reduce(mine, one) for one in operations} | {"gather": core.gather(mine)})
         everyone = torch.cat([_values(rank, dtype) for rank in range(core.world_size)])
         for operation, answer in answers.items():
-            name, numbers = f"{operation} of {dtype}", everyone.double()
+            name = f"{operation} of {dtype}"
+            numbers = everyone.double()
             if operation == "mean":  # a share is rounded: to the dtype, or on its way there
                 expected = numbers.mean(0, keepdim=True)
                 close = torch.allclose(answer.double(), expected, rtol=1e-2 if "16" in dtype else 1e-6)
@@ -64,7 +67,11 @@ def _reductions_and_gathers(core):
                 continue
             right = {"sum": numbers.sum(0), "min": numbers.amin(0), "max": numbers.amax(0)}
             expected = numbers if operation == "gather" else right[operation][None]
-            yield name, (str(answer.dtype), answer.double().tolist()), (f"torch.{dtype}", expected.tolist())
+            yield (
+                name,
+                (str(answer.dtype), answer.double().tolist()),
+                (f"torch.{dtype}", expected.tolist()),
+            )
     numbers = core.gather(torch.tensor(core.rank, device=core.device)).tolist()
     yield "gather of a scalar", numbers, [*range(core.world_size)]
 
@@ -107,7 +114,7 @@ def _models(core):
 
 
 def count_samples(core, data) -> dict:
-    """Return what batches of every kind bring in two epochs, and what `evaluate` and `predict` make of all samples."""
+    """Return two epochs of batches of every kind, and the results of `evaluate` and `predict`."""
     shown = {}
     for name, (read, options) in KINDS.items():
         batches = core.batches(read(data), batch_size=reference.BATCH, mask=True, **options)
@@ -118,8 +125,15 @@ def count_samples(core, data) -> dict:
         model = core.model(_Spell())
         of_all = evaluate(core, model, how_far, batches, metrics={"samples": lambda outputs, _: len(outputs)})
         streamed = evaluate(core, model, how_far, batches, keep_outputs=False)
-        found[name] = {"outputs": of_all.outputs, "targets": of_all.targets, "predicted": predict(core, model, batches)}
-        found[name] |= {"losses": [of_all.loss, streamed.loss], "samples": of_all.metrics["samples"]}
+        found[name] = {
+            "outputs": of_all.outputs,
+            "targets": of_all.targets,
+            "predicted": predict(core, model, batches),
+        }
+        found[name] |= {
+            "losses": [of_all.loss, streamed.loss],
+            "samples": of_all.metrics["samples"],
+        }
     return {"shown": shown, "found": found}
 
 
@@ -127,7 +141,10 @@ def count_samples(core, data) -> dict:
 KINDS = {
     "shuffled": (lambda data: data, {"shuffle": True}),
     "in order": (lambda data: data, {}),
-    "one by one, shuffled, in full batches": (reference.OneByOne, {"shuffle": True, "drop_last": True}),
+    "one by one, shuffled, in full batches": (
+        reference.OneByOne,
+        {"shuffle": True, "drop_last": True},
+    ),
     "one by one, in order, by a process": (reference.OneByOne, {"workers": 1}),
 }
 
@@ -138,12 +155,14 @@ def how_far(outputs, labels):
 
 
 def train_by_hand(core, data) -> dict:
-    """Take steps in a loop: an epoch as they come, then one with seeds and a limit of the gradient."""
+    """Train in a loop: an epoch without options, then one with seeds and clipped gradients."""
     import torch
 
     model, optimizer = _model(core)
     batches = core.batches(data, batch_size=reference.BATCH, shuffle=True, drop_last=True)
-    numbers, draws, losses = [], [], []
+    numbers = []
+    draws = []
+    losses = []
     for clip in CLIPS_BY_HAND:
         for images, labels in batches:
             if clip:
@@ -158,12 +177,18 @@ def train_by_hand(core, data) -> dict:
     core.average_buffers(model)
     core.seed(len(losses) - 1)
     again = torch.rand(3, device=core.device)
-    told = {"numbers": numbers, "draws": draws, "losses": losses, "again": again, "state": model.state_dict()}
+    told = {
+        "numbers": numbers,
+        "draws": draws,
+        "losses": losses,
+        "again": again,
+        "state": model.state_dict(),
+    }
     return core.snapshot(told) | {"compiles": core.backend.compiles()}
 
 
 def train_with_fit(core, data, held_out, recipes: dict[str, dict], folder) -> dict:
-    """Let `fit` train by each recipe, from the start or the checkpoint that is there; return what it came to."""
+    """Train with `fit` by each recipe, from the start or from a checkpoint; return the results."""
     return {name: _fit(core, data, held_out, folder / name, **recipe) for name, recipe in recipes.items()}
 
 
@@ -173,7 +198,10 @@ def _fit(
     import torch
 
     model, optimizer = _model(core)
-    dtypes, numbers, draws, states = set(), [], [], []
+    dtypes = set()
+    numbers = []
+    draws = []
+    states = []
     model[-1].register_forward_hook(lambda layer, inputs, outputs: dtypes.add(str(outputs.dtype)))
     average = torch.optim.swa_utils.AveragedModel(model) if averaged else None
     # A step more than there are: a schedule is asked for the rate after the last one, too.
@@ -206,7 +234,11 @@ def _fit(
         options=FitOptions(averaged_model=average, on_epoch_end=keep_state, log_every=1),
         **options,
     )
-    told = {"numbers": numbers, "draws": draws, "state": (average.module if averaged else model).state_dict()}
+    told = {
+        "numbers": numbers,
+        "draws": draws,
+        "state": (average.module if averaged else model).state_dict(),
+    }
     return core.snapshot(told) | {
         "losses": [row["train_loss"] for row in history.intervals],
         "rates": [row["lr"] for row in history.intervals],
@@ -232,7 +264,7 @@ def _model(core) -> tuple:
 
 
 def _Spell():
-    """Return a model whose output is the number that an image spells; with a weight, as a model has."""
+    """Return a model with a weight whose output is the number that an image encodes."""
     import torch
 
     class Spell(torch.nn.Module):
@@ -247,7 +279,7 @@ def _Spell():
 
 
 def measure_rates(core, network, images, plan) -> dict:
-    """Time steps on one batch that stays on the device, then steps on batches as they come from the images.
+    """Time steps on one batch that stays on the device, then steps on batches from the images.
 
     The first step's loss is computed on the host as well.
     """
@@ -255,7 +287,8 @@ def measure_rates(core, network, images, plan) -> dict:
 
     from tpukit.pe import normalize
 
-    criterion, model = torch.nn.BCEWithLogitsLoss(), core.model(network)
+    criterion = torch.nn.BCEWithLogitsLoss()
+    model = core.model(network)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4 * core.world_size)
     batches = core.batches(images, batch_size=plan.batch_size, shuffle=True, drop_last=True)
 
@@ -269,7 +302,8 @@ def measure_rates(core, network, images, plan) -> dict:
     def seconds(given) -> float:
         core.barrier()  # a small graph, which may be compiled each time
         core.backend.wait()
-        compiled, began = core.backend.compiles(), time.perf_counter()
+        compiled = core.backend.compiles()
+        began = time.perf_counter()
         for batch in given:
             step(batch)
         core.backend.wait()
@@ -281,14 +315,16 @@ def measure_rates(core, network, images, plan) -> dict:
         while True:
             yield from batches
 
-    again, stream = [], endless()
+    again = []
+    stream = endless()
     batch = next(stream)
     with torch.no_grad():
         pixels, labels = core.to_host(batch)
         on_host = core.mean(criterion(copy.deepcopy(network)(normalize(pixels)), labels).item())
     first = core.mean(step(batch).item())
-    # Three graphs: the first step makes the optimiser's state; and where a batch has just come, the step begins with
-    # turning its pixels from (N, H, W, C), which one that has stayed does not need any more.
+    # Three graphs: the first step makes the optimiser's state; and where a batch has just come, the
+    # step begins with turning its pixels from (N, H, W, C), which one that has stayed does not need
+    # any more.
     seconds([batch] * 3)
     seconds(itertools.islice(stream, 2))
     again.clear()
@@ -343,9 +379,15 @@ def compile_some(core) -> dict:
     import torch
 
     torch.manual_seed(0)
-    layers = [torch.nn.Conv2d(3, 16, 3), torch.nn.BatchNorm2d(16), torch.nn.ReLU(), torch.nn.Flatten()]
+    layers = [
+        torch.nn.Conv2d(3, 16, 3),
+        torch.nn.BatchNorm2d(16),
+        torch.nn.ReLU(),
+        torch.nn.Flatten(),
+    ]
     model = core.model(torch.nn.Sequential(*layers, torch.nn.Linear(16 * 14 * 14, 10)))
-    optimizer, losses = torch.optim.Adam(model.parameters()), []
+    optimizer = torch.optim.Adam(model.parameters())
+    losses = []
     images = torch.rand(8, 3, 16, 16, generator=torch.Generator().manual_seed(core.rank))
     for _ in range(6):
         (batch,) = core.to_device([images])
@@ -355,8 +397,14 @@ def compile_some(core) -> dict:
             core.optimizer_step(optimizer)
         optimizer.zero_grad()
         losses.append(core.mean(loss))
-    (compiled, compiling), (loaded, loading) = core.backend.compiles(), core.backend.loads()
-    return {"losses": losses, "compiled": compiled, "loaded": loaded, "seconds": compiling + loading}
+    (compiled, compiling) = core.backend.compiles()
+    (loaded, loading) = core.backend.loads()
+    return {
+        "losses": losses,
+        "compiled": compiled,
+        "loaded": loaded,
+        "seconds": compiling + loading,
+    }
 
 
 def record(core, folder) -> list[str]:

@@ -206,9 +206,7 @@ class TorchTpuRuntime(CpuRuntime):
         with variable_set(_AUTOLOAD, "0"):
             super().load(topology)
 
-    def open_compile_cache(
-        self, folders: Iterable[Path], say: Callable[[str], object]
-    ) -> CompileCache:
+    def open_compile_cache(self, folders: Iterable[Path], say: Callable[[str], object]) -> CompileCache:
         # TorchTPU has its own cache. It uses one folder: `start` names the first.
         return CompileCache(own_folders(folders))
 
@@ -263,10 +261,7 @@ def load_torch_tpu() -> None:
                 f"torch_tpu {metadata.version('torch_tpu')}, torch {torch.__version__}; it looks "
                 "for chips from v4 on, and their nodes in /dev/vfio"
             ),
-            fix=(
-                "tpukit.check() names chips without a node; "
-                "in a container, start it with --privileged"
-            ),
+            fix=("tpukit.check() names chips without a node; in a container, start it with --privileged"),
         )
 
 
@@ -284,8 +279,7 @@ def inside(place: str):
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise TpukitRuntimeError(
-            f"torch_tpu {metadata.version('torch_tpu')} has no {name} in {module}, "
-            "which tpukit uses",
+            f"torch_tpu {metadata.version('torch_tpu')} has no {name} in {module}, which tpukit uses",
             found=f"{error}; torch_tpu {SEEN} has it",
             fix=f"update tpukit; or, in a separate environment, pip install torch_tpu=={SEEN}",
         ) from error

@@ -50,9 +50,7 @@ from tpukit.essentials.display import (
 )
 from tpukit.profiling import find_tpu, parse_duration
 
-_TARGETS = {
-    target.name: target for target in (LocalTarget, VertexTarget, GcloudTarget, SkyPilotTarget)
-}
+_TARGETS = {target.name: target for target in (LocalTarget, VertexTarget, GcloudTarget, SkyPilotTarget)}
 TARGETS = tuple(_TARGETS)
 OVER = ("succeeded", "failed", "cancelled", "timed out")
 # The last lines of the log, which an error shows.
@@ -180,9 +178,7 @@ def submit(
     return _send(target, plan, sent, values)
 
 
-def _send(
-    target: Target, plan: JobPlan, sent: Mapping[str, bytes | Path], parameters: dict
-) -> "Job":
+def _send(target: Target, plan: JobPlan, sent: Mapping[str, bytes | Path], parameters: dict) -> "Job":
     """Write the job's folder and start the job, unless it was sent before."""
     folder = open_folder(plan.folder, project=plan.options.project)
     request = {"plan": _plan_as_json(plan), "parameters": parameters, "sent": time.time()}
@@ -194,9 +190,7 @@ def _send(
             difference = "has other contents"
             if is_over:
                 difference = f"is over: {job.state}"
-            raise InvalidValueError(
-                f"there is a job {plan.name} already, which {difference}", fix="another name"
-            )
+            raise InvalidValueError(f"there is a job {plan.name} already, which {difference}", fix="another name")
         if folder.read("handle.json"):
             print(f"{plan.name} was sent before, and is not sent again")
             return job
@@ -310,9 +304,7 @@ class Job:
                 self.target.cancel(handle)
         return self
 
-    def result(
-        self, folder: str | os.PathLike | None = None, *, timeout: str | float | None = None
-    ) -> Result:
+    def result(self, folder: str | os.PathLike | None = None, *, timeout: str | float | None = None) -> Result:
         """Wait, and return the executed notebook and the files.
 
         Args:
@@ -329,11 +321,9 @@ class Job:
         result = read_json(self.folder, "result.json")
         if "ename" in result:
             raise CellFailedError(
-                f"cell {result['cell']} of {self.name} raised "
-                f"{result['ename']}: {result['evalue']}",
+                f"cell {result['cell']} of {self.name} raised {result['ename']}: {result['evalue']}",
                 found=result["traceback"],
-                fix="correct the cell and submit it again; "
-                "job.download() has everything up to there",
+                fix="correct the cell and submit it again; job.download() has everything up to there",
                 cell=result["cell"],
                 ename=result["ename"],
                 evalue=result["evalue"],
@@ -411,11 +401,9 @@ class Job:
         for name, stored in read_json(self.folder, "manifest.json").items():
             if self.folder.stored(name) != tuple(stored):
                 raise CloudError(
-                    f"the machine of {self.name} was not deleted: "
-                    f"{name} is not complete in the folder",
+                    f"the machine of {self.name} was not deleted: {name} is not complete in the folder",
                     found=f"{self.address}/{name} differs from manifest.json",
-                    fix="job.wait() again; "
-                    "when you have copied the files yourself, delete the machine",
+                    fix="job.wait() again; when you have copied the files yourself, delete the machine",
                 )
         self.target.clean_up(handle)
         write_json(self.folder, "handle.json", handle | {"is_cleaned_up": True})
@@ -494,9 +482,7 @@ def _target(to: str | Target) -> Target:
     return _TARGETS[to]()
 
 
-def _sent_files(
-    path: Path, book: JobNotebook, *, files, requirements, options: JobOptions
-) -> dict[str, bytes | Path]:
+def _sent_files(path: Path, book: JobNotebook, *, files, requirements, options: JobOptions) -> dict[str, bytes | Path]:
     """Return all files that are sent, by their names in the folder `in`."""
     if isinstance(files, str | os.PathLike):
         raise InvalidValueError(f"files is a list, got {files!r}", fix=f'files=["{files}"]')

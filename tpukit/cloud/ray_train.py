@@ -184,8 +184,7 @@ def _scaling(
     if topology is None and (not isinstance(hosts, int) or hosts < 2):
         raise InvalidValueError(
             f"a run over several hosts needs at least two, got hosts={hosts!r} and no topology",
-            fix='hosts=2; or topology="4x4", accelerator="TPU-V5LITEPOD"; '
-            "for one host, tpukit.launch",
+            fix='hosts=2; or topology="4x4", accelerator="TPU-V5LITEPOD"; for one host, tpukit.launch',
         )
     if topology is None:
         return {
@@ -218,9 +217,7 @@ def hosts_of_slice(topology: str, accelerator: str | None) -> tuple[int, dict[st
     from ray.util.tpu import get_tpu_worker_resources
 
     try:
-        return get_tpu_worker_resources(
-            topology=topology, accelerator_type=accelerator or "none", num_slices=1
-        )
+        return get_tpu_worker_resources(topology=topology, accelerator_type=accelerator or "none", num_slices=1)
     except ValueError as error:
         raise InvalidValueError(
             f"there is no TPU slice topology={topology!r}, accelerator={accelerator!r}",
@@ -337,9 +334,7 @@ def _on_a_host(config: dict) -> None:
             print(f"{hosts.count} hosts begin again, from the checkpoint {checkpoint}", flush=True)
         reports = _Reports(train, folder, is_first=is_first)
         setup()
-        run = launch_on_host(
-            hosts, task.on_core, *task.args, progress="text", loggers=reports.row, **task.options
-        )
+        run = launch_on_host(hosts, task.on_core, *task.args, progress="text", loggers=reports.row, **task.options)
         reports.end()
         file = _RUN.format(hosts.number)
         (folder / file).write_bytes(cloudpickle.dumps(run))
@@ -382,9 +377,7 @@ class _Reports:
         self._done = threading.Event()
         self._reported = self._steps()
         self._error: BaseException | None = None
-        self._thread = threading.Thread(
-            target=self._report_until_done, name="tpukit-reports", daemon=True
-        )
+        self._thread = threading.Thread(target=self._report_until_done, name="tpukit-reports", daemon=True)
         self._thread.start()
 
     def row(self, row: dict) -> None:

@@ -109,9 +109,7 @@ def cached_images(
         ValueError: a number is out of range, or the folder holds a cache of other images or of another size.
         OSError: an image, or the cache that is there, is damaged; the message names it.
     """
-    return choose_images(
-        records, Space(), size=size, folder=folder, workers=workers, progress=progress, exact=exact
-    )
+    return choose_images(records, Space(), size=size, folder=folder, workers=workers, progress=progress, exact=exact)
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,7 @@ from tpukit.essentials.display import InvalidTypeError, InvalidValueError, parts
 _IMAGES = ("image", "img", "pixel_values")
 _LABELS = ("label", "labels", "fine_label", "target", "targets")
 _CHANNELS = (1, 3, 4)
-_FIX = (
-    "give (image, label), or a dict: the image as bytes of a file, Pillow image or uint8 array; "
-    "() for no labels"
-)
+_FIX = "give (image, label), or a dict: the image as bytes of a file, Pillow image or uint8 array; () for no labels"
 
 
 @dataclass(frozen=True)
@@ -108,8 +105,7 @@ def _split_dict(item: Mapping, columns: Columns) -> _Parts:
     if has_other_keys and not label_names and columns.labels is None:
         raise InvalidValueError(
             f"keys {keys}, and none of the others is a label by its name",
-            fix='pack(..., labels="species") names it; labels=[] for none, as with masks="mask" '
-            "alone",
+            fix='pack(..., labels="species") names it; labels=[] for none, as with masks="mask" alone',
         )
     labels = [item[name] for name in label_names]
     return _Parts(item[image_name], mask=item.get(columns.masks), labels=labels)
@@ -121,8 +117,7 @@ def _split_tuple(item) -> _Parts:
     if item is None:
         raise InvalidTypeError(
             "nothing, as where an image is damaged",
-            fix="let __getitem__ raise what went wrong: "
-            'pack(..., damaged="skip") leaves such items out and lists them',
+            fix='let __getitem__ raise what went wrong: pack(..., damaged="skip") leaves such items out and lists them',
         )
     if not isinstance(item, tuple | list) or len(item) < 2:
         raise TypeError("no tuple of two parts")
@@ -135,9 +130,7 @@ def _split_tuple(item) -> _Parts:
     for mask in masks:
         _check_mask(mask, image)
     if len(masks) > 1 or len(labels) > 1:
-        raise TypeError(
-            f"{len(masks)} masks and {len(labels)} parts with labels, where one of each is read"
-        )
+        raise TypeError(f"{len(masks)} masks and {len(labels)} parts with labels, where one of each is read")
     return _Parts(image, mask=next(iter(masks), None), labels=labels)
 
 
@@ -159,10 +152,8 @@ def _check_mask(mask, image) -> None:
     are_rows = sides is not None and width in (2, 4, 5) and width not in sides  # points, boxes
     if are_rows or 1 in mask.shape:
         raise InvalidValueError(
-            f"an array of shape {tuple(mask.shape)} beside the image is no mask of it: boxes, "
-            "points, one-hot?",
-            fix="labels of an image are one row, of one length for all: boxes.reshape(-1), "
-            "one_hot.argmax()",
+            f"an array of shape {tuple(mask.shape)} beside the image is no mask of it: boxes, points, one-hot?",
+            fix="labels of an image are one row, of one length for all: boxes.reshape(-1), one_hot.argmax()",
         )
 
 
@@ -199,8 +190,7 @@ def _numbers(label, number: int, classes: Sequence[str]) -> list:
     if isinstance(label, Mapping):
         raise InvalidValueError(
             f"item {number} has a dict for its label: {', '.join(map(repr, label))}",
-            fix="one number or several for each image; target_transform= of the dataset may "
-            "choose them",
+            fix="one number or several for each image; target_transform= of the dataset may choose them",
         )
     try:
         shape = numpy.shape(label)
@@ -214,8 +204,7 @@ def _numbers(label, number: int, classes: Sequence[str]) -> list:
     if isinstance(label, str):
         if label not in classes:
             raise InvalidValueError(
-                f"item {number} has the word {label!r} for its label, and words are numbered by "
-                "classes=",
+                f"item {number} has the word {label!r} for its label, and words are numbered by classes=",
                 found=f"classes {classes}" if classes else "no classes=",
                 fix='classes=["cat", "dog"]; of Hugging Face, dataset.class_encode_column("label")',
             )
@@ -225,8 +214,7 @@ def _numbers(label, number: int, classes: Sequence[str]) -> list:
     if word:
         raise InvalidValueError(
             f"item {number} has the word {word!r} among its labels",
-            fix="a number for each class there is: "
-            '[float(name in words) for name in ("cat", "dog")]',
+            fix='a number for each class there is: [float(name in words) for name in ("cat", "dog")]',
         )
     return values
 
@@ -273,8 +261,7 @@ def read_image(image, window: tuple[float, float] | None):
 def _no_paths(path) -> InvalidTypeError:
     return InvalidTypeError(
         f"the path {os.fspath(path)!r}",
-        fix='pass a table of the paths: pandas.DataFrame({"path": paths, "label": labels}), '
-        'labels="label"',
+        fix='pass a table of the paths: pandas.DataFrame({"path": paths, "label": labels}), labels="label"',
     )
 
 
@@ -321,8 +308,7 @@ def _three_channels(array):
     if array.shape[2] == 4:
         raise InvalidValueError(
             f"an array of four channels, {array.shape}, and nothing says what the fourth is",
-            fix='image[..., :3] leaves it out; PIL.Image.fromarray(image, "RGBA") where it is how '
-            "opaque a pixel is",
+            fix='image[..., :3] leaves it out; PIL.Image.fromarray(image, "RGBA") where it is how opaque a pixel is',
         )
     if array.shape[2] == 1:
         array = array.repeat(3, axis=2)

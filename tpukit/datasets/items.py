@@ -104,9 +104,7 @@ class Items:
         if first_failure is not None:
             number, failed = first_failure
             failed.stop(number)
-        raise InvalidValueError(
-            "the source yields nothing", fix="check its path; a generator can be used only once"
-        )
+        raise InvalidValueError("the source yields nothing", fix="check its path; a generator can be used only once")
 
     def _refuse_random(self) -> None:
         """Raise if an item changes when it is read again: one random version would be packed."""
@@ -121,8 +119,7 @@ class Items:
             raise InvalidValueError(
                 f"item {number} is another one each time it is read: a random transform?",
                 found="packed, every epoch would see the one draw of now",
-                fix="pack the dataset without it; "
-                "fit(..., augment=tpukit.Augment(flip=0.5)) does it on the device",
+                fix="pack the dataset without it; fit(..., augment=tpukit.Augment(flip=0.5)) does it on the device",
             )
 
     def check(self, item, number: int) -> tuple:
@@ -152,8 +149,7 @@ class Items:
             raise InvalidValueError(
                 f"item {number} is not like the first one: {_in_words(_kind(image), len(labels))}",
                 found=f"the first one: {_in_words(expected, self.labels)}",
-                fix="all as bytes or all as arrays, with as many labels; "
-                "size= makes arrays of one shape",
+                fix="all as bytes or all as arrays, with as many labels; size= makes arrays of one shape",
             )
         stored = image if isinstance(image, bytes) else image.tobytes()
         return StoredItem(stored, labels, dark)
@@ -210,10 +206,7 @@ class Items:
                 fix="name all of them, in any order; classes=None takes the names of the dataset",
             )
         if not own and are_other_numbers(asked):
-            print(
-                "pack: the numbers of items are places in classes=, from 0: "
-                f"0 stands for {asked[0]!r}"
-            )
+            print(f"pack: the numbers of items are places in classes=, from 0: 0 stands for {asked[0]!r}")
         return asked
 
     def read(self) -> Iterator[tuple]:
@@ -354,8 +347,7 @@ class Failed:
         raise SystemFailureError(
             f"item {number} of the source cannot be read",
             found=self.why,
-            fix="mend it; or, of a source with numbers, "
-            'pack(..., damaged="skip") leaves such items out',
+            fix='mend it; or, of a source with numbers, pack(..., damaged="skip") leaves such items out',
         ) from self.error
 
 
@@ -396,8 +388,7 @@ def _names_of_parts(parts: list, label: str | None, has_others: bool) -> list[st
         if other != names:
             raise InvalidValueError(
                 "the datasets that are joined number their classes differently",
-                found=f"{', '.join(names[:4]) or 'no names'}; "
-                f"and {', '.join(other[:4]) or 'no names'}",
+                found=f"{', '.join(names[:4]) or 'no names'}; and {', '.join(other[:4]) or 'no names'}",
                 fix="give them the same classes, in the same order; or pack each for itself",
             )
     return names
@@ -442,8 +433,7 @@ def store_items(items: Items, folder: Path, size: int | None, *, progress: str |
         os.fsync(file.fileno())
     if items.length not in (None, len(labels)):
         raise InvalidValueError(
-            f"the source yields {len(labels):,} items, "
-            f"and the source has a length of {items.length:,}",
+            f"the source yields {len(labels):,} items, and the source has a length of {items.length:,}",
             fix="as many of one as of the other",
         )
     write_file(folder / "ends.npy", npy(numpy.array(ends)))

@@ -169,16 +169,13 @@ def pack(
     check_arguments(damaged, options, size=size)
     if jpeg_decoder() is None:
         raise NotInstalledError(
-            "pack looks for damage with simplejpeg, and it is not installed: "
-            "Pillow takes half a JPEG for a whole one",
+            "pack looks for damage with simplejpeg, and it is not installed: Pillow takes half a JPEG for a whole one",
             fix="%pip install simplejpeg, then run this cell again",
         )
     columns = Columns(path, root, options.image, masks=masks, window=options.window)
     without = _folders(folder)[0]
     described = describe_source(source, labels, groups, classes, columns, without=without)
-    return pack_described(
-        described, folder, size=size, damaged=damaged, progress=progress, options=options
-    )
+    return pack_described(described, folder, size=size, damaged=damaged, progress=progress, options=options)
 
 
 def check_arguments(damaged: str | float, options: PackOptions, *, size: int | None) -> None:
@@ -276,10 +273,7 @@ def _reopen(described: PackSource, target: PackFolder) -> PackedImages:
                 raise target.damaged(fault)
         _compare_files(described, target, noted=target.folder, packed=packed.shards)
     elif described.is_stream:
-        print(
-            f"pack: {target.folder} is finished; "
-            "of a source without numbers only the first was compared"
-        )
+        print(f"pack: {target.folder} is finished; of a source without numbers only the first was compared")
     target.remove_work()  # an earlier call may have been ended before it did this
     return packed
 
@@ -294,15 +288,12 @@ def _report_skipped(packed: PackedImages, share: float) -> None:
         raise InvalidValueError(
             f"{left_out} of this pack as damaged",
             found=_reasons(packed.skipped),
-            fix='pack(..., damaged="skip") agrees to that; '
-            "or copy the images again and pack into a new folder",
+            fix='pack(..., damaged="skip") agrees to that; or copy the images again and pack into a new folder',
         )
     print(f"pack: {left_out}: {_reasons(packed.skipped)}; PackedImages.skipped lists them")
 
 
-def _fill(
-    target: PackFolder, described: PackSource, share: float, *, workers, progress, room: Room
-) -> None:
+def _fill(target: PackFolder, described: PackSource, share: float, *, workers, progress, room: Room) -> None:
     """Pack the images that no earlier call has packed."""
     begun = target.unfinished_plan()
     if begun and target.find_outputs():
@@ -364,9 +355,7 @@ def _packed_rows(described: PackSource, target: PackFolder, progress: str | None
     return rows
 
 
-def _compare_files(
-    described: PackSource, target: PackFolder, *, noted: Path, packed: Shards
-) -> None:
+def _compare_files(described: PackSource, target: PackFolder, *, noted: Path, packed: Shards) -> None:
     """Raise FileExistsError if the files of a pack are no longer those of the source.
 
     Args:
@@ -466,11 +455,9 @@ def _refuse_damage(skipped: list[dict], count: int, share: float, *, files, note
             if note["skipped"]:
                 file.unlink()  # the next call packs the images that replace the damaged ones
         raise InvalidValueError(
-            f"{len(skipped):,} of {count:,} images are damaged or missing, "
-            f"and {share:.0%} may be left out",
+            f"{len(skipped):,} of {count:,} images are damaged or missing, and {share:.0%} may be left out",
             found=_reasons(skipped),
-            fix="check the paths, and call again; "
-            f"or damaged={math.ceil(100 * len(skipped) / count) / 100}",
+            fix=f"check the paths, and call again; or damaged={math.ceil(100 * len(skipped) / count) / 100}",
         )
 
 
@@ -526,8 +513,7 @@ def _full(folder: Path) -> OSError:
     free = shutil.disk_usage(folder).free
     return SystemFailureError(
         f"the disk of {folder} is full",
-        found=f"{len(files)} files of {packed / 1e6:,.0f} MB are packed, "
-        f"{free / 1e6:,.0f} MB are free",
+        found=f"{len(files)} files of {packed / 1e6:,.0f} MB are packed, {free / 1e6:,.0f} MB are free",
         fix="make room and call pack again, it continues from here; or pack onto a larger disk",
         errno=errno.ENOSPC,
     )

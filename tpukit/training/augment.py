@@ -118,7 +118,9 @@ class Augment:
             }
             labels = self._change_targets(labels, images, flipped, moves)
             changed = self._move(images, flipped, moves)
-            if self.brightness or self.contrast:  # last, so that black inside and outside of the image stays one grey level
+            if (
+                self.brightness or self.contrast
+            ):  # last, so that black inside and outside of the image stays one grey level
                 white = 255 if in_bytes else 1
                 contrast = self.contrast * contrast.view(-1, 1, 1, 1)
                 brightness = self.brightness * brightness.view(-1, 1, 1, 1)
@@ -289,6 +291,8 @@ def _opposites(swap_labels, names) -> dict[int, int]:
                 )
         one, other = columns
         if one == other or opposites.keys() & {one, other}:
-            raise InvalidValueError(f"swap_labels={swap_labels!r} has a label twice", fix="every label is in one pair at most")
+            raise InvalidValueError(
+                f"swap_labels={swap_labels!r} has a label twice", fix="every label is in one pair at most"
+            )
         opposites |= {one: other, other: one}
     return opposites

@@ -50,8 +50,7 @@ def _failed(writer: Writer, row: Row, error: Exception) -> str:
     name = getattr(writer, "__name__", type(writer).__name__)
     if isinstance(error, KeyboardInterrupt):
         return (
-            f"loggers={name} was interrupted and gets no more rows; it was given {row}, "
-            "and `run.log` has all of them"
+            f"loggers={name} was interrupted and gets no more rows; it was given {row}, and `run.log` has all of them"
         )
     return explain(
         f"loggers={name} raised {type(error).__name__}: {error}; the run goes on, and it gets no more rows",

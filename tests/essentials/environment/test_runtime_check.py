@@ -378,8 +378,7 @@ def test_failures_are_raised_with_fact_evidence_and_fix(look):
         "  found: Colab (given by the test), 1 chips on the PCI bus, torch_xla 2.9.0",
         "         PJRT_DEVICE: CPU, although 1 v5e chip, 1 core are here: "
         "torch_xla would not use them, without a message",
-        "         runtime: this kernel has started the XLA runtime, "
-        "so forked workers cannot start theirs",
+        "         runtime: this kernel has started the XLA runtime, so forked workers cannot start theirs",
         '  fix:   PJRT_DEVICE: `os.environ["PJRT_DEVICE"] = "TPU"`',
         "         runtime: Runtime > Restart session; "
         "call torch_xla.device(), xm.master_print() and the like only inside the worker",

@@ -303,9 +303,7 @@ class Cpu(Backend):
 
     # Tensors: there and back.
 
-    def _change(
-        self, tensors: list, send: Callable, *, finish: Callable = lambda flat: None
-    ) -> None:
+    def _change(self, tensors: list, send: Callable, *, finish: Callable = lambda flat: None) -> None:
         """Change tensors by a collective.
 
         A large tensor is changed in place if it is contiguous. All small ones of a dtype travel in
@@ -321,10 +319,7 @@ class Cpu(Backend):
         if self.world_size == 1:
             return
         # torch 2.8's gloo has no complex numbers; as pairs they are the same memory.
-        tensors = [
-            torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor
-            for tensor in tensors
-        ]
+        tensors = [torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor for tensor in tensors]
         hosts = self._for_collectives(tensors)
         messages = _messages(hosts)
         for message in messages:
@@ -371,10 +366,8 @@ class CpuRuntime(Runtime):
             processes = 0  # the only core runs in the kernel
             if cores > 1:
                 raise InvalidValueError(
-                    f"cores={cores} CPU processes are not supported: {machine.platform} on "
-                    f"{sys.platform} has no fork",
-                    fix="leave cores out for a dry run with one core in this process, "
-                    "or use Linux (WSL on Windows)",
+                    f"cores={cores} CPU processes are not supported: {machine.platform} on {sys.platform} has no fork",
+                    fix="leave cores out for a dry run with one core in this process, or use Linux (WSL on Windows)",
                 )
         return Topology(self.name, "CPU", cores=cores, processes=processes, is_dry_run=True)
 
@@ -388,12 +381,9 @@ class CpuRuntime(Runtime):
         """
         if "torch_tpu" in sys.modules and self.package != "torch_tpu":
             raise TpukitRuntimeError(
-                "this kernel has imported torch_tpu, and with it no worker can stay away from the "
-                "chips",
-                found="the first backward() of CPU tensors starts the TPU runtime where torch_tpu "
-                "is imported",
-                fix="restart the kernel, call tpukit.setup() before `import torch`, and import "
-                "torch_tpu in no cell",
+                "this kernel has imported torch_tpu, and with it no worker can stay away from the chips",
+                found="the first backward() of CPU tensors starts the TPU runtime where torch_tpu is imported",
+                fix="restart the kernel, call tpukit.setup() before `import torch`, and import torch_tpu in no cell",
             )
         super().load(topology)
 
@@ -486,15 +476,13 @@ def _check_same(texts: Sequence[str], *, differ: bool = False) -> None:
         raise InvalidValueError(
             "the cores are in different collectives, each of which waits for all",
             found=", ".join(f"core {rank} {text}" for rank, text in enumerate(texts)),
-            fix="the same calls in the same order on every core, none of them under "
-            "`if core.is_main`",
+            fix="the same calls in the same order on every core, none of them under `if core.is_main`",
         )
     if differ or len(set(texts)) > 1:
         raise BackendMismatchError(
             f"{names[0].partition('(')[0]} needs the same shape and dtype on every core",
             found=", ".join(f"core {rank} {text}" for rank, text in enumerate(tensors)),
-            fix="pad to one shape first; core.batches(..., shuffle=False) does, and "
-            "core.gather(...)[:n] cuts",
+            fix="pad to one shape first; core.batches(..., shuffle=False) does, and core.gather(...)[:n] cuts",
         )
 
 
@@ -518,8 +506,7 @@ def _interface_towards(address: str) -> str:
     raise TpukitRuntimeError(
         "no network interface of this host leads to host 0",
         found=f"{address} is reached from {ours}, an address that none has",
-        fix="GLOO_SOCKET_IFNAME=eth0 in the environment of every host, or what `ip address` "
-        "shows there",
+        fix="GLOO_SOCKET_IFNAME=eth0 in the environment of every host, or what `ip address` shows there",
     )
 
 

@@ -107,9 +107,7 @@ class Batches:
         self._source = as_batch_source(dataset)
         if buckets is not None:
             if self._source is not None:
-                raise InvalidValueError(
-                    "the images of records and caches have one size", fix="leave out buckets="
-                )
+                raise InvalidValueError("the images of records and caches have one size", fix="leave out buckets=")
             self.sampler = buckets.sampler(self.sampler, dataset)
         if workers is None:
             # Only decoding is worth processes; threads read a cache in memory.
@@ -271,8 +269,7 @@ class Batches:
         count = self.sampler.count
         if state["count"] != count:
             raise InvalidValueError(
-                f"the saved state belongs to a dataset of {state['count']:,} samples, this one has "
-                f"{count:,}",
+                f"the saved state belongs to a dataset of {state['count']:,} samples, this one has {count:,}",
                 fix="pass the dataset that the state was saved with, or start without the state",
             )
         saved = state["layout"]
@@ -280,8 +277,7 @@ class Batches:
         is_within_epoch = 0 < state["samples"] < state["count"]
         if is_within_epoch and saved != here:
             raise InvalidValueError(
-                f"the saved state is {state['samples']} samples into an epoch that was divided "
-                "in another way",
+                f"the saved state is {state['samples']} samples into an epoch that was divided in another way",
                 found=f"saved with {_in_words(saved)}; here {_in_words(here)}",
                 fix="the same values as when it was saved; with shuffle=True from the start, and "
                 "no buckets, cores and batch size may change",
@@ -385,10 +381,8 @@ def _check_dataset(dataset: object, batch_size: int) -> None:
     refuse_loader(dataset, batch_size)
     if only_iterates(dataset):
         raise InvalidTypeError(
-            f"a {type(dataset).__name__} can only be read in order, so its samples cannot be dealt "
-            "out by number",
-            fix=f"core.batches(dataset, steps=1000, batch_size={batch_size}): the steps of an "
-            "epoch",
+            f"a {type(dataset).__name__} can only be read in order, so its samples cannot be dealt out by number",
+            fix=f"core.batches(dataset, steps=1000, batch_size={batch_size}): the steps of an epoch",
         )
     if batch_size < 1:
         raise InvalidValueError(
@@ -416,8 +410,7 @@ def _check_steps(sampler: ShardedSampler) -> None:
         return
     cores = sampler.world_size
     raise InvalidValueError(
-        f"{sampler.count} samples do not fill one batch of {sampler.batch_size} on each of "
-        f"{cores} cores",
+        f"{sampler.count} samples do not fill one batch of {sampler.batch_size} on each of {cores} cores",
         fix=f"batch_size={max(1, sampler.count // cores)}, or drop_last=False",
     )
 

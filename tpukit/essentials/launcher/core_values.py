@@ -265,9 +265,7 @@ def averaged_places(*modules: object) -> Callable[[], list]:
     def look_up() -> list:
         buffers = [buffers.get(name) for buffers, name in places]
         floats = {id(one): one for one in buffers if one is not None and _has_mean(one)}
-        return [
-            one if one.is_floating_point() else torch.view_as_real(one) for one in floats.values()
-        ]
+        return [one if one.is_floating_point() else torch.view_as_real(one) for one in floats.values()]
 
     return look_up
 

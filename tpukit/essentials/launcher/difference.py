@@ -1,11 +1,11 @@
 """The error for cores that are out of sync: the difference, the cores, since when, and the fix.
 
-    core 0 has {"data": {"seed": 0}}, core 1 has {"data": {"seed": 1}}
+core 0 has {"data": {"seed": 0}}, core 1 has {"data": {"seed": 1}}
 
-    fact   the cores have different datasets (after the first step)
-    found  data: seed: 0 on core 0, 1 on core 1
-           found after the first step, the first check of it
-    fix    make the dataset in the notebook, ...
+fact   the cores have different datasets (after the first step)
+found  data: seed: 0 on core 0, 1 on core 1
+       found after the first step, the first check of it
+fix    make the dataset in the notebook, ...
 """
 
 from collections.abc import Mapping
@@ -27,20 +27,17 @@ _FACTS = {
 }
 _FIXES = {
     "run": (
-        "call it with the same arguments on every core, and give every core the same folder, "
-        "which all of them see"
+        "call it with the same arguments on every core, and give every core the same folder, which all of them see"
     ),
     "data": (
         "make the dataset in the notebook, or from values that are the same on all cores: "
         "torch.Generator().manual_seed(0), a sorted list of files, one seed= for core.batches"
     ),
     "model": (
-        "make the model in the notebook, or without anything that differs by core: random "
-        "choices, core.rank, the time"
+        "make the model in the notebook, or without anything that differs by core: random choices, core.rank, the time"
     ),
     "settings": (
-        "the same numbers on every core: draw random numbers in the notebook, and step a "
-        "schedule with core.mean(loss)"
+        "the same numbers on every core: draw random numbers in the notebook, and step a schedule with core.mean(loss)"
     ),
     "weights": (
         "core.optimizer_step(optimizer) in every step; and no weights that forward sets from this "
@@ -53,9 +50,7 @@ _FIXES = {
         'allow_different=["*counts"])'
     ),
 }
-_NOT_FROM_CORE_MODEL = (
-    "model = core.model(model), and the same for a loss with parameters: every core gets rank 0's"
-)
+_NOT_FROM_CORE_MODEL = "model = core.model(model), and the same for a loss with parameters: every core gets rank 0's"
 
 
 class OutOfSyncError(TpukitError, ValueError):

@@ -299,9 +299,7 @@ def run_on_cores(fn: Callable, args: tuple, options: LaunchOptions) -> Run:
         raise worker_failed(failure, group)
     error = difference_at_end([group.states[rank] for rank in sorted(group.states)])
     if error is not None:
-        raise WorkerError(
-            error.fact, found=error.found, fix=error.fix, run=collect(group)
-        ) from error
+        raise WorkerError(error.fact, found=error.found, fix=error.fix, run=collect(group)) from error
     return collect(group)
 
 
