@@ -239,7 +239,7 @@ def test_the_fixes_work_for_images_that_cannot_be_decoded_into_a_batch():
     with mock.patch.object(packed_images, "decode", fails):
         with fixes("packed_images: image {} of {} cannot be decoded: {}") as fix:
             made.take([0])
-        subset = fix.code(r"torch\S+ indices\)", records=made, indices=[1, 2, 3])
+        subset = fix.code(r"torch\S+ indices\)", packed=made, indices=[1, 2, 3])
         assert len([subset[number] for number in range(3)]) == 3
 
     picture(9, side=24).save("1.png")

@@ -461,7 +461,7 @@ def test_without_verify_pixels_are_not_looked_at(cache):
 
 
 def test_other_records_and_other_sizes_are_refused_and_the_fix_helps(records, others, cache, tmp_path):
-    with pytest.raises(ValueError, match=r"another cache\n  found: records .*/records, asked for .*/others\n  fix:"):
+    with pytest.raises(ValueError, match=r"another cache\n  found: pack .*/records, asked for .*/others\n  fix:"):
         build(others, cache)
     with pytest.raises(ValueError, match=r"size 32, asked for 24\n  fix:") as raised:
         build(records, cache, size=24)

@@ -55,7 +55,7 @@ def test_another_plan_or_the_same_from_scratch_clears_what_is_there_and_says_in_
     if finished:
         cake.finish()
     other = Cake(tmp_path, {"eggs": 3})
-    assert "found: eggs 2, asked for 3\n  fix:" in other.differences({"eggs": 2})
+    assert "found: eggs 2, asked for 3\n  fix:" in str(other.differences({"eggs": 2}))
     assert not other.differences({"eggs": 3})
     begin(tmp_path, plan, **options)
     assert contents(tmp_path).keys() == {"unfinished/plan.json"}

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, checked when they are read, and the numbers that a manifest may carry."""
+"""Write files that are whole or not there, and check them when they are read."""
 
 import io
 import json
@@ -17,8 +17,9 @@ def write_file(file: Path, data: bytes) -> None:
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove what `write_whole` of killed processes left in a folder; no process may be writing there."""
-    for part in folder.glob("*.[0-9]*.part"):  # not all that end so: others have such files, too
+    """Remove unfinished files of `write_whole` in a folder; no process may be writing there."""
+    # Not "*.part", because other programs have files with this ending.
+    for part in folder.glob("*.[0-9]*.part"):
         part.unlink(missing_ok=True)
 
 
@@ -29,9 +30,11 @@ def seal(manifest: dict) -> bytes:
 
 
 def unseal(data: bytes) -> dict:
-    """Return a sealed manifest without its checksum; ValueError if it is not what was sealed."""
+    """Return a sealed manifest without its checksum; ValueError if it has changed."""
     manifest = json.loads(data)
-    checked = {key: value for key, value in manifest.items() if key != "crc"} if isinstance(manifest, dict) else {}
+    checked = {}
+    if isinstance(manifest, dict):
+        checked = {key: value for key, value in manifest.items() if key != "crc"}
     if seal(checked) != data:
         raise ValueError("its checksum does not fit")
     return checked
@@ -47,12 +50,17 @@ def npy(array) -> bytes:
 
 
 def size_and_checksum(data: bytes) -> dict:
-    """Return what a manifest holds of a file with these contents, for `find_fault`."""
+    """Return the entry of a manifest for a file with these contents, for `find_fault`."""
     return {"bytes": len(data), "crc": zlib.crc32(data)}
 
 
 def find_fault(file: Path, expected: dict) -> str | None:
-    """Say what is wrong with a file whose size, and checksum if there is one, a manifest holds; None: nothing is."""
+    """Return the fault of a file, by its entry in a manifest; None if it has none.
+
+    Args:
+        file: the file.
+        expected: "bytes", its size, and "crc", its checksum, which is not compared if it is absent.
+    """
     try:
         size = file.stat().st_size
     except (FileNotFoundError, NotADirectoryError):
@@ -65,7 +73,16 @@ def find_fault(file: Path, expected: dict) -> str | None:
 
 
 def whole_number(name: str, value, least: int) -> int | None:
-    """Return an argument as an int, which JSON can carry, None as None; ValueError if it is no such number."""
+    """Return an argument as an int, which JSON can hold, and None as None.
+
+    Args:
+        name: of the argument, for the message.
+        value: the argument, such as 64 or numpy.int64(64).
+        least: the smallest value that is allowed.
+
+    Raises:
+        ValueError: the argument is not a whole number, or too small.
+    """
     if value is None:
         return None
     try:
@@ -74,6 +91,7 @@ def whole_number(name: str, value, least: int) -> int | None:
         number = None
     if number is None or isinstance(value, bool) or number < least:
         raise InvalidValueError(
-            f"{name} is a whole number, {least} or more, got {value!r}", fix=f"{name}={max(least, 8)}"
+            f"{name} is a whole number, {least} or more, got {value!r}",
+            fix=f"{name}={max(least, 8)}",
         )
     return number

@@ -1,6 +1,10 @@
-"""Decode one image: the pixels Pillow would give, to the last bit, or faster ones."""
+"""Decode one image: to exactly the pixels of Pillow, or faster to pixels close to them.
 
-import contextlib
+simplejpeg (libjpeg) decodes JPEGs; Pillow decodes everything else, and JPEGs in CMYK. Both decoders
+accept damaged files, so this module checks more than they do: every warning of libjpeg, the
+checksums of a PNG, the blocks of a GIF, and the number of pixels before they are decoded.
+"""
+
 import functools
 import io
 import zlib
@@ -9,33 +13,40 @@ from tpukit.datasets.image_modes import orientation, to_rgb, turn
 from tpukit.datasets.masks import decode_masked, is_masked
 from tpukit.essentials.display import explain
 
-# Where Pillow begins to warn: a quarter of a GiB as RGB. A file of 3 kB whose header lies would cost gigabytes.
+# Pillow warns from here on: a quarter of a GiB as RGB. A file of 3 kB with a wrong header would
+# take gigabytes.
 PIXEL_LIMIT = 89_478_485
 
 
 def decode(data: bytes, size: int | None = None, *, exact: bool = True, out=None, window=None):
-    """Decode a JPEG, PNG or other image Pillow knows into (H, W, 3) uint8 in [0, 255], red, green, blue.
+    """Decode a JPEG, PNG or other image of Pillow into (H, W, 3) uint8 RGB in [0, 255].
 
-    It is turned as its EXIF says; what is transparent shows white; of several pages or frames it is the first. What is
-    stored with a mask becomes (H, W, 4), the fourth channel the class numbers, resized to the nearest pixel.
+    The image is turned as its EXIF says, transparent pixels become white, and only the first of
+    several pages or frames is decoded. An image that is stored with a mask becomes (H, W, 4); the
+    fourth channel is the class numbers, resized to the nearest pixel.
 
-    Exact is the whole image decoded, then Pillow's bilinear filter: bit for bit
-    `exif_transpose(Image.open(...)).convert("RGB").resize((size, size), BILINEAR)`. Not exact lets the JPEG decoder
-    shrink by eighths as it decodes, down to the least that is still `size`, and resizes only what is then not `size`
-    yet: three times as fast, and about 1.6 grey levels away on average (256 to 128 pixels).
+    With `exact` the whole image is decoded and then resized by Pillow's bilinear filter, bit for
+    bit as `exif_transpose(Image.open(...)).convert("RGB").resize((size, size), BILINEAR)`. Without
+    it the JPEG decoder shrinks the image by eighths while it decodes, and only the rest is done by
+    the filter: three times as fast, and 1.6 grey levels away on average (256 to 128 pixels).
 
-    A JPEG is whole when libjpeg has nothing to remark on. Pillow opens many that are not: of 101 with 512 bytes of
-    zeros in their data, all.
+    A JPEG is damaged if libjpeg warns. Pillow opens many damaged files: of 101 JPEGs with 512 bytes
+    of zeros in their data, all.
 
     Args:
         data: the bytes of the file.
         size: height and width in pixels, the aspect is not kept; None for the image's own.
         exact: False for speed.
-        out: the contiguous uint8 array that the pixels go to; None for a new one.
-        window: of images of more than 8 bits, the values that become black and white; None for 0 and 65,535.
+        out: a contiguous uint8 array for the pixels; None for a new one.
+        window: (low, high), the values that become black and white in images of more than 8 bits;
+            None for 0 and 65,535.
+
+    Returns:
+        The pixels; `out` if it is given.
 
     Raises:
-        ValueError: not a whole image, one of more than 89,478,485 pixels, or one of more than 16 bits without a window.
+        ValueError: the image is damaged, has more than 89,478,485 pixels, or has more than 16 bits
+            and no window is given.
     """
     if is_masked(data):
         image = functools.partial(decode, exact=exact, window=window)
@@ -43,24 +54,30 @@ def decode(data: bytes, size: int | None = None, *, exact: bool = True, out=None
     else:
         pixels = _decode_jpeg(data, size, exact, out)
     if pixels is None or (size is not None and pixels.shape[:2] != (size, size)):
-        import numpy
-        from PIL import Image
-
-        image = _decode_any(data, window) if pixels is None else Image.fromarray(pixels)
-        if size is not None and image.size != (size, size):
-            image = image.resize((size, size), Image.Resampling.BILINEAR)
-        pixels = numpy.array(image)
+        pixels = _finish_with_pillow(data, pixels, size, window)
     if out is None or pixels is out:
         return pixels
     if pixels.shape != out.shape:
-        raise ValueError(f"the image is {pixels.shape[1]} x {pixels.shape[0]} pixels, and out is {out.shape}")
+        height, width = pixels.shape[:2]
+        raise ValueError(f"the image is {width} x {height} pixels, and out is {out.shape}")
     out[:] = pixels
     return out
 
 
+def _finish_with_pillow(data: bytes, pixels, size: int | None, window):
+    """Return the pixels at `size`; decode the image if `pixels` is None."""
+    import numpy
+    from PIL import Image
+
+    image = _decode_any(data, window) if pixels is None else Image.fromarray(pixels)
+    if size is not None and image.size != (size, size):
+        image = image.resize((size, size), Image.Resampling.BILINEAR)
+    return numpy.array(image)
+
+
 @functools.cache
 def jpeg_decoder():
-    """Return simplejpeg, or None where it is missing, which is said once."""
+    """Return simplejpeg; None if it is not installed, with a warning that is printed once."""
     try:
         import simplejpeg
     except ImportError:
@@ -71,23 +88,31 @@ def jpeg_decoder():
 
 
 def _decode_jpeg(data: bytes, size: int | None, exact: bool, out):
-    """Return the pixels of a JPEG, or of one that is shrunk to no less than `size`; None where Pillow has to decode."""
+    """Return the pixels of a JPEG, shrunk to no less than `size`; None if Pillow must decode it."""
     decoder = jpeg_decoder()
-    if decoder is None or bytes(data[:2]) != b"\xff\xd8":  # is_jpeg looks for an end as well
+    # Not simplejpeg's is_jpeg, which also looks for the end of the file.
+    if decoder is None or bytes(data[:2]) != b"\xff\xd8":
         return None
     least = 0 if exact or size is None else size
     try:
         height, width, colors, _ = decoder.decode_jpeg_header(data, min_height=least, min_width=least)
     except ValueError as error:
         _raise_if_corrupt(error, data)
-        return None  # what one decoder cannot open another may: Pillow decides
-    if 64 * width * height > PIXEL_LIMIT:  # it may be shrunk, by eight at most
-        _check_pixels(*decoder.decode_jpeg_header(data)[1::-1], data)
-    as_cmyk = colors in ("CMYK", "YCCK")  # not rounded as Pillow rounds, so only looked through here
+        return None  # Pillow may still be able to open it
+    if 64 * width * height > PIXEL_LIMIT:  # these sizes may be shrunk, by eight at most
+        full_height, full_width, *_ = decoder.decode_jpeg_header(data)
+        _check_pixels(full_width, full_height, data)
+    # simplejpeg rounds CMYK in another way than Pillow, so here it only looks for damage.
+    as_cmyk = colors in ("CMYK", "YCCK")
     how_turned = orientation(data)
-    fits = not as_cmyk and how_turned == 1 and out is not None and out.shape == (height, width, 3)
-    how = {"min_height": least, "min_width": least, "buffer": out if fits else None}
-    how["colorspace"] = "CMYK" if as_cmyk else "RGB"
+    is_final = not as_cmyk and how_turned == 1
+    fits = is_final and out is not None and out.shape == (height, width, 3)
+    how = {
+        "min_height": least,
+        "min_width": least,
+        "buffer": out if fits else None,
+        "colorspace": "CMYK" if as_cmyk else "RGB",
+    }
     try:
         pixels = decoder.decode_jpeg(data, **how)
     except MemoryError as error:
@@ -99,17 +124,21 @@ def _decode_jpeg(data: bytes, size: int | None, exact: bool, out):
         return None
     if as_cmyk:
         return None
-    return out if fits else pixels if how_turned == 1 else turn(pixels, how_turned)
+    if fits:
+        return out
+    if how_turned == 1:
+        return pixels
+    return turn(pixels, how_turned)
 
 
 def _raise_if_corrupt(error: ValueError, data: bytes) -> None:
-    """Raise where libjpeg has seen damage; Pillow might make pixels of it all the same."""
+    """Raise ValueError if libjpeg has found damage; Pillow might decode such a file."""
     if str(error).startswith(("Corrupt JPEG data", "Premature end of JPEG")):
         raise _not_whole(str(error), data) from error
 
 
 def _is_a_remark(decoder, data: bytes, how: dict) -> bool:
-    """Tell whether libjpeg decodes a file in spite of what it remarked on: it made up what was missing."""
+    """Return True if libjpeg decodes a file in spite of its warning: it invents missing data."""
     try:
         decoder.decode_jpeg(data, strict=False, **how)
     except ValueError:
@@ -131,42 +160,64 @@ def _decode_any(data: bytes, window):
             return to_rgb(file, window)
     except MemoryError as error:
         raise _not_whole(_NO_MEMORY, data) from error
-    # SyntaxError from a broken PNG; the others where a header asks for more pixels than Pillow grants.
-    except (OSError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise _not_whole(str(error).partition(" file <")[0], data) from error  # its buffer's name helps nobody
+    # SyntaxError comes from a broken PNG, the last two from a header with too many pixels.
+    except (
+        OSError,
+        SyntaxError,
+        Image.DecompressionBombError,
+        Image.DecompressionBombWarning,
+    ) as error:
+        why = str(error).partition(" file <")[0]  # without the address of the buffer
+        raise _not_whole(why, data) from error
 
 
 def _has_gif_blocks(data: bytes) -> bool:
-    """Tell whether the blocks of a GIF follow each other up to its end; it has no checksum, and Pillow skips junk."""
+    """Return True if the blocks of a GIF follow each other up to its end.
 
-    def after_table(at: int, flags: int) -> int:
-        return at + (3 << (flags & 7) + 1 if flags & 128 else 0)
-
-    with contextlib.suppress(IndexError):
-        at = after_table(13, data[10])
+    A GIF has no checksum, and Pillow skips bytes that it does not understand. The format is that of
+    the GIF89a specification: https://www.w3.org/Graphics/GIF/spec-gif89a.txt
+    """
+    try:
+        at = _after_colours(data, 13, flags=data[10])
         while data[at] != 0x3B:  # the trailer
             if data[at] == 0x21:  # an extension and its kind
                 at += 2
             elif data[at] == 0x2C:  # a frame: its place, its colours, the size of its first codes
-                at = after_table(at + 10, data[at + 9]) + 1
+                at = _after_colours(data, at + 10, flags=data[at + 9]) + 1
             else:
                 return False
-            while data[at]:  # blocks, each with its length before it
+            while data[at]:  # blocks, each after its length
                 at += data[at] + 1
             at += 1
-        return True
-    return False
+    except IndexError:
+        return False
+    return True
+
+
+def _after_colours(data: bytes, at: int, *, flags: int) -> int:
+    """Return the first byte after a table of colours, if the flags say that one begins at `at`."""
+    has_table = flags & 0b1000_0000
+    if not has_table:
+        return at
+    colours = 2 ** ((flags & 0b111) + 1)
+    return at + 3 * colours
 
 
 def _has_png_checksums(data: bytes) -> bool:
-    """Tell whether all parts of a PNG up to its end are as written; of the pixels' Pillow checks no checksum."""
-    at, kind = 8, b""
+    """Return True if every chunk of a PNG has its checksum; Pillow does not check those of pixels.
+
+    A chunk is its length (4 bytes), its kind (4), its data and the checksum of kind and data (4).
+    """
+    at = 8  # after the signature
+    kind = b""
     while kind != b"IEND":
-        size, kind = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8]
-        end = at + 8 + size
-        if zlib.crc32(memoryview(data)[at + 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
-            return False
+        length = int.from_bytes(data[at : at + 4], "big")
+        kind = data[at + 4 : at + 8]
+        end = at + 8 + length
         if end + 4 > len(data):
+            return False
+        checksum = int.from_bytes(data[end : end + 4], "big")
+        if zlib.crc32(memoryview(data)[at + 4 : end]) != checksum:
             return False
         at = end + 4
     return True
@@ -181,5 +232,7 @@ def _not_whole(why: str, data: bytes) -> ValueError:
 
 def _check_pixels(width: int, height: int, data: bytes) -> None:
     if width * height > PIXEL_LIMIT:
-        claim = f"it claims {width:,} x {height:,} pixels, and more than {PIXEL_LIMIT:,} are not decoded"
-        raise _not_whole(claim, data)
+        raise _not_whole(
+            f"it claims {width:,} x {height:,} pixels, and more than {PIXEL_LIMIT:,} are not decoded",
+            data,
+        )

@@ -1,4 +1,11 @@
-"""Whether a pack will fit the disk: known before the first image is packed, from what a sample of them takes."""
+"""Find out if a pack will fit the disk before the first image is packed, from a sample of images.
+
+    files            the mean size of 256 of them, plus an allowance for its error
+    pixels           count * size * size * 3, or 4 with masks; twice that for a stream
+    DICOM slices     the mean of a few slices that are encoded for this (`PackSource.weight`)
+
+If it does not fit, the error says what would: a smaller form, another disk, or fewer images.
+"""
 
 import math
 import os
@@ -13,22 +20,26 @@ from tpukit.datasets.source_files import look_at
 from tpukit.essentials.display import TpukitError, human_size
 from tpukit.essentials.environment import THIS_MACHINE, Machine
 
-_FILES = 256  # whose sizes are asked for
+_SAMPLED = 256  # files whose sizes are looked up
 _NOT_WORTH_A_SAMPLE = 4 << 30  # bytes: a pack that is surely smaller, and fits, is begun at once
-_SAID = 1 << 30  # bytes that a pack needs for that to be worth a line
+_WORTH_A_LINE = 1 << 30  # bytes that a pack needs before `check` prints the number
+_RECORD_BYTES = 60  # of one image: its row, and the overhead of the file format
+_STEP = 16  # sizes in pixels that are proposed are multiples of this
+_SMALLEST = 32  # pixels; a smaller size is not proposed
 
 
 class DiskFullError(TpukitError, OSError):
-    """The disk has no room for what is to be written, or nothing can be written there."""
+    """The disk is too small for the data, or the folder cannot be written to."""
 
 
 def existing(folder: Path) -> Path:
-    """Return the folder, or the nearest above it that there is."""
-    return next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    """Return the folder, or the nearest folder above it that exists."""
+    folder = folder.absolute()
+    return next(place for place in (folder, *folder.parents) if place.exists())
 
 
 def is_writable(folder: Path) -> bool:
-    """Tell whether a folder can be made there, and written to."""
+    """Return True if the folder can be made and written to."""
     return os.access(existing(folder), os.W_OK | os.X_OK)
 
 
@@ -37,59 +48,98 @@ def _device(folder: Path) -> int:
 
 
 def free_in(folder: Path) -> int:
-    """Return the bytes that are free on its disk."""
+    """Return the free bytes of the disk of a folder."""
     return shutil.disk_usage(existing(folder)).free
 
 
 def spread(count: int, most: int) -> list[int]:
-    """Return so many numbers below `count`, or all, evenly spread."""
-    return [(2 * k + 1) * count // (2 * most) for k in range(most)] if count > most else list(range(count))
+    """Return at most `most` numbers from 0 to `count` - 1, evenly spread.
+
+    For example the middles of three thirds: spread(9, 3) == [1, 4, 7].
+    """
+    if count <= most:
+        return list(range(count))
+    return [(2 * k + 1) * count // (2 * most) for k in range(most)]
 
 
 class Room:
-    """What a pack of a source takes, by its plan, and where there is room for it."""
+    """The bytes that a pack of a source needs, and the folders that have them.
+
+    Args:
+        described: the images to pack.
+        machine: for tests; None for this machine.
+    """
 
     def __init__(self, described: PackSource, machine: Machine | None = None):
         self._described = described
-        # What lies there is gone with the session, and is not among what Kaggle saves.
-        self._passing = ((machine or THIS_MACHINE).kaggle / "temp", Path(tempfile.gettempdir()))
-        self._known: dict[str, float | None] = {}
+        machine = machine or THIS_MACHINE
+        # The files in these folders are deleted with the session, and Kaggle does not save them.
+        self._temporary = (machine.kaggle / "temp", Path(tempfile.gettempdir()))
+        self._mean_sizes: dict[str, float | None] = {}  # bytes per image, by plan
 
     def choose(self, targets: Sequence[PackFolder]) -> PackFolder:
-        """Return the first target that holds its pack already, else the first with room, else the last; say which."""
+        """Return the folder to pack into, and print it if it is not the first.
+
+        It is the first that holds its pack already, else the first with enough free disk, else the
+        last. If the first holds another pack it is returned, so that the caller raises for it.
+        """
+        first = targets[0]
         begun = next(filter(_is_begun, targets), None)
-        if len(targets) == 1 or (begun is None and _is_taken(targets[0])):
-            return targets[0]  # where another pack is, that is said, and nothing is packed elsewhere
-        chosen = begun or next((target for target in targets if self._fits(target)), targets[-1])
-        if chosen is not targets[0]:
-            first = targets[0].plan
-            form = "".join(f" with {name} {value}" for name, value in chosen.plan.items() if value != first.get(name))
-            why = "begun by an earlier call" if begun else f"no room in {targets[0].folder} for what was asked for"
-            where = f"{chosen.folder}, {human_size(free_in(chosen.folder))} free"
-            ends = any(chosen.folder.absolute().is_relative_to(place) for place in self._passing)
-            print(f"pack: {why}: packed{form} in {where}" + ", which ends with the session" * ends)
+        if len(targets) == 1 or (begun is None and _is_taken(first)):
+            return first
+        chosen = begun
+        if chosen is None:
+            chosen = next((target for target in targets if self._fits(target)), targets[-1])
+        if chosen is not first:
+            self._print_choice(chosen, first, is_begun=begun is not None)
         return chosen
 
-    def check(self, target: PackFolder, *, stored: bool = False) -> None:
-        """Raise DiskFullError where a pack cannot fit, with what would; say what a large one needs.
+    def _print_choice(self, chosen: PackFolder, first: PackFolder, *, is_begun: bool) -> None:
+        why = f"no room in {first.folder} for what was asked for"
+        if is_begun:
+            why = "begun by an earlier call"
+        line = f"pack: {why}: packed"
+        for name, value in chosen.plan.items():
+            if value != first.plan.get(name):
+                line += f" with {name} {value}"
+        line += f" in {chosen.folder}, {human_size(free_in(chosen.folder))} free"
+        folder = chosen.folder.absolute()
+        if any(folder.is_relative_to(place) for place in self._temporary):
+            line += ", which ends with the session"
+        print(line)
 
-        `stored`: the items of a stream are written already, and their second copy is what needs room.
+    def check(self, target: PackFolder, *, stored: bool = False) -> None:
+        """Raise DiskFullError if a pack cannot fit; print the bytes that a large pack needs.
+
+        Args:
+            target: the folder of the pack.
+            stored: True if the items of a stream are stored, and only their second copy is missing.
         """
-        written = _bytes_in(target.work / "items")
-        needed = max(0, written - _bytes_of(target)) if stored else self._left(target)
-        free = free_in(target.folder)
+        if stored:
+            written = _bytes_in(target.work / "items")
+            needed = max(0, written - _bytes_of(target))
+        else:
+            needed = self._left(target)
         if needed is None:
             return
-        if needed <= free:
-            if needed > _SAID:
-                print(f"pack: about {human_size(needed)} are needed, {human_size(free)} are free in {target.folder}")
-            return
+        free = free_in(target.folder)
+        if needed > free:
+            raise self._too_small(target, needed, free)
+        if needed > _WORTH_A_LINE:
+            print(f"pack: about {human_size(needed)} are needed, {human_size(free)} are free in {target.folder}")
+
+    def _too_small(self, target: PackFolder, needed: int, free: int) -> DiskFullError:
         count = self._described.count
-        what = f"{count:,} images" if count else "these images"
-        raise DiskFullError(
-            f"{what} need about {human_size(needed)}, and {human_size(free)} are free in {target.folder}",
-            found=", ".join(f"{key} {value}" for key, value in target.plan.items() if not isinstance(value, dict)),
-            fix="; or ".join([*self._ways(target, needed, free), "make room on this disk, and call it again"]),
+        images = f"{count:,} images" if count else "these images"
+        settings = []
+        for key, value in target.plan.items():
+            if not isinstance(value, dict):
+                settings.append(f"{key} {value}")
+        ways = self._ways(target, needed, free)
+        return DiskFullError(
+            f"{images} need about {human_size(needed)}, and {human_size(free)} are free in {target.folder}",
+            found=", ".join(settings),
+            fix="; or ".join([*ways, "make room on this disk, and call it again"]),
         )
 
     def _fits(self, target: PackFolder) -> bool:
@@ -99,57 +149,84 @@ class Room:
         return needed is None or needed <= free_in(target.folder)
 
     def _left(self, target: PackFolder) -> int | None:
-        """Return the bytes that are still to be written; None where nobody knows."""
+        """Return the bytes that are still to be written; None if that is not known."""
         needed = self._bytes(target.plan, enough=free_in(target.folder))
         if needed is None:
             return None
         return max(0, needed - _bytes_of(target) - _bytes_in(target.work / "items"))
 
     def _bytes(self, plan: dict, enough: float = 0) -> int | None:
-        """Return the bytes of all images, more rather than less; 0 where they surely fit into `enough`."""
-        described, count, size = self._described, self._described.count, plan["size"]
+        """Return the bytes of all images, rather too many than too few.
+
+        0 if they surely fit into `enough` bytes, None if nothing is known.
+        """
+        described = self._described
+        count = described.count
+        size = plan["size"]
         if not count:
             return None
-        if size is not None:  # pixels; of a stream they are written twice
-            return count * size * size * (3 + described.has_masks) * (1 + described.is_stream)
-        if described.weight and count * described.weight.at_most(plan) < min(enough, _NOT_WORTH_A_SAMPLE):
-            return 0
+        if size is not None:
+            return count * size * size * self._bytes_per_pixel()
+        if described.weight:
+            at_most = count * described.weight.at_most(plan)
+            if at_most < min(enough, _NOT_WORTH_A_SAMPLE):
+                return 0
         key = repr(plan)
-        if key not in self._known:
-            self._known[key] = _mean(described.weight.sample(plan) if described.weight else self._sizes())
-        mean = self._known[key]
+        if key not in self._mean_sizes:
+            sizes = described.weight.sample(plan) if described.weight else self._sizes()
+            self._mean_sizes[key] = _mean(sizes)
+        mean = self._mean_sizes[key]
         return None if mean is None else int(count * mean)
 
+    def _bytes_per_pixel(self) -> int:
+        """Return the bytes of a pixel with its mask; twice that for a stream, which is stored."""
+        channels = 4 if self._described.has_masks else 3
+        copies = 2 if self._described.is_stream else 1
+        return channels * copies
+
     def _sizes(self) -> list[int]:
-        """Return the sizes of some images, which are stored as they are."""
+        """Return the sizes of some images that are stored unchanged."""
         described = self._described
         if described.items is not None:
             return [] if described.is_stream else described.items.sizes
-        rows = spread(len(described.names), _FILES)
-        files, masks = ([names[row] for row in rows if names] for names in (described.names, described.mask_names))
+        rows = spread(len(described.names), _SAMPLED)
+        files = [described.names[row] for row in rows]
+        masks = []
+        if described.mask_names:
+            masks = [described.mask_names[row] for row in rows]
         sizes = look_at(files, described.root, masks)["size"]
         return sizes[sizes >= 0].tolist()
 
     def _ways(self, target: PackFolder, needed: int, free: int) -> list[str]:
-        """Say how it would fit: another form, another folder, or fewer images."""
-        described, count, plan = self._described, self._described.count, target.plan
-        ways, kinds = [], set()
-        for name, value, change in described.weight.smaller(plan) if described.weight else []:
-            if name not in kinds and (self._bytes({**plan, **change}) or 0) <= free:
-                kinds.add(name)
-                ways.append(f"{name}={value}")
-        if not described.weight and count:
-            each = (3 + described.has_masks) * (1 + described.is_stream)
-            size = math.isqrt(int(free / count / each)) // 16 * 16
-            ways += [f"size={size}, which stores pixels"] * (size >= 32)
-        for place in self._passing:
-            # /kaggle/temp is a folder to be made; without Kaggle there is none.
-            room = (place.exists() or place.parent.exists()) and is_writable(place)
-            if room and _device(place) != _device(target.folder) and free_in(place) >= needed:
+        """Return the ways to make it fit: another form, another folder, or fewer images."""
+        described = self._described
+        count = described.count
+        ways = []
+        if described.weight:
+            ways += self._smaller_forms(target.plan, free)
+        elif count:
+            size = math.isqrt(int(free / count / self._bytes_per_pixel())) // _STEP * _STEP
+            if size >= _SMALLEST:
+                ways.append(f"size={size}, which stores pixels")
+        for place in self._temporary:
+            # /kaggle/temp may have to be made; without Kaggle the folder above it is missing, too.
+            can_exist = place.exists() or place.parent.exists()
+            if not can_exist or not is_writable(place):
+                continue
+            is_other_disk = _device(place) != _device(target.folder)
+            if is_other_disk and free_in(place) >= needed:
                 ways.append(f"a folder in {place}, where {human_size(free_in(place))} are free until the session ends")
         if count:
             ways.append(f"some of the images: {int(count * free / needed):,} fit")
         return ways
+
+    def _smaller_forms(self, plan: dict, free: int) -> list[str]:
+        """Return the first value of each argument of `pack_dicom` that makes the pack fit."""
+        forms = {}
+        for name, value, change in self._described.weight.smaller(plan):
+            if name not in forms and (self._bytes({**plan, **change}) or 0) <= free:
+                forms[name] = f"{name}={value}"
+        return list(forms.values())
 
 
 def _bytes_of(target: PackFolder) -> int:
@@ -161,10 +238,13 @@ def _bytes_in(folder: Path) -> int:
 
 
 def _is_begun(target: PackFolder) -> bool:
-    """Tell whether a folder holds the very pack that is asked for, finished or not."""
+    """Return True if the folder holds the very pack that is asked for, finished or not."""
     if not target.folder.is_dir():
         return False
-    found = target.read_manifest()["plan"] if target.is_finished else target.unfinished_plan()
+    if target.is_finished:
+        found = target.read_manifest()["plan"]
+    else:
+        found = target.unfinished_plan()
     return bool(found) and not target.differences(found)
 
 
@@ -173,9 +253,11 @@ def _is_taken(target: PackFolder) -> bool:
 
 
 def _mean(sizes: list[int]) -> float | None:
-    """Return what an image takes: the mean of some, plus what it may be wrong by; None of none."""
+    """Return the bytes per image: the mean of a sample, plus twice its standard error."""
     if not sizes:
         return None
-    mean = sum(sizes) / len(sizes)
-    spread_out = math.sqrt(sum((size - mean) ** 2 for size in sizes) / max(1, len(sizes) - 1))
-    return mean + 2 * spread_out / math.sqrt(len(sizes)) + 60  # bytes of its row, and of the file's own around it
+    count = len(sizes)
+    mean = sum(sizes) / count
+    variance = sum((size - mean) ** 2 for size in sizes) / max(1, count - 1)
+    standard_error = math.sqrt(variance) / math.sqrt(count)
+    return mean + 2 * standard_error + _RECORD_BYTES

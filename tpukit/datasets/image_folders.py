@@ -1,4 +1,13 @@
-"""A folder of images with one sub-folder per class, as torchvision's ImageFolder reads it, without what is no image."""
+"""Find the images of a folder with one sub-folder per class, as torchvision's ImageFolder reads it.
+
+    photos/cat/a.jpg        class 0, "cat"
+    photos/cat/old/b.png    class 0, because only the first sub-folder decides
+    photos/dog/c.jpg        class 1, "dog"
+    photos/dog/notes.txt    left out, and counted
+    photos/.cache/d.jpg     left out
+
+Errors point out a folder too high or too low, such as one whose "classes" are train and test.
+"""
 
 import functools
 import os
@@ -11,17 +20,26 @@ from tpukit.datasets.label_arrays import check_classes, in_order
 from tpukit.datasets.resumable import UNFINISHED
 from tpukit.essentials.display import AccessDeniedError, InvalidValueError, PathNotFoundError
 
-_PARTS = {"train", "training", "val", "valid", "validation", "test", "testing"}  # which a class may be divided into
-_ROLES = {"image", "images", "img", "imgs", "mask", "masks", "label", "labels", "annotations"}  # no classes, either
-# Pillow opens these as drawings, as tables of numbers, or with programs of others.
+# Names of folders that are no classes: parts of a dataset, and kinds of files.
+_PARTS = {"train", "training", "val", "valid", "validation", "test", "testing"}
+_ROLES = {"image", "images", "img", "imgs", "mask", "masks", "label", "labels", "annotations"}
+# Pillow opens these as drawings, as tables of numbers, or with other programs.
 _NO_PICTURES = {"BUFR", "EPS", "FITS", "GRIB", "HDF5", "MPEG", "PDF", "WMF"}
 
 
 @dataclass(frozen=True)
 class FoundFiles:
-    """Files of images, and what is known of each: labels, (N, L) or (N,) numbers; files of masks; numbers of groups.
+    """Files of images, with their labels, masks and groups.
 
-    `left_out` counts the other files that lie there, by their ending.
+    Attributes:
+        names: the paths of the images.
+        labels: (N, L) or (N,) numbers.
+        label_names: the names of the L labels.
+        classes: the names of the numbers of a single label; or [].
+        groups: (N,) int32, the number of each image's group; None without groups.
+        group_names: the names of these numbers.
+        mask_names: the paths of the masks; or [].
+        left_out: the number of other files in the folder, by their ending.
     """
 
     names: list[str]
@@ -36,30 +54,32 @@ class FoundFiles:
 
 @functools.cache
 def endings() -> tuple[str, ...]:
-    """Return how the names of images end that Pillow opens here."""
+    """Return the endings of the image files that Pillow opens on this machine."""
     from PIL import Image
 
     Image.init()
-    return tuple(end for end, kind in Image.EXTENSION.items() if kind in Image.OPEN and kind not in _NO_PICTURES)
+    kinds = Image.OPEN.keys() - _NO_PICTURES
+    return tuple(ending for ending, kind in Image.EXTENSION.items() if kind in kinds)
 
 
 def find_images(folder, classes: Sequence[str] | None = None, *, without: Path | None = None) -> FoundFiles:
     """Find the images of a folder, class by class, each class in the order of names.
 
-    Left out are: what begins with a dot (`.ipynb_checkpoints`, a Mac's `._001.jpg`), `__MACOSX`, packs and caches,
-    links that lead back to a folder above, and what is no file, such as a pipe.
+    Names that begin with a dot (`.ipynb_checkpoints`, `._001.jpg` of a Mac), `__MACOSX`, packs,
+    caches, links to a folder above, and pipes are left out.
 
     Args:
         folder: the folder with one folder per class.
-        classes: the classes in the order of their numbers; None for the sub-folders, sorted, 2 before 10. A class
-            without a folder keeps its number: so the numbers of validation images are those of training.
-        without: a folder to leave out, whatever is in it.
+        classes: the classes in the order of their numbers; None for the sub-folders, sorted, 2
+            before 10. A class without a folder keeps its number, so that the numbers of validation
+            images are those of training.
+        without: a folder to leave out.
 
     Raises:
         FileNotFoundError: there is no such folder.
         PermissionError: a folder cannot be read.
-        ValueError: there is no image, or none in a class that has files, or a sub-folder that is none of the classes;
-            or the classes lie one folder deeper.
+        ValueError: there is no image, or none in a class that has files; or a sub-folder is none of
+            the classes; or the classes lie one folder deeper.
     """
     if not os.path.isdir(folder):
         raise PathNotFoundError(f"there is no folder {folder}", fix="pass the folder that holds one folder per class")
@@ -67,18 +87,25 @@ def find_images(folder, classes: Sequence[str] | None = None, *, without: Path |
     parts = [entry for entry in _entries(folder) if _is_part(entry, above, without)]
     found = [entry.name for entry in parts if entry.is_dir()]
     order = in_order(found) if classes is None else [str(name) for name in classes]
-    if others := [name for name in found if name not in order]:
+    others = [name for name in found if name not in order]
+    if others:
         raise InvalidValueError(
             f"{folder} holds {len(others)} folders that are not in classes=",
             found=", ".join(others[:4]),
             fix="name all classes, also those that only training has; or move these folders away",
         )
     check_classes(order)
-    names, numbers = [], []
-    left_out = Counter(f"{_ending(entry.name)} beside the classes" for entry in parts if not entry.is_dir())
+    names = []
+    numbers = []
+    left_out = Counter()
+    for entry in parts:
+        if not entry.is_dir():
+            left_out[f"{_ending(entry.name)} beside the classes"] += 1
     for number, name in enumerate(order):
         others = Counter()
-        inside = list(_images(folder, name, above, without, others)) if name in found else []
+        inside = []
+        if name in found:
+            inside += _images(folder, name, above=above, without=without, others=others)
         if others and not inside:
             raise InvalidValueError(
                 f"the folder {name!r} holds no image that is read here, and would be a class without one",
@@ -100,26 +127,36 @@ def find_images(folder, classes: Sequence[str] | None = None, *, without: Path |
 
 
 def _refuse_deeper_classes(folder, names: list[str]) -> None:
-    """Raise where all images lie in the same sub-folders of each class, or one class is all: then those are classes."""
-    inside = {}
+    """Raise ValueError if the sub-folders look like parts of a dataset and not like classes.
+
+    photos/train/cat, photos/test/cat        the classes lie one folder deeper
+    photos/images, photos/masks              the names say nothing of the images
+    """
+    folders_in = {}  # by class the folders in it; "" stands for images that lie in the class itself
     for name in names:
         first, *others = Path(name).parts
-        inside.setdefault(first, set()).add(others[0] if len(others) > 1 else "")
-    below, called = set.intersection(*inside.values()), {name.lower() for name in inside}
-    first = next((name for name in inside if "" not in inside[name]), None)
-    is_alike = len(below) > 1 and not below <= _PARTS and all(mine == below for mine in inside.values())
-    if first is not None and (called <= _PARTS or (is_alike and "" not in below)):
+        folder_inside = others[0] if len(others) > 1 else ""
+        folders_in.setdefault(first, set()).add(folder_inside)
+    classes = list(folders_in)
+    named = {name.lower() for name in classes}
+    common = set.intersection(*folders_in.values())
+    has_same_folders = all(folders == common for folders in folders_in.values())
+    are_deeper_classes = has_same_folders and len(common) > 1 and not common <= _PARTS and "" not in common
+    without_images = next((name for name in classes if "" not in folders_in[name]), None)
+    if without_images is not None and (named <= _PARTS or are_deeper_classes):
+        deeper = os.path.join(folder, without_images)
         raise InvalidValueError(
-            f"{folder} would give the classes {', '.join(list(inside)[:4])}, and in each lie the same folders",
-            found=", ".join(sorted(inside[first])[:4]),
-            fix=f"pack({os.path.join(folder, first)!r}, ...), one folder deeper; or classes={list(inside)}",
+            f"{folder} would give the classes {', '.join(classes[:4])}, and in each lie the same folders",
+            found=", ".join(sorted(folders_in[without_images])[:4]),
+            fix=f"pack({deeper!r}, ...), one folder deeper; or classes={classes}",
         )
-    if called <= _PARTS or (len(called) > 1 and called <= _PARTS | _ROLES):
+    if named <= _PARTS or (len(named) > 1 and named <= _PARTS | _ROLES):
         raise InvalidValueError(
-            f"{folder} would give the classes {', '.join(list(inside)[:4])}, which say nothing of what is seen",
+            f"{folder} would give the classes {', '.join(classes[:4])}, which say nothing of what is seen",
             found=f"{len(names):,} images, as {names[0]}",
-            fix='a table says what each image is: pack(pandas.DataFrame({"path": files, "label": labels}), ..., '
-            f'labels="label"), masks="mask" for a column of those; or classes={list(inside)}',
+            fix="a table says what each image is: "
+            'pack(pandas.DataFrame({"path": files, "label": labels}), ..., labels="label"), '
+            f'masks="mask" for a column of those; or classes={classes}',
         )
 
 
@@ -128,26 +165,37 @@ def _ending(name: str) -> str:
 
 
 def most_frequent(endings: Mapping[str, int]) -> str:
-    """Return the four most frequent endings of files in words, with how many there are of each."""
-    return ", ".join(f"{ending} {count:,}" for ending, count in Counter(endings).most_common(4))
+    """Return the four most frequent endings of files and their counts, as ".txt 12, .csv 3"."""
+    counts = Counter(endings).most_common(4)
+    return ", ".join(f"{ending} {count:,}" for ending, count in counts)
 
 
-def _images(folder, inside: str, above: tuple, without: Path | None, others: Counter) -> Iterator[str]:
-    """Yield the images of a folder, then those of the folders in it, as paths below the first; count other files."""
+def _images(folder, inside: str, *, above: tuple, without: Path | None, others: Counter) -> Iterator[str]:
+    """Yield the images of a folder, then those of its sub-folders; count other files.
+
+    Args:
+        folder: the folder of all classes.
+        inside: the path of the folder to read, relative to `folder`.
+        above: the identities of the folders above, to which no link may lead.
+        without: a folder to leave out.
+        others: the counter of other files, by their ending.
+    """
     path = os.path.join(folder, inside)
     above = (*above, _identity(path))
     entries = [entry for entry in _entries(path) if _is_part(entry, above, without)]
     for entry in entries:
         if entry.is_dir():
             continue
-        # A link to nothing is an image that is missing, which packing says.
-        if entry.name.lower().endswith(endings()) and (entry.is_file() or not os.path.exists(entry.path)):
+        # A link to nothing is kept, so that packing reports the missing image.
+        is_readable = entry.is_file() or not os.path.exists(entry.path)
+        if is_readable and entry.name.lower().endswith(endings()):
             yield os.path.join(inside, entry.name)
         else:
             others[_ending(entry.name)] += 1
     for entry in entries:
         if entry.is_dir():
-            yield from _images(folder, os.path.join(inside, entry.name), above, without, others)
+            deeper = os.path.join(inside, entry.name)
+            yield from _images(folder, deeper, above=above, without=without, others=others)
 
 
 def _entries(folder) -> list[os.DirEntry]:
@@ -155,8 +203,11 @@ def _entries(folder) -> list[os.DirEntry]:
         with os.scandir(folder) as entries:
             return sorted(entries, key=lambda entry: entry.name)
     except PermissionError as error:
-        fact, fix = f"{folder} cannot be read, so its images would be missing", f"chmod u+rx {folder}, or move it away"
-        raise AccessDeniedError(fact, found=error.strerror, fix=fix) from error
+        raise AccessDeniedError(
+            f"{folder} cannot be read, so its images would be missing",
+            found=error.strerror,
+            fix=f"chmod u+rx {folder}, or move it away",
+        ) from error
 
 
 def _is_part(entry: os.DirEntry, above: tuple, without: Path | None) -> bool:
@@ -164,11 +215,11 @@ def _is_part(entry: os.DirEntry, above: tuple, without: Path | None) -> bool:
         return False
     if not entry.is_dir():
         return True
-    return not (
-        _identity(entry.path) in above
-        or (without is not None and without.exists() and os.path.samefile(entry.path, without))
-        or _is_ours(Path(entry.path))
-    )
+    if _identity(entry.path) in above:
+        return False
+    if without is not None and without.exists() and os.path.samefile(entry.path, without):
+        return False
+    return not _is_pack_or_cache(Path(entry.path))
 
 
 def _identity(folder) -> tuple[int, int]:
@@ -176,9 +227,10 @@ def _identity(folder) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _is_ours(folder: Path) -> bool:
-    """Tell whether a folder holds a pack or a cache, finished or not."""
-    if os.path.exists(folder / UNFINISHED / "plan.json"):  # False also where nothing can be read, which comes later
+def _is_pack_or_cache(folder: Path) -> bool:
+    """Return True if a folder holds a pack or a cache, finished or not."""
+    # False if the folder cannot be read; the error comes when its entries are listed.
+    if os.path.exists(folder / UNFINISHED / "plan.json"):
         return True
     try:
         with open(folder / "manifest.json", "rb") as manifest:

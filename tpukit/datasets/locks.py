@@ -1,4 +1,7 @@
-"""Locks that the system releases when the process that holds them dies; Windows and some network drives have none."""
+"""Lock files and folders; the system releases a lock when its process dies.
+
+Windows and some network drives have no such locks.
+"""
 
 import contextlib
 import os
@@ -15,7 +18,7 @@ except ImportError:  # Windows
 
 @contextlib.contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Let one process at a time into a folder; where there are no locks, let all of them in."""
+    """Let one process at a time work in a folder; without locks let all of them in."""
     if fcntl is None:
         yield
         return
@@ -25,7 +28,10 @@ def lock_folder(folder: Path) -> Iterator[None]:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                print(f"{folder}: another process writes here, and this one waits for it to end", flush=True)
+                print(
+                    f"{folder}: another process writes here, and this one waits for it to end",
+                    flush=True,
+                )
                 fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
@@ -34,10 +40,14 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def hold(path: Path, *, seconds: float) -> Iterator[None]:
-    """Hold a file that only one process has at a time, and remove it afterwards.
+    """Lock a file that only one process may hold at a time, and remove it afterwards.
+
+    Args:
+        path: the file, which is made.
+        seconds: the longest time to wait for another process.
 
     Raises:
-        BlockingIOError: another process still holds it after so many seconds; the text names that process.
+        BlockingIOError: another process still holds it; the text names that process.
         OSError: there are no locks.
     """
     if fcntl is None:
@@ -46,8 +56,8 @@ def hold(path: Path, *, seconds: float) -> Iterator[None]:
     while True:
         with path.open("a+") as file:
             try:
-                # lockf, not flock: processes that this one forks, a DataLoader's, would hold an flock as well, and may
-                # live a moment longer.
+                # lockf, not flock: forks of this process, such as those of a DataLoader, would
+                # hold an flock as well, and may live a moment longer.
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError) as error:
                 if time.monotonic() >= deadline:
@@ -58,9 +68,10 @@ def hold(path: Path, *, seconds: float) -> Iterator[None]:
             except OSError:
                 path.unlink()
                 raise
-            if _has_path(file, path):  # otherwise the process before has just removed it
+            if _has_path(file, path):  # else the process before has just removed it
                 file.truncate(0)
-                file.write(f"process {os.getpid()} on {platform.node()}, since {time.strftime('%X')}")
+                since = time.strftime("%X")
+                file.write(f"process {os.getpid()} on {platform.node()}, since {since}")
                 file.flush()
                 try:
                     yield
@@ -69,10 +80,11 @@ def hold(path: Path, *, seconds: float) -> Iterator[None]:
                 return
 
 
-# A lock, and not the number of the process in the name of the file: another process may have that number by now.
+# A lock, and not the number of the process in the name of the file, because another process may
+# have that number by now.
 @contextlib.contextmanager
 def claim(unfinished: Path) -> Iterator[None]:
-    """Create a file and keep it locked, so that `remove_unclaimed` in other processes leaves it alone."""
+    """Create a file and keep it locked, so that `remove_unclaimed` elsewhere keeps it."""
     while fcntl:
         with unfinished.open("wb") as file:
             with contextlib.suppress(OSError):  # a drive without locks
@@ -80,14 +92,18 @@ def claim(unfinished: Path) -> Iterator[None]:
             if _has_path(file, unfinished):
                 yield
                 return
-        # Another process took it for a leftover between `open` and the lock, and removed it: once more.
-    yield  # Windows, where no file is removed that a process has open
+        # Between `open` and the lock another process removed the file as a leftover, so try again.
+    yield  # Windows does not remove a file that a process has open
 
 
 def remove_unclaimed(files: Iterable[Path]) -> None:
-    """Remove those files that no living process has claimed; where there are no locks only Windows knows which."""
+    """Remove the files that no living process has claimed.
+
+    A drive without locks keeps all files, except on Windows, which refuses to remove open files.
+    """
     for path in files:
-        with contextlib.suppress(OSError):  # locked by a living process, or gone already, or a drive without locks
+        # Suppressed: locked by a living process, or gone already, or a drive without locks.
+        with contextlib.suppress(OSError):
             if fcntl is None:
                 path.unlink()
                 continue
@@ -98,7 +114,7 @@ def remove_unclaimed(files: Iterable[Path]) -> None:
 
 
 def _has_path(file, path: Path) -> bool:
-    """Return whether an open file is still the one at the path that it was opened by."""
+    """Return True if an open file is still the file at this path."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:

@@ -1,4 +1,9 @@
-"""A table of images, as a DataFrame or in a CSV file: which files, labels, groups and masks its columns name."""
+"""Read a table of images, a DataFrame or a CSV file: the columns of files, labels, groups, masks.
+
+path      species    patient
+a.jpg     rose       P1          one word per image: classes, "rose" is 0
+b.jpg     tulip      P2
+"""
 
 import os
 from collections.abc import Hashable, Sequence
@@ -9,7 +14,7 @@ from tpukit.datasets.label_arrays import as_labels, as_list, encode_words, numbe
 from tpukit.essentials.display import InvalidValueError, PathNotFoundError
 
 _SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".csv.zip", ".tsv.zip")
-_READERS = {  # of pandas, for tables in other files
+_READERS = {  # calls of pandas that read tables in other files
     ".parquet": "read_parquet({file!r})",
     ".feather": "read_feather({file!r})",
     ".json": "read_json({file!r})",
@@ -22,23 +27,31 @@ _READERS = {  # of pandas, for tables in other files
 
 
 def is_table_file(source) -> bool:
-    """Tell whether this is the path of a CSV file."""
-    return isinstance(source, str | os.PathLike) and os.fspath(source).lower().endswith(_SUFFIXES)
+    """Return True for the path of a CSV or TSV file."""
+    if not isinstance(source, str | os.PathLike):
+        return False
+    return os.fspath(source).lower().endswith(_SUFFIXES)
 
 
 def refuse_other_file(source: str) -> None:
-    """Raise for a file that is no folder and no table that is read here; the fix names what reads it."""
+    """Raise ValueError for a file that is no CSV file; the fix is the call that reads it."""
     if not os.path.isfile(source):
         return
-    reader = next((call for ending, call in _READERS.items() if source.lower().endswith(ending)), None)
     fix = "pass the folder it lies in, or unpack it first: unzip, tar -xf"
-    if reader:
-        fix = _with_pandas(source, reader.format(file=source), " path=, labels=,")
+    for ending, call in _READERS.items():
+        if source.lower().endswith(ending):
+            fix = _with_pandas(source, call.format(file=source), " path=, labels=,")
+            break
     raise InvalidValueError(f"{source} is a file, and pack reads folders, CSV files and tables in memory", fix=fix)
 
 
 def load_table(source, *, words: Sequence):
-    """Return a table; of a CSV file with the columns of `words` (paths, groups) as they are written: "007" is not 7."""
+    """Return a table; of a CSV file the columns of `words` as text, so that "007" is not 7.
+
+    Args:
+        source: a DataFrame, or the path of a CSV file.
+        words: the columns of paths and groups.
+    """
     if not is_table_file(source):
         return source
     if not os.path.isfile(source):
@@ -47,18 +60,25 @@ def load_table(source, *, words: Sequence):
 
     separator = "\t" if ".tsv" in Path(source).suffixes else ","
     try:
-        table = pandas.read_csv(source, sep=separator, dtype=dict.fromkeys(words, str), low_memory=False)
+        types = dict.fromkeys(words, str)
+        table = pandas.read_csv(source, sep=separator, dtype=types, low_memory=False)
     except UnicodeDecodeError as error:
         is_utf_16 = error.object[:2] in (b"\xff\xfe", b"\xfe\xff")
         encoding = "encoding='utf-16'" if is_utf_16 else "encoding='latin-1'"
         raise _to_be_read_by(source, "is not in UTF-8", error, encoding) from error
     if len(table.columns) == 1 and len(str(table.columns[0]).split(";")) > 1:
-        raise _to_be_read_by(source, f"has one column in all, {table.columns[0]!r}", "semicolons", "sep=';'")
-    if len(table) and not isinstance(table.index, pandas.RangeIndex):  # the first field, as the name of its row
+        why = f"has one column in all, {table.columns[0]!r}"
+        raise _to_be_read_by(source, why, "semicolons", "sep=';'")
+    # pandas takes the first field as the name of its row if rows have one field more than the
+    # first line.
+    if len(table) and not isinstance(table.index, pandas.RangeIndex):
         fields = [str(field) for field in (table.index[0], *table.iloc[0])]
-        found = f"{', '.join(map(str, table.columns))}; and {', '.join(fields)}"
-        why = "has rows of one field more than its first line: names of rows, index_col=0, or an end that is not read"
-        raise _to_be_read_by(source, why, found, "index_col=False")
+        raise _to_be_read_by(
+            source,
+            "has rows of one field more than its first line: names of rows, index_col=0, or an end that is not read",
+            f"{', '.join(map(str, table.columns))}; and {', '.join(fields)}",
+            "index_col=False",
+        )
     return table
 
 
@@ -68,43 +88,72 @@ def _to_be_read_by(source, why: str, found, option: str) -> InvalidValueError:
 
 
 def _with_pandas(source, call: str, columns: str = "") -> str:
-    return f"pack(pandas.{call}, ...,{columns} root={os.path.dirname(source) or '.'!r})"
+    root = os.path.dirname(source) or "."
+    return f"pack(pandas.{call}, ...,{columns} root={root!r})"
 
 
 def read_columns(table, *, path: Hashable, labels: list, groups: Hashable, masks: Hashable, classes) -> FoundFiles:
-    """Read the columns of a DataFrame that `pack` names; one label alone may hold words, or numbers of `classes`."""
-    if not isinstance(groups, Hashable) or isinstance(groups, tuple):  # a Series, a list
+    """Read the columns of a DataFrame that are named by the arguments of `pack`.
+
+    A single label may hold words, or numbers of `classes`.
+    """
+    is_series_or_list = not isinstance(groups, Hashable) or isinstance(groups, tuple)
+    if is_series_or_list:
         raise InvalidValueError(
             f"groups= of a table is the name of one of its columns, got a {type(groups).__name__}",
             found=f"columns {', '.join(map(str, table.columns))}",
             fix='groups="patient"; for values that are in no column, table.assign(patient=values) first',
         )
-    _check_columns(table, [path, *labels, *(name for name in (groups, masks) if name is not None)], path)
+    optional = [name for name in (groups, masks) if name is not None]
+    _check_columns(table, [path, *labels, *optional], path)
     if classes is not None and len(labels) != 1:
         raise InvalidValueError(
             f"classes= names the classes of one label, and labels= names {len(labels)}",
             fix="leave classes= out; or labels= the one column that says the class",
         )
     for name in labels:
-        values = (value for value in as_list(table[name]) if hasattr(value, "__len__") and not isinstance(value, str))
-        if (several := next(values, None)) is not None:
-            tags = f"pandas.DataFrame(table[{name!r}].tolist(), table.index)"
-            if any(isinstance(value, str) for value in several):
-                tags = f"table[{name!r}].str.join('|').str.get_dummies()"
-            raise InvalidValueError(
-                f"label {name!r} holds several values at once, as {several!r}",
-                fix=f"a label for each: tags = {tags}, pack(table.join(tags), ..., labels=list(tags))",
-            )
-    encoded = encode_words(table[labels[0]], labels[0], classes) if len(labels) == 1 else None
-    if encoded is not None:
-        values, found = encoded
-        values = values[:, None]
-    else:
-        values, found = as_labels([table[name] for name in labels], labels) if labels else [], []
-    numbers, group_names = number_groups(table[groups]) if groups is not None else (None, [])
-    mask_names = _paths(table[masks], masks) if masks is not None else []
-    names = _paths(table[path], path)
-    return FoundFiles(names, values, list(map(str, labels)), found, numbers, group_names, mask_names)
+        _refuse_several_values(table, name)
+    values, classes_found = _read_labels(table, labels, classes)
+    numbers = None
+    group_names = []
+    if groups is not None:
+        numbers, group_names = number_groups(table[groups])
+    return FoundFiles(
+        names=_paths(table[path], path),
+        labels=values,
+        label_names=list(map(str, labels)),
+        classes=classes_found,
+        groups=numbers,
+        group_names=group_names,
+        mask_names=[] if masks is None else _paths(table[masks], masks),
+    )
+
+
+def _refuse_several_values(table, name: Hashable) -> None:
+    """Raise ValueError if a label holds lists of values."""
+    for value in as_list(table[name]):
+        if isinstance(value, str) or not hasattr(value, "__len__"):
+            continue
+        tags = f"pandas.DataFrame(table[{name!r}].tolist(), table.index)"
+        if any(isinstance(part, str) for part in value):
+            tags = f"table[{name!r}].str.join('|').str.get_dummies()"
+        raise InvalidValueError(
+            f"label {name!r} holds several values at once, as {value!r}",
+            fix=f"a label for each: tags = {tags}, pack(table.join(tags), ..., labels=list(tags))",
+        )
+
+
+def _read_labels(table, labels: list, classes) -> tuple:
+    """Return the labels of a table and the names of its classes, [] if they are no classes."""
+    if not labels:
+        return [], []
+    if len(labels) == 1:
+        (name,) = labels
+        encoded = encode_words(table[name], name, classes)
+        if encoded is not None:
+            numbers, names = encoded
+            return numbers[:, None], names
+    return as_labels([table[name] for name in labels], labels), []
 
 
 def _check_columns(table, wanted: list, path: Hashable) -> None:
@@ -131,7 +180,8 @@ def _paths(column, name: Hashable) -> list[str]:
     except TypeError as error:
         other = next(path for path in column if not isinstance(path, str | bytes | os.PathLike))
         fix = f"drop the rows without one: table.dropna(subset=[{name!r}])"
-        if other == other and other is not None:
+        is_nan = other != other
+        if other is not None and not is_nan:
             fix = f'table[{name!r}].astype(str) + ".png", where the files are called so'
         raise InvalidValueError(
             f"the column {name} holds something else than paths", found=repr(other), fix=fix

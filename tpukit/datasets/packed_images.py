@@ -1,4 +1,4 @@
-"""Read packed images at random: whole batches in one call, and every record checked."""
+"""Read packed images at random: whole batches in one call, with a checksum for every image."""
 
 import hashlib
 from functools import partial
@@ -11,44 +11,54 @@ from tpukit.datasets.image_folders import most_frequent
 from tpukit.datasets.resumable import ResumableFolder
 from tpukit.datasets.source_files import Names
 from tpukit.datasets.stored_images import StoredImages
-from tpukit.essentials.display import InvalidValueError, SystemFailureError, counted, first_few, human_size
+from tpukit.essentials.display import (
+    InvalidValueError,
+    SystemFailureError,
+    counted,
+    first_few,
+    human_size,
+)
 
-_NOT_PIXELS = ("seed", "shard", "missing")  # of a plan: which images, and in which order
+# The entries of a plan that decide which images are packed and in which order, not their pixels.
+_NOT_PIXELS = ("seed", "shard", "missing")
+_FEW = 12  # classes, labels or mask values that are named in a line
 
 
 class PackFolder(ResumableFolder):
-    """A folder that `pack` writes: shards, their index, and the names of the files that were packed."""
+    """A folder that `pack` writes: shards, their index, and the names of the packed files."""
 
-    kind, version = "pack", 4
+    kind = "pack"
+    version = 4
     outputs = ("*.array_record", "index.npy", "groups.npy", "names", "looks.npy")
     make = "pack(source, folder)"
     repair = "copy it again from where it is whole, or pack the images again into a new folder"
 
 
 class PackedImages(StoredImages):
-    """A pack as a map-style dataset, and as a source of whole batches.
+    """A pack, as a map-style dataset and as a source of whole batches.
 
-    `[i]` is `(image, labels)`: (3, H, W) uint8 tensor in [0, 255] and (L,) float32 tensor, or () int64 of a class;
-    with masks `(image, mask)`, (H, W) int64, or `(image, {"labels": ..., "masks": ...})`. Opening it looks at every
-    file's size and at the index, not at the images; those are checked as they are read. It can be made in the kernel
-    and used in forked workers, in threads, and in a DataLoader's processes of any kind.
+    `[i]` is `(image, labels)`: (3, H, W) uint8 tensor in [0, 255] and (L,) float32 tensor, or ()
+    int64 of a class. With masks it is `(image, mask)`, (H, W) int64, or `(image, {"labels": ...,
+    "masks": ...})`. Opening a pack checks the size of every file and the index, but not the images;
+    an image is checked when it is read. Make it in the kernel, and use it in forked workers, in
+    threads, and in the processes of a DataLoader.
 
     Args:
-        folder: where `pack` wrote.
-        size: height and width in pixels that images are decoded at; None for the pack's own.
+        folder: the folder that `pack` wrote.
+        size: height and width in pixels to which images are decoded; None for the pack's own.
         exact: True for Pillow's pixels to the last bit; see `decode`.
 
     Attributes:
-        names, labels, has_masks, groups, group_names, classes, rows: as of `StoredImages`. `rows` is right also where
-            damaged images were left out.
+        names, labels, has_masks, groups, group_names, classes, rows: as of `StoredImages`. `rows`
+            is right even if damaged images were left out.
         encoding: "jpeg" for encoded images, "uint8" for pixels.
         index: (N,) of `row_type`, the same as on the disk.
         skipped: a dict with "row", "name" and "why" for each image that was left out.
-        digest: of the manifest: another pack, another digest.
+        digest: of the manifest; two packs have different digests.
 
     Raises:
         FileNotFoundError: there is no finished pack in the folder.
-        OSError: a file of it is damaged, cut off or gone; from reading, a record is.
+        OSError: a file of it is damaged, cut off or gone; when images are read, an image is.
         ValueError: the pack holds pixels of another size, or the folder holds something else.
     """
 
@@ -57,86 +67,142 @@ class PackedImages(StoredImages):
 
         size = whole_number("size", size, 1)
         self._pack = PackFolder(Path(folder).absolute())
-        folder, manifest = self._pack.folder, self._pack.read_manifest()
-        self.files, shards = manifest["files"], manifest["shards"]
-        small = [(name, self.files[name]) for name in ("index.npy", "groups.npy") if name in self.files]
-        for name, expected in [*small, *((shard["file"], shard) for shard in shards)]:
-            if fault := find_fault(folder / name, expected):
-                raise self._pack.damaged(fault)
+        folder = self._pack.folder
+        manifest = self._pack.read_manifest()
+        plan = manifest["plan"]
+        shards = manifest["shards"]
+        self.files = manifest["files"]
+        self._check_files(shards)
         self.index = numpy.load(folder / "index.npy")
         super().__init__(folder, self.index, manifest)
         self._manifest = manifest
-        self.size, self.exact, self._window = size, exact, manifest["plan"].get("window")
-        self.encoding, self.skipped = manifest["encoding"], manifest["skipped"]
-        plan = manifest["plan"]
-        self.made = {key: plan[key] for key in plan if not isinstance(plan[key], dict) and key not in _NOT_PIXELS}
+        self.size = size
+        self.exact = exact
+        self._window = plan.get("window")
+        self.encoding = manifest["encoding"]
+        self.skipped = manifest["skipped"]
+        self.made = {}
+        for key, value in plan.items():
+            if key not in _NOT_PIXELS and not isinstance(value, dict):
+                self.made[key] = value
         self.digest = hashlib.sha256(seal(manifest)).hexdigest()
         self.shards = Shards(
             [folder / shard["file"] for shard in shards],
             [shard["records"] for shard in shards],
             self.index,
-            at_once=self.encoding == "uint8",  # encoded images are decoded one by one in any case
+            at_once=self.encoding == "uint8",  # encoded images are decoded one after the other
         )
         self._head = self.index.dtype.itemsize  # bytes of a record before its image
         self._names = None
-        self._shape = manifest["shape"] and tuple(manifest["shape"])
+        self._shape = None
+        if manifest["shape"]:
+            self._shape = tuple(manifest["shape"])
+        self._choose_size(size)
+
+    def _check_files(self, shards: list[dict]) -> None:
+        """Raise OSError if a file of the pack is missing or cut off, or the index is damaged."""
+        expected = {}
+        for name in ("index.npy", "groups.npy"):
+            if name in self.files:
+                expected[name] = self.files[name]
+        for shard in shards:
+            expected[shard["file"]] = shard
+        for name, facts in expected.items():
+            fault = find_fault(self._pack.folder / name, facts)
+            if fault:
+                raise self._pack.damaged(fault)
+
+    def _choose_size(self, size: int | None) -> None:
+        """Set the shape that images are decoded to; ValueError for pixels of another size."""
         if self.encoding == "jpeg":
-            jpeg_decoder()  # if it is missing, say so here and not in every worker
+            jpeg_decoder()  # if it is missing, it warns here and not in every worker
             if size is not None:
                 self._shape = (size, size, 3 + self.has_masks)
         elif size is not None and self._shape[:2] != (size, size):
+            height, width, _ = self._shape
             raise InvalidValueError(
-                f"{folder} holds pixels of {self._shape[0]} x {self._shape[1]}, not of {size} x {size}",
+                f"{self.folder} holds pixels of {height} x {width}, not of {size} x {size}",
                 fix=f"PackedImages(folder), or pack(..., size={size}) into another folder",
             )
 
     @property
     def report(self) -> str:
-        """What is in the pack, in a line, and in further lines what rarely is meant so."""
+        """A summary of the pack in a line, and further lines for signs of mistakes."""
+        found = self._manifest
+        lines = [counted(len(self), "image") + self._labels_in_words()]
+        quantity = self._likely_classes()
+        if quantity:
+            lines.append(quantity)
+        others = found["left_out"]
+        if others:
+            count = sum(others.values())
+            kinds = most_frequent(others)
+            lines.append(f"left out: {count:,} files that are no images of a class ({kinds})")
+        if found["repeated"]:
+            lines.append(self._copies_in_words())
+        brightest = found["brightest"]
+        if found["dark"] and brightest < 2**14:
+            white = 2 ** brightest.bit_length() - 1  # 4095 for images of 12 bits
+            lines.append(
+                f"{found['dark']:,} images of 16 bits are nearly black, none above {brightest:,}: "
+                f"options=tpukit.PackOptions(window=(0, {white})) makes that white"
+            )
+        lines += self._masks_in_words()
+        frames = found.get("frames")
+        if frames:
+            lines.append(f"of {counted(frames, 'file')} with several pages or frames the first is taken")
+        return "\n      ".join(lines)
+
+    def _labels_in_words(self) -> str:
         import numpy
 
-        found, lines = self._manifest, [counted(len(self), "image")]
         if self.classes:
             counts = numpy.bincount(self._stored_labels, minlength=len(self.classes)).tolist()
             sizes = [f"{name} {count:,}" for name, count in zip(self.classes, counts, strict=True)]
-            lines[0] += f" of {counted(len(self.classes), 'class')}: {first_few(sizes, 12)}"
-        elif self.names:
-            lines[0] += f", {counted(len(self.names), 'label')}: {first_few(self.names, 12)}"
-            values = numpy.unique(self._stored_labels[:, 0])
-            are_whole = len(values) <= min(100, len(self) / 2) and values[0] >= 0 and not (values % 1).any()
-            if len(self.names) == 1 and are_whole and values[-1] < 1000:
-                lines.append(
-                    f"{self.names[0]} is a quantity here, (N, 1) float32, with {len(values)} whole values; as classes: "
-                    f"pack(..., classes=range({values[-1] + 1:.0f}))"
-                )
-        elif not self.has_masks:
-            lines[0] += ", no labels"
-        if others := found["left_out"]:
-            kinds = most_frequent(others)
-            lines.append(f"left out: {sum(others.values()):,} files that are no images of a class ({kinds})")
-        if repeated := found["repeated"]:
-            sides = (
-                "groups= decides on which side of a split each is" if self.group_names else "split keeps them together"
-            )
-            labels = f", {found['relabelled']:,} with other labels" * bool(found.get("relabelled"))
-            lines.append(f"{repeated:,} images are there more than once{labels}; {sides}")
-        if found["dark"] and found["brightest"] < 2**14:
-            lines.append(
-                f"{found['dark']:,} images of 16 bits are nearly black, none above {found['brightest']:,}: "
-                f"options=tpukit.PackOptions(window=(0, {2 ** found['brightest'].bit_length() - 1})) makes that white"
-            )
-        if self.has_masks:
-            lines.append(
-                f"masks hold {counted(len(found['mask_values']), 'value')}: {first_few(found['mask_values'], 12)}"
-            )
-        if 255 in found["mask_values"] and set(found["mask_values"]) <= {0, 255}:
+            return f" of {counted(len(self.classes), 'class')}: {first_few(sizes, _FEW)}"
+        if self.names:
+            return f", {counted(len(self.names), 'label')}: {first_few(self.names, _FEW)}"
+        return "" if self.has_masks else ", no labels"
+
+    def _likely_classes(self) -> str | None:
+        """Return a line if the only label is a quantity whose few whole values may be classes."""
+        import numpy
+
+        if self.classes or len(self.names) != 1:
+            return None
+        values = numpy.unique(self._stored_labels[:, 0])
+        are_few = len(values) <= min(100, len(self) / 2)
+        are_whole = values[0] >= 0 and not (values % 1).any()
+        if not are_few or not are_whole or values[-1] >= 1000:
+            return None
+        return (
+            f"{self.names[0]} is a quantity here, (N, 1) float32, with {len(values)} whole values; "
+            f"as classes: pack(..., classes=range({values[-1] + 1:.0f}))"
+        )
+
+    def _copies_in_words(self) -> str:
+        line = f"{self._manifest['repeated']:,} images are there more than once"
+        relabelled = self._manifest.get("relabelled")
+        if relabelled:
+            line += f", {relabelled:,} with other labels"
+        if self.group_names:
+            return f"{line}; groups= decides on which side of a split each is"
+        return f"{line}; split keeps them together"
+
+    def _masks_in_words(self) -> list[str]:
+        if not self.has_masks:
+            return []
+        values = self._manifest["mask_values"]
+        lines = [f"masks hold {counted(len(values), 'value')}: {first_few(values, _FEW)}"]
+        if 255 in values and set(values) <= {0, 255}:
             lines.append("masks hold 0 and 255 alone: is 255 a class, divide by 255; or pixels that do not count?")
-        for number, (one, other) in list(found.get("mask_colours", {}).items())[:1]:
-            both = f"{tuple(one)} and {tuple(other)}"
-            lines.append(f"masks show class {number} in several colours, {both}: do their palettes number alike?")
-        if frames := found.get("frames"):
-            lines.append(f"of {counted(frames, 'file')} with several pages or frames the first is taken")
-        return "\n      ".join(lines)
+        for number, (colour, other) in self._manifest.get("mask_colours", {}).items():
+            lines.append(
+                f"masks show class {number} in several colours, {tuple(colour)} and "
+                f"{tuple(other)}: do their palettes number alike?"
+            )
+            break  # the first is enough to look at
+        return lines
 
     def __reduce__(self):
         return partial(PackedImages, exact=self.exact), (self.folder, self.size), self._relabelled()
@@ -160,21 +226,28 @@ class PackedImages(StoredImages):
 
     def _size(self) -> str:
         count = len(self.shards.files)
-        return f"{human_size(sum(file.stat().st_size for file in self.shards.files))} in {counted(count, 'file')}"
+        size = sum(file.stat().st_size for file in self.shards.files)
+        return f"{human_size(size)} in {counted(count, 'file')}"
 
     def read(self, indices) -> list[bytes]:
-        """Return what is stored of each image, checked: the bytes of its file, or its (H, W, 3) pixels."""
-        return [record[self._head :] for record in self.shards.read(self._indices(indices))]
+        """Return the stored bytes of each image, checked: its file, or its (H, W, 3) pixels."""
+        records = self.shards.read(self._indices(indices))
+        return [record[self._head :] for record in records]
 
     def take(self, indices, out=None):
-        """Return (n, H, W, 3) uint8 in [0, 255], in the order asked for; into `out` where it is given.
+        """Return images, (n, H, W, 3) uint8 in [0, 255], in the order of the indices.
 
-        With masks (n, H, W, 4): the fourth channel is the class number of each pixel.
+        Args:
+            indices: (n,) integers, 0 to N - 1.
+            out: an array to write into; None for a new one.
+
+        Returns:
+            The array. With masks (n, H, W, 4): the fourth channel is the class of each pixel.
 
         Raises:
             IndexError: an index is not one of 0 to N - 1.
             ValueError: the indices are not (n,) integers, or `out` has another shape or dtype.
-            OSError: a record is damaged; the message names it.
+            OSError: an image is damaged; the message names it.
         """
         import numpy
 
@@ -188,18 +261,20 @@ class PackedImages(StoredImages):
         return out
 
     def name(self, index: int) -> str:
-        """Say which file an image was, as the source named it, or which item."""
+        """Return the name of the file of an image in its source, or the number of its item."""
         row = int(self.rows[index])
         if "names" not in self.files:
             return f"item {row}"
         if self._names is None:
-            if fault := find_fault(self.folder / "names", self.files["names"]):
+            fault = find_fault(self.folder / "names", self.files["names"])
+            if fault:
                 raise self._pack.damaged(fault)
             self._names = Names(self.folder / "names")
         return self._names[row]
 
     def _image(self, index: int):
-        return self._pixels(index, *self.shards.read([index]))
+        (record,) = self.shards.read([index])
+        return self._pixels(index, record)
 
     def _pixels(self, index: int, record: bytes, out=None):
         import numpy
@@ -212,10 +287,10 @@ class PackedImages(StoredImages):
                 raise SystemFailureError(
                     f"image {index} of {self.folder} cannot be decoded: {self.name(index)}",
                     found=error,
-                    fix="leave it out, torch.utils.data.Subset(records, indices), or pack the images again",
+                    fix="leave it out, torch.utils.data.Subset(packed, indices), or pack the images again",
                 ) from error
         pixels = numpy.frombuffer(stored, numpy.uint8).reshape(self.shape)
         if out is None:
-            return pixels.copy()  # a record's own cannot be written to
+            return pixels.copy()  # the bytes of a record are read-only
         out[:] = pixels
         return out

@@ -264,7 +264,7 @@ def _reopen(described: PackSource, target: PackFolder) -> PackedImages:
     """Open a finished pack; FileExistsError if it holds other images."""
     another = target.differences(target.read_manifest()["plan"])
     if another:
-        raise FileExistsError(another)
+        raise another
     packed = PackedImages(target.folder)
     if described.items is None:
         for name in ("names", "looks.npy"):
@@ -299,7 +299,7 @@ def _fill(target: PackFolder, described: PackSource, share: float, *, workers, p
     if begun and target.find_outputs():
         another = target.differences(begun)
         if another:
-            raise FileExistsError(another)  # not cleared, because it may be hours of work
+            raise another  # not cleared, because it may be hours of work
     # A stream may differ after its first item; the headers of unchanged files do not.
     target.begin(from_scratch=described.is_stream and not target.find_outputs())
     try:
@@ -384,7 +384,7 @@ def _compare_files(described: PackSource, target: PackFolder, *, noted: Path, pa
     compare = None if described.reader else is_packed
     found = find_changed(before[is_written], now[is_written], files, compare)
     if found:
-        raise FileExistsError(target.another(found))
+        raise target.another(found)
 
 
 def _finish(described: PackSource, target: PackFolder, share: float) -> None:

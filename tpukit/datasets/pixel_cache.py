@@ -1,4 +1,9 @@
-"""Read decoded images through the page cache: as fast as memory is copied, checked when the cache is opened."""
+"""Read decoded images through the page cache: as fast as memory is copied.
+
+A cache is one .npy file, `images.npy`, that is mapped into memory. All processes of a machine share
+the mapping, so eight workers need the memory once. Each block of 1,024 images has a checksum in the
+manifest, which is compared when the cache is opened.
+"""
 
 import functools
 import io
@@ -15,41 +20,45 @@ from tpukit.datasets.stored_images import StoredImages
 from tpukit.essentials.display import human_size
 from tpukit.essentials.environment import available_memory, cpus
 
-BLOCK = 1024  # images that share a checksum, and are decoded again together after an interruption
+# Images that share a checksum, and are decoded again together after an interruption.
+BLOCK = 1024
 
 
 class CacheFolder(ResumableFolder):
-    """A folder that `cached_images` writes: all pixels in one file, and the index of the records."""
+    """A folder that `cached_images` writes: all pixels in one file, and the index of the pack."""
 
-    kind, version = "cache", 4
+    kind = "cache"
+    version = 4
     outputs = ("images.npy", "index.npy", "groups.npy")
     make = "tpukit.cached_images(packed, size=..., folder=folder)"
     repair = "delete it, shutil.rmtree('{folder}'), and build it again"
 
 
 class CachedImages(StoredImages):
-    """Decoded images on disk as a map-style dataset, and as a source of whole batches.
+    """Decoded images on disk, as a map-style dataset and as a source of whole batches.
 
-    `[i]` is `(image, labels)`: (3, size, size) uint8 tensor in [0, 255] and labels as of `PackedImages`. Make it in the
-    kernel and use it in the workers: the map of the file goes through a fork, a pickle is the path, and all processes
-    of a machine share the memory. Leave the files as they are while it is open: a process that reads where one was cut
-    off is ended by the system (SIGBUS).
+    `[i]` is `(image, labels)`: (3, size, size) uint8 tensor in [0, 255] and labels as those of
+    `PackedImages`. Make it in the kernel and use it in the workers: the mapping of the file goes
+    through a fork, and a pickle holds only the path.
+
+    Do not change the files while the cache is open: the system ends a process with SIGBUS if it
+    reads from a file that was cut off.
 
     Args:
-        folder: where `cached_images` wrote.
-        verify: compare every block of images with its checksum, on all CPUs: 4.5 GB/s per CPU, so 20 s of one CPU
-            for 88 GB in memory; from a disk as fast as it reads, after which memory holds the images. False: check
-            everything else only.
+        folder: the folder that `cached_images` wrote.
+        verify: True compares every block of images with its checksum, on all CPUs. One CPU checks
+            4.5 GB/s, so 88 GB in memory take 20 s of one CPU. From a disk it is as fast as the
+            disk, and afterwards memory holds the images. False checks everything else only.
 
     Attributes:
         images: (N, size, size, 3) uint8, read-only, the mapped file; with masks (N, size, size, 4).
-        shape: (size, size, 3 or 4).
-        in_memory: True where memory holds all images, so that nothing need be read ahead.
-        names, labels, groups, group_names, classes, rows: as of the `PackedImages` it was made of.
+        shape: (size, size, 3), with masks (size, size, 4).
+        in_memory: True if memory holds all images, so that nothing need be read ahead.
+        names, labels, groups, group_names, classes, rows: as those of `PackedImages`.
 
     Raises:
         FileNotFoundError: there is no finished cache in the folder.
-        ValueError: the folder is not one of a cache.
+        ValueError: the folder is not that of a cache.
         OSError: a file is missing, cut off, changed, or of another cache; the message names it.
     """
 
@@ -59,13 +68,17 @@ class CachedImages(StoredImages):
         import numpy
 
         cache = CacheFolder(Path(folder).absolute())
-        folder, manifest = cache.folder, cache.read_manifest()
+        folder = cache.folder
+        manifest = cache.read_manifest()
         for name, expected in manifest["files"].items():
-            if fault := find_fault(folder / name, expected):
+            fault = find_fault(folder / name, expected)
+            if fault:
                 raise cache.damaged(fault)
         super().__init__(folder, numpy.load(folder / "index.npy"), manifest)
-        self.plan, self.made = manifest["plan"], manifest.get("made", {})
-        self._layout = layout = layout_of(self.plan)
+        self.plan = manifest["plan"]
+        self.made = manifest.get("made", {})
+        layout = layout_of(self.plan)
+        self._layout = layout
         self.shape = layout.shape
         self._mapping = map_file(folder / "images.npy")
         if self._mapping[: len(layout.header)] != layout.header:
@@ -73,16 +86,22 @@ class CachedImages(StoredImages):
         pixels = numpy.frombuffer(self._mapping, numpy.uint8, offset=len(layout.header))
         self.images = pixels.reshape(layout.count, *layout.shape)
         if verify:
-            checksums = dict(enumerate(manifest["blocks"]))
-            wrong = checksums.keys() - layout.intact(self._mapping, checksums)
-            if wrong:
-                first = layout.images(min(wrong))
-                raise cache.damaged(
-                    f"images.npy is not what was written in {len(wrong)} of {layout.blocks} blocks, "
-                    f"first among images {first[0]:,} to {first[-1]:,}"
-                )
-        # What was verified was read: memory holds it now, unless there was no room for all of it.
-        self.in_memory = verify and self.images.nbytes < (available_memory() or 0)
+            self._verify(cache, manifest["blocks"])
+        # Verifying reads all images, so memory holds them now if it is large enough.
+        fits_memory = self.images.nbytes < (available_memory() or 0)
+        self.in_memory = verify and fits_memory
+
+    def _verify(self, cache: CacheFolder, blocks: list[int]) -> None:
+        """Raise OSError if a block does not have its checksum."""
+        checksums = dict(enumerate(blocks))
+        wrong = checksums.keys() - self._layout.intact(self._mapping, checksums)
+        if not wrong:
+            return
+        first = self._layout.images(min(wrong))
+        raise cache.damaged(
+            f"images.npy is not what was written in {len(wrong)} of {self._layout.blocks} blocks, "
+            f"first among images {first[0]:,} to {first[-1]:,}"
+        )
 
     def __reduce__(self):
         return functools.partial(CachedImages, verify=False), (self.folder,), self._relabelled()
@@ -95,20 +114,24 @@ class CachedImages(StoredImages):
         return f"{human_size(self.images.nbytes)} of decoded pixels in 1 file"
 
     def take(self, indices, out=None):
-        """Return (n, size, size, 3) uint8 in [0, 255], in the order asked for; takes and raises as `PackedImages.take`."""
+        """Return (n, size, size, 3) uint8 in [0, 255] in the order of `indices`.
+
+        With masks (n, size, size, 4). Arguments and errors are those of `PackedImages.take`.
+        """
         import numpy
 
         indices = self._indices(indices)
         if out is not None:
             self._check_out(out, len(indices))
-        # With mode="raise" numpy fills an array of its own first and copies that: a third of the speed.
+        # With mode="raise" numpy fills an array of its own first and copies it: a third of the
+        # speed. The indices are checked above.
         return numpy.take(self.images, indices, axis=0, out=out, mode="clip")
 
     def read_ahead(self, indices) -> None:
-        """Ask the system for images that will be taken soon, without waiting for them.
+        """Ask the system to read images that will be taken soon, without waiting for them.
 
-        From a cold disk `take` is then four to five times as fast. Where memory holds them already, asking would cost
-        a seventh of the time, so nothing is asked for a cache that was verified and fits into memory.
+        From a cold disk `take` is then four to five times as fast. For images in memory, asking
+        would cost a seventh of the time, so `read_ahead` does nothing if `in_memory` is True.
         """
         if self.in_memory:
             return
@@ -121,14 +144,22 @@ class CachedImages(StoredImages):
 
 @dataclass(frozen=True)
 class Layout:
-    """An .npy file of images as it lies on the disk: where everything is in it, and a checksum for every block."""
+    """The layout of an .npy file of images, in blocks that have a checksum each.
+
+        header | image 0 | image 1 | ... | image 1023 | image 1024 | ...
+               | block 0                              | block 1
+
+    Attributes:
+        count: the number of images.
+        shape: (H, W, 3) or, with masks, (H, W, 4).
+    """
 
     count: int
     shape: tuple[int, ...]
 
     @functools.cached_property
     def header(self) -> bytes:
-        """What the file begins with."""
+        """The bytes at the beginning of the file."""
         from numpy.lib import format as npy
 
         written = io.BytesIO()
@@ -148,8 +179,8 @@ class Layout:
 
     @property
     def blocks(self) -> int:
-        """How many blocks there are; the last may be short."""
-        return -(-self.count // BLOCK)
+        """The number of blocks; the last may be short."""
+        return math.ceil(self.count / BLOCK)
 
     def start(self, image: int) -> int:
         """Return the first byte of an image."""
@@ -160,22 +191,25 @@ class Layout:
         return range(block * BLOCK, min(self.count, (block + 1) * BLOCK))
 
     def intact(self, mapping: mmap.mmap, checksums: dict[int, int]) -> set[int]:
-        """Return the blocks whose checksum is still the one given, read on all CPUs."""
+        """Return the blocks that still have the given checksum, read on all CPUs."""
         view = memoryview(mapping)
 
         def is_intact(block: int) -> bool:
             images = self.images(block)
-            start, size = self.start(images.start), len(images) * self.each
+            start = self.start(images.start)
+            size = len(images) * self.each
             ask_for(mapping, start, size)
             return zlib.crc32(view[start : start + size]) == checksums[block]
 
         with ThreadPoolExecutor(cpus()) as pool:
-            return {block for block, fine in zip(checksums, pool.map(is_intact, checksums), strict=True) if fine}
+            results = dict(zip(checksums, pool.map(is_intact, checksums), strict=True))
+        return {block for block, fine in results.items() if fine}
 
 
 def layout_of(plan: dict) -> Layout:
-    """Say how the file of images of a cache with this plan is laid out."""
-    return Layout(plan["count"], (plan["size"], plan["size"], plan.get("channels", 3)))
+    """Return the layout of the images of a cache with this plan."""
+    size = plan["size"]
+    return Layout(plan["count"], (size, size, plan.get("channels", 3)))
 
 
 def map_file(file: Path) -> mmap.mmap:
@@ -185,9 +219,9 @@ def map_file(file: Path) -> mmap.mmap:
 
 
 def ask_for(mapping: mmap.mmap, start: int, size: int) -> None:
-    """Have the system read a stretch of a mapped file into memory, unless it is there, without waiting for it."""
-    # Not os.posix_fadvise: it gives up the GIL, and beside a thread that keeps Python busy waits up to 5 ms to have it
-    # back, for every image. Measured so: 300 images/s, against 16,000 with this.
+    """Ask the system to read a part of a mapped file into memory, without waiting for it."""
+    # Not os.posix_fadvise: it releases the GIL, and beside a thread that keeps Python busy it waits
+    # up to 5 ms for each image to get it back: 300 images per second, against 16,000 with this.
     if hasattr(mmap, "MADV_WILLNEED"):
         page = start - start % mmap.PAGESIZE
         mapping.madvise(mmap.MADV_WILLNEED, page, start + size - page)

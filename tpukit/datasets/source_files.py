@@ -1,5 +1,11 @@
-"""The files that are packed: read by their numbers, and looked at again when a pack is opened for the same source."""
+"""Read the files of a source by number, and recognise them when a pack is opened again.
 
+A pack keeps size, time and place of each file. If a size differs, the source has changed. A copy of
+a folder has other times and places, so if only those differ, `find_changed` compares up to a
+hundred files with the pack, byte by byte. Comparing all would take as long as packing them.
+"""
+
+import math
 import os
 import stat
 import zlib
@@ -8,19 +14,21 @@ from collections.abc import Callable, Iterable, Sequence
 from tpukit.datasets.masks import join
 
 _LOOKED_AT = 20_000  # files; on a network drive a look takes about a millisecond
-_COMPARED = 100  # of those that may have changed
-# A pipe or a device ends at once, where an ordinary open would wait for somebody to write to it.
+_COMPARED = 100  # files whose times or places differ
+# An open without this flag would wait for a writer if the path is that of a pipe or a device.
 _FLAGS = getattr(os, "O_NONBLOCK", 0)
 
 
 class Files:
-    """The files of a source: `[n]` is the bytes of one, and of its mask if there are masks."""
+    """The files of a source: `[n]` is the bytes of one file, joined with those of its mask."""
 
     shape = None  # not known until they are decoded
     encoding = "jpeg"
 
     def __init__(self, names: Sequence[str], root: str, masks: Sequence[str] | None = None):
-        self.names, self._root, self._masks = names, root, masks
+        self.names = names
+        self._root = root
+        self._masks = masks
 
     def __getitem__(self, number: int) -> bytes:
         image = _read(self.name(number))
@@ -33,7 +41,7 @@ class Files:
             raise OSError(error.errno, f"its mask {mask}: {error.strerror}") from error
 
     def name(self, number: int) -> str:
-        """Say where a file is."""
+        """Return the path of a file."""
         return os.path.join(self._root, self.names[number])
 
 
@@ -43,7 +51,10 @@ def _read(path: str) -> bytes:
 
 
 class Names:
-    """Names in a file, each ended by a zero byte as no path holds one; two million cost 16 MB of memory, not 200."""
+    """A sequence of names in a file, each ended by a zero byte, which no path can hold.
+
+    Two million names take 16 MB of memory instead of 200.
+    """
 
     def __init__(self, file):
         import numpy
@@ -55,7 +66,9 @@ class Names:
         return len(self._ends)
 
     def __getitem__(self, number: int) -> str:
-        begin = self._ends[number - 1] + 1 if number else 0
+        begin = 0
+        if number:
+            begin = self._ends[number - 1] + 1
         return os.fsdecode(self._bytes[begin : self._ends[number]].tobytes())
 
     @staticmethod
@@ -64,56 +77,74 @@ class Names:
         return os.fsencode("\0".join([*names, ""]))
 
 
-# Names say nothing of it: another folder may hold files of the same names. To read all again would take as long as to
-# pack them. Times alone are too strict, as a copy has others; so where only those differ the bytes decide.
-
-
 def look_at(names: Sequence[str], root: str, masks: Sequence[str] = ()):
-    """Return row, size, time and place of files, evenly spread where there are more than 20,000; size -1: not there.
+    """Return row, size, time and place of the files, of at most 20,000 that are evenly spread.
 
-    Of an image and its mask, the sum of their sizes and the later of their times.
+    Args:
+        names: the paths of the images, relative to the root.
+        root: a folder; "" for the current one.
+        masks: the paths of their masks; () for none. An image and its mask have the sum of their
+            sizes and the later of their times.
+
+    Returns:
+        A structured array; the size is -1 if there is no ordinary file.
     """
     import numpy
 
-    rows = range(0, len(names), -(-len(names) // _LOOKED_AT) or 1)
-    base, looks = os.path.realpath(root or "."), []
-    for row in rows:
-        paths = [os.path.join(base, mine[row]) for mine in (names, masks) if mine]
+    step = math.ceil(len(names) / _LOOKED_AT) or 1
+    base = os.path.realpath(root or ".")
+    looks = []
+    for row in range(0, len(names), step):
+        paths = [os.path.join(base, names[row])]
+        if masks:
+            paths.append(os.path.join(base, masks[row]))
+        size = -1
+        time = 0
         try:
             found = [os.stat(path) for path in paths]
-            there = all(stat.S_ISREG(status.st_mode) for status in found)
-            size = sum(status.st_size for status in found) if there else -1
-            time = max(status.st_mtime_ns for status in found)
         except OSError:
-            size, time = -1, 0
-        looks.append((row, size, time, zlib.crc32(os.fsencode("\0".join(paths)))))
+            found = []
+        if found:
+            time = max(status.st_mtime_ns for status in found)
+            if all(stat.S_ISREG(status.st_mode) for status in found):
+                size = sum(status.st_size for status in found)
+        place = zlib.crc32(os.fsencode("\0".join(paths)))
+        looks.append((row, size, time, place))
     return numpy.array(looks, [("row", "<i8"), ("size", "<i8"), ("time", "<i8"), ("place", "<u4")])
 
 
 def find_changed(before, now, files: Files, is_packed: Callable[[int], bool] | None) -> str | None:
-    """Say which files are not those that were packed; None: none is known to be another.
+    """Describe the files that are not those that were packed; None if no difference is found.
 
-    Files that are gone are not compared: a pack may outlive its source. `before` and `now` are what `look_at` returned
-    when they were packed, and returns now; `is_packed` tells of a file's number whether its bytes are those in the
-    pack, and None compares sizes alone.
+    Files that are gone are not compared, because a pack may outlive its source.
+
+    Args:
+        before: the result of `look_at` when the files were packed.
+        now: the result of `look_at` now.
+        files: the files now.
+        is_packed: returns True if the bytes of a file, by its number, are those in the pack; None
+            compares sizes only.
     """
-    there = (now["size"] >= 0) & (before["size"] >= 0)
-    other = there & (now["size"] != before["size"])
-    if other.any():
-        first = int(other.argmax())
+    is_there = (now["size"] >= 0) & (before["size"] >= 0)
+    has_other_size = is_there & (now["size"] != before["size"])
+    if has_other_size.any():
+        first = int(has_other_size.argmax())
         return (
-            f"{int(other.sum())} of {len(now)} files have another size, for instance {files.name(now['row'][first])}: "
-            f"{now['size'][first]:,} bytes, packed were {before['size'][first]:,}"
+            f"{int(has_other_size.sum())} of {len(now)} files have another size, for instance "
+            f"{files.name(now['row'][first])}: {now['size'][first]:,} bytes, "
+            f"packed were {before['size'][first]:,}"
         )
     if is_packed is None:
         return None
-    doubtful = now["row"][there & ((now["time"] != before["time"]) | (now["place"] != before["place"]))]
-    for row in doubtful[:: -(-len(doubtful) // _COMPARED) or 1].tolist():
+    has_moved = (now["time"] != before["time"]) | (now["place"] != before["place"])
+    doubtful = now["row"][is_there & has_moved]
+    step = math.ceil(len(doubtful) / _COMPARED) or 1
+    for row in doubtful[::step].tolist():
         if not is_packed(row):
             return f"{files.name(row)} has other contents than the file that was packed"
     if len(doubtful) > _COMPARED:
         print(
-            f"pack: {len(doubtful):,} files have other times or places than when they were packed; "
-            "a hundred of them were compared, and are the same"
+            f"pack: {len(doubtful):,} files have other times or places than when they were "
+            "packed; a hundred of them were compared, and are the same"
         )
     return None

@@ -1,4 +1,4 @@
-"""What a pack and a cache have in common: labels, groups and rows of N images, and the checks of what is asked for."""
+"""The part that a pack and a cache share: labels, groups and rows of N images, and their checks."""
 
 import operator
 from pathlib import Path
@@ -15,43 +15,54 @@ from tpukit.essentials.display import (
     first_few,
 )
 
+_FEW = 12  # names that are shown in a row of a table
+
 
 class StoredImages:
-    """N images on disk as a map-style dataset, and as a source of whole batches.
+    """N images on disk, as a map-style dataset and as a source of whole batches.
 
-    A subclass gives `shape`, `take`, and `_image`, which returns (H, W, 3 or 4) uint8 of one image, the caller's own;
-    and in words `_form`, the shape of an image, or that they differ, and `_size`, how many files there are, how large.
+    A subclass has `shape`, `take`, and `_image`, which returns one image as a new array, (H, W, 3)
+    or (H, W, 4) uint8. For texts it has `_form`, the shape of the images, and `_size`, the number
+    and size of the files.
 
     Attributes:
-        folder: where they are.
-        names: of the L labels, or of the classes: what `show_batch(names=...)` takes.
-        labels: (N, L) float32; with classes (N,) int64, the number of each image's class. Read-only: other labels are
-            put in place, `images.labels = ...`, one or one row for each image; of a pandas Series or DataFrame, in
-            the order of the table, those of `rows`. A cache that is made afterwards has them, too.
-        has_masks: True where each image has a mask; what is taken is then (H, W, 4), the fourth channel the mask.
-        groups: (N,) int32, the number of each image's group; without groups each image is its own, with those of
-            equal contents.
-        group_names: what those numbers stand for; empty without groups.
-        classes: what the class numbers stand for: sub-folders, words, a dataset's classes; empty without classes.
-        rows: (N,) int64, the row of the table that each image was, or the number of the item or file, from 0:
-            `table.fold.to_numpy()[images.rows]` is each image's fold.
-        made: what decided the pixels when they were packed, such as size and window, by the names of the pack's plan;
-            empty for a cache from before this was kept.
+        folder: the folder of the images.
+        names: of the L labels, or of the classes, for `show_batch(names=...)`.
+        labels: (N, L) float32; with classes (N,) int64, the class number of each image. The array
+            is read-only, but other labels can be assigned, `images.labels = ...`: one label, or
+            one row, per image. From a pandas Series or DataFrame in the order of the table, those
+            of `rows` are taken. A cache that is made afterwards has the assigned labels.
+        has_masks: True if each image has a mask; `take` then returns (n, H, W, 4), the fourth
+            channel the mask.
+        groups: (N,) int32, the number of each image's group. Without groups each image is a group
+            together with its copies.
+        group_names: the names of these numbers; empty without groups.
+        classes: the names of the class numbers: sub-folders, words, or the classes of a dataset;
+            empty without classes.
+        rows: (N,) int64, the row of each image in the table, or the number of its item or file,
+            from 0: `table.fold.to_numpy()[images.rows]` is the fold of each image.
+        made: the settings that decided the pixels, such as size and window, by their names in the
+            plan of the pack; empty for a cache from before they were kept.
     """
 
     def __init__(self, folder: Path, index, manifest: dict):
         import numpy
 
         self.folder = folder
-        self.names, self.classes, self.group_names = (manifest[key] for key in ("names", "classes", "group_names"))
+        self.names = manifest["names"]
+        self.classes = manifest["classes"]
+        self.group_names = manifest["group_names"]
         self.has_masks = manifest.get("masks", False)
-        labels, self.groups, self.rows = (numpy.ascontiguousarray(index[name]) for name in ("labels", "group", "row"))
+        labels = numpy.ascontiguousarray(index["labels"])
+        self.groups = numpy.ascontiguousarray(index["group"])
+        self.rows = numpy.ascontiguousarray(index["row"])
         if "groups.npy" in manifest["files"]:
             self.groups = numpy.load(folder / "groups.npy")
         if self.classes:
-            self.names, labels = self.classes, labels[:, 0].astype(numpy.int64)
+            self.names = self.classes
+            labels = labels[:, 0].astype(numpy.int64)
         self._labels = self._stored_labels = labels
-        # What was changed in place would be lost where this is pickled, as for the processes of a DataLoader.
+        # A pickle, as for the processes of a DataLoader, would lose changes made in place.
         for array in (labels, self.groups, self.rows):
             array.setflags(write=False)
 
@@ -67,35 +78,54 @@ class StoredImages:
         if hasattr(labels, "iloc"):
             labels = self._of_the_table(labels)
         labels = numpy.array(labels)
-        if self.classes and labels.shape[1:] == (1,):  # of a table's one column
+        if self.classes and labels.shape[1:] == (1,):  # the only column of a DataFrame
             labels = labels[:, 0]
         if labels.shape[:1] != (len(self),):
             raise InvalidValueError(
                 f"there are {len(self):,} images, and labels of shape {labels.shape}",
                 fix="one label, or one row of them, for each: table.labels.to_numpy()[images.rows]",
             )
-        if labels.dtype.kind not in "biuf" or (labels.dtype.kind == "f" and not numpy.isfinite(labels).all()):
-            wrong = labels[~numpy.isfinite(labels)][0] if labels.dtype.kind == "f" else labels.reshape(-1)[0]
-            fix = "leave such images out, or number them"
-            if wrong in self.classes:
-                fix = "the numbers of these classes: [images.classes.index(word) for word in words]"
-            raise InvalidValueError("labels are finite numbers", found=repr(wrong), fix=fix)
+        self._check_finite(labels)
         if self.classes and labels.ndim == 1:
-            wrong = (labels < 0) | (labels >= len(self.classes)) | (labels % 1 != 0)
-            if wrong.any():
-                raise InvalidValueError(
-                    f"label {labels[wrong][0]} is none of the {len(self.classes)} classes",
-                    found=first_few(self.classes, 8),
-                    fix="numbers from 0, in the order of .classes; for other classes pack again",
-                )
-            labels = labels.astype(numpy.int64)
-            if are_other_numbers(self.classes):
-                print(f"labels: numbers are places in .classes, from 0: 0 stands for {self.classes[0]!r}")
+            labels = self._as_classes(labels)
         labels.setflags(write=False)
         self._labels = labels
 
+    def _check_finite(self, labels) -> None:
+        """Raise ValueError unless the labels are finite numbers."""
+        import numpy
+
+        if labels.dtype.kind == "f":
+            is_wrong = ~numpy.isfinite(labels)
+            if not is_wrong.any():
+                return
+            wrong = labels[is_wrong][0]
+        elif labels.dtype.kind in "biu":
+            return
+        else:
+            wrong = labels.reshape(-1)[0]
+        fix = "leave such images out, or number them"
+        if wrong in self.classes:
+            fix = "the numbers of these classes: [images.classes.index(word) for word in words]"
+        raise InvalidValueError("labels are finite numbers", found=repr(wrong), fix=fix)
+
+    def _as_classes(self, labels):
+        """Return (N,) class numbers as int64; ValueError for a number that is no class."""
+        import numpy
+
+        wrong = (labels < 0) | (labels >= len(self.classes)) | (labels % 1 != 0)
+        if wrong.any():
+            raise InvalidValueError(
+                f"label {labels[wrong][0]} is none of the {len(self.classes)} classes",
+                found=first_few(self.classes, 8),
+                fix="numbers from 0, in the order of .classes; for other classes pack again",
+            )
+        if are_other_numbers(self.classes):
+            print(f"labels: numbers are places in .classes, from 0: 0 stands for {self.classes[0]!r}")
+        return labels.astype(numpy.int64)
+
     def _of_the_table(self, labels):
-        """Return the rows of a Series or DataFrame in the order of the images; it has to be in that of the table."""
+        """Return a Series or DataFrame of the table in the order of the images."""
         import numpy
 
         last = int(self.rows.max(initial=-1))
@@ -104,9 +134,13 @@ class StoredImages:
                 f"the labels have {len(labels):,} rows, and the images were rows 0 to {last:,} of a table",
                 fix="labels of all rows of that table; or labels.to_numpy() in the order of the images, see .rows",
             )
-        # Of what was put in the order of the images, as by `.iloc[images.rows]`, the index shows it.
-        back = labels.index[numpy.argsort(self.rows)] if len(labels) == len(self) else labels.index
-        if back.is_monotonic_increasing and not labels.index.is_monotonic_increasing:
+        # If labels were put in the order of the images, as by `.iloc[images.rows]`, their index
+        # is in order after it is sorted back.
+        back = labels.index
+        if len(labels) == len(self):
+            back = labels.index[numpy.argsort(self.rows)]
+        is_shuffled = not labels.index.is_monotonic_increasing
+        if is_shuffled and back.is_monotonic_increasing:
             raise InvalidValueError(
                 "the labels seem to be in the order of the images already, and those of pandas in that of the table",
                 found=f"index {first_few(labels.index.tolist(), 8)}",
@@ -115,11 +149,13 @@ class StoredImages:
         return labels.iloc[self.rows]
 
     def _relabelled(self) -> dict | None:
-        """Return what a pickle has to hold beside the path: labels that were put in place of the stored ones."""
-        return None if self._labels is self._stored_labels else {"_labels": self._labels}
+        """Return the state that a pickle holds beside the path: labels that were assigned."""
+        if self._labels is self._stored_labels:
+            return None
+        return {"_labels": self._labels}
 
     def labelled_as(self, other: "StoredImages") -> "StoredImages":
-        """Return these images with the labels that were put in place in others, of which they are another form."""
+        """Return these images with the labels that were assigned to another form of them."""
         self.__dict__.update(other._relabelled() or {})
         return self
 
@@ -127,20 +163,26 @@ class StoredImages:
         return len(self.labels)
 
     def __repr__(self) -> str:
-        each = self._form()
-        return f"{type(self).__name__}({str(self.folder)!r}): {counted(len(self), 'image')}{each}, {self._size()}"
+        name = type(self).__name__
+        images = counted(len(self), "image")
+        return f"{name}({str(self.folder)!r}): {images}{self._form()}, {self._size()}"
 
     def _repr_html_(self) -> str:
-        rows = [("images", f"{len(self):,}{self._form()}"), ("folder", f"`{self.folder}`, {self._size()}")]
+        rows = [
+            ("images", f"{len(self):,}{self._form()}"),
+            ("folder", f"`{self.folder}`, {self._size()}"),
+        ]
         if self.classes:
-            rows.append((counted(len(self.classes), "class"), first_few(self.classes, 12)))
+            rows.append((counted(len(self.classes), "class"), first_few(self.classes, _FEW)))
         elif self.names:
-            rows.append((counted(len(self.names), "label"), first_few(self.names, 12)))
+            rows.append((counted(len(self.names), "label"), first_few(self.names, _FEW)))
         if self.has_masks:
             rows.append(("masks", "a class number for every pixel"))
         if self.group_names:
-            rows.append((counted(len(self.group_names), "group"), first_few(self.group_names, 12)))
-        if skipped := getattr(self, "skipped", ()):
+            groups = counted(len(self.group_names), "group")
+            rows.append((groups, first_few(self.group_names, _FEW)))
+        skipped = getattr(self, "skipped", ())
+        if skipped:
             rows.append(("left out", f"{counted(len(skipped), 'damaged image')}: `.skipped`"))
         return as_html(rows, title=type(self).__name__)
 
@@ -159,15 +201,25 @@ class StoredImages:
             raise self._no_such_image(index)
         index %= len(self)
         image = torch.from_numpy(self._image(index)).permute(2, 0, 1).contiguous()
-        return split_masks(image, torch.from_numpy(numpy.array(self.labels[index])))
+        labels = torch.from_numpy(numpy.array(self.labels[index]))
+        return split_masks(image, labels)
 
     def split(self, valid: float = 0.2, seed: int = 0, *, stratify: bool = False):
-        """Return the images to train and to validate on, two int64 arrays; no group is on both sides.
+        """Return the images to train and to validate on; no group is on both sides.
 
-        `stratify=True` gives both sides about the same share of each class, or of each label of zeros and ones. See
-        `split_by_group`. A cache and the records it was made of give the same.
+        A pack and its cache are split in the same way.
+
+        Args:
+            valid: the share of the images to validate on, between 0 and 1.
+            seed: decides the groups that are chosen.
+            stratify: True gives both sides about the same share of each class, or of each label of
+                zeros and ones.
+
+        Returns:
+            Two int64 arrays of indices, in order. See `split_by_group`, also for errors.
         """
-        return split_by_group(self.groups, valid, seed, self.labels if stratify else None)
+        kinds = self.labels if stratify else None
+        return split_by_group(self.groups, valid, seed, stratify=kinds)
 
     def _indices(self, indices):
         """Return the indices of some images as an array, checked."""
@@ -176,14 +228,17 @@ class StoredImages:
         indices = numpy.asarray(indices)
         if not indices.size:
             return numpy.empty(0, numpy.int64)
-        if indices.ndim != 1 or indices.dtype.kind not in "iu":  # numpy would take True for 1
+        if indices.ndim != 1 or indices.dtype.kind not in "iu":  # numpy would use True as 1
             raise InvalidValueError(
                 f"indices are one list of whole numbers, got shape {indices.shape} of {indices.dtype}",
                 fix="numpy.flatnonzero(mask), where this is a mask",
             )
-        low, high = indices.min(), indices.max()
-        if low < 0 or high >= len(self):
-            raise self._no_such_image(high if high >= len(self) else low)
+        highest = indices.max()
+        if highest >= len(self):
+            raise self._no_such_image(highest)
+        lowest = indices.min()
+        if lowest < 0:
+            raise self._no_such_image(lowest)
         return indices
 
     def _no_such_image(self, index) -> IndexError:
@@ -191,9 +246,10 @@ class StoredImages:
         return InvalidIndexError(f"image {index} of {len(self):,} was asked for", fix=fix)
 
     def _check_out(self, out, count: int) -> None:
-        """Raise unless `out` is an array that takes this many images."""
-        if out.shape != (count, *self.shape) or out.dtype != "uint8":
+        """Raise ValueError unless `out` is an array for so many images."""
+        shape = (count, *self.shape)
+        if out.shape != shape or out.dtype != "uint8":
             raise InvalidValueError(
-                f"take writes {(count, *self.shape)} uint8, and out is {out.shape} {out.dtype}",
-                fix=f"out=numpy.empty({(count, *self.shape)}, numpy.uint8), or leave it out",
+                f"take writes {shape} uint8, and out is {out.shape} {out.dtype}",
+                fix=f"out=numpy.empty({shape}, numpy.uint8), or leave it out",
             )

@@ -325,7 +325,7 @@ def _is_complete(target: PhantomFolder) -> bool:
         return False
     others = target.differences(made)
     if others:
-        raise FileExistsError(others)
+        raise others
     images = sum(len(files) for _, _, files in os.walk(target.folder / _images(target.plan)))
     is_whole = images == target.plan["studies"] * target.plan["slices"]
     return is_whole and (target.folder / "train.csv").is_file()
