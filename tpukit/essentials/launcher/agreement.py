@@ -389,7 +389,7 @@ class Agreement:
 
 
 def difference_at_end(everyone: list[dict | None]) -> OutOfSyncError | None:
-    """Return the error for the states from `state_at_end`, by rank; None if the cores are in sync."""
+    """Return the error for the states from `state_at_end`, by rank; None if they are in sync."""
     if None in everyone or all(state == everyone[0] for state in everyone):
         return None
     compared = []

@@ -74,7 +74,8 @@ class Failure:
 
     Attributes:
         rank: the core.
-        when: `time.monotonic()`, one clock for all processes of a machine; 0 if it caused all others.
+        when: `time.monotonic()`, one clock for all processes of a machine; 0 if it
+            caused all others.
         what: the event, such as "raised KeyError: 'a'" or "was killed by SIGKILL".
         waiting: the collective it was in, so the cause is probably another core; None for none.
         place: the innermost line that is not a library's.
@@ -173,7 +174,7 @@ def exception_raised(rank: int, error: BaseException) -> Failure:
 
 
 def device_not_started(rank: int, error: BaseException) -> Failure:
-    """Describe the exception that kept a device from starting; no line of the user's is to blame."""
+    """Describe the exception that kept a device from starting; no line of the user caused it."""
     trace = "".join(traceback.format_exception(error))
     parts = _parts(error)
     return Failure(
@@ -334,7 +335,7 @@ def _in_words(place: Place) -> str:
 
 
 def _notebook_cell(file: str) -> int | None:
-    """Return the number of the notebook cell that Python knows as this file; None for a real file."""
+    """Return the number of the notebook cell with this file name; None for a real file."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
     if shell is None:
@@ -413,7 +414,7 @@ def _place(error: BaseException) -> Place | None:
 
 
 def _sendable(error: BaseException) -> BaseException | None:
-    """Return the exception if the kernel can unpickle it; many cannot be built from their `args`."""
+    """Return the exception if the kernel can unpickle it; many cannot be made from `args`."""
     try:
         if len(str(error)) > _LONGEST_CAUSE:
             return None

@@ -1,11 +1,13 @@
 """Run a function on every core, and return each core's result or raise the first failure.
 
-launch(train, config)
-  check the arguments; choose backend, cores and processes      here and in `topology`
-  fork the worker processes                                     `worker_group`
-  take in what they send, until all are done or one has failed  `worker_group`, `watchdog`
-  end them                                                      `worker_group`
-  return a `Run`, or raise `WorkerError` or `LaunchInterrupted`
+    launch(train, config)
+      check the arguments; choose backend, cores and processes      here and in `topology`
+      fork the worker processes                                     `worker_group`
+      take in their messages until all are done or one has failed   `worker_group`, `watchdog`
+      end them                                                      `worker_group`
+
+It returns a `Run`, or raises a `WorkerError` or a `LaunchInterrupted`, which have the `Run` up to
+then.
 """
 
 import contextlib
@@ -26,7 +28,7 @@ from tpukit.essentials.display import (
 from tpukit.essentials.environment import Folders, MachineInfo, folders_of, wait_for_chips
 from tpukit.essentials.launcher.agreement import difference_at_end
 from tpukit.essentials.launcher.calls import explain_unknown_options, refuse_call
-from tpukit.essentials.launcher.failure import Failure, Report, report
+from tpukit.essentials.launcher.failure import Failure, report
 from tpukit.essentials.launcher.signals import INTERRUPT_STACKS_SECONDS, sigterm_ends_the_run
 from tpukit.essentials.launcher.topology import (
     choose_device,
@@ -424,8 +426,11 @@ def ready(
 
 
 def worker_failed(failure: Failure, group: WorkerGroup, prefix: str = "") -> WorkerError:
-    """Return the error that reports a group's failure; `prefix` names the group if it is one of several."""
-    described: Report = report(failure, group.topology)
+    """Return the error that reports a group's failure.
+
+    `prefix` names the group if it is one of several.
+    """
+    described = report(failure, group.topology)
     error = WorkerError(
         f"{prefix}{described.fact}",
         found=described.found,

@@ -92,9 +92,10 @@ class World(NamedTuple):
 
 
 def seed_of(seed: int | None, hosts: object = None) -> int:
-    """Return the seed of a run: the given one, or the notebook's own, which a launch does not change.
+    """Return the seed of a run: the given one, or the notebook's own.
 
-    Each of several hosts has a generator of its own, so without a seed it is 0 there.
+    A launch does not change the notebook's. Each of several hosts has a generator of its own, so
+    without a seed it is 0 there.
     """
     if seed is not None:
         return seed
