@@ -47,7 +47,7 @@ def refuse_call(fn: Callable, args: tuple) -> None:
         raise InvalidTypeError(
             f"{name}{signature} cannot be called with ({', '.join(types)}): {error}",
             fix=f"def {name}(core, ...): a worker function takes its core first, then the "
-            "arguments that follow it in launch; to pass one by keyword, "
+            "arguments that follow it in launch; to pass an argument by keyword, "
             f"functools.partial({name}, rate=0.1)",
         ) from None
 

@@ -48,7 +48,7 @@ class Sender:
         self.lock = threading.Lock()
 
     def send(self, value: object) -> None:
-        """Write one message; wait for the reader while the pipe is full.
+        """Write a message; wait for the reader while the pipe is full.
 
         Raises:
             SerializationError: a part of `value` cannot be pickled; nothing was written.
@@ -59,7 +59,7 @@ class Sender:
         pieces = [header, *parts]
         if len(parts[0]) < _CHUNK:
             # In one piece, because the system writes up to 4 KiB at once or not at all. The
-            # watchdog would take a part of a short message for a long one on its way.
+            # watchdog would take a part of a short message for a long message on its way.
             pieces = [header + parts[0], *parts[1:]]
         with self.lock, without_interrupts():  # half a message would spoil all that follow
             for piece in map(memoryview, pieces):

@@ -27,15 +27,15 @@ _STEPS_IN_MEDIAN = 64  # steps that compiled are rare among so many
 
 
 class Core(NotebookOutput):
-    """One core's view of a run; `launch` makes it and passes it to the worker function.
+    """The view of a run from a core; `launch` makes it and passes it to the worker function.
 
     Methods whose description says "Collective" must be called on every core, the same number of
-    times and in the same order. A core that leaves one out makes the others wait.
+    times and in the same order. A core that leaves out a call makes the others wait.
 
     Attributes:
         rank: number of this core, 0 to world_size - 1.
         world_size: number of cores in the run.
-        hosts: number of hosts in the run; each has files of its own.
+        hosts: number of hosts in the run; each has its own files.
         device: the `torch.device` of this core.
         chips: number of chips that are this core together, with `launch(shard=...)`; otherwise 1.
         backend: the device and the collectives; see `tpukit.essentials.backends.protocol.Backend`.
@@ -67,6 +67,7 @@ class Core(NotebookOutput):
         self.numbers = RandomNumbers(self)
         self.open_steps = 0
         self._began = time.monotonic()
+        # Called in every step; it keeps the pattern of gradients of each optimizer.
         self._average_gradients = GradientAverage(backend, self.agreement.names_of, self.print)
         self._step_seconds: deque[float] = deque(maxlen=_STEPS_IN_MEDIAN)
 
@@ -77,8 +78,8 @@ class Core(NotebookOutput):
         """Return a copy of a module on the device, with rank 0's weights. Collective.
 
         It is a copy, so the notebook's module stays as it was, also if cores are threads of one
-        process (v2 and v3). Tensors with several names, such as an embedding that is also the
-        output layer, stay one tensor. A loss with parameters or class weights needs this as well.
+        process (v2 and v3). A tensor with several names, such as an embedding that is also the
+        output layer, stays the same tensor. A loss with parameters or class weights needs it, too.
 
         BatchNorm layers use the statistics of this core's share of the batch, as on chips.
 
@@ -100,6 +101,7 @@ class Core(NotebookOutput):
                 sharded it already.
             InvalidValueError: a lazy layer has no weights yet.
         """
+        # Before the first weight is sent: different models would make the broadcast hang or fail.
         self.agreement.before_model(module)
         is_here = any(one.device.type == self.device.type for one in module.parameters())
         is_too_large_to_copy = self.chips > 1 and not is_here
@@ -139,7 +141,7 @@ class Core(NotebookOutput):
         augment on the device.
 
         *Any other dataset* gives batches nested as its items are: tuples, dicts, or both. Their
-        tensors are sent in one transfer. For Hugging Face's use `dataset.with_format("torch")`.
+        tensors are sent in a single transfer. Hugging Face's need `dataset.with_format("torch")`.
         Strings stay in host memory as lists; `fit` and `evaluate` refuse them.
 
         *Samples of varying length* need `buckets=(64, 128, 256)`. Each batch is padded to one of
@@ -147,14 +149,14 @@ class Core(NotebookOutput):
         core 0 prints how often. A mask of the positions with data is added, (batch_size, length):
         as "attention_mask" in mappings, otherwise as a last part. `tpukit.Buckets` sets the axis,
         the padding value, known lengths, and whether longer samples are cut; without it they are
-        an error. `evaluate` and `predict` take such batches if the model returns one row per
+        an error. `evaluate` and `predict` take such batches if the model returns a row per
         sample. Outputs with a row per position need one length, `buckets=(256,)`, or
         `keep_outputs=False`. Without `shuffle` an epoch is in the order of length, and
         `Batches.current` has the sample numbers of a batch.
 
         *A dataset that can only be read in order*, such as an IterableDataset, needs `steps=1000`,
         the steps per epoch. Each process that reads has its own share, which starts again when it
-        ends. The best form is a function of (share, shares) that opens one share in each process:
+        ends. The best form is a function of (share, shares) that opens a share in each process:
         `lambda share, shares: wds.WebDataset(urls[share::shares], nodesplitter=None, ...)`.
         Each process reads a plain iterable completely and keeps every shares-th sample; that is
         slow with many processes, and needs the same order in all of them. A checkpoint keeps the
@@ -163,7 +165,7 @@ class Core(NotebookOutput):
         Args:
             dataset: `PackedImages`, `CachedImages`, or any dataset with a length whose items
                 `torch.utils.data.default_collate` can stack; with `steps` an iterable, or a
-                function that opens one.
+                function that opens it.
             batch_size: samples per core and step; with `launch(shard=...)` of the whole run, a
                 multiple of `core.chips`.
             steps: steps per epoch, only for a dataset that is read in order.
@@ -229,7 +231,7 @@ class Core(NotebookOutput):
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """Wrap one training step: on a TPU it becomes one compiled graph and one dispatch.
+        """Wrap one training step: on a TPU it becomes a single graph and a single dispatch.
 
         Random numbers within it are this core's own: dropout, noise, augmentation. Outside of
         steps all cores draw the same numbers on the host, for example to split the data, unless
@@ -313,6 +315,7 @@ class Core(NotebookOutput):
             torch.nn.utils.clip_grad_norm_(parameters_of(optimizer), clip)
         with self.agreement.own_step():
             optimizer.step()
+        # None and not zeros: a parameter without a gradient is then left alone in the next step.
         optimizer.zero_grad(set_to_none=True)
 
     def average_gradients(self, optimizer, *, average_also: Iterable = ()) -> None:
@@ -327,7 +330,7 @@ class Core(NotebookOutput):
     def average_buffers(self, module) -> None:
         """Overwrite float buffers with their mean over the cores. Collective.
 
-        Each core's BatchNorm keeps running statistics of its own share of the batches. Call this
+        Each core's BatchNorm keeps running statistics of the batches it gets. Call this
         before you evaluate or save, so that all cores have the mean.
         """
         with self._together("average_buffers"):
@@ -462,12 +465,13 @@ class Core(NotebookOutput):
             path = Path(path)
             path.parent.mkdir(parents=True, exist_ok=True)
             host = self.to_host(value)
+            # It writes another file, and renames it when it is complete.
             with write_whole(path) as file:
                 save_tensors(host, file)
-        self.barrier()
+        self.barrier()  # so that every core may read the file afterwards
 
     def to_host(self, value: object) -> object:
-        """Return a value with all its tensors in host memory, in one transfer.
+        """Return a value with all its tensors in host memory, in a single transfer.
 
         It goes through nested dicts, lists and tuples. Tensors in host memory are not copied.
         """
@@ -492,7 +496,7 @@ class Core(NotebookOutput):
         return self.to_host(tree.tree_map_only(torch.Tensor, cloned, value))
 
     def to_device(self, tensors: list) -> list:
-        """Return tensors in host memory on the device, in one transfer."""
+        """Return tensors in host memory on the device, in a single transfer."""
         return self.backend.to_device(tensors)
 
     @property
@@ -511,7 +515,7 @@ class Core(NotebookOutput):
     def _together(self, name: str) -> Iterator[None]:
         """Mark a collective: an exception within it was most likely caused by another core."""
         outer = self.waiting
-        self.waiting = outer or name  # the outermost is the one that the user called
+        self.waiting = outer or name  # the user called the outermost
         try:
             yield
         except BaseException as error:
@@ -565,9 +569,9 @@ def _copy(module):
 
 
 def _move(module, device):
-    """Move a module to a device; a tensor with several names stays one tensor.
+    """Move a module to a device; a tensor with several names stays a single tensor.
 
-    On XLA `Module.to` makes one tensor per name, and these are then trained separately.
+    On XLA `Module.to` makes a tensor per name, and these are then trained separately.
     """
     places: dict[int, list[tuple[dict, str]]] = {}
     for layer in module.modules():

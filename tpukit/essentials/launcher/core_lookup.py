@@ -28,8 +28,8 @@ def find():
 def current_core():
     """Return the `Core` of the calling code, anywhere within a worker function.
 
-    In a thread that the worker function has started it is the process's core, if there is only
-    one.
+    In a thread that the worker function has started it is the process's core, if that has
+    a single core.
 
     Raises:
         TpukitRuntimeError: this process is no worker, or the thread could belong to either of two

@@ -3,7 +3,7 @@
     core 0    waits in step()     "compiling graph 2 on core 1 for 5 s; graph 1 took 17 s,
     core 1    compiles graph 2     core 0 waits"
 
-The first of these that is true is said: cores start, compile, trace, wait for a late core, wait
+The text is the first of these that is true: cores start, compile, trace, wait for a late core, wait
 for each other, wait for data, run the step, or do nothing that anybody knows.
 """
 
@@ -19,7 +19,7 @@ _COMPILE_SECONDS = 0.5  # a compilation is, as soon as a heartbeat reports it
 _SILENT_SECONDS = 10.0  # without a step, a message or a reason
 _HEARTBEATS_MISSED = 5
 _MOST_ROWS = 16  # of cores
-_MOST_NAMED = 4  # cores that are named one by one
+_MOST_NAMED = 4  # cores that are named
 _DOING = {
     "tracing": "tracing the step",
     "running": "running the step",
@@ -88,7 +88,7 @@ class CoreStates:
         self._states[rank] = CoreState(activity, waiting, doing, since=since, heard=now)
 
     def words(self, returned: Collection[int] = ()) -> str:
-        """Return in one line why no core moves; "" if one does."""
+        """Return in a line why no core moves; "" if any does."""
         now = self._clock()
         running = [rank for rank in self.ranks if rank not in returned]
         missing = [rank for rank in running if rank not in self._states]
@@ -178,7 +178,7 @@ class CoreStates:
         return f"{graph.doing} graph {graph.number}{who} for {seconds}{last}{waits}"
 
     def rows(self, returned: Collection[int] = ()) -> list[tuple[str, str]]:
-        """Return (core, what it does) for each core, if one of them does something else.
+        """Return (core, what it does) for each core, if any of them does something else.
 
         Call it often: a difference counts only if it lasts for longer than two heartbeats.
         """
@@ -265,5 +265,5 @@ class CoreStates:
 
 
 def _kind(words: str) -> str:
-    """Return a text without its seconds, which may differ by one."""
+    """Return a text without its seconds, which may differ by 1."""
     return words.partition(" for ")[0]

@@ -48,7 +48,7 @@ class NotebookOutput:
         return self.rank == 0
 
     def print(self, *values: object, everywhere: bool = False) -> None:
-        """Print one whole line in the notebook, from core 0.
+        """Print a whole line in the notebook, from core 0.
 
         Args:
             *values: joined by spaces.
@@ -173,7 +173,7 @@ class NotebookOutput:
             self._send(messages.Progress(label, done, total, options))
 
     def _end(self, message: messages.Progress, *, is_finished: bool) -> None:
-        """Send the end of a loop after its rows, so that the newest numbers stand beside the bar.
+        """Send the end of a loop after its rows, so that the curve has its newest numbers.
 
         Numbers on the device are copied only if the loop has come to its end. A loop that was left
         early may belong to a run that failed, in which a copy could wait forever. Its end is sent
@@ -188,7 +188,7 @@ class NotebookOutput:
         return any(hasattr(value, "item") for value in values)
 
     def to_host(self, value: object) -> object:
-        """Return a value with all its tensors in host memory, in one transfer."""
+        """Return a value with all its tensors in host memory, in a single transfer."""
         raise NotImplementedError
 
 

@@ -15,7 +15,7 @@ from tpukit.essentials.data import host_numbers, numbers_kept, put_back, seed_in
 
 
 class RandomNumbers:
-    """The random numbers of one core, of the host and of its device.
+    """The random numbers of a core, of the host and of its device.
 
     Attributes:
         seeded: number of times that the worker function has seeded them.
@@ -23,7 +23,7 @@ class RandomNumbers:
 
     def __init__(self, core):
         self._core = core
-        # If cores are threads of one process, they share the host's numbers.
+        # If cores are threads of a process, they share the host's numbers.
         self._can_put_back = not core.backend.shares_process
         # Whether all cores draw the same outside of steps; False once the function seeds.
         self._shared = core.world_size > 1 and self._can_put_back

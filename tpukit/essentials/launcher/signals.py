@@ -129,7 +129,7 @@ def _die_with_process(parent: int) -> None:
 
 
 def tie_children() -> None:
-    """Let processes that this one forks die with it, and give them none of its signal handlers.
+    """Let children of this process die with it, and give them none of its signal handlers.
 
     These are the processes of a DataLoader or of a pool. They do not tear down objects that this
     process has released, because that may wait for a thread which they do not have.

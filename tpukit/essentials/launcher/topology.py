@@ -52,6 +52,7 @@ def choose_topology(host: MachineInfo, cores: int | None, backend: str | None) -
                 f"cores is a whole number, at least 1, or None for all there are, got {cores!r}",
                 fix="leave cores out for all, or cores=1",
             )
+    # Without torch the launch fails later, with torch's own message.
     torch = host.versions.get("torch") or OLDEST_TORCH
     if is_too_old(torch):
         raise InvalidValueError(
@@ -118,7 +119,7 @@ def choose_device(
     cores: int | None,
     backend: str | None,
 ) -> Topology:
-    """Return the layout of a run of one process on one chip or GPU, or on one CPU process.
+    """Return the layout of a run of a single process on a chip or GPU, or on a CPU process.
 
     Raises:
         InvalidValueError: there is no device of this number, or `cores` is not 1.
@@ -140,8 +141,8 @@ def refuse_one_process_variables(
 ) -> None:
     """Raise if all workers would inherit variables that give one process its part of the chips.
 
-    libtpu would start each worker as "rank 0 of 1", and each would train a model of its own
-    without any sign of it.
+    libtpu would start each worker as "rank 0 of 1", and each would train a separate
+    model without any sign of it.
     """
     names = [name for name in ONE_PROCESS_VARIABLES if name in environ]
     has_several_chips = topology.processes * topology.chips > 1

@@ -77,7 +77,7 @@ class Stall(NamedTuple):
 
 
 class _Sample(NamedTuple):
-    """The processor time of cores at one moment."""
+    """The processor time of cores at a moment."""
 
     time: float  # `time.monotonic()`
     busy_seconds: dict[int, float]  # by rank
@@ -145,7 +145,7 @@ class Watchdog:
             self._heartbeats[rank] = Heartbeat(activity, waiting, time.monotonic())
 
     def waits_long(self, returned: set[int]) -> bool:
-        """Return whether a core has been in one collective for longer than cores are uneven."""
+        """Return whether a core has been in a collective for longer than cores are uneven."""
         return bool(_late(self._running(returned), time.monotonic()))
 
     def find_stall(self, returned: set[int], sending: Collection[int] = ()) -> Stall | None:
@@ -160,12 +160,13 @@ class Watchdog:
         now = time.monotonic()
         if not running:
             return None
+        # A time limit holds for busy cores, too, so it comes before everything else.
         over_time = self._over_time(running, now)
         if over_time is not None:
             return over_time
         stall = self._left_early(running, returned, now) or self._stuck(running, returned, now)
         if stall is None or running.keys() & set(sending):
-            self._sample = None
+            self._sample = None  # the next suspicion needs a new sample
             return None
         return stall if self._all_idle(running, now) else None
 
@@ -319,7 +320,7 @@ class Watchdog:
 
 
 def _late(running: dict[int, Heartbeat], now: float) -> list[int]:
-    """Return the cores that have been in one collective for longer than cores are uneven."""
+    """Return the cores that have been in a collective for longer than cores are uneven."""
     late = []
     for rank, beat in running.items():
         if beat.waiting and now - beat.since > _UNEVEN_SECONDS:

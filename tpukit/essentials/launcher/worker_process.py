@@ -1,4 +1,4 @@
-"""One worker process in the kernel: its fork, its pipes, its signals, its end."""
+"""A worker process as the kernel controls it: its fork, its pipes, its signals, its end."""
 
 import contextlib
 import functools
@@ -20,7 +20,7 @@ from tpukit.essentials.launcher.worker_output import WorkerOutput
 
 
 class WorkerProcess:
-    """One worker process: its pipes, the ranks of its cores, and its end.
+    """A worker process: its pipes, the ranks of its cores, and its end.
 
     Args:
         number: number of the process, from 0.
@@ -36,7 +36,7 @@ class WorkerProcess:
         started: ranks of its cores, as each reports when its device has started. The order of a
             TPU's chips is not fixed (pytorch/xla 3824, 3902), so a rank need not be the number of
             its process.
-        has_failed: True once one of its cores has reported a failure, or the kernel has noted that
+        has_failed: True once a core of it has reported a failure, or the kernel has noted that
             the process died.
         process: the `multiprocessing.Process`.
         messages: the messages of its cores.
@@ -92,7 +92,7 @@ class WorkerProcess:
             for fd in (messages_end, output_end, control_end):
                 os.close(fd)
         with contextlib.suppress(OSError):
-            # The child does this, too, because nobody knows which of them comes first.
+            # The child does this, too, because either of them may come first.
             os.setpgid(self.process.pid, self.process.pid)
         self.messages = Receiver(messages_fd)
         self.output = WorkerOutput(output_fd)
@@ -100,7 +100,7 @@ class WorkerProcess:
 
     @property
     def rank(self) -> int:
-        """The first core of the process; until a device has started, the one it probably has."""
+        """The first core of the process; until a device has started, its probable rank."""
         return min(self.started or self._expected)
 
     @property
@@ -113,7 +113,7 @@ class WorkerProcess:
         return [self.messages.fd, self.output.fd, self._control]
 
     def receive(self) -> Iterator[object]:
-        """Yield the messages that have arrived; an exception for one that does not unpickle."""
+        """Yield the messages that have arrived; an exception for each that does not unpickle."""
         for message in self.messages.receive():
             match message:
                 case messages.Started(rank):
