@@ -291,10 +291,10 @@ FAULTS = [
           cause="RecursionError"),
     # what a worker shows
     Fault("a program that prints without end", "if core.rank == 0: subprocess.run(['yes'])\ntime.sleep(1); now(); raise KeyError('late')",
-          "core 1 of 2 raised KeyError: 'late'", cause="KeyError", prints="lines more, over 500 a second, are not shown"),
+          "core 1 of 2 raised KeyError: 'late'", cause="KeyError", prints="lines more, over 500 per second, are not shown"),
     Fault("a last line without an end", "print('accuracy', 0.93, end=''); now()", "", prints=r"\[core 1\] accuracy 0.93\n"),
     Fault("500 displays from each rank", "from IPython.display import HTML, display\nfor n in range(500): display(HTML(str(n)))\nnow()", "",
-          prints="displays above 10 a second are not shown"),
+          prints="displays above 10 per second are not shown"),
     # training
     Fault("gradients of other parameters on each core",
           "parts = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 3)])\n"

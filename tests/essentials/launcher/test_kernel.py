@@ -153,7 +153,7 @@ def test_a_display_can_be_updated_from_the_worker(kernel):
     ("work", "line", "most"),
     [
         ("display(HTML('x' * 11_000_000))", "a display of more than 10 MB is not shown; save it to a file", 0),
-        ("for n in range(500): display(HTML(str(n)))", "displays above 10 a second are not shown", 60),
+        ("for n in range(500): display(HTML(str(n)))", "displays above 10 per second are not shown", 60),
         ("import ipywidgets; display(ipywidgets.IntSlider())", "a widget cannot be shown from a worker", 0),
     ],
     ids=["too large", "too many", "a widget"],

@@ -7,7 +7,7 @@ groups, as short values by name, and the cores compare one checksum per group:
     data       {"seed": 0}         -> 81      {"seed": 1}         -> 97      out of sync
     weights    {"0.weight": 512}   -> 23      {"0.weight": 512}   -> 23      in sync
 
-The message has the same small size for every model, and on a TPU it is one tiny graph. Only if a
+The message has the same small size for every model, and on a TPU it is a tiny graph. Only if a
 group is out of sync do the cores also exchange its names and values, for the error.
 
 `fit` calls `compare` itself. A loop that the user writes is compared after its first step, then
@@ -62,7 +62,7 @@ def is_comparison_step(step: int, steps_per_epoch: int) -> bool:
 
 @dataclass(frozen=True)
 class State:
-    """Everything that must be in sync between the cores at one moment."""
+    """Everything that must be in sync between the cores at a moment."""
 
     modules: Mapping[str, object]  # by a prefix for the names of their tensors
     optimizers: Sequence = ()  # their settings, and their parameters that are in no module
@@ -77,7 +77,7 @@ class State:
 
 @dataclass
 class _Loop:
-    """One training loop that the user wrote, as far as it has run."""
+    """A training loop that the user wrote, as far as it has run."""
 
     new_models: list[weakref.ref] = field(default_factory=list)  # made for this loop
     steps: dict[object, int] = field(default_factory=dict)  # per optimizer
@@ -386,7 +386,7 @@ class Agreement:
 
 
 def difference_at_end(everyone: list[dict | None]) -> OutOfSyncError | None:
-    """Return the error for the states from `state_at_end`, by rank; None if the cores are in sync."""
+    """Return the error for the states from `state_at_end`, by rank; None if they are in sync."""
     if None in everyone or all(state == everyone[0] for state in everyone):
         return None
     compared = []

@@ -1,4 +1,4 @@
-"""What launch is called with, looked at before anything is forked: the function, its arguments, the options."""
+"""Check the call of `launch` before a fork: the function, its arguments, its options."""
 
 import functools
 import inspect
@@ -8,40 +8,47 @@ from typing import NoReturn
 from tpukit.essentials.data import remember
 from tpukit.essentials.display import InvalidTypeError
 
-# What others call it, and what it is here.
-_ELSEWHERE = {
-    **dict.fromkeys(("nprocs", "num_processes", "devices"), "launch({name}), which takes every core; cores=1 for one"),
-    "args": "launch({name}, config): what the function takes follows it, without a tuple around it",
-    "start_method": "launch({name}): the workers are always forks, which see what the notebook has defined",
+# Options of other launchers, and the counterpart here.
+_ALL_CORES = "launch({name}), which takes every core; cores=1 for one"
+_COUNTERPARTS = {
+    "nprocs": _ALL_CORES,
+    "num_processes": _ALL_CORES,
+    "devices": _ALL_CORES,
+    "args": "launch({name}, config): the function's arguments follow it, without a tuple",
+    "start_method": "launch({name}): the workers are always forks, which see the notebook's names",
 }
 
 
 def refuse_call(fn: Callable, args: tuple) -> None:
-    """Raise where `fn(core, *args)` cannot be called, in the kernel and before a device has started.
+    """Raise unless `fn(core, *args)` can be called.
 
-    What it gets that a fork shares is noted, for `core.batches` to look for in its dataset.
+    It also notes the function and its arguments, which forks share, for `core.batches`.
 
     Raises:
-        TypeError: `fn` is no function, or takes something else.
+        InvalidTypeError: `fn` is not a function, or takes other arguments.
     """
     if not callable(fn):
+        given = "None" if fn is None else f"a {type(fn).__name__}"
         raise InvalidTypeError(
-            f"launch runs a function, got {'None' if fn is None else 'a ' + type(fn).__name__}",
-            fix="launch(train), the function itself: launch(train()) calls it here, and passes on what it returned",
+            f"launch runs a function, got {given}",
+            fix="launch(train), the function itself: launch(train()) calls it here, and passes on "
+            "its result",
         )
     remember(fn, args)
     try:
         signature = inspect.signature(fn)
-    except (TypeError, ValueError):  # some that are written in C do not tell theirs
+    except (TypeError, ValueError):  # some functions written in C have none
         return
     try:
         signature.bind(None, *args)
     except TypeError as error:
-        called = f"core{', ' * bool(args)}{', '.join(type(one).__name__ for one in args)}"
+        name = _name(fn)
+        types = ["core", *(type(arg).__name__ for arg in args)]
         raise InvalidTypeError(
-            f"{_name(fn)}{signature} cannot be called with ({called}): {error}",
-            fix=f"def {_name(fn)}(core, ...): a worker function takes its core first, then what follows it in launch; "
-            f"what it takes by keyword, functools.partial({_name(fn)}, rate=0.1)",
+            f"{name}{signature} cannot be called with ({', '.join(types)}): {error}",
+            fix=f"def {name}(core, ...): a worker function takes its core first, then the "
+            "arguments that follow it in launch; to pass an argument by keyword, "
+            f"functools.partial({name}, rate=0.1)",
         ) from None
 
 
@@ -64,7 +71,7 @@ def explain_unknown_options(launch: Callable) -> Callable:
 
 def _refuse_options(fn: Callable, unknown: list[str], options: list[str]) -> NoReturn:
     name = _name(fn)
-    fixes = [_ELSEWHERE[key].format(name=name) for key in unknown if key in _ELSEWHERE]
+    fixes = [_COUNTERPARTS[key].format(name=name) for key in unknown if key in _COUNTERPARTS]
     if not fixes:
         given = ", ".join(f"{key}=..." for key in unknown)
         fixes = [f"launch(functools.partial({name}, {given}), ...), if it is meant for {name}"]

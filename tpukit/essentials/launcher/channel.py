@@ -1,4 +1,11 @@
-"""What travels from a worker to the kernel: any picklable value, its tensors as plain bytes, whole or not at all."""
+"""Send any picklable value from a worker to the kernel through a pipe, whole or not at all.
+
+    serialize({"loss": tensor})    [pickle without the numbers, the tensor's bytes]
+    on the pipe                    count = 2 | length, length | part | part
+    Receiver                       reads each part into the memory that the tensor then keeps
+
+So a large result is never held twice in the kernel.
+"""
 
 import io
 import os
@@ -7,21 +14,30 @@ import struct
 import sys
 import threading
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from tpukit.essentials.display import TpukitError
 from tpukit.essentials.launcher.signals import without_interrupts
 
 _COUNT = struct.Struct("!I")
 _LENGTH = struct.Struct("!Q")
-_CHUNK = 1 << 20
+_CHUNK = 1 << 20  # bytes per read, so that the kernel also looks at other pipes
+_DEEPEST = 20  # levels of a value that are searched for the part that cannot be pickled
+_PICKLING_ERRORS = (
+    pickle.PicklingError,
+    TypeError,
+    AttributeError,
+    NotImplementedError,
+    RecursionError,
+)
 
 
 class SerializationError(TpukitError, TypeError):
-    """A value that cannot be pickled, so cannot leave the process that made it."""
+    """A value cannot be pickled, so it cannot leave the process that made it."""
 
 
 class Sender:
-    """The worker's end of a pipe. Threads may share it: each message is written whole.
+    """The worker's end of a pipe; threads may share it.
 
     Attributes:
         lock: held while a message is written.
@@ -32,41 +48,46 @@ class Sender:
         self.lock = threading.Lock()
 
     def send(self, value: object) -> None:
-        """Write one message, waiting for the reader where the pipe is full.
+        """Write a message; wait for the reader while the pipe is full.
 
         Raises:
-            SerializationError: some part of `value` cannot be pickled; nothing was written.
+            SerializationError: a part of `value` cannot be pickled; nothing was written.
         """
         parts = serialize(value)
-        header = _COUNT.pack(len(parts)) + b"".join(_LENGTH.pack(part.nbytes) for part in parts)
-        with self.lock, without_interrupts():  # half a message would spoil all that follow it
-            # Together, because the system writes up to 4 KiB at once or not at all: a short message is never seen in
-            # part, which the watchdog would take for a long one on its way.
-            pieces = [header + parts[0], *parts[1:]] if len(parts[0]) < _CHUNK else [header, *parts]
+        lengths = [_LENGTH.pack(part.nbytes) for part in parts]
+        header = _COUNT.pack(len(parts)) + b"".join(lengths)
+        pieces = [header, *parts]
+        if len(parts[0]) < _CHUNK:
+            # In one piece, because the system writes up to 4 KiB at once or not at all. The
+            # watchdog would take a part of a short message for a long message on its way.
+            pieces = [header + parts[0], *parts[1:]]
+        with self.lock, without_interrupts():  # half a message would spoil all that follow
             for piece in map(memoryview, pieces):
                 while piece:
-                    piece = piece[os.write(self.fd, piece) :]
+                    written = os.write(self.fd, piece)
+                    piece = piece[written:]
 
 
 class Receiver:
-    """The kernel's end of a pipe. Never waits: a message that is not complete yet stays where it is.
+    """The kernel's end of a pipe. It never waits for the rest of a message.
 
     Attributes:
-        closed: no more can come.
-        in_message: a part of a message has arrived, and the rest is on its way.
+        closed: True when the pipe has ended.
+        in_message: True if a part of a message has arrived, and the rest has not.
     """
 
     def __init__(self, fd: int):
         self.fd = fd
-        self.closed = self.in_message = False
+        self.closed = False
+        self.in_message = False
         self._messages = self._parse()
         self._wanted = next(self._messages)
         os.set_blocking(fd, False)
 
     def receive(self) -> Iterator[object]:
-        """Yield the messages that are complete by now; `closed` tells when no more can come.
+        """Yield the messages that are complete by now.
 
-        A message that does not unpickle here is yielded as the exception that says so.
+        In place of a message that does not unpickle it yields the exception.
         """
         while not self.closed:
             try:
@@ -76,7 +97,8 @@ class Receiver:
             if count == 0:
                 self.closed = True
                 return
-            self._wanted, self.in_message = self._wanted[count:], True
+            self._wanted = self._wanted[count:]
+            self.in_message = True
             while not self._wanted:
                 parts = next(self._messages)
                 if isinstance(parts, memoryview):
@@ -85,20 +107,21 @@ class Receiver:
                 self.in_message = False
                 try:
                     yield deserialize(parts)
-                except Exception as error:  # anything may come out of a user's __setstate__
+                except Exception as error:  # a user's __setstate__ may raise anything
                     yield error
                 self._wanted = next(self._messages)
 
     def close(self) -> None:
-        """Close the pipe; what was not read is lost."""
+        """Close the pipe; a message that was not read is lost."""
         self.closed = True
         os.close(self.fd)
 
     @staticmethod
     def _parse() -> Iterator[memoryview | list[bytearray]]:
-        """Yield the buffer to fill next, and after the last one of a message the message's parts.
+        """Yield the buffer to fill next, and after the last buffer of a message its parts.
 
-        Every part is read straight into the memory its array will keep: a 500 MB result is never held twice here.
+        Every part is read into the memory that its array will keep, so a result of 500 MB is never
+        held twice.
         """
         while True:
             header = bytearray(_COUNT.size)
@@ -114,16 +137,16 @@ class Receiver:
 
 
 def serialize(value: object) -> list[memoryview]:
-    """Pickle a value into one part and one more for each array in it.
+    """Pickle a value into one part, and one more for each array in it.
 
     Raises:
-        SerializationError: says which part of the value it is.
+        SerializationError: the value cannot be pickled; the message names the part.
     """
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
     try:
         _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
-    except (pickle.PicklingError, TypeError, AttributeError, NotImplementedError, RecursionError) as error:
+    except _PICKLING_ERRORS as error:
         raise SerializationError(
             f"{_culprit(value)} cannot be pickled: {error}",
             fix="return tensors, arrays, numbers and containers of them",
@@ -132,56 +155,91 @@ def serialize(value: object) -> list[memoryview]:
 
 
 def deserialize(parts: list[bytearray]) -> object:
-    """Make the value again from the parts of `serialize`, its arrays in those very parts."""
+    """Return the value from the parts of `serialize`; its arrays use the memory of the parts."""
     return pickle.loads(parts[0], buffers=parts[1:])
 
 
 class _Pickler(pickle.Pickler):
-    """Sends a tensor from any device as its bytes: torch's own way would share memory or need the device."""
+    """Pickles a tensor of any device as its bytes.
+
+    torch's own way would share memory, or need the device in the kernel.
+    """
 
     def reducer_override(self, value: object) -> object:
-        torch = sys.modules.get("torch")  # without torch there is no tensor
+        torch = sys.modules.get("torch")  # if torch is not loaded, the value is no tensor
         if torch is None or not isinstance(value, torch.Tensor) or not _has_plain_memory(value):
             return NotImplemented
-        # Conjugate and negative views are a note beside the numbers, which bytes do not carry.
-        host = value.detach().as_subclass(torch.Tensor).cpu().resolve_conj().resolve_neg().contiguous()
-        raw = host.reshape(-1).view(torch.uint8).numpy() if host.numel() else b""
-        return _tensor, (raw, host.dtype, tuple(host.shape), type(value), value.requires_grad, vars(value) or None)
+        host = value.detach().as_subclass(torch.Tensor).cpu()
+        # Conjugate and negative views are flags of the tensor, which its bytes do not contain.
+        host = host.resolve_conj().resolve_neg().contiguous()
+        raw = b""
+        if host.numel():
+            raw = host.reshape(-1).view(torch.uint8).numpy()
+        facts = _TensorFacts(
+            dtype=host.dtype,
+            shape=tuple(host.shape),
+            kind=type(value),
+            requires_grad=value.requires_grad,
+            attributes=vars(value) or None,
+        )
+        return _tensor, (raw, facts)
+
+
+class _TensorFacts(NamedTuple):
+    """A tensor without its numbers."""
+
+    dtype: object
+    shape: tuple[int, ...]
+    kind: type
+    requires_grad: bool
+    attributes: dict | None
 
 
 def _has_plain_memory(tensor) -> bool:
-    """Say whether a tensor is its bytes; any other travels torch's own way, its parts as tensors of their own."""
+    """Return whether a tensor is its bytes; others are pickled by torch, in several tensors."""
     import torch
 
-    wraps = type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__  # holds others in place of numbers
-    return tensor.layout == torch.strided and not (tensor.is_nested or tensor.is_quantized or wraps)
+    # A subclass with its own dispatch contains other tensors in place of numbers.
+    wraps = type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    is_special = tensor.is_nested or tensor.is_quantized or wraps
+    return tensor.layout == torch.strided and not is_special
 
 
-def _tensor(raw, dtype, shape: tuple[int, ...], kind: type, trainable: bool, attributes: dict | None):
+def _tensor(raw, facts: _TensorFacts):
+    """Return the tensor that `_Pickler` pickled."""
     import torch
 
-    tensor = torch.from_numpy(raw).view(dtype).reshape(shape) if len(raw) else torch.empty(shape, dtype=dtype)
-    if kind is torch.nn.Parameter:
-        tensor = torch.nn.Parameter(tensor, requires_grad=trainable)
-    elif kind is not torch.Tensor:
-        tensor = tensor.as_subclass(kind)
-    if attributes:
-        vars(tensor).update(attributes)
+    if len(raw):
+        tensor = torch.from_numpy(raw).view(facts.dtype).reshape(facts.shape)
+    else:
+        tensor = torch.empty(facts.shape, dtype=facts.dtype)
+    if facts.kind is torch.nn.Parameter:
+        tensor = torch.nn.Parameter(tensor, requires_grad=facts.requires_grad)
+    elif facts.kind is not torch.Tensor:
+        tensor = tensor.as_subclass(facts.kind)
+    if facts.attributes:
+        vars(tensor).update(facts.attributes)
     return tensor
 
 
 def _culprit(value: object, name: str = "the value", depth: int = 0) -> str:
-    """Name the innermost part that does not pickle: `the value['model'][0] (a function)`."""
-    parts: list[tuple[str, object]] = []
-    if isinstance(value, dict):
-        parts = [(f"[{key!r}]", part) for key, part in value.items()]
-    elif isinstance(value, list | tuple):
-        parts = [(f"[{index}]", part) for index, part in enumerate(value)]
-    elif hasattr(value, "__dict__") and not isinstance(value, type) and not callable(value):
-        parts = [(f".{key}", part) for key, part in vars(value).items()]
-    for step, part in parts if depth < 20 else []:
-        try:
-            _Pickler(io.BytesIO(), protocol=5, buffer_callback=lambda _: None).dump(part)
-        except Exception:
-            return _culprit(part, name + step, depth + 1)
+    """Name the innermost part that cannot be pickled: `the value['model'][0] (a function)`."""
+    if depth < _DEEPEST:
+        for step, part in _parts_of(value):
+            try:
+                _Pickler(io.BytesIO(), protocol=5, buffer_callback=lambda _: None).dump(part)
+            except Exception:
+                return _culprit(part, name + step, depth + 1)
     return f"{name} (a {type(value).__name__})"
+
+
+def _parts_of(value: object) -> list[tuple[str, object]]:
+    """Return the parts of a value, each with the code that reads it, such as "['model']"."""
+    if isinstance(value, dict):
+        return [(f"[{key!r}]", part) for key, part in value.items()]
+    if isinstance(value, list | tuple):
+        return [(f"[{index}]", part) for index, part in enumerate(value)]
+    has_attributes = hasattr(value, "__dict__") and not isinstance(value, type)
+    if has_attributes and not callable(value):
+        return [(f".{key}", part) for key, part in vars(value).items()]
+    return []

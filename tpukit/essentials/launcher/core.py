@@ -1,7 +1,8 @@
-"""What a worker sees: its rank, its device, and the few things that cores do together."""
+"""The view of a run that a worker function has: its rank, its device, and the collectives."""
 
 import contextlib
 import copy
+import math
 import os
 import statistics
 import time
@@ -21,28 +22,32 @@ from tpukit.essentials.launcher.notebook_output import NotebookOutput
 from tpukit.essentials.launcher.random_numbers import RandomNumbers
 from tpukit.essentials.launcher.tensors import save_tensors
 
+_REDUCTIONS = ("sum", "mean", "min", "max")
+_STEPS_IN_MEDIAN = 64  # steps that compiled are rare among so many
+
 
 class Core(NotebookOutput):
-    """One core's view of a run; `launch` makes it and hands it to the worker function.
+    """The view of a run from a core; `launch` makes it and passes it to the worker function.
 
-    Every core must call what says "together" the same number of times, in the same order.
+    Methods whose description says "Collective" must be called on every core, the same number of
+    times and in the same order. A core that leaves out a call makes the others wait.
 
     Attributes:
-        rank: this core's number, 0 to world_size - 1.
-        world_size: cores in the run.
-        hosts: hosts in the run; each has files of its own.
-        device: where this core's tensors live.
-        chips: that are this core together, with launch's `shard`; otherwise 1.
-        backend: what runs the device and the collectives; see `tpukit.essentials.backends.protocol.Backend`.
-        waiting: the collective this core is in, None outside of one.
-        activity: progress counter; unchanged means stalled.
-        ends_between_steps: True while SIGTERM does not interrupt the worker function but only sets `end_requested`.
+        rank: number of this core, 0 to world_size - 1.
+        world_size: number of cores in the run.
+        hosts: number of hosts in the run; each has its own files.
+        device: the `torch.device` of this core.
+        chips: number of chips that are this core together, with `launch(shard=...)`; otherwise 1.
+        backend: the device and the collectives; see `tpukit.essentials.backends.protocol.Backend`.
+        waiting: the collective that this core is in; None for none.
+        activity: a counter of progress; a core whose counter does not change hangs.
+        ends_between_steps: True while SIGTERM only sets `end_requested`.
         end_requested: True once SIGTERM has arrived; see `finishing_steps`.
-        seed_of_launch: what all random numbers of the run come from.
-        numbers: whose the random numbers are; see `tpukit.essentials.launcher.random_numbers`.
+        seed_of_launch: the seed of all random numbers of the run.
+        numbers: the random numbers; see `tpukit.essentials.launcher.random_numbers`.
         agreement: checks that the cores are in sync; see `tpukit.essentials.launcher.agreement`.
-        in_fit: True while `fit` trains, which compares at moments of its own.
-        open_steps: how many `step` blocks the worker function is in, one within the other.
+        in_fit: True while `fit` trains, which compares the cores itself.
+        open_steps: number of `step` blocks that the worker function is in.
     """
 
     hosts = 1
@@ -50,46 +55,64 @@ class Core(NotebookOutput):
     def __init__(self, backend: Backend, send: Callable[[object], None], seed: int = 0):
         super().__init__(backend.rank, send)
         self.world_size = backend.world_size
-        self.device, self.chips = backend.device, backend.chips
+        self.device = backend.device
+        self.chips = backend.chips
         self.backend = backend
         self.waiting: str | None = None
-        self.ends_between_steps = self.end_requested = False
-        self.seed_of_launch, self._began = seed, time.monotonic()
-        self.agreement, self.in_fit = Agreement(self), False
+        self.ends_between_steps = False
+        self.end_requested = False
+        self.seed_of_launch = seed
+        self.agreement = Agreement(self)
+        self.in_fit = False
+        self.numbers = RandomNumbers(self)
+        self.open_steps = 0
+        self._began = time.monotonic()
+        # Called in every step; it keeps the pattern of gradients of each optimizer.
         self._average_gradients = GradientAverage(backend, self.agreement.names_of, self.print)
-        self.numbers, self.open_steps = RandomNumbers(self), 0
-        self._steps: deque[float] = deque(maxlen=64)  # seconds of the last ones; those that compiled are rare in it
+        self._step_seconds: deque[float] = deque(maxlen=_STEPS_IN_MEDIAN)
 
     def __repr__(self) -> str:
         return f"core {self.rank} of {self.world_size} on {self.device}"
 
     def model(self, module, *, in_place: bool = False, allow_different: Iterable[str] = ()):
-        """Return a copy of a module on the device, on every core with rank 0's weights and buffers, together.
+        """Return a copy of a module on the device, with rank 0's weights. Collective.
 
-        A copy: the notebook's own stays what it was, also where cores are threads of one process (v2 and v3).
-        Its BatchNorm layers use the statistics of this core's share of the batch, as they do on chips. Weights and
-        buffers that have several names, such as an embedding that is also the output layer, stay one. A loss that has
-        parameters, or weights of classes, goes through here as well. With `in_place` the module itself is moved: for a
-        framework that holds on to it.
+        It is a copy, so the notebook's module stays as it was, also if cores are threads of one
+        process (v2 and v3). A tensor with several names, such as an embedding that is also the
+        output layer, stays the same tensor. A loss with parameters or class weights needs it, too.
 
-        Its weights and buffers stay the same on every core, which is compared after the first step, after each epoch,
-        before a save and at the end. `allow_different=["*.counts"]` names those that may differ, as `fnmatch` has it.
+        BatchNorm layers use the statistics of this core's share of the batch, as on chips.
 
-        With launch's `shard` it is no copy but the module itself, whose tensors leave the host one after the other: a
-        model that no chip can hold would take the host twice.
+        Weights and buffers must stay equal on all cores. tpukit compares them after the first
+        step, then ever more rarely, before `core.save`, and when the worker function returns.
+
+        With `launch(shard=...)` the module itself is moved, tensor by tensor, because the host
+        may not have the memory for a copy.
+
+        Args:
+            module: a `torch.nn.Module`.
+            in_place: move the module itself and return it, for a framework that refers to it.
+            allow_different: patterns of names (as in `fnmatch`) of weights and buffers that may
+                differ between the cores, such as `["*.counts"]`.
 
         Raises:
-            OutOfSyncError: the cores call it with different models.
-            TypeError: the module cannot be copied; with `shard`, it has been cut by another library.
+            OutOfSyncError: the cores pass different modules.
+            InvalidTypeError: the module cannot be copied; with `shard`, another library has
+                sharded it already.
+            InvalidValueError: a lazy layer has no weights yet.
         """
+        # Before the first weight is sent: different models would make the broadcast hang or fail.
         self.agreement.before_model(module)
         is_here = any(one.device.type == self.device.type for one in module.parameters())
-        in_place = in_place or (self.chips > 1 and not is_here)
-        module = _move(module if in_place else _copy(module), self.device)
+        is_too_large_to_copy = self.chips > 1 and not is_here
+        if not (in_place or is_too_large_to_copy):
+            module = _copy(module)
+        module = _move(module, self.device)
         self.agreement.add_model(module, allow_different)
         with self._together("model"):
-            if told := self.backend.place_model(module):
-                self.print(told)
+            notice = self.backend.place_model(module)
+            if notice:
+                self.print(notice)
             self.backend.broadcast([*module.parameters(), *module.buffers()])
         return module
 
@@ -107,90 +130,121 @@ class Core(NotebookOutput):
         workers: int | None = None,
         threads: int = 1,
     ) -> Batches:
-        """Make this core's batches of a dataset, on the device, every one of the same shape, prepared ahead.
+        """Return this core's batches of a dataset, on the device, prepared ahead.
 
-        `PackedImages` and a `CachedImages`, and a `torch.utils.data.Subset` of one, give `(images, labels)`:
-        (batch_size, 3, H, W) uint8 in [0, 255] and (batch_size, L) float32, or (batch_size,) int64 of classes; with
-        masks `(images, masks)`, (batch_size, H, W) int64, or both as {"labels": ..., "masks": ...}. Normalise and
+        All batches have the same shape, so a step is compiled once.
+
+        *Images.* `PackedImages`, `CachedImages` and a `torch.utils.data.Subset` of them give
+        `(images, labels)`: uint8 of (batch_size, 3, H, W) in [0, 255], and float32 of
+        (batch_size, L) or, for classes, int64 of (batch_size,). With masks it is `(images, masks)`
+        with int64 of (batch_size, H, W), or both as {"labels": ..., "masks": ...}. Normalise and
         augment on the device.
 
-        Any other dataset gives batches nested as its items are: tuples, dicts, and dicts in tuples, whose tensors are
-        sent in one transfer: text, sound, tables. Hugging Face's: `dataset.with_format("torch")`. Strings stay in host
-        memory, as lists; `fit` and `evaluate` refuse them.
+        *Any other dataset* gives batches nested as its items are: tuples, dicts, or both. Their
+        tensors are sent in a single transfer. Hugging Face's need `dataset.with_format("torch")`.
+        Strings stay in host memory as lists; `fit` and `evaluate` refuse them.
 
-        Samples of varying length need `buckets=(64, 128, 256)`: each batch is padded to one of these lengths, at a step
-        the same on all cores, so a step is compiled once for each; core 0 says how often. A mask of the positions that
-        hold data comes along, (batch_size, length): "attention_mask" in mappings, a last part otherwise. What is padded
-        and with what, the axis, lengths known beforehand, and whether longer samples are cut, says `tpukit.Buckets`;
-        a sample longer than the largest is an error otherwise. `evaluate` and `predict` take such batches, too, where
-        the model returns one row for each sample, as a classifier does. What has a row for each position can only be
-        joined at one length, `buckets=(256,)`, or not be kept, `keep_outputs=False`. An epoch in order then is in
-        order of length, and `Batches.current` says which samples a batch has.
+        *Samples of varying length* need `buckets=(64, 128, 256)`. Each batch is padded to one of
+        these lengths, the same on all cores at each step, so a step is compiled once per length;
+        core 0 prints how often. A mask of the positions with data is added, (batch_size, length):
+        as "attention_mask" in mappings, otherwise as a last part. `tpukit.Buckets` sets the axis,
+        the padding value, known lengths, and whether longer samples are cut; without it they are
+        an error. `evaluate` and `predict` take such batches if the model returns a row per
+        sample. Outputs with a row per position need one length, `buckets=(256,)`, or
+        `keep_outputs=False`. Without `shuffle` an epoch is in the order of length, and
+        `Batches.current` has the sample numbers of a batch.
 
-        A dataset that can only be read in order, as an IterableDataset, needs `steps=1000`, the steps of an epoch. Each
-        process that reads has a share of its own, which starts over where it ends; epochs follow each other in it.
-        Best is a function of (share, shares) that opens it, called in each process:
-        `lambda share, shares: wds.WebDataset(urls[share::shares], nodesplitter=None, workersplitter=None)...`
-        A plain iterable is read whole in each process, which keeps every shares-th sample: that is slow where many
-        read, and it must have the same order in all of them. A checkpoint keeps the epoch and the steps done; a resumed
-        run reads the stream from its start again.
+        *A dataset that can only be read in order*, such as an IterableDataset, needs `steps=1000`,
+        the steps per epoch. Each process that reads has its own share, which starts again when it
+        ends. The best form is a function of (share, shares) that opens a share in each process:
+        `lambda share, shares: wds.WebDataset(urls[share::shares], nodesplitter=None, ...)`.
+        Each process reads a plain iterable completely and keeps every shares-th sample; that is
+        slow with many processes, and needs the same order in all of them. A checkpoint keeps the
+        epoch and the number of steps; a resumed run reads the stream from its start again.
 
         Args:
-            dataset: `PackedImages`, a `CachedImages`, or anything with a length whose items `torch.utils.data.default_collate`
-                can stack; with `steps` an iterable, or a function that opens one.
-            batch_size: samples a core and step; with launch's `shard` of the whole run, and `core.chips` divides it.
-            steps: of an epoch, for a dataset that is read in order.
-            shuffle: a new order each epoch, the same on every core. In order, every core has one stretch, and
-                `core.gather(outputs)[:len(dataset)]` is each sample once, in dataset order.
-            drop_last: leave out the samples that do not fill a step; otherwise samples are repeated to fill it.
-            mask: add a (batch_size,) bool tensor to every batch, False for such repeated samples.
-            buckets: the lengths that samples of varying length are padded to, or a `tpukit.Buckets`.
-            seed: decides the order.
-            workers: processes a core that make batches. None: for records that hold JPEG, as many as the machine has
-                processors left; for any other dataset 0, which calls it in the training loop.
-            threads: that gather a source's batches where no process does.
+            dataset: `PackedImages`, `CachedImages`, or any dataset with a length whose items
+                `torch.utils.data.default_collate` can stack; with `steps` an iterable, or a
+                function that opens it.
+            batch_size: samples per core and step; with `launch(shard=...)` of the whole run, a
+                multiple of `core.chips`.
+            steps: steps per epoch, only for a dataset that is read in order.
+            shuffle: use a new order in each epoch, the same on every core. Otherwise every core
+                has one stretch, and `core.gather(outputs)[:len(dataset)]` is each sample once, in
+                dataset order.
+            drop_last: leave out samples that do not fill a step; otherwise samples are repeated.
+            mask: add a bool tensor of (batch_size,) to every batch, False for repeated samples.
+            buckets: lengths to pad to, or a `tpukit.Buckets`.
+            seed: seed of the order.
+            workers: processes per core that make batches. None for as many as the machine has
+                free processors if the records hold JPEG, and for 0 otherwise, which reads the
+                dataset in the training loop.
+            threads: threads that gather the batches of a source if no process does.
+
+        Returns:
+            An iterable of batches with a length; iterate once per epoch.
 
         Raises:
-            ValueError: the dataset is empty, or too small for `drop_last`, or a number is out of range; a sample is
-                longer than the largest bucket; a stream is to be shuffled, masked or put into buckets.
-            TypeError: `steps` is missing for a dataset that is read in order, or given for another.
+            InvalidValueError: the dataset is empty or too small for `drop_last`; a number is out
+                of range; a sample is longer than the largest bucket; `shuffle`, `mask` or
+                `buckets` is set for a dataset that is read in order.
+            InvalidTypeError: `steps` is missing for a dataset that is read in order, or set for
+                another.
         """
-        if self.chips > 1 and batch_size % self.chips:
+        if batch_size % self.chips:
+            next_multiple = math.ceil(batch_size / self.chips) * self.chips
             raise InvalidValueError(
-                f'batch_size is of the whole run with shard="fsdp", and {self.chips} chips do not divide {batch_size}',
-                fix=f"{-(-batch_size // self.chips) * self.chips}, or another multiple of {self.chips}",
+                f'batch_size is of the whole run with shard="fsdp", and {self.chips} chips '
+                f"do not divide {batch_size}",
+                fix=f"{next_multiple}, or another multiple of {self.chips}",
             )
-        options = {"batch_size": batch_size, "rank": self.rank, "world_size": self.world_size, "seed": seed}
-        options |= {"workers": workers, "send": self.backend.to_device, "shares_process": self.backend.shares_process}
-        options["numbers"] = self.numbers.own
+        options = {
+            "batch_size": batch_size,
+            "shuffle": shuffle,
+            "mask": mask,
+            "seed": seed,
+            "workers": workers,
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "send": self.backend.to_device,
+            "shares_process": self.backend.shares_process,
+            "numbers": self.numbers.own,
+        }
         if steps is not None:
             with optional_subpackage("core.batches(steps=...)"):
                 from tpukit.training import StreamBatches
-            options |= {"steps": steps, "shuffle": shuffle, "mask": mask, "buckets": buckets}
-            return self.agreement.add_batches(StreamBatches(dataset, **options))
+            stream = StreamBatches(dataset, steps=steps, buckets=buckets, **options)
+            return self.agreement.add_batches(stream)
         if buckets is not None and not hasattr(buckets, "lengths"):
             with optional_subpackage("core.batches(buckets=...)"):
                 from tpukit.training import Buckets
             buckets = Buckets(buckets)
-        options |= {"shuffle": shuffle, "drop_last": drop_last, "mask": mask, "buckets": buckets, "threads": threads}
-        batches = self.agreement.add_batches(Batches(dataset, **options))
+        batches = Batches(
+            dataset,
+            drop_last=drop_last,
+            buckets=buckets,
+            threads=threads,
+            **options,
+        )
+        self.agreement.add_batches(batches)
         if buckets is not None:
             self.print(batches.sampler.in_words())
         return batches
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """Wrap one step: on a TPU, all of it becomes one compiled graph and one dispatch.
+        """Wrap one training step: on a TPU it becomes a single graph and a single dispatch.
 
-        Random numbers in it are this core's own: dropout, noise, augmentation. Outside of steps all cores draw the same
-        on the host, as for a split of the data, unless `seed` was called.
+        Random numbers within it are this core's own: dropout, noise, augmentation. Outside of
+        steps all cores draw the same numbers on the host, for example to split the data, unless
+        `seed` was called.
         """
         began = time.monotonic()
         traced = self.backend.traced
         self.doing = "tracing" if traced else None
         self.open_steps += 1
         if self.backend.shares_process and not self.numbers.seeded:
-            self.seed()  # the host's are another core's as well, and cannot be put back
+            self.seed()  # another core uses the host's numbers, too, so they cannot be put back
         try:
             with self.numbers.own():
                 yield
@@ -199,19 +253,21 @@ class Core(NotebookOutput):
         finally:
             self.doing = None
             self.open_steps -= 1
-        self.activity += 1
-        self._steps.append(time.monotonic() - began)
+        self._count_step(began)
         if not self.open_steps:
             self.agreement.end_of_step()
 
     def sync(self) -> None:
-        """Run what was recorded since the last step, which on a TPU would become part of the next one's graph."""
+        """Run all operations recorded since the last step.
+
+        Otherwise a TPU makes them a part of the next step's graph, which is then compiled again.
+        """
         with self._in_graph("step"):
             self.backend.sync()
 
     @contextlib.contextmanager
     def replayed_step(self) -> Iterator[None]:
-        """Wrap the run of a program that an earlier step has recorded; `fit` does so where it may."""
+        """Wrap the replay of a captured step; `fit` uses this in place of `step`."""
         began = time.monotonic()
         self.doing = "running"
         try:
@@ -219,26 +275,40 @@ class Core(NotebookOutput):
                 yield
         finally:
             self.doing = None
-        self.activity += 1
-        self._steps.append(time.monotonic() - began)
+        self._count_step(began)
         if self.backend.after_sync:
             self.backend.after_sync()
 
-    def optimizer_step(self, optimizer, *, clip: float | None = None, average_also: Iterable = ()) -> None:
-        """Average the gradients over the cores, step, and clear them, together.
+    def _count_step(self, began: float) -> None:
+        self.activity += 1
+        self._step_seconds.append(time.monotonic() - began)
 
-        Gradients that were added up over several calls of `backward` are averaged once, here. A core that has none for
-        some parameter counts as zero there; a parameter for which no core has one is left alone. Both are sent, so
-        freeze what is not trained: `parameter.requires_grad_(False)`.
+    def optimizer_step(
+        self,
+        optimizer,
+        *,
+        clip: float | None = None,
+        average_also: Iterable = (),
+    ) -> None:
+        """Average the gradients over the cores, step, and clear them. Collective.
+
+        Gradients of several calls of `backward` are averaged once, here. A core without a
+        gradient for a parameter counts as zero; a parameter without one on all cores is left
+        alone. A gradient or zeros are sent for every parameter that requires a gradient, so freeze
+        the parameters that you do not train: `parameter.requires_grad_(False)`.
 
         Args:
-            optimizer: any of torch.optim's.
-            clip: the largest norm of all averaged gradients together; longer ones are shortened to it, on the device.
-                `clip_grad_norm_` before this call would shorten each core's own, which is something else.
-            average_also: float tensors, overwritten with their mean over the cores in the same message: buffers, losses.
+            optimizer: any optimizer of torch.optim.
+            clip: largest norm of all averaged gradients together. Longer ones are scaled down on
+                the device. `clip_grad_norm_` before this call would clip each core's own
+                gradients, which is a different result.
+            average_also: float tensors, such as buffers and losses, to overwrite with their mean
+                over the cores in the same message.
 
         Raises:
-            ValueError: on several cores, where parameters are not on the device, or gradients are sparse.
+            InvalidValueError: with several cores, parameters are not on the device, or gradients
+                are sparse.
+            OutOfSyncError: the cores train different parameters.
         """
         import torch
 
@@ -247,10 +317,11 @@ class Core(NotebookOutput):
             torch.nn.utils.clip_grad_norm_(parameters_of(optimizer), clip)
         with self.agreement.own_step():
             optimizer.step()
+        # None and not zeros: a parameter without a gradient is then left alone in the next step.
         optimizer.zero_grad(set_to_none=True)
 
     def average_gradients(self, optimizer, *, average_also: Iterable = ()) -> None:
-        """Average the gradients over the cores, together, as `optimizer_step` does before it steps."""
+        """Average the gradients over the cores, as `optimizer_step` does. Collective."""
         self.agreement.before_average(optimizer)
         with self._together("optimizer_step"):
             try:
@@ -259,41 +330,41 @@ class Core(NotebookOutput):
                 raise self.agreement.gradients_error(optimizer, error) from error
 
     def average_buffers(self, module) -> None:
-        """Give every core the mean of the cores' float buffers, together.
+        """Overwrite float buffers with their mean over the cores. Collective.
 
-        After it BatchNorm's running statistics, which each core keeps of its own share, are those of the whole batch
-        in their mean; call it before evaluating or saving.
+        Each core's BatchNorm keeps running statistics of the batches it gets. Call this
+        before you evaluate or save, so that all cores have the mean.
         """
         with self._together("average_buffers"):
             self.backend.average(averaged_places(module)())
 
     def seed(self, *words: int) -> None:
-        """Make the random numbers from here on depend on the run's seed, these numbers and the rank alone.
+        """Seed this core's random numbers by the run's seed, these numbers and the rank.
 
-        `fit` calls it with the number of each step, so that a step draws the same whether or not a run was resumed.
+        `fit` calls it with the number of each step, so a resumed run draws the same numbers.
 
-        On v2 and v3 two cores are threads of one process. What is drawn on the device, and what a dataset draws in
-        `core.batches`, is each core's own there, too: without `workers=` they read in turn. What else the worker
-        function draws on the host (`random`, `numpy.random`, torch on the CPU, as a new model's weights) comes from
-        generators that the two share, and differs from run to run: make the model in the notebook, and draw from
-        generators of your own.
+        On v2 and v3 two cores are threads of one process. Numbers that the device or a dataset in
+        `core.batches` draws are each core's own there, too; without `workers=` the cores read in
+        turn. All other numbers of the host (`random`, `numpy.random`, torch on the CPU) come from
+        generators that both cores share, and differ from run to run. So make the model in the
+        notebook, and draw from generators of your own.
         """
         self.numbers.seed(*words)
 
     def same_seed(self, *words: int) -> None:
-        """Make the host's random numbers from here on the same on every core, in steps as well.
+        """Seed the host's random numbers the same on every core, within steps as well.
 
-        For what the host decides by chance and all cores have to do alike: layers that are dropped, a number of
-        repetitions, a size. What is drawn on the device, as dropout on a TPU, stays each core's own; on CPU processes
-        the host is the device, so there dropout is the same on every core, too.
+        Use it if the host decides by chance and all cores must decide alike: dropped layers, a
+        number of repetitions, a size. Numbers of the device, such as dropout on a TPU, stay each
+        core's own. In a dry run on CPU processes the host is the device, so dropout is equal there.
         """
         self.numbers.seed(*words, own=False)
 
     @contextlib.contextmanager
     def finishing_steps(self) -> Iterator[None]:
-        """Put SIGTERM off to the end of a step: within, look at `end_requested` between steps, save, and raise.
+        """Let SIGTERM set `end_requested` and not interrupt; `fit` then ends its step and saves.
 
-        The kernel waits for core 0 to do so, also when the cell is interrupted; for how long, see `signals`.
+        The kernel waits for core 0 to do that, also after an interrupt; `signals` says how long.
         """
         self.ends_between_steps = True
         self._send(messages.FinishesSteps(self.rank))
@@ -303,20 +374,27 @@ class Core(NotebookOutput):
             self.ends_between_steps = False
 
     def all_reduce(self, tensor, op: str = "sum"):
-        """Return the "sum", "mean", "min" or "max" of a tensor over the cores, together; same shape on each.
+        """Return the sum, mean, minimum or maximum of a tensor over the cores. Collective.
+
+        Args:
+            tensor: of the same shape and dtype on every core.
+            op: "sum", "mean", "min" or "max".
 
         Raises:
-            ValueError: for any other `op`.
+            InvalidValueError: `op` is none of these, or the tensors differ.
         """
-        if op not in ("sum", "mean", "min", "max"):
-            raise ValueError(f"all_reduce knows sum, mean, min and max, got {op!r}")
+        if op not in _REDUCTIONS:
+            raise InvalidValueError(
+                f"all_reduce has no op={op!r}",
+                fix=f"op is one of {', '.join(map(repr, _REDUCTIONS))}",
+            )
         with self._together("all_reduce"):
             return self.backend.all_reduce(tensor.detach(), op)
 
     def mean(self, value):
-        """Return the mean over the cores of a number, a tensor, or a dict of them, together.
+        """Return the mean over the cores of a number, a tensor, or a dict of them. Collective.
 
-        A tensor stays on the device, so that asking for it costs no wait; a number comes back as a float.
+        A tensor stays on the device, so this does not wait for it; a number becomes a float.
         """
         import torch
 
@@ -324,44 +402,61 @@ class Core(NotebookOutput):
             return {name: self.mean(part) for name, part in value.items()}
         if isinstance(value, torch.Tensor):
             return self.all_reduce(value, "mean")
-        # In two parts where a device has only float32, which holds no 16,777,217; added up in host memory.
+        # Sent in two parts, because float32, the only type of some devices, cannot hold
+        # 16,777,217. They are added in host memory.
         high = torch.tensor(float(value), dtype=self.backend.real)
-        low = torch.tensor(float(value) - high.item() if high.isfinite() else 0.0, dtype=self.backend.real)
-        (parts,) = self.to_host([self.gather(*self.to_device([torch.stack([high, low])]))])
+        rest = 0.0
+        if high.isfinite():
+            rest = float(value) - high.item()
+        low = torch.tensor(rest, dtype=self.backend.real)
+        (mine,) = self.to_device([torch.stack([high, low])])
+        (parts,) = self.to_host([self.gather(mine)])
         return parts.double().view(-1, 2).sum(1).mean().item()
 
     def gather(self, tensor):
-        """Return the `(N, ...)` tensors of all cores as one `(world_size * N, ...)`, in order of rank, together.
+        """Return the tensors of all cores along the first axis, in order of rank. Collective.
 
-        A scalar counts as `(1,)`. The shape must be the same on every core. The gradient flows through it, to the core
-        that each row came from, as a contrastive loss over all cores needs: then backward is "together", too.
+        The gradient flows back to the core that each row came from, as a contrastive loss over
+        all cores needs. In that case backward is collective, too.
+
+        Args:
+            tensor: of shape (N, ...), the same on every core; a scalar counts as (1,).
+
+        Returns:
+            A tensor of shape (world_size * N, ...).
         """
         import torch
 
-        tensor = tensor.reshape(1) if tensor.ndim == 0 else tensor
+        if tensor.ndim == 0:
+            tensor = tensor.reshape(1)
         if tensor.requires_grad and torch.is_grad_enabled():
             return _with_gradient(self, tensor)
         with self._together("gather"):
             return self.backend.gather(tensor.detach())
 
     def init_process_group(self) -> None:
-        """Join the cores in torch.distributed's default group as well, together, for code that averages by itself.
+        """Join the cores in torch.distributed's default group as well. Collective.
 
-        Without it `torch.distributed.is_initialized()` is False, on chips and in the rehearsal for them: layers and
-        metrics that ask for it keep each core's own. On CUDA and TorchTPU the cores are joined there anyway.
+        Layers and metrics that average by themselves ask `torch.distributed.is_initialized()`,
+        which is otherwise False on chips and in a dry run. On CUDA and TorchTPU it is True anyway.
         """
         with self._together("init_process_group"):
             self.backend.init_process_group()
 
     def barrier(self) -> None:
-        """Wait until every core is here, together."""
+        """Wait until every core has come here. Collective."""
         with self._together("barrier"):
             self.backend.barrier()
 
     def save(self, value: object, path: str | os.PathLike) -> None:
-        """Write `torch.save` of a value from core 0, its tensors on the CPU, together.
+        """Write a value with `torch.save` from core 0, its tensors on the CPU. Collective.
 
-        The file appears under its name only when it is complete: a run cut off leaves the old one.
+        The file gets its name only when it is complete, so a run that is cut off leaves the old
+        file. Call it on every core, not under `if core.is_main`.
+
+        Raises:
+            OutOfSyncError: the cores of a loop of your own are out of sync.
+            OSError: the file cannot be written.
         """
         with self._in_graph("save"):
             self.backend.sync()
@@ -372,30 +467,38 @@ class Core(NotebookOutput):
             path = Path(path)
             path.parent.mkdir(parents=True, exist_ok=True)
             host = self.to_host(value)
+            # It writes another file, and renames it when it is complete.
             with write_whole(path) as file:
                 save_tensors(host, file)
-        self.barrier()
+        self.barrier()  # so that every core may read the file afterwards
 
     def to_host(self, value: object) -> object:
-        """Bring every tensor of nested dicts, lists and tuples into host memory, in one transfer."""
+        """Return a value with all its tensors in host memory, in a single transfer.
+
+        It goes through nested dicts, lists and tuples. Tensors in host memory are not copied.
+        """
         import torch
         from torch.utils import _pytree as tree
 
         leaves, structure = tree.tree_flatten(value)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         with self._in_graph("to_host"):
-            moved = iter(self.backend.to_cpu([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]))
+            moved = iter(self.backend.to_cpu(tensors))
         leaves = [next(moved) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         return tree.tree_unflatten(leaves, structure)
 
     def snapshot(self, value: object) -> object:
-        """Return `to_host` of a value as it is now: what is in host memory already is copied, as Adam's `step`."""
+        """Return `to_host` of a value as it is now; tensors in host memory are copied, too."""
         import torch
         from torch.utils import _pytree as tree
 
-        return self.to_host(tree.tree_map_only(torch.Tensor, lambda t: t.clone() if t.is_cpu else t, value))
+        def cloned(tensor):
+            return tensor.clone() if tensor.is_cpu else tensor
+
+        return self.to_host(tree.tree_map_only(torch.Tensor, cloned, value))
 
     def to_device(self, tensors: list) -> list:
-        """Return tensors in host memory on the device, in one transfer."""
+        """Return tensors in host memory on the device, in a single transfer."""
         return self.backend.to_device(tensors)
 
     @property
@@ -405,29 +508,35 @@ class Core(NotebookOutput):
 
     @property
     def step_seconds(self) -> float | None:
-        """Seconds that the host takes for a step, the median of the last ones; None before the first."""
-        return statistics.median(self._steps) if self._steps else None
+        """Median seconds of the host per step, over the last 64; None before the first step."""
+        if not self._step_seconds:
+            return None
+        return statistics.median(self._step_seconds)
 
     @contextlib.contextmanager
     def _together(self, name: str) -> Iterator[None]:
-        """Mark that this core waits for the others: an error in here is most likely another core's doing."""
-        outer, self.waiting = self.waiting, self.waiting or name  # what the user called
+        """Mark a collective: an exception within it was most likely caused by another core."""
+        outer = self.waiting
+        self.waiting = outer or name  # the user called the outermost
         try:
             yield
         except BaseException as error:
-            error.waiting = self.waiting  # for the failure's report: it may be caught, or raised from another
+            # For the report of the failure, because it may be caught, or raised from another.
+            error.waiting = self.waiting
             raise
         finally:
             self.waiting = outer
         self.activity += 1
 
     def _in_graph(self, name: str) -> contextlib.AbstractContextManager:
-        """Mark the same where collectives are part of the graph, and this is where the graph is waited for."""
-        return self._together(name) if self.backend.in_graph and self.waiting is None else contextlib.nullcontext()
+        """Mark a wait for the device, which contains collectives if they are part of the graph."""
+        if self.backend.in_graph and self.waiting is None:
+            return self._together(name)
+        return contextlib.nullcontext()
 
 
 def _with_gradient(core: Core, tensor):
-    """Gather a tensor so that backward brings each core the sum of all cores' gradients for its own rows."""
+    """Gather a tensor; backward gives each core the sum of all cores' gradients for its rows."""
     import torch
 
     class Gather(torch.autograd.Function):
@@ -445,31 +554,34 @@ def _with_gradient(core: Core, tensor):
 
 
 def _copy(module):
-    """Copy a module, also one that holds what it has computed, as `torch.nn.utils.weight_norm` its weight."""
-    held = [value for part in module.modules() for value in vars(part).values()]
-    results = {id(one): one.detach() for one in held if getattr(one, "grad_fn", None) is not None}
+    """Copy a module, also if it has computed tensors, as `torch.nn.utils.weight_norm` does."""
+    computed = {}
+    for layer in module.modules():
+        for value in vars(layer).values():
+            if getattr(value, "grad_fn", None) is not None:
+                computed[id(value)] = value.detach()  # deepcopy refuses tensors with a history
     try:
-        return copy.deepcopy(module, results)
-    except TypeError as error:  # of a lock, an open file
+        return copy.deepcopy(module, computed)
+    except TypeError as error:  # a lock, an open file
         raise InvalidTypeError(
-            f"core.model makes a copy, and this {type(module).__name__} holds what cannot be copied",
+            f"core.model makes a copy, and a part of this {type(module).__name__} cannot be copied",
             found=error,
             fix="core.model(model, in_place=True), which moves the model itself",
         ) from error
 
 
 def _move(module, device):
-    """Move a module to a device; a tensor that lies in several places of it stays one.
+    """Move a module to a device; a tensor with several names stays a single tensor.
 
-    On XLA `Module.to` makes a new tensor for each of these places, which then train apart.
+    On XLA `Module.to` makes a tensor per name, and these are then trained separately.
     """
     places: dict[int, list[tuple[dict, str]]] = {}
-    for part in module.modules():
-        for tensors in (part._parameters, part._buffers):
+    for layer in module.modules():
+        for tensors in (layer._parameters, layer._buffers):
             for name, tensor in tensors.items():
                 places.setdefault(id(tensor), []).append((tensors, name))
     module = module.to(device)
-    for (first, name), *others in places.values():
-        for tensors, other in others:
-            tensors[other] = first[name]
+    for (first_tensors, first_name), *others in places.values():
+        for tensors, name in others:
+            tensors[name] = first_tensors[first_name]
     return module

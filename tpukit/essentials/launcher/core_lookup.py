@@ -1,14 +1,14 @@
-"""Which core the calling code runs on: for code that is deep within a worker function and was not handed its core."""
+"""Find the core that the calling code runs on, for code that was not passed its `Core`."""
 
 import threading
 
 from tpukit.essentials.display import TpukitRuntimeError
 
-_cores: dict[int, object] = {}  # by thread: a v2 or v3 chip has two cores in one process
+_cores: dict[int, object] = {}  # by thread, because a v2 or v3 chip has two cores in one process
 
 
 def enter(core: object) -> None:
-    """Note that the calling thread is this core's from here on."""
+    """Note that the calling thread runs this core from now on."""
     _cores[threading.get_ident()] = core
 
 
@@ -18,28 +18,35 @@ def leave() -> None:
 
 
 def find():
-    """Return the core of the calling thread, or the only one of the process; None where there is none."""
-    return _cores.get(threading.get_ident()) or (next(iter(_cores.values())) if len(_cores) == 1 else None)
+    """Return the core of the calling thread, or the only one of the process; None for none."""
+    core = _cores.get(threading.get_ident())
+    if core is None and len(_cores) == 1:
+        (core,) = _cores.values()
+    return core
 
 
 def current_core():
-    """Return the `Core` that the calling code runs on, from anywhere within a worker function.
+    """Return the `Core` of the calling code, anywhere within a worker function.
 
-    From a thread of the worker's own it is the process's core, where there is only one.
+    In a thread that the worker function has started it is the process's core, if that has
+    a single core.
 
     Raises:
-        TpukitRuntimeError: this is no worker.
+        TpukitRuntimeError: this process is no worker, or the thread could belong to either of two
+            cores.
     """
-    if found := find():
-        return found
+    core = find()
+    if core is not None:
+        return core
+    thread = threading.current_thread().name
     if _cores:
         raise TpukitRuntimeError(
             "this thread is none of the two cores that this process has",
-            found=f"{threading.current_thread().name}, on a chip with two cores",
-            fix="ask for tpukit.current_core() in the worker function, and hand it to the thread",
+            found=f"{thread}, on a chip with two cores",
+            fix="call tpukit.current_core() in the worker function, and pass it to the thread",
         )
     raise TpukitRuntimeError(
-        "tpukit.current_core() is what a worker function runs on, and this is none",
-        found=f"{threading.current_thread().name} of a process that launch did not start",
+        "tpukit.current_core() is the core of a worker function, and this is none",
+        found=f"{thread} of a process that launch did not start",
         fix="tpukit.launch(train), and call it within train(core)",
     )

@@ -1,4 +1,11 @@
-"""What the cores of a run do right now, in words: whoever compiles, traces, waits, and for whom."""
+"""Describe in words what the cores of a run do right now, if the run seems to stand still.
+
+    core 0    waits in step()     "compiling graph 2 on core 1 for 5 s; graph 1 took 17 s,
+    core 1    compiles graph 2     core 0 waits"
+
+The text is the first of these that is true: cores start, compile, trace, wait for a late core, wait
+for each other, wait for data, run the step, or do nothing that anybody knows.
+"""
 
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -7,136 +14,217 @@ from dataclasses import dataclass
 from tpukit.essentials.backends import Compiling
 from tpukit.essentials.display import duration
 
-# A step, an exchange or a batch of less is no news; a compile is, as soon as a heartbeat tells of it.
-_QUIET_SECONDS, _COMPILE_SECONDS = 2.0, 0.5
-_SILENT_SECONDS = 10.0  # without a step, a message or a word on why
+_QUIET_SECONDS = 2.0  # a shorter step, exchange or batch is not worth a line
+_COMPILE_SECONDS = 0.5  # a compilation is, as soon as a heartbeat reports it
+_SILENT_SECONDS = 10.0  # without a step, a message or a reason
 _HEARTBEATS_MISSED = 5
 _MOST_ROWS = 16  # of cores
+_MOST_NAMED = 4  # cores that are named
+_DOING = {
+    "tracing": "tracing the step",
+    "running": "running the step",
+    "data": "waiting for data",
+}
 
 
 @dataclass
 class CoreState:
-    """What the heartbeats of a core have said: its `activity`, `waiting` and `doing`, or what it compiles."""
+    """The last heartbeat of a core."""
 
     activity: int
     waiting: str | None
     doing: Compiling | str | None
-    since: float  # when this was first heard
+    since: float  # when the kernel first read this
     heard: float  # when the last heartbeat came
 
 
 class CoreStates:
-    """Keeps what the heartbeats say, and puts it into words where a run seems to stand still."""
+    """Keeps the heartbeats of all cores, and describes them.
 
-    def __init__(self, ranks: Sequence[int], heartbeat: float = 1.0, clock: Callable[[], float] = time.monotonic):
+    Args:
+        ranks: the cores.
+        heartbeat: seconds between two heartbeats.
+        clock: returns the time in seconds.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        heartbeat: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         self.ranks = ranks
-        self._heartbeat, self._clock = heartbeat, clock
+        self._heartbeat = heartbeat
+        self._clock = clock
         self._began = clock()
         self._states: dict[int, CoreState] = {}
-        self._compiled: dict[int, Compiling] = {}  # that was over before it was said to be
-        self._differ_since: float | None = None
+        self._compiled: dict[int, Compiling] = {}  # graphs that are over, though still reported
+        self._different_since: float | None = None
 
     def started(self, rank: int) -> None:
-        """Note that the device of a core is up."""
+        """Note that the device of a core has started."""
         now = self._clock()
-        self._states.setdefault(rank, CoreState(0, None, None, now, now))
+        self._states.setdefault(rank, CoreState(0, None, None, since=now, heard=now))
 
-    def beat(self, rank: int, activity: int, waiting: str | None, doing: Compiling | str | None) -> None:
+    def beat(
+        self,
+        rank: int,
+        activity: int,
+        waiting: str | None,
+        doing: Compiling | str | None,
+    ) -> None:
         """Note a heartbeat; the clock of a core starts again when it does something else."""
         self.started(rank)
-        last, now = self._states[rank], self._clock()
+        last = self._states[rank]
+        now = self._clock()
         if isinstance(doing, Compiling):
             if doing == last.doing and activity != last.activity:
-                self._compiled[rank] = doing  # it has moved on: a graph that could not be compiled stays counted
+                # It has moved on, but a graph that could not be compiled stays counted.
+                self._compiled[rank] = doing
             if doing == self._compiled.get(rank):
                 doing = None
-        same = (last.activity, last.waiting, last.doing) == (activity, waiting, doing)
-        self._states[rank] = CoreState(activity, waiting, doing, last.since if same else now, now)
+        is_same = (last.activity, last.waiting, last.doing) == (activity, waiting, doing)
+        since = last.since if is_same else now
+        self._states[rank] = CoreState(activity, waiting, doing, since=since, heard=now)
 
     def words(self, returned: Collection[int] = ()) -> str:
-        """Return in one line why nothing moves; "" where something does."""
-        now, running = self._clock(), [rank for rank in self.ranks if rank not in returned]
+        """Return in a line why no core moves; "" if any does."""
+        now = self._clock()
+        running = [rank for rank in self.ranks if rank not in returned]
         missing = [rank for rank in running if rank not in self._states]
         if missing:
             seconds = now - self._began
-            return f"starting {self._who(missing)} for {duration(seconds)}" if seconds > _QUIET_SECONDS else ""
-        compiles = [rank for rank in running if self._compiles(rank, now)]
-        if compiles:
-            return self._compile_words(compiles, running, now)
+            if seconds <= _QUIET_SECONDS:
+                return ""
+            return f"starting {self._who(missing)} for {duration(seconds)}"
+        compiling = [rank for rank in running if self._compiles(rank, now)]
+        if compiling:
+            return self._compiling_text(compiling, running, now)
         still = [rank for rank in running if self._quiet(rank, now) > _QUIET_SECONDS]
-        if not still or len(still) < len(running):
-            return ""
-        tracing = [rank for rank in still if self._states[rank].doing == "tracing" and not self._states[rank].waiting]
-        if tracing:
-            return f"{self._subject(tracing, running)}tracing the step, for {self._longest(tracing, now)}"
-        late = [rank for rank in still if not self._states[rank].waiting]
+        if still and len(still) == len(running):
+            return self._still_text(still, running, now)
+        return ""
+
+    def _still_text(self, still: Sequence[int], running: Sequence[int], now: float) -> str:
+        """Return why all cores stand still."""
         waiting = [rank for rank in still if self._states[rank].waiting]
+        late = [rank for rank in still if not self._states[rank].waiting]
+        tracing = [rank for rank in late if self._states[rank].doing == "tracing"]
+        if tracing:
+            subject = self._subject(tracing, running)
+            return f"{subject}tracing the step, for {self._longest(tracing, now)}"
         if late and waiting:
-            call = self._states[waiting[0]].waiting
-            what = f"waiting in {call}() for {self._who(late)}, for {self._longest(waiting, now)}"
-            why = self._doing(late[0], now)
-            return f"{self._subject(waiting, running)}{what}" + (f", which is {why}" if why else "")
+            return self._late_text(late[0], waiting, running, now)
         if waiting:
-            return self._all_wait(waiting, now)
+            return self._all_wait_text(waiting, now)
         reading = [rank for rank in late if self._states[rank].doing == "data"]
         if reading:
-            return f"{self._subject(reading, running)}waiting for data, for {self._longest(reading, now)}"
+            subject = self._subject(reading, running)
+            return f"{subject}waiting for data, for {self._longest(reading, now)}"
         if all(self._states[rank].doing == "running" for rank in late):
             return f"running the step on the device, for {self._longest(late, now)}"
         seconds = min(self._quiet(rank, now) for rank in late)
-        return f"no step and no message for {duration(seconds)}" if seconds > _SILENT_SECONDS else ""
+        if seconds <= _SILENT_SECONDS:
+            return ""
+        return f"no step and no message for {duration(seconds)}"
 
-    def rows(self, returned: Collection[int] = ()) -> list[tuple[str, str]]:
-        """Return (core, what it does) for each core if one of them does something else.
+    def _late_text(
+        self,
+        late: int,
+        waiting: Sequence[int],
+        running: Sequence[int],
+        now: float,
+    ) -> str:
+        """Return that some cores wait for others, the first of which is `late`."""
+        all_late = [rank for rank in running if not self._states[rank].waiting]
+        call = self._states[waiting[0]].waiting
+        text = (
+            f"{self._subject(waiting, running)}waiting in {call}() for {self._who(all_late)}, "
+            f"for {self._longest(waiting, now)}"
+        )
+        why = self._doing_text(late, now)
+        return f"{text}, which is {why}" if why else text
 
-        Call it often: what differs for a moment only, between two heartbeats, is not told.
-        """
-        now, ranks = self._clock(), sorted(self._states)
-        rows = self._rows(ranks, returned, now) if len(ranks) > 1 else []
-        self._differ_since = (self._differ_since or now) if rows else None
-        return rows if rows and now - self._differ_since > _QUIET_SECONDS else []
-
-    def _rows(self, ranks: Sequence[int], returned: Collection[int], now: float) -> list[tuple[str, str]]:
-        words = {rank: "" if rank in returned else self._about(rank, now) for rank in ranks}
-        if len({_kind(found) for found in words.values()}) < 2:
-            return []
-        shown = ranks if len(ranks) <= _MOST_ROWS else [rank for rank in ranks if words[rank]][:_MOST_ROWS]
-        others = {rank: "done" if rank in returned else "working" for rank in shown}
-        return [(f"core {rank}", words[rank] or others[rank]) for rank in shown]
-
-    def _about(self, rank: int, now: float) -> str:
-        """Return what holds a core up; "" for nothing."""
-        is_held_up = self._quiet(rank, now) > _QUIET_SECONDS or self._compiles(rank, now)
-        return self._doing(rank, now) if is_held_up else ""
-
-    def _compiles(self, rank: int, now: float) -> bool:
-        state = self._states[rank]
-        return isinstance(state.doing, Compiling) and now - state.since > _COMPILE_SECONDS
-
-    def _compile_words(self, compiles: Sequence[int], running: Sequence[int], now: float) -> str:
-        longest = min(compiles, key=lambda rank: (self._states[rank].doing.is_waiting, self._states[rank].since))
-        graph: Compiling = self._states[longest].doing
-        last = f"; graph {graph.number - 1} took {duration(graph.last_seconds)}" if graph.last_seconds else ""
-        others = [rank for rank in running if rank not in compiles]
-        who = f" on {self._who(compiles)}" if others else ""
-        waits = f", {self._who(others)} {'wait' if len(others) > 1 else 'waits'}" if others else ""
-        if not all(self._states[rank].waiting for rank in others):
-            waits = ""
-        return f"{graph.doing} graph {graph.number}{who} for {self._longest(compiles, now)}{last}{waits}"
-
-    def _all_wait(self, waiting: Sequence[int], now: float) -> str:
+    def _all_wait_text(self, waiting: Sequence[int], now: float) -> str:
+        seconds = self._longest(waiting, now)
         calls = {rank: self._states[rank].waiting for rank in waiting}
         if len(set(calls.values())) > 1:
-            each = ", ".join(f"core {rank} in {call}()" for rank, call in list(calls.items())[:4])
-            return f"waiting, each for the other: {each}, for {self._longest(waiting, now)}"
-        call = calls[waiting[0]]
+            named = list(calls.items())[:_MOST_NAMED]
+            each = ", ".join(f"core {rank} in {call}()" for rank, call in named)
+            return f"waiting, each for the other: {each}, for {seconds}"
         if self._states[waiting[0]].doing == "running":
-            return f"running the step on the device, for {self._longest(waiting, now)}"
-        return f"{'all cores' if len(waiting) > 1 else 'core 0'} in {call}() for {self._longest(waiting, now)}"
+            return f"running the step on the device, for {seconds}"
+        who = "all cores" if len(waiting) > 1 else "core 0"
+        return f"{who} in {calls[waiting[0]]}() for {seconds}"
 
-    def _doing(self, rank: int, now: float) -> str:
-        """Return what a core does, where that is known."""
-        state, silent = self._states[rank], now - self._states[rank].heard
+    def _compiling_text(self, compiling: Sequence[int], running: Sequence[int], now: float) -> str:
+        def order(rank: int) -> tuple[bool, float]:
+            state = self._states[rank]
+            return state.doing.is_waiting, state.since
+
+        graph: Compiling = self._states[min(compiling, key=order)].doing
+        who = ""
+        last = ""
+        waits = ""
+        others = [rank for rank in running if rank not in compiling]
+        if others:
+            who = f" on {self._who(compiling)}"
+        if others and all(self._states[rank].waiting for rank in others):
+            verb = "wait" if len(others) > 1 else "waits"
+            waits = f", {self._who(others)} {verb}"
+        if graph.last_seconds:
+            last = f"; graph {graph.number - 1} took {duration(graph.last_seconds)}"
+        seconds = self._longest(compiling, now)
+        return f"{graph.doing} graph {graph.number}{who} for {seconds}{last}{waits}"
+
+    def rows(self, returned: Collection[int] = ()) -> list[tuple[str, str]]:
+        """Return (core, what it does) for each core, if any of them does something else.
+
+        Call it often: a difference counts only if it lasts for longer than two heartbeats.
+        """
+        now = self._clock()
+        ranks = sorted(self._states)
+        rows = []
+        if len(ranks) > 1:
+            rows = self._rows(ranks, returned, now)
+        if not rows:
+            self._different_since = None
+            return []
+        if self._different_since is None:
+            self._different_since = now
+        if now - self._different_since <= _QUIET_SECONDS:
+            return []
+        return rows
+
+    def _rows(
+        self,
+        ranks: Sequence[int],
+        returned: Collection[int],
+        now: float,
+    ) -> list[tuple[str, str]]:
+        words = {rank: "" if rank in returned else self._about(rank, now) for rank in ranks}
+        if len({_kind(text) for text in words.values()}) < 2:
+            return []
+        shown = ranks
+        if len(ranks) > _MOST_ROWS:
+            shown = [rank for rank in ranks if words[rank]][:_MOST_ROWS]
+        rows = []
+        for rank in shown:
+            other = "done" if rank in returned else "working"
+            rows.append((f"core {rank}", words[rank] or other))
+        return rows
+
+    def _about(self, rank: int, now: float) -> str:
+        """Return what holds a core up; "" if nothing does."""
+        is_quiet = self._quiet(rank, now) > _QUIET_SECONDS
+        if is_quiet or self._compiles(rank, now):
+            return self._doing_text(rank, now)
+        return ""
+
+    def _doing_text(self, rank: int, now: float) -> str:
+        """Return what a core does, if that is known."""
+        state = self._states[rank]
+        silent = now - state.heard
         if silent > max(_QUIET_SECONDS, _HEARTBEATS_MISSED * self._heartbeat):
             return f"without a sign of life for {duration(silent)}"
         seconds = duration(self._quiet(rank, now))
@@ -144,8 +232,13 @@ class CoreStates:
             return f"{state.doing.doing} graph {state.doing.number} for {seconds}"
         if state.waiting:
             return f"waiting in {state.waiting}() for {seconds}"
-        names = {"tracing": "tracing the step", "running": "running the step", "data": "waiting for data"}
-        return f"{names[state.doing]} for {seconds}" if state.doing else ""
+        if state.doing:
+            return f"{_DOING[state.doing]} for {seconds}"
+        return ""
+
+    def _compiles(self, rank: int, now: float) -> bool:
+        state = self._states[rank]
+        return isinstance(state.doing, Compiling) and now - state.since > _COMPILE_SECONDS
 
     def _quiet(self, rank: int, now: float) -> float:
         return now - self._states[rank].since
@@ -159,12 +252,18 @@ class CoreStates:
             return f"all {len(ranks)} cores"
         if len(ranks) == 1:
             return f"core {ranks[0]}"
-        return f"cores {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}" if len(ranks) <= 4 else f"{len(ranks)} cores"
+        if len(ranks) > _MOST_NAMED:
+            return f"{len(ranks)} cores"
+        first = ", ".join(map(str, ranks[:-1]))
+        return f"cores {first} and {ranks[-1]}"
 
     def _subject(self, ranks: Sequence[int], running: Sequence[int]) -> str:
-        return "" if len(ranks) == len(running) else f"{self._who(ranks)}: "
+        """Return the cores of a sentence; "" if it is about all of them."""
+        if len(ranks) == len(running):
+            return ""
+        return f"{self._who(ranks)}: "
 
 
 def _kind(words: str) -> str:
-    """Return what is said without its number of seconds, which may differ by one."""
+    """Return a text without its seconds, which may differ by 1."""
     return words.partition(" for ")[0]

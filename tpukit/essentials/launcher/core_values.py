@@ -79,6 +79,11 @@ def _named_tensors(
 # A loss may be a plain function, which has neither parameters nor buffers.
 
 
+def _named_layers(module: object) -> Iterable[tuple[str, object]]:
+    # With duplicates: a layer that is used twice computes twice.
+    return module.named_modules(remove_duplicate=False) if hasattr(module, "modules") else ()
+
+
 def _named_parameters(module: object) -> Iterable[tuple[str, object]]:
     return module.named_parameters() if hasattr(module, "named_parameters") else ()
 
@@ -135,8 +140,10 @@ def parameters_of(optimizer) -> list:
 
 def trains(optimizer, module) -> bool:
     """Return whether an optimizer has parameters of a module."""
-    of_optimizer = {id(parameter) for parameter in parameters_of(optimizer)}
-    return any(id(parameter) in of_optimizer for parameter in module.parameters())
+    # By identity, because == compares the numbers of tensors.
+    of_optimizer = set(map(id, parameters_of(optimizer)))
+    of_module = set(map(id, module.parameters()))
+    return not of_optimizer.isdisjoint(of_module)
 
 
 def versions(optimizer) -> list[int]:
@@ -148,9 +155,9 @@ def gradient_checksum(core, optimizer) -> int | None:
     """Return a checksum of an optimizer's gradients before its step; None if all are zero."""
     gradients = [one.grad for one in parameters_of(optimizer) if one.grad is not None]
     gradients = core.to_host(gradients)
-    if not any(_is_nonzero(gradient) for gradient in gradients):
+    if not any(map(_is_nonzero, gradients)):
         return None
-    checksums = [checksum(gradient) for gradient in gradients]
+    checksums = list(map(checksum, gradients))
     return zlib.crc32(repr(checksums).encode())
 
 
@@ -184,7 +191,7 @@ def settings(optimizers: Iterable, schedule: object) -> dict[str, str]:
 
 def _is_plain(value: object) -> bool:
     if isinstance(value, list | tuple):
-        return all(_is_plain(part) for part in value)
+        return all(map(_is_plain, value))
     return value is None or isinstance(value, bool | int | float | str)
 
 
@@ -195,8 +202,8 @@ def lazy_parameters(module) -> list[str]:
     """Return the names of parameters that get their shape from the first batch."""
     import torch
 
-    named = _named_parameters(module)
-    return [name for name, parameter in named if torch.nn.parameter.is_lazy(parameter)]
+    is_lazy = torch.nn.parameter.is_lazy
+    return [name for name, parameter in _named_parameters(module) if is_lazy(parameter)]
 
 
 def structure(module: object, prefix: str = "") -> dict[str, str]:
@@ -207,18 +214,13 @@ def structure(module: object, prefix: str = "") -> dict[str, str]:
     last loss.
     """
     described: dict[str, str] = {}
-    layers = ()
-    if hasattr(module, "named_modules"):
-        layers = module.named_modules(remove_duplicate=False)
-    for number, (name, layer) in enumerate(layers):
+    for number, (name, layer) in enumerate(_named_layers(module)):
         numbers = layer.extra_repr() or _constants(layer)
         text = f"{number} {type(layer).__qualname__} {numbers or ''} {_functions(layer) or ''}"
         without_addresses = re.sub(r" at 0x\w+", "", text)
         described[f"{prefix}{name or type(layer).__name__}"] = without_addresses.strip()
-    for name, parameter in _named_parameters(module):
-        described |= _tensor_text(f"{prefix}{name} (parameters)", parameter)
-    for name, buffer in _named_buffers(module):
-        described |= _tensor_text(f"{prefix}{name} (buffers)", buffer)
+    described |= _tensor_texts(prefix, "parameters", _named_parameters(module))
+    described |= _tensor_texts(prefix, "buffers", _named_buffers(module))
     return described
 
 
@@ -239,10 +241,14 @@ def _constants(layer: object) -> dict[str, object]:
     return {name: values[name] for name in names if _is_plain(values[name])}
 
 
-def _tensor_text(name: str, tensor) -> dict[str, str]:
-    if hasattr(tensor, "materialize"):  # of a lazy layer: it has no shape yet
-        return {}
-    return {name: f"{tuple(tensor.shape)} {tensor.dtype} {tensor.requires_grad}"}
+def _tensor_texts(prefix: str, group: str, tensors: Iterable[tuple[str, object]]) -> dict[str, str]:
+    texts = {}
+    for name, tensor in tensors:
+        if hasattr(tensor, "materialize"):  # of a lazy layer: it has no shape yet
+            continue
+        text = f"{tuple(tensor.shape)} {tensor.dtype} {tensor.requires_grad}"
+        texts[f"{prefix}{name} ({group})"] = text
+    return texts
 
 
 def averaged_places(*modules: object) -> Callable[[], list]:
@@ -263,9 +269,15 @@ def averaged_places(*modules: object) -> Callable[[], list]:
         places += [(layer._buffers, name) for name in layer._buffers]
 
     def look_up() -> list:
-        buffers = [buffers.get(name) for buffers, name in places]
-        floats = {id(one): one for one in buffers if one is not None and _has_mean(one)}
-        return [one if one.is_floating_point() else torch.view_as_real(one) for one in floats.values()]
+        found = {}  # by identity, since two layers may have the same buffer
+        for buffers, name in places:
+            buffer = buffers.get(name)
+            if buffer is None or not _has_mean(buffer):
+                continue
+            if buffer.is_complex():
+                buffer = torch.view_as_real(buffer)  # no collective takes complex numbers
+            found[id(buffers.get(name))] = buffer
+        return list(found.values())
 
     return look_up
 

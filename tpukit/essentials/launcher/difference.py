@@ -2,10 +2,12 @@
 
 core 0 has {"data": {"seed": 0}}, core 1 has {"data": {"seed": 1}}
 
-fact   the cores have different datasets (after the first step)
-found  data: seed: 0 on core 0, 1 on core 1
-       found after the first step, the first check of it
-fix    make the dataset in the notebook, ...
+    fact   the cores have different datasets (after the first step)
+    found  data: seed: 0 on core 0, 1 on core 1
+           found after the first step, the first check of it
+    fix    make the dataset in the notebook, ...
+
+The fix belongs to the first group that differs, because a group explains those after it.
 """
 
 from collections.abc import Mapping

@@ -31,7 +31,7 @@ from tpukit.essentials.launcher.signals import (
 )
 
 # The folder of tpukit, so that errors blame the line of its caller. It ends with a separator,
-# because a folder beside it, such as "tpukit-experiments", is the user's.
+# because another folder, such as "tpukit-experiments", is the user's.
 _TPUKIT = f"{Path(__file__).parents[2]}{os.sep}"
 _WORKER = str(Path(__file__).with_name("worker.py"))  # calls the worker function
 _LONGEST_FACT = 2_000  # characters in a message
@@ -70,11 +70,12 @@ class Report(NamedTuple):
 
 @dataclass(frozen=True)
 class Failure:
-    """The failure of one core.
+    """The failure of a core.
 
     Attributes:
         rank: the core.
-        when: `time.monotonic()`, one clock for all processes of a machine; 0 if it caused all others.
+        when: `time.monotonic()`, one clock for all processes of a machine; 0 if it
+            caused all others.
         what: the event, such as "raised KeyError: 'a'" or "was killed by SIGKILL".
         waiting: the collective it was in, so the cause is probably another core; None for none.
         place: the innermost line that is not a library's.
@@ -173,7 +174,7 @@ def exception_raised(rank: int, error: BaseException) -> Failure:
 
 
 def device_not_started(rank: int, error: BaseException) -> Failure:
-    """Describe the exception that kept a device from starting; no line of the user's is to blame."""
+    """Describe the exception that kept a device from starting; no line of the user caused it."""
     trace = "".join(traceback.format_exception(error))
     parts = _parts(error)
     return Failure(
@@ -296,6 +297,7 @@ def report(failure: Failure, topology: Topology) -> Report:
     """Return the parts of the error that a user reads; the details are the traceback."""
     what = _shortened(failure.what, _LONGEST_FACT)
     fact = f"core {failure.rank} of {topology.world_size} {what}{_others(topology.cores)}"
+    # The exception's own evidence first, then the circumstances.
     found = []
     if failure.found:
         found.append(failure.found)
@@ -334,7 +336,7 @@ def _in_words(place: Place) -> str:
 
 
 def _notebook_cell(file: str) -> int | None:
-    """Return the number of the notebook cell that Python knows as this file; None for a real file."""
+    """Return the number of the notebook cell with this file name; None for a real file."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
     if shell is None:
@@ -368,7 +370,7 @@ def _what_happened(error: BaseException, parts: ErrorParts) -> str:
 
 
 def _in_a_line(error: BaseException, text: str) -> str:
-    """Return a text and the notes of its exception in one line.
+    """Return a text and the notes of its exception in a line.
 
     Of a text of many lines, such as a DataLoader's process sends, the first and the last two stay.
     """
@@ -405,6 +407,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 def _place(error: BaseException) -> Place | None:
     """Return the innermost line that is neither a library's nor tpukit's own; None for none."""
     libraries = (_TPUKIT, sysconfig.get_path("stdlib"), "<frozen")
+    # From the innermost frame outwards: the first that is the user's own is where to look.
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         is_library = frame.filename.startswith(libraries) or "site-packages" in frame.filename
         if not is_library:
@@ -413,7 +416,7 @@ def _place(error: BaseException) -> Place | None:
 
 
 def _sendable(error: BaseException) -> BaseException | None:
-    """Return the exception if the kernel can unpickle it; many cannot be built from their `args`."""
+    """Return the exception if the kernel can unpickle it; many cannot be made from `args`."""
     try:
         if len(str(error)) > _LONGEST_CAUSE:
             return None

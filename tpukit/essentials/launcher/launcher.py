@@ -1,11 +1,13 @@
 """Run a function on every core, and return each core's result or raise the first failure.
 
-launch(train, config)
-  check the arguments; choose backend, cores and processes      here and in `topology`
-  fork the worker processes                                     `worker_group`
-  take in what they send, until all are done or one has failed  `worker_group`, `watchdog`
-  end them                                                      `worker_group`
-  return a `Run`, or raise `WorkerError` or `LaunchInterrupted`
+    launch(train, config)
+      check the arguments; choose backend, cores and processes      here and in `topology`
+      fork the worker processes                                     `worker_group`
+      take in their messages until all are done or a core failed    `worker_group`, `watchdog`
+      end them                                                      `worker_group`
+
+It returns a `Run`, or raises a `WorkerError` or a `LaunchInterrupted`, which have the `Run` up to
+then.
 """
 
 import contextlib
@@ -26,7 +28,7 @@ from tpukit.essentials.display import (
 from tpukit.essentials.environment import Folders, MachineInfo, folders_of, wait_for_chips
 from tpukit.essentials.launcher.agreement import difference_at_end
 from tpukit.essentials.launcher.calls import explain_unknown_options, refuse_call
-from tpukit.essentials.launcher.failure import Failure, Report, report
+from tpukit.essentials.launcher.failure import Failure, report
 from tpukit.essentials.launcher.signals import INTERRUPT_STACKS_SECONDS, sigterm_ends_the_run
 from tpukit.essentials.launcher.topology import (
     choose_device,
@@ -190,7 +192,7 @@ def launch(
     pickled on the way in, and their changes stay in the worker. The kernel never opens the device,
     so this can be called again and again.
 
-    Every keyword is an option of `launch`. To pass `fn` a keyword of its own, use
+    Every keyword is an option of `launch`. To pass `fn` a keyword, use
     `functools.partial(fn, lr=0.1)`.
 
     On v5e chips torch_xla's compiler may use 22 MiB of VMEM per operation instead of 16. For
@@ -221,7 +223,7 @@ def launch(
             `TensorBoardWriter(folder)`, `CsvWriter(file)`, `wandb.log`, or for MLflow
             `lambda row: mlflow.log_metrics(row, step=row["step"])`. Keep it fast, because the
             kernel does not watch the cores meanwhile. If a function raises an error or is
-            interrupted, tpukit prints that and calls it no more; after an error the run goes on.
+            interrupted, tpukit prints that and calls it no more; after an error the run continues.
         matmul_precision: precision of float32 matrix products and convolutions. None for the
             device's own: a TPU rounds their inputs to bfloat16 (8 significant bits) and adds in
             float32; a GPU keeps products and rounds the inputs of convolutions to 11 bits. "high"
@@ -233,7 +235,7 @@ def launch(
             others are only read. False for none; None for the folder of `setup(compile_cache=...)`.
             Loaded programs are code, so the folder is made for this user alone, and one that
             others can write to is refused. Above 2 GB the least recently used programs are
-            removed. If it is not supported here, tpukit prints that and the launch goes on.
+            removed. If it is not supported here, tpukit prints that and continues.
         shard: "fsdp" for a model that does not fit one chip. All chips are then one core of one
             process, rank 0 of 1; each holds a part of every weight and of the optimizer's state,
             and computes its share of the batch. The same function runs. `batch_size` is that of
@@ -283,6 +285,7 @@ def run_on_cores(fn: Callable, args: tuple, options: LaunchOptions) -> Run:
         timeout=options.timeout,
     )
     topology = _choose(host, options)
+    # All refusals come before the first fork, so that an error leaves no process behind.
     refuse_one_process_variables(topology)
     refuse_if_in_use(host)
     chips = topology.processes * topology.chips
@@ -295,8 +298,10 @@ def run_on_cores(fn: Callable, args: tuple, options: LaunchOptions) -> Run:
         ):
             _print_layout(topology, options.shard, display)
             failure = _watch(group, display)
+    # After the group has ended: the error has the complete log and no worker is left.
     if failure is not None:
         raise worker_failed(failure, group)
+    # The kernel compares, because a core that returns must not wait for the others.
     error = difference_at_end([group.states[rank] for rank in sorted(group.states)])
     if error is not None:
         raise WorkerError(error.fact, found=error.found, fix=error.fix, run=collect(group)) from error
@@ -336,7 +341,7 @@ def _writers(options: LaunchOptions, display: Screen):
 
 
 def _print_layout(topology: Topology, shard: str | None, display: Screen) -> None:
-    """Print how the run differs from one on TPU chips with a core per process."""
+    """Print how the run differs from a run on TPU chips with a core per process."""
     if shard is not None:
         with optional_subpackage("launch(shard=...)"):
             from tpukit.accelerators import how_it_is_cut
@@ -369,6 +374,7 @@ def _watch(group: WorkerGroup, display: Screen) -> Failure | None:
         return failure
     except KeyboardInterrupt:
         display.close("interrupted")
+        # Before the end of the group, because an ended core has no stack.
         has_waited_long = group.waits_long()
         stacks = group.stacks(INTERRUPT_STACKS_SECONDS)
         group.end()
@@ -409,6 +415,7 @@ def ready(
     """
     runtime = runtimes()[topology.backend]
     folders = folders_of(compile_cache)
+    # Chips stay busy for 10 to 30 s after the process that held them was killed.
     if runtime.hardware == "TPU":
         wait_for_chips(chips, display.line, chip=topology.device_number)
     kept = runtime.open_compile_cache(folders, display.line) if folders else None
@@ -425,8 +432,11 @@ def ready(
 
 
 def worker_failed(failure: Failure, group: WorkerGroup, prefix: str = "") -> WorkerError:
-    """Return the error that reports a group's failure; `prefix` names the group if it is one of several."""
-    described: Report = report(failure, group.topology)
+    """Return the error that reports a group's failure.
+
+    `prefix` names the group if there are several.
+    """
+    described = report(failure, group.topology)
     error = WorkerError(
         f"{prefix}{described.fact}",
         found=described.found,

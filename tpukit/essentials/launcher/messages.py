@@ -3,7 +3,7 @@
 A core that trains sends, in this order: `Started`, `Memory`; then `Alive` with every heartbeat,
 and `Line`, `LogRows`, `Progress` as its code calls for them; at the end `StateAtEnd`, `Memory` and
 `Result`. A core that raises sends `CoreFailed` in place of the last three. `WorkerGroup` takes all
-of them in one match, which raises an error for any other type.
+of them in a single match, which raises an error for any other type.
 """
 
 from typing import NamedTuple
@@ -23,8 +23,8 @@ class Memory(NamedTuple):
     Attributes:
         rank: the core.
         peak: most bytes so far, with pages that it shares with the kernel.
-        own: bytes of its own now.
-        most: most bytes of its own so far.
+        own: bytes now that it shares with no process.
+        most: the largest value of `own` so far.
     """
 
     rank: int

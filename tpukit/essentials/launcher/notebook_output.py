@@ -1,5 +1,11 @@
-"""What a core says to the notebook: lines, numbers, progress, displays; sent as messages, drawn by the kernel."""
+"""The output of a core in the notebook: lines, numbers, progress bars and displays.
 
+A fork's own widgets and displays show nothing, so everything is sent to the kernel as messages,
+and the kernel draws it. No message waits for the device, and logged tensors are copied from it at
+most four times per second.
+"""
+
+import itertools
 import math
 import os
 import sys
@@ -11,20 +17,19 @@ from tpukit.essentials.display import InvalidTypeError, running_shell
 from tpukit.essentials.launcher import messages
 
 _SECONDS_BETWEEN_MESSAGES = 0.25
-_DISPLAYS_PER_SECOND = 10  # of one process; what is above either limit is said not to be shown, once
-_LARGEST_DISPLAY = 10 * 10**6  # bytes or characters
-_WIDGET = "application/vnd.jupyter.widget-view+json"  # the view of a widget that lives in this process
+_DISPLAYS_PER_SECOND = 10  # of one process; the first above the limit is reported
+_LARGEST_DISPLAY = 10 * 10**6  # bytes or characters; the first above the limit is reported
+_WIDGET = "application/vnd.jupyter.widget-view+json"  # the view of a widget of this process
 
 
 class NotebookOutput:
-    """The part of a `Core` that speaks to the notebook.
-
-    A fork's own widgets and displays would show nothing, so all of it travels as messages; no message waits for the
-    device, or copies from it more than four times a second.
+    """The part of a `Core` that sends output to the notebook.
 
     Attributes:
-        doing: "data" while a loop waits for its next batch, "tracing" while a step is recorded, "running" while it is
-            handed over to the device; None otherwise. A heartbeat carries it.
+        rank: the core.
+        activity: a counter that changes when the core moves on.
+        doing: "data" while a loop waits for its next batch, "tracing" while a step is recorded,
+            "running" while it is passed to the device; otherwise None. Heartbeats carry it.
     """
 
     def __init__(self, rank: int, send: Callable[[object], None]):
@@ -33,8 +38,8 @@ class NotebookOutput:
         self.doing: str | None = None
         self._send = send
         self._rows: list[dict] = []  # logged, not yet sent
-        self._ends: list[tuple] = []  # of loops, not sent before the rows that they have logged
-        self._logged = 0
+        self._ends: list[messages.Progress] = []  # of loops, to be sent after the rows they logged
+        self._logged_step = 0
         self._next_send = 0.0
 
     @property
@@ -43,45 +48,52 @@ class NotebookOutput:
         return self.rank == 0
 
     def print(self, *values: object, everywhere: bool = False) -> None:
-        """Print one whole line in the notebook, from core 0; from each core, named, with `everywhere`."""
-        if self.is_main or everywhere:
-            self.activity += 1
-            self._send(messages.Line(self.rank, " ".join(map(str, values)), named=everywhere))
-
-    def log(self, step: int | None = None, **values: object) -> None:
-        """Record numbers of core 0 for the live curve and `Run.log`; the other cores' are ignored.
-
-        A one-element tensor stays on the device and is copied with others at most four times a second, so logging
-        every step does not make the chip wait. Do not change it in place afterwards.
+        """Print a whole line in the notebook, from core 0.
 
         Args:
-            step: what the curve is drawn over; counted from 1 if left out.
-            **values: numbers, numpy's too, or one-element tensors by name.
+            *values: joined by spaces.
+            everywhere: print from every core, with its number in front of the line.
+        """
+        if self.is_main or everywhere:
+            self.activity += 1
+            text = " ".join(map(str, values))
+            self._send(messages.Line(self.rank, text, named=everywhere))
+
+    def log(self, step: int | None = None, **values: object) -> None:
+        """Record numbers of core 0 for the live curve and `Run.log`; other cores' are ignored.
+
+        A tensor stays on the device, and is copied together with others at most four times per
+        second, so logging in every step does not make the chip wait. Do not change it in place
+        afterwards.
+
+        Args:
+            step: position on the x axis; counted from 1 if it is left out.
+            **values: by name, numbers (also numpy's) or one-element tensors.
 
         Raises:
-            TypeError: a value is neither.
+            InvalidTypeError: a value is neither.
         """
-        import torch
-
-        self._logged = self._logged + 1 if step is None else step
+        if step is None:
+            step = self._logged_step + 1
+        self._logged_step = step
         if not self.is_main:
             return
+        row = {"step": step}
         for name, value in values.items():
-            if isinstance(value, torch.Tensor) and value.numel() == 1:
-                values[name] = value.detach().item() if value.device.type == "cpu" else value.detach()
-            elif not isinstance(value, int | float) or abs(value) > sys.float_info.max:
-                values[name] = _as_float(name, value)
-        self._rows.append({"step": self._logged, **values})
+            row[name] = _loggable(name, value)
+        self._rows.append(row)
         if time.monotonic() >= self._next_send:
             self.flush()
 
     def flush(self) -> None:
-        """Send the logged rows now; the end of a loop and of a run does it too."""
+        """Send the logged rows now; the end of a loop and of the run does this, too."""
         if self._rows:
-            rows, self._rows = self.to_host(self._rows), []
+            rows = self.to_host(self._rows)
+            self._rows = []
             self._send(messages.LogRows(self.rank, [_numbers(row) for row in rows]))
             self._next_send = time.monotonic() + _SECONDS_BETWEEN_MESSAGES
-        ends, self._ends = self._ends, []
+        ends = self._ends
+        self._ends = []
         for message in ends:
             self._send(message)
 
@@ -94,115 +106,182 @@ class NotebookOutput:
         start: int = 0,
         unit: str | None = None,
     ) -> Iterator:
-        """Yield the items of an iterable and show in the notebook how far core 0 has come.
+        """Yield the items of an iterable, and show a progress bar of core 0 in the notebook.
 
-        Loops may be nested: `core.progress(range(epochs), "epochs")` around `core.progress(batches, "train")` are two
-        bars, and the second starts again in every epoch.
+        Loops may be nested: `core.progress(range(epochs), "epochs")` around
+        `core.progress(batches, "train")` are two bars, and the second starts again in each epoch.
 
         Args:
-            iterable: anything; for `core.batches(...)` the samples a second of all cores are shown as well.
-            label: the name of the bar; the same label starts the same bar again. None shows nothing.
-            total: items to expect, where the iterable has no length.
-            start: items that were done before, as in a loop that is resumed.
-            unit: what a rate counts, such as "images"; None for samples, or steps.
+            iterable: anything. For `core.batches(...)` the bar also shows the samples per second of
+                all cores.
+            label: name of the bar; the same label starts the same bar again. None shows no bar.
+            total: number of items, if the iterable has no length.
+            start: number of items that were done before, in a resumed loop.
+            unit: unit of the rate, such as "images"; None for samples, or steps.
         """
-        total = start + len(iterable) if total is None and hasattr(iterable, "__len__") else total
-        samples, reads = getattr(iterable, "samples_per_step", 0), hasattr(iterable, "samples_per_step")
-        options = {"samples_per_step": samples, "start": start, "unit": unit}
-        done, next_send, began, whole = start, 0.0, time.monotonic(), False
-        told = self.is_main and label is not None
-        if told:
-            self.flush()  # what was logged before this loop is not of it
-        items = iter(iterable)
+        if total is None and hasattr(iterable, "__len__"):
+            total = start + len(iterable)
+        is_shown = self.is_main and label is not None
+        if is_shown:
+            self.flush()  # the rows logged before this loop do not belong to it
+        options = {
+            "samples_per_step": getattr(iterable, "samples_per_step", 0),
+            "start": start,
+            "unit": unit,
+        }
+        began = time.monotonic()
+        done = start
+        next_send = 0.0
+        is_finished = False
         try:
-            while True:
-                self.doing = "data" if reads else self.doing
-                try:
-                    item = next(items)
-                except StopIteration:
-                    break
-                finally:
-                    self.doing = None if reads else self.doing
+            for item in self._items(iterable):
                 self.activity += 1
-                if told and time.monotonic() >= next_send:
-                    self.report_progress(label, done, total, seconds=time.monotonic() - began, **options)
+                if is_shown and time.monotonic() >= next_send:
+                    options["seconds"] = time.monotonic() - began
+                    self.report_progress(label, done, total, **options)
                     next_send = time.monotonic() + _SECONDS_BETWEEN_MESSAGES
                 done += 1
                 yield item
-            whole = True
-        finally:  # a loop that was left early is over, too, and not finished
-            if told:
+            is_finished = True
+        finally:  # also if the loop is left early, but then its bar is not complete
+            if is_shown:
                 options["seconds"] = time.monotonic() - began
-                total = done if whole else total
-                self._end(messages.Progress(label, done, total, {**options, "over": True}), whole)
+                options["over"] = True
+                total = done if is_finished else total
+                end = messages.Progress(label, done, total, options)
+                self._end(end, is_finished=is_finished)
+
+    def _items(self, iterable: Iterable) -> Iterator:
+        """Yield the items; while batches are read, the core is doing "data"."""
+        reads_data = hasattr(iterable, "samples_per_step")
+        items = iter(iterable)
+        while True:
+            if reads_data:
+                self.doing = "data"
+            try:
+                item = next(items)
+            except StopIteration:
+                return
+            finally:
+                if reads_data:
+                    self.doing = None
+            yield item
 
     def report_progress(self, label: str, done: int, total: int | None, **options: object) -> None:
-        """Show how far a loop has come that `progress` cannot go through; see `Bar` for the options."""
+        """Show the progress of a loop that `progress` cannot iterate; `Bar` has the options."""
         if self.is_main:
             self._send(messages.Progress(label, done, total, options))
 
-    def _end(self, message: tuple, whole: bool) -> None:
-        """Send the end of a loop after all that it has logged, so that the newest numbers stand beside it.
+    def _end(self, message: messages.Progress, *, is_finished: bool) -> None:
+        """Send the end of a loop after its rows, so that the curve has its newest numbers.
 
-        Numbers on the device are fetched only where the loop has come to its end. One that was left early may be on its
-        way out of a run that failed, where a copy could wait for ever: its end goes with the numbers, when they do.
+        Numbers on the device are copied only if the loop has come to its end. A loop that was left
+        early may belong to a run that failed, in which a copy could wait forever. Its end is sent
+        with its rows, whenever that is.
         """
         self._ends.append(message)
-        if whole or not any(hasattr(value, "item") for row in self._rows for value in row.values()):
+        if is_finished or not self._has_tensors():
             self.flush()
 
+    def _has_tensors(self) -> bool:
+        values = itertools.chain.from_iterable(row.values() for row in self._rows)
+        return any(hasattr(value, "item") for value in values)
+
     def to_host(self, value: object) -> object:
-        """Bring every tensor of nested dicts, lists and tuples into host memory, in one transfer."""
+        """Return a value with all its tensors in host memory, in a single transfer."""
         raise NotImplementedError
 
 
-def forward_displays(send: Callable[[object], None], rank: Callable[[], int]) -> None:
-    """Have IPython's `display`, and so `plt.show`, send what it shows to the kernel: from a fork it goes nowhere."""
-    shell = running_shell()
-    if not hasattr(shell, "kernel"):  # a terminal's IPython prints
-        return
-    process, shown, told = os.getpid(), deque(maxlen=_DISPLAYS_PER_SECOND), set()
+def _loggable(name: str, value: object) -> object:
+    """Return a value of `core.log` as a number, or as a tensor that is still on the device."""
+    import torch
 
-    def publish(data: dict, metadata: dict | None = None, *, transient=None, update=False, **_: object) -> None:
-        if os.getpid() != process:  # a DataLoader's, say: it must not write into the same pipe
-            return
-        refusal = _why_not_shown(data, shown)
-        if refusal is None:
-            shown.append(time.monotonic())
-            options = {"transient": transient or {}, "update": update}
-            send(messages.Display(rank(), data, metadata or {}, options))
-        elif refusal not in told:
-            told.add(refusal)
-            send(messages.Line(rank(), refusal, named=True))
-
-    shell.display_pub.publish = publish
-    # A fork's messages go nowhere, and each is logged whole: those of a widget, as tqdm.auto makes one for each bar.
-    shell.kernel.session.send = lambda *_, **__: None
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        value = value.detach()
+        return value.item() if value.device.type == "cpu" else value
+    if isinstance(value, int | float) and abs(value) <= sys.float_info.max:
+        return value
+    return _as_float(name, value)
 
 
-def _why_not_shown(data: dict, shown: deque) -> str | None:
-    if _WIDGET in data:
-        return "a widget cannot be shown from a worker; core.progress and core.log draw bars and curves"
-    size = sum(len(part if isinstance(part, str | bytes) else str(part)) for part in data.values())
-    if size > _LARGEST_DISPLAY:
-        return f"a display of more than {_LARGEST_DISPLAY / 1e6:.0f} MB is not shown; save it to a file, or return it"
-    if len(shown) == shown.maxlen and time.monotonic() - shown[0] < 1:
-        return f"displays above {_DISPLAYS_PER_SECOND} a second are not shown"
-    return None
+def _as_float(name: str, value: object) -> float:
+    """Return the float of a number or of an array with one element.
+
+    Raises:
+        InvalidTypeError: it is neither.
+    """
+    try:
+        if hasattr(value, "item"):  # first, since numpy warns if float() gets an array
+            return float(value.item())
+        if hasattr(value, "__float__"):
+            return float(value)
+        cause = None
+    except OverflowError:  # a whole number above all floats, but curves and files need a float
+        return math.inf if value > 0 else -math.inf
+    except (TypeError, ValueError, RuntimeError) as error:
+        cause = error
+    shape = tuple(getattr(value, "shape", ()))
+    kind = f"{type(value).__name__}{shape or ''}"
+    raise InvalidTypeError(
+        f"log takes numbers and one-element tensors, got {name} = {kind}",
+        fix=f"{name}.mean(), or return it from the worker",
+    ) from cause
 
 
 def _numbers(row: dict) -> dict:
     return {name: value.item() if hasattr(value, "item") else value for name, value in row.items()}
 
 
-def _as_float(name: str, value: object) -> float:
-    try:  # `item`, since numpy warns where an array of one element is converted
-        return float(value.item() if hasattr(value, "item") else value if hasattr(value, "__float__") else None)
-    except OverflowError:  # a whole number that no float holds: where it is drawn or written, it has to be one
-        return math.inf if value > 0 else -math.inf
-    except (TypeError, ValueError, RuntimeError) as error:
-        shape = tuple(getattr(value, "shape", ()))
-        raise InvalidTypeError(
-            f"log takes numbers and one-element tensors, got {name} = {type(value).__name__}{shape or ''}",
-            fix=f"{name}.mean(), or return it from the worker",
-        ) from error
+def forward_displays(send: Callable[[object], None], rank: Callable[[], int]) -> None:
+    """Make IPython's `display`, and so `plt.show`, send to the kernel."""
+    shell = running_shell()
+    if not hasattr(shell, "kernel"):  # IPython in a terminal prints
+        return
+    process = os.getpid()
+    shown: deque[float] = deque(maxlen=_DISPLAYS_PER_SECOND)  # times of the last displays
+    reported: set[str] = set()
+
+    def publish(
+        data: dict,
+        metadata: dict | None = None,
+        *,
+        transient: dict | None = None,
+        update: bool = False,
+        **_: object,
+    ) -> None:
+        if os.getpid() != process:  # a DataLoader's process must not write into the same pipe
+            return
+        refusal = _why_not_shown(data, shown)
+        if refusal is None:
+            shown.append(time.monotonic())
+            options = {"transient": transient or {}, "update": update}
+            send(messages.Display(rank(), data, metadata or {}, options))
+        elif refusal not in reported:
+            reported.add(refusal)
+            send(messages.Line(rank(), refusal, named=True))
+
+    shell.display_pub.publish = publish
+    # A fork's messages are lost, and each is logged completely. tqdm.auto sends some for each bar.
+    shell.kernel.session.send = lambda *_, **__: None
+
+
+def _why_not_shown(data: dict, shown: deque[float]) -> str | None:
+    """Return the reason if a display is not sent; None if it is."""
+    if _WIDGET in data:
+        return (
+            "a widget cannot be shown from a worker; core.progress and core.log draw bars and "
+            "curves"
+        )
+    size = 0
+    for part in data.values():
+        text = part if isinstance(part, str | bytes) else str(part)
+        size += len(text)
+    if size > _LARGEST_DISPLAY:
+        return (
+            f"a display of more than {_LARGEST_DISPLAY / 1e6:.0f} MB is not shown; "
+            "save it to a file, or return it"
+        )
+    is_full = len(shown) == shown.maxlen
+    if is_full and time.monotonic() - shown[0] < 1:
+        return f"displays above {_DISPLAYS_PER_SECOND} per second are not shown"
+    return None

@@ -1,22 +1,32 @@
-"""Python objects of all cores, brought together through the device's collectives."""
+"""Gather Python objects of all cores through the device's collectives."""
 
 import pickle
 
 
 def gather_objects(core, value: object) -> list:
-    """Return the objects of all cores, in order of rank, together; their tensors are in host memory."""
+    """Return the objects of all cores, in order of rank. Collective: call it on every core.
+
+    Tensors in them are in host memory.
+    """
     import torch
 
     data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
     (length,) = core.to_device([torch.tensor([len(data)])])
     lengths = core.gather(length)
-    core.sync()  # else the next step, which it became part of, would compile again; and no `step`, which is timed
+    # Without `sync` this would become a part of the next step, which would compile again. It is
+    # not `step`, because steps are timed.
+    core.sync()
     lengths = core.to_host(lengths).tolist()
-    # Collectives need one shape; a power of two, so that states which grow a little do not compile another graph.
-    padded = torch.zeros(1 << (max(lengths) - 1).bit_length(), dtype=torch.uint8)
+    # A collective needs one shape. A power of two, so that objects that grow a little do not
+    # compile another graph.
+    power_of_two = 1 << (max(lengths) - 1).bit_length()
+    padded = torch.zeros(power_of_two, dtype=torch.uint8)
     padded[: len(data)] = data
     (padded,) = core.to_device([padded])
     rows = core.gather(padded)
     core.sync()
     rows = core.to_host(rows).view(core.world_size, -1)
-    return [pickle.loads(row[:length].numpy().tobytes()) for row, length in zip(rows, lengths, strict=True)]
+    objects = []
+    for row, length in zip(rows, lengths, strict=True):
+        objects.append(pickle.loads(row[:length].numpy().tobytes()))
+    return objects

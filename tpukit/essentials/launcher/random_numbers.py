@@ -1,4 +1,12 @@
-"""Whose the random numbers of a worker are: all cores' outside of steps, this core's own within."""
+"""The random numbers of a worker: the same on all cores outside of steps, different within.
+
+                     core 0      core 1
+    worker function  0.49        0.49      a split of the data is the same on every core
+    core.step()      0.13        0.77      dropout and augmentation are not
+    worker function  0.08        0.08      and go on as if no step had drawn
+
+A worker function that calls `core.seed` ends this: from then on it decides itself.
+"""
 
 import contextlib
 from collections.abc import Iterator
@@ -7,42 +15,54 @@ from tpukit.essentials.data import host_numbers, numbers_kept, put_back, seed_in
 
 
 class RandomNumbers:
-    """The random numbers of one core, of the host and of its device.
+    """The random numbers of a core, of the host and of its device.
 
     Attributes:
-        seeded: how often the worker function has seeded them.
+        seeded: number of times that the worker function has seeded them.
     """
 
     def __init__(self, core):
         self._core = core
-        # Where cores are threads of a process the host's are another core's as well, and cannot be put back.
+        # If cores are threads of a process, they share the host's numbers.
         self._can_put_back = not core.backend.shares_process
-        self._shared = core.world_size > 1 and self._can_put_back  # until somebody seeds
-        self._own: tuple | None = None  # where this core's stand, between two steps
+        # Whether all cores draw the same outside of steps; False once the function seeds.
+        self._shared = core.world_size > 1 and self._can_put_back
+        self._own: tuple | None = None  # the state of this core's own, between two steps
         self.seeded = 0
 
     def start(self) -> None:
-        """Begin as every core of the run does, with the same random numbers on the host and on the device."""
+        """Begin with the same random numbers on every core, on the host and on the device."""
         self._core.backend.seed(seed_in_turn((self._core.seed_of_launch,)))
 
     def seed(self, *words: int, own: bool = True) -> None:
-        """Have them depend on these numbers: this core's own, or the host's alike on all cores, in steps as well."""
-        self._shared, self.seeded = False, self.seeded + 1
+        """Seed by these numbers, within steps as well.
+
+        Args:
+            *words: any numbers.
+            own: seed this core's own numbers, on the device as well; otherwise the host's, the
+                same on all cores.
+        """
+        seed = self._core.seed_of_launch
+        self._shared = False
+        self.seeded += 1
         if own:
-            self._core.backend.seed(seed_in_turn((self._core.seed_of_launch, *words, self._core.rank)))
+            self._core.backend.seed(seed_in_turn((seed, *words, self._core.rank)))
         else:
-            seed_in_turn((self._core.seed_of_launch, *words))
+            seed_in_turn((seed, *words))
 
     @contextlib.contextmanager
     def own(self) -> Iterator[None]:
-        """Within, draw this core's own; afterwards the host's are again what all cores share.
+        """Draw this core's own numbers within, and afterwards the host's shared ones again.
 
-        The device's own generator stays this core's from the first time on: on a TPU to read it would cut a graph.
+        The device's generator stays this core's own after the first time, because reading its
+        state would cut a graph on a TPU.
         """
         if not self._shared:
             yield
             return
-        shared, seeded, self._shared = host_numbers(), self.seeded, False
+        shared = host_numbers()
+        seeded = self.seeded
+        self._shared = False
         if self._own is None:
             self._core.backend.seed(seed_in_turn((self._core.seed_of_launch, self._core.rank)))
         else:
@@ -50,14 +70,16 @@ class RandomNumbers:
         try:
             yield
         finally:
-            if self.seeded == seeded:  # else what was seeded within says what is drawn from there on
-                self._own, self._shared = host_numbers(), True
+            if self.seeded == seeded:  # otherwise the new seed holds from there on
+                self._own = host_numbers()
+                self._shared = True
                 put_back(shared)
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Have the host's afterwards as they were before, whatever is drawn or seeded within."""
+        """Restore the host's random numbers afterwards, however many were drawn within."""
         shared = self._shared
-        with numbers_kept() if self._can_put_back else contextlib.nullcontext():
+        keeping = numbers_kept() if self._can_put_back else contextlib.nullcontext()
+        with keeping:
             yield
         self._shared = shared

@@ -1,21 +1,24 @@
-"""How a run is ended: SIGTERM's protocol, who hears which signal, and every grace time.
+"""How a run ends: the protocol of SIGTERM, the handlers of signals, and every grace time.
 
-A platform that takes its machine back sends SIGTERM to the kernel, and SIGKILL some seconds later. An interrupt of the
-cell ends a run in the same way, and so does the failure of a core:
+A platform that takes its machine back sends SIGTERM to the kernel, and SIGKILL some seconds later.
+An interrupt of the cell ends a run in the same way, and so does the failure of a core:
 
-1. In the kernel, `sigterm_ends_the_run` raises `Terminated`; an interrupt is a KeyboardInterrupt as ever.
-2. The kernel sends SIGTERM to every worker process that has not returned, not to that process's own children: it may
-   need them to end its step.
-3. In a worker, the thread that reads the signal pipe tells the kernel where each core stood, since a main thread in
-   native code would hear of it late. `Terminated` is then raised in the worker function, so that its `finally` blocks
-   run; unless the function ends between steps (`Core.finishing_steps`, as `fit` does), which only sets `end_requested`.
-4. The kernel waits `END_SECONDS`; for core 0, where it ends between steps and saves, up to `SAVE_SECONDS`.
-5. The kernel says so on the control pipes and closes them: a worker that is done exits, any other kills itself and its
-   children. One whose result has just come is given `DONE_SECONDS` to be done.
-6. What is left after another `END_SECONDS` is killed, with its process group.
+1. In the kernel `sigterm_ends_the_run` raises `Terminated`; an interrupt is a KeyboardInterrupt.
+2. The kernel sends SIGTERM to every worker process that has not returned. It does not signal that
+   process's children, because the process may need them to end its step.
+3. In a worker, the thread that reads the signal pipe sends the stack of each core to the kernel,
+   because a main thread in native code would handle the signal late. Then `Terminated` is raised in
+   the worker function, so that its `finally` blocks run. If the function ends between steps
+   (`Core.finishing_steps`, as `fit` does), only `end_requested` is set.
+4. The kernel waits `END_SECONDS`; if core 0 ends between steps and saves, up to `SAVE_SECONDS`.
+5. The kernel sends the last command on the control pipes and closes them. A worker that is done
+   exits; any other kills itself and its children. A worker whose result has just come has
+   `DONE_SECONDS` to be done.
+6. After another `END_SECONDS` every process that is left is killed, with its process group.
 
-A worker ignores SIGINT, which Jupyter sends to the whole process group: only the kernel decides. A worker whose kernel
-dies, however it dies, is killed by Linux (PR_SET_PDEATHSIG) and sees the end of its control pipe.
+A worker ignores SIGINT, which Jupyter sends to the whole process group, because only the kernel
+decides. If the kernel dies, in whatever way, Linux kills the worker (PR_SET_PDEATHSIG), and the
+worker sees the end of its control pipe.
 """
 
 import contextlib
@@ -27,28 +30,34 @@ import sys
 import threading
 from collections.abc import Iterator
 
-DONE_SECONDS = 2.0  # for a worker whose result is here, and which has nothing left to do
-END_SECONDS = 1.0  # for the `finally` blocks of workers told to end
-SAVE_SECONDS = 8.0  # for core 0 to end its step and save, where it said that it would
-STEP_SECONDS = 5.0  # of these, for the other cores to stay with core 0, which may have a step to finish
+DONE_SECONDS = 2.0  # for a worker to exit after its result has come
+END_SECONDS = 1.0  # for the `finally` blocks of workers that got SIGTERM
+SAVE_SECONDS = 8.0  # for core 0 to end its step and save, if it has announced that
+STEP_SECONDS = 5.0  # part of these, in which the other cores help core 0 to finish a step
 FAILURE_SECONDS = 0.5  # for a failure that happened earlier and is still in its pipe
-# For a failure in a collective: the core that left the others there is heard of a moment later.
+# The same after a failure in a collective: the core that left the others there reports later.
 FAILURE_IN_A_COLLECTIVE_SECONDS = 2.0
-STACKS_SECONDS = 2.0  # for the cores of a run that hangs to say where they stand
-INTERRUPT_STACKS_SECONDS = 0.5  # the same for a run that is interrupted, whose user waits
+STACKS_SECONDS = 2.0  # for the cores of a run that hangs to send their stacks
+INTERRUPT_STACKS_SECONDS = 0.5  # the same for an interrupted run, because its user waits
 
 _PR_SET_PDEATHSIG = 1
-# Heard by children of threads, sent by Linux alone; ignored where a program that the child becomes does not know it.
+# Linux sends it to children of a thread that ended. A program that the child executes ignores it.
 _THREAD_ENDED = getattr(signal, "SIGURG", signal.SIGTERM)
 
 
 class Terminated(BaseException):
-    """SIGTERM arrived: unwinds the worker function, so that its `finally` blocks run."""
+    """SIGTERM has arrived; unwinds the worker function, so that its `finally` blocks run.
+
+    It is no `Exception`, so `except Exception` does not stop it.
+    """
 
 
 @contextlib.contextmanager
 def sigterm_ends_the_run() -> Iterator[None]:
-    """Raise `Terminated` where SIGTERM would end this process on the spot, and let it end afterwards."""
+    """Raise `Terminated` on SIGTERM, and let SIGTERM end the process afterwards.
+
+    A handler of the user's own stays in place.
+    """
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
@@ -70,16 +79,20 @@ def sigterm_ends_the_run() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_interrupts() -> Iterator[None]:
-    """Put SIGINT and SIGTERM off to the end of the block; only the main thread gets any.
+    """Postpone SIGINT and SIGTERM to the end of the block; only the main thread gets any.
 
-    Blocking them would not do: another thread of the process would take them, and Python tell the main one.
+    Blocking the signals has no effect: another thread of the process would take them, and Python
+    would run the handler in the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     arrived = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    before = {number: handler for number, handler in before.items() if callable(handler)}  # others do not raise
+    before = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        handler = signal.getsignal(number)
+        if callable(handler):  # SIG_IGN and SIG_DFL raise nothing
+            before[number] = handler
     try:
         for number in before:
             signal.signal(number, lambda number, _: arrived.append(number))
@@ -92,15 +105,18 @@ def without_interrupts() -> Iterator[None]:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have Linux kill this process when its parent dies: a worker that outlives its kernel holds the chip for ever."""
+    """Let Linux kill this process when its parent dies; it would hold the chip forever."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before Linux could be asked
+    if os.getppid() != parent:  # it died before the call
         os._exit(1)
 
 
 def _die_with_process(parent: int) -> None:
-    """Do the same in a child of a thread: Linux signals the end of that thread, which may end before its process."""
+    """Do the same in a child of a thread.
+
+    Linux signals the end of the thread, which may end before its process does.
+    """
 
     def end(*_: object) -> None:
         if os.getppid() != parent:
@@ -113,12 +129,14 @@ def _die_with_process(parent: int) -> None:
 
 
 def tie_children() -> None:
-    """Have processes that this one forks, a DataLoader's or a pool's, die with it, and hear none of its signals.
+    """Let children of this process die with it, and give them none of its signal handlers.
 
-    Nor do they tear down what it has let go of: that may wait for a thread which they do not have.
+    These are the processes of a DataLoader or of a pool. They do not tear down objects that this
+    process has released, because that may wait for a thread which they do not have.
 
-    SIGTERM is blocked across the fork. A pool ends its processes by it, some within their first moment, when they
-    still have this worker's handler and write into its signal pipe: the worker would believe that it was meant.
+    SIGTERM is blocked across the fork. A pool ends its processes with it, some in their first
+    moment. They would still have this worker's handler, and write into its signal pipe as if the
+    worker had been signalled.
     """
     fork = threading.local()  # threads may fork at the same time
 
@@ -144,9 +162,10 @@ def tie_children() -> None:
 
 
 def signal_pipe() -> int:
-    """Return a pipe on which the number of every signal arrives that Python handles, whatever the main thread does.
+    """Return a pipe that gets the number of every signal, whatever the main thread does.
 
-    Without it, a SIGTERM that the system hands to another thread does not wake a main thread that sleeps or compiles.
+    Without it, a SIGTERM that the system gives to another thread does not wake a main thread that
+    sleeps or compiles.
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -158,8 +177,8 @@ def signal_pipe() -> int:
 def children_heard() -> Iterator[None]:
     """Let handlers of SIGCHLD raise inside this block only.
 
-    PyTorch installs a handler that raises when a process of a DataLoader was killed. After the worker function has
-    ended, it would interrupt the message that says how the function ended.
+    PyTorch installs a handler that raises when a process of a DataLoader was killed. After the
+    worker function it would interrupt the message with the result.
     """
     try:
         yield
@@ -170,4 +189,5 @@ def children_heard() -> Iterator[None]:
 
 def raise_in_thread(thread: int) -> None:
     """Raise `Terminated` in another thread of this process, as soon as it runs Python again."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Terminated))
+    set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    set_exception(ctypes.c_ulong(thread), ctypes.py_object(Terminated))

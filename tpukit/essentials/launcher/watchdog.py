@@ -1,15 +1,31 @@
-"""When does a run hang? Tells cores that wait for one that will not come from cores that compile."""
+"""Decide whether a run hangs: tell a core that hangs from cores that wait for it or compile.
+
+Every core reports a counter (its activity) and the collective that it waits in, if any:
+
+               activity    waits in          uses a processor
+    core 0     12          optimizer_step    no                  waits for another
+    core 1     11          -                 yes                 compiles: the run is fine
+    core 1     11          -                 no                  hangs: core 1 is to blame
+
+A core that waits is never to blame while another does not wait. A core that uses a processor is
+never to blame, because a compilation takes minutes and changes no counter. Processor time also
+decides if a report is old: a core that pickles a large result lets no other thread report.
+"""
 
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tpukit.essentials.display import InvalidValueError
 
-_UNEVEN_SECONDS = 5.0  # a core that returned has done its part of every collective: the rest is bytes on their way
-_SECONDS_BETWEEN_LOOKS = 0.25  # at what processes do: all of /proc is read for each of them
-_CPU_SAMPLE_SECONDS = 2.0  # over which processor time is compared
-_IDLE = 0.5  # of one processor: a compiler, a decoder or a loop uses one or waits for one, a sleep or a lock hardly
+# A core that has returned has done its part of every collective: the rest is bytes on their way.
+_UNEVEN_SECONDS = 5.0
+_SECONDS_BETWEEN_LOOKS = 0.25  # at processor time, which reads all of /proc for each process
+_CPU_SAMPLE_SECONDS = 2.0  # between the two readings that are compared
+# Share of a processor below which a core is idle. A compiler, a decoder or a loop uses a whole one
+# or waits for one; a sleep or a lock uses almost nothing.
+_IDLE = 0.5
 _LONGER = "launch(..., limits=tpukit.Limits(stall=seconds))"
 
 
@@ -32,7 +48,8 @@ class Limits:
 
     def __post_init__(self) -> None:
         if self.stall is not None:
-            refuse_seconds("stall", self.stall, fix="Limits(stall=600), or Limits(stall=None) for no limit")
+            fix = "Limits(stall=600), or Limits(stall=None) for no limit"
+            refuse_seconds("stall", self.stall, fix=fix)
         refuse_seconds("heartbeat", self.heartbeat, fix="Limits(heartbeat=1)")
 
 
@@ -43,39 +60,42 @@ def refuse_seconds(name: str, value: object, *, fix: str) -> None:
         raise InvalidValueError(f"{name} is a number of seconds above 0, got {value!r}", fix=fix)
 
 
-@dataclass(frozen=True)
-class Heartbeat:
-    """What a core last said of itself that was new: its `activity` and `waiting`."""
+class Heartbeat(NamedTuple):
+    """The last report of a core that differed from the one before."""
 
     activity: int
-    waiting: str | None
-    since: float  # `time.monotonic()` when the kernel first heard this
+    waiting: str | None  # a collective
+    since: float  # `time.monotonic()` when the kernel first read it
 
 
-@dataclass(frozen=True)
-class Stall:
-    """A run that hangs: the core to blame, and what is known of it."""
+class Stall(NamedTuple):
+    """A run that hangs: the core to blame, the event, and the fix."""
 
     rank: int
     what: str
     fix: str
 
 
-class Watchdog:
-    """Decides from heartbeats whether a run still moves.
+class _Sample(NamedTuple):
+    """The processor time of cores at a moment."""
 
-    A core that waits is never to blame while another works: only that one can be late. And nobody is late who uses a
-    processor: a compile takes minutes and moves no counter, and what a heartbeat said of waiting may be old, where a
-    core pickles a large result and lets no other thread run.
+    time: float  # `time.monotonic()`
+    busy_seconds: dict[int, float]  # by rank
+
+
+class Watchdog:
+    """Decides from heartbeats and processor time whether a run still moves.
 
     Args:
-        ranks: of the cores that are watched.
+        ranks: the cores.
         limits: how long cores may stand still.
-        busy_seconds: returns for how long the process of a rank has been busy so far.
+        busy_seconds: returns the processor time so far of a rank's process, in seconds.
         timeout: seconds that the run may take; None for no limit.
-        in_graph: cores may wait for each other in any read of a tensor, which no heartbeat mentions.
+        in_graph: cores may also wait for each other when they read a tensor, which no heartbeat
+            reports.
         waits_idle: a core that waits uses no processor.
-        others: the run has cores on other hosts, too, for which those here may wait; these hosts watch them.
+        others: the run has more cores on other hosts, for which these cores may wait. Those hosts
+            watch them.
     """
 
     def __init__(
@@ -89,109 +109,185 @@ class Watchdog:
         waits_idle: bool = True,
         others: bool = False,
     ):
-        self.ranks, self.limits, self.timeout = ranks, limits, timeout
-        self._in_graph, self._waits_idle, self._others = in_graph, waits_idle, others
+        self.ranks = ranks
+        self.limits = limits
+        self.timeout = timeout
         self._busy_seconds = busy_seconds
+        self._in_graph = in_graph
+        self._waits_idle = waits_idle
+        self._others = others
         self._began = time.monotonic()
-        self._silent = Heartbeat(0, None, self._began)  # of a core that has not said a word
+        self._silent = Heartbeat(0, None, self._began)  # of a core that has not reported
         self._heartbeats: dict[int, Heartbeat] = {}
-        self._sample: tuple[float, dict[int, float]] | None = None
+        self._sample: _Sample | None = None
         self._next_look = 0.0
 
-    def beat(self, rank: int, activity: int, waiting: str | None, *, waits_outside: bool = False) -> None:
-        """Note a heartbeat; the clock of a core starts again when it has done something new.
+    def beat(
+        self,
+        rank: int,
+        activity: int,
+        waiting: str | None,
+        *,
+        waits_outside: bool = False,
+    ) -> None:
+        """Take in a report; the clock of a core starts again if it has moved on.
 
-        One that waits for what another process compiles, which may be no core of this run, is not standing still.
+        Args:
+            rank: the core.
+            activity: its counter.
+            waiting: the collective it is in; None for none.
+            waits_outside: it waits for a compilation in a process that may be no core of this run,
+                which counts as moving on.
         """
         last = self._heartbeats.get(rank, self._silent)
-        if waits_outside or last is self._silent or (last.activity, last.waiting) != (activity, waiting):
+        has_moved = (last.activity, last.waiting) != (activity, waiting)
+        if has_moved or waits_outside or last is self._silent:
             self._heartbeats[rank] = Heartbeat(activity, waiting, time.monotonic())
 
     def waits_long(self, returned: set[int]) -> bool:
-        """Say whether a core that has not returned has been in one collective for longer than cores are uneven."""
-        beats = self._running(returned).values()
-        return any(beat.waiting and time.monotonic() - beat.since > _UNEVEN_SECONDS for beat in beats)
+        """Return whether a core has been in a collective for longer than cores are uneven."""
+        return bool(_late(self._running(returned), time.monotonic()))
 
     def find_stall(self, returned: set[int], sending: Collection[int] = ()) -> Stall | None:
-        """Name the core that the others wait for in vain; None while all is well.
+        """Return the core for which the others wait in vain; None while the run is fine.
 
         Args:
-            returned: the cores that have.
-            sending: the cores of which a part of a message has arrived: what holds them up is the kernel that reads it,
-                and no heartbeat comes through before it is complete.
+            returned: the cores that have returned.
+            sending: the cores of which a part of a message has arrived. They wait for the kernel
+                to read the rest, and no heartbeat comes before that.
         """
-        running, now = self._running(returned), time.monotonic()
+        running = self._running(returned)
+        now = time.monotonic()
         if not running:
             return None
-        if over_time := self._over_time(running, now):
+        # A time limit holds for busy cores, too, so it comes before everything else.
+        over_time = self._over_time(running, now)
+        if over_time is not None:
             return over_time
         stall = self._left_early(running, returned, now) or self._stuck(running, returned, now)
         if stall is None or running.keys() & set(sending):
-            self._sample = None
+            self._sample = None  # the next suspicion needs a new sample
             return None
         return stall if self._all_idle(running, now) else None
 
     def _running(self, returned: set[int]) -> dict[int, Heartbeat]:
-        return {rank: self._heartbeats.get(rank, self._silent) for rank in self.ranks if rank not in returned}
+        """Return by rank the last heartbeat of each core that has not returned."""
+        running = [rank for rank in self.ranks if rank not in returned]
+        return {rank: self._heartbeats.get(rank, self._silent) for rank in running}
 
     def _over_time(self, running: dict[int, Heartbeat], now: float) -> Stall | None:
         if self.timeout is None or now - self._began <= self.timeout:
             return None
-        rank = next((rank for rank, beat in running.items() if not beat.waiting), min(running))
-        doing = f", waiting in {running[rank].waiting}()" if running[rank].waiting else ""
-        what = f"was not done after timeout={self.timeout:g} seconds{doing}"
-        return Stall(rank, what, "a longer timeout, or None for no limit; see below where the cores stand")
+        working = [rank for rank, beat in running.items() if not beat.waiting]
+        rank = working[0] if working else min(running)
+        what = f"was not done after timeout={self.timeout:g} seconds"
+        if running[rank].waiting:
+            what += f", waiting in {running[rank].waiting}()"
+        fix = "a longer timeout, or None for no limit; see below where the cores stand"
+        return Stall(rank, what, fix)
 
-    def _left_early(self, running: dict[int, Heartbeat], returned: set[int], now: float) -> Stall | None:
-        """All that still run wait for a core that has returned: no limit has to pass for that to be final."""
-        late = [rank for rank, beat in running.items() if beat.waiting and now - beat.since > _UNEVEN_SECONDS]
-        if not (returned and late and all(beat.waiting for beat in running.values())):
+    def _left_early(
+        self,
+        running: dict[int, Heartbeat],
+        returned: set[int],
+        now: float,
+    ) -> Stall | None:
+        """Return a stall if all running cores wait for a core that has returned.
+
+        Nothing can end that, so no limit has to pass.
+        """
+        late = _late(running, now)
+        all_wait = all(beat.waiting for beat in running.values())
+        if not returned or not late or not all_wait:
             return None
-        call = running[late[0]].waiting
-        fix = "let every core do the same number of steps: core.batches gives each the same number of batches"
-        if call == "save":
-            fix = "core.save(...) on every core, not under `if core.is_main`: core 0 alone writes the file"
-        return Stall(min(returned), f"returned while core {late[0]} still waits for it in {call}()", fix)
+        collective = running[late[0]].waiting
+        fix = (
+            "let every core do the same number of steps: core.batches gives each the same number "
+            "of batches"
+        )
+        if collective == "save":
+            fix = (
+                "core.save(...) on every core, not under `if core.is_main`: core 0 alone writes "
+                "the file"
+            )
+        what = f"returned while core {late[0]} still waits for it in {collective}()"
+        return Stall(min(returned), what, fix)
 
-    def _stuck(self, running: dict[int, Heartbeat], returned: set[int], now: float) -> Stall | None:
-        """Nobody has moved for too long."""
-        waiting = [rank for rank, beat in running.items() if beat.waiting]
-        silent = [rank for rank, beat in running.items() if beat is self._silent]
-        working = [rank for rank in running if rank not in waiting]
+    def _stuck(
+        self,
+        running: dict[int, Heartbeat],
+        returned: set[int],
+        now: float,
+    ) -> Stall | None:
+        """Return a stall if no core has moved on within the limit."""
         quiet = {rank: now - beat.since for rank, beat in running.items()}
-        # Cores that say nothing may still work, for as long as they like: that they use no processor is looked at last.
+        # Processor time is compared last: a core that reports nothing may still work.
         if self.limits.stall is None or min(quiet.values()) <= self.limits.stall:
             return None
-        if not working:
-            return None if self._others else self._each_for_the_other(running, quiet)
-        if not waiting and not silent:
-            return None if self._others else self._silent_all(running, returned, quiet)
-        if not waiting:
+        waiting = [rank for rank, beat in running.items() if beat.waiting]
+        working = [rank for rank, beat in running.items() if not beat.waiting]
+        silent = [rank for rank, beat in running.items() if beat is self._silent]
+        if waiting and working:
+            return self._late_for_others(working[0], running, quiet)
+        if not waiting and silent:
+            rank = silent[0]
+            what = f"has not started in {quiet[rank]:.0f} s, and uses no processor"
             fix = f"see tpukit.check() for who holds the chips; {_LONGER} allows a longer start"
-            return Stall(silent[0], f"has not started in {quiet[silent[0]]:.0f} s, and uses no processor", fix)
-        late, first = working[0], waiting[0]
+            return Stall(rank, what, fix)
+        if self._others:  # all may wait for a core of another host
+            return None
+        if not working:
+            return self._each_for_the_other(running, quiet)
+        return self._silent_all(running, returned, quiet)
+
+    def _late_for_others(
+        self,
+        late: int,
+        running: dict[int, Heartbeat],
+        quiet: dict[int, float],
+    ) -> Stall:
+        """Blame a core that does not wait, while others do."""
+        first = next(rank for rank, beat in running.items() if beat.waiting)
         return Stall(
             late,
-            f"has not moved for {quiet[late]:.0f} s, while core {first} waits for it in {running[first].waiting}()",
+            f"has not moved for {quiet[late]:.0f} s, while core {first} waits for it in "
+            f"{running[first].waiting}()",
             f"see below where core {late} stands; {_LONGER} allows more than {self.limits.stall:g}",
         )
 
-    def _silent_all(self, running: dict[int, Heartbeat], returned: set[int], quiet: dict[int, float]) -> Stall:
-        """Nobody says that it waits: it may, for a lock, or where a tensor of the graph is read."""
+    def _silent_all(
+        self,
+        running: dict[int, Heartbeat],
+        returned: set[int],
+        quiet: dict[int, float],
+    ) -> Stall:
+        """Blame a core if none reports that it waits.
+
+        They may wait for a lock, or for each other when they read a tensor of the graph.
+        """
         longest = max(running, key=quiet.__getitem__)
         still = f"{quiet[longest]:.0f} s, nor used a processor"
-        fix = (
-            "the same collectives in the same order on every core, also before what is read with .item() or print; "
-            f"if it waits for something else: {_LONGER}, or None"
-        )
+        everyone = f"has not moved for {still}, and neither has any other core"
         if not self._in_graph:
-            fix = f"see below where it stands, at a lock perhaps; {_LONGER}, or None, for a long wait"
-        elif returned:
-            return Stall(min(returned), f"returned while core {longest} has not moved for {still}", fix)
-        return Stall(longest, f"has not moved for {still}, and neither has any other core", fix)
+            fix = (
+                f"see below where it stands, at a lock perhaps; {_LONGER}, or None, for a long wait"
+            )
+            return Stall(longest, everyone, fix)
+        fix = (
+            "the same collectives in the same order on every core, also before what is read with "
+            f".item() or print; if it waits for something else: {_LONGER}, or None"
+        )
+        if returned:
+            what = f"returned while core {longest} has not moved for {still}"
+            return Stall(min(returned), what, fix)
+        return Stall(longest, everyone, fix)
 
-    def _each_for_the_other(self, running: dict[int, Heartbeat], quiet: dict[int, float]) -> Stall:
-        """All cores wait, so not for the same: blame one that waits where the fewest do."""
+    def _each_for_the_other(
+        self,
+        running: dict[int, Heartbeat],
+        quiet: dict[int, float],
+    ) -> Stall:
+        """Blame a core in the rarest collective, if all cores wait but in different ones."""
         collectives = [beat.waiting for beat in running.values()]
         rank = min(running, key=lambda rank: collectives.count(running[rank].waiting))
         each = ", ".join(f"core {rank} in {beat.waiting}()" for rank, beat in running.items())
@@ -199,16 +295,34 @@ class Watchdog:
         return Stall(rank, what, "let every core call the same collectives in the same order")
 
     def _all_idle(self, running: dict[int, Heartbeat], now: float) -> bool:
-        """Say whether no core was busy over the last seconds; one that waits is looked at only if its wait is idle."""
+        """Return whether no core was busy over the last seconds.
+
+        A core that waits counts only if waiting uses no processor.
+        """
         if now < self._next_look:
             return False
         self._next_look = now + _SECONDS_BETWEEN_LOOKS
-        ranks = [rank for rank, beat in running.items() if self._waits_idle or not beat.waiting]
-        spent = {rank: self._busy_seconds(rank) for rank in ranks}
-        if self._sample is None or self._sample[1].keys() != spent.keys():
-            self._sample = now, spent
-        began, before = self._sample
-        if now - began < _CPU_SAMPLE_SECONDS:
+        busy_seconds = {}
+        for rank, beat in running.items():
+            if self._waits_idle or not beat.waiting:
+                busy_seconds[rank] = self._busy_seconds(rank)
+        if self._sample is None or self._sample.busy_seconds.keys() != busy_seconds.keys():
+            self._sample = _Sample(now, busy_seconds)
+        before = self._sample
+        seconds = now - before.time
+        if seconds < _CPU_SAMPLE_SECONDS:
             return False
         self._sample = None
-        return all(spent[rank] - before[rank] < _IDLE * (now - began) for rank in ranks)
+        return all(
+            busy_seconds[rank] - before.busy_seconds[rank] < _IDLE * seconds
+            for rank in busy_seconds
+        )
+
+
+def _late(running: dict[int, Heartbeat], now: float) -> list[int]:
+    """Return the cores that have been in a collective for longer than cores are uneven."""
+    late = []
+    for rank, beat in running.items():
+        if beat.waiting and now - beat.since > _UNEVEN_SECONDS:
+            late.append(rank)
+    return late

@@ -3,9 +3,9 @@
     main       detach from the kernel, start the device, and then for each core of the process:
     run_core     make the `Core`, run the worker function, send its result or its failure
 
-Meanwhile two more threads run: one sends heartbeats, and one obeys the kernel's commands. A worker
-never ends by itself, because others may still need its side of a collective: it waits for a
-command on the control pipe, which also ends when the kernel is gone.
+Meanwhile two more threads run: the first sends heartbeats, the second obeys the kernel's commands.
+A worker never ends by itself, because others may still need its side of a collective: it waits for
+a command on the control pipe, which also ends when the kernel is gone.
 """
 
 import contextlib
@@ -91,9 +91,10 @@ class World(NamedTuple):
 
 
 def seed_of(seed: int | None, hosts: object = None) -> int:
-    """Return the seed of a run: the given one, or the notebook's own, which a launch does not change.
+    """Return the seed of a run: the given one, or the notebook's own.
 
-    Each of several hosts has a generator of its own, so without a seed it is 0 there.
+    A launch does not change the notebook's. Each of several hosts has its own generator, so
+    without a seed it is 0 there.
     """
     if seed is not None:
         return seed
@@ -184,7 +185,7 @@ def run_core(
     cores: list[StartedCore],
     world: World | None = None,
 ) -> None:
-    """Run the worker function as one core, and send its result or its failure.
+    """Run the worker function as a core, and send its result or its failure.
 
     Args:
         task: the work.
@@ -232,7 +233,7 @@ def run_core(
 def _refuse_another_world(core: Core, world: World) -> None:
     """Raise if the devices of the run did not find each other.
 
-    Each core would train a model of its own, without any sign of it.
+    Each core would train a separate model, without any sign of it.
     """
     if core.world_size == world.size:
         return
@@ -316,7 +317,7 @@ class _Worker:
         return ranks.get(threading.get_ident(), first)
 
     def beat(self) -> None:
-        """Send heartbeats until the work is done; runs in a thread of its own."""
+        """Send heartbeats until the work is done; runs in a separate thread."""
         with contextlib.suppress(OSError):  # the kernel is gone, as the control pipe shows, too
             while not self.finished.wait(self.pipes.heartbeat):
                 for core, _, memory in self.cores:
@@ -328,7 +329,7 @@ class _Worker:
     def obey(self, signal_pipe: int) -> None:
         """Obey the kernel's commands and report SIGTERM, then end the process.
 
-        Runs in a thread of its own, because the main thread may be in native code.
+        Runs in a separate thread, because the main thread may be in native code.
         """
         pipes = select.poll()  # not select, which refuses descriptors from 1,024 on
         for fd in (self.pipes.control, signal_pipe):

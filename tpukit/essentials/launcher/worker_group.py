@@ -1,11 +1,11 @@
-"""The worker processes of one run: fork them, take in their messages, watch them, end them.
+"""The worker processes of a run: fork them, take in their messages, watch them, end them.
 
     with WorkerGroup(topology, task, limits, display) as group:    forks the processes
         failure = group.watch()                                    until all returned or one failed
     group.results                                                  by rank
 
-`launch_each` has several groups at once. It calls `looks` in place of `watch`, so that one loop in
-the main thread can watch all of them.
+`launch_each` has several groups at once. It calls `looks` in place of `watch`, so that a single
+loop in the main thread can watch all of them.
 """
 
 import selectors
@@ -46,7 +46,7 @@ class _Arrived(NamedTuple):
 
 
 class WorkerGroup:
-    """The worker processes of one run, from the fork until the last of them is gone.
+    """The worker processes of a run, from the fork until the last of them is gone.
 
     Args:
         topology: the layout of the run.
@@ -131,6 +131,7 @@ class WorkerGroup:
                 raise
         self._watchdog = self._make_watchdog()
 
+    # A worker that kept a pipe of another open would hide the end of that pipe from the kernel.
     def _fork(self, number: int, meeting_point: object) -> WorkerProcess:
         inherited = []
         for group in (self, *self._beside):
@@ -161,7 +162,7 @@ class WorkerGroup:
     # While it runs
 
     def watch(self) -> Failure | None:
-        """Run until all cores have returned or one has failed; return the first failure."""
+        """Run until all cores have returned or a core has failed; return the first failure."""
         for _ in self.looks(_TICK_SECONDS):
             pass
         return self.failures.first()
@@ -178,6 +179,7 @@ class WorkerGroup:
                     break
                 yield
         self.ended = time.monotonic()
+        # A last read, for output that came after the last result.
         for process in self.workers:
             self._read(process)
             self._show(process, process.output.rest())
@@ -231,7 +233,7 @@ class WorkerGroup:
             self.display.line(text)
 
     def _take(self, message: object, sender: int) -> None:
-        """Take in one message."""
+        """Take in a message."""
         match message:
             case messages.Started(rank):
                 self._name(rank)
@@ -250,13 +252,14 @@ class WorkerGroup:
                 self.failures.add(failure)
             case messages.Stack(rank, text):
                 self._stacks[rank] = text
+            # Only core 0 writes files, so the kernel waits for no other core.
             case messages.FinishesSteps(rank):
                 self._core_0_saves |= rank == 0
             case _:
                 self._take_output(message, sender)
 
     def _take_output(self, message: object, sender: int) -> None:
-        """Take in a message that is shown, or one that cannot be read."""
+        """Take in a message that is shown, or an unknown message."""
         match message:
             case messages.Line(rank, text, named):
                 self.display.line(f"[core {rank}] {text}" if named else text)
@@ -274,7 +277,7 @@ class WorkerGroup:
                 raise TpukitRuntimeError(
                     f"the kernel does not know this message of core {sender}",
                     found=repr(message)[:200],
-                    fix="restart the kernel, which then loads one version of tpukit",
+                    fix="restart the kernel, which then loads a single version of tpukit",
                 )
 
     def _take_memory(self, memory: messages.Memory) -> None:
@@ -329,7 +332,7 @@ class WorkerGroup:
         return not process.unstarted and all(rank in self.results for rank in process.started)
 
     def _worker_of(self, rank: int) -> WorkerProcess:
-        """Return the process of a rank; before the rank has reported, one that it may be in."""
+        """Return the process of a rank; before the rank has reported, a possible process."""
         for process in self.workers:
             if rank in process.started:
                 return process
@@ -365,7 +368,7 @@ class WorkerGroup:
         return {rank: text for rank, text in self._stacks.items() if rank not in self.results}
 
     def waits_long(self) -> bool:
-        """Return whether a core has been in one collective for longer than cores are uneven."""
+        """Return whether a core has been in a collective for longer than cores are uneven."""
         return self._watchdog.waits_long(set(self.results))
 
     # The end

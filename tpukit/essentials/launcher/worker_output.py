@@ -1,32 +1,47 @@
-"""What a worker prints, as the kernel reads it: whole lines, floods cut short, nothing lost at the end."""
+"""Read the standard output and error of a worker: whole lines, at most 500 per second.
+
+    pipe       "loss 0.5\\nlo" "ss 0.4\\n" "\\r 5%\\r 10%"
+    lines      "loss 0.5", "loss 0.4", and every ten seconds the state of the bar, " 10%"
+
+The last lines are kept for the report of a process that dies.
+"""
 
 import os
 import time
 from collections import deque
 from collections.abc import Iterator
 
-_LINES_PER_SECOND = 500  # of one process; a browser that has to lay out a hundred thousand lines stops answering
-_LAST_LINES = 200  # kept for the report of a process that died without a word
+_LINES_PER_SECOND = 500  # of one process; a browser with a hundred thousand lines stops answering
+_LAST_LINES = 200  # kept for the report of a process that died
+_LINES_OF_REPORT = 20
+_LINES_AROUND_CRASH = 10
 _READ = 1 << 16
-_MOST_READS = 16  # per look: a process that never stops printing must not keep the kernel from the others
-_LONGEST_LINE = 1 << 16  # bytes; what is longer is shown in pieces
-_SECONDS_BETWEEN_STATES = 10.0  # of a line that is written over and over, as progress bars do
+_MOST_READS = 16  # per look, so that a process that prints forever does not hold up the others
+_LONGEST_LINE = 1 << 16  # bytes; a longer line is shown in pieces
+_SECONDS_BETWEEN_STATES = 10.0  # of a line that is written over, as progress bars do
 
 
 class WorkerOutput:
-    """The kernel's end of a worker's standard output and error."""
+    """The kernel's end of a worker's standard output and error.
+
+    Attributes:
+        fd: the pipe.
+        closed: True when the pipe has ended.
+    """
 
     def __init__(self, fd: int):
-        self.fd, self.closed = fd, False
+        self.fd = fd
+        self.closed = False
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
-        self._line = bytearray()  # what has arrived of a line that is not complete
-        self._shown = self._hidden = 0
+        self._line = bytearray()  # the part of an incomplete line that has arrived
+        self._shown = 0  # lines in this second
+        self._hidden = 0
         self._second = 0
         self._next_state = time.monotonic() + _SECONDS_BETWEEN_STATES
         os.set_blocking(fd, False)
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines that are complete by now, and now and then the state of one that is written over."""
+        """Yield the complete lines, and sometimes the state of a line that is written over."""
         for _ in range(_MOST_READS):
             if self.closed:
                 return
@@ -41,16 +56,19 @@ class WorkerOutput:
             yield _text(self._line)
 
     def rest(self) -> Iterator[str]:
-        """Yield at the end of a run what is left: a line without an end, and how many lines were not shown."""
+        """Yield the rest at the end of a run: an incomplete line, the number of hidden lines."""
         if self._line:
             yield from self._within_limit(self._cut(len(self._line)))
         yield from self._count_hidden()
 
     def last_lines(self) -> str:
-        """Return what a dying process printed last; of a crash, the lines around Python's own word of it."""
+        """Return the last lines of a process; after a crash, those around Python's report."""
         last = list(self._last)
-        crash = next((n for n, line in enumerate(last) if line.startswith("Fatal Python error")), None)
-        return "\n".join(last[-20:] if crash is None else last[max(0, crash - 10) : crash + 10])
+        for number, line in enumerate(last):
+            if line.startswith("Fatal Python error"):
+                begin = max(0, number - _LINES_AROUND_CRASH)
+                return "\n".join(last[begin : number + _LINES_AROUND_CRASH])
+        return "\n".join(last[-_LINES_OF_REPORT:])
 
     def close(self) -> None:
         """Close the pipe."""
@@ -58,7 +76,7 @@ class WorkerOutput:
         os.close(self.fd)
 
     def _complete(self, data: bytes) -> list[str]:
-        """Add what was read, and return the lines that it completes."""
+        """Add data, and return the lines that it completes."""
         *ended, rest = data.split(b"\n")
         lines = []
         for part in ended:
@@ -72,7 +90,7 @@ class WorkerOutput:
         return lines
 
     def _cut(self, size: int) -> list[str]:
-        """Take so many bytes off the line under way, as a line of its own."""
+        """Take this many bytes off the incomplete line, and return them as a line."""
         text = _text(self._line[:size])
         del self._line[:size]
         self._last.append(text)
@@ -82,18 +100,21 @@ class WorkerOutput:
         second = int(time.monotonic())
         if second != self._second:
             yield from self._count_hidden()
-            self._second, self._shown = second, 0
-        room = max(0, _LINES_PER_SECOND - self._shown)
-        yield from lines[:room]
-        self._shown += len(lines[:room])
-        self._hidden += len(lines[room:])
+            self._second = second
+            self._shown = 0
+        allowed = max(0, _LINES_PER_SECOND - self._shown)
+        shown = lines[:allowed]
+        yield from shown
+        self._shown += len(shown)
+        self._hidden += len(lines) - len(shown)
 
     def _count_hidden(self) -> Iterator[str]:
         if self._hidden:
-            yield f"... {self._hidden:,} lines more, over {_LINES_PER_SECOND} a second, are not shown"
+            limit = f"over {_LINES_PER_SECOND} per second"
+            yield f"... {self._hidden:,} lines more, {limit}, are not shown"
             self._hidden = 0
 
 
 def _text(line: bytes | bytearray) -> str:
-    """Return a line as text; of one that was written over, the last state."""
+    """Return a line as text; if it was written over, its last state."""
     return line.decode(errors="replace").rstrip("\r").rsplit("\r", 1)[-1]

@@ -1,4 +1,4 @@
-"""One worker process as the kernel sees it: its fork, its pipes, its signals, its end."""
+"""A worker process as the kernel controls it: its fork, its pipes, its signals, its end."""
 
 import contextlib
 import functools
@@ -20,21 +20,28 @@ from tpukit.essentials.launcher.worker_output import WorkerOutput
 
 
 class WorkerProcess:
-    """One worker process: its pipes, the ranks it runs, and its end.
+    """A worker process: its pipes, the ranks of its cores, and its end.
 
     Args:
-        number: of the process, from 0.
-        heartbeat, folder: as in `WorkerPipes`.
-        meeting_point: what the runtime opened for the processes to find each other through.
-        inherited: the kernel's ends of the pipes of the workers forked before, which this one closes.
+        number: number of the process, from 0.
+        topology: the layout of the run.
+        task: the work.
+        heartbeat: as in `WorkerPipes`.
+        folder: as in `WorkerPipes`.
+        meeting_point: opened by the runtime, so that the processes find each other.
+        inherited: the kernel's ends of the pipes of workers that were forked before. This worker
+            closes them.
 
     Attributes:
-        started: the ranks of its cores, as each reports when its device is up: the order of a TPU's chips is not
-            promised (pytorch/xla 3824, 3902), so a rank need not be the number of its process.
-        has_failed: True once a core of it has reported a failure, or the kernel has noted its death.
-        messages: what its cores send.
+        started: ranks of its cores, as each reports when its device has started. The order of a
+            TPU's chips is not fixed (pytorch/xla 3824, 3902), so a rank need not be the number of
+            its process.
+        has_failed: True once a core of it has reported a failure, or the kernel has noted that
+            the process died.
+        process: the `multiprocessing.Process`.
+        messages: the messages of its cores.
         output: its standard output and error.
-        busy_time: of the process and its own children.
+        busy_time: processor time of the process and its children.
     """
 
     def __init__(
@@ -51,8 +58,8 @@ class WorkerProcess:
         self._expected = topology.ranks(number)
         self.started: list[int] = []
         self.has_failed = False
-        messages, messages_end = os.pipe()
-        output, output_end = os.pipe()
+        messages_fd, messages_end = os.pipe()
+        output_fd, output_end = os.pipe()
         control_end, self._control = os.pipe()
         pipes = WorkerPipes(
             rank=self.rank,
@@ -62,44 +69,43 @@ class WorkerProcess:
             messages=messages_end,
             output=output_end,
             control=control_end,
-            inherited=(messages, output, self._control, *inherited),
+            inherited=(messages_fd, output_fd, self._control, *inherited),
         )
         start = functools.partial(
-            runtimes()[topology.backend].start, topology=topology, process=number, meeting_point=meeting_point
+            runtimes()[topology.backend].start,
+            topology=topology,
+            process=number,
+            meeting_point=meeting_point,
         )
         self.process = multiprocessing.get_context("fork").Process(
-            target=worker.main, args=(task, start, pipes, World.of(topology)), name=f"{WORKER} {self.rank}"
+            target=worker.main,
+            args=(task, start, pipes, World.of(topology)),
+            name=f"{WORKER} {self.rank}",
         )
-        # What the kernel has let go of may wait, when it is torn down, for a thread that the worker does not have: what
-        # is frozen is left alone there.
-        gc.freeze()
         try:
-            with warnings.catch_warnings():
-                # Python 3.12 and JAX warn of forks from a process with threads. That is what a notebook kernel is; what
-                # a worker may not inherit (OpenMP, pipes, signals, streams) it replaces first thing.
-                warnings.filterwarnings("ignore", message=r".*(use of fork|os\.fork\(\)).*")
-                self.process.start()
+            _fork(self.process)
         except BaseException:  # the machine allows no more processes
-            for fd in (messages, output, self._control):
+            for fd in (messages_fd, output_fd, self._control):
                 os.close(fd)
             raise
         finally:
-            gc.unfreeze()
             for fd in (messages_end, output_end, control_end):
                 os.close(fd)
         with contextlib.suppress(OSError):
-            os.setpgid(self.process.pid, self.process.pid)  # the child does it too: whoever comes first
-        self.messages, self.output = Receiver(messages), WorkerOutput(output)
+            # The child does this, too, because either of them may come first.
+            os.setpgid(self.process.pid, self.process.pid)
+        self.messages = Receiver(messages_fd)
+        self.output = WorkerOutput(output_fd)
         self.busy_time = BusyTime(self.process.pid)
 
     @property
     def rank(self) -> int:
-        """The first core of the process; the one it will probably have, until its device is up."""
+        """The first core of the process; until a device has started, its probable rank."""
         return min(self.started or self._expected)
 
     @property
     def unstarted(self) -> int:
-        """How many of its cores have not reported yet."""
+        """Number of its cores that have not reported yet."""
         return len(self._expected) - len(self.started)
 
     def fds(self) -> list[int]:
@@ -107,7 +113,7 @@ class WorkerProcess:
         return [self.messages.fd, self.output.fd, self._control]
 
     def receive(self) -> Iterator[object]:
-        """Yield the messages that have arrived by now; an exception stands for one that does not unpickle."""
+        """Yield the messages that have arrived; an exception for each that does not unpickle."""
         for message in self.messages.receive():
             match message:
                 case messages.Started(rank):
@@ -117,40 +123,62 @@ class WorkerProcess:
             yield message
 
     def is_closed(self, fd: int) -> bool:
-        """Say whether the pipe has come to its end."""
-        return (self.messages if fd == self.messages.fd else self.output).closed
+        """Return whether this pipe has ended."""
+        pipe = self.messages if fd == self.messages.fd else self.output
+        return pipe.closed
 
     def is_gone(self) -> bool:
-        """Say whether the process has ended."""
+        """Return whether the process has ended."""
         return self.process.exitcode is not None
 
     def terminate(self) -> None:
-        """Send SIGTERM to the process alone: it may still need its own children to end its step."""
+        """Send SIGTERM to the process alone: it may need its children to end its step."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.process.pid, signal.SIGTERM)
 
     def dismiss(self, command: bytes = worker.STOP) -> None:
-        """Close the control pipe: a worker that is done exits, at GO as soon as it is done; any other kills itself."""
-        if self._control >= 0:
-            with contextlib.suppress(OSError):  # said, too: a launch in another thread may have forked this end along
-                os.write(self._control, command)
-            os.close(self._control)
-            self._control = -1
+        """Send the last command, and close the control pipe.
+
+        At GO a worker exits as soon as it is done. At STOP it kills itself if it is not.
+        """
+        if self._control < 0:
+            return
+        with contextlib.suppress(OSError):
+            # The end of the pipe is not enough: a launch in another thread may have forked
+            # meanwhile, and then its worker keeps this end open, too.
+            os.write(self._control, command)
+        os.close(self._control)
+        self._control = -1
 
     def ask_for_stacks(self) -> None:
-        """Have the process send the Python stack of each of its cores, which it does unless its interpreter hangs."""
+        """Ask for the Python stack of each core; a hanging interpreter does not answer."""
         with contextlib.suppress(OSError):
             os.write(self._control, worker.SEND_STACKS)
 
     def kill(self) -> None:
-        """Make sure nothing is left of the process and its children, and close the pipes."""
+        """End the process and its children for certain, and close the pipes."""
         self.dismiss()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.join()
-        # joblib's semaphores have names, which a process that is killed with them would have removed.
+        # joblib's semaphores have names, which a killed process cannot remove.
         for semaphore in Path("/dev/shm").glob(f"sem.loky-{self.process.pid}-*"):
             semaphore.unlink(missing_ok=True)
         self.process.close()
         self.messages.close()
         self.output.close()
+
+
+def _fork(process: multiprocessing.Process) -> None:
+    # Objects that the kernel has released may wait for a thread when they are torn down, and the
+    # worker does not have that thread. The collector leaves frozen objects alone.
+    gc.freeze()
+    try:
+        with warnings.catch_warnings():
+            # Python 3.12 and JAX warn of forks from a process with threads, which a notebook kernel
+            # is. A worker first replaces everything that it must not inherit: OpenMP, pipes,
+            # signals, streams.
+            warnings.filterwarnings("ignore", message=r".*(use of fork|os\.fork\(\)).*")
+            process.start()
+    finally:
+        gc.unfreeze()
