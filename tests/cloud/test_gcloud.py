@@ -84,7 +84,7 @@ def test_a_lost_connection_to_the_bucket_deletes_nothing(cloud, broken):
 
 @pytest.mark.parametrize("is_broken", [False, True])
 def test_after_the_time_limit_the_files_are_copied_once_more_or_the_machine_stays(cloud, is_broken):
-    start(cloud, "sleep 600", fail=["left-on-the-machine"] if is_broken else [], timeout=-598.0)
+    start(cloud, "sleep 600", fail=["left-on-the-machine"] if is_broken else [], timeout=-585.0)
     if is_broken:
         wait_for(lambda: sum("left-on-the-machine" in line for line in cloud.calls()) >= 3)
         assert cloud.machines() == ["train-1"]

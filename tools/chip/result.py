@@ -150,7 +150,8 @@ def code_that_runs() -> str:
         )
     except OSError:  # no git here
         return f"version {__version__}"
-    return f"commit {at.stdout.split()[-1]}" + "+" * bool(changed.stdout.strip())
+    mark = "+" if changed.stdout.strip() else ""
+    return f"commit {at.stdout.split()[-1]}{mark}"
 
 
 def _wrong_fields(found: dict) -> list[str]:
