@@ -34,7 +34,9 @@ def main() -> None:
         graphs = ", ".join(f"{one['compiled']} compiled and {one['loaded']} loaded" for one in found[:1])
         print(f"  {name:<18} {medians[name]:6.2f}   of {each}; {graphs}")
     cold, warm = medians.values()
-    losses = [one["losses"] for found in turns.values() for one in found]
+    losses = []
+    for found in turns.values():
+        losses += [one["losses"] for one in found]
     equal = all(one == losses[0] for one in losses)
     print(f"target: at most {TARGET} of the first, and the same losses to the last bit")
     figures = {"cold_s": round(cold, 2), "warm_s": round(warm, 2), "ratio": round(warm / cold, 3)}

@@ -72,13 +72,15 @@ def main() -> None:
     options = parser.parse_args()
     describe()
     cases = [
-        Case("MLP, XLA:CPU", mlp, 32, 128, 12, 40, "xla:cpu"),
-        Case("convnet, XLA:CPU", convnet, 32, 128, 12, 40, "xla:cpu"),
-        Case("MLP, CPU", mlp, 32, 128, 12, 40),
-        Case("convnet, CPU", convnet, 32, 128, 12, 40),
-        Case("ResNet-18, CPU", resnet18, 64, 8, 4, 20),
-        Case("convnet, 2 x CPU", convnet, 32, 128, 12, 40, cores=2),
-        Case("ResNet-18, 2 x CPU", resnet18, 64, 8, 4, 20, cores=2),
+        Case("MLP, XLA:CPU", mlp, size=32, batch=128, steps=12, rounds=40, backend="xla:cpu"),
+        Case(
+            "convnet, XLA:CPU", convnet, size=32, batch=128, steps=12, rounds=40, backend="xla:cpu"
+        ),
+        Case("MLP, CPU", mlp, size=32, batch=128, steps=12, rounds=40),
+        Case("convnet, CPU", convnet, size=32, batch=128, steps=12, rounds=40),
+        Case("ResNet-18, CPU", resnet18, size=64, batch=8, steps=4, rounds=20),
+        Case("convnet, 2 x CPU", convnet, size=32, batch=128, steps=12, rounds=40, cores=2),
+        Case("ResNet-18, 2 x CPU", resnet18, size=64, batch=8, steps=4, rounds=20, cores=2),
     ]
     measured = {case.name: run(case, options.rounds or case.rounds) for case in cases if options.only in case.name}
     print("over two XLA:CPU processes only fit runs: torch_xla takes each for the only one and averages no gradients")
@@ -182,16 +184,13 @@ def convnet():
     from torch import nn
 
     widths = [3, 8, 16, 32]
-    layers = [
-        layer
-        for before, width in itertools.pairwise(widths)
-        for layer in (
-            nn.Conv2d(before, width, 3, stride=2, padding=1),
-            nn.BatchNorm2d(width),
-            nn.ReLU(),
-        )
-    ]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], LABELS))
+    layers = []
+    for before, width in itertools.pairwise(widths):
+        convolution = nn.Conv2d(before, width, 3, stride=2, padding=1)
+        layers += [convolution, nn.BatchNorm2d(width), nn.ReLU()]
+    return nn.Sequential(
+        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], LABELS)
+    )
 
 
 def resnet18():

@@ -177,13 +177,16 @@ def draw_exam(folder: Path, number: int, findings, slices: int, size: int, seed:
     drawn = 0
     for position in range(slices):
         z = height_of(position, slices)
-        near = any(embolus.at(z + off) for embolus in patient.emboli for off in (-apart, 0, apart))
+        heights = (z - apart, z, z + apart)
+        near = any(any(map(embolus.at, heights)) for embolus in patient.emboli)
         units = clean
         present = False
         if near or clean is None or position >= drawn + EVERY:
             units, embolus = scan(patient, z, size, random)
             present = bool(embolus.any())
-            clean, drawn = (clean, drawn) if present else (units, position)
+            if not present:
+                clean = units
+                drawn = position
         if lost and position == slices // 3 and not present:
             continue
         image = f"{number:06x}{position:04x}"

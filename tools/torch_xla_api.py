@@ -40,8 +40,10 @@ def _bound(body: list[ast.stmt]):
             yield from (one.asname or one.name.partition(".")[0] for one in node.names if one.name != "*")
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names = (one for target in targets for one in ast.walk(target))
-            yield from (one.id for one in names if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store))
+            for target in targets:
+                for one in ast.walk(target):
+                    if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store):
+                        yield one.id
         else:
             for part in ("body", "orelse", "finalbody", "handlers"):
                 inner = getattr(node, part, None) or []

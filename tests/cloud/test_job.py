@@ -480,7 +480,7 @@ def test_what_cannot_run_is_refused_before_anything_is_written(make_notebook, se
         ({"parameters": {"n": Path("x")}}, "cannot be sent"),
         ({"files": "data"}, "is a list"),
         ({"files": ["data"]}, "no such file"),
-        ({"to": "dstack"}, "no target"),
+        ({"to": "dstack"}, "not a target"),
         ({"bucket": "gs://my-bucket/jobs"}, "a folder of this machine"),
         ({"to": "vertex", "chip": "v5e-8"}, "needs a bucket"),
         ({"name": "Not A Name"}, "name"),

@@ -336,7 +336,8 @@ def _sky(home: Path, words: list[str]) -> int:
         print((home / f"sky-{number}.txt").read_text())
     elif arguments[0] == "cancel":
         _write(home / f"sky/{number}.json", record | {"status": "CANCELLING"})
-        os.kill(int((home / f"sky-{number}.pid").read_text()), signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):  # it ended a moment ago; `_manage` sees that
+            os.kill(int((home / f"sky-{number}.pid").read_text()), signal.SIGTERM)
     return 0
 
 

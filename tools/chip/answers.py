@@ -1,5 +1,6 @@
 """Check the results of the cores: the samples they had, and their training."""
 
+import itertools
 import math
 from pathlib import Path
 
@@ -66,7 +67,7 @@ def _order(name: str, shares: list[list], data: reference.Numbers, **options) ->
     cores = len(shares)
     full = reference.BATCH * len(shares)
     orders = []
-    steps = len(data) // full if options.get("drop_last") else -(-len(data) // full)
+    steps = len(data) // full if options.get("drop_last") else math.ceil(len(data) / full)
     drawn = []
     for rank, batches in enumerate(shares):
         expect(len(batches) == steps, f"{name}: core {rank} had {len(batches)} batches, not {steps}")
@@ -97,7 +98,9 @@ def _order(name: str, shares: list[list], data: reference.Numbers, **options) ->
 def check_by_hand(results: list[dict], data: reference.Numbers, near: float) -> dict:
     """Raise unless a loop trains as the reference does, and no two cores drew the same numbers."""
     steps = len(data) // (reference.BATCH * len(results))
-    clips = [clip for clip in on_cores.CLIPS_BY_HAND for _ in range(steps)]
+    clips = []
+    for clip in on_cores.CLIPS_BY_HAND:
+        clips += [clip] * steps
     right = _reference(results, data, 1, steps, rates=[on_cores.RATE] * len(clips), clips=clips)
     losses = _expect_losses(results, right.losses, near)
     share = max(_expect_state(f"core {rank}", one["state"], right.states[-1], near) for rank, one in enumerate(results))
@@ -207,22 +210,29 @@ def check_resumed(results: list[dict], whole: list[dict], done: int, recipe: dic
 
 def _reference(results: list[dict], data, accumulate: int, of_epoch: int, **options) -> reference.Trained:
     """Train the reference on the samples that the cores had; no sample may repeat in an epoch."""
-    had = [[batch.long().tolist() for batch in one["numbers"]] for one in results]
+    had = []
+    for one in results:
+        had.append([batch.long().tolist() for batch in one["numbers"]])
     steps = len(options["rates"])
     wrong = [len(one) for one in had if len(one) != steps * accumulate]
     expect(not wrong, f"cores had {wrong} batches, not {steps * accumulate}")
-    by_step = [[one[step * accumulate : (step + 1) * accumulate] for one in had] for step in range(steps)]
+    by_step = []
+    for step in range(steps):
+        first = step * accumulate
+        by_step.append([one[first : first + accumulate] for one in had])
     wanted = of_epoch * accumulate * reference.BATCH * len(had)
     for begin in range(0, steps, of_epoch):
-        batches = [batch for cores in by_step[begin : begin + of_epoch] for one in cores for batch in one]
-        seen = [number for batch in batches for number in batch]
+        batches = []
+        for cores in by_step[begin : begin + of_epoch]:
+            batches += itertools.chain.from_iterable(cores)
+        seen = [*itertools.chain.from_iterable(batches)]
         few = f"{len({*seen})} samples came in an epoch, {len(seen)} times, of {wanted}"
         expect(len(seen) == wanted == len({*seen}), few)
     return reference.train(data, by_step, **options)
 
 
 def _expect_losses(results: list[dict], right: list[float], near: float) -> list[float]:
-    by_core = [[float(loss) for loss in one["losses"]] for one in results]
+    by_core = [[*map(float, one["losses"])] for one in results]
     for rank, losses in enumerate(by_core):
         same = len(losses) == len(right) and all(map(lambda a, b: math.isclose(a, b, rel_tol=near), losses, right))
         expect(same, f"core {rank}: losses {losses}, not {right}")
@@ -238,8 +248,13 @@ def _expect_state(where: str, state: dict, right: dict, near: float) -> float:
 def _expect_draws(results: list[dict]) -> None:
     """Raise unless the numbers drawn in a step differ between cores and between steps."""
     for place, part in {"on the device": slice(3), "by the dataset": slice(3, None)}.items():
-        drawn = [tuple(draws[part].tolist()) for one in results for draws in one["draws"] if len(draws[part])]
-        few = f"random numbers were drawn {len(drawn)} times {place}, {len({*drawn})} of them differ"
+        drawn = []
+        for one in results:
+            parts = [draws[part] for draws in one["draws"]]
+            drawn += [tuple(numbers.tolist()) for numbers in parts if len(numbers)]
+        few = (
+            f"random numbers were drawn {len(drawn)} times {place}, {len({*drawn})} of them differ"
+        )
         expect(len({*drawn}) == len(drawn), few)
 
 

@@ -187,7 +187,9 @@ def launch_on_all(proof: Proof) -> dict:
 def use_collectives(proof: Proof) -> dict:
     """Every collective of `Core`, with every dtype, gives every core the right answer."""
     results = proof.launch(on_cores.use_collectives).results
-    wrong = [f"core {rank}: {one}" for rank, result in enumerate(results) for one in result["wrong"]]
+    wrong = []
+    for rank, result in enumerate(results):
+        wrong += [f"core {rank}: {one}" for one in result["wrong"]]
     expect(not wrong, f"{len(wrong)} answers: {'; '.join(wrong[:5])}")
     return {"answers": sum(result["answers"] for result in results)}
 
@@ -344,7 +346,7 @@ def load_what_was_compiled(proof: Proof) -> dict:
     given = os.environ.get("PREFLIGHT_KEPT")
     folders = [own, Path(given)] if given else [own]
     cold, warm = (proof.launch(on_cores.compile_some, compile_cache=folders) for _ in range(2))
-    losses = {str(one["losses"]) for run in (cold, warm) for one in run.results}
+    losses = {str(one["losses"]) for one in (*cold.results, *warm.results)}
     expect(len(losses) == 1, f"losses differ: {losses}")
     compiled = {name: sum(one["compiled"] for one in run.results) for name, run in (("cold", cold), ("warm", warm))}
     loaded = sum(one["loaded"] for one in warm.results)

@@ -143,7 +143,8 @@ def code_that_runs() -> str:
         changed = subprocess.run([*git, "status", "--porcelain", "--", "tpukit"], capture_output=True, text=True)
     except OSError:  # no git here
         return f"version {__version__}"
-    return f"commit {at.stdout.split()[-1]}" + "+" * bool(changed.stdout.strip())
+    mark = "+" if changed.stdout.strip() else ""
+    return f"commit {at.stdout.split()[-1]}{mark}"
 
 
 def _wrong_fields(found: dict) -> list[str]:
