@@ -4,6 +4,7 @@ from collections import OrderedDict, UserDict
 import numpy as np
 import pytest
 import torch
+from helpers.fit_arguments import grouped
 from helpers.launching import DRY_RUNS, quietly
 from torch import nn
 from torch.utils import _pytree as tree
@@ -397,7 +398,7 @@ def losses(loss, length=8, pad=0.0, **options):
         buckets = {"batch_size": 4, "buckets": Buckets((length,), pad={0: 0.0, 1: pad})}
         parts = [core.batches(Series(), drop_last=True, shuffle=True, **buckets), core.batches(Series(), **buckets)]
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        history = fit(core, model, optimizer, loss, *parts, **options)
+        history = fit(core, model, optimizer, loss, *parts, **grouped(options))
         return [history.epochs[-1][name] for name in ("train_loss", "valid_loss")]
 
     return launch(train, cores=2, backend="cpu", progress="off").results[0]

@@ -53,7 +53,7 @@ def test_a_refusal_is_said_and_asked_again_next_time(error, tmp_path, colab, cap
     kept = run_folder("run", machine(tmp_path, COLAB_RELEASE_TAG="x"))
     assert kept == RunFolder(tmp_path / "content/run", None)
     text = capsys.readouterr().out
-    assert text.startswith("Google Drive is not mounted: what is trained is lost when Colab takes this machine\n")
+    assert text.startswith("Google Drive is not mounted: checkpoints are lost when Colab takes this machine\n")
     assert "fix:   run this cell again and allow it" in text
     colab.clear()
     assert run_folder("run", machine(tmp_path, COLAB_RELEASE_TAG="x")).backup_dir  # the fix

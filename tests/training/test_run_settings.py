@@ -41,7 +41,7 @@ def test_what_was_trained_and_lost_its_settings_is_not_given_new_ones(tmp_path, 
     file = tmp_path / place / trained
     file.parent.mkdir(parents=True)
     file.touch()
-    with pytest.raises(ValueError, match=rf"{place} holds what a run has trained, and not its settings") as refused:
+    with pytest.raises(ValueError, match=rf"{place} holds the results of a run, and not its settings") as refused:
         keep_settings(tmp_path / "run", SETTINGS, backup_dir=tmp_path / "drive")
     assert str(Path(trained)) in str(refused.value)
     assert not list(tmp_path.rglob("settings.json"))
@@ -52,5 +52,5 @@ def test_what_was_trained_and_lost_its_settings_is_not_given_new_ones(tmp_path, 
 def test_settings_that_a_hand_has_broken_are_named(tmp_path):
     file = keep_settings(tmp_path / "run", SETTINGS)
     file.write_text(file.read_text()[:-9])
-    with pytest.raises(ValueError, match=r"run/settings.json is no JSON\n  found: .*\n  fix: "):
+    with pytest.raises(ValueError, match=r"run/settings.json is not JSON\n  found: .*\n  fix: "):
         keep_settings(tmp_path / "run", SETTINGS)

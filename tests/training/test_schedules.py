@@ -73,7 +73,7 @@ def test_every_group_keeps_its_own_rate():
         (lambda o: constant(o, warmup=-1), "warmup is a number of steps, 0 for none, got -1"),
         (lambda o: stepped(o, 0), "every=0"),
         (lambda o: stepped(o, 5, factor=0), "factor=0"),
-        (lambda o: cosine(o, 100, warmup=100), "steps=100 and warmup=100\n  fix:   both count optimiser steps"),
+        (lambda o: cosine(o, 100, warmup=100), "steps=100 and warmup=100\n  fix:   both count optimizer steps"),
         (lambda o: cosine(o, 0), "steps=0"),
         (lambda o: cosine(o, 10, floor=1.0), "fraction of the full rate, 0 to 1, got 1.0"),
     ],

@@ -65,7 +65,7 @@ def test_a_run_that_was_cut_off_goes_on_with_the_piece_that_is_missing(tmp_path,
     with pytest.raises(FileNotFoundError, match="2 of 3 pieces"):
         read_predictions(tmp_path)
     assert run(tmp_path, 2.0) == [1, 1]  # the third piece alone
-    assert "2 of 3 pieces of what the model says are found in" in capsys.readouterr().out
+    assert "2 of 3 pieces of the predictions are found in" in capsys.readouterr().out
     kept = read_predictions(tmp_path)
     assert kept["sums"].tolist() == (NUMBERS.sum(1) * 2).tolist()
     assert (kept["rows"].dtype, kept["rows"].tolist()) == (torch.float16, NUMBERS.tolist())

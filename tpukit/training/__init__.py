@@ -21,7 +21,7 @@ from tpukit.training.trainer import fit
 
 
 def __getattr__(name: str):
-    """Return what is defined with torch, imported when it is asked for: the class of an optimiser."""
+    """Import LARS when it is first used, because its class needs torch."""
     if name == "LARS":
         from tpukit.training.lars import LARS
 

@@ -1,4 +1,15 @@
-"""A second folder for checkpoints, which outlives the machine: a thread copies them while training goes on."""
+"""Copy a run's checkpoints to a second folder, which outlives the machine.
+
+A thread copies while training continues. A newer checkpoint replaces one that waits:
+
+    step 100 is saved    the thread copies step 100
+    step 200 is saved    step 200 waits
+    step 300 is saved    step 300 waits in its place: step 200 is not copied
+    step 100 is copied   the thread copies step 300
+
+So a slow backup has fewer checkpoints, and training never waits for it. An error is printed once,
+and the next checkpoint is tried again.
+"""
 
 import contextlib
 import errno
@@ -23,74 +34,93 @@ from tpukit.training.checkpoints import CheckpointError, CheckpointStore, Damage
 _BEST = "best.pt"
 _COMPILED = "compiled"  # the folder of compiled programs that travels with a run
 _PIECE = 2**20  # bytes
-_QUIET_SECONDS = 60.0  # without a byte copied: longer than any drive or bucket took that was not gone
-_LONGEST_SECONDS = 600.0  # that the end of a run waits for a copy that moves
+# Without a byte copied. Every drive or bucket that took longer was gone.
+_QUIET_SECONDS = 60.0
+# The end of a run waits this long for a copy that makes progress.
+_LONGEST_SECONDS = 600.0
 
 
 class Backup:
-    """Copies of the newest two checkpoints, of best.pt and of compiled programs; no trouble there ends a training.
+    """Copies of the newest two checkpoints, of best.pt and of compiled programs.
 
-    One thread at a time copies, and no step waits for it. While it does, a newer checkpoint takes the place of one that
-    waits, so a slow backup has fewer of them and never falls behind. One run at a time has a backup. What
-    `launch(compile_cache=folder / "compiled")` keeps in the run's folder goes to the backup, too, and comes back.
+    No error of the backup ends a training. One run at a time may use it. Programs that
+    `launch(compile_cache=folder / "compiled")` keeps in the run's folder are copied, too, and
+    come back.
 
     Args:
-        address: a folder, whose parent exists; or a URL that fsspec knows, "gs://bucket/run".
-        say: called with one line, from the thread as well.
-        alive: called while somebody waits for the backup, so that nobody takes the wait for a hang.
+        address: a folder, whose parent exists; or a URL that fsspec supports, "gs://bucket/run".
+        say: called with one line, also from the thread.
+        alive: called while a core waits for the backup, so that no watchdog takes it for a hang.
 
     Attributes:
         seconds: that the longest copy took so far.
 
     Raises:
         NotInstalledError: the package for this kind of URL is missing.
-        ValueError: nobody knows this kind of URL.
+        ValueError: this kind of URL is not supported.
     """
 
-    def __init__(self, address, *, say: Callable[[str], object] = print, alive: Callable[[], object] = lambda: None):
-        self.address, self._say, self._alive = str(address), say, alive
-        self._there = _place(self.address)
+    def __init__(
+        self,
+        address,
+        *,
+        say: Callable[[str], object] = print,
+        alive: Callable[[], object] = lambda: None,
+    ):
+        self.address = str(address)
+        self.seconds = 0.0
+        self._say = say
+        self._alive = alive
+        self._place = _place(self.address)
         self._programs = _place(f"{self.address.rstrip('/')}/{_COMPILED}")
-        self._lock, self._thread = threading.Lock(), None
-        self._waiting: Path | None = None  # to be copied next
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._waiting: Path | None = None  # the checkpoint to copy next
         self._latest: Path | None = None  # the last one that was offered
-        self._copied: str | None = None  # the name of the last one that is there
-        self._best: int | None = None  # when the best.pt that is there was written
-        self._trouble, self._ended, self._abandoned = "", False, False
-        self._moved, self.seconds = time.monotonic(), 0.0
+        self._copied: str | None = None  # the name of the last one that the backup has
+        self._best: int | None = None  # modification time of the best.pt that the backup has
+        self._problem = ""  # the last error, until a copy succeeds
+        self._is_ended = False  # the run has ended: print nothing more
+        self._is_abandoned = False  # `take` has given up: a late answer must change nothing
+        self._moved = time.monotonic()  # when the last byte was copied
 
     def offer(self, path: Path) -> None:
-        """Have a complete checkpoint copied, and the best.pt beside it, and return at once."""
+        """Copy a complete checkpoint, and the best.pt next to it, in the background."""
         with self._lock:
             self._waiting = self._latest = path
+            quiet = time.monotonic() - self._moved
             if not self._thread:
                 self._start(self._copy_all)
-            elif time.monotonic() - self._moved > _QUIET_SECONDS:
-                self._complain(f"the backup {self.address} has not moved for {time.monotonic() - self._moved:.0f} s")
+            elif quiet > _QUIET_SECONDS:
+                self._complain(f"the backup {self.address} has not moved for {quiet:.0f} s")
 
     def close(self, seconds: float = _LONGEST_SECONDS) -> None:
-        """Wait for the last copy, so many seconds if it moves, and say what is missing."""
+        """Wait for the last copy, at most `seconds`, and print which checkpoint is missing."""
         self._wait(seconds)
         if self._latest and self._latest.name != self._copied:
-            there = f"; the newest there is {self._copied}" * bool(self._copied)
-            reason = self._trouble or "it was still being copied"
-            self._say(f"the backup {self.address} has not got {self._latest.name}{there} ({reason})")
-        self._ended = True
+            missing = self._latest.name
+            if self._copied:
+                missing += f"; the newest there is {self._copied}"
+            reason = self._problem or "it was still being copied"
+            self._say(f"the backup {self.address} has not got {missing} ({reason})")
+        self._is_ended = True
 
     def _start(self, work: Callable[[], None]) -> None:
         self._moved = time.monotonic()
-        # A daemon: a thread that hangs in a drive that is gone must not keep the process from ending.
+        # A daemon, because a thread that hangs in a lost drive must not keep the process alive.
         self._thread = threading.Thread(target=work, name="tpukit-backup", daemon=True)
         self._thread.start()
 
     def _wait(self, seconds: float) -> bool:
-        """Wait until the thread is done; False where it has not moved for long, or the time is over."""
-        thread, began = self._thread, time.monotonic()
+        """Return whether the thread ends in time, and without a long pause in its copying."""
+        thread = self._thread
+        began = time.monotonic()
         while thread and thread.is_alive():
             thread.join(0.1)
             self._alive()
             now = time.monotonic()
-            if thread.is_alive() and (now - self._moved > _QUIET_SECONDS or now - began > seconds):
+            is_late = now - self._moved > _QUIET_SECONDS or now - began > seconds
+            if thread.is_alive() and is_late:
                 return False
         return True
 
@@ -100,7 +130,8 @@ class Backup:
     def _copy_all(self) -> None:
         while True:
             with self._lock:
-                path, self._waiting = self._waiting, None
+                path = self._waiting
+                self._waiting = None
                 if path is None:
                     self._thread = None
                     return
@@ -111,61 +142,83 @@ class Backup:
     def _copy(self, path: Path) -> None:
         began = time.monotonic()
         try:
-            self._there.connect()
-            # First, so that a run that resumes from the checkpoint finds the weights that it calls the best.
-            best = path.with_name(_BEST)
-            if best.exists() and (written := best.stat().st_mtime_ns) != self._best:
-                self._there.put(best, self._note_move)
-                self._best = written
-            self._there.put(path, self._note_move)
-        except Exception as error:  # of any kind: a drive, a bucket, a network, somebody else's code
-            if path.exists():  # otherwise a newer one is complete, and waits
-                self._complain(f"{path.name} was not copied to the backup {self.address}: {_reason(error)}")
+            self._place.connect()
+            # First, so that a run that resumes from the checkpoint finds the weights that its
+            # history calls the best.
+            self._copy_best(path.with_name(_BEST))
+            self._place.put(path, self._note_move)
+        except Exception as error:  # of any kind: from a drive, a bucket, a network or fsspec
+            if path.exists():  # if not, a newer one is complete, and waits
+                self._complain(
+                    f"{path.name} was not copied to the backup {self.address}: {_reason(error)}"
+                )
             return
-        self._copied, self.seconds = path.name, max(self.seconds, time.monotonic() - began)
-        if self._trouble and not self._ended:
+        self._copied = path.name
+        self.seconds = max(self.seconds, time.monotonic() - began)
+        if self._problem and not self._is_ended:
             self._say(f"the backup {self.address} works again, and has {path.name}")
-        self._trouble = ""
-        with contextlib.suppress(Exception):  # the next copy tries again; if it never works, the backup fills up
+        self._problem = ""
+        # The next copy tries both again. If removing never works, the backup fills up; without
+        # the programs, the next machine compiles.
+        with contextlib.suppress(Exception):
             self._remove_older(path.name)
-        with contextlib.suppress(Exception):  # likewise; without them, the next machine compiles
+        with contextlib.suppress(Exception):
             self._copy_programs(path.with_name(_COMPILED))
 
+    def _copy_best(self, best: Path) -> None:
+        if not best.exists():
+            return
+        written = best.stat().st_mtime_ns
+        if written != self._best:
+            self._place.put(best, self._note_move)
+            self._best = written
+
     def _remove_older(self, newest: str) -> None:
-        # Those of later steps are left alone: they are damaged, or another run's.
-        steps = {name: step_of(name) for name in self._there.names() if name != newest}
-        older = {name: step for name, step in steps.items() if step is not None and step <= step_of(newest)}
-        second = max((step for step in older.values() if step < step_of(newest)), default=None)
-        for name in older:
-            if older[name] != second:
-                self._there.remove(name)
+        """Remove all checkpoints of earlier steps but one.
+
+        Those of later steps are left alone: they are damaged, or another run's.
+        """
+        last = step_of(newest)
+        older = {}
+        for name in self._place.names():
+            step = step_of(name)
+            if name != newest and step is not None and step <= last:
+                older[name] = step
+        kept = max((step for step in older.values() if step < last), default=None)
+        for name, step in older.items():
+            if step != kept:
+                self._place.remove(name)
 
     def _copy_programs(self, folder: Path) -> None:
-        if programs := sorted(folder.glob("*.pjrt")):
-            self._programs.connect()
-            there = self._programs.names()
-            for program in programs:
-                if program.name not in there:
-                    self._programs.put(program, self._note_move)
+        programs = sorted(folder.glob("*.pjrt"))
+        if not programs:
+            return
+        self._programs.connect()
+        copied = self._programs.names()
+        for program in programs:
+            if program.name not in copied:
+                self._programs.put(program, self._note_move)
 
     def _complain(self, text: str) -> None:
-        if not self._trouble and not self._ended:
+        """Print the first of several problems in a row."""
+        if not self._problem and not self._is_ended:
             self._say(f"{text}; training goes on, and the next checkpoint is tried again")
-        self._trouble = text
+        self._problem = text
 
     def take(self, checkpoints: CheckpointStore, *, resume: bool = True) -> None:
-        """Copy the newest whole checkpoint and best.pt to the folder, where that has none that is as new.
+        """Copy the newest whole checkpoint and best.pt back, if the folder has none as new.
 
         Raises:
             CheckpointError: the folder's disk is full.
             OSError: the backup cannot be read, and the folder has nothing to continue from.
-            ValueError: there is one, and `resume` is False.
+            ValueError: the backup has a newer checkpoint, and `resume` is False.
         """
-        own, errors = checkpoints.newest_step(), []
+        own = checkpoints.newest_step()
+        errors: list[BaseException] = []
 
         def work() -> None:
             try:
-                self._take(checkpoints, own, resume)
+                self._take(checkpoints, own, resume=resume)
             except BaseException as error:
                 errors.append(error)
             with self._lock:
@@ -173,49 +226,65 @@ class Backup:
 
         self._start(work)
         if not self._wait(float("inf")):
-            self._abandoned = True  # should it wake up, no old checkpoint may come into the folder
+            self._is_abandoned = True
             errors.append(TimeoutError(f"no answer for {_QUIET_SECONDS:g} s"))
         if not errors:
             return
         error = errors[0]
-        if isinstance(error, InvalidValueError | CheckpointError) or (own < 0 and isinstance(error, PathNotFoundError)):
+        is_lost = own < 0  # to begin anew could lose the run in the backup
+        if isinstance(error, InvalidValueError | CheckpointError):
             raise error
-        if own < 0:  # to begin anew beside a run that may be there would lose that run
+        if is_lost and isinstance(error, PathNotFoundError):
+            raise error
+        if is_lost:
             raise SystemFailureError(
-                f"the backup {self.address} cannot be read, and {checkpoints.folder} has nothing to continue from",
+                f"the backup {self.address} cannot be read, and {checkpoints.folder} has nothing "
+                "to continue from",
                 found=_reason(error),
-                fix="mount it, or sign in, and run this again; to begin anew: another backup_dir, or None",
+                fix=(
+                    "mount it, or sign in, and run this again; to begin anew: another backup_dir, "
+                    "or None"
+                ),
             ) from error
         self._complain(f"the backup {self.address} cannot be read: {_reason(error)}")
 
-    def _take(self, checkpoints: CheckpointStore, own: int, resume: bool) -> None:
-        self._there.connect()
-        there = self._there.names()
-        if resume and _COMPILED in there:
-            with contextlib.suppress(Exception):  # then they are compiled
+    def _take(self, checkpoints: CheckpointStore, own: int, *, resume: bool) -> None:
+        self._place.connect()
+        names = self._place.names()
+        if resume and _COMPILED in names:
+            with contextlib.suppress(Exception):  # without them, the programs are compiled
                 self._take_programs(checkpoints.folder / _COMPILED)
-        steps = {name: step for name in there if (step := step_of(name)) is not None and step > own}
-        if steps and not resume:
+        newer = {}
+        for name in names:
+            step = step_of(name)
+            if step is not None and step > own:
+                newer[name] = step
+        if newer and not resume:
             raise InvalidValueError(
                 f"resume=False, and the backup {self.address} holds checkpoints",
-                found=max(steps, key=steps.get),
+                found=max(newer, key=newer.get),
                 fix="another backup_dir, or empty that one; resume=True continues from there",
             )
-        if steps and _BEST in there:
+        if newer and _BEST in names:
             self._take_best(checkpoints.folder / _BEST)
-        for name in sorted(steps, key=steps.get, reverse=True):
+        for name in sorted(newer, key=newer.get, reverse=True):
             if checkpoints.receive(name, self._pieces(name)):
                 self._copied = name
                 self._say(f"{name} is taken from the backup {self.address}")
                 return
-            self._say(f"checkpoint {name} in the backup is skipped: damaged, its checksum is another")
+            self._say(
+                f"checkpoint {name} in the backup is skipped: damaged, its checksum is another"
+            )
 
     def _take_programs(self, folder: Path) -> None:
         self._programs.connect()
-        folder.mkdir(mode=0o700, exist_ok=True)  # for this user alone: what lies there is loaded as code
+        # For this user alone, because its files are loaded as code.
+        folder.mkdir(mode=0o700, exist_ok=True)
         for name in self._programs.names():
-            if name.endswith(".pjrt") and not (folder / name).exists():  # its checksum is looked at by who loads it
-                with write_whole(folder / name, part=part_of(folder / name)) as file:
+            path = folder / name
+            # The loader of the programs compares their checksums.
+            if name.endswith(".pjrt") and not path.exists():
+                with write_whole(path, part=part_of(path)) as file:
                     file.writelines(self._pieces(name, self._programs))
 
     def _take_best(self, path: Path) -> None:
@@ -227,43 +296,53 @@ class Backup:
                 if not _is_whole_zip(part):
                     raise DamagedCheckpointError
         except DamagedCheckpointError:
-            self._say(f"{_BEST} in the backup is skipped: damaged; the next better epoch writes it again")
+            self._say(
+                f"{_BEST} in the backup is skipped: damaged; the next better epoch writes it again"
+            )
 
-    def _pieces(self, name: str, there=None) -> Iterator[bytes]:
+    def _pieces(self, name: str, place=None) -> Iterator[bytes]:
         try:
-            for piece in (there or self._there).pieces(name):
+            for piece in (place or self._place).pieces(name):
                 self._note_move()
                 yield piece
-        except OSError as error:  # in other words, since an OSError of the one who writes is about the folder
+        # As another type, because the writer takes an OSError for one of its own folder.
+        except OSError as error:
             raise TpukitRuntimeError(f"{name} cannot be read: {_reason(error)}") from error
-        if self._abandoned:
+        if self._is_abandoned:
             raise TpukitRuntimeError("it has come too late")
 
 
 def _place(address: str) -> "_Folder | _Url":
-    return _Url(address) if "://" in address else _Folder(Path(address).expanduser().absolute())
+    if "://" in address:
+        return _Url(address)
+    return _Folder(Path(address).expanduser().absolute())
 
 
 class _Folder:
     """A backup in a folder: of a mounted drive or bucket, or of another disk."""
 
     def __init__(self, folder: Path):
-        self.folder, self._connected = folder, False
+        self.folder = folder
+        self._is_connected = False
 
     def connect(self) -> None:
-        if self._connected:
+        if self._is_connected:
             return
-        # Not its parents, too: below a drive that is not mounted they would be made on this machine, and lost with it.
+        # The parents are not made. Below a drive that is not mounted, they would be folders of
+        # this machine, and lost with it.
         if not self.folder.is_dir() and not self.folder.parent.is_dir():
             raise PathNotFoundError(
                 f"no backup can be made in {self.folder.parent}, which is not there",
-                fix=f"mount its drive, or, if that is where it belongs, make it: os.makedirs({str(self.folder)!r})",
+                fix=(
+                    "mount its drive, or, if that is where it belongs, make it: "
+                    f"os.makedirs({str(self.folder)!r})"
+                ),
             )
         self.folder.mkdir(exist_ok=True)
-        for part in self.folder.glob(".*.unfinished"):  # of a machine that was taken
+        for part in self.folder.glob(".*.unfinished"):  # of a machine that was taken away
             with contextlib.suppress(OSError):
                 part.unlink()
-        self._connected = True
+        self._is_connected = True
 
     def names(self) -> list[str]:
         return [path.name for path in self.folder.iterdir()]
@@ -275,7 +354,8 @@ class _Folder:
 
     def put(self, file: Path, moved: Callable[[], object]) -> None:
         part = self.folder / f".{file.name}.unfinished"
-        with file.open("rb") as source, write_whole(self.folder / file.name, part=part, sync_folder=True) as copy:
+        whole = write_whole(self.folder / file.name, part=part, sync_folder=True)
+        with file.open("rb") as source, whole as copy:
             while piece := source.read(_PIECE):
                 copy.write(piece)
                 moved()
@@ -294,7 +374,8 @@ class _Url:
 
             fsspec.get_filesystem_class(address.partition("://")[0])
         except ImportError as error:
-            package = re.search(r"(?i)install ([\w-]+)|$", str(error))[1] or "fsspec"  # "Please install gcsfs"
+            named = re.search(r"(?i)install ([\w-]+)", str(error))  # "Please install gcsfs"
+            package = named[1] if named else "fsspec"
             raise NotInstalledError(
                 f"the backup {address} needs {package}, which is missing",
                 found=error,
@@ -302,10 +383,13 @@ class _Url:
             ) from error
         except ValueError as error:
             raise InvalidValueError(
-                f"no backup can be at {address}", found=error, fix='a folder, or a URL such as "gs://bucket/run"'
+                f"no backup can be at {address}",
+                found=error,
+                fix='a folder, or a URL such as "gs://bucket/run"',
             ) from error
 
-        self._files, self._folder = None, ""
+        self._files = None
+        self._folder = ""
 
     def _path(self, name: str) -> str:
         return f"{self._folder.rstrip('/')}/{name}"
@@ -319,9 +403,10 @@ class _Url:
     def names(self) -> list[str]:
         self._files.invalidate_cache()
         try:
-            return [path.rstrip("/").rpartition("/")[2] for path in self._files.ls(self._folder, detail=False)]
+            paths = self._files.ls(self._folder, detail=False)
         except FileNotFoundError:  # a bucket has no empty folders
             return []
+        return [path.rstrip("/").rpartition("/")[2] for path in paths]
 
     def pieces(self, name: str) -> Iterator[bytes]:
         with self._files.open(self._path(name), "rb") as file:
@@ -342,10 +427,13 @@ class _Url:
 
 
 def _is_whole_zip(path: Path) -> bool:
-    """Return whether what `torch.save` wrote is whole; `torch.load` does not look at the checksums in it."""
+    """Return whether a file of `torch.save` is whole.
+
+    `torch.load` does not compare the checksums in the file.
+    """
     try:
         return zipfile.ZipFile(path).testzip() is None
-    except Exception:  # zipfile raises what its damage leads it to: BadZipFile, EOFError, NotImplementedError, ...
+    except Exception:  # of a damaged file: BadZipFile, EOFError, NotImplementedError and others
         return False
 
 

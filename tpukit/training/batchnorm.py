@@ -1,24 +1,34 @@
-"""BatchNorm over the global batch: statistics of the local batches of all cores together."""
+"""Give BatchNorm the statistics of the global batch: of the local batches of all cores together."""
 
 from tpukit.essentials.display import InvalidTypeError
 
 
 def sync_batchnorm(core, module):
-    """Make every BatchNorm of a module use the statistics of the global batch, in place; return the module.
+    """Make every BatchNorm of a module use the statistics of the global batch, in place.
 
-    Meant for local batches that are too small to be normalised alone, below 16 samples or so. For larger ones it is not
-    worth its price: four small collectives per layer and step, two forward and two backward. In training all cores must
-    call the module together, with local batches of one size, as `core.batches` makes them; samples that are repeated
-    to fill the last step count, as they do in plain BatchNorm. Evaluation is plain BatchNorm, and so is everything on
-    one core.
+        model = core.model(sync_batchnorm(core, network))
 
-    The names in the state dict stay the same, weights load in both directions, and a layer is still an instance of its
-    old class. `torch.nn.SyncBatchNorm`, which runs on CUDA only, is accepted as well.
+    Use it for local batches of fewer than about 16 samples, which are too small to be normalised
+    alone. For larger batches it is not worth its price: four small collectives per layer and
+    step, two forward and two backward. In training all cores must call the module together, with
+    local batches of the same size, as `core.batches` makes them. Samples that are repeated to fill
+    the last step count, as in plain BatchNorm. In evaluation, and on one core, it is plain
+    BatchNorm.
 
-    Call it before or after `core.model`.
+    The names in the state dict stay the same, weights load in both directions, and a layer is
+    still an instance of its old class. `torch.nn.SyncBatchNorm`, which runs on CUDA only, is
+    accepted as well.
+
+    Args:
+        core: this core.
+        module: before or after `core.model`.
+
+    Returns:
+        the module.
 
     Raises:
-        TypeError: a layer is another kind of BatchNorm, whose own forward would be lost, or a lazy one.
+        TypeError: a layer is another kind of BatchNorm, whose own forward would be lost, or it is
+            lazy.
     """
     from torch import nn
     from torch.nn.modules.batchnorm import _BatchNorm
@@ -28,20 +38,34 @@ def sync_batchnorm(core, module):
         if not isinstance(layer, _BatchNorm):
             continue
         kind = getattr(type(layer), "unsynced", type(layer))
-        lazy = isinstance(layer, nn.modules.lazy.LazyModuleMixin)
-        if lazy or kind.forward not in (_BatchNorm.forward, nn.SyncBatchNorm.forward):
-            why = "a lazy layer, whose class changes in its first forward" if lazy else "with a forward of its own"
-            raise InvalidTypeError(
-                "sync_batchnorm replaces the forward of torch's BatchNorm1d, 2d and 3d",
-                found=f"{name or 'the module'} is {kind.__name__}, {why}",
-                fix="call the module on one batch first" if lazy else "a plain BatchNorm there",
+        if isinstance(layer, nn.modules.lazy.LazyModuleMixin):
+            raise _refused(
+                name,
+                f"{kind.__name__}, a lazy layer, whose class changes in its first forward",
+                fix="call the module on one batch first",
             )
-        # Another class and not another layer: references to the layer stay valid, and so does `isinstance`.
+        if kind.forward not in (_BatchNorm.forward, nn.SyncBatchNorm.forward):
+            raise _refused(
+                name,
+                f"{kind.__name__}, with a forward of its own",
+                fix="a plain BatchNorm there",
+            )
+        # Another class, not another layer: references to the layer stay valid, and so does
+        # `isinstance`.
         layer.__class__ = _synced(kind, core, average)
     return module
 
 
+def _refused(name: str, found: str, *, fix: str) -> InvalidTypeError:
+    return InvalidTypeError(
+        "sync_batchnorm replaces the forward of torch's BatchNorm1d, 2d and 3d",
+        found=f"{name or 'the module'} is {found}",
+        fix=fix,
+    )
+
+
 def _synced(kind: type, core, average) -> type:
+    """Return a subclass of a BatchNorm that normalises with the global batch in training."""
     import torch
     from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -51,32 +75,38 @@ def _synced(kind: type, core, average) -> type:
         self._check_input_dim(x)
         axes = [0, *range(2, x.ndim)]
         shape = [1, -1] + [1] * (x.ndim - 2)
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))  # autocast hands over bfloat16
-        # The mean first, then the squares of the differences from it, although that takes one collective more than
-        # mean(x^2) - mean^2: in float32 the latter is wrong by 1 % where the mean is 400 standard deviations, and it
-        # can be negative.
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))  # under autocast, x is bfloat16
+        # The mean first, then the squares of the differences from it. That takes one collective
+        # more than mean(x^2) - mean^2, which in float32 is wrong by 1 % if the mean is 400
+        # standard deviations, and can be negative.
         mean = average(wide.mean(axes))
         centred = wide - mean.view(shape)
         variance = average(centred.square().mean(axes))
         if self.running_mean is not None:
             with torch.no_grad():
                 self.num_batches_tracked.add_(1)
-                part = 1.0 / self.num_batches_tracked if self.momentum is None else self.momentum
-                # Running statistics keep the unbiased variance, as torch's do; normalising uses the biased one.
+                part = self.momentum
+                if part is None:
+                    part = 1.0 / self.num_batches_tracked
+                # Running statistics hold the unbiased variance, as torch's do; normalising uses
+                # the biased one.
                 count = core.world_size * x.numel() / x.shape[1]
+                unbiased = variance * (count / (count - 1))
                 self.running_mean.add_(part * (mean - self.running_mean))
-                self.running_var.add_(part * (variance * (count / (count - 1)) - self.running_var))
+                self.running_var.add_(part * (unbiased - self.running_var))
         scale = torch.rsqrt(variance + self.eps)
         if self.weight is not None:
             scale = scale * self.weight
         out = centred * scale.view(shape)
-        return (out if self.bias is None else out + self.bias.view(shape)).to(x.dtype)
+        if self.bias is not None:
+            out = out + self.bias.view(shape)
+        return out.to(x.dtype)
 
     return type(f"Synced{kind.__name__}", (kind,), {"forward": forward, "unsynced": kind})
 
 
 def _differentiable_mean(core):
-    """Return a function that takes the mean of a tensor over the cores, in the backward pass too."""
+    """Return a function for the mean over the cores, in the backward pass as well."""
     import torch
 
     class Mean(torch.autograd.Function):
@@ -86,7 +116,8 @@ def _differentiable_mean(core):
 
         @staticmethod
         def backward(ctx, gradient):
-            # Each output is 1 / world_size of every core's input, so the gradient is a mean over the cores again.
+            # Each output contains 1 / world_size of every core's input. So the gradient is a
+            # mean over the cores again.
             return Mean.apply(gradient)
 
     return Mean.apply

@@ -1,8 +1,9 @@
-"""Lightning's Trainer on the cores of a run: it trains, and the core does what cores do together.
+"""Run Lightning's Trainer on the cores of a launch.
 
-Lightning starts processes of its own for a TPU, from the kernel, and takes a process that a launcher has made for a
-machine with one CPU. `trainer_options(core)` gives it the device, the rank and the collectives of the worker it is in.
-The only file that imports lightning, so nothing of the kit imports this one: a worker function does.
+By itself, Lightning starts processes for a TPU from the kernel, and takes a process that a
+launcher has made for a machine with one CPU. `trainer_options(core)` gives it the device, the
+rank and the collectives of the worker process: Lightning trains, and the core does what the cores
+do together. No other module of tpukit imports this one, because it imports lightning.
 """
 
 import torch
@@ -17,17 +18,29 @@ from tpukit.essentials.launcher import Core, gather_objects
 
 
 def trainer_options(core: Core) -> dict:
-    """Return the options with which a Trainer runs on this core: `lightning.Trainer(**trainer_options(core))`.
+    """Return the options with which a Trainer runs on this core.
 
-    Call it in the worker function, with `import lightning` (the package `pytorch_lightning` is another one). The module
-    stays as it is. What it logs is in the live curve and in `Run.log`; a progress bar of Lightning's would not be seen
-    from a worker. A `DataLoader` is divided among the cores as Lightning always does; `core.batches(...)` is already.
-    `devices`, `accelerator` and `num_nodes` are decided by `launch`, so leave them out. Clipping is of the averaged
-    gradients, and accumulation sends them once. Use `self.log(..., sync_dist=True)` for what decides about
-    all cores: early stopping, the best checkpoint.
+        import lightning
+        trainer = lightning.Trainer(max_epochs=3, **trainer_options(core))
+
+    Call it in the worker function, with `import lightning`; the package `pytorch_lightning` is
+    another one. The LightningModule needs no change. The numbers that it logs appear in the live
+    curve and in `Run.log`; a progress bar of Lightning would not be visible from a worker.
+
+    Leave out `devices`, `accelerator` and `num_nodes`, because `launch` decides them. Lightning
+    divides a `DataLoader` among the cores as always; `core.batches(...)` is divided already.
+    Clipping applies to the averaged gradients, and accumulation sends them once. Use
+    `self.log(..., sync_dist=True)` for numbers that decide about all cores, such as those of
+    early stopping and of the best checkpoint.
+
+    Args:
+        core: this core.
+
+    Returns:
+        keyword arguments of `lightning.Trainer`.
 
     Raises:
-        ValueError: two cores share this process (TPU v2, v3), of which Lightning knows one.
+        ValueError: two cores share this process (TPU v2, v3). Lightning supports one.
     """
     if core.backend.shares_process:
         raise InvalidValueError(
@@ -35,49 +48,61 @@ def trainer_options(core: Core) -> dict:
             found=f"{core.world_size} cores, two in each process, as TPU v2 and v3 have them",
             fix="launch(..., cores=1), or tpukit.fit on all of them",
         )
-    options = {"strategy": CoreStrategy(core), "logger": CoreLogger(core), "enable_progress_bar": False}
-    # torch_xla has no inference mode: "Cannot set version_counter for inference tensor" (2.9.0, in predict).
-    return options | {"inference_mode": False}
+    return {
+        "strategy": CoreStrategy(core),
+        "logger": CoreLogger(core),
+        "enable_progress_bar": False,
+        # torch_xla has no inference mode. In predict, 2.9.0 raises "Cannot set version_counter
+        # for inference tensor".
+        "inference_mode": False,
+    }
 
 
 class CoreAccelerator(CPUAccelerator):
-    """The device of a core, which is there and ready: one a process, as Lightning's CPU; the strategy knows which."""
+    """The device of a core: one per process, as Lightning's CPU. The strategy knows which."""
 
     def setup_device(self, device: torch.device) -> None:
-        """Do nothing: the launcher has."""
+        """Do nothing: the launcher has set it up."""
 
 
 class CoreStrategy(ParallelStrategy):
-    """Training over the cores of a run, with the core's collectives in place of DistributedDataParallel."""
+    """Training on the cores of a launch, with their collectives in place of DDP's."""
 
     def __init__(self, core: Core):
         super().__init__(accelerator=CoreAccelerator())
         self.core = core
 
-    is_distributed = property(lambda self: self.core.world_size > 1)  # then Lightning divides a DataLoader among them
+    # If this is true, Lightning divides a DataLoader among the ranks.
+    is_distributed = property(lambda self: self.core.world_size > 1)
     global_rank = property(lambda self: self.core.rank)
     local_rank = property(lambda self: self.core.rank)
     world_size = property(lambda self: self.core.world_size)
     root_device = property(lambda self: self.core.device)
-    distributed_sampler_kwargs = property(lambda self: {"num_replicas": self.world_size, "rank": self.global_rank})
+    distributed_sampler_kwargs = property(
+        lambda self: {"num_replicas": self.world_size, "rank": self.global_rank}
+    )
 
     def setup_environment(self) -> None:
-        """Tell Lightning which rank this is; the processes are there already."""
+        """Set Lightning's rank; the launcher has started the processes."""
         super().setup_environment()
         rank_zero_only.rank = self.core.rank
 
     def setup(self, trainer) -> None:
-        """Bring the module to the device, with rank 0's weights everywhere, and make the optimisers."""
-        if isinstance(self.precision_plugin, MixedPrecision):  # which takes what is no CPU for a GPU
+        """Move the module to the device, with rank 0's weights everywhere; make optimizers."""
+        if isinstance(self.precision_plugin, MixedPrecision):
+            # It takes every device that is not a CPU for a GPU.
             self.precision_plugin.device = self.root_device.type
         super().setup(trainer)
 
     def model_to_device(self) -> None:
-        """Move the module itself, so that the Trainer's stays the one that trains."""
+        """Move the module in place, so that the Trainer's own module is the one that trains."""
         self.core.model(self.model, in_place=True)
 
     def optimizer_step(self, optimizer, closure, model=None, **options):
-        """Average gradients and BatchNorm's statistics after the backward pass, before clipping; all is one graph."""
+        """Average gradients and float buffers after the backward pass, before clipping.
+
+        The whole step is one graph.
+        """
 
         def averaged():
             loss = closure()
@@ -104,11 +129,16 @@ class CoreStrategy(ParallelStrategy):
             return super().predict_step(*args, **options)
 
     def reduce(self, tensor, group=None, reduce_op="mean"):
-        """Return the sum, mean, minimum or maximum over the cores; what is no tensor stays as it is."""
+        """Return the sum, mean, minimum or maximum over the cores.
+
+        A value that is not a tensor is returned unchanged.
+        """
         if not isinstance(tensor, torch.Tensor):
             return tensor
-        name = str(reduce_op).rpartition(".")[2].lower()
-        return self.core.all_reduce(tensor.to(self.root_device), {"avg": "mean"}.get(name, name)).to(tensor.device)
+        name = str(reduce_op).rpartition(".")[2].lower()  # "ReduceOp.AVG" is "avg"
+        if name == "avg":
+            name = "mean"
+        return self.core.all_reduce(tensor.to(self.root_device), name).to(tensor.device)
 
     def barrier(self, name=None) -> None:
         """Wait for all cores."""
@@ -116,31 +146,36 @@ class CoreStrategy(ParallelStrategy):
 
     def broadcast(self, obj, src: int = 0):
         """Return core `src`'s object on all cores."""
-        return obj if self.world_size == 1 else gather_objects(self.core, obj)[src]
+        if self.world_size == 1:
+            return obj
+        return gather_objects(self.core, obj)[src]
 
     def all_gather(self, tensor, group=None, sync_grads: bool = False):
         """Return the tensors of all cores, stacked, without their gradients."""
         if sync_grads:
-            raise InvalidValueError("all_gather gives no gradients here", fix="all_gather(..., sync_grads=False)")
+            raise InvalidValueError(
+                "all_gather gives no gradients here", fix="all_gather(..., sync_grads=False)"
+            )
         return self.core.gather(tensor.to(self.root_device).unsqueeze(0)).to(tensor.device)
 
     def save_checkpoint(self, checkpoint: dict, filepath, storage_options=None) -> None:
-        """Write from core 0, its tensors in host memory, so that the file opens on any machine."""
+        """Write from core 0, with tensors in host memory: the file opens on any machine."""
         checkpoint = self.core.to_host(checkpoint)
         super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
 
 
 class CoreLogger(Logger):
-    """What the module logs, in the live curve and in `Run.log`."""
+    """The numbers that the module logs, in the live curve and in `Run.log`."""
 
-    name, version = "tpukit", ""
+    name = "tpukit"
+    version = ""
 
     def __init__(self, core: Core):
         super().__init__()
         self.core = core
 
     def log_metrics(self, metrics: dict, step: int | None = None) -> None:
-        """Log numbers of a step; Lightning calls it on core 0 alone."""
+        """Log numbers of a step. Lightning calls it on core 0 only."""
         numbers = {name: value for name, value in metrics.items() if name != "epoch"}
         if numbers:
             self.core.log(step, **numbers)

@@ -1,21 +1,27 @@
 """Learning rates over the steps of a run: a warmup, then constant, stepped or cosine.
 
-Each function returns torch's own `LambdaLR`. Make it before a state is loaded; step it after every optimiser step:
+Each function returns torch's own `LambdaLR`. Make it before a state is loaded, and step it after
+every optimizer step:
 
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * batches.samples_per_step / 256, momentum=0.9)
-    schedule = cosine(optimizer, epochs * len(batches), warmup=5 * len(batches))
+    rate = 0.1 * batches.samples_per_step / 256
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
+    scheduler = cosine(optimizer, epochs * len(batches), warmup=5 * len(batches))
 
-Why LambdaLR, and not LinearLR, CosineAnnealingLR and StepLR in a SequentialLR: it computes the rate from the step
-alone, so a resumed run has exactly the same rates. Its state holds the step and no lengths; loading theirs restores the
-old lengths and silently overrides new arguments. SequentialLR warns whenever one schedule follows another (torch 2.8),
+Why LambdaLR, and not LinearLR, CosineAnnealingLR and StepLR in a SequentialLR: LambdaLR computes
+the rate from the step alone, so a resumed run has exactly the same rates. Its state holds the step
+and no lengths. Loading the state of the others restores the old lengths, and overrides new
+arguments without a warning. SequentialLR warns whenever one scheduler follows another (torch 2.8),
 and CosineAnnealingLR rises again after its end.
 
-On XLA a learning rate is an input of the graph and may change every step, with three exceptions, measured on 2.9: 0,
-1 and -1 are compiled in as constants (pytorch/xla pull request 715), after rounding to float32. So no schedule here
-ever gives 0. What remains is one more compile for SGD when its rate becomes exactly 1.0, and two for an Adam or AdamW
-that is not recorded as in `tpukit/accelerators/adam.py`, such as with `amsgrad`: when lr * weight_decay of AdamW
-falls below 2 ** -25 = 3e-8 (a `floor` above that prevents it), and at step 16,628, when 0.999 ** step falls below
-2 ** -24 (`capturable=True`, which counts steps on the device, prevents it).
+On XLA a learning rate is an input of the graph and may change every step. Three values are
+exceptions, measured on 2.9: 0, 1 and -1 are compiled in as constants (pytorch/xla pull request
+715), after rounding to float32. So no scheduler here ever returns 0. Some compilations remain:
+
+- one for SGD when its rate becomes exactly 1.0;
+- two for an Adam or AdamW that is not recorded as in `tpukit/accelerators/adam.py`, such as one
+  with `amsgrad`. The first comes when lr * weight_decay of AdamW falls below 2 ** -25 = 3e-8; a
+  `floor` above that prevents it. The second comes at step 16,628, when 0.999 ** step falls below
+  2 ** -24; `capturable=True`, which counts steps on the device, prevents it.
 """
 
 import math
@@ -25,18 +31,18 @@ from tpukit.essentials.display import InvalidValueError
 
 
 def constant(optimizer, *, warmup: int = 0):
-    """Rise to the optimiser's learning rate in `warmup` steps, then keep it.
+    """Rise to the optimizer's learning rate in `warmup` steps, then keep it.
 
     The rise is linear: step 0 has 1 / (warmup + 1) of the rate, step `warmup` all of it.
 
     Raises:
         ValueError: a negative warmup, or a learning rate that is a tensor on an XLA device.
     """
-    return _schedule(optimizer, warmup, lambda step: 1.0)
+    return _scheduler(optimizer, warmup, lambda step: 1.0)
 
 
 def stepped(optimizer, every: int, *, factor: float = 0.5, warmup: int = 0):
-    """Multiply the learning rate by `factor` every `every` steps, counted from the beginning of the run.
+    """Multiply the learning rate by `factor` every `every` steps of the run.
 
     Args:
         optimizer: any of torch's, or with torch's interface.
@@ -48,18 +54,20 @@ def stepped(optimizer, every: int, *, factor: float = 0.5, warmup: int = 0):
         ValueError: a number out of range, or a learning rate that is a tensor on an XLA device.
     """
     if every < 1 or factor <= 0:
-        raise ValueError(f"stepped takes every >= 1 step and a factor above 0, got {every=} and {factor=}")
-    return _schedule(optimizer, warmup, lambda step: factor ** (step // every))
+        raise ValueError(
+            f"stepped takes every >= 1 step and a factor above 0, got {every=} and {factor=}"
+        )
+    return _scheduler(optimizer, warmup, lambda step: factor ** (step // every))
 
 
 def cosine(optimizer, steps: int, *, warmup: int = 0, floor: float = 0.0):
-    """Fall from the optimiser's learning rate along half a cosine that ends with the run.
+    """Fall from the optimizer's learning rate along half a cosine that ends with the run.
 
     A run of more than `steps` steps keeps the last rate.
 
     Args:
         optimizer, warmup: as in `stepped`.
-        steps: optimiser steps of the whole run, the warmup included; `epochs * len(batches)`.
+        steps: optimizer steps of the whole run, the warmup included; `epochs * len(batches)`.
         floor: the rate that the fall approaches, as a fraction of the full rate, 0 to 1.
 
     Raises:
@@ -70,15 +78,18 @@ def cosine(optimizer, steps: int, *, warmup: int = 0, floor: float = 0.0):
     if not steps > warmup:
         raise InvalidValueError(
             f"cosine needs more steps than its warmup has, got {steps=} and {warmup=}",
-            fix="both count optimiser steps: steps=epochs * len(batches)",
+            fix="both count optimizer steps: steps=epochs * len(batches)",
         )
 
     def fall(step: int) -> float:
-        # The last step of the run is `steps - 1`, so the floor, which may be 0, is approached and never reached.
-        done = max(0, min(step, steps - 1) - warmup) / (steps - warmup)
-        return floor + (1 - floor) * (1 + math.cos(math.pi * done)) / 2
+        # The last step of the run is `steps - 1`. So the rate never reaches the floor, which may
+        # be 0.
+        last = min(step, steps - 1)
+        done = max(0, last - warmup) / (steps - warmup)
+        half_cosine = (1 + math.cos(math.pi * done)) / 2  # from 1 to 0
+        return floor + (1 - floor) * half_cosine
 
-    return _schedule(optimizer, warmup, fall)
+    return _scheduler(optimizer, warmup, fall)
 
 
 def is_plateau(scheduler) -> bool:
@@ -106,16 +117,26 @@ def check_schedule(scheduler, interval: str, *, column: str, lower: bool) -> str
     return "epoch"
 
 
-def _schedule(optimizer, warmup: int, factor: Callable[[int], float]):
+def _scheduler(optimizer, warmup: int, factor: Callable[[int], float]):
     import torch
 
     if warmup < 0:
         raise ValueError(f"warmup is a number of steps, 0 for none, got {warmup}")
-    if any(torch.is_tensor(group["lr"]) and group["lr"].device.type == "xla" for group in optimizer.param_groups):
-        raise InvalidValueError(
-            "the learning rate is a tensor on the XLA device",
-            found="every step would copy it to the host (aten::_local_scalar_dense), which a float does not",
-            fix="lr=0.1; a float that changes compiles nothing new",
-        )
-    # (step + 1), so that step 0 of a warmup has a rate above 0, the value that would be a graph of its own.
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / (warmup + 1)) * factor(step))
+    for group in optimizer.param_groups:
+        rate = group["lr"]
+        if torch.is_tensor(rate) and rate.device.type == "xla":
+            raise InvalidValueError(
+                "the learning rate is a tensor on the XLA device",
+                found=(
+                    "every step would copy it to the host (aten::_local_scalar_dense), "
+                    "which a float does not"
+                ),
+                fix="lr=0.1; a float that changes compiles nothing new",
+            )
+
+    def scaled(step: int) -> float:
+        # (step + 1), because step 0 of a warmup would have the rate 0, which is a graph of its own.
+        warmed = min(1.0, (step + 1) / (warmup + 1))
+        return warmed * factor(step)
+
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, scaled)

@@ -1,4 +1,14 @@
-"""What a model says of every sample, kept in files as it is computed, and found again by the next session."""
+"""Keep a model's outputs for every sample in files, so that an interrupted run continues.
+
+For 150,000 samples and `piece=65_536` the folder holds
+
+    predictions.json    the plan: checksum of the weights, number of samples, samples per file
+    000000000.npz       outputs of samples 0 to 65,535, written when they are all computed
+    000065536.npz
+    000131072.npz       the rest
+
+A run with the same plan computes only the files that are missing.
+"""
 
 import contextlib
 import hashlib
@@ -14,6 +24,7 @@ from tpukit.essentials.launcher import Core
 from tpukit.training.prediction import predict
 
 PLAN = "predictions.json"
+_PIECES = "[0-9]*.npz"
 
 
 def predict_to(
@@ -28,111 +39,142 @@ def predict_to(
     piece: int = 65_536,
     backup_dir=None,
 ) -> None:
-    """Write a model's outputs for every sample into a folder, piece by piece, together; what is there is not computed.
+    """Write a model's outputs for every sample into a folder. Collective.
 
-    A run that was cut off goes on with the first piece that is missing. With other weights, or another number of
-    samples, all begins anew. Floating outputs are kept in half the bytes, as float16: `read_predictions` returns them.
+        predict_to("features", core, model, images, batch_size=64)
+        outputs = read_predictions("features")
+
+    A run that was interrupted continues with the first file that is missing. With other weights,
+    or another number of samples, it begins anew. Floating-point outputs are kept as float16,
+    which needs half the bytes; `read_predictions` returns them as float16.
 
     Args:
-        folder: of nothing else, on this machine.
-        core, model, preprocess, bf16: as for `predict`.
+        folder: for these files only, on this machine.
+        core: this core.
+        model: as in `predict`.
         dataset: map-style, as for `core.batches`, in order.
-        batch_size: samples a core and step.
-        piece: samples that are computed again at most.
-        backup_dir: a second folder that outlives the machine, see `run_folder`: it gets each piece when it is computed,
-            and what it has is not computed. Trouble with it is said and ends nothing.
+        batch_size: samples per core and step.
+        preprocess: as in `predict`.
+        bf16: as in `predict`.
+        piece: samples per file, and so the most that are computed again.
+        backup_dir: second folder that outlives the machine; see `run_folder`. It gets each file
+            when it is written, and its files are not computed again. If a copy fails, that is
+            printed and the run continues.
 
     Raises:
-        ValueError: an output is larger than float16 can say.
+        ValueError: an output is larger than the largest float16.
     """
     import torch
     from torch.utils.data import Subset
 
-    folder, count = Path(folder), len(dataset)
+    folder = Path(folder)
+    count = len(dataset)
     starts = range(0, count, piece)
-    plan = {"weights": _digest(core.to_host(model.state_dict())), "count": count, "piece": piece}
-    there = torch.zeros(len(starts), dtype=torch.float32)
+    plan = {
+        "weights": _digest(core.to_host(model.state_dict())),
+        "count": count,
+        "piece": piece,
+    }
+    is_found = torch.zeros(len(starts), dtype=torch.float32)
     if core.is_main:
         _begin(folder, plan)
-        backup_dir = backup_dir and _take(Path(backup_dir), folder, plan, say=core.print)
-        there += torch.tensor([(folder / _name(start)).is_file() for start in starts])
-    # Core 0 alone looks: where others saw what it writes meanwhile, they would not compute the same pieces.
-    there = core.to_host(core.all_reduce(*core.to_device([there]), "max")).tolist()
-    if any(there):
-        core.print(f"{int(sum(there))} of {len(starts)} pieces of what the model says are found in {folder}")
-    for start, found in zip(starts, there, strict=True):
-        if not found:
-            part = Subset(dataset, range(start, min(start + piece, count)))
-            batches = core.batches(part, batch_size=batch_size)
-            outputs = predict(core, model, batches, preprocess=preprocess, bf16=bf16)
-            if core.is_main:
-                _write(folder / _name(start), outputs)
-                backup_dir = backup_dir and _bring(folder, backup_dir, say=core.print)
-    core.barrier()  # all is there when any core goes on
+        backup_dir = backup_dir and _restore(Path(backup_dir), folder, plan=plan, say=core.print)
+        is_found += torch.tensor([(folder / _name(start)).is_file() for start in starts])
+    # Only core 0 looks. The other cores could see files that it writes meanwhile, and would not
+    # compute the same pieces.
+    (is_found,) = core.to_device([is_found])
+    is_found = core.to_host(core.all_reduce(is_found, "max")).tolist()
+    if any(is_found):
+        found = int(sum(is_found))
+        core.print(f"{found} of {len(starts)} pieces of the predictions are found in {folder}")
+    for start, found in zip(starts, is_found, strict=True):
+        if found:
+            continue
+        samples = Subset(dataset, range(start, min(start + piece, count)))
+        batches = core.batches(samples, batch_size=batch_size)
+        outputs = predict(core, model, batches, preprocess=preprocess, bf16=bf16)
+        if core.is_main:
+            _write(folder / _name(start), outputs)
+            backup_dir = backup_dir and _copy_missing(folder, backup_dir, say=core.print)
+    core.barrier()  # all files are complete before any core goes on
 
 
 def read_predictions(folder) -> object:
-    """Return what `predict_to` kept of all samples: (N, ...), a tensor, or a dict of them as the model's.
+    """Return the outputs of all samples that `predict_to` has written.
+
+    Args:
+        folder: the same as for `predict_to`.
+
+    Returns:
+        (N, ...) on the CPU: a tensor, or a dict of tensors if the model returns a dict.
 
     Raises:
-        FileNotFoundError: not all of it is there.
+        FileNotFoundError: files are missing.
     """
     import numpy
     import torch
 
     folder = Path(folder)
-    plan = json.loads((folder / PLAN).read_text()) if (folder / PLAN).is_file() else {"count": 0, "piece": 1}
+    plan = {"count": 0, "piece": 1}
+    if (folder / PLAN).is_file():
+        plan = json.loads((folder / PLAN).read_text())
     files = [folder / _name(start) for start in range(0, plan["count"], plan["piece"])]
-    gone = [file.name for file in files if not file.is_file()]
-    if gone or not files:
+    missing = [file for file in files if not file.is_file()]
+    if missing or not files:
         raise PathNotFoundError(
-            f"{folder} does not hold what a model says of all samples",
-            found=f"{len(files) - len(gone)} of {len(files)} pieces",
+            f"{folder} does not hold the predictions for all samples",
+            found=f"{len(files) - len(missing)} of {len(files)} pieces",
             fix="call predict_to again: it continues where it was interrupted",
         )
     pieces = []
     for file in files:
         with numpy.load(file) as piece:
             pieces.append(dict(piece))
-    whole = {name: torch.from_numpy(numpy.concatenate([piece[name] for piece in pieces])) for name in pieces[0]}
-    return whole[""] if whole.keys() == {""} else whole
+    whole = {}
+    for name in pieces[0]:
+        whole[name] = torch.from_numpy(numpy.concatenate([piece[name] for piece in pieces]))
+    is_single = whole.keys() == {""}
+    return whole[""] if is_single else whole
 
 
 def _begin(folder: Path, plan: dict) -> None:
-    """Make the folder one of this plan; the pieces of another one are removed."""
+    """Make the folder one of this plan; remove the pieces of another plan."""
     folder.mkdir(parents=True, exist_ok=True)
     kept = folder / PLAN
-    with contextlib.suppress(FileNotFoundError, ValueError):  # there is none, or it was cut off
+    with contextlib.suppress(FileNotFoundError, ValueError):  # no plan, or an incomplete one
         if json.loads(kept.read_text()) == plan:
             return
     kept.unlink(missing_ok=True)
-    for piece in folder.glob("[0-9]*.npz"):
+    for piece in folder.glob(_PIECES):
         piece.unlink()
     with write_whole(kept) as file:
         file.write(json.dumps(plan).encode())
 
 
-def _take(backup_dir: Path, folder: Path, plan: dict, say: Callable[[str], object]) -> Path | None:
-    """Bring pieces of this plan from the backup, and to it those it lacks; return it, or None where it fails."""
+def _restore(
+    backup: Path, folder: Path, *, plan: dict, say: Callable[[str], object]
+) -> Path | None:
+    """Copy pieces of this plan from the backup, and to it; return it, or None if that fails."""
     try:
-        _begin(backup_dir, plan)
+        _begin(backup, plan)
     except OSError as error:
-        say(f"the backup {backup_dir} cannot be used, and the run goes on without: {error}")
+        say(f"the backup {backup} cannot be used, and the run goes on without it: {error}")
         return None
-    return _bring(backup_dir, folder, say) and _bring(folder, backup_dir, say)
+    return _copy_missing(backup, folder, say=say) and _copy_missing(folder, backup, say=say)
 
 
-def _bring(source: Path, to: Path, say: Callable[[str], object]) -> Path | None:
-    """Copy the pieces that are missing or cut off; return where to, or None where that failed, and was said."""
+def _copy_missing(source: Path, to: Path, *, say: Callable[[str], object]) -> Path | None:
+    """Copy pieces that are missing or incomplete; return the target, or None if that fails."""
     try:
-        for piece in sorted(source.glob("[0-9]*.npz")):
-            there = to / piece.name
-            if (there.is_file() and zipfile.is_zipfile(there)) or not zipfile.is_zipfile(piece):
+        for piece in sorted(source.glob(_PIECES)):
+            copy = to / piece.name
+            is_there = copy.is_file() and zipfile.is_zipfile(copy)
+            if is_there or not zipfile.is_zipfile(piece):
                 continue
-            with open(piece, "rb") as read, write_whole(there) as written:
+            with open(piece, "rb") as read, write_whole(copy) as written:
                 shutil.copyfileobj(read, written)
     except OSError as error:
-        say(f"what the model says was not copied to {to}, and the run goes on without: {error}")
+        say(f"the predictions were not copied to {to}, and the run goes on without: {error}")
         return None
     return to
 
@@ -147,15 +189,24 @@ def _write(file: Path, outputs) -> None:
 
 
 def _halved(name: str, value):
-    """Return floating numbers as float16, others as they are; ValueError where finite ones became infinite."""
+    """Return floating-point numbers as float16, others unchanged.
+
+    Raises:
+        ValueError: a finite number would become infinite.
+    """
     if not value.is_floating_point():
         return value
     half = value.half()
-    if (lost := value[half.isinf() & value.isfinite()]).numel():
+    lost = value[half.isinf() & value.isfinite()]
+    if lost.numel():
+        output = f"the model's output {name!r}" if name else "the model's output"
         raise InvalidValueError(
-            f"float16, as which outputs are kept, ends at 65504: what the model says{f' as {name!r}' * bool(name)} "
+            f"float16, as which outputs are kept, ends at 65504: {output} "
             f"goes up to {lost.abs().max().item():.6g}",
-            fix="let the model return numbers near 1, such as logits; or predict(...), which keeps float32",
+            fix=(
+                "let the model return numbers near 1, such as logits; or predict(...), which "
+                "keeps float32"
+            ),
         )
     return half
 
@@ -165,7 +216,7 @@ def _name(start: int) -> str:
 
 
 def _digest(state: dict) -> str:
-    """Return what tells these weights from others."""
+    """Return a checksum of weights and their names."""
     digest = hashlib.sha256()
     for name, value in state.items():
         digest.update(name.encode())
