@@ -64,7 +64,7 @@ def cached_images(
         packed: the result of `pack`.
         size: height and width in pixels.
         folder: a new or empty folder, or one in which the same cache was begun or finished. None
-            for `<pack>-cache-<size>` beside the pack or, if nothing can be written there (Kaggle's
+            for `<pack>-cache-<size>` next to the pack or, if nothing can be written there (Kaggle's
             /kaggle/input), in the system's temporary folder. 4 GiB of its disk stay free.
         workers: processes that decode; None for one per CPU.
         progress: as for `pack`.
@@ -255,7 +255,7 @@ def _open(target: CacheFolder) -> CachedImages:
 def _places(packed: PackedImages, size: int) -> list[Path]:
     """Return the default folders of a cache, best first.
 
-    The first is beside the pack, not inside, because packs are copied and attached without their
+    The first is next to the pack, not inside, because packs are copied and attached without their
     caches. The temporary folder is for a pack whose folder cannot be written to: /kaggle/working
     has only 20 GB, which are saved with the notebook. Packs in different places may have the same
     name, so the name there has a part of the digest.

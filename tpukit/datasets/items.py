@@ -365,7 +365,7 @@ def class_names(source, label: str | None, *, has_others: bool = False) -> list[
     Args:
         source: the dataset; torch's Subset and ConcatDataset have the classes of their parts.
         label: the key of the label if items are dicts; else None.
-        has_others: True if the caller has names of its own: then contradictory names are ignored.
+        has_others: True if the caller has other names: then contradictory names are ignored.
 
     Raises:
         ValueError: the dataset, or two datasets that are joined, contradict each other.
