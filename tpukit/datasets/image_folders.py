@@ -118,7 +118,7 @@ def find_images(
                 fix="save them as PNG or JPEG; or move the folder away",
             )
         names += inside
-        numbers += [number] * len(inside)
+        numbers += [number for _ in inside]
         left_out += others
     if not names:
         raise InvalidValueError(
