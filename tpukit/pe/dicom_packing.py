@@ -119,7 +119,10 @@ def pack_dicom(
         fix = "labels=tpukit.pe.read_labels(path), or some of its rows"
         check_columns(labels, ("SOPInstanceUID", *LABELS), "the labels have", fix=fix)
     indexed = _indexed(labels, folder)
-    names = sorted(indexed) if indexed is not None else _files_outside(folder, to)
+    if indexed is not None:
+        names = sorted(indexed)
+    else:
+        names = _files_outside(folder, to)
     settings = {"pixels": sizes[0], "window": _window(window), "form": form}
     if form == "jpeg":
         settings["quality"] = whole_number("quality", quality, 1)
@@ -325,10 +328,13 @@ class _Slices:
         headers = headers[order]
         numbers = rows_in_table[order]
         studies, groups = numpy.unique(headers["study"], return_inverse=True)
-        rows = numpy.zeros(len(headers), row_type(0 if self.labels is None else len(LABELS)))
+        number_of_labels = 0
+        if self.labels is not None:
+            number_of_labels = len(LABELS)
+        rows = numpy.zeros(len(headers), row_type(number_of_labels))
         rows["row"] = numbers
         rows["group"] = groups
-        if self.labels is not None:
+        if number_of_labels:
             rows["labels"] = self.labels[list(LABELS)].to_numpy("float32")[numbers]
         is_last = numpy.append(headers["series"][1:] != headers["series"][:-1], True)
         self._write_neighbours(numbers, is_last, work)
@@ -405,7 +411,9 @@ def _report_others(folder, names, others, *, share: float, slices: int) -> None:
         )
     lost = len(others) / len(names)
     if lost > share:
-        enough = '"skip"' if lost <= share_of("skip") else math.ceil(100 * lost) / 100
+        enough = math.ceil(100 * lost) / 100
+        if lost <= share_of("skip"):
+            enough = '"skip"'
         raise SystemFailureError(
             f"{len(others):,} of {len(names):,} files in {folder} are no CT slices",
             found=found,
