@@ -73,9 +73,7 @@ def main() -> None:
     describe()
     cases = [
         Case("MLP, XLA:CPU", mlp, size=32, batch=128, steps=12, rounds=40, backend="xla:cpu"),
-        Case(
-            "convnet, XLA:CPU", convnet, size=32, batch=128, steps=12, rounds=40, backend="xla:cpu"
-        ),
+        Case("convnet, XLA:CPU", convnet, size=32, batch=128, steps=12, rounds=40, backend="xla:cpu"),
         Case("MLP, CPU", mlp, size=32, batch=128, steps=12, rounds=40),
         Case("convnet, CPU", convnet, size=32, batch=128, steps=12, rounds=40),
         Case("ResNet-18, CPU", resnet18, size=64, batch=8, steps=4, rounds=20),
@@ -188,9 +186,7 @@ def convnet():
     for before, width in itertools.pairwise(widths):
         convolution = nn.Conv2d(before, width, 3, stride=2, padding=1)
         layers += [convolution, nn.BatchNorm2d(width), nn.ReLU()]
-    return nn.Sequential(
-        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], LABELS)
-    )
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], LABELS))
 
 
 def resnet18():

@@ -387,7 +387,7 @@ def test_the_fixes_work_for_a_folder_that_may_not_be_read():
         return look(path)
 
     with mock.patch.object(os, "scandir", scandir):
-        with fixes("image_folders: {}") as fix:
+        with fixes("image_folders: {} cannot be read, so its images would be missing") as fix:
             quietly("in")
         os.system(fix.text.partition(",")[0])
         quietly("in")

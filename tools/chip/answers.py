@@ -252,9 +252,7 @@ def _expect_draws(results: list[dict]) -> None:
         for one in results:
             parts = [draws[part] for draws in one["draws"]]
             drawn += [tuple(numbers.tolist()) for numbers in parts if len(numbers)]
-        few = (
-            f"random numbers were drawn {len(drawn)} times {place}, {len({*drawn})} of them differ"
-        )
+        few = f"random numbers were drawn {len(drawn)} times {place}, {len({*drawn})} of them differ"
         expect(len({*drawn}) == len(drawn), few)
 
 

@@ -1,4 +1,4 @@
-"""Images on disk: packed records, the decoded cache, TFRecord files."""
+"""Store images on disk: packs, the cache of decoded images, TFRecord files."""
 
 from tpukit.datasets import locks
 from tpukit.datasets.array_records import row_type
@@ -17,8 +17,8 @@ from tpukit.datasets.source_files import Names, look_at
 from tpukit.datasets.tfrecords import read_tfrecords
 
 __all__ = [
-    "CachedImages", "DiskFullError", "NOT_DAMAGE", "Names", "PackOptions", "PackSource", "PackedImages", "ResumableFolder",
-    "cached_images", "check_arguments", "decode", "fact", "how_many", "locks", "look_at", "npy", "pack",
-    "pack_described", "read_tfrecords", "row_type", "run_in_processes", "share_of", "spread", "whole_number",
-    "write_file",
+    "CachedImages", "DiskFullError", "NOT_DAMAGE", "Names", "PackOptions", "PackSource",
+    "PackedImages", "ResumableFolder", "cached_images", "check_arguments", "decode", "fact",
+    "how_many", "locks", "look_at", "npy", "pack", "pack_described", "read_tfrecords",
+    "row_type", "run_in_processes", "share_of", "spread", "whole_number", "write_file",
 ]  # fmt: skip

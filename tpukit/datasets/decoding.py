@@ -69,7 +69,10 @@ def _finish_with_pillow(data: bytes, pixels, size: int | None, window):
     import numpy
     from PIL import Image
 
-    image = _decode_any(data, window) if pixels is None else Image.fromarray(pixels)
+    if pixels is None:
+        image = _decode_any(data, window)
+    else:  # simplejpeg has shrunk it to the next eighth above `size`
+        image = Image.fromarray(pixels)
     if size is not None and image.size != (size, size):
         image = image.resize((size, size), Image.Resampling.BILINEAR)
     return numpy.array(image)

@@ -130,7 +130,9 @@ class Room:
 
     def _too_small(self, target: PackFolder, needed: int, free: int) -> DiskFullError:
         count = self._described.count
-        images = f"{count:,} images" if count else "these images"
+        images = "these images"
+        if count:
+            images = f"{count:,} images"
         settings = []
         for key, value in target.plan.items():
             if not isinstance(value, dict):
@@ -173,10 +175,16 @@ class Room:
                 return 0
         key = repr(plan)
         if key not in self._mean_sizes:
-            sizes = described.weight.sample(plan) if described.weight else self._sizes()
+            # A sample of slices takes seconds, so it is kept for `check` and the message.
+            if described.weight:
+                sizes = described.weight.sample(plan)
+            else:
+                sizes = self._sizes()
             self._mean_sizes[key] = _mean(sizes)
         mean = self._mean_sizes[key]
-        return None if mean is None else int(count * mean)
+        if mean is None:
+            return None
+        return int(count * mean)
 
     def _bytes_per_pixel(self) -> int:
         """Return the bytes of a pixel with its mask; twice that for a stream, which is stored."""
@@ -188,7 +196,9 @@ class Room:
         """Return the sizes of some images that are stored unchanged."""
         described = self._described
         if described.items is not None:
-            return [] if described.is_stream else described.items.sizes
+            if described.is_stream:
+                return []
+            return described.items.sizes
         rows = spread(len(described.names), _SAMPLED)
         files = [described.names[row] for row in rows]
         masks = []

@@ -64,7 +64,7 @@ def cached_images(
         packed: the result of `pack`.
         size: height and width in pixels.
         folder: a new or empty folder, or one in which the same cache was begun or finished. None
-            for `<pack>-cache-<size>` beside the pack or, if nothing can be written there (Kaggle's
+            for `<pack>-cache-<size>` next to the pack or, if nothing can be written there (Kaggle's
             /kaggle/input), in the system's temporary folder. 4 GiB of its disk stay free.
         workers: processes that decode; None for one per CPU.
         progress: as for `pack`.
@@ -230,16 +230,16 @@ def _no_pack(packed) -> InvalidValueError:
 def _open(target: CacheFolder) -> CachedImages:
     """Open a finished cache; ValueError if it is a cache of other images."""
     cache = CachedImages(target.folder)
-    another = target.differences(cache.plan)
+    another = target.differences(cache.plan, kind=InvalidValueError)
     if another:
-        raise InvalidValueError(another.fact, found=another.found, fix=another.fix)
+        raise another
     return cache
 
 
 def _places(packed: PackedImages, size: int) -> list[Path]:
     """Return the default folders of a cache, best first.
 
-    The first is beside the pack, not inside, because packs are copied and attached without their
+    The first is next to the pack, not inside, because packs are copied and attached without their
     caches. The temporary folder is for a pack whose folder cannot be written to: /kaggle/working
     has only 20 GB, which are saved with the notebook. Packs in different places may have the same
     name, so the name there has a part of the digest.

@@ -113,7 +113,7 @@ def find_images(folder, classes: Sequence[str] | None = None, *, without: Path |
                 fix="save them as PNG or JPEG; or move the folder away",
             )
         names += inside
-        numbers += [number] * len(inside)
+        numbers += [number for _ in inside]
         left_out += others
     if not names:
         raise InvalidValueError(

@@ -80,7 +80,9 @@ class Items:
         can_be_read = self.by_number or isinstance(source, Iterable)
         if isinstance(source, Mapping) or not can_be_read:
             raise _unreadable(source)
-        self._iterator = None if self.by_number else iter(source)
+        self._iterator = None
+        if not self.by_number:
+            self._iterator = iter(source)
         self._ahead = None  # the first item of a stream, which was read to learn its kind
         number, item = self._first_readable()
         self.labels = len(self.check(item, number)[1])
@@ -214,7 +216,9 @@ class Items:
 
         A stream ends with its first failure, because an iterator cannot go on after an error.
         """
-        return self._read_by_number() if self.by_number else self._read_stream()
+        if self.by_number:
+            return self._read_by_number()
+        return self._read_stream()
 
     def _read_by_number(self) -> Iterator[tuple]:
         for number in range(self.length):
@@ -312,8 +316,9 @@ def _all_labels(source) -> bytes:
         return array.tobytes()
     # The bytes of an array of objects are their addresses in memory, so their text is compared.
     words = repr(labels)
-    has_addresses = " at 0x" in words
-    return b"" if has_addresses else words.encode()
+    if " at 0x" in words:  # the default text of an object, which holds its address as well
+        return b""
+    return words.encode()
 
 
 def _kept_labels(source):
@@ -357,7 +362,7 @@ def class_names(source, label: str | None, *, has_others: bool = False) -> list[
     Args:
         source: the dataset; torch's Subset and ConcatDataset have the classes of their parts.
         label: the key of the label if items are dicts; else None.
-        has_others: True if the caller has names of its own: then contradictory names are ignored.
+        has_others: True if the caller has other names: then contradictory names are ignored.
 
     Raises:
         ValueError: the dataset, or two datasets that are joined, contradict each other.
@@ -501,7 +506,9 @@ class ReceivedItems:
 
 
 def _has_mask(image) -> bool:
-    return is_masked(image) if isinstance(image, bytes) else image.shape[2] == 4
+    if isinstance(image, bytes):
+        return is_masked(image)
+    return image.shape[2] == 4
 
 
 def _kind(data) -> str | list[int]:

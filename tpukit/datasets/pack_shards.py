@@ -5,7 +5,7 @@
     images 16384 to ...    packed/00002-of-00003.array_record    process 0
 
 A process packs every shard whose number is its rank plus a multiple of the number of processes.
-Beside each shard it writes a note into the folder `unfinished`: the damaged images, and facts on
+For each shard it writes a note into the folder `unfinished`: the damaged images, and facts on
 the others for the manifest. A shard gets its name last, so a shard with a name has its note.
 """
 

@@ -1,4 +1,13 @@
-"""What `pack` can read: a folder of images, a table of paths, or anything that yields images and labels."""
+"""Describe the images that `pack` is given: a folder, a table of paths, or items with labels.
+
+    "photos"                  a folder with one sub-folder per class
+    "train.csv", DataFrame    a table with a column of paths
+    dataset, generator        items (image, labels)
+
+`describe_source` returns a `PackSource`: the files or items, their labels, classes and groups, and
+`facts`, by which a later call recognises the same source. Of a folder and a table it reads only
+names; of items as many as are needed to recognise them.
+"""
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,30 +24,35 @@ from tpukit.datasets.pack_tables import is_table_file, load_table, read_columns,
 from tpukit.datasets.resumable import fact
 from tpukit.essentials.display import InvalidValueError
 
+_FEW = 12  # names that a message lists in full
+
 
 @dataclass(frozen=True)
 class PackSource:
-    """What is to be packed, in its own order.
+    """The images to pack, in their own order.
 
     Attributes:
-        facts: what tells this source from others, for the plan of a pack: names, labels, groups; of items, contents.
-        label_names: one for each label.
-        classes: what the numbers of a single label stand for: sub-folders, words, the classes of a dataset; or empty.
-        group_names: what the numbers in the rows stand for.
+        facts: tells this source from others, for the plan of a pack: names, labels, groups; for
+            items also contents.
+        label_names: one per label.
+        classes: the names of the numbers of a single label; or [].
+        group_names: the names of the group numbers in the rows.
         rows: (N,) of `row_type`; None for items, whose labels are not known yet.
-        root: the folder the names are in, "" for the current one.
-        names: one file for each row; none for items.
-        mask_names: one file for each row; none where images have no masks.
-        items: of a source that has no files.
-        groups: (N,) int32 of items; None where every image is a group of its own.
-        look: called with the folder's `work`, once the folder is ours; returns the source with what took long to find.
+        root: the folder of the files; "" for the current folder.
+        names: one file per row; () for items.
+        mask_names: one file per row; () without masks.
+        items: the items of a source that has no files.
+        groups: (N,) int32 for items; None if each image is its own group.
+        look: called with the folder `work` when the pack is begun; returns the source with
+            everything that takes long to find.
         shuffled: False keeps the order of `rows`.
-        reader: "package.module:class" of what reads the images in the processes, made of `work`, root and plan, to be
-            used as `Files` is; "" for `Files`. Whether its files are those that were packed, only names and sizes tell.
-        settings: what else decides what is written; becomes part of the plan.
-        left_out: how many files of a folder are no images that are read here, by their ending.
-        weight: of images that are not stored as their files are: what they take, asked before anything is written; has
-            `count`, `at_most`, `sample` and `smaller` as `tpukit.pe.dicom_slices.SliceWeight` has.
+        reader: "package.module:class" of the reader of images in the processes. It is called with
+            the folder `work`, the root and the plan, and used as `Files` is; "" for `Files`. Its
+            files are compared by names and sizes only.
+        settings: other entries of the plan that decide the contents.
+        left_out: the number of files of a folder that are no images, by their ending.
+        weight: estimates the bytes of images that are not stored as their files; has `count`,
+            `at_most`, `sample` and `smaller` as `tpukit.pe.dicom_slices.SliceWeight` has.
     """
 
     facts: dict
@@ -60,10 +74,12 @@ class PackSource:
 
     @property
     def count(self) -> int | None:
-        """How many images there are, at most; None where nobody knows."""
+        """The largest possible number of images; None if it is not known."""
         if self.rows is not None:
             return len(self.rows)
-        return self.items.length if self.items is not None else self.weight and self.weight.count
+        if self.items is not None:
+            return self.items.length
+        return self.weight and self.weight.count
 
     @property
     def is_stream(self) -> bool:
@@ -72,32 +88,44 @@ class PackSource:
 
     @property
     def has_masks(self) -> bool:
-        """Tell whether each image has a mask."""
-        return bool(self.mask_names) or (self.items is not None and self.items.has_masks)
+        """True if each image has a mask."""
+        if self.items is not None:
+            return self.items.has_masks
+        return bool(self.mask_names)
 
 
 def describe_source(
-    source, labels=None, groups=None, classes=None, columns: Columns | None = None, *, without: Path | None = None
+    source,
+    labels=None,
+    groups=None,
+    classes=None,
+    columns: Columns | None = None,
+    *,
+    without: Path | None = None,
 ) -> PackSource:
-    """Describe what is to be packed; of a table and a folder only names are read, of items as much as tells them apart.
+    """Return the description of the images to pack.
 
-    Raises as `pack`, and PermissionError where a folder cannot be read.
+    Args:
+        source, labels, groups, classes: as for `pack`.
+        columns: the other arguments of `pack` about columns and keys.
+        without: a folder inside of a source folder to leave out, because it is the pack.
+
+    Raises:
+        ValueError, OSError: as for `pack`; PermissionError if a folder cannot be read.
     """
     columns = columns or Columns()
     classes = None if classes is None else _in_their_order(classes)
     window = check_window(columns.window)
     columns = replace(columns, window=window)
-    if hasattr(labels, "iloc"):
+    _refuse_values(labels)
+    is_hugging_face = hasattr(source, "features")
+    if hasattr(source, "to_pandas") and not is_hugging_face:  # a table of Arrow or polars
         raise InvalidValueError(
-            f"labels= is names of columns, or of what items hold, got a {type(labels).__name__}",
-            found=f"{len(labels):,} values",
-            fix=f"labels={str(labels.name)!r}" if hasattr(labels, "name") else f"labels={[*map(str, labels)]}",
+            f"pack reads tables of pandas, got a {type(source).__name__}",
+            fix="pack(table.to_pandas(), ...)",
         )
-    if hasattr(source, "to_pandas") and not hasattr(source, "features"):  # of Arrow, polars; not of Hugging Face
-        raise InvalidValueError(
-            f"pack reads tables of pandas, got a {type(source).__name__}", fix="pack(table.to_pandas(), ...)"
-        )
-    if is_table_file(source) or (hasattr(source, "columns") and hasattr(source, "iloc")):
+    is_data_frame = hasattr(source, "columns") and hasattr(source, "iloc")
+    if is_data_frame or is_table_file(source):
         _refuse(columns, "a table", "image")
         described = _describe_table(source, _names(labels), groups, classes, columns)
     elif isinstance(source, str | os.PathLike):
@@ -112,36 +140,72 @@ def describe_source(
     else:
         _refuse(columns, "items", "path", "root")
         described = _describe_items(source, labels, groups, classes, columns)
-    return replace(described, settings={"window": list(window)}) if window is not None else described
+    if window is None:
+        return described
+    return replace(described, settings={"window": list(window)})
+
+
+def _refuse_values(labels) -> None:
+    """Raise ValueError if labels= is a Series or DataFrame instead of names."""
+    if not hasattr(labels, "iloc"):
+        return
+    fix = f"labels={[*map(str, labels)]}"  # the columns of a DataFrame
+    if hasattr(labels, "name"):
+        fix = f"labels={str(labels.name)!r}"
+    raise InvalidValueError(
+        f"labels= is names of columns, or of what items hold, got a {type(labels).__name__}",
+        found=f"{len(labels):,} values",
+        fix=fix,
+    )
 
 
 def _in_their_order(classes) -> list[str]:
-    """Return classes= as a list of names; of a dict, as `class_to_idx` or `id2label` are, in the order of numbers."""
+    """Return classes= as a list of names, in the order of their numbers.
+
+    A dict may be {"cat": 0, "dog": 1}, as `class_to_idx`, or {0: "cat", 1: "dog"}, as `id2label`.
+    """
     if isinstance(classes, Mapping):
-        places = set(range(len(classes)))
-        names = classes if places == set(classes) else {number: name for name, number in classes.items()}
-        classes = [names[place] for place in sorted(places)] if places == set(names) else set(classes)
+        classes = _names_by_number(classes)
     if isinstance(classes, str | set | frozenset) or not isinstance(classes, Iterable):
-        fix = f"classes=range({classes})" if isinstance(classes, int) else f"classes=[{classes!r}, ...]"
-        if isinstance(classes, set | frozenset):
+        fix = f"classes=[{classes!r}, ...]"
+        if isinstance(classes, int):
+            fix = f"classes=range({classes})"
+        elif isinstance(classes, set | frozenset):
             fix = f"a list, in which they have an order: classes={sorted(map(str, classes))}"
         raise InvalidValueError(f"classes= is the names of all classes, in their order, got {classes!r}", fix=fix)
     return [str(name) for name in classes]
 
 
-def _refuse(columns: Columns, what: str, *names: str) -> None:
-    """Raise for an argument that another kind of source has."""
+def _names_by_number(classes: Mapping) -> list | set:
+    """Return the names in the order of their numbers; a set if the numbers are not 0, 1, 2, ..."""
+    numbers = range(len(classes))
+    names = classes
+    if set(classes) != set(numbers):
+        names = {number: name for name, number in classes.items()}
+    if set(names) != set(numbers):
+        return set(classes)
+    return [names[number] for number in numbers]
+
+
+def _refuse(columns: Columns, kind: str, *names: str) -> None:
+    """Raise ValueError for an argument that belongs to another kind of source."""
+    kinds = {"image": "items that are dicts", "masks": "a table or items"}
     for name in names:
         if getattr(columns, name) is not None:
-            kind = {"image": "items that are dicts", "masks": "a table or items"}.get(name, "a table")
-            raise InvalidValueError(f"{name}= is an argument for {kind}, and this is {what}", fix=f"leave {name}= out")
+            belongs_to = kinds.get(name, "a table")
+            raise InvalidValueError(
+                f"{name}= is an argument for {belongs_to}, and this is {kind}",
+                fix=f"leave {name}= out",
+            )
 
 
 def _describe_table(source, labels: list, groups, classes, columns: Columns) -> PackSource:
     path = "path" if columns.path is None else columns.path
     words = [name for name in (path, groups, columns.masks) if isinstance(name, str)]
     table = load_table(source, words=words)
-    root = os.path.dirname(source) if is_table_file(source) and columns.root is None else columns.root or ""
+    root = columns.root or ""
+    if columns.root is None and is_table_file(source):
+        root = os.path.dirname(source)
     found = read_columns(table, path=path, labels=labels, groups=groups, masks=columns.masks, classes=classes)
     return _of_files(os.fspath(root), found)
 
@@ -149,18 +213,28 @@ def _describe_table(source, labels: list, groups, classes, columns: Columns) -> 
 def _of_files(root: str, found: FoundFiles) -> PackSource:
     import numpy
 
-    names, label_names, classes, group_names = found.names, found.label_names, found.classes, found.group_names
-    labels = numpy.asarray(found.labels, numpy.float32).reshape(len(names), len(label_names))
-    rows, masks = make_rows(labels, found.groups), tuple(found.mask_names)
+    names = found.names
+    labels = numpy.asarray(found.labels, numpy.float32)
+    rows = make_rows(labels.reshape(len(names), len(found.label_names)), found.groups)
+    groups = rows["group"] if found.group_names else None
     facts = {
         "files": fact(f"{len(names):,} files, {names[0]} to {names[-1]}", _joined(names)),
-        "labels": _names_fact(classes or label_names, "classes" if classes else "labels", rows["labels"]),
-        "groups": _names_fact(group_names, "groups", rows["group"] if group_names else None),
+        "labels": _labels_fact(found.classes, found.label_names, rows["labels"]),
+        "groups": _names_fact(found.group_names, "groups", groups),
     }
-    if masks:
-        facts["masks"] = fact("masks", _joined(masks))
-    left_out = dict(found.left_out)
-    return PackSource(facts, label_names, classes, group_names, rows, root, tuple(names), masks, left_out=left_out)
+    if found.mask_names:
+        facts["masks"] = fact("masks", _joined(found.mask_names))
+    return PackSource(
+        facts=facts,
+        label_names=found.label_names,
+        classes=found.classes,
+        group_names=found.group_names,
+        rows=rows,
+        root=root,
+        names=tuple(names),
+        mask_names=tuple(found.mask_names),
+        left_out=dict(found.left_out),
+    )
 
 
 def _joined(names: Iterable[str]) -> bytes:
@@ -170,25 +244,23 @@ def _joined(names: Iterable[str]) -> bytes:
 def _describe_items(source, labels, groups, classes, columns: Columns) -> PackSource:
     asked = None if labels is None else _names(labels)
     items = Items(source, replace(columns, labels=asked), classes)
-    names = [str(name) for name in asked or []]
-    if items.columns is not None:  # of dicts, what labels= names are keys, each of one number or several
-        names = [str(name) for name in items.columns] if len(items.columns) == items.labels else []
-    if not names:
-        names = ["label"] if items.labels == 1 else [f"label_{number}" for number in range(items.labels)]
-    if len(names) != items.labels:
-        raise InvalidValueError(
-            f"the items have {items.labels} labels, and labels= names {len(names)}: {', '.join(names)}",
-            fix=f"a name for each of the {items.labels}, or none",
-        )
+    names = _label_names(items, asked)
     if isinstance(groups, str):
         raise InvalidValueError(
-            f"groups= of items is one value for each item, got {groups!r}", fix="groups=list of the values"
+            f"groups= of items is one value for each item, got {groups!r}",
+            fix="groups=list of the values",
         )
-    numbers, group_names = number_groups(groups) if groups is not None else (None, [])
+    numbers = None
+    group_names = []
+    if groups is not None:
+        numbers, group_names = number_groups(groups)
+    count = "items"
+    if items.length is not None:
+        count = f"{items.length:,} items"
     facts = {
-        "items": fact("items" if items.length is None else f"{items.length:,} items", str(items.length).encode()),
+        "items": fact(count, str(items.length).encode()),
         "contents": fact("contents", items.digest()),
-        "labels": _names_fact(items.classes or names, "classes" if items.classes else "labels", None),
+        "labels": _labels_fact(items.classes, names, None),
         "groups": _names_fact(group_names, "groups", numbers),
     }
     if hasattr(source, "facts"):
@@ -196,8 +268,33 @@ def _describe_items(source, labels, groups, classes, columns: Columns) -> PackSo
     return PackSource(facts, names, items.classes, group_names, items=items, groups=numbers)
 
 
+def _label_names(items: Items, asked: list | None) -> list[str]:
+    """Return the names of the labels of items; ValueError if labels= names another number."""
+    names = [str(name) for name in asked or []]
+    if items.columns is not None:
+        # The keys of dicts are names only if each holds a single number.
+        names = [str(name) for name in items.columns]
+        if len(names) != items.labels:
+            names = []
+    if not names and items.labels == 1:
+        names = ["label"]
+    if not names:
+        names = [f"label_{number}" for number in range(items.labels)]
+    if len(names) != items.labels:
+        raise InvalidValueError(
+            f"the items have {items.labels} labels, and labels= names {len(names)}: {', '.join(names)}",
+            fix=f"a name for each of the {items.labels}, or none",
+        )
+    return names
+
+
 def make_rows(labels, groups):
-    """Return the rows of an index in the order of the source; without groups every image is a group of its own."""
+    """Return the rows of an index in the order of the source.
+
+    Args:
+        labels: (N, L) float32.
+        groups: (N,) int32; None makes each image its own group.
+    """
     import numpy
 
     if groups is not None and len(groups) != len(labels):
@@ -213,13 +310,29 @@ def make_rows(labels, groups):
 
 
 def _names(labels) -> list:
-    """Return labels= as a list of names: one alone may be a number, too, and pandas has columns in an Index."""
+    """Return labels= as a list of names; it may be one name, or an Index of pandas."""
     if labels is None:
         return []
-    return [labels] if isinstance(labels, str) or not isinstance(labels, Iterable) else list(labels)
+    if isinstance(labels, str) or not isinstance(labels, Iterable):
+        return [labels]
+    return list(labels)
 
 
-def _names_fact(names: Sequence[str], what: str, values) -> dict:
-    few = ", ".join(names) if len(names) <= 12 else f"{len(names):,}, {names[0]} to {names[-1]}"
-    data = repr(list(names)).encode(errors="surrogateescape") + (b"" if values is None else values.tobytes())
-    return fact(f"{what} {few}" if names else f"no {what}", data)
+def _labels_fact(classes: Sequence[str], names: Sequence[str], values) -> dict:
+    if classes:
+        return _names_fact(classes, "classes", values)
+    return _names_fact(names, "labels", values)
+
+
+def _names_fact(names: Sequence[str], kind: str, values) -> dict:
+    """Return the fact about names and the values that they stand for, None without values."""
+    words = f"no {kind}"
+    if names:
+        few = ", ".join(names)
+        if len(names) > _FEW:
+            few = f"{len(names):,}, {names[0]} to {names[-1]}"
+        words = f"{kind} {few}"
+    data = repr(list(names)).encode(errors="surrogateescape")
+    if values is not None:
+        data += values.tobytes()
+    return fact(words, data)

@@ -96,9 +96,9 @@ def pack(
 ):
     """Pack images and labels into a few large files that are read at random and checked.
 
-    The order is random and fixed by the seed: neighbours in a file are not neighbours in the
-    source. Every image is decoded once, so that a damaged image is found now. An image is damaged
-    if its decoder warns, or if it has more than 89,478,485 pixels.
+    The order is random and fixed by the seed, so that each file holds images of all classes. Every
+    image is decoded once, so that a damaged image is found now. An image is damaged if its decoder
+    warns, or if it has more than 89,478,485 pixels.
 
     Images are turned as their EXIF says. Transparent pixels become white, grey images get three
     equal channels, and only the first of several pages or frames is packed.
@@ -130,8 +130,8 @@ def pack(
         labels: for a table, the names of the columns that are labels. For items that are dicts,
             their keys; None for the first of label, labels, fine_label, target, targets. [] for no
             labels. Stored as float32. A single column of words is stored as classes.
-        groups: for a table, the column that tells which images belong together, such as a patient.
-            For items, one value per item. `PackedImages.split` puts no group on both sides.
+        groups: for a table, the column with the group of each image, such as its patient. For
+            items, one value per item. `PackedImages.split` puts no group on both sides.
         classes: the names of the numbers of a single label, in their order, such as
             `train.classes`. None for a folder's sub-folders or a column's words, sorted, or the
             names that a dataset has (`dataset.classes`, `features["label"].names`). With classes,
@@ -142,7 +142,7 @@ def pack(
         masks: the column of a table, or the key in dicts, of each image's mask: a file or image of
             one channel and the same height and width. Its values, or with a palette its indices,
             are the class of each pixel, 0 to 255. In batches masks are the targets, (N, H, W)
-            int64; beside labels, {"labels": ..., "masks": ...}.
+            int64; with labels, {"labels": ..., "masks": ...}.
         size: None keeps the files unchanged. A number stores pixels of that height and width,
             resized as by `decode(..., exact=True)`: larger (49,152 bytes at 128 pixels), and many
             times as fast to read.
@@ -380,7 +380,7 @@ def _compare_files(described: PackSource, target: PackFolder, *, noted: Path, pa
         record = packed.read(numpy.flatnonzero(packed.rows["row"] == row))[0]
         return prepare(files, row, size, window)[0] == record[head:]
 
-    # A reader of its own does not store the files as they are, so they cannot be compared.
+    # A special reader does not store the files as they are, so they cannot be compared.
     compare = None if described.reader else is_packed
     found = find_changed(before[is_written], now[is_written], files, compare)
     if found:

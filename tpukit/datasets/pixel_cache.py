@@ -123,7 +123,7 @@ class CachedImages(StoredImages):
         indices = self._indices(indices)
         if out is not None:
             self._check_out(out, len(indices))
-        # With mode="raise" numpy fills an array of its own first and copies it: a third of the
+        # With mode="raise" numpy fills a temporary array first and copies it: a third of the
         # speed. The indices are checked above.
         return numpy.take(self.images, indices, axis=0, out=out, mode="clip")
 
@@ -220,8 +220,8 @@ def map_file(file: Path) -> mmap.mmap:
 
 def ask_for(mapping: mmap.mmap, start: int, size: int) -> None:
     """Ask the system to read a part of a mapped file into memory, without waiting for it."""
-    # Not os.posix_fadvise: it releases the GIL, and beside a thread that keeps Python busy it waits
-    # up to 5 ms for each image to get it back: 300 images per second, against 16,000 with this.
+    # Not os.posix_fadvise: it releases the GIL, and another thread that keeps Python busy returns
+    # it after up to 5 ms, for each image: 300 images per second, against 16,000 with this.
     if hasattr(mmap, "MADV_WILLNEED"):
         page = start - start % mmap.PAGESIZE
         mapping.madvise(mmap.MADV_WILLNEED, page, start + size - page)

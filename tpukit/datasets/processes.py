@@ -177,7 +177,7 @@ def _as_report(error: Exception) -> dict:
 
 
 def _end_with_parent(report: int) -> None:
-    """End this process when the parent is gone, so that nobody can read the report."""
+    """End this process when the parent is gone, which closes the other end of `report`."""
     poll = select.poll()
     poll.register(report, 0)  # 0: errors only, which are always reported
     poll.poll()

@@ -23,6 +23,7 @@ from tpukit.essentials.display import (
     PathExistsError,
     PathNotFoundError,
     SystemFailureError,
+    TpukitError,
 )
 
 UNFINISHED = "unfinished"  # the sub-folder of files that are needed until the manifest is there
@@ -129,7 +130,7 @@ class ResumableFolder:
             fix=self.repair.format(folder=self.folder),
         )
 
-    def differences(self, plan: dict) -> PathExistsError | None:
+    def differences(self, plan: dict, *, kind: type[TpukitError] = PathExistsError) -> TpukitError | None:
         """Return the error for another plan in this folder; None if it is the same."""
         differences = []
         for key in {**self.plan, **plan}:
@@ -137,14 +138,14 @@ class ResumableFolder:
             asked = self.plan.get(key)
             if _identity(found) != _identity(asked):
                 differences.append(_difference(key, found, asked))
-        return self.another("; ".join(differences))
+        return self.another("; ".join(differences), kind=kind)
 
-    def another(self, found: str | None) -> PathExistsError | None:
-        """Return the error for other contents; None if `found` is empty."""
+    def another(self, found: str | None, *, kind: type[TpukitError] = PathExistsError) -> TpukitError | None:
+        """Return the error, of this kind, for other contents; None if `found` is empty."""
         if not found:
             return None
         state = "" if self.is_finished else ", not finished"
-        return PathExistsError(
+        return kind(
             f"{self.folder} holds another {self.kind}{state}",
             found=found,
             fix=f"name another folder, or delete this one: shutil.rmtree({str(self.folder)!r})",

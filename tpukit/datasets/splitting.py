@@ -1,26 +1,31 @@
-"""Split images into two parts with no group in both: as near to the wanted share as whole groups allow."""
+"""Split images into two parts with no group in both, as near to a share as whole groups allow."""
 
 from tpukit.essentials.display import InvalidValueError
 
 
 def split_by_group(groups, valid: float = 0.2, seed: int = 0, stratify=None):
-    """Split images into two parts with no group in both; return the images of each, int64, in order.
+    """Split images into two parts with no group in both.
 
     Args:
         groups: (N,) int, the group of each image.
-        valid: share of the images in the second part, between 0 and 1; met as nearly as whole groups allow.
-        seed: decides which groups.
-        stratify: (N,) classes, or (N, L) zeros and ones, whose shares are to be the same in both parts as nearly as
-            whole groups allow; None looks at the number of images only.
+        valid: the share of the images in the second part, between 0 and 1.
+        seed: decides the groups that are chosen.
+        stratify: (N,) classes, or (N, L) zeros and ones, whose shares should be the same in both
+            parts; None looks at the number of images only.
+
+    Returns:
+        The images of each part, int64, in order. The shares are as near as whole groups allow.
 
     Raises:
-        ValueError: valid is out of range, there is only one group, or `stratify` is of another length or of fractions.
+        ValueError: `valid` is out of range, there is only one group, or `stratify` has another
+            length or holds fractions.
     """
     import numpy
 
     if isinstance(valid, str) or not 0 < valid < 1:
         raise InvalidValueError(
-            f"valid is the share of the images to validate on, between 0 and 1, got {valid!r}", fix="valid=0.2"
+            f"valid is the share of the images to validate on, between 0 and 1, got {valid!r}",
+            fix="valid=0.2",
         )
     names, numbers = numpy.unique(groups, return_inverse=True)
     if len(names) < 2:
@@ -29,62 +34,96 @@ def split_by_group(groups, valid: float = 0.2, seed: int = 0, stratify=None):
             fix="pack(..., groups=...) with the column that says which images belong together",
         )
     order = numpy.random.default_rng(seed).permutation(len(names))
-    if len(names) == len(numbers) and numpy.ndim(stratify) == 1:  # images that are their own groups: one in so many
-        order = order[numpy.argsort(numpy.asarray(_checked(stratify, len(numbers)))[order], kind="stable")]
-        steps = numpy.floor(numpy.arange(len(order) + 1) * valid + 0.5)
-        second = numpy.zeros(len(order), bool)
-        second[order] = numpy.diff(steps) > 0
+    has_groups = len(names) < len(numbers)
+    if not has_groups and numpy.ndim(stratify) == 1:
+        second = _every_nth(_checked(stratify, len(numbers)), order, valid)
         if 0 < second.sum() < len(second):
             return numpy.flatnonzero(~second), numpy.flatnonzero(second)
-    kinds = [None] if stratify is None else [None, *_kinds(stratify, len(numbers))]
-    # (G, K): the images of each group, of each kind; the first kind is "all".
+    kinds = [None]  # all images
+    if stratify is not None:
+        kinds += _kinds(stratify, len(numbers))
     counts = numpy.stack([numpy.bincount(numbers, kind, len(names)) for kind in kinds], axis=1)
     chosen = order[_choose(counts[order], valid)]
     second = numpy.isin(numbers, chosen)
     return numpy.flatnonzero(~second), numpy.flatnonzero(second)
 
 
-def _choose(counts, share: float):
-    """Return which groups give the share of all, (G,) bool: at random, but for some that make it exact.
+def _every_nth(classes, order, share: float):
+    """Return the images of the second part, (N,) bool: every nth of each class in random order.
 
-    Kind by kind, the rarest first and the most frequent one last, which then makes up for what the others left over:
-    the first groups in their order, up to the share, so that large ones are as likely as small ones; then all choices
-    among the groups nearest to that border are tried. A group that is larger than the share is left for where there
-    are no others.
+    With a share of 0.25 they are images 2, 6, 10, ... of the images that are sorted by class.
+    """
+    import numpy
+
+    by_class = order[numpy.argsort(classes[order], kind="stable")]
+    steps = numpy.floor(numpy.arange(len(order) + 1) * share + 0.5)
+    second = numpy.zeros(len(order), bool)
+    second[by_class] = numpy.diff(steps) > 0
+    return second
+
+
+def _choose(counts, share: float):
+    """Return the groups that give the share of all images, (G,) bool, mostly at random.
+
+    Kind by kind, the rarest first. Within a kind the first groups in their random order are taken,
+    up to the share, so that large groups are as likely as small ones. Then all choices among the
+    14 groups nearest to that border are tried, and the nearest to the share is kept. The most
+    frequent kind comes last, because it can make up for the error of the others. A group that is
+    larger than the share is taken only if there are no others.
+
+    Args:
+        counts: (G, K), the images of each group in its random order, of each kind; the first kind
+            is "all".
+        share: of the images.
     """
     import numpy
 
     total = counts.sum(axis=0)
-    weight = 1 / numpy.maximum(total, 1)  # a rare kind counts as much as a frequent one
-    size = counts[:, 0].copy()  # a view of one of a thousand columns is read at a tenth of the speed
+    weight = 1 / numpy.maximum(total, 1)  # a rare kind counts as much as a frequent kind
+    size = counts[:, 0].copy()  # a column of a thousand is read at a tenth of the speed
     fits = size <= share * total[0]
-    kind = (counts[:, 1:] * weight[1:]).argmax(axis=1) if counts.shape[1] > 1 else numpy.zeros(len(counts), int)
-    kinds = sorted(numpy.unique(kind).tolist(), key=lambda one: size[kind == one].sum())
-    tried = 14 if len(kinds) <= 10 else 8  # groups of which all choices are tried: 16,384, or 256
-    if len(counts) <= tried:  # kind by kind, the last of few groups would be taken whatever it holds
-        kind[:], kinds = 0, [0]
-    chosen, missing = numpy.zeros(len(counts), bool), numpy.zeros(len(total))
-    for one in kinds:
-        mine = numpy.flatnonzero(kind == one)
-        mine = numpy.concatenate([mine[fits[mine]], mine[~fits[mine]]])
-        missing = missing + share * counts[mine].sum(axis=0)
-        border = int(numpy.searchsorted(size[mine].cumsum(), share * size[mine].sum(), side="right"))
-        first = max(0, min(border - tried // 2, len(mine) - tried))
-        near = mine[first : first + tried]
-        chosen[mine[:first]] = True
-        choices = numpy.arange(2 ** len(near))[:, None] >> numpy.arange(len(near)) & 1
-        left = missing - counts[mine[:first]].sum(axis=0) - choices @ counts[near]
-        far = (numpy.abs(left) * weight).sum(axis=1)
-        if one == kinds[-1]:
-            groups = chosen.sum() + choices.sum(axis=1)
-            far[(groups == 0) | (groups == len(counts))] = numpy.inf
-        chosen[near] = choices[far.argmin()]
-        missing = left[far.argmin()]
+    kind_of = numpy.zeros(len(counts), int)
+    if counts.shape[1] > 1:
+        kind_of = (counts[:, 1:] * weight[1:]).argmax(axis=1)
+    kinds = sorted(numpy.unique(kind_of).tolist(), key=lambda kind: size[kind_of == kind].sum())
+    # The groups of which all choices are tried: 2^14 = 16,384 choices, or 256 with many kinds.
+    tried = 14 if len(kinds) <= 10 else 8
+    if len(counts) <= tried:
+        # All choices of all groups can be tried. Kind by kind, the last would be taken blindly.
+        kind_of[:] = 0
+        kinds = [0]
+    chosen = numpy.zeros(len(counts), bool)
+    missing = numpy.zeros(len(total))  # images that are still to be chosen, of each kind
+    for kind in kinds:
+        groups = numpy.flatnonzero(kind_of == kind)
+        groups = numpy.concatenate([groups[fits[groups]], groups[~fits[groups]]])
+        missing = missing + share * counts[groups].sum(axis=0)
+        border = int(numpy.searchsorted(size[groups].cumsum(), share * size[groups].sum(), side="right"))
+        first = max(0, min(border - tried // 2, len(groups) - tried))
+        near = groups[first : first + tried]
+        chosen[groups[:first]] = True
+        choices = _all_choices(len(near))
+        left = missing - counts[groups[:first]].sum(axis=0) - choices @ counts[near]
+        error = (numpy.abs(left) * weight).sum(axis=1)
+        if kind == kinds[-1]:  # neither part may be empty
+            chosen_groups = chosen.sum() + choices.sum(axis=1)
+            error[(chosen_groups == 0) | (chosen_groups == len(counts))] = numpy.inf
+        best = error.argmin()
+        chosen[near] = choices[best]
+        missing = left[best]
     return chosen
 
 
+def _all_choices(count: int):
+    """Return all choices among so many groups, (2^count, count) of 0 and 1."""
+    import numpy
+
+    numbers = numpy.arange(2**count)[:, None]
+    return numbers >> numpy.arange(count) & 1
+
+
 def _checked(stratify, count: int):
-    """Return what to stratify by as an array, if it is of these images."""
+    """Return `stratify` as an array; ValueError if it has another length than the images."""
     import numpy
 
     values = numpy.asarray(stratify)
@@ -97,15 +136,16 @@ def _checked(stratify, count: int):
 
 
 def _kinds(stratify, count: int) -> list:
-    """Return for each kind which images are of it, as floats: (N,) classes, or (N, L) zeros and ones."""
+    """Return the images of each kind, (N,) floats 0 and 1: of each class, or of each label."""
     import numpy
 
     values = _checked(stratify, count)
     if values.ndim == 2:
-        if not numpy.isin(values, (0, 1)).all():
+        is_wrong = ~numpy.isin(values, (0, 1))
+        if is_wrong.any():
             raise InvalidValueError(
                 "stratify= in columns holds zeros and ones",
-                found=values[~numpy.isin(values, (0, 1))][0],
+                found=values[is_wrong][0],
                 fix="stratify=(N,) classes, or labels > 0.5",
             )
         return list(values.T.astype(float))

@@ -149,7 +149,7 @@ class StoredImages:
         return labels.iloc[self.rows]
 
     def _relabelled(self) -> dict | None:
-        """Return the state that a pickle holds beside the path: labels that were assigned."""
+        """Return the state that a pickle holds with the path: labels that were assigned."""
         if self._labels is self._stored_labels:
             return None
         return {"_labels": self._labels}

@@ -1,10 +1,18 @@
-"""A folder of DICOM series becomes a pack: windows as channels, or neighbouring slices, or Hounsfield units."""
+"""Pack a folder of CT series: three windows as channels, neighbouring slices, or Hounsfield units.
+
+    scans/a/1.dcm, 2.dcm, ...     headers -> order along the body -> rows of the pack
+    scans/b/1.dcm, ...            pixels  -> one JPEG or int16 image per slice, read once
+
+The headers decide the rows: which slices belong to a series, their order from the feet to the head,
+and the labels of each slice. This takes minutes, so it is done once, by `_Slices.look`, after the
+folder of the pack has been chosen. An interrupted call finds the rows there.
+"""
 
 import json
 import math
 import os
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tpukit.datasets import (
@@ -53,58 +61,127 @@ def pack_dicom(
     progress: str | None = None,
     options: PackOptions = _DEFAULTS,
 ):
-    """Pack a folder of CT series into records, one for each slice, without a copy of the DICOM files in between.
+    """Pack a folder of CT series, one image per slice, without another copy of the DICOM files.
 
-    The headers are read first, in all processes, then every slice once. A series lies in one piece, from the feet to
-    the head by ImagePositionPatient; images that are stored mirrored, upside down or lying are turned. Files of another
-    modality than CT are left out. What is unusual is printed. Interrupted at any moment, the same call goes on where it
-    stopped; when all is packed it only looks whether the files have the names and sizes that were packed.
+    All headers are read first, then every slice once. The slices of a series lie together in the
+    pack, from the feet to the head by ImagePositionPatient. Images that are stored mirrored, upside
+    down or lying are turned. Files of another modality than CT are left out. Unusual series are
+    printed. If the call is interrupted, the same call continues. If all is packed, it only compares
+    the names and sizes of the files.
 
-    A slice of 256 pixels took 18.6 kB as JPEG where it was measured, on phantoms, which are noisier than patients: 33
-    GB for the competition's 1,790,594. As int16 it takes 131 kB, 235 GB, and at 128 pixels 33 kB, 59 GB.
+    On phantoms, which are noisier than patients, a JPEG of 256 pixels takes 18.6 kB: 33 GB for the
+    1,790,594 slices of the RSNA competition. As int16 it takes 131 kB, or 235 GB in all; at 128
+    pixels 33 kB, or 59 GB.
 
     Args:
-        folder: whatever is in it and in its sub-folders and ends in .dcm or in nothing, each one slice.
-        to: a new or empty folder, or one where the same pack was begun; or several, as for `tpukit.pack`.
-        labels: as `read_labels` returns them, or some rows: the ten LABELS, joined by SOPInstanceUID; the images
-            without a row are left out, which is said. None packs all slices without labels. As `index_dicom` returns
-            them, they say which file each image is and where it lies: no header is read again.
-        window: None for the lung, embolism and mediastinal windows as red, green and blue; or one window, by name
-            ("lung", "embolism", "mediastinum") or as (level, width) in Hounsfield units, of the slice below, the slice
-            itself and the one above. At the end of a series the slice stands for its neighbour.
-        crop: None for whole slices; "lungs" cuts every slice of a series to one box around its lungs, see `lung_box`,
-            found in 16 slices along the body. A series in which none is found stays whole.
-        size: height and width in pixels, by Pillow's bilinear filter; the aspect is not kept. Or several sizes, of
-            which the first is taken that fits into one of the folders: `PackedImages.shape` has it.
-        form: "jpeg", or "int16" for Hounsfield units: `hounsfield` gives them back on the device.
-        quality: of the JPEGs, 1 to 95. The colours are not halved, as they are three images: at 85 that is nearer to
-            the original in each than 90 with halved colours, and 10 % larger.
-        missing: "raise" if a row has no file, or "drop" such rows and print how many.
-        damaged: "raise"; or "skip" to leave out what is no whole slice, and with one window its neighbours, up to a
-            tenth of all, or the share that may be left out, as 0.5; `PackedImages.skipped` lists those of them whose header
-            is whole.
+        folder: a folder; every file in it and in its sub-folders whose name ends in .dcm or has no
+            ending is a slice.
+        to: a new or empty folder, or one in which the same pack was begun; or several folders, as
+            for `tpukit.pack`.
+        labels: the table of `read_labels`, or some of its rows: the ten LABELS, joined by
+            SOPInstanceUID. Images without a row are left out, and counted. None packs all slices
+            without labels. The table of `index_dicom` also names the file and position of each
+            image, so no header is read again.
+        window: None for the lung, embolism and mediastinal windows as red, green and blue. Or one
+            window, by name ("lung", "embolism", "mediastinum") or as (level, width) in Hounsfield
+            units, of the slice below, the slice itself and the slice above. At the end of a series
+            the slice itself takes the place of the missing slice.
+        crop: None for whole slices; "lungs" cuts all slices of a series to one box around the
+            lungs, see `lung_box`, found in 16 slices along the body. A series in which no box is
+            found stays whole.
+        size: height and width in pixels, by Pillow's bilinear filter; the aspect is not kept. Or
+            several sizes: the first that fits into one of the folders is used, see
+            `PackedImages.shape`.
+        form: "jpeg", or "int16" for Hounsfield units, which `hounsfield` returns on the device.
+        quality: of the JPEGs, 1 to 95. Colours are not subsampled, because they are three images:
+            at 85 each is nearer to the original than at 90 with subsampled colours, and the file
+            is 10 % larger.
+        missing: "raise" if a row has no file, or "drop" to leave out such rows and print how many.
+        damaged: "raise"; or "skip" to leave out damaged slices, with one window also the
+            adjacent slices, up to a tenth of all; or the share that may be left out, such as 0.5.
+            `PackedImages.skipped` lists those whose header is whole.
         progress: as for `tpukit.pack`.
-        options: `PackOptions(shard_size, workers)`; the images have no other order and no other window.
+        options: `PackOptions(shard_size, workers)`; the other options are not supported.
 
     Returns:
-        The finished `PackedImages`: (3, size, size) uint8 for each slice, as int16 (2, size, size). Its `rows` are those of
-        `labels`, or count the slices in their order; its groups are the studies.
+        The finished `PackedImages`: (3, size, size) uint8 per slice, as int16 (2, size, size). Its
+        `rows` are those of `labels`, or count the slices in their order. Its groups are the
+        studies.
 
     Raises:
-        ValueError: an argument is not as above, none of the files is a CT slice, or more slices are damaged than may
-            be left out.
-        FileNotFoundError: there is no DICOM file in the folder, or a row has none.
+        ValueError: an argument is not as above, none of the files is a CT slice, or too many slices
+            are damaged.
+        FileNotFoundError: there is no DICOM file in the folder, or a row has no file.
         OSError: a file is damaged, named in the message; or the disk is full.
-        FileExistsError: `to` holds another pack, or somebody's files.
-        ImportError: pydicom, what it needs to decode these files, or array_record is not installed.
+        FileExistsError: `to` holds another pack, or other files.
+        ImportError: pydicom, a decoder that these files need, or array_record is not installed.
     """
-    import numpy
-
-    sizes = [whole_number("size", one, 1) for one in (size if isinstance(size, Sequence) else [size])]
+    sizes = list(size) if isinstance(size, Sequence) else [size]
+    sizes = [whole_number("size", pixels, 1) for pixels in sizes]
     check_arguments(damaged, options, size=sizes[0])
     options = _own_options(options)
     load_pydicom()
-    if form not in ("jpeg", "int16") or missing not in ("raise", "drop") or not 1 <= quality <= 95:
+    _check_form(form, quality=quality, missing=missing, crop=crop, window=window)
+    if labels is not None:
+        fix = "labels=tpukit.pe.read_labels(path), or some of its rows"
+        check_columns(labels, ("SOPInstanceUID", *LABELS), "the labels have", fix=fix)
+    indexed = _indexed(labels, folder)
+    if indexed is not None:
+        names = sorted(indexed)
+    else:
+        names = _files_outside(folder, to)
+    settings = {"pixels": sizes[0], "window": _window(window), "form": form}
+    if form == "jpeg":
+        settings["quality"] = whole_number("quality", quality, 1)
+    if crop is not None:
+        settings["crop"] = crop
+    if labels is not None:
+        settings["missing"] = missing
+    slices = _Slices(
+        folder=folder,
+        names=names,
+        labels=labels,
+        indexed=indexed,
+        settings=settings,
+        share=share_of(damaged),
+        workers=options.workers,
+        progress=progress,
+    )
+    otherwise = [{**settings, "pixels": pixels} for pixels in sizes[1:]]
+    return pack_described(
+        slices.source(),
+        to,
+        size=None,
+        damaged=damaged,
+        progress=progress,
+        options=options,
+        otherwise=otherwise,
+    )
+
+
+def _own_options(options: PackOptions) -> PackOptions:
+    """Return the options with this pack's shard size; ValueError for unsupported options."""
+    for name in ("image", "window", "seed"):
+        value = getattr(options, name)
+        if value == getattr(_DEFAULTS, name):
+            continue
+        fix = f"leave {name} out"
+        if name == "window":
+            fix = "pack_dicom(..., window=...) selects a CT window"
+        raise InvalidValueError(
+            f"pack_dicom does not support PackOptions({name}=...), got {value!r}",
+            found="slices lie in the order of their series, and are read from DICOM files",
+            fix=fix,
+        )
+    if options.shard_size is None:
+        return replace(options, shard_size=_SHARD_SIZE)
+    return options
+
+
+def _check_form(form: str, *, quality: int, missing: str, crop: str | None, window) -> None:
+    """Raise ValueError for settings that do not exist or do not belong together."""
+    is_known = form in ("jpeg", "int16") and missing in ("raise", "drop")
+    if not is_known or not 1 <= quality <= 95:
         raise ValueError(
             'form is "jpeg" or "int16", missing is "raise" or "drop", quality is 1 to 95; '
             f"got form={form!r}, missing={missing!r}, quality={quality}"
@@ -113,78 +190,24 @@ def pack_dicom(
         raise ValueError(f'crop is None or "lungs", got {crop!r}')
     if form == "int16" and window is not None:
         raise InvalidValueError('form="int16" stores Hounsfield units, which need no window', fix="leave window out")
-    if labels is not None:
-        fix = "labels=tpukit.pe.read_labels(path), or some of its rows"
-        check_columns(labels, ("SOPInstanceUID", *LABELS), "the labels have", fix=fix)
-    placed = _indexed(labels, folder)
-    if placed is not None:
-        names = sorted(placed)
-    else:
-        places = [to] if isinstance(to, str | os.PathLike) else to
-        inside = tuple(os.path.relpath(place, folder) + os.sep for place in places)
-        names = [name for name in find_files(folder) if not name.startswith(inside)]
-    settings = {"pixels": sizes[0], "window": _window(window), "form": form}
-    if form == "jpeg":
-        settings["quality"] = whole_number("quality", quality, 1)
-    if crop is not None:
-        settings["crop"] = crop
-    if labels is not None:
-        settings["missing"] = missing
-
-    def look(work: Path) -> PackSource:
-        if any(work.parent.glob("*.array_record")):  # a file copied again since changes neither rows nor order
-            return replace(source, group_names=json.loads((work / "studies.json").read_text()))
-        (work / "rows.npy").unlink(missing_ok=True)  # nothing is packed: files that have changed are arranged anew
-        if placed is not None:
-            headers, order = _of_index(labels, names, placed)
-            return _lay_out(source, names, labels, headers, numpy.arange(len(labels)), order, work)
-        headers, others = read_headers(folder, names, work, options.workers, progress)
-        _tell_others(folder, names, others, share_of(damaged), len(headers))
-        headers, rows = _without_copies(headers), None
-        if labels is not None:
-            headers, rows = match_headers(headers, labels, missing, folder=folder, call="pack_dicom(...")
-        order, noticed = arrange(headers)
-        for sentence in noticed:
-            print(sentence)
-        return _lay_out(source, names, labels, headers, rows, order, work)
-
-    source = PackSource(
-        _facts(names, labels),
-        [] if labels is None else list(LABELS),
-        [],
-        [],
-        root=os.fspath(folder),
-        look=look,
-        shuffled=False,
-        reader="tpukit.pe.dicom_slices:Slices",
-        settings=settings,
-        weight=SliceWeight(folder, names, len(names) if labels is None else min(len(names), len(labels))),
-    )
-    otherwise = [{**settings, "pixels": one} for one in sizes[1:]]
-    return pack_described(
-        source, to, size=None, damaged=damaged, progress=progress, options=options, otherwise=otherwise
-    )
 
 
-def _own_options(options: PackOptions) -> PackOptions:
-    """Return the options with this pack's shard size; ValueError for those that mean nothing here."""
-    for name in ("image", "window", "seed"):
-        value = getattr(options, name)
-        if value != getattr(_DEFAULTS, name):
-            raise InvalidValueError(
-                f"pack_dicom has no PackOptions({name}=...), got {value!r}",
-                found="slices lie in the order of their series, and are taken from DICOM files",
-                fix="pack_dicom(..., window=...) selects a CT window" if name == "window" else f"leave {name} out",
-            )
-    return options if options.shard_size is not None else replace(options, shard_size=_SHARD_SIZE)
+def _files_outside(folder, to) -> list[str]:
+    """Return the files of the folder, without those of packs that lie in it."""
+    places = [to] if isinstance(to, str | os.PathLike) else to
+    packs = tuple(os.path.relpath(place, folder) + os.sep for place in places)
+    return [name for name in find_files(folder) if not name.startswith(packs)]
 
 
 def _window(window) -> list[float] | None:
-    """Return level and width, None for the three windows."""
+    """Return [level, width] of one window; None for the three windows."""
     if window is None:
         return None
+    level_and_width = window
+    if isinstance(window, str):
+        level_and_width = WINDOWS.get(window, window)
     try:
-        level, width = map(float, WINDOWS.get(window, window) if isinstance(window, str) else window)
+        level, width = map(float, level_and_width)
     except (TypeError, ValueError):
         level = width = 0
     if not width > 0:
@@ -192,81 +215,198 @@ def _window(window) -> list[float] | None:
     return [level, width]
 
 
-def _facts(names: list[str], labels) -> dict:
-    """Return what tells this source from others."""
-    files = "\0".join(names).encode(errors="surrogateescape")
-    facts = {"files": fact(f"{len(names):,} files, {names[0]} to {names[-1]}", files), "labels": fact("no labels", b"")}
-    if labels is not None:
-        values = "\0".join(labels["SOPInstanceUID"]).encode() + labels[list(LABELS)].to_numpy("float32").tobytes()
-        facts["labels"] = fact(f"labels of {len(labels):,} images", values)
-    return facts
-
-
 def _indexed(labels, folder) -> list[str] | None:
-    """Return the names in the folder of an index's images; None where the labels say nothing of files in it."""
+    """Return the names of an index's images relative to the folder.
+
+    None if the labels are not an index of files in this folder.
+    """
+    columns = {"path", "position", "SeriesInstanceUID", "StudyInstanceUID"}
+    if labels is None or not columns <= {*labels.columns} or labels["position"].isna().any():
+        return None
     start = os.path.join(os.fspath(folder), "")
-    if labels is None or not {"path", "position", "SeriesInstanceUID", "StudyInstanceUID"} <= {*labels.columns}:
-        return None
-    paths = labels["path"].tolist()
-    if labels["position"].isna().any() or not all(isinstance(path, str) and path.startswith(start) for path in paths):
-        return None
-    return [path[len(start) :] for path in paths]
+    names = []
+    for path in labels["path"].tolist():
+        if not isinstance(path, str) or not path.startswith(start):
+            return None
+        names.append(path[len(start) :])
+    return names
 
 
-def _of_index(labels, names: list[str], placed: list[str]):
-    """Return headers as far as an index holds them, of its files in its own order, and the order of the body."""
-    import numpy
+@dataclass(frozen=True)
+class _Slices:
+    """The slices to pack, and how their rows are found.
 
-    columns = {"study": "StudyInstanceUID", "series": "SeriesInstanceUID"}
-    longest = max(int(labels[column].str.len().max()) for column in columns.values())
-    headers = numpy.zeros(len(labels), header_type(longest))
-    number = {name: file for file, name in enumerate(names)}
-    headers["file"] = [number[name] for name in placed]
-    for field, column in columns.items():
-        headers[field] = labels[column].to_numpy()
-    return headers, numpy.lexsort((labels["position"].to_numpy(), series_numbers(headers)))
+    Attributes:
+        folder: of the DICOM files.
+        names: the files, relative to the folder.
+        labels: as for `pack_dicom`.
+        indexed: the file of each row of an index; None if the headers must be read.
+        settings: the entries of the plan of the pack.
+        share: of the files that may be damaged.
+        workers, progress: for reading the headers.
+    """
 
+    folder: object
+    names: list[str]
+    labels: object
+    indexed: list[str] | None
+    settings: Mapping
+    share: float
+    workers: int | None
+    progress: str | None
 
-def _lay_out(source, names, labels, headers, table_rows, order, work) -> PackSource:
-    """Return the source with its rows and names; what a slice's neighbours are is noted."""
-    import numpy
+    def source(self) -> PackSource:
+        """Return the description of the pack; its rows are not known yet."""
+        count = len(self.names)
+        label_names = []
+        if self.labels is not None:
+            count = min(count, len(self.labels))
+            label_names = list(LABELS)
+        return PackSource(
+            facts=_facts(self.names, self.labels),
+            label_names=label_names,
+            classes=[],
+            group_names=[],
+            root=os.fspath(self.folder),
+            look=self.look,
+            shuffled=False,
+            reader="tpukit.pe.dicom_slices:Slices",
+            settings=self.settings,
+            weight=SliceWeight(self.folder, self.names, count),
+        )
 
-    headers = headers[order]
-    numbers = numpy.arange(len(headers)) if table_rows is None else table_rows[order]
-    studies, groups = numpy.unique(headers["study"], return_inverse=True)
-    rows = numpy.zeros(len(headers), row_type(len(source.label_names)))
-    rows["row"], rows["group"] = numbers, groups
-    if labels is not None:
-        rows["labels"] = labels[list(LABELS)].to_numpy("float32")[numbers]
-    # By the number of a row: its file, and the rows of the slices below and above it.
-    above, below = numpy.roll(numbers, -1), numpy.roll(numbers, 1)
-    series = series_numbers(headers)
-    last = numpy.append(series[1:] != series[:-1], True)
-    above[last], below[numpy.roll(last, 1)] = numbers[last], numbers[numpy.roll(last, 1)]
-    neighbours = numpy.zeros((numbers.max() + 1, 2), numpy.int64)
-    neighbours[numbers] = numpy.stack([below, above], axis=1)
-    write_file(work / "neighbours.npy", npy(neighbours))
-    if "crop" in source.settings:  # and where its series lies in the order of all rows
-        stops = numpy.flatnonzero(last) + 1
+    def look(self, work: Path) -> PackSource:
+        """Return the description with the rows of all slices, and write the neighbours of each."""
+        if any(work.parent.glob("*.array_record")):
+            # Files that were copied again since then change neither the rows nor their order.
+            group_names = json.loads((work / "studies.json").read_text())
+            return replace(self.source(), group_names=group_names)
+        # Nothing is packed yet, so files that have changed are arranged again.
+        (work / "rows.npy").unlink(missing_ok=True)
+        if self.indexed is not None:
+            return self._lay_out(*self._by_index(), work)
+        return self._lay_out(*self._by_headers(work), work)
+
+    def _by_index(self) -> tuple:
+        """Return headers with the columns that an index has, their rows, and their order."""
+        import numpy
+
+        labels = self.labels
+        columns = {"study": "StudyInstanceUID", "series": "SeriesInstanceUID"}
+        longest = max(int(labels[column].str.len().max()) for column in columns.values())
+        headers = numpy.zeros(len(labels), header_type(longest))
+        number_of = {name: number for number, name in enumerate(self.names)}
+        headers["file"] = [number_of[name] for name in self.indexed]
+        for field, column in columns.items():
+            headers[field] = labels[column].to_numpy().astype("S")
+        order = numpy.lexsort((labels["position"].to_numpy(), series_numbers(headers)))
+        return headers, numpy.arange(len(labels)), order
+
+    def _by_headers(self, work: Path) -> tuple:
+        """Read all headers; return them, their rows in the labels, and their order."""
+        import numpy
+
+        headers, others = read_headers(self.folder, self.names, work, self.workers, self.progress)
+        _report_others(self.folder, self.names, others, share=self.share, slices=len(headers))
+        headers = _without_copies(headers)
+        rows = None
+        if self.labels is not None:
+            headers, rows = match_headers(
+                headers,
+                self.labels,
+                self.settings["missing"],
+                folder=self.folder,
+                call="pack_dicom(...",
+            )
+        order, noticed = arrange(headers)
+        for sentence in noticed:
+            print(sentence)
+        if rows is None:  # without labels the rows count the slices in their order
+            rows = numpy.empty(len(headers), numpy.int64)
+            rows[order] = numpy.arange(len(headers))
+        return headers, rows, order
+
+    def _lay_out(self, headers, rows_in_table, order, work: Path) -> PackSource:
+        """Return the description with rows and names; write the files that `Slices` reads."""
+        import numpy
+
+        headers = headers[order]
+        numbers = rows_in_table[order]
+        studies, groups = numpy.unique(headers["study"], return_inverse=True)
+        number_of_labels = 0
+        if self.labels is not None:
+            number_of_labels = len(LABELS)
+        rows = numpy.zeros(len(headers), row_type(number_of_labels))
+        rows["row"] = numbers
+        rows["group"] = groups
+        if number_of_labels:
+            rows["labels"] = self.labels[list(LABELS)].to_numpy("float32")[numbers]
+        series = series_numbers(headers)
+        is_last = numpy.append(series[1:] != series[:-1], True)
+        self._write_neighbours(numbers, is_last, work)
+        names = [""] * (numbers.max() + 1)
+        for number, file in zip(numbers.tolist(), headers["file"].tolist(), strict=True):
+            names[number] = self.names[file]
+        group_names = [study.decode() for study in studies]
+        write_file(work / "studies.json", json.dumps(group_names).encode())
+        return replace(self.source(), rows=rows, names=tuple(names), group_names=group_names)
+
+    def _write_neighbours(self, numbers, is_last, work: Path) -> None:
+        """Write for each row the rows of the slices below and above, and with a crop its series.
+
+        Args:
+            numbers: (N,) the row of each slice, in the order along the body.
+            is_last: (N,) True for the last slice of a series.
+            work: the folder for the files.
+        """
+        import numpy
+
+        is_first = numpy.roll(is_last, 1)
+        below = numpy.roll(numbers, 1)
+        above = numpy.roll(numbers, -1)
+        below[is_first] = numbers[is_first]
+        above[is_last] = numbers[is_last]
+        neighbours = numpy.zeros((numbers.max() + 1, 2), numpy.int64)
+        neighbours[numbers] = numpy.stack([below, above], axis=1)
+        write_file(work / "neighbours.npy", npy(neighbours))
+        if "crop" not in self.settings:
+            return
+        stops = numpy.flatnonzero(is_last) + 1
         lengths = numpy.diff(stops, prepend=0)
-        places = numpy.zeros_like(neighbours)
-        places[numbers] = numpy.repeat(numpy.stack([stops - lengths, stops], axis=1), lengths, axis=0)
+        bounds = numpy.stack([stops - lengths, stops], axis=1)
+        series = numpy.zeros_like(neighbours)
+        series[numbers] = numpy.repeat(bounds, lengths, axis=0)
         write_file(work / "order.npy", npy(numbers))
-        write_file(work / "series.npy", npy(places))
-    ordered = [""] * (numbers.max() + 1)
-    for number, file in zip(numbers.tolist(), headers["file"].tolist(), strict=True):
-        ordered[number] = names[file]
-    group_names = [study.decode() for study in studies]
-    write_file(work / "studies.json", json.dumps(group_names).encode())
-    return replace(source, rows=rows, names=tuple(ordered), group_names=group_names)
+        write_file(work / "series.npy", npy(series))
 
 
-def _tell_others(folder, names, others, share: float, slices: int) -> None:
-    """Say which files are no CT slices, or raise."""
+def _facts(names: list[str], labels) -> dict:
+    """Return the entries of a plan that tell these slices from others."""
+    files = "\0".join(names).encode(errors="surrogateescape")
+    labels_fact = fact("no labels", b"")
+    if labels is not None:
+        values = "\0".join(labels["SOPInstanceUID"]).encode()
+        values += labels[list(LABELS)].to_numpy("float32").tobytes()
+        labels_fact = fact(f"labels of {len(labels):,} images", values)
+    return {
+        "files": fact(f"{len(names):,} files, {names[0]} to {names[-1]}", files),
+        "labels": labels_fact,
+    }
+
+
+def _report_others(folder, names, others, *, share: float, slices: int) -> None:
+    """Print the number of files that are no CT slices; raise if there are too many.
+
+    Args:
+        folder, names: the files.
+        others: the number of each other file, and the reason.
+        share: of the files that may be others.
+        slices: the number of slices.
+    """
     if slices:
         others = without_others(folder, names, others)
-    if slices and not others:
-        return
+        if not others:
+            return
     number, why = others[0] if others else (0, "not a DICOM file")
     found = f"for instance {os.path.join(folder, names[number])}: {why}"
     if not slices:
@@ -275,9 +415,11 @@ def _tell_others(folder, names, others, share: float, slices: int) -> None:
             found=found,
             fix="pass the folder that holds series of CT",
         )
-    if len(others) / len(names) > share:
-        lost = len(others) / len(names)
-        enough = '"skip"' if lost <= share_of("skip") else math.ceil(100 * lost) / 100
+    lost = len(others) / len(names)
+    if lost > share:
+        enough = math.ceil(100 * lost) / 100
+        if lost <= share_of("skip"):
+            enough = '"skip"'
         raise SystemFailureError(
             f"{len(others):,} of {len(names):,} files in {folder} are no CT slices",
             found=found,
@@ -287,10 +429,11 @@ def _tell_others(folder, names, others, share: float, slices: int) -> None:
 
 
 def _without_copies(headers):
-    """Leave out the later ones of several files of the same image."""
+    """Return the headers without the later files of the same image."""
     import numpy
 
     _, first = numpy.unique(headers["image"], return_index=True)
-    if len(first) < len(headers):
-        print(f"left out {len(headers) - len(first):,} files of images that another file holds already")
+    copies = len(headers) - len(first)
+    if copies:
+        print(f"left out {copies:,} files of images that another file holds already")
     return headers[numpy.sort(first)]

@@ -194,8 +194,7 @@ class Core(NotebookOutput):
         if batch_size % self.chips:
             next_multiple = math.ceil(batch_size / self.chips) * self.chips
             raise InvalidValueError(
-                f'batch_size is of the whole run with shard="fsdp", and {self.chips} chips '
-                f"do not divide {batch_size}",
+                f'batch_size is of the whole run with shard="fsdp", and {self.chips} chips do not divide {batch_size}',
                 fix=f"{next_multiple}, or another multiple of {self.chips}",
             )
         options = {
