@@ -23,7 +23,8 @@ PAGES = sorted((ROOT / "docs").glob("*.md"))
 PASSED_ON = {
     "run_hangs": "the words are those of the watchdog's `Stall`, which has entries",
     "run_on_cores": "an OutOfSyncError, which has entries, becomes the WorkerError",
-    "read": "what a dataset of the reader's own raised",
+    "_read_by_number": "the error of the user's dataset",
+    "_read_stream": "the same",
     "read_one": "the same",
     "__getitem__": "what was told when the file was packed",
     "watch": "what the cloud says of a job",

@@ -86,15 +86,7 @@ def find_images(folder, classes: Sequence[str] | None = None, *, without: Path |
     above = (_identity(folder),)
     parts = [entry for entry in _entries(folder) if _is_part(entry, above, without)]
     found = [entry.name for entry in parts if entry.is_dir()]
-    order = in_order(found) if classes is None else [str(name) for name in classes]
-    others = [name for name in found if name not in order]
-    if others:
-        raise InvalidValueError(
-            f"{folder} holds {len(others)} folders that are not in classes=",
-            found=", ".join(others[:4]),
-            fix="name all classes, also those that only training has; or move these folders away",
-        )
-    check_classes(order)
+    order = _order_of_classes(folder, found, classes)
     names = []
     numbers = []
     left_out = Counter()
@@ -124,6 +116,23 @@ def find_images(folder, classes: Sequence[str] | None = None, *, without: Path |
     if classes is None:
         _refuse_deeper_classes(folder, names)
     return FoundFiles(names, numbers, ["class"], order, left_out=left_out)
+
+
+def _order_of_classes(folder, found: list[str], classes: Sequence[str] | None) -> list[str]:
+    """Return the classes in the order of their numbers; ValueError for a folder that is none."""
+    if classes is None:
+        order = in_order(found)
+    else:
+        order = [str(name) for name in classes]
+    others = [name for name in found if name not in order]
+    if others:
+        raise InvalidValueError(
+            f"{folder} holds {len(others)} folders that are not in classes=",
+            found=", ".join(others[:4]),
+            fix="name all classes, also those that only training has; or move these folders away",
+        )
+    check_classes(order)
+    return order
 
 
 def _refuse_deeper_classes(folder, names: list[str]) -> None:

@@ -405,15 +405,11 @@ def _finish(described: PackSource, target: PackFolder, share: float) -> None:
     _, first, same = numpy.unique(contents[:, 0], return_index=True, return_inverse=True)
     first_copy = first[same]  # for each image the first with the same pixels
     repeated = len(contents) - len(first)
-    index = {"index.npy": npy(rows)}
+    groups = None
     if repeated and not described.group_names:
         # Copies of an image belong together: none may be in both parts of a split.
-        index["groups.npy"] = npy(rows["group"][first_copy])
-    for name in ("names", "looks.npy"):
-        if (target.work / name).exists():
-            index[name] = (target.work / name).read_bytes()
-    for name, data in index.items():
-        write_file(target.folder / name, data)
+        groups = rows["group"][first_copy]
+    index = _write_index(target, rows, groups)
     has_other_labels = (rows["labels"] != rows["labels"][first_copy]).any(axis=1)
     target.finish(
         **_seen_in(described, notes),
@@ -432,6 +428,25 @@ def _finish(described: PackSource, target: PackFolder, share: float) -> None:
         ],
         files={name: size_and_checksum(data) for name, data in index.items()},
     )
+
+
+def _write_index(target: PackFolder, rows, groups) -> dict[str, bytes]:
+    """Write the small files of a pack; return their contents by name.
+
+    Args:
+        target: the folder of the pack.
+        rows: (N,) of `row_type`.
+        groups: (N,) int32 if they differ from those of the rows; else None.
+    """
+    index = {"index.npy": npy(rows)}
+    if groups is not None:
+        index["groups.npy"] = npy(groups)
+    for name in ("names", "looks.npy"):  # a source without files has none of them
+        if (target.work / name).exists():
+            index[name] = (target.work / name).read_bytes()
+    for name, data in index.items():
+        write_file(target.folder / name, data)
+    return index
 
 
 def _skipped(notes: list[dict]) -> list[dict]:

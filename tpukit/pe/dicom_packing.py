@@ -131,6 +131,7 @@ def pack_dicom(
     else:
         names = _files_outside(folder, to)
     settings = {"pixels": sizes[0], "window": _window(window), "form": form}
+    # Only settings that have an effect, so that the others do not make it another pack.
     if form == "jpeg":
         settings["quality"] = whole_number("quality", quality, 1)
     if crop is not None:
