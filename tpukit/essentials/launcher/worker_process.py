@@ -91,9 +91,6 @@ class WorkerProcess:
         finally:
             for fd in (messages_end, output_end, control_end):
                 os.close(fd)
-        with contextlib.suppress(OSError):
-            # The child does this, too, because either of them may come first.
-            os.setpgid(self.process.pid, self.process.pid)
         self.messages = Receiver(messages_fd)
         self.output = WorkerOutput(output_fd)
         self.busy_time = BusyTime(self.process.pid)
@@ -182,3 +179,6 @@ def _fork(process: multiprocessing.Process) -> None:
             process.start()
     finally:
         gc.unfreeze()
+    with contextlib.suppress(OSError):
+        # The child does this, too, because either of them may come first.
+        os.setpgid(process.pid, process.pid)
