@@ -126,7 +126,8 @@ def test_the_command_line_says_which_part_is_missing_and_to_copy_it_helps(alone,
 def test_a_backend_of_a_missing_part_is_named(alone):
     program = "import tpukit; tpukit.launch(print, backend='xla:simulator')"
     said = run(alone, "-c", program).stderr
-    assert "the xla:simulator backend needs the subpackage tpukit.simulator, which this copy of tpukit does not have" in said
+    wanted = "the xla:simulator backend needs the subpackage tpukit.simulator"
+    assert f"{wanted}, which this copy of tpukit does not have" in said
 
 
 @pytest.mark.parametrize(
@@ -141,7 +142,10 @@ def test_a_backend_of_a_missing_part_is_named(alone):
             "with on_machine(replace(HOST, versions=TORCH_TPU)): tpukit.launch(print)",
             "the torch_tpu backend needs the subpackage",
         ),
-        ("tpukit.launch(loop, cores=1, backend='cpu')", "core.batches(buckets=...) needs the subpackage tpukit.training"),
+        (
+            "tpukit.launch(loop, cores=1, backend='cpu')",
+            "core.batches(buckets=...) needs the subpackage tpukit.training",
+        ),
         ("runtimes()['xla'].open_compile_cache([], print)", "compile_cache needs the subpackage tpukit.accelerators"),
         ("tpukit.Augment()", "tpukit.Augment needs the subpackage tpukit.training"),
     ],
