@@ -60,7 +60,11 @@ def test_one_chip_is_an_ordinary_launch():
         ({"device": 0}, "all chips of one host are one rank", "leave out device"),
         ({"hosts": Hosts(0, 2, ("10.0.0.1", 29500))}, "all chips of one host are one rank", "leave out hosts"),
         ({"cores": 1, "device": 0}, "nothing chooses among them", "leave out cores, device"),
-        ({"backend": "xla:cpu"}, "the xla:cpu backend cannot shard a model", r"^pip install xla_cpu_pjrt==0\.0\.1 and"),
+        (
+            {"backend": "xla:cpu"},
+            "the xla:cpu backend cannot shard a model",
+            r"^pip install xla_cpu_pjrt==0\.0\.1 and",
+        ),
     ],
 )
 def test_what_is_refused_beside_it(options, words, fix):
