@@ -1,4 +1,4 @@
-"""What the pages promise: an example for every public name, an entry for every message, scripts that run."""
+"""The promises of the pages: an example per public name, an entry per message, scripts that run."""
 
 import ast
 import doctest
@@ -46,7 +46,9 @@ def test_every_public_name_has_an_example(room):
     assert not [name for name, code in shown.items() if not re.search(rf"\b{name}\b", code)]
     for code in shown.values():
         assert any(one.want for one in doctest.DocTestParser().get_examples(code)), code
-        assert not re.search(r"^>>> _ =|callable\(|hasattr\(", code, re.MULTILINE), "shows only that a name is there"
+        assert not re.search(r"^>>> _ =|callable\(|hasattr\(", code, re.MULTILINE), (
+            "shows only that a name is there"
+        )
 
 
 def test_the_names_of_the_face_are_those_of_rooms():
@@ -112,7 +114,10 @@ def ran(tmp_path_factory):
     done = subprocess.run(command, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     ended = dict(line.split() for line in done.stdout.splitlines())
-    return {room: (ended[str(folder)], Path(f"{folder}.txt").read_text()) for room, folder in folders.items()}
+    return {
+        room: (ended[str(folder)], Path(f"{folder}.txt").read_text())
+        for room, folder in folders.items()
+    }
 
 
 @pytest.mark.parametrize("room", pages.rooms())
@@ -124,7 +129,9 @@ def test_the_examples_of_a_room_run(room, ran):
 
 def test_every_message_that_can_be_raised_has_an_entry():
     entries = messages()
-    without = [one for one in entries if not any(len(words(text)) > 1 for text in (*one.facts, *one.found))]
+    without = [
+        one for one in entries if not any(len(words(text)) > 1 for text in (*one.facts, *one.found))
+    ]
     assert {one.function for one in without} <= PASSED_ON.keys()
     places = {one.place for one in entries}
     trees = {path: ast.parse(path.read_text()) for path in (ROOT / "tpukit").rglob("*.py")}
@@ -132,8 +139,146 @@ def test_every_message_that_can_be_raised_has_an_entry():
     assert len(kinds) > 10
     for path, tree in trees.items():
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in kinds:
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id in kinds
+            ):
                 assert f"{path.relative_to(ROOT).as_posix()}:{node.lineno}" in places
+
+
+@pytest.fixture
+def package_of(tmp_path):
+    """Return a function that writes modules of a package and returns its messages, by function."""
+
+    def written(**modules):
+        package = tmp_path / "_".join(modules) / "tpukit"
+        package.mkdir(parents=True)
+        for name, text in modules.items():
+            (package / f"{name}.py").write_text(text)
+        return {one.function: one for one in messages(package)}
+
+    return written
+
+
+FILLED = {
+    "data, printed with !r": (
+        "def f(kind='file'): raise ValueError(f'no such thing: {kind!r}')\nf('folder')",
+        ["no such thing: {kind}"],
+    ),
+    "a default": ("def f(kind='file'): raise ValueError(f'no such {kind}')", ["no such {kind}"]),
+    "a choice": (
+        "def f(path):\n  kind = 'file' if path else 'folder'\n"
+        "  raise ValueError(f'no such {kind} as {path}')",
+        ["no such file as {path}", "no such folder as {path}"],
+    ),
+    "a choice in place": (
+        "def f(path): raise ValueError(f\"no such {'file' if path else 'folder'} as {path}\")",
+        ["no such file as {path}", "no such folder as {path}"],
+    ),
+    "a choice of a caller": (
+        "def f(kind): raise ValueError(f'no such {kind}')\ndef g(): f('file')\ndef h(x): f(kind=x)",
+        ["no such file", "no such {kind}"],
+    ),
+    "not of a caller's caller": (
+        "def f(kind): raise ValueError(f'no such {kind}')\ndef g(x): f(x)\ndef h(): g('file')",
+        ["no such {kind}"],
+    ),
+    "a method of another object": (
+        "class A:\n  def f(self, kind): raise ValueError(f'no such {kind}')\n"
+        "def g(image): image.f('PNG')",
+        ["no such {kind}"],
+    ),
+    "a method of the same object": (
+        "class A:\n  def f(self, kind): raise ValueError(f'no such {kind}')\n"
+        "  def g(self): self.f('file')",
+        ["no such file"],
+    ),
+    "a function of the same name in a class": (
+        "class A:\n  def f(self, kind): pass\n  def g(self): self.f('file')\n"
+        "def f(kind): raise ValueError(f'no such {kind}')",
+        ["no such {kind}"],
+    ),
+    "an item of a list": (
+        "def f(command): raise ValueError(f'{command[0]} is not installed')\n"
+        "def g(): f(['sky', 'jobs'])",
+        ["{command} is not installed"],
+    ),
+    "bytes, numbers": (
+        "def f(n): raise ValueError(f'found {n} rows')\nf(b'abc')\nf(3)",
+        ["found {n} rows"],
+    ),
+    "a table of texts": (
+        "WORDS = {1: 'file', 2: 'folder'}\ndef f(n): raise ValueError(f'no such {WORDS[n]}')",
+        ["no such file", "no such folder"],
+    ),
+    "only a placeholder": ("def f(error): raise ValueError(f'{error}: {error}')", None),
+}
+
+
+@pytest.mark.parametrize("case", FILLED)
+def test_a_placeholder_is_filled_only_with_what_the_function_or_its_callers_choose(
+    case, package_of
+):
+    text, titles = FILLED[case]
+    found = package_of(module=text)
+    if titles is None:
+        assert found["f"].facts == ()
+    else:
+        assert sorted(found["f"].facts) == sorted(titles)
+
+
+def test_a_function_of_the_same_name_in_another_module_fills_nothing(package_of):
+    raising = "def save(kind): raise ValueError(f'{kind} cannot be saved')"
+    other = "def save(path): pass\ndef write(): save('PNG')"
+    importing = "from tpukit.first import save\ndef write(): save('a step')"
+    assert package_of(first=raising, second=other)["save"].facts == ("{kind} cannot be saved",)
+    assert package_of(first=raising, second=other, third=importing)["save"].facts == (
+        "a step cannot be saved",
+    )
+
+
+def texts_of(tree):
+    """Return every word of the texts in a module."""
+    constants = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    return set(words(" ".join(text for text in constants if isinstance(text, str))))
+
+
+def imported_by(tree):
+    """Return the names that a module imports from the package, and the names of those modules."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tpukit"):
+            found |= {alias.name for alias in node.names} | {node.module.rpartition(".")[2]}
+    return found
+
+
+def with_imports(path, taken):
+    """Return a module and all modules that it imports, directly or through others."""
+    found, new = set(), {path}
+    while new:
+        found |= new
+        names = set().union(*(taken[one] for one in new))
+        new = {one for one in taken if one.stem in names or one.parent.name in names} - found
+    return found
+
+
+def test_no_title_holds_text_that_its_source_does_not_put_there():
+    """Each word of a title stands in the module that raises, in its imports, or in its importers."""
+    trees = {path: ast.parse(path.read_text()) for path in (ROOT / "tpukit").rglob("*.py")}
+    held = {path: texts_of(tree) for path, tree in trees.items()}
+    taken = {path: imported_by(tree) for path, tree in trees.items()}
+    foreign = []
+    for entry in messages():
+        path = ROOT / entry.place.partition(":")[0]
+        near = with_imports(path, taken) | {one for one in trees if entry.function in taken[one]}
+        known = set().union(*(held[one] for one in near))
+        foreign += [(entry.place, fact) for fact in entry.facts if not set(words(fact)) <= known]
+    assert not foreign
+
+
+def test_a_title_has_words():
+    assert not [(one.place, fact) for one in messages() for fact in one.facts if not words(fact)]
 
 
 def test_a_message_that_somebody_got_fits_its_entry():
@@ -150,7 +295,11 @@ def test_a_message_that_somebody_got_fits_its_entry():
 
 
 def test_the_two_scripts_of_the_page_from_pytorch_run():
-    (diff,) = re.findall(r"^```diff\n(.*?)^```", (ROOT / "docs/from_pytorch.md").read_text(), re.MULTILINE | re.DOTALL)
+    (diff,) = re.findall(
+        r"^```diff\n(.*?)^```",
+        (ROOT / "docs/from_pytorch.md").read_text(),
+        re.MULTILINE | re.DOTALL,
+    )
     for sign in "-+":
         lines = [line[1:] for line in diff.splitlines() if line[:1] in (" ", sign)]
         said = io.StringIO()
@@ -190,7 +339,8 @@ def test_links_that_lead_nowhere_are_found(tmp_path):
 
 @pytest.mark.only_soak  # make docs does it
 @pytest.mark.skipif(
-    importlib.util.find_spec("myst_nb") is None, reason="needs Sphinx and myst-nb: pip install '.[docs]'"
+    importlib.util.find_spec("myst_nb") is None,
+    reason="needs Sphinx and myst-nb: pip install '.[docs]'",
 )
 def test_the_pages_are_built_without_a_warning():
     done = subprocess.run([sys.executable, ROOT / "docs/pages.py"], capture_output=True, text=True)
