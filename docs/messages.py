@@ -36,7 +36,7 @@ class Message:
     fixes: tuple[str, ...] = ()
 
     @property
-    def room(self) -> str:
+    def subpackage(self) -> str:
         """Return the subpackage, as users import it."""
         parts = Path(self.place.partition(":")[0]).with_suffix("").parts
         if len(parts) < 3:

@@ -3,6 +3,7 @@
 import ast
 import doctest
 import importlib.util
+import inspect
 import io
 import os
 import re
@@ -11,6 +12,7 @@ import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
+import conf
 import links
 import pages
 import pytest
@@ -36,30 +38,91 @@ def words(text):
     return re.findall(r"[A-Za-z]{2,}", re.sub(r"{[^{}]*}", " ", text))
 
 
-@pytest.mark.parametrize("room", pages.rooms())
-def test_every_public_name_has_an_example(room):
-    shown = {}
-    for names, _, code in pages.examples(room):
-        assert not shown.keys() & set(names)
-        shown |= dict.fromkeys(names, code)
-    assert shown.keys() == set(pages.public_names(room))
-    assert not [name for name, code in shown.items() if not re.search(rf"\b{name}\b", code)]
-    for code in shown.values():
-        assert any(one.want for one in doctest.DocTestParser().get_examples(code)), code
-        assert not re.search(r"^>>> _ =|callable\(|hasattr\(", code, re.MULTILINE), (
-            "shows only that a name is there"
-        )
+@pytest.mark.parametrize("subpackage", pages.subpackages())
+def test_every_public_name_has_an_example(subpackage):
+    names = pages.public_names(subpackage)
+    assert len(names) == len(set(names))
+    assert set(names) <= set(pages.exported_names(subpackage))
+    for example in pages.examples(subpackage):
+        assert not [name for name in example.names if not re.search(rf"\b{name}\b", example.code)]
+        parsed = doctest.DocTestParser().get_examples(example.code)
+        assert any(line.want for line in parsed), example.code
+        shows_only_existence = r"^>>> _ =|callable\(|hasattr\("
+        assert not re.search(shows_only_existence, example.code, re.MULTILINE)
 
 
-def test_the_names_of_the_face_are_those_of_rooms():
+def test_a_public_name_has_one_page():
+    names = [name for subpackage in pages.subpackages() for name in pages.public_names(subpackage)]
+    assert not [name for name in set(names) if names.count(name) > 1]
+
+
+def test_every_name_of_the_top_level_is_public():
     import tpukit
 
-    there = {name for room in pages.rooms() for name in pages.public_names(room)}
-    rooms = {room.partition(".")[0] for room in pages.rooms()}
-    assert set(tpukit.__all__) <= there | rooms
+    public = {name for one in pages.subpackages() for name in pages.public_names(one)}
+    modules = {name for name in tpukit.__all__ if inspect.ismodule(getattr(tpukit, name))}
+    assert set(tpukit.__all__) <= public | modules
 
 
-def has_stand_in():
+def used_names():
+    """Return (file, module, name) for each name that notebooks, documents and examples use."""
+    files = [*ROOT.glob("notebooks/*.ipynb"), *ROOT.glob("*.md"), *ROOT.glob("examples/*.py")]
+    files += [path for path in ROOT.glob("docs/*.md") if path.stem not in ("evidence", "glossary")]
+    found = set()
+    for path in files:
+        if path.name == "CHANGELOG.md":
+            continue  # has old names
+        text = path.read_text()
+        attribute = r"(?<!from )\btpukit\.((?:essentials\.)?\w+)\.(\w+)\b"
+        for module, name in re.findall(attribute, text):
+            found.add((path.name, module, name))
+        for module, names in re.findall(r"from tpukit\.([\w.]+) import ([\w, ]+)", text):
+            found |= {(path.name, module, name.split()[0]) for name in names.split(", ")}
+    return found
+
+
+INTERNAL_ON_PURPOSE = {
+    ("02_look_at_the_data.ipynb", "pe", "model"),  # ImageNet's mean, beside that of the data
+    ("11_beyond_the_notebook.ipynb", "cloud.vertex", "VertexTarget"),  # of a test double
+}
+
+
+def test_names_that_the_documents_use_are_public():
+    folders = {path.parent for path in (ROOT / "tpukit").rglob("__init__.py")}
+    exported = {".".join(path.relative_to(ROOT / "tpukit").parts) for path in folders}
+    public = {one: {*pages.public_names(one)} for one in pages.subpackages()}
+    for subpackage, modules in pages.OPTIONAL_MODULES.items():
+        public[subpackage] |= modules.keys()
+        public |= {f"{subpackage}.{name}": {*names} for name, names in modules.items()}
+    internal = set()
+    for file, module, name in used_names():
+        is_subpackage = f"{module}.{name}" in exported
+        parent, _, last = module.rpartition(".")
+        is_of_public_module = last in public.get(parent, ())  # schedules.cosine
+        if name not in public.get(module, ()) and not is_subpackage and not is_of_public_module:
+            internal.add((file, module, name))
+    assert internal == INTERNAL_ON_PURPOSE
+
+
+def test_the_reference_shows_types_and_public_names_only():
+    page = pages.page_of_top_level()
+    assert ".. autofunction:: tpukit.launch\n" in page
+    assert ".. autoclass:: tpukit.Core\n" in page
+    written = [page, *map(pages.page_of_subpackage, pages.subpackages())]
+    listed = re.findall(r"\.\. auto\w+:: tpukit\.([\w.]+)", "\n".join(written))
+    names = [one.rpartition(".")[2] for one in listed]
+    assert "write_whole" not in names  # other subpackages import it, users do not
+    assert len(listed) == len(set(listed))
+    assert conf.autodoc_typehints == "signature"
+
+
+def test_the_page_of_exceptions_lists_those_of_the_subpackages():
+    rows = re.findall(r"^\| `(\w+)` \|", pages.page_of_exceptions(), re.MULTILINE)
+    assert {"WorkerError", "OutOfSyncError", "CloudError", "PreflightError"} <= set(rows)
+    assert "InvalidValueError" not in rows  # users catch ValueError
+
+
+def has_simulator():
     from tpukit.simulator import why_not
 
     return why_not() is None and importlib.util.find_spec("torch_xla") is not None
@@ -69,62 +132,60 @@ def has_compiler():
     from tpukit.preflight.libtpu import LibtpuNotFoundError, find_libtpu
 
     try:
-        return has_stand_in() and find_libtpu().is_file()
+        return has_simulator() and find_libtpu().is_file()
     except LibtpuNotFoundError:
         return False
 
 
-# Whether this machine has what the examples of a room need that are marked to be skipped.
-RUNS_ALL = {
-    "simulator": has_stand_in,
-    "preflight": has_compiler,
-}
+# Which machine can run those examples of a subpackage that are marked to be skipped.
+RUNS_ALL = {"preflight": has_compiler}
 
 
-# A fork for each room, so that all of them together import torch once.
+# A fork per subpackage, so that torch is imported only once.
 EXAMPLES = """
 import doctest, os, sys
 import torch._dynamo
 flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-for room in sys.argv[1:]:
+for folder in sys.argv[1:]:
     if os.fork():
         _, status = os.wait()
-        print(room, os.waitstatus_to_exitcode(status))
+        print(folder, os.waitstatus_to_exitcode(status))
         continue
-    os.chdir(room)
-    os.environ["TORCH_HOME"] = room  # weights that this machine has kept would change what pe.resnet34() says
-    said = os.open(f"{room}.txt", os.O_WRONLY | os.O_CREAT)
-    os.dup2(said, 1), os.dup2(said, 2)
-    sys.exit(doctest.testfile("examples.txt", module_relative=False, optionflags=flags, encoding="utf-8").failed > 0)
+    os.chdir(folder)
+    os.environ["TORCH_HOME"] = folder  # with weights of this machine pe.resnet34() would print another line
+    output = os.open(f"{folder}.txt", os.O_WRONLY | os.O_CREAT)
+    os.dup2(output, 1), os.dup2(output, 2)
+    options = {"module_relative": False, "optionflags": flags, "encoding": "utf-8"}
+    sys.exit(doctest.testfile("examples.txt", **options).failed > 0)
 """
 
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
-    """Run the examples of all rooms; return by room the exit status, and what was printed."""
+    """Run all examples; return, by subpackage, the exit status and the output."""
     folders = {}
-    for room in pages.rooms():
-        folders[room] = tmp_path_factory.mktemp(room)
-        code = "\n".join(one.code for one in pages.examples(room))
-        if RUNS_ALL.get(room, bool)():
+    for subpackage in pages.subpackages():
+        folders[subpackage] = tmp_path_factory.mktemp(subpackage)
+        code = "\n".join(one.code for one in pages.examples(subpackage))
+        if RUNS_ALL.get(subpackage, bool)():
             code = code.replace("  # doctest: +SKIP", "")
-        (folders[room] / "examples.txt").write_text(code)
+        (folders[subpackage] / "examples.txt").write_text(code)
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"}
     command = [sys.executable, "-W", "ignore", "-u", "-c", EXAMPLES, *folders.values()]
     done = subprocess.run(command, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     ended = dict(line.split() for line in done.stdout.splitlines())
-    return {
-        room: (ended[str(folder)], Path(f"{folder}.txt").read_text())
-        for room, folder in folders.items()
-    }
+    outcome = {}
+    for subpackage, folder in folders.items():
+        outcome[subpackage] = (ended[str(folder)], Path(f"{folder}.txt").read_text())
+    return outcome
 
 
-@pytest.mark.parametrize("room", pages.rooms())
+@pytest.mark.parametrize("subpackage", pages.subpackages())
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks CPU processes")
-def test_the_examples_of_a_room_run(room, ran):
-    status, said = ran[room]
-    assert status == "0", said[-6000:]
+def test_the_examples_of_a_subpackage_run(subpackage, ran):
+    status, output = ran[subpackage]
+    assert status == "0", output[-6000:]
 
 
 def test_every_message_that_can_be_raised_has_an_entry():
@@ -289,7 +350,7 @@ def test_a_message_that_somebody_got_fits_its_entry():
     with pytest.raises(ValueError, match="dataset is empty") as error:
         Batches(torch.zeros(0), batch_size=2)
     fitting = [one for one in messages() if error.value.fact in one.facts]
-    assert [(one.room, one.kind, one.fixes) for one in fitting] == [
+    assert [(one.subpackage, one.kind, one.fixes) for one in fitting] == [
         ("tpukit.essentials.data", "InvalidValueError", (error.value.fix,))
     ]
 
