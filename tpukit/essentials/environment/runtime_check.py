@@ -311,7 +311,7 @@ def _fixes_of_upstream(info: MachineInfo) -> list[Finding]:
         fact = "torch_xla 2.8, 2.9: running variances by n - 1; Adam is one operation, with the same bits"
     else:
         return []
-    return [Finding("corrected", "info", f"{fact} (no issue upstream; docs/same_on_every_core.md)")]
+    return [Finding("corrected", "info", f"{fact} (no issue upstream; docs/in_sync.md)")]
 
 
 def _unset(variable: str) -> str:
