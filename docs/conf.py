@@ -28,7 +28,9 @@ python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 88  # a longer signature has one argument per line
 autodoc_member_order = "bysource"
 napoleon_use_ivar = True
-nb_execution_mode = "off"  # the tests execute the notebooks; each page names the source of its outputs
+nb_execution_mode = (
+    "off"  # the tests execute the notebooks; each page names the source of its outputs
+)
 myst_heading_anchors = 3
 myst_enable_extensions = ["attrs_inline"]
 suppress_warnings = [

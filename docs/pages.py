@@ -78,10 +78,7 @@ def _with_folder(path: Path) -> Path:
 
 def _notebook_page(file: Path, linked: set[Path]) -> dict:
     """Return a notebook as a page: with outputs if it was executed here, and with a note."""
-    for place, note in EXECUTED:
-        path = ROOT / place.format(name=file.name)
-        if path.exists():
-            break
+    path, note = _executed_copy(file)
     notebook = json.loads(path.read_text())
     # Pygments takes "!" and "%" for errors in plain Python.
     notebook["metadata"]["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}
@@ -93,6 +90,12 @@ def _notebook_page(file: Path, linked: set[Path]) -> dict:
     note_cell = {"cell_type": "markdown", "id": "outputs", "metadata": {}, "source": note}
     notebook["cells"].insert(1, note_cell)
     return notebook
+
+
+def _executed_copy(file: Path) -> tuple[Path, str]:
+    """Return the best copy of a notebook, and the note for its page."""
+    copies = [(ROOT / place.format(name=file.name), note) for place, note in EXECUTED]
+    return next(copy for copy in copies if copy[0].exists())
 
 
 def _without_dead_links(text: str, file: Path, linked: set[Path]) -> str:
@@ -158,7 +161,12 @@ def page_of_top_level() -> str:
     """Write the reference of the names that `import tpukit` offers."""
     import tpukit
 
-    lines = ["# tpukit", "", "Names of the top level: `import tpukit`, then `tpukit.launch(...)`.", ""]
+    lines = [
+        "# tpukit",
+        "",
+        "Names of the top level: `import tpukit`, then `tpukit.launch(...)`.",
+        "",
+    ]
     for subpackage in subpackages():
         exported = [name for name in public_names(subpackage) if name in tpukit.__all__]
         names = [name for name in exported if not inspect.ismodule(getattr(tpukit, name))]
@@ -249,7 +257,9 @@ def _exceptions() -> list[tuple[str, type]]:
             value = getattr(module, name)
             if inspect.isclass(value) and issubclass(value, BaseException):
                 found.setdefault(value, subpackage)
-    return sorted(((where, error) for error, where in found.items()), key=lambda row: row[1].__name__)
+    return sorted(
+        ((where, error) for error, where in found.items()), key=lambda row: row[1].__name__
+    )
 
 
 # Other pages
@@ -295,7 +305,11 @@ def front_page(pages: list[Path], notebooks: list[Path]) -> str:
     parts = {
         "Start here": [*first, "messages"],
         "Notebooks": [f"notebooks/{file.stem}" for file in notebooks],
-        "API reference": ["api/tpukit", *(f"api/{name}" for name in subpackages()), "api/exceptions"],
+        "API reference": [
+            "api/tpukit",
+            *(f"api/{name}" for name in subpackages()),
+            "api/exceptions",
+        ],
         "Background": others,
     }
     introduction = (ROOT / "README.md").read_text().split("\n\n")[1]
