@@ -134,7 +134,7 @@ def exported_names(subpackage: str) -> list[str]:
 
 
 class Example(NamedTuple):
-    """One example: its public names, the text above it, which may be empty, and a doctest session."""
+    """One example: its public names, the text above it (may be empty), a doctest session."""
 
     names: list[str]
     text: str

@@ -21,16 +21,16 @@ from messages import explained, messages
 ROOT = Path(__file__).parents[1]
 
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-# Where an error of somebody else, or one that is told elsewhere, is passed on in its own words.
+# Functions that pass on the words of another error, so they have no facts of their own.
 PASSED_ON = {
-    "run_hangs": "the words are those of the watchdog's `Stall`, which has entries",
-    "launch": "LaunchInterrupted says the same always, and what a run had brought",
+    "run_hangs": "the words of the watchdog's `Stall`, which has entries",
+    "launch": "LaunchInterrupted, which always has the same text",
     "launch_each": "the same",
     "_run": "the same",
-    "read": "what a dataset of the reader's own raised",
+    "read": "an error of the user's dataset",
     "read_one": "the same",
-    "__getitem__": "what was told when the file was packed",
-    "watch": "what the cloud says of a job",
+    "__getitem__": "the error from packing the file",
+    "watch": "the reply of the cloud",
 }
 
 
@@ -152,7 +152,8 @@ for folder in sys.argv[1:]:
         print(folder, os.waitstatus_to_exitcode(status))
         continue
     os.chdir(folder)
-    os.environ["TORCH_HOME"] = folder  # with weights of this machine pe.resnet34() would print another line
+    # With weights of this machine pe.resnet34() would print another line.
+    os.environ["TORCH_HOME"] = folder
     output = os.open(f"{folder}.txt", os.O_WRONLY | os.O_CREAT)
     os.dup2(output, 1), os.dup2(output, 2)
     options = {"module_relative": False, "optionflags": flags, "encoding": "utf-8"}
@@ -325,7 +326,7 @@ def with_imports(path, taken):
 
 
 def test_no_title_holds_text_that_its_source_does_not_put_there():
-    """Each word of a title stands in the module that raises, in its imports, or in its importers."""
+    """Each word of a title is in the module that raises, in its imports or its importers."""
     trees = {path: ast.parse(path.read_text()) for path in (ROOT / "tpukit").rglob("*.py")}
     held = {path: texts_of(tree) for path, tree in trees.items()}
     taken = {path: imported_by(tree) for path, tree in trees.items()}
