@@ -1,8 +1,9 @@
-"""What Sphinx needs to know; `docs/pages.py` lays out the pages and calls it."""
+"""The configuration of Sphinx; `docs/pages.py` writes the sources and calls it."""
 
 import re
 
-project, author = "tpukit", "the authors of tpukit"
+project = "tpukit"
+author = "the authors of tpukit"
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "sphinx_book_theme"
 html_title = "tpukit"
@@ -13,34 +14,45 @@ html_copy_source = False
 html_show_sphinx = False
 html_theme_options = {
     "show_toc_level": 2,
-    "use_download_button": False,  # it leads to sources, which are not copied
-    "navbar_persistent": [],  # the search stands at the side already
+    "use_download_button": False,  # it would lead to sources, which are not copied
+    "navbar_persistent": [],  # the search box is in the side bar
 }
 templates_path = []
 
-default_role = "code"  # what stands in single backticks
-autodoc_preserve_defaults = True  # else the values of this machine's environment would stand in signatures
-autodoc_typehints = "none"  # they stand in the signature's own words below, as axes, ranges and units
+default_role = "code"  # text in single backticks
+# Otherwise signatures would show values from the environment of this machine.
+autodoc_preserve_defaults = True
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 88  # a longer signature has one argument per line
 autodoc_member_order = "bysource"
 napoleon_use_ivar = True
-nb_execution_mode = "off"  # the tests execute every notebook; a page says whether it shows what a run printed
+nb_execution_mode = (
+    "off"  # the tests execute the notebooks; each page names the source of its outputs
+)
 myst_heading_anchors = 3
 myst_enable_extensions = ["attrs_inline"]
 suppress_warnings = [
-    "misc.highlighting_failure",  # what a run printed may hold any character
-    "myst.header",  # notebooks go from a title to a third level where that reads better
-    "mystnb.unknown_mime_type",  # a panel of a run that is over has HTML beside what only a kernel can draw
+    "misc.highlighting_failure",  # outputs may have any characters
+    "myst.header",  # some notebooks go from a title to the third level
+    "mystnb.unknown_mime_type",  # live panels have an HTML copy for pages without a kernel
 ]
 
 
 def setup(app) -> None:
-    """Have code in docstrings shown as code: there it is only indented, so that `help()` reads well."""
+    """Connect `_mark_code`, so that indented code in docstrings is displayed as code."""
     app.connect("autodoc-process-docstring", _mark_code, priority=400)  # before napoleon
 
 
 def _mark_code(app, what, name, value, options, lines: list[str]) -> None:
+    """Insert `::` before indented code, which docstrings omit so that `help()` reads well."""
     for number in range(len(lines) - 1, 0, -1):
-        before = [line for line in lines[:number] if line.strip()][-1:]
-        begins = lines[number].startswith("    ") and not lines[number - 1].strip()
-        if begins and before and not before[0].startswith(" ") and not re.fullmatch(r"\w+:", before[0]):
+        begins_block = lines[number].startswith("    ") and not lines[number - 1].strip()
+        text_before = [line for line in lines[:number] if line.strip()]
+        if not begins_block or not text_before:
+            continue
+        last = text_before[-1]
+        is_section = re.fullmatch(r"\w+:", last)  # "Args:", whose entries are indented too
+        if not last.startswith(" ") and not is_section:
             lines[number:number] = ["::", ""]

@@ -1,10 +1,10 @@
-"""Draw the README's picture, docs/gallery.png: a phantom's CT slice, and what a network says of it.
+"""Draw the README's picture, docs/gallery.png: a phantom's CT slice with the predictions of a network.
 
     python docs/gallery.py [--studies 120] [--epochs 6]
 
-Trains a ResNet-18 for some minutes on phantoms, keeps a fifth of the exams apart, and draws one slice of these with the
-probabilities of the ten labels. The last line is JSON: how good the network is on all the exams kept apart, so that
-the picture can be judged. What was trained is kept in runs/gallery; the same call again only draws.
+Trains a ResNet-18 for some minutes on phantoms, holds out a fifth of the exams, and draws a held-out
+slice with the probabilities of the ten labels. The last line is JSON with the quality of the network
+on all held-out exams. The checkpoints are in runs/gallery; the same call again only draws.
 """
 
 import argparse
@@ -29,7 +29,7 @@ WIDTH, HEIGHT = 8.0, 3.7  # inches, 150 dots each
 
 
 def main() -> None:
-    """Train where that has not been done, and draw."""
+    """Train, unless a finished run exists, and draw."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--studies", type=int, default=120)
     parser.add_argument("--slices", type=int, default=16)
@@ -49,15 +49,23 @@ def main() -> None:
     save(draw(image[1].numpy(), truth[chosen] == 1, chances[chosen]), ROOT / "docs" / "gallery.png")
     auroc = roc_auc_score(truth[:, 0], chances[:, 0])
     print(
-        json.dumps({"exams_apart": apart.StudyInstanceUID.nunique(), "loss": round(loss, 4), "auroc": round(auroc, 3)})
+        json.dumps(
+            {
+                "exams_apart": apart.StudyInstanceUID.nunique(),
+                "loss": round(loss, 4),
+                "auroc": round(auroc, 3),
+            }
+        )
     )
 
 
 def train(core, labels, folder, epochs):
-    """Train on four fifths; return the logits of the last fifth, in the order of its rows, and their loss."""
+    """Train on four fifths; return the logits of the last fifth in row order, and their loss."""
     model = core.model(torchvision.models.resnet18(num_classes=len(pe.LABELS)))
     criterion = torch.nn.BCEWithLogitsLoss()
-    batches = core.batches(pe.PEImages(labels[labels.fold != 0], SIZE), batch_size=32 // core.world_size, shuffle=True)
+    batches = core.batches(
+        pe.PEImages(labels[labels.fold != 0], SIZE), batch_size=32 // core.world_size, shuffle=True
+    )
     valid = core.batches(pe.PEImages(labels[labels.fold == 0], SIZE), batch_size=32)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     schedule = tpukit.training.schedules.cosine(optimizer, epochs * len(batches))
@@ -80,20 +88,22 @@ def train(core, labels, folder, epochs):
 
 
 def choose(chances, truth) -> int:
-    """Return the slice with an embolus whose labels are told best: the picture shows a hit, and says so."""
+    """Return the slice with an embolus and the best predictions: the picture shows a hit."""
     wrong = numpy.abs(chances - truth).mean(axis=1)
     return int(numpy.where(truth[:, 0] == 1, wrong, numpy.inf).argmin())
 
 
 def draw(pixels, truth, chances):
-    """Draw the slice in the embolism window, and beside it a bar for each label."""
+    """Draw the slice in the embolism window, and a bar per label."""
     with look.style():
         figure = look.new_figure(WIDTH, HEIGHT)
         side = HEIGHT - 2 * look.MARGIN
         picture = look.axes_at(figure, look.MARGIN, look.MARGIN, side, side)
         picture.imshow(pixels, cmap="gray", vmin=0, vmax=255, interpolation="lanczos")
         picture.set_axis_off()
-        axes = look.axes_at(figure, side + 2.2, look.MARGIN + 0.35, WIDTH - side - 2.85, side - 0.62)
+        axes = look.axes_at(
+            figure, side + 2.2, look.MARGIN + 0.35, WIDTH - side - 2.85, side - 0.62
+        )
         places = range(len(chances))
         axes.barh(places, 1, height=0.6, color=look.GRID, linewidth=0)
         fill = [look.COLORS[0] if true else look.PAPER for true in truth]
@@ -103,9 +113,15 @@ def draw(pixels, truth, chances):
         axes.tick_params(length=0, pad=5, labelsize=9)
         axes.grid(visible=False)
         axes.spines[:].set_visible(False)
-        for place, label, chance, true in zip(places, axes.get_yticklabels(), chances, truth, strict=True):
-            label.set(color=look.INK if true else look.MUTED, fontweight="bold" if true else "normal")
-            axes.text(1.04, place, f"{chance:.2f}", va="center", fontsize=9, color=label.get_color())
+        for place, label, chance, true in zip(
+            places, axes.get_yticklabels(), chances, truth, strict=True
+        ):
+            label.set(
+                color=look.INK if true else look.MUTED, fontweight="bold" if true else "normal"
+            )
+            axes.text(
+                1.04, place, f"{chance:.2f}", va="center", fontsize=9, color=label.get_color()
+            )
         left = (side + 2 * look.MARGIN) / WIDTH
         title = "What the network says of this slice"
         figure.text(left, 1 - 0.3 / HEIGHT, title, fontsize=10, fontweight="bold", color=look.INK)
@@ -115,12 +131,14 @@ def draw(pixels, truth, chances):
 
 
 def save(figure, file: Path) -> None:
-    """Save the figure in 256 colours, which are enough for grey and two blues, at a third of the size."""
+    """Save the figure in 256 colours: enough for grey and two blues, a third of the size."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", facecolor=look.PAPER)
     image = Image.open(buffer).convert("RGB").quantize(256, dither=Image.Dither.NONE)
     image.save(file, optimize=True)
-    print(f"{file.relative_to(ROOT)}: {image.width} x {image.height}, {file.stat().st_size / 1024:.0f} KB")
+    print(
+        f"{file.relative_to(ROOT)}: {image.width} x {image.height}, {file.stat().st_size / 1024:.0f} KB"
+    )
 
 
 if __name__ == "__main__":

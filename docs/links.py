@@ -1,4 +1,4 @@
-"""Follow the links of built pages: those inside have to lead somewhere, others have to be addresses."""
+"""Follow the links of built pages: the target must exist, or be a well-formed address."""
 
 import re
 from html.parser import HTMLParser
@@ -7,7 +7,7 @@ from urllib.parse import unquote, urlsplit
 
 
 class _Page(HTMLParser):
-    """What a page links to, and what can be linked to in it."""
+    """The links and the anchors of a page."""
 
     def __init__(self, text: str):
         super().__init__()
@@ -21,31 +21,36 @@ class _Page(HTMLParser):
 
 
 def broken_links(folder: Path) -> list[str]:
-    """Return a line for each link that leads nowhere."""
-    found = [path for path in folder.rglob("*.html") if "_static" not in path.parts]  # templates of the theme lie there
-    pages = {path.resolve(): _Page(path.read_text()) for path in found}
-    return [
-        f"{path.relative_to(folder.resolve())}: {link} {why}"
-        for path, page in pages.items()
-        for link in dict.fromkeys(page.links)
-        if (why := _fault(link, path, pages))
-    ]
+    """Return a line for each broken link."""
+    # _static has templates of the theme, which are not pages.
+    files = [path for path in folder.rglob("*.html") if "_static" not in path.parts]
+    pages = {path.resolve(): _Page(path.read_text()) for path in files}
+    broken = []
+    for path, page in pages.items():
+        for link in dict.fromkeys(page.links):
+            if fault := _fault(link, path, pages):
+                broken.append(f"{path.relative_to(folder.resolve())}: {link} {fault}")
+    return broken
 
 
 def _fault(link: str, path: Path, pages: dict[Path, _Page]) -> str:
+    """Return the reason why a link is broken, or an empty text."""
     try:
         parts = urlsplit(link)
     except ValueError as error:
-        return f"is no address: {error}"
+        return f"is not an address: {error}"
     if parts.scheme in ("data", "mailto"):
         return ""
     if parts.scheme or parts.netloc:
-        fits = parts.scheme in ("http", "https") and re.fullmatch(r"[\w.-]+\.[a-z]{2,}(:\d+)?", parts.netloc)
-        return "" if fits and " " not in link else "is no address"
-    target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+        has_host = re.fullmatch(r"[\w.-]+\.[a-z]{2,}(:\d+)?", parts.netloc)
+        is_address = parts.scheme in ("http", "https") and has_host and " " not in link
+        return "" if is_address else "is not an address"
+    target = path
+    if parts.path:
+        target = (path.parent / unquote(parts.path)).resolve()
     if target.is_dir():
         target /= "index.html"
     if not target.exists():
         return "leads to no file"
-    known = target not in pages or unquote(parts.fragment) in pages[target].anchors
-    return "" if known else "leads to no place of that page"
+    has_anchor = target not in pages or unquote(parts.fragment) in pages[target].anchors
+    return "" if has_anchor else "leads to no place of that page"

@@ -1,7 +1,14 @@
-"""Build the pages: lay out what they are made of, run Sphinx, follow every link. `make docs` calls it."""
+"""Build the site: write the sources, run Sphinx, and follow every link. `make docs` calls it.
+
+The API reference lists the public names, and only these: every name in a title of
+`docs/examples/SUBPACKAGE.md`. A subpackage without such a file has no public names. Other names in
+an `__all__` are for tpukit's own subpackages and may change.
+"""
 
 import ast
 import html
+import importlib
+import inspect
 import json
 import re
 import shutil
@@ -11,208 +18,305 @@ from pathlib import Path
 from typing import NamedTuple
 
 from links import broken_links
-from messages import messages
+from messages import Message, messages
 
-HERE, ROOT = Path(__file__).parent, Path(__file__).parents[1]
-SOURCE, PAGES = ROOT / "build" / "docs" / "source", ROOT / "build" / "docs" / "html"
-# Where what was executed lies, and how each page says so: the best first.
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+SOURCE = ROOT / "build" / "docs" / "source"
+PAGES = ROOT / "build" / "docs" / "html"
+# The executed copies of a notebook, the best first, each with the note that its page prints.
 EXECUTED = (
     ("runs/{name}", "*The outputs are those of `make walkthrough`.*"),
     ("runs/exams/{name}", "*The outputs are those of `make exams`.*"),
-    ("build/executed/{name}", "*The outputs are those of a test, which runs with the small numbers that stand here.*"),
-    ("notebooks/{name}", "*Shown without outputs: open it, and run it, to see them.*"),
+    ("build/executed/{name}", "*The outputs are those of a test, which uses small numbers.*"),
+    ("notebooks/{name}", "*This page has no outputs: run the notebook to see them.*"),
 )
-ROOMS = ["data", "environment", "launcher", "display", "backends"]  # of the essentials
-FIRST = ["from_pytorch", "from_others", "from_torch_xla_1x", "jobs", "cheat_sheet", "after_torch_xla"]
-KINDS = {"function": "autofunction", "class": "autoclass", "module": "automodule"}
+FIRST = ["from_pytorch", "migrating", "from_torch_xla_1x", "jobs", "cheat_sheet", "torchtpu"]
+# Public modules that need a package which tpukit does not require, and so stand in no `__all__`.
+OPTIONAL_MODULES = {"training": {"lightning": ["trainer_options"]}}
+DIRECTIVES = {"function": "autofunction", "class": "autoclass"}
 
 
 def main() -> int:
-    """Build everything; the exit status is Sphinx's, or 1 where a link leads nowhere."""
+    """Build everything; return Sphinx's status, or 1 if a link is broken."""
     shutil.rmtree(SOURCE.parent, ignore_errors=True)
-    lay_out()
-    sphinx = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", SOURCE, PAGES]
-    status = subprocess.run(sphinx, check=False).returncode
+    write_sources()
+    sphinx = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html"]
+    status = subprocess.run([*sphinx, SOURCE, PAGES], check=False).returncode
     broken = broken_links(PAGES)
-    print(
-        "\n".join(broken)
-        or f"{len(list(PAGES.rglob('*.html')))} pages in {PAGES.relative_to(ROOT)}, every link leads somewhere"
-    )
+    count = len(list(PAGES.rglob("*.html")))
+    summary = f"{count} pages in {PAGES.relative_to(ROOT)}, no broken links"
+    print("\n".join(broken) or summary)
     return status or bool(broken)
 
 
-def lay_out() -> None:
-    """Write what Sphinx reads, laid out as the repository is, so that links between files stay as they are."""
-    for name in ("conf.py", "_static"):
-        (shutil.copytree if (HERE / name).is_dir() else shutil.copy)(HERE / name, _made(SOURCE / name))
+def write_sources() -> None:
+    """Write Sphinx's input in the layout of the repository, so that links between files work."""
+    shutil.copy(HERE / "conf.py", _with_folder(SOURCE / "conf.py"))
+    shutil.copytree(HERE / "_static", SOURCE / "_static")
     pages = sorted(HERE.glob("*.md"))
     notebooks = sorted((ROOT / "notebooks").glob("*.ipynb"))
-    there = {*pages, *notebooks}
+    linked = {*pages, *notebooks}
     for page in pages:
-        _made(SOURCE / "docs" / page.name).write_text(_without_dead_links(page.read_text(), page, there))
+        text = _without_dead_links(page.read_text(), page, linked)
+        _with_folder(SOURCE / "docs" / page.name).write_text(text)
     for file in notebooks:
-        notebook, note = _executed(file)
-        notebook["metadata"]["language_info"] = {
-            "name": "python",
-            "pygments_lexer": "ipython3",
-        }  # ! and % are no errors
-        cells = [{"cell_type": "markdown", "id": "outputs", "metadata": {}, "source": note}]
-        for cell in notebook["cells"]:
-            is_set_up = "".join(cell["source"]).startswith("# @title")
-            cell["metadata"] = {"tags": ["hide-input"]} if is_set_up else {}
-            if cell["cell_type"] == "markdown":
-                cell["source"] = _without_dead_links("".join(cell["source"]), file, there)
-        notebook["cells"][1:1] = cells
-        _made(SOURCE / "notebooks" / file.name).write_text(json.dumps(notebook))
-    for room in rooms():
-        _made(SOURCE / "api" / f"{room}.md").write_text(page_of_room(room))
+        text = json.dumps(_notebook_page(file, linked))
+        _with_folder(SOURCE / "notebooks" / file.name).write_text(text)
+    _with_folder(SOURCE / "api" / "tpukit.md").write_text(page_of_top_level())
+    for subpackage in subpackages():
+        (SOURCE / "api" / f"{subpackage}.md").write_text(page_of_subpackage(subpackage))
+    (SOURCE / "api" / "exceptions.md").write_text(page_of_exceptions())
     (SOURCE / "messages.md").write_text(page_of_messages())
     (SOURCE / "index.md").write_text(front_page(pages, notebooks))
 
 
-def _made(path: Path) -> Path:
+def _with_folder(path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
 
 
-def _executed(file: Path) -> tuple[dict, str]:
-    """Return a notebook, with its outputs where it was executed here, and a note that says by what."""
-    found = ((ROOT / place.format(name=file.name), note) for place, note in EXECUTED)
-    return next((json.loads(path.read_text()), note) for path, note in found if path.exists())
+def _notebook_page(file: Path, linked: set[Path]) -> dict:
+    """Return a notebook as a page: with outputs if it was executed here, and with a note."""
+    path, note = _executed_copy(file)
+    notebook = json.loads(path.read_text())
+    # Pygments takes "!" and "%" for errors in plain Python.
+    notebook["metadata"]["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        cell["metadata"] = {"tags": ["hide-input"]} if source.startswith("# @title") else {}
+        if cell["cell_type"] == "markdown":
+            cell["source"] = _without_dead_links(source, file, linked)
+    note_cell = {"cell_type": "markdown", "id": "outputs", "metadata": {}, "source": note}
+    notebook["cells"].insert(1, note_cell)
+    return notebook
 
 
-def _without_dead_links(text: str, file: Path, there: set[Path]) -> str:
-    """Keep the words of a link to a file of the repository that has no page here."""
+def _executed_copy(file: Path) -> tuple[Path, str]:
+    """Return the best copy of a notebook, and the note for its page."""
+    copies = [(ROOT / place.format(name=file.name), note) for place, note in EXECUTED]
+    return next(copy for copy in copies if copy[0].exists())
 
-    def kept(link: re.Match) -> str:
-        target = link[3].partition("#")[0]
-        if re.match(r"[a-z]+:|#", link[3]) or (file.parent / target).resolve() in there:
+
+def _without_dead_links(text: str, file: Path, linked: set[Path]) -> str:
+    """Replace a link to a file that has no page by its words; copy pictures."""
+
+    def replaced(link: re.Match) -> str:
+        bang, words, address = link.groups()
+        target = address.partition("#")[0]
+        path = file.parent / target
+        if re.match(r"[a-z]+:|#", address) or path.resolve() in linked:
             return link[0]
-        if link[1] and (file.parent / target).exists():
-            shutil.copy(file.parent / target, _made(SOURCE / "docs" / Path(target).name))
+        if bang and path.exists():
+            shutil.copy(path, _with_folder(SOURCE / "docs" / path.name))
             return link[0]
-        return link[2]
+        return words
 
-    return re.sub(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)", kept, text)
-
-
-def rooms() -> list[str]:
-    """Return the rooms that people import from, the essentials first."""
-    others = [
-        one.parent.name for one in sorted((ROOT / "tpukit").glob("*/__init__.py")) if one.parent.name != "essentials"
-    ]
-    return [*(f"essentials.{room}" for room in ROOMS), *others]
+    return re.sub(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)", replaced, text)
 
 
-def public_names(room: str) -> list[str]:
-    """Return what a room lists as its own, without importing it."""
-    tree = ast.parse((ROOT / "tpukit" / room.replace(".", "/") / "__init__.py").read_text())
-    lists = [node.value for node in tree.body if isinstance(node, ast.Assign) and node.targets[0].id == "__all__"]
-    return sorted(dict.fromkeys(ast.literal_eval(lists[0])), key=str.lower)
+# The API reference
+
+
+def subpackages() -> list[str]:
+    """Return the subpackages that have public names, the essentials first."""
+    names = sorted(path.stem for path in (HERE / "examples").glob("*.md"))
+    return sorted(names, key=lambda name: not name.startswith("essentials."))
+
+
+def exported_names(subpackage: str) -> list[str]:
+    """Return `__all__` of a subpackage without importing it: its public and internal names."""
+    path = ROOT / "tpukit" / subpackage.replace(".", "/") / "__init__.py"
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and node.targets[0].id == "__all__":
+            return ast.literal_eval(node.value)
+    return []
 
 
 class Example(NamedTuple):
-    """One example: the names that it is for, what is said above it, if anything, and a doctest session."""
+    """One example: its public names, the text above it (may be empty), a doctest session."""
 
     names: list[str]
-    said: str
+    text: str
     code: str
 
 
-def examples(room: str) -> list[Example]:
-    """Return the examples of a room; each goes on where the one before ended."""
-    text = (HERE / "examples" / f"{room}.md").read_text()
-    found = re.findall(r"^## (.+?)\n(.*?)^```pycon\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    return [Example(names.split(", "), said.strip(), code) for names, said, code in found]
+def examples(subpackage: str) -> list[Example]:
+    """Return the examples of a subpackage; each continues the session of the previous example."""
+    text = (HERE / "examples" / f"{subpackage}.md").read_text()
+    pattern = r"^## (.+?)\n(.*?)^```pycon\n(.*?)^```"
+    found = re.findall(pattern, text, re.MULTILINE | re.DOTALL)
+    return [Example(names.split(", "), words.strip(), code) for names, words, code in found]
 
 
-def page_of_room(room: str) -> str:
-    """Write the page: the examples, each above the names that it is for."""
-    import importlib
-    import inspect
+def public_names(subpackage: str) -> list[str]:
+    """Return the public names of a subpackage: those in the titles of its examples."""
+    names = []
+    for example in examples(subpackage):
+        names += example.names
+    return names
 
-    module = importlib.import_module(f"tpukit.{room}")
-    lines = [f"# tpukit.{room}", "", inspect.getdoc(module), ""]
-    lines += ["The examples of this page are one session: each goes on where the one before it ended.", ""]
-    for names, said, code in examples(room):
-        lines += [f"## {', '.join(names)}", "", *[said, ""] * bool(said), "```pycon", code.rstrip(), "```", ""]
+
+def page_of_top_level() -> str:
+    """Write the reference of the names that `import tpukit` offers."""
+    import tpukit
+
+    lines = [
+        "# tpukit",
+        "",
+        "Names of the top level: `import tpukit`, then `tpukit.launch(...)`.",
+        "",
+    ]
+    for subpackage in subpackages():
+        exported = [name for name in public_names(subpackage) if name in tpukit.__all__]
+        names = [name for name in exported if not inspect.ismodule(getattr(tpukit, name))]
+        if not names:
+            continue
+        lines += [f"## {', '.join(names)}", ""]
+        lines += [f"Examples: [tpukit.{subpackage}]({subpackage}.md)", ""]
         for name in names:
-            value = getattr(module, name)
-            place = f"tpukit.{room}.{name}"
-            kind = next((k for k in KINDS if getattr(inspect, f"is{k}")(value)), None)
-            if kind is None or value.__doc__ is None or value is dict:
-                lines += [
-                    "```{eval-rst}",
-                    f".. py:data:: {place}",
-                    "   :no-typesetting:",
-                    "```",
-                    "",
-                    f"`{name}` is a value.",
-                    "",
-                ]
-                continue
-            if kind == "module":
-                lines += [f"`{value.__name__}`: {(inspect.getdoc(value) or '').splitlines()[0]}", ""]
-                continue
-            body = ["   :members:"] * (kind == "class") + ["   :no-index:"] * (room != home(name))
-            lines += ["```{eval-rst}", f".. {KINDS[kind]}:: {place}", *body, "```", ""]
+            lines += _reference(f"tpukit.{name}", getattr(tpukit, name))
     return "\n".join(lines)
 
 
-def home(name: str) -> str:
-    """Return the first room that lists a name."""
-    return next(room for room in rooms() if name in public_names(room))
+def page_of_subpackage(subpackage: str) -> str:
+    """Write the examples of a subpackage, each above the reference of its names."""
+    import tpukit
+
+    module = importlib.import_module(f"tpukit.{subpackage}")
+    lines = [f"# tpukit.{subpackage}", "", inspect.getdoc(module), ""]
+    lines += ["The examples of this page are one session, in this order.", ""]
+    for names, text, code in examples(subpackage):
+        lines += [f"## {', '.join(names)}", ""]
+        if text:
+            lines += [text, ""]
+        lines += ["```pycon", code.rstrip(), "```", ""]
+        for name in names:
+            value = getattr(module, name)
+            if value is getattr(tpukit, name, None):
+                lines += [f"[tpukit.{name}](tpukit.md): arguments and types.", ""]
+            else:
+                lines += _reference(f"tpukit.{subpackage}.{name}", value)
+    for name, functions in OPTIONAL_MODULES.get(subpackage, {}).items():
+        lines += [f"## {name}", ""]
+        optional = importlib.import_module(f"tpukit.{subpackage}.{name}")
+        for function in functions:
+            place = f"tpukit.{subpackage}.{name}.{function}"
+            lines += _reference(place, getattr(optional, function))
+    return "\n".join(lines)
+
+
+def _reference(place: str, value) -> list[str]:
+    """Return the lines for one name: its signature with types and its docstring."""
+    if inspect.ismodule(value):
+        lines = [f"`{place}` is a module.", ""]
+        for name in value.__all__ if hasattr(value, "__all__") else _functions(value):
+            lines += _reference(f"{place}.{name}", getattr(value, name))
+        return lines
+    for kind, directive in DIRECTIVES.items():
+        if getattr(inspect, f"is{kind}")(value):
+            members = ["   :members:"] if kind == "class" else []
+            return ["```{eval-rst}", f".. {directive}:: {place}", *members, "```", ""]
+    data = ["```{eval-rst}", f".. py:data:: {place}", "   :no-typesetting:", "```", ""]
+    return [*data, f"`{place}` is a value of type `{type(value).__name__}`.", ""]
+
+
+def _functions(module) -> list[str]:
+    """Return the functions that a module defines, in their order."""
+    functions = [value for value in vars(module).values() if inspect.isfunction(value)]
+    own = [value for value in functions if value.__module__ == module.__name__]
+    return [value.__name__ for value in own if not value.__name__.startswith("_")]
+
+
+def page_of_exceptions() -> str:
+    """Write a table of the exceptions: base, first line of the docstring, subpackage."""
+    from tpukit.essentials.display import TpukitError
+
+    lines = ["# Exceptions", ""]
+    lines += ["Every error of tpukit is a `TpukitError` with the fields `fact`, `found` and `fix`,"]
+    lines += ["or a built-in exception with these fields.", ""]
+    lines += ["| exception | base | meaning | subpackage |", "|---|---|---|---|"]
+    for subpackage, error in _exceptions():
+        if error.__module__ == TpukitError.__module__ and error is not TpukitError:
+            continue  # also a built-in exception, by whose name users catch it
+        meaning = inspect.getdoc(error).splitlines()[0]
+        bases = ", ".join(f"`{base.__name__}`" for base in error.__bases__)
+        lines += [f"| `{error.__name__}` | {bases} | {meaning} | `tpukit.{subpackage}` |"]
+    return "\n".join([*lines, ""])
+
+
+def _exceptions() -> list[tuple[str, type]]:
+    """Return the exceptions that a subpackage exports, with the subpackage."""
+    found = {}
+    for path in sorted((ROOT / "tpukit").rglob("__init__.py")):
+        subpackage = ".".join(path.parent.relative_to(ROOT / "tpukit").parts)
+        if not subpackage:
+            continue
+        module = importlib.import_module(f"tpukit.{subpackage}")
+        for name in exported_names(subpackage):
+            value = getattr(module, name)
+            if inspect.isclass(value) and issubclass(value, BaseException):
+                found.setdefault(value, subpackage)
+    return sorted(
+        ((where, error) for error, where in found.items()), key=lambda row: row[1].__name__
+    )
+
+
+# Other pages
 
 
 def page_of_messages() -> str:
-    """Write an entry for every message that the kit can raise, by room."""
-    lines = [
-        "# Troubleshooting by message",
-        "",
-        "Paste a message, or the line that begins with `found:`; the nearest entries come first.",
-    ]
-    lines += ["What a run fills in stands in braces.", "", "```{raw} html"]
-    lines += ['<textarea id="message" aria-label="the message"></textarea><div id="message-answers"></div>', "```", ""]
-    by_room = {}
-    for one in messages():
-        by_room.setdefault(one.room, []).append(one)
-    for room, found in sorted(by_room.items()):
-        lines += [f"## {room}", "", "```{raw} html"]
-        lines += [line for one in found if one.facts for line in _entry(one)]
+    """Write an entry for every error message of tpukit, by subpackage."""
+    lines = ["# Troubleshooting by message", ""]
+    lines += ["Paste an error message, or its line that begins with `found:`. The best matches"]
+    lines += ["come first. A name in braces is a value of your run.", "", "```{raw} html"]
+    lines += ['<textarea id="message" aria-label="the message"></textarea>']
+    lines += ['<div id="message-answers"></div>', "```", ""]
+    by_subpackage: dict[str, list[Message]] = {}
+    for message in messages():
+        if message.facts:
+            by_subpackage.setdefault(message.subpackage, []).append(message)
+    for subpackage, found in sorted(by_subpackage.items()):
+        lines += [f"## {subpackage}", "", "```{raw} html"]
+        for message in found:
+            lines += _entry(message)
         lines += ["```", ""]
     return "\n".join(lines)
 
 
-def _entry(one) -> list[str]:
-    def code(text):
+def _entry(message: Message) -> list[str]:
+    def code(text: str) -> str:
         return f"<code>{html.escape(' '.join(text.split()))}</code>"
 
-    said = html.escape(" ".join(one.facts), quote=True)
-    lines = [f'<div data-fact="{said}" class="admonition"><p class="admonition-title">{code(one.facts[0])}</p>']
-    lines += [f"<p>or {code(fact)}</p>" for fact in one.facts[1:]]
-    lines += [f"<p>found: {code(text)}</p>" for text in one.found[:3]]
-    lines += [f"<p><strong>fix:</strong> {code(text)}</p>" for text in one.fixes[:6]]
-    who = f" from <code>{one.function}</code>" if one.function else ""
-    return [*lines, f"<p><small>{one.kind}{who}</small></p></div>"]
+    facts = html.escape(" ".join(message.facts), quote=True)
+    lines = [f'<div data-fact="{facts}" class="admonition">']
+    lines += [f'<p class="admonition-title">{code(message.facts[0])}</p>']
+    lines += [f"<p>or {code(fact)}</p>" for fact in message.facts[1:]]
+    lines += [f"<p>found: {code(text)}</p>" for text in message.found[:3]]
+    lines += [f"<p><strong>fix:</strong> {code(text)}</p>" for text in message.fixes[:6]]
+    origin = f" from <code>{message.function}</code>" if message.function else ""
+    return [*lines, f"<p><small>{message.kind}{origin}</small></p></div>"]
 
 
 def front_page(pages: list[Path], notebooks: list[Path]) -> str:
-    """Write where to begin, and the order of the pages."""
+    """Write the first page: an introduction, and all pages in their order."""
     first = [f"docs/{name}" for name in FIRST]
     others = [f"docs/{page.stem}" for page in pages if page.stem not in FIRST]
     parts = {
         "Start here": [*first, "messages"],
         "Notebooks": [f"notebooks/{file.stem}" for file in notebooks],
-        "By room": [f"api/{room}" for room in rooms()],
-        "What is known": others,
+        "API reference": [
+            "api/tpukit",
+            *(f"api/{name}" for name in subpackages()),
+            "api/exceptions",
+        ],
+        "Background": others,
     }
-    readme = (ROOT / "README.md").read_text()
-    lines = ["# tpukit", "", readme.split("\n\n")[1], ""]
-    lines += [
-        "- Something failed: [paste the message](messages.md).",
-        "- New here: [from PyTorch to tpukit](docs/from_pytorch.md), or notebook [01](notebooks/01_setup.ipynb).",
-        "",
-    ]
+    introduction = (ROOT / "README.md").read_text().split("\n\n")[1]
+    lines = ["# tpukit", "", introduction, ""]
+    lines += ["- An error? [Paste its message](messages.md)."]
+    lines += ["- New to tpukit? Begin with [From PyTorch to tpukit](docs/from_pytorch.md)"]
+    lines += ["  or with notebook [01](notebooks/01_setup.ipynb).", ""]
     for caption, entries in parts.items():
         lines += ["```{toctree}", f":caption: {caption}", ":maxdepth: 1", "", *entries, "```", ""]
     return "\n".join(lines)

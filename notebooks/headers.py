@@ -30,7 +30,7 @@ NAME = r"[\w.-]+/[\w.-]+?"
 # Whatever stands before @ stays out: it may be a token.
 ORIGIN = rf"(?:https://(?:[^@/]+@)?|ssh://git@|git@)github\.com[/:]({NAME})(?:\.git)?/?"
 
-# Folded on Colab, Kaggle and in JupyterLab: nobody reads it twice.
+# Folded on Colab, Kaggle and in JupyterLab, because it is the same in every notebook.
 HIDDEN = {"_kg_hide-input": True, "cellView": "form", "jupyter": {"source_hidden": True}}  # sorted, as ruff has it
 BOOTSTRAP = (ROOT / "notebooks/first_cell.txt").read_text().rstrip("\n")
 

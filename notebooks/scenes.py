@@ -12,10 +12,10 @@ _NEAR, _FAR = 1.0, 6.0  # metres from the camera: the lower edge of the image, a
 
 
 class Scenes:
-    """A dataset of drawn scenes, the same for the same seed; nothing is stored, each scene is drawn when asked for.
+    """A dataset of drawn scenes, equal for equal seeds; a scene is drawn when it is read, and not stored.
 
-    A floor runs from the camera to a wall, and one object (a ball, a box or a cone) stands on it: the farther away, the
-    smaller and the higher in the image. So the depth can be told from one image, as in a photograph.
+    A floor runs from the camera to a wall with an object on it (a ball, a box or a cone). The farther away it is, the
+    smaller and the higher it is in the image. So a network can predict the depth from a single image.
 
     An item is `(image, {"mask": mask, "depth": depth})`: (3, size, size) uint8 in [0, 255]; (1, size, size) uint8, 1
     where the object is; (1, size, size) uint8, 0 at the camera's feet and 255 at the wall.
@@ -155,7 +155,7 @@ def _convolution(before: int, after: int) -> nn.Sequential:
 
 
 def _twice_as_large(x: torch.Tensor) -> torch.Tensor:
-    # Not functional.interpolate: torch_xla makes a custom call of it, ResizeNearest, that rehearsals do not have.
+    # Not functional.interpolate: torch_xla makes a custom call of it, ResizeNearest, which the simulator does not have.
     count, channels, height, width = x.shape
     copies = x[:, :, :, None, :, None].expand(count, channels, height, 2, width, 2)
     return copies.reshape(count, channels, 2 * height, 2 * width)

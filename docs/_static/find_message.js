@@ -1,4 +1,4 @@
-// A message comes with values in it, and a search box wants every word: so entries are ranked by the words they share.
+// Messages have values of a run in them, so entries are ranked by the number of common words.
 function words(text) {
   return new Set((text.toLowerCase().match(/[a-z_]{3,}/g) || []));
 }
@@ -29,7 +29,7 @@ document.addEventListener("DOMContentLoaded", () => {
   } else if (/\/search\.html$/.test(window.location.pathname) && words(asked).size > 2) {
     const link = document.createElement("a");
     link.href = "messages.html?q=" + encodeURIComponent(asked);
-    link.textContent = "Is this a message of the kit? Look for it among the messages.";
+    link.textContent = "Is this an error message of tpukit? Look for it among the messages.";
     document.getElementById("search-results").before(link);
   }
 });

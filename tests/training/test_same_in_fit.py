@@ -17,7 +17,7 @@ from tpukit.essentials.launcher import launch
 
 X = torch.linspace(-1, 1, 256).reshape(64, 4)
 WORDS = torch.arange(64) % 20
-PAGE = Path(__file__).parents[2] / "docs" / "same_on_every_core.md"
+PAGE = Path(__file__).parents[2] / "docs" / "in_sync.md"
 
 
 class Changing(nn.Module):

@@ -515,7 +515,7 @@ def preflight(
             `chip`.
         keep: a folder for the compiled step, as `launch(..., compile_cache=folder)` keeps it, to
             take to a machine with such a TPU. Not tested on hardware: see
-            docs/keep_what_was_compiled.md.
+            docs/compilation_cache.md.
         progress: as in `launch`.
         timeout: seconds for the compiler; None for no limit.
 

@@ -424,7 +424,7 @@ def _fixes_of_upstream(info: MachineInfo) -> list[Finding]:
         fact = "torch_xla 2.8, 2.9: running variances by n - 1; Adam is one operation, with the same bits"
     else:
         return []
-    source = "no issue upstream; docs/same_on_every_core.md"
+    source = "no issue upstream; docs/in_sync.md"
     return [Finding("corrected", "info", fact=f"{fact} ({source})")]
 
 
