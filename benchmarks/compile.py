@@ -18,7 +18,9 @@ TARGET = 0.1
 
 def main() -> None:
     """Measure both launches, print the table, and last one line of JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3, help="turns of each kind")
     parser.add_argument("--network", default="resnet34", help="of torchvision")
     options = parser.parse_args()
@@ -28,10 +30,14 @@ def main() -> None:
             for found in turns.values():
                 found.append(trained(options.network, folder))
     print(f"all graphs of {options.network} and Adam on one core of the simulator, in s")
-    medians = {name: statistics.median(one["seconds"] for one in found) for name, found in turns.items()}
+    medians = {
+        name: statistics.median(one["seconds"] for one in found) for name, found in turns.items()
+    }
     for name, found in turns.items():
         each = ", ".join(f"{one['seconds']:.2f}" for one in found)
-        graphs = ", ".join(f"{one['compiled']} compiled and {one['loaded']} loaded" for one in found[:1])
+        graphs = ", ".join(
+            f"{one['compiled']} compiled and {one['loaded']} loaded" for one in found[:1]
+        )
         print(f"  {name:<18} {medians[name]:6.2f}   of {each}; {graphs}")
     cold, warm = medians.values()
     losses = []

@@ -31,7 +31,9 @@ def measure_dicom(folder: Path, rounds: int) -> dict:
         "GDCM": with_gdcm,
     }
     needs = {"dicomsdl": "dicomsdl", "GDCM": "gdcm"}
-    readers = {name: reader for name, reader in readers.items() if is_installed(needs.get(name, "pydicom"))}
+    readers = {
+        name: reader for name, reader in readers.items() if is_installed(needs.get(name, "pydicom"))
+    }
     print(
         f"\n{'slices a second a core, medians':34}"
         + "".join(f"{name:>12}" for name in readers)
@@ -46,7 +48,9 @@ def measure_dicom(folder: Path, rounds: int) -> dict:
         times[syntax] = speeds["tpukit"], statistics.median(ratios)
         shown = f"{times[syntax][1]:.2f} [{min(ratios):.2f}..{max(ratios):.2f}]"
         print(
-            f"{syntax:34}" + "".join(f"{speed:12,.0f}" for speed in speeds.values()) + f"{shown:>25}",
+            f"{syntax:34}"
+            + "".join(f"{speed:12,.0f}" for speed in speeds.values())
+            + f"{shown:>25}",
             flush=True,
         )
     print(f"a slice takes {packed_bytes(folder)}")
@@ -138,7 +142,9 @@ def with_dicomsdl(file: Path):
     import dicomsdl
 
     read = dicomsdl.open(str(file))
-    return through_windows(read.pixelData(storedvalue=True) * read.RescaleSlope + read.RescaleIntercept)
+    return through_windows(
+        read.pixelData(storedvalue=True) * read.RescaleSlope + read.RescaleIntercept
+    )
 
 
 def with_gdcm(file: Path):
@@ -172,7 +178,9 @@ def check_equal(file: Path, readers: dict[str, Callable]) -> None:
     expected = with_pydicom(file)
     for name, reader in readers.items():
         if (reader(file) != expected).any():
-            raise ValueError(f"{name} makes other pixels of {file} than pydicom\n  fix: it cannot be compared")
+            raise ValueError(
+                f"{name} makes other pixels of {file} than pydicom\n  fix: it cannot be compared"
+            )
 
 
 def run_round(files: list[Path], readers: dict[str, Callable], number: int) -> dict[str, float]:
@@ -193,9 +201,14 @@ def packed_bytes(folder: Path) -> str:
 
     said = []
     for form in ("jpeg", "int16"):
-        records = pack_dicom(folder / "dicom" / "train", folder / f"dicom-{form}", form=form, size=SIZE)
+        records = pack_dicom(
+            folder / "dicom" / "train", folder / f"dicom-{form}", form=form, size=SIZE
+        )
         mean = statistics.mean(map(len, records.read(range(len(records)))))
-        said.append(f"{mean / 1000:.1f} KB as {form} ({mean * 1_790_594 / 1e9:.0f} GB for the competition's)")
+        said.append(
+            f"{mean / 1000:.1f} KB as {form} "
+            f"({mean * 1_790_594 / 1e9:.0f} GB for the competition's)"
+        )
     return ", ".join(said)
 
 

@@ -36,16 +36,23 @@ def main() -> None:
         value = function(*arguments)
         seconds[name] = time.perf_counter() - began[0], time.process_time() - began[1]
         clock, processor = seconds[name]
-        print(f"{name:28}{clock:8.1f} s{processor:10.1f} s{peak_memory() / 1e9:8.2f} GB", flush=True)
+        print(
+            f"{name:28}{clock:8.1f} s{processor:10.1f} s{peak_memory() / 1e9:8.2f} GB", flush=True
+        )
         return value
 
-    print(f"{options.studies:,} exams, {options.rows:,} images\n{'':28}{'clock':>10}{'processor':>12}{'peak':>11}")
+    print(
+        f"{options.studies:,} exams, {options.rows:,} images\n"
+        f"{'':28}{'clock':>10}{'processor':>12}{'peak':>11}"
+    )
     timed("score", pe.challenge_loss, labels, predictions)
     scoring = peak_memory()
     timed("name the contradictions", pe.check_consistency, predictions)
     repaired = timed("repair them", pe.make_consistent, predictions)
     with tempfile.TemporaryDirectory() as folder:
-        path = timed("write submission.csv", pe.write_submission, repaired, Path(folder) / "submission.csv")
+        path = timed(
+            "write submission.csv", pe.write_submission, repaired, Path(folder) / "submission.csv"
+        )
         read = timed("read and check it", pe.read_submission, path, labels)
     before = pe.challenge_loss(labels, repaired)
     after = pe.challenge_loss(labels, read)
@@ -69,7 +76,9 @@ def make_up(rows: int, studies: int):
     from tpukit.pe.labels import EXAM_LABELS
 
     random = np.random.default_rng(0)
-    exam = np.sort(np.concatenate([np.arange(studies), random.integers(studies, size=rows - studies)]))
+    exam = np.sort(
+        np.concatenate([np.arange(studies), random.integers(studies, size=rows - studies)])
+    )
     uids = np.array([f"{number:012x}" for number in random.permutation(studies)], dtype=object)
     images = np.array([f"{number:012x}" for number in random.permutation(rows)], dtype=object)
     ids = pd.DataFrame({"StudyInstanceUID": uids[exam], "SOPInstanceUID": images})

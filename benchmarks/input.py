@@ -71,9 +71,13 @@ LONG = 20
 
 def main() -> None:
     """Measure everything, print the table, and last one line of JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=7, help="of everything, about 15 s each")
-    parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir(), "tpukit-benchmark"), help="is kept")
+    parser.add_argument(
+        "--data", type=Path, default=Path(tempfile.gettempdir(), "tpukit-benchmark"), help="is kept"
+    )
     parser.add_argument("--only", choices=["dicom", "labels"], help="measure this alone")
     # the process that `labels` starts
     parser.add_argument("--labels-in", type=Path, help=argparse.SUPPRESS)
@@ -113,7 +117,9 @@ def measure_everything(folder: Path, rounds: int) -> None:
     extra, window = worker_extra(data)
     speeds = [run_round(contestants, data, number) for number in range(rounds)]
     steps = step_ratios(data, rounds)
-    report(contestants, speeds, steps, extra, window, measure_dicom(folder, rounds) | labels(folder))
+    report(
+        contestants, speeds, steps, extra, window, measure_dicom(folder, rounds) | labels(folder)
+    )
 
 
 @dataclass(frozen=True)
@@ -183,8 +189,12 @@ def write_tar(folder: Path, table) -> list[str]:
         work.mkdir()
         with webdataset.ShardWriter(str(work / "%05d.tar"), maxcount=1000, verbose=0) as writer:
             shuffled = table.sample(frac=1, random_state=0)
-            for number, (path, labels) in enumerate(zip(shuffled["path"], label_values(shuffled), strict=True)):
-                writer.write({"__key__": f"{number:06d}", "jpg": Path(path).read_bytes(), "npy": labels})
+            for number, (path, labels) in enumerate(
+                zip(shuffled["path"], label_values(shuffled), strict=True)
+            ):
+                writer.write(
+                    {"__key__": f"{number:06d}", "jpg": Path(path).read_bytes(), "npy": labels}
+                )
         work.rename(folder)
     return sorted(map(str, folder.glob("*.tar")))
 
@@ -205,7 +215,9 @@ def tutorial(data: Data) -> Iterator:
     table = pandas.read_csv(data.folder / "train.csv")
     for order in orders(len(table)):
         for samples in numpy.split(order, range(BATCH, len(order), BATCH))[:-1]:
-            yield default_collate([tutorial_item(table, data.folder / "train-jpegs", sample) for sample in samples])
+            yield default_collate(
+                [tutorial_item(table, data.folder / "train-jpegs", sample) for sample in samples]
+            )
 
 
 def tutorial_item(table, folder: Path, sample: int) -> tuple:
@@ -216,10 +228,14 @@ def tutorial_item(table, folder: Path, sample: int) -> tuple:
     from tpukit.pe import LABELS
 
     where = "/".join(table.iloc[sample][["StudyInstanceUID", "SeriesInstanceUID"]])
-    name = glob.glob(os.path.join(folder, where + "/*" + table.iloc[sample]["SOPInstanceUID"] + ".jpg"))[0]
+    name = glob.glob(
+        os.path.join(folder, where + "/*" + table.iloc[sample]["SOPInstanceUID"] + ".jpg")
+    )[0]
     image = read_image()(name) / 255.0
     image = torch.tensor(image, dtype=torch.float).permute(2, 0, 1)
-    steps = transforms.Compose([transforms.ToPILImage(), transforms.Resize((SIZE, SIZE)), transforms.ToTensor()])
+    steps = transforms.Compose(
+        [transforms.ToPILImage(), transforms.Resize((SIZE, SIZE)), transforms.ToTensor()]
+    )
     labels = table.iloc[sample][list(LABELS)].values.astype("int")
     return steps(image), torch.tensor(labels, dtype=torch.float)
 
@@ -273,7 +289,10 @@ def decoder_alone(data: Data) -> Iterator:
     for order in orders(len(contents)):
         for samples in numpy.split(order, range(BATCH, len(order), BATCH))[:-1]:
             jpegs = [contents[sample] for sample in samples]
-            yield [simplejpeg.decode_jpeg(jpeg, "RGB", min_height=SIZE, min_width=SIZE) for jpeg in jpegs]
+            yield [
+                simplejpeg.decode_jpeg(jpeg, "RGB", min_height=SIZE, min_width=SIZE)
+                for jpeg in jpegs
+            ]
 
 
 def from_records_in_processes(data: Data) -> Iterator:
@@ -299,7 +318,9 @@ def with_webdataset(data: Data) -> Iterator:
     import webdataset
 
     dataset = (
-        webdataset.WebDataset(data.shards, resampled=True, shardshuffle=False).shuffle(1000).to_tuple("jpg", "npy")
+        webdataset.WebDataset(data.shards, resampled=True, shardshuffle=False)
+        .shuffle(1000)
+        .to_tuple("jpg", "npy")
     )
     dataset = dataset.map_tuple(decode_fast, read_npy).batched(BATCH, partial=False)
     yield from webdataset.WebLoader(dataset, num_workers=2, batch_size=None)
@@ -309,11 +330,17 @@ def with_grain(data: Data) -> Iterator:
     """Yield Grain's batches of the very array_record files that the records are."""
     import grain
 
-    source = grain.sources.ArrayRecordDataSource(sorted(map(str, data.records.folder.glob("*.array_record"))))
-    dataset = grain.MapDataset.source(source).shuffle(seed=0).repeat().map(parse_record).batch(BATCH)
+    source = grain.sources.ArrayRecordDataSource(
+        sorted(map(str, data.records.folder.glob("*.array_record")))
+    )
+    dataset = (
+        grain.MapDataset.source(source).shuffle(seed=0).repeat().map(parse_record).batch(BATCH)
+    )
     # No threads inside the processes, as Grain advises where the data are in memory already.
     dataset = dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
-    with contextlib.closing(iter(dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=2)))) as batches:
+    with contextlib.closing(
+        iter(dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=2)))
+    ) as batches:
         yield from batches
 
 
@@ -404,7 +431,9 @@ def run_round(contestants: dict[str, Contestant], data: Data, number: int) -> di
     names = list(contestants)
     began = time.perf_counter()
     start = 3 * number % len(names)
-    speeds = {name: measure(contestants[name].batches(data)) for name in names[start:] + names[:start]}
+    speeds = {
+        name: measure(contestants[name].batches(data)) for name in names[start:] + names[:start]
+    }
     print(f"round {number + 1}: {time.perf_counter() - began:.0f} s", flush=True)
     return speeds
 
@@ -530,7 +559,9 @@ def labels(folder: Path) -> dict[str, float]:
     parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in found["parts"].items())
     print(f"\n{ROWS:,} rows of labels on one processor: {parts}")
     print(f"{'  in all, seconds':60}{found['labels_seconds']:>10,.3g}   target <= 12")
-    print(f"{'  the most memory of the process, GB':60}{found['labels_gb']:>10,.3g}   target <= 1.5\n")
+    print(
+        f"{'  the most memory of the process, GB':60}{found['labels_gb']:>10,.3g}   target <= 1.5\n"
+    )
     return {name: value for name, value in found.items() if name != "parts"}
 
 
@@ -547,7 +578,9 @@ def draw_labels(folder: Path) -> None:
     uid = numpy.array([f"{number:012x}" for number in random.permutation(ROWS)])
     table = pandas.DataFrame({name: numpy.zeros(ROWS, numpy.uint8) for name in COLUMNS})
     table[list(IDS)] = numpy.stack([uid[study], uid[STUDIES + study], uid], axis=1)
-    table["pe_present_on_image"] = positive & ((random.random(ROWS) < 0.2) | (numpy.diff(study, prepend=-1) > 0))
+    table["pe_present_on_image"] = positive & (
+        (random.random(ROWS) < 0.2) | (numpy.diff(study, prepend=-1) > 0)
+    )
     for name in ("rv_lv_ratio_lt_1", "leftsided_pe"):
         table[name] = positive
     table["negative_exam_for_pe"] = ~positive
@@ -574,7 +607,9 @@ def read_all_labels(folder: Path) -> None:
     times.append(time.perf_counter())
     table = assign_folds(table)
     times.append(time.perf_counter())
-    table["path"] = table["StudyInstanceUID"] + "/" + table["SeriesInstanceUID"] + "/" + table["SOPInstanceUID"]
+    table["path"] = (
+        table["StudyInstanceUID"] + "/" + table["SeriesInstanceUID"] + "/" + table["SOPInstanceUID"]
+    )
     times.append(time.perf_counter())
     described = describe_source(table, list(LABELS), "StudyInstanceUID")
     times.append(time.perf_counter())
@@ -607,7 +642,10 @@ def describe(data: Data) -> None:
     sizes = [os.path.getsize(path) for path in data.table["path"]]
     print(f"{len(sizes):,} images of {statistics.mean(sizes) / 1000:.1f} KB; {cpus()} processors")
     print(", ".join(f"{name} {there.get(name, 'not installed')}" for name in packages))
-    print(f"the tutorial reads with {'OpenCV' if is_installed('cv2') else 'Pillow'}; {difference(data)}")
+    print(
+        f"the tutorial reads with {'OpenCV' if is_installed('cv2') else 'Pillow'}; "
+        f"{difference(data)}"
+    )
 
 
 def difference(data: Data, count: int = 64) -> str:
@@ -621,28 +659,48 @@ def difference(data: Data, count: int = 64) -> str:
 
     table = pandas.read_csv(data.folder / "train.csv")
     samples = numpy.random.default_rng(0).permutation(len(data.records))[:count]
-    items = [tutorial_item(table, data.folder / "train-jpegs", row) for row in data.records.rows[samples]]
+    items = [
+        tutorial_item(table, data.folder / "train-jpegs", row) for row in data.records.rows[samples]
+    ]
     images, labels = (numpy.stack(part) for part in zip(*items, strict=True))
     if (labels != data.cache.labels[samples]).any():
-        raise ValueError(f"the cache's labels are not the tutorial's\n  fix: delete {data.folder}, it is made again")
+        raise ValueError(
+            "the cache's labels are not the tutorial's\n"
+            f"  fix: delete {data.folder}, it is made again"
+        )
     images = (images * 255).round().transpose(0, 2, 3, 1)
-    cached, decoded = (numpy.abs(part.take(samples) - images) for part in (data.cache, reopened(data)))
-    return f"the cache's pixels differ from its by {cached.max():.0f}, the records' by {decoded.mean():.1f} on average"
+    cached, decoded = (
+        numpy.abs(part.take(samples) - images) for part in (data.cache, reopened(data))
+    )
+    return (
+        f"the cache's pixels differ from its by {cached.max():.0f}, "
+        f"the records' by {decoded.mean():.1f} on average"
+    )
 
 
-def report(contestants: dict, rounds: list, steps: list[float], extra: float, window: float, whole: dict) -> None:
+def report(
+    contestants: dict, rounds: list, steps: list[float], extra: float, window: float, whole: dict
+) -> None:
     """Print a line per contestant, some more numbers, and last the JSON."""
     print(
-        f"\nmedians of {len(rounds)} rounds, least and most in brackets; ratios are to the tutorial in the same round\n"
+        f"\nmedians of {len(rounds)} rounds, least and most in brackets; "
+        "ratios are to the tutorial in the same round\n"
     )
     print(f"{'':34}{'images/s':>27}{'times, wall':>25}{'times, processor':>19}")
     for name, one in contestants.items():
         speeds = [speeds[name].wall for speeds in rounds]
         wall, cpu = (ratios(rounds, name, "tutorial", of) for of in ("wall", "cpu"))
-        print(f"{one.name:34}{shown(speeds, 0):>27}{shown(wall, 1):>25}{statistics.median(cpu):>19,.1f}")
+        print(
+            f"{one.name:34}{shown(speeds, 0):>27}{shown(wall, 1):>25}"
+            f"{statistics.median(cpu):>19,.1f}"
+        )
     share = statistics.median(speeds["tutorial"].wall / speeds["tutorial"].cpu for speeds in rounds)
     print(f"\na processor was had {share:.0%} of the time", end="")
-    print("; others were busy: what took two threads or processes was held back most\n" if share < 0.9 else "\n")
+    print(
+        "; others were busy: what took two threads or processes was held back most\n"
+        if share < 0.9
+        else "\n"
+    )
     found = {name: middle(rounds, name, "tutorial") for name in SPEEDS}
     found["memcpy_fraction"] = middle(rounds, "cache_1_thread", "memcpy")
     found["decoder_fraction"] = middle(rounds, "jpeg_per_core", "decoder")
@@ -681,12 +739,16 @@ def ratios(rounds: list, name: str, to: str, of: str = "wall") -> list[float]:
 
 def middle(rounds: list, name: str, to: str) -> float | None:
     """Return the median of those ratios, None for who did not take part."""
-    return float(f"{statistics.median(ratios(rounds, name, to)):.3g}") if name in rounds[0] else None
+    return (
+        float(f"{statistics.median(ratios(rounds, name, to)):.3g}") if name in rounds[0] else None
+    )
 
 
 def shown(values: list[float], digits: int) -> str:
     """Write a median, with the least and the most."""
-    middle, *ends = (f"{value:,.{digits}f}" for value in (statistics.median(values), min(values), max(values)))
+    middle, *ends = (
+        f"{value:,.{digits}f}" for value in (statistics.median(values), min(values), max(values))
+    )
     return f"{middle} [{ends[0]}..{ends[1]}]"
 
 

@@ -22,7 +22,9 @@ SIDES = {"with": {}, "without": {"digest": lambda stored: bytes(8)}}
 
 def main() -> None:
     """Measure, print the table, and last one line of JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=9, help="of both sides")
     rounds = parser.parse_args().rounds
     with tempfile.TemporaryDirectory() as name:
@@ -35,9 +37,13 @@ def main() -> None:
                 took[side].append(pack_once(folder, SIDES[side]))
     medians = {side: statistics.median(times) for side, times in took.items()}
     ratio = medians["with"] / medians["without"]
-    print(f"{JPEGS} JPEGs and {PNGS} PNGs, {size / 1e6:.0f} MB: seconds of a processor, the median of {rounds}")
+    print(
+        f"{JPEGS} JPEGs and {PNGS} PNGs, {size / 1e6:.0f} MB: seconds of a processor, the median of {rounds}"
+    )
     for side, times in took.items():
-        print(f"  {side + ' digests':20}{medians[side]:8.3f}   {min(times):.3f} to {max(times):.3f}")
+        print(
+            f"  {side + ' digests':20}{medians[side]:8.3f}   {min(times):.3f} to {max(times):.3f}"
+        )
     print(f"  {'times as long':20}{ratio:8.3f}   target <= 1.03")
     print(
         json.dumps(

@@ -98,13 +98,17 @@ class Case:
 
 def main() -> None:
     """Compile both steps for every chip; print the table and one line of JSON: `fit` on a v5e-8."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
         "--chips",
         default=",".join(CHIPS),
         help="such as v5e-8,v3-8; the first one's go into the JSON",
     )
-    parser.add_argument("--libtpu", help="the compiler's version; otherwise that of this machine's torch")
+    parser.add_argument(
+        "--libtpu", help="the compiler's version; otherwise that of this machine's torch"
+    )
     parser.add_argument("--network", default=Case.network, help="of torchvision")
     parser.add_argument("--size", type=int, default=Case.size)
     parser.add_argument("--batch", type=int, default=Case.batch)
@@ -155,8 +159,18 @@ def with_fit(core, case: Case) -> None:
         model.__class__ = PoolingFirst
     model = core.model(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
-    batches = core.batches(Images(case, case.batch * core.world_size * STEPS), batch_size=case.batch, drop_last=True)
-    fit(core, model, optimizer, torch.nn.BCEWithLogitsLoss(), batches, preprocess=normalize, bf16=True)
+    batches = core.batches(
+        Images(case, case.batch * core.world_size * STEPS), batch_size=case.batch, drop_last=True
+    )
+    fit(
+        core,
+        model,
+        optimizer,
+        torch.nn.BCEWithLogitsLoss(),
+        batches,
+        preprocess=normalize,
+        bf16=True,
+    )
 
 
 class Images:
@@ -172,7 +186,9 @@ class Images:
     def __getitem__(self, index: int) -> tuple:
         import torch
 
-        return torch.zeros(3, self.case.size, self.case.size, dtype=torch.uint8), torch.zeros(self.case.labels)
+        return torch.zeros(3, self.case.size, self.case.size, dtype=torch.uint8), torch.zeros(
+            self.case.labels
+        )
 
 
 def measure(chip_name: str, case: Case, libtpu: str | None) -> dict:
@@ -191,16 +207,24 @@ def measure(chip_name: str, case: Case, libtpu: str | None) -> dict:
         with contextlib.nullcontext() if name == "fit" else pytorchs_adam:
             recorded = record(step, case, chip=chip, progress="off")
         if not recorded.is_steady or len(recorded.graphs) != 1:
-            raise RuntimeError(f"a step of {name} is one graph, got {len(recorded.graphs)}, {recorded.is_steady=}")
+            raise RuntimeError(
+                f"a step of {name} is one graph, got {len(recorded.graphs)}, {recorded.is_steady=}"
+            )
         flags = recorded.flags if name == "fit" else libtpu_flags(chip.accelerator_type, "")
-        made[name] = compile_graph(recorded.graphs[0], chip, libtpu=libtpu, flags=flags, label=f"a step of {name}")
+        made[name] = compile_graph(
+            recorded.graphs[0], chip, libtpu=libtpu, flags=flags, label=f"a step of {name}"
+        )
     return dict(reversed(made.items()))
 
 
 def without_estimate(compiled) -> str:
     """Name the operations that compute and have no estimate."""
     wanted = ("all-reduce", "all-reduce-start", "select-and-scatter")
-    names = {one.opcode.removesuffix("-start") for one in compiled.program.operations if one.opcode in wanted}
+    names = {
+        one.opcode.removesuffix("-start")
+        for one in compiled.program.operations
+        if one.opcode in wanted
+    }
     return ", ".join(sorted(names)) or "none"
 
 
@@ -232,7 +256,11 @@ def report(case: Case, found: dict[str, dict]) -> None:
                 f"{shares[chip][0]:.2f}, {shares[chip][1]:.2f}",
                 f"{one.seconds:.0f}",
             )
-            print(f"{chip + ' ' + name:24}" + "".join(f"{cell:>16}" for cell in cells) + f"   {without_estimate(one)}")
+            print(
+                f"{chip + ' ' + name:24}"
+                + "".join(f"{cell:>16}" for cell in cells)
+                + f"   {without_estimate(one)}"
+            )
     fit = next(iter(found.values()))["fit"]
     cycles, temporary = next(iter(shares.values()))
     print(f"\nlibtpu {fit.libtpu}; targets on a v5e-8: {TARGETS}")

@@ -31,7 +31,9 @@ KINDS = ("PyTorch's Adam", "fit, the default", "fit(replay=True)")
 
 def main() -> None:
     """Measure each kind, print the table, and last one line of JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3, help="turns of each kind")
     parser.add_argument("--network", default="resnet34", help="of torchvision")
     options = parser.parse_args()
@@ -44,8 +46,12 @@ def main() -> None:
         each = ", ".join(f"{1000 * one:.1f}" for one in found)
         print(f"  {name:<18} {1000 * statistics.median(found):6.1f}   of {each}")
     theirs, ours, replayed = (statistics.median(found) for found in turns.values())
-    print(f"target: recorded at most {TARGET} of PyTorch's, replayed at most {REPLAY_TARGET} of recorded")
-    print(f"and {CHIP_TARGET} of the {CHIP_MS:g} ms that a v5e needs for a ResNet-34's, by its compiler's count")
+    print(
+        f"target: recorded at most {TARGET} of PyTorch's, replayed at most {REPLAY_TARGET} of recorded"
+    )
+    print(
+        f"and {CHIP_TARGET} of the {CHIP_MS:g} ms that a v5e needs for a ResNet-34's, by its compiler's count"
+    )
     found = {"record_ms": round(1000 * ours, 1), "replay_ms": round(1000 * replayed, 2)}
     ratios = {
         "replay_vs_record": replayed / ours,
@@ -60,9 +66,15 @@ def measure(network: str, kind: str) -> float:
     from tpukit import launch
 
     is_theirs = kind == KINDS[0]
-    kept = mock.patch("tpukit.accelerators.adam.shorten_adam") if is_theirs else contextlib.nullcontext()
+    kept = (
+        mock.patch("tpukit.accelerators.adam.shorten_adam")
+        if is_theirs
+        else contextlib.nullcontext()
+    )
     with kept:
-        return launch(stepped, network, kind == KINDS[2], cores=1, backend="xla:cpu", progress="off").results[0]
+        return launch(
+            stepped, network, kind == KINDS[2], cores=1, backend="xla:cpu", progress="off"
+        ).results[0]
 
 
 def stepped(core, network: str, replayed: bool) -> float:

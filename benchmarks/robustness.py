@@ -33,7 +33,9 @@ NETWORKS = {"augmented": {}, "plain": {"plain_epochs": 999}}  # by parameters of
 def main() -> None:
     """Train both networks, predict the changed images, and print a table and one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("to", type=Path, help="a folder to make; networks that were trained there are kept")
+    parser.add_argument(
+        "to", type=Path, help="a folder to make; networks that were trained there are kept"
+    )
     parser.add_argument(
         "--studies",
         type=int,
@@ -49,7 +51,9 @@ def main() -> None:
     for name, parameters in NETWORKS.items():
         if not (options.to / name / "metrics.json").is_file():
             train(options.to, name, studies=options.studies, image_size=PIXELS, **parameters)
-    others = pe.phantom(options.to / "others" / str(options.studies), options.studies, slices=6, seed=1)
+    others = pe.phantom(
+        options.to / "others" / str(options.studies), options.studies, slices=6, seed=1
+    )
     labels = pe.index_images(pe.read_labels(others), others / "train-jpegs")
     files = [Path(path) for path in labels.path]
     rows = {}
@@ -58,13 +62,25 @@ def main() -> None:
         said = []
         for name in NETWORKS:
             weights = options.to / name / "checkpoints" / "best.pt"
-            said.append(tpukit.launch(ask, weights, pixels, progress="off").results[0][:, 0].numpy())
+            said.append(
+                tpukit.launch(ask, weights, pixels, progress="off").results[0][:, 0].numpy()
+            )
         rows[change] = compare(labels.pe_present_on_image, labels.StudyInstanceUID, *said)
     print(f"\nAUROC of {len(files):,} slices of {options.studies} other exams")
     print(f"{'':24}" + "".join(f"{name:>24}" for name in (*NETWORKS, "the first less the other")))
     for change, row in rows.items():
-        print(f"{change:24}" + "".join(f"{f'{at:.3f} ({low:.3f} to {high:.3f})':>24}" for at, low, high in row))
-    print(json.dumps({change: [[round(value, 3) for value in one] for one in row] for change, row in rows.items()}))
+        print(
+            f"{change:24}"
+            + "".join(f"{f'{at:.3f} ({low:.3f} to {high:.3f})':>24}" for at, low, high in row)
+        )
+    print(
+        json.dumps(
+            {
+                change: [[round(value, 3) for value in one] for one in row]
+                for change, row in rows.items()
+            }
+        )
+    )
 
 
 def train(to: Path, name: str, **parameters) -> None:
@@ -112,7 +128,9 @@ def wider(image):
 
     size = round(image.width / 1.25)
     around = Image.new("RGB", image.size)
-    around.paste(image.resize((size, size), Image.Resampling.BILINEAR), ((image.width - size) // 2,) * 2)
+    around.paste(
+        image.resize((size, size), Image.Resampling.BILINEAR), ((image.width - size) // 2,) * 2
+    )
     return around
 
 

@@ -34,7 +34,9 @@ def measure(core: Core, repeats: int) -> dict[str, float]:
         )
         compiled = (core.backend.compiles() or (0, 0))[0] - compiled
         found.append((time.monotonic() - began, time.process_time() - used, compiled))
-    seconds, processor, compiles = (sorted(column)[repeats // 2] for column in zip(*found[1:], strict=True))
+    seconds, processor, compiles = (
+        sorted(column)[repeats // 2] for column in zip(*found[1:], strict=True)
+    )
     return {"seconds": seconds, "processor_seconds": processor, "compiles": compiles}
 
 
@@ -45,9 +47,13 @@ def main() -> None:
     parser.add_argument("--epoch", type=float, default=60.0, help="seconds of an epoch")
     parser.add_argument("--repeats", type=int, default=9)
     given = parser.parse_args()
-    result = launch(measure, given.repeats, cores=2, backend=given.backend, progress="off").results[0]
+    result = launch(measure, given.repeats, cores=2, backend=given.backend, progress="off").results[
+        0
+    ]
     share = result["processor_seconds"] / given.epoch
-    print(f"{given.backend}: {result['processor_seconds']:.3f} s of processor, {share:.2%} of {given.epoch:g} s")
+    print(
+        f"{given.backend}: {result['processor_seconds']:.3f} s of processor, {share:.2%} of {given.epoch:g} s"
+    )
     print(json.dumps({"benchmark": "same", "backend": given.backend, **result, "share": share}))
 
 

@@ -39,11 +39,15 @@ class Block(nn.Module):
         self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
         self.looks = nn.Linear(width, 3 * width)
         self.joins = nn.Linear(width, width)
-        self.thinks = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width))
+        self.thinks = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x):
         """Return (B, L, width) of (B, L, width)."""
-        parts = self.looks(self.norms[0](x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        parts = (
+            self.looks(self.norms[0](x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        )
         seen = nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
         x = x + self.joins(seen.transpose(1, 2).flatten(2))
         return x + self.thinks(self.norms[1](x))
@@ -72,7 +76,9 @@ def train(core, sizes, length, batch):
     model = core.model(GPT(*sizes, length))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
     text = torch.utils.data.TensorDataset(*torch.zeros(2, 40 * batch, length, dtype=torch.int64))
-    for words, targets in core.batches(text, batch_size=batch if core.chips > 1 else batch // core.world_size):
+    for words, targets in core.batches(
+        text, batch_size=batch if core.chips > 1 else batch // core.world_size
+    ):
         with core.step():
             with torch.autocast(core.device.type, dtype=torch.bfloat16):
                 logits = model(words)
@@ -87,12 +93,16 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=int, default=default)
     given = parser.parse_args()
     with torch.device("meta"):
-        count = sum(one.numel() for one in GPT(given.width, given.layers, given.length).parameters())
+        count = sum(
+            one.numel() for one in GPT(given.width, given.layers, given.length).parameters()
+        )
     tpukit.preflight.fetch_libtpu(LIBTPU)
     arguments = ((given.width, given.layers), given.length, given.batch)
     options = {"libtpu": LIBTPU, "timeout": 7200.0}
     one = tpukit.preflight.preflight(train, *arguments, chip="v5e-8", **options)
-    eight = one.cut or tpukit.preflight.preflight(train, *arguments, chip="v5e-8", shard="fsdp", **options)
+    eight = one.cut or tpukit.preflight.preflight(
+        train, *arguments, chip="v5e-8", shard="fsdp", **options
+    )
     print(one, eight, sep="\n\n")
     found = {
         "gpt_params": count,

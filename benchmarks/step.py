@@ -62,8 +62,12 @@ NAMES = {
 
 def main() -> None:
     """Measure every case, print the table, and last one line of JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, help="per case, a second or two each; 40, and 20 for a ResNet")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--rounds", type=int, help="per case, a second or two each; 40, and 20 for a ResNet"
+    )
     parser.add_argument(
         "--only",
         default="",
@@ -73,15 +77,23 @@ def main() -> None:
     describe()
     cases = [
         Case("MLP, XLA:CPU", mlp, size=32, batch=128, steps=12, rounds=40, backend="xla:cpu"),
-        Case("convnet, XLA:CPU", convnet, size=32, batch=128, steps=12, rounds=40, backend="xla:cpu"),
+        Case(
+            "convnet, XLA:CPU", convnet, size=32, batch=128, steps=12, rounds=40, backend="xla:cpu"
+        ),
         Case("MLP, CPU", mlp, size=32, batch=128, steps=12, rounds=40),
         Case("convnet, CPU", convnet, size=32, batch=128, steps=12, rounds=40),
         Case("ResNet-18, CPU", resnet18, size=64, batch=8, steps=4, rounds=20),
         Case("convnet, 2 x CPU", convnet, size=32, batch=128, steps=12, rounds=40, cores=2),
         Case("ResNet-18, 2 x CPU", resnet18, size=64, batch=8, steps=4, rounds=20, cores=2),
     ]
-    measured = {case.name: run(case, options.rounds or case.rounds) for case in cases if options.only in case.name}
-    print("over two XLA:CPU processes only fit runs: torch_xla takes each for the only one and averages no gradients")
+    measured = {
+        case.name: run(case, options.rounds or case.rounds)
+        for case in cases
+        if options.only in case.name
+    }
+    print(
+        "over two XLA:CPU processes only fit runs: torch_xla takes each for the only one and averages no gradients"
+    )
     report(measured, quietly(count, cores=1, backend="xla:cpu")[0])
 
 
@@ -186,7 +198,9 @@ def convnet():
     for before, width in itertools.pairwise(widths):
         convolution = nn.Conv2d(before, width, 3, stride=2, padding=1)
         layers += [convolution, nn.BatchNorm2d(width), nn.ReLU()]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], LABELS))
+    return nn.Sequential(
+        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], LABELS)
+    )
 
 
 def resnet18():
@@ -216,7 +230,9 @@ def loader(case: Case, samples: Samples, ranks: Iterable[int]):
     import numpy
     from torch.utils.data import DataLoader
 
-    of_ranks = [ShardedSampler(len(samples), case.batch, rank, case.cores).positions() for rank in ranks]
+    of_ranks = [
+        ShardedSampler(len(samples), case.batch, rank, case.cores).positions() for rank in ranks
+    ]
     return DataLoader(
         samples,
         batch_size=case.batch,
@@ -232,7 +248,9 @@ def endless(batches: Iterable) -> Iterator:
         yield from batches
 
 
-def with_fit(core, case: Case, samples: Samples, loss: Clock, *, replay: bool = False) -> Callable[[], object]:
+def with_fit(
+    core, case: Case, samples: Samples, loss: Clock, *, replay: bool = False
+) -> Callable[[], object]:
     """Call `fit` for every turn, with one model and optimizer; `replay` captures three steps.
 
     The clock is asked where `fit` notes a step's loss: a loss that keeps something is never
@@ -247,7 +265,11 @@ def with_fit(core, case: Case, samples: Samples, loss: Clock, *, replay: bool = 
     add = StepLosses.add
     optimizer = adam(model)
     batches = core.batches(samples, batch_size=case.batch)
-    options = {"options": FitOptions(log_every=case.log_every), "preprocess": pixels, "replay": replay}
+    options = {
+        "options": FitOptions(log_every=case.log_every),
+        "preprocess": pixels,
+        "replay": replay,
+    }
 
     def noted(losses: StepLosses, step) -> None:
         loss.times.append(time.perf_counter())
@@ -263,7 +285,9 @@ def with_fit(core, case: Case, samples: Samples, loss: Clock, *, replay: bool = 
 
 def by_hand(core, case: Case, samples: Samples, loss: Clock) -> Callable[[], object]:
     """Train in the loop of somebody who knows the device."""
-    return in_turns(case, (on_xla if case.backend == "xla:cpu" else on_cpu)(core, case, samples, loss))
+    return in_turns(
+        case, (on_xla if case.backend == "xla:cpu" else on_cpu)(core, case, samples, loss)
+    )
 
 
 def on_xla(core, case: Case, samples: Samples, loss: Clock) -> Iterator[None]:
@@ -274,7 +298,9 @@ def on_xla(core, case: Case, samples: Samples, loss: Clock) -> Iterator[None]:
     model = fresh(case).to(core.device).train()
     optimizer = adam(model)
     losses = []
-    for inputs, targets in endless(pl.MpDeviceLoader(loader(case, samples, [core.rank]), core.device)):
+    for inputs, targets in endless(
+        pl.MpDeviceLoader(loader(case, samples, [core.rank]), core.device)
+    ):
         if len(losses) == case.log_every:
             torch.stack(losses).mean().item()
             losses.clear()
@@ -390,7 +416,9 @@ def tutorial(core, case: Case, samples: Samples, loss: Clock) -> Iterator[None]:
     optimizer = adam(model)
     total = 0.0
     count = 0
-    for inputs, targets in endless(pl.MpDeviceLoader(loader(case, samples, [core.rank]), core.device)):
+    for inputs, targets in endless(
+        pl.MpDeviceLoader(loader(case, samples, [core.rank]), core.device)
+    ):
         inputs = inputs.to(core.device)
         targets = targets.to(core.device)
         optimizer.zero_grad()
@@ -425,10 +453,15 @@ def run(case: Case, rounds: int) -> Measured:
         print(f"{case.name}: without {NAMES[name]}: {why}")
     print(f"{case.name}: {time.perf_counter() - began:.0f} s", flush=True)
     together = zip(*(core.rounds for core in cores), strict=True)
-    longest = [{name: max(times[name] for times in of_cores) for name in of_cores[0]} for of_cores in together]
+    longest = [
+        {name: max(times[name] for times in of_cores) for name in of_cores[0]}
+        for of_cores in together
+    ]
     losses = list(cores[0].losses.values())
     if max(losses) - min(losses) > SAME * max(losses):
-        raise RuntimeError(f"{case.name}: the contestants did not do the same work, their losses are {cores[0].losses}")
+        raise RuntimeError(
+            f"{case.name}: the contestants did not do the same work, their losses are {cores[0].losses}"
+        )
     return Measured(longest, cores[0].losses, cores[0].without)
 
 
@@ -463,7 +496,9 @@ def take_turns(core, case: Case, rounds: int) -> Measured:
     for name, make in makers.items():
         try:
             turns[name] = make(core, case, samples, clocks[name])
-        except Exception as error:  # not installed, or not on this device: the others are measured all the same
+        except (
+            Exception
+        ) as error:  # not installed, or not on this device: the others are measured all the same
             without[name] = str(error).splitlines()[0]
     measured = []
     for number in range(rounds + 1):
@@ -555,7 +590,9 @@ def count(core, length: int = 100) -> dict[str, int]:
         options=FitOptions(log_every=case.log_every),
     )
     trained = metric("CompileTime")
-    intervals = [copies[first : first + case.log_every] for first in range(0, len(copies), case.log_every)]
+    intervals = [
+        copies[first : first + case.log_every] for first in range(0, len(copies), case.log_every)
+    ]
     for count in (length, length + 1, 3 * length):
         batches = core.batches(Samples(case.size, length=count), batch_size=case.batch)
         evaluate(core, model, Clock(), batches, preprocess=pixels)
@@ -570,14 +607,22 @@ def describe() -> None:
     """Print the versions and the machine."""
     from tpukit.essentials.environment.resources import cpus
 
-    there = {package.name.replace("-", "_"): package.version for package in importlib.metadata.distributions()}
+    there = {
+        package.name.replace("-", "_"): package.version
+        for package in importlib.metadata.distributions()
+    }
     packages = ("torch", "torch_xla", "torchvision", "lightning", "accelerate")
-    print(", ".join(f"{name} {there.get(name, 'not installed')}" for name in packages) + f"; {cpus()} processors")
+    print(
+        ", ".join(f"{name} {there.get(name, 'not installed')}" for name in packages)
+        + f"; {cpus()} processors"
+    )
 
 
 def report(measured: dict[str, Measured], counted: dict[str, int]) -> None:
     """Print a line per contestant and case, and the JSON: the worst ratios of `fit`."""
-    print("\nmedians of the rounds, least and most in brackets; fit's time over another's in the same round")
+    print(
+        "\nmedians of the rounds, least and most in brackets; fit's time over another's in the same round"
+    )
     print(f"\n{'':22}{'':20}{'ms per step':>24}{'fit over it':>24}{'loss':>12}")
     worst: dict[str, float] = {}
     for case, found in measured.items():
@@ -587,19 +632,28 @@ def report(measured: dict[str, Measured], counted: dict[str, int]) -> None:
                 worst[name] = max(worst.get(name, 0.0), statistics.median(ratios))
             times = shown([1000 * times[name] for times in found.rounds], 1)
             ratio = shown(ratios, 3) if name != "fit" else ""
-            print(f"{case if name == 'fit' else '':22}{NAMES[name]:20}{times:>24}{ratio:>24}{loss:12.5f}")
+            print(
+                f"{case if name == 'fit' else '':22}{NAMES[name]:20}{times:>24}{ratio:>24}{loss:12.5f}"
+            )
     print()
     for name, target in TARGETS.items():
         found = f"{worst[name]:.3f}" if name in worst else "not measured"
         print(f"{'fit over ' + NAMES[name] + ', worst case':46}{found:>14}   target <= {target:g}")
     for name, target in (("host_copies_per_step", 0), ("train_graphs", 2), ("eval_graphs", 1)):
         print(f"{name.replace('_', ' '):46}{counted[name]:>14}   target {target}")
-    print(json.dumps({f"vs_{name}": round(worst[name], 3) if name in worst else None for name in TARGETS} | counted))
+    print(
+        json.dumps(
+            {f"vs_{name}": round(worst[name], 3) if name in worst else None for name in TARGETS}
+            | counted
+        )
+    )
 
 
 def shown(values: list[float], digits: int) -> str:
     """Write a median, with the least and the most."""
-    middle, *ends = (f"{value:,.{digits}f}" for value in (statistics.median(values), min(values), max(values)))
+    middle, *ends = (
+        f"{value:,.{digits}f}" for value in (statistics.median(values), min(values), max(values))
+    )
     return f"{middle} [{ends[0]}..{ends[1]}]"
 
 

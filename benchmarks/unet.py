@@ -31,7 +31,9 @@ STEPS = 4  # in a turn; the first interval is left out
 
 def main() -> None:
     """Measure, print the table, and last one line of JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=12, help="of both contestants; 12")
     parser.add_argument("--batch", type=int, default=8, help="images a core and step; 8")
     parser.add_argument("--size", type=int, default=96, help="pixels, a multiple of 32; 96")
@@ -40,11 +42,15 @@ def main() -> None:
     from tpukit.essentials.environment.resources import cpus
     from tpukit.essentials.launcher.launcher import launch
 
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "torchvision"))
+    versions = ", ".join(
+        f"{name} {importlib.metadata.version(name)}" for name in ("torch", "torchvision")
+    )
     print(f"{versions}; {cpus()} processors", flush=True)
     with contextlib.redirect_stdout(io.StringIO()):  # without the lines of every epoch
         run = launch(measure, options, cores=1, backend=options.backend, progress="off")
-    print(f"one {run.device}, batches of {options.batch}, {options.size} x {options.size} pixels, {run.seconds:.0f} s")
+    print(
+        f"one {run.device}, batches of {options.batch}, {options.size} x {options.size} pixels, {run.seconds:.0f} s"
+    )
     report(run.results[0], options.batch)
 
 
@@ -158,7 +164,11 @@ def report(found: dict, batch: int) -> None:
     print(
         f"\nfit over the loop by hand, median of {len(rounds)} rounds: {ratio:.3f} [{ratios[0]:.3f}..{ratios[-1]:.3f}]"
     )
-    print(json.dumps({"images_per_second": round(batch / whole, 1), "vs_hand_written": round(ratio, 3)}))
+    print(
+        json.dumps(
+            {"images_per_second": round(batch / whole, 1), "vs_hand_written": round(ratio, 3)}
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -18,8 +18,17 @@ PYTHON = "3.12"  # of Kaggle's TPU image
 # What that image lacks: of requirements.txt what submission.py uses, and what reads DICOM, compressed or not.
 PACKAGES = ("array_record>=0.8.3", "simplejpeg>=1.8", "pydicom>=3.0", "python-gdcm>=3.0.24")
 KEPT = ("numpy",)  # the image has it, and what is built for it
-PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
-NETWORKS = {"slices.pt": "slices/best.pt", "exams.pt": "exams/best.pt", "settings.json": "settings.json"}
+PLATFORMS = (
+    "manylinux_2_28_x86_64",
+    "manylinux_2_27_x86_64",
+    "manylinux_2_17_x86_64",
+    "manylinux2014_x86_64",
+)
+NETWORKS = {
+    "slices.pt": "slices/best.pt",
+    "exams.pt": "exams/best.pt",
+    "settings.json": "settings.json",
+}
 
 SLUG = "rsna-str-pulmonary-embolism-detection"
 
@@ -39,7 +48,8 @@ NOTEBOOK = (
         '    raise FileNotFoundError("no submission.py in /kaggle/input: Add Input > Datasets > your tpukit-bundle")\n'
         "bundle = found[0].parent\n"
         "%pip install -q --no-index --no-deps --find-links {bundle}/wheels tpukit\n"
-        "%pip install -q --no-index --find-links {bundle}/wheels " + " ".join(p.partition(">")[0] for p in PACKAGES),
+        "%pip install -q --no-index --find-links {bundle}/wheels "
+        + " ".join(p.partition(">")[0] for p in PACKAGES),
     ),
     (
         "code",
@@ -62,16 +72,22 @@ def main() -> int:
     parser.add_argument("run", type=Path, help="run_path of notebook 04b, after it ran")
     parser.add_argument("to", type=Path, help="the folder to make; one that is there is made anew")
     parser.add_argument(
-        "--python", default=PYTHON, help=f"of the machine that installs it (default: {PYTHON}, Kaggle's)"
+        "--python",
+        default=PYTHON,
+        help=f"of the machine that installs it (default: {PYTHON}, Kaggle's)",
     )
     options = parser.parse_args()
     missing = [name for name in NETWORKS.values() if not (options.run / name).is_file()]
     if missing:
-        print(f"there is no {missing[0]} in {options.run}\n  fix: `make exams`, or run notebook 04b: it writes them")
+        print(
+            f"there is no {missing[0]} in {options.run}\n  fix: `make exams`, or run notebook 04b: it writes them"
+        )
         return 1
     known = set(runpy.run_path(str(ROOT / "examples" / "submission.py"))["SETTINGS"])
     if other := known ^ json.loads((options.run / "settings.json").read_text()).keys():
-        print(f"{options.run}/settings.json is not of this kit's 04b: {', '.join(sorted(other))}\n  fix: run it again")
+        print(
+            f"{options.run}/settings.json is not of this kit's 04b: {', '.join(sorted(other))}\n  fix: run it again"
+        )
         return 1
     if (options.to / "wheels").is_dir():
         shutil.rmtree(options.to)
@@ -83,13 +99,24 @@ def main() -> int:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     subprocess.run([sys.executable, ROOT / "tools" / "wheel.py", wheels], check=True)
     platforms = [word for platform in PLATFORMS for word in ("--platform", platform)]
-    only = ["--only-binary=:all:", "--python-version", options.python, "--implementation", "cp", *platforms]
+    only = [
+        "--only-binary=:all:",
+        "--python-version",
+        options.python,
+        "--implementation",
+        "cp",
+        *platforms,
+    ]
     subprocess.run([*pip, "download", "--quiet", "--dest", wheels, *only, *PACKAGES], check=True)
     for kept in KEPT:
         for wheel in wheels.glob(f"{kept}-*.whl"):
             wheel.unlink()
     (options.to / "submission.ipynb").write_text(json.dumps(notebook(), indent=1) + "\n")
-    metadata = {"title": "tpukit-bundle", "id": "USERNAME/tpukit-bundle", "licenses": [{"name": "apache-2.0"}]}
+    metadata = {
+        "title": "tpukit-bundle",
+        "id": "USERNAME/tpukit-bundle",
+        "licenses": [{"name": "apache-2.0"}],
+    }
     (options.to / "dataset-metadata.json").write_text(json.dumps(metadata, indent=1) + "\n")
     print_what_to_do(options.to)
     return 0
@@ -99,7 +126,12 @@ def notebook() -> dict:
     """Return the notebook that is submitted, in Jupyter's format."""
     cells = []
     for number, (kind, source) in enumerate(NOTEBOOK):
-        cell = {"cell_type": kind, "id": f"submission-{number}", "metadata": {}, "source": source.splitlines(True)}
+        cell = {
+            "cell_type": kind,
+            "id": f"submission-{number}",
+            "metadata": {},
+            "source": source.splitlines(True),
+        }
         cells.append(cell | ({"outputs": [], "execution_count": None} if kind == "code" else {}))
     kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
     return {"cells": cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}

@@ -21,7 +21,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 STUDY, IMAGE = "StudyInstanceUID", "SOPInstanceUID"
-SETTINGS = ("images", "features", "exam_slices", "frequencies", "trained_on")  # of settings.json, no others
+SETTINGS = (
+    "images",
+    "features",
+    "exam_slices",
+    "frequencies",
+    "trained_on",
+)  # of settings.json, no others
 IN_TIME = 0.9  # of --max-time; what is under way then has the rest to end in
 
 
@@ -43,7 +49,11 @@ def main() -> int:
     write(fill(index, index.iloc[:0], frequencies, report), report, options.to)
     report = Report()
     try:
-        until = began + IN_TIME * tpukit.training.parse_duration(options.max_time) if options.max_time else math.inf
+        until = (
+            began + IN_TIME * tpukit.training.parse_duration(options.max_time)
+            if options.max_time
+            else math.inf
+        )
         tpukit.setup()
         networks = Networks.load(options.networks)
         index = pe.index_dicom(table, options.images, missing="keep")
@@ -53,7 +63,9 @@ def main() -> int:
         report.tell("all other exams" if parts else "all exams", "the mean", error)
     said = pandas.concat(parts) if parts else index.iloc[:0]
 
-    checked = pe.read_submission(write(fill(index, said, frequencies, report), report, options.to), table)
+    checked = pe.read_submission(
+        write(fill(index, said, frequencies, report), report, options.to), table
+    )
     counts = {"studies": checked[STUDY].nunique(), "images": len(checked)}
     counts |= {"inconsistent": len(pe.check_consistency(checked)), **report.counts()}
     print(json.dumps({**counts, "minutes": round((time.monotonic() - began) / 60, 1)}))
@@ -63,13 +75,21 @@ def main() -> int:
 def arguments() -> argparse.ArgumentParser:
     """Return what reads the arguments."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--table", type=Path, required=True, help="test.csv: the identifiers of every image")
-    parser.add_argument("--images", type=Path, required=True, help="the folder of their DICOM files")
-    parser.add_argument("--networks", type=Path, required=True, help="slices.pt, exams.pt and settings.json")
+    parser.add_argument(
+        "--table", type=Path, required=True, help="test.csv: the identifiers of every image"
+    )
+    parser.add_argument(
+        "--images", type=Path, required=True, help="the folder of their DICOM files"
+    )
+    parser.add_argument(
+        "--networks", type=Path, required=True, help="slices.pt, exams.pt and settings.json"
+    )
     parser.add_argument("--to", type=Path, default=Path("submission.csv"))
     parser.add_argument("--batch-size", type=int, default=64, help="slices a core and step")
     parser.add_argument("--exams", type=int, default=128, help="that are on the disk at once")
-    parser.add_argument("--max-time", help="what is left at nine tenths of it is answered by the mean: 8h")
+    parser.add_argument(
+        "--max-time", help="what is left at nine tenths of it is answered by the mean: 8h"
+    )
     parser.add_argument("--cores", type=int, help="None for all there are, or 1")
     return parser
 
@@ -78,11 +98,17 @@ def read_table(path: Path):
     """Return test.csv: a row for each image; rows that lack an identifier, or repeat one, are left out, and told."""
     import pandas
 
-    given = pandas.read_csv(path, dtype=str, keep_default_na=False, na_values=[""], skipinitialspace=True)
+    given = pandas.read_csv(
+        path, dtype=str, keep_default_na=False, na_values=[""], skipinitialspace=True
+    )
     table = given.dropna(subset=[STUDY, IMAGE]).drop_duplicates(IMAGE, ignore_index=True)
     if left := len(given) - len(table):
-        print(f"left out {left:,} rows of {path}: {STUDY} or {IMAGE} is missing, or the image has a row already")
-    return table.filter([STUDY, "SeriesInstanceUID", IMAGE])  # what else is there is nothing that was asked
+        print(
+            f"left out {left:,} rows of {path}: {STUDY} or {IMAGE} is missing, or the image has a row already"
+        )
+    return table.filter(
+        [STUDY, "SeriesInstanceUID", IMAGE]
+    )  # what else is there is nothing that was asked
 
 
 @dataclass
@@ -107,8 +133,14 @@ class Report:
     def counts(self) -> dict[str, int]:
         """Return how many images and exams were answered by something else; what stands for many has no identifier."""
         by = [by for what, by, _ in self.rows if " " not in what]
-        names = {"its neighbours": "answered_by_neighbours", "the first network": "answered_by_first_network"}
-        return {name: by.count(words) for words, name in {**names, "the mean": "answered_by_mean"}.items()}
+        names = {
+            "its neighbours": "answered_by_neighbours",
+            "the first network": "answered_by_first_network",
+        }
+        return {
+            name: by.count(words)
+            for words, name in {**names, "the mean": "answered_by_mean"}.items()
+        }
 
 
 @dataclass
@@ -129,28 +161,39 @@ class Networks:
 
         settings = json.loads((folder / "settings.json").read_text())
         if settings.keys() != set(SETTINGS):
-            unknown, missing = sorted(settings.keys() - set(SETTINGS)), sorted(set(SETTINGS) - settings.keys())
+            unknown, missing = (
+                sorted(settings.keys() - set(SETTINGS)),
+                sorted(set(SETTINGS) - settings.keys()),
+            )
             raise ValueError(f"{folder}/settings.json: unknown {unknown}, missing {missing}")
         slices, exams = pe.resnet34(folder / "slices.pt"), pe.ExamNetwork(settings["features"])
         # `resnet34` draws a last layer of its own where the file's has other outputs: here all has to fit.
         for network, file in ((slices, "slices.pt"), (exams, "exams.pt")):
-            network.load_state_dict(torch.load(folder / file, map_location="cpu", weights_only=True))
+            network.load_state_dict(
+                torch.load(folder / file, map_location="cpu", weights_only=True)
+            )
         return cls(settings, pe.Preparation.read(settings["images"]), slices, exams)
 
 
-def answer(index, options, networks: Networks, report: Report, late: Callable[[], bool]) -> Iterator:
+def answer(
+    index, options, networks: Networks, report: Report, late: Callable[[], bool]
+) -> Iterator:
     """Yield tables of answers to the images that are not odd, some exams at a time."""
     from tpukit import pe
 
     # A pack joins labels; nobody knows these yet, and nothing reads them.
     rows = index[index.odd == ""].assign(**dict.fromkeys(pe.LABELS, 0))
     studies = list(dict.fromkeys(rows[STUDY]))
-    waiting = [studies[first : first + options.exams] for first in range(0, len(studies), options.exams)][::-1]
+    waiting = [
+        studies[first : first + options.exams] for first in range(0, len(studies), options.exams)
+    ][::-1]
     while waiting:
         some = waiting.pop()
         if late():
             left = len(some) + sum(map(len, waiting))
-            report.tell(f"{left:,} exams", "the mean", f"nine tenths of the {options.max_time} are over")
+            report.tell(
+                f"{left:,} exams", "the mean", f"nine tenths of the {options.max_time} are over"
+            )
             return
         mine = rows[rows[STUDY].isin(some)]
         with contextlib.ExitStack() as stack:
@@ -162,7 +205,9 @@ def answer(index, options, networks: Networks, report: Report, late: Callable[[]
                     report.tell(some[0], "the mean", error, quiet=True)
                     continue
                 half = len(some) // 2
-                print(f"{len(some)} exams could not be packed together, and are tried in two parts: {error}")
+                print(
+                    f"{len(some)} exams could not be packed together, and are tried in two parts: {error}"
+                )
                 waiting += [some[half:], some[:half]]
                 continue
             try:
@@ -188,19 +233,28 @@ def ask(slices, table, options, networks: Networks, report: Report, late: Callab
     import tpukit
     from tpukit import pe
 
-    seen = tpukit.launch(see, networks.resnet, slices, options.batch_size, cores=options.cores).results[0]
-    seen = {name: value.half().float() for name, value in seen.items()}  # as 04b keeps them: the same answers
+    seen = tpukit.launch(
+        see, networks.resnet, slices, options.batch_size, cores=options.cores
+    ).results[0]
+    seen = {
+        name: value.half().float() for name, value in seen.items()
+    }  # as 04b keeps them: the same answers
     number = torch.cat([seen["features"], seen["logits"]], dim=1).isfinite().all(dim=1)
     if not number.any():
         raise ArithmeticError("what the first network says is no number")
-    seen, table = {name: value[number] for name, value in seen.items()}, table[number.numpy()].reset_index(drop=True)
+    seen, table = (
+        {name: value[number] for name, value in seen.items()},
+        table[number.numpy()].reset_index(drop=True),
+    )
     try:
         if late():
             raise TimeoutError(f"nine tenths of the {options.max_time} are over")
         features = torch.cat([seen["features"], seen["logits"]], dim=1)
         # Every exam has to be answered, also one that a scanner left irregular: that is printed, and goes on.
         unlabelled = table.drop(columns=list(pe.LABELS))
-        exams = pe.ExamSequences(unlabelled, features, networks.settings["exam_slices"], irregular="keep")
+        exams = pe.ExamSequences(
+            unlabelled, features, networks.settings["exam_slices"], irregular="keep"
+        )
         outputs = tpukit.launch(read, networks.exams, exams, cores=options.cores).results[0]
         if not all(outputs[name].isfinite().all() for name in ("answers", "images")):
             raise ArithmeticError("what the second network says is no number")
@@ -217,14 +271,18 @@ def see(core, resnet, slices, batch_size: int):
     from tpukit import pe
 
     batches = core.batches(slices, batch_size=batch_size)
-    return tpukit.predict(core, pe.SliceFeatures(core.model(resnet)), batches, preprocess=pe.normalize)
+    return tpukit.predict(
+        core, pe.SliceFeatures(core.model(resnet)), batches, preprocess=pe.normalize
+    )
 
 
 def read(core, network, exams):
     """Return what the second network says of every exam."""
     import tpukit
 
-    return tpukit.predict(core, core.model(network), core.batches(exams, batch_size=min(32, len(exams))))
+    return tpukit.predict(
+        core, core.model(network), core.batches(exams, batch_size=min(32, len(exams)))
+    )
 
 
 def write(answers, report: Report, to: Path) -> Path:
@@ -248,7 +306,9 @@ def mean_answers(folder: Path) -> dict[str, float]:
             raise ValueError(wrong)
         return found
     except (OSError, ValueError, KeyError, TypeError) as error:
-        print(f"how often each label was true in training is not known: 0.5 stands for it ({error!r})")
+        print(
+            f"how often each label was true in training is not known: 0.5 stands for it ({error!r})"
+        )
         return dict.fromkeys(LABELS, 0.5)
 
 
@@ -280,7 +340,9 @@ def fill(index, said, frequencies: dict, report: Report):
             given.loc[exam.index, list(LABELS)] = [frequencies[name] for name in LABELS]
         elif len(odd):
             for image, why in zip(odd[IMAGE], odd.odd, strict=True):
-                report.tell(image, "its neighbours", why or "its pixels cannot be read, or say no number")
+                report.tell(
+                    image, "its neighbours", why or "its pixels cannot be read, or say no number"
+                )
             given.loc[odd.index, list(LABELS[1:])] = seen[list(LABELS[1:])].iloc[0].tolist()
             given.loc[odd.index, LABELS[0]] = between(odd.position, seen.position, seen[LABELS[0]])
     return given[[STUDY, IMAGE, *LABELS]]
@@ -297,8 +359,14 @@ def between(places, positions, answers):
     at, given = positions.to_numpy()[order], answers.to_numpy()[order]
     steps = numpy.diff(at)
     # A place that an odd image is known to have is not the gap of another one.
-    usual = numpy.quantile(steps, 0.5, method="lower") if len(steps) else 0.0  # of two steps one is beside a lost slice
-    wide = [k for k in numpy.flatnonzero(steps > 1.5 * usual) if not places.between(*at[k : k + 2]).any()]
+    usual = (
+        numpy.quantile(steps, 0.5, method="lower") if len(steps) else 0.0
+    )  # of two steps one is beside a lost slice
+    wide = [
+        k
+        for k in numpy.flatnonzero(steps > 1.5 * usual)
+        if not places.between(*at[k : k + 2]).any()
+    ]
     lost = (given[wide] + given[numpy.add(wide, 1)]).mean() / 2 if wide else given.mean()
     return numpy.where(places.isna(), lost, numpy.interp(places.fillna(0), at, given))
 

@@ -30,14 +30,20 @@ def train(core, pack, steps, epochs, batch_size, size):
     import torchvision
 
     images = tpukit.PackedImages(pack, size=size)
-    parts = [torch.utils.data.Subset(images, part) for part in images.split(valid=0.2, stratify=True)]
+    parts = [
+        torch.utils.data.Subset(images, part) for part in images.split(valid=0.2, stratify=True)
+    ]
     batches = core.batches(parts[0], batch_size=batch_size, shuffle=True, drop_last=True)
     valid = core.batches(parts[1], batch_size=batch_size)
 
     model = core.model(torchvision.models.resnet18(num_classes=len(images.classes)))
     # The rate grows with the batch, so it must be reached slowly: Goyal and others, arXiv:1706.02677.
-    optimizer = tpukit.training.LARS(model.parameters(), lr=3.0 * batches.samples_per_step / 256, weight_decay=5e-5)
-    schedule = tpukit.training.schedules.cosine(optimizer, steps * epochs, warmup=steps * epochs // 10)
+    optimizer = tpukit.training.LARS(
+        model.parameters(), lr=3.0 * batches.samples_per_step / 256, weight_decay=5e-5
+    )
+    schedule = tpukit.training.schedules.cosine(
+        optimizer, steps * epochs, warmup=steps * epochs // 10
+    )
     history = tpukit.fit(
         core,
         model,

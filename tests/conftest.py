@@ -89,15 +89,26 @@ def how_often():
 def pytest_collection_modifyitems(config, items):
     """Leave out what only `make simulator` or `make soak` runs; skip what needs torch_xla where it has no wheel."""
     asked = set(re.findall(r"\w+", config.option.markexpr))
-    left_out = {item for mark in ("every_machine", "only_soak") if mark not in asked for item in marked(items, mark)}
+    left_out = {
+        item
+        for mark in ("every_machine", "only_soak")
+        if mark not in asked
+        for item in marked(items, mark)
+    }
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = [item for item in items if item not in left_out]
     order = {name: place for place, name in enumerate((*LONGEST, "other", "short", *LAST))}
-    items.sort(key=lambda item: order.get(item.path.name, order["short" if SHORT & {*item.path.parts} else "other"]))
+    items.sort(
+        key=lambda item: order.get(
+            item.path.name, order["short" if SHORT & {*item.path.parts} else "other"]
+        )
+    )
     if importlib.util.find_spec("torch_xla") is None:
         for item in items:
             if item.get_closest_marker("xla"):
-                item.add_marker(pytest.mark.skip(reason="torch_xla has wheels for Linux on x86-64 only"))
+                item.add_marker(
+                    pytest.mark.skip(reason="torch_xla has wheels for Linux on x86-64 only")
+                )
 
 
 def marked(items, mark):
@@ -145,7 +156,9 @@ class Streams:
             fcntl.flock(self.room, fcntl.LOCK_UN)
 
 
-several = os.environ.get("PYTEST_XDIST_WORKER") and importlib.util.find_spec("fcntl")  # Windows has none
+several = os.environ.get("PYTEST_XDIST_WORKER") and importlib.util.find_spec(
+    "fcntl"
+)  # Windows has none
 streams = Streams() if several else None
 
 

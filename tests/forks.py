@@ -14,14 +14,20 @@ class Fork:
     def __init__(self, command, *, stdin, stdout, stderr, env):
         pipes = os.pipe(), os.pipe()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: of the threads that pytest-xdist has
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # Python 3.12: of the threads that pytest-xdist has
             self.pid = os.fork()
         (for_child, to_child), (from_child, of_child) = pipes
         if not self.pid:
             os.close(to_child), os.close(from_child)
             _become(command, (for_child, of_child, stderr.fileno()), env)
         os.close(for_child), os.close(of_child)
-        self.returncode, self.stdin, self.stdout = None, os.fdopen(to_child, "wb"), os.fdopen(from_child, "rb")
+        self.returncode, self.stdin, self.stdout = (
+            None,
+            os.fdopen(to_child, "wb"),
+            os.fdopen(from_child, "rb"),
+        )
 
     def poll(self, options=os.WNOHANG):
         if self.returncode is None:
@@ -44,7 +50,9 @@ def _become(command, files, env):
     try:
         for number, file in enumerate(files):
             os.dup2(file, number)
-        sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, "rw"[number > 0]) for number in range(3))
+        sys.stdin, sys.stdout, sys.stderr = (
+            os.fdopen(number, "rw"[number > 0]) for number in range(3)
+        )
         os.environ.clear()
         os.environ.update(env)
         sys.path.insert(0, kit)

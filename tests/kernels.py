@@ -24,11 +24,15 @@ class Kernel:
     """
 
     def __init__(self, environ=None, wrap=()):
-        self.manager = KernelManager(kernel_name="python3", transport="ipc")  # no port for two kernels to want
+        self.manager = KernelManager(
+            kernel_name="python3", transport="ipc"
+        )  # no port for two kernels to want
         self.folder = tempfile.mkdtemp(prefix="kernel-")  # the path of a socket has to be short
         self.manager.ip = f"{self.folder}/s"
         self.manager.kernel_spec.argv = [*wrap, sys.executable, *self.manager.kernel_spec.argv[1:]]
-        self.manager.start_kernel(env={**os.environ, "PYDEVD_DISABLE_FILE_VALIDATION": "1", **(environ or {})})
+        self.manager.start_kernel(
+            env={**os.environ, "PYDEVD_DISABLE_FILE_VALIDATION": "1", **(environ or {})}
+        )
         self._connect(self.manager.client())
 
     def _connect(self, client):
@@ -72,7 +76,9 @@ class Kernel:
         """Return the workers as soon as there are so many."""
         deadline = time.monotonic() + seconds
         while len(workers := self.workers()) < count:
-            assert time.monotonic() < deadline, f"{len(workers)} of {count} workers after {seconds} s"
+            assert time.monotonic() < deadline, (
+                f"{len(workers)} of {count} workers after {seconds} s"
+            )
             time.sleep(0.02)
         return workers
 

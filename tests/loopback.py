@@ -11,8 +11,16 @@ HANG, LOSE = "hang", "lose"  # in place of an answer: none at all, or the connec
 
 def refusal(status, message, reason=None):
     """Return an answer as Google's APIs refuse."""
-    details = [{"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": reason, "domain": "googleapis.com"}]
-    return status, {"error": {"code": status, "message": message, "details": details if reason else []}}
+    details = [
+        {
+            "@type": "type.googleapis.com/google.rpc.ErrorInfo",
+            "reason": reason,
+            "domain": "googleapis.com",
+        }
+    ]
+    return status, {
+        "error": {"code": status, "message": message, "details": details if reason else []}
+    }
 
 
 @contextmanager
@@ -26,7 +34,11 @@ def loopback(answer):
         def do_GET(self):
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             request = SimpleNamespace(
-                method=self.command, path=self.path, body=body, headers=dict(self.headers), number=len(requests)
+                method=self.command,
+                path=self.path,
+                body=body,
+                headers=dict(self.headers),
+                number=len(requests),
             )
             requests.append(request)
             given = answer(request)

@@ -15,7 +15,9 @@ KAGGLE = MachineInfo(
     memory=300 * 2**30,
     cpus=96,
     shm=16 * 2**30,
-    evidence=dict.fromkeys(("platform", "system", "chips", "versions", "memory", "cpus", "shm"), "given by the test"),
+    evidence=dict.fromkeys(
+        ("platform", "system", "chips", "versions", "memory", "cpus", "shm"), "given by the test"
+    ),
 )
 COLAB = replace(
     KAGGLE,

@@ -23,12 +23,16 @@ def network():
     return nn.Sequential(nn.Flatten(), nn.Linear(192, 16), nn.ReLU(), nn.Linear(16, 10))
 
 
-def by_hand(core, batch_size=4, change=lambda x: x.float() / 255, after=lambda loss: None, samples=100_000):
+def by_hand(
+    core, batch_size=4, change=lambda x: x.float() / 255, after=lambda loss: None, samples=100_000
+):
     model = core.model(network())
     optimizer = torch.optim.Adam(model.parameters())
     for images, labels in core.batches(Drawn(samples), batch_size=batch_size, drop_last=True):
         with core.step():
-            loss = nn.functional.binary_cross_entropy_with_logits(model(change(images)).float(), labels)
+            loss = nn.functional.binary_cross_entropy_with_logits(
+                model(change(images)).float(), labels
+            )
             loss.backward()
             core.optimizer_step(optimizer)
             after(loss)
@@ -87,7 +91,9 @@ def by_fit(core, folder):
 
     model = core.model(network())
     optimizer = torch.optim.Adam(model.parameters())
-    train = core.batches(Drawn(96), batch_size=4, shuffle=True, drop_last=True)  # three steps an epoch on eight cores
+    train = core.batches(
+        Drawn(96), batch_size=4, shuffle=True, drop_last=True
+    )  # three steps an epoch on eight cores
     valid = core.batches(Drawn(20), batch_size=4)
     loss = nn.BCEWithLogitsLoss()
     tpukit.fit(
@@ -212,7 +218,12 @@ def of_two_lengths(core):
     optimizer = torch.optim.Adam(model.parameters())
     batches = core.batches(Texts(), batch_size=4, shuffle=True, drop_last=True, buckets=(16, 64))
     tpukit.fit(
-        core, model, optimizer, lambda outputs, targets, mask: (outputs - targets).square().mean(), batches, epochs=2
+        core,
+        model,
+        optimizer,
+        lambda outputs, targets, mask: (outputs - targets).square().mean(),
+        batches,
+        epochs=2,
     )
 
 
@@ -220,4 +231,11 @@ def by_fit_of_four_batches(core):
     model = core.model(network())
     batches = core.batches(Drawn(), batch_size=4, shuffle=True, drop_last=True)
     options = {"preprocess": lambda x: x / 255, "epochs": 1, "accumulate_grad_batches": 4}
-    tpukit.fit(core, model, torch.optim.Adam(model.parameters()), nn.BCEWithLogitsLoss(), batches, **options)
+    tpukit.fit(
+        core,
+        model,
+        torch.optim.Adam(model.parameters()),
+        nn.BCEWithLogitsLoss(),
+        batches,
+        **options,
+    )

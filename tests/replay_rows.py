@@ -111,7 +111,9 @@ class Helped(nn.Module):
 
 def helped(core):
     one = Trained(core, Helped())
-    one.options = {"on_epoch_end": lambda history: one.model.weight.fill_(0.5 * len(history.epochs)) and None}
+    one.options = {
+        "on_epoch_end": lambda history: one.model.weight.fill_(0.5 * len(history.epochs)) and None
+    }
     return one
 
 
@@ -122,7 +124,9 @@ def taught_by_copies(core):
 
     def loss(outputs, targets):
         pairs = zip(one.model.parameters(), old.parameters(), strict=True)
-        return nn.functional.mse_loss(outputs, targets) + 0.1 * sum((new - was).square().sum() for new, was in pairs)
+        return nn.functional.mse_loss(outputs, targets) + 0.1 * sum(
+            (new - was).square().sum() for new, was in pairs
+        )
 
     one.loss = loss
     return looking_at(one, lambda: old[0].weight)
@@ -137,7 +141,10 @@ def copied_after_an_epoch(core):
 
     one.options = {"on_epoch_end": on_epoch}
     run = one.run
-    one.run = lambda *how: (found := run(*how)) | {"state": [found["state"], core.to_host([x[0].weight for x in kept])]}
+    one.run = lambda *how: (
+        (found := run(*how))
+        | {"state": [found["state"], core.to_host([x[0].weight for x in kept])]}
+    )
     return one
 
 
@@ -169,7 +176,10 @@ def in_any_order(core):
 
 def evaluated(core):
     one = Trained(core, net(norm=False))
-    one.options = {"valid": core.batches(Pairs(16), batch_size=4), "metrics": {"error": nn.functional.l1_loss}}
+    one.options = {
+        "valid": core.batches(Pairs(16), batch_size=4),
+        "metrics": {"error": nn.functional.l1_loss},
+    }
     return one
 
 
@@ -203,7 +213,9 @@ def decayed(core):
 def right():
     sgd, adamw = {"optimizer": torch.optim.SGD, "momentum": 0.9}, {"optimizer": torch.optim.AdamW}
     return {
-        "Adam, a rate for each step, clip": lambda core: scheduled(core, options={"max_grad_norm": 0.5}),
+        "Adam, a rate for each step, clip": lambda core: scheduled(
+            core, options={"max_grad_norm": 0.5}
+        ),
         "AdamW, bf16, two batches a step": lambda core: scheduled(
             core, **adamw, options={"bf16": True, "accumulate_grad_batches": 2}
         ),
@@ -232,7 +244,10 @@ def right():
         "a copy made after an epoch": copied_after_an_epoch,
         "weight decay by a schedule": decayed,
         "a rate that falls after an epoch": lambda core: scheduled(
-            core, lambda optimizer, _: torch.optim.lr_scheduler.StepLR(optimizer, 6, 0.5), lr=0.1, **sgd
+            core,
+            lambda optimizer, _: torch.optim.lr_scheduler.StepLR(optimizer, 6, 0.5),
+            lr=0.1,
+            **sgd,
         ),
     }
 
@@ -269,7 +284,10 @@ def with_threshold(core):
     def on_epoch(history):
         gc.set_threshold(701, 10, 10)
 
-    one.options = {"on_epoch_end": on_epoch, "log_every": 4}  # so that of an epoch's six steps 4 and 6 are replayed
+    one.options = {
+        "on_epoch_end": on_epoch,
+        "log_every": 4,
+    }  # so that of an epoch's six steps 4 and 6 are replayed
     return one
 
 
@@ -393,7 +411,9 @@ def with_loss_that_reads(find):
     def make(core):
         one = scheduled(core)
         found = find(one)
-        one.loss = lambda outputs, targets: nn.functional.mse_loss(outputs, targets) * (4.0 if found() > 6 else 1.0)
+        one.loss = lambda outputs, targets: (
+            nn.functional.mse_loss(outputs, targets) * (4.0 if found() > 6 else 1.0)
+        )
         return one
 
     return make
@@ -409,7 +429,11 @@ def kept_count_of(one):
     kept = []
 
     def count():
-        kept.extend([one.optimizer.state[one.model[0].weight]["step"]] if one.optimizer.state and not kept else [])
+        kept.extend(
+            [one.optimizer.state[one.model[0].weight]["step"]]
+            if one.optimizer.state and not kept
+            else []
+        )
         return float(kept[0]) if kept else 0
 
     return count
@@ -425,7 +449,8 @@ class Final(torch.optim.lr_scheduler.LambdaLR):
 def with_final_schedule(core):
     one = scheduled(core, lambda optimizer, _: Final(optimizer, lambda step: 1.0))
     one.loss = lambda outputs, targets: (
-        nn.functional.mse_loss(outputs, targets) * (4.0 if one.options["scheduler"].last_epoch > 6 else 1.0)
+        nn.functional.mse_loss(outputs, targets)
+        * (4.0 if one.options["scheduler"].last_epoch > 6 else 1.0)
     )
     return one
 
@@ -435,7 +460,9 @@ def augmented_by(draw):
 
     def make(core):
         one = Trained(core)
-        one.options = {"augment": lambda images, targets: (images * (2.0 if draw() > 2 else 1.0), targets)}
+        one.options = {
+            "augment": lambda images, targets: (images * (2.0 if draw() > 2 else 1.0), targets)
+        }
         return one
 
     return make
@@ -464,14 +491,26 @@ def guarded():
             step + "it draws random numbers on the host",
         ),
         "a tensor that is kept": (keeping, step + "a tensor that it computes is kept"),
-        "a loss that keeps itself": (keeping_the_loss, step + "a tensor of it is held a second time"),
-        "weights that are held twice": (weights_twice, step + "a tensor of it is held a second time"),
-        "a tensor that is looked at": (reading, step + "it reads from the device, or runs a part of its work"),
+        "a loss that keeps itself": (
+            keeping_the_loss,
+            step + "a tensor of it is held a second time",
+        ),
+        "weights that are held twice": (
+            weights_twice,
+            step + "a tensor of it is held a second time",
+        ),
+        "a tensor that is looked at": (
+            reading,
+            step + "it reads from the device, or runs a part of its work",
+        ),
         "a parameter that is frozen": (
             after_an_epoch(lambda one: one.model[0].requires_grad_(False)),
             epoch + "the host counts otherwise than before$",
         ),
-        "a number that an epoch changes": (with_threshold, epoch + "a number of the host was 2 and is 3$"),
+        "a number that an epoch changes": (
+            with_threshold,
+            epoch + "a number of the host was 2 and is 3$",
+        ),
         "an optimizer with numbers of its own": (
             lambda core: Trained(core, amsgrad=True),
             step + "a number of the host was .* and is .*",
@@ -481,15 +520,22 @@ def guarded():
             step + "replay_rows.Lookahead is not one of torch.optim's own optimizers",
         ),
         "a hook of the optimizer": (with_hook_of_optimizer, step + "Adam has a hook"),
-        "another step of the optimizer": (with_step_of_ones_own, step + "the step of Adam is replaced"),
+        "another step of the optimizer": (
+            with_step_of_ones_own,
+            step + "the step of Adam is replaced",
+        ),
         "an average with a function of its own": (
-            lambda core: averaged(core, {"avg_fn": lambda old, new, count: old + (new - old) / (count + 1)}),
+            lambda core: averaged(
+                core, {"avg_fn": lambda old, new, count: old + (new - old) / (count + 1)}
+            ),
             step + "the average or its function is not torch's own, and it gets a count",
         ),
         "the count of the optimizer": (with_loss_that_reads(count_of), reads),
         "the same, kept elsewhere": (with_loss_that_reads(kept_count_of), reads),
         "the rate, by the schedule": (
-            with_loss_that_reads(lambda one: lambda: 100 * one.options["scheduler"].get_last_lr()[0]),
+            with_loss_that_reads(
+                lambda one: lambda: 100 * one.options["scheduler"].get_last_lr()[0]
+            ),
             reads,
         ),
         "the count of the schedule": (
@@ -500,14 +546,29 @@ def guarded():
             with_final_schedule,
             step + "reads of Final by the model or the loss cannot be noticed$",
         ),
-        "numpy without a seed": (augmented_by(lambda: numpy.random.default_rng().random()), entropy),
-        "old numpy without a seed": (augmented_by(lambda: numpy.random.RandomState().random_sample()), entropy),
+        "numpy without a seed": (
+            augmented_by(lambda: numpy.random.default_rng().random()),
+            entropy,
+        ),
+        "old numpy without a seed": (
+            augmented_by(lambda: numpy.random.RandomState().random_sample()),
+            entropy,
+        ),
         "Python without a seed": (augmented_by(lambda: random.Random().random()), entropy),
-        "the system's random numbers": (augmented_by(lambda: random.SystemRandom().random()), entropy),
+        "the system's random numbers": (
+            augmented_by(lambda: random.SystemRandom().random()),
+            entropy,
+        ),
         "secrets": (augmented_by(lambda: secrets.randbelow(2)), entropy),
-        "a generator of torch without a seed": (augmented_by(lambda: torch.Generator().seed() * 0), entropy),
+        "a generator of torch without a seed": (
+            augmented_by(lambda: torch.Generator().seed() * 0),
+            entropy,
+        ),
         "the clock": (augmented_by(lambda: time.monotonic() * 0), step + "it asks time.monotonic"),
-        "a file": (augmented_by(lambda: Path("/no/such/file").exists()), step + "it asks pathlib.*"),
+        "a file": (
+            augmented_by(lambda: Path("/no/such/file").exists()),
+            step + "it asks pathlib.*",
+        ),
     }
 
 

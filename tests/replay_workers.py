@@ -15,7 +15,14 @@ STEPS = 200 if os.environ.get("TPUKIT_SOAK") else 12
 def net(*, dropout=0.0, norm=True):
     torch.manual_seed(1)
     middle = [nn.BatchNorm2d(4)] if norm else []
-    layers = [nn.Conv2d(3, 4, 3), *middle, nn.ReLU(), nn.Dropout(dropout), nn.Flatten(), nn.Linear(144, 2)]
+    layers = [
+        nn.Conv2d(3, 4, 3),
+        *middle,
+        nn.ReLU(),
+        nn.Dropout(dropout),
+        nn.Flatten(),
+        nn.Linear(144, 2),
+    ]
     return nn.Sequential(*layers)
 
 
@@ -31,10 +38,23 @@ class Trained:
     def run(self, replay, steps=STEPS):
         lines, say = [], self.core.print
         self.core.print = lambda line: lines.append(line)
-        options = {"log_every": 5, "steps_per_epoch": 6, "epochs": max(1, steps // 6), **self.options}
+        options = {
+            "log_every": 5,
+            "steps_per_epoch": 6,
+            "epochs": max(1, steps // 6),
+            **self.options,
+        }
         try:
             batches = self.core.batches(self.data, **self.batches)
-            history = fit(self.core, self.model, self.optimizer, self.loss, batches, replay=replay, **grouped(options))
+            history = fit(
+                self.core,
+                self.model,
+                self.optimizer,
+                self.loss,
+                batches,
+                replay=replay,
+                **grouped(options),
+            )
         finally:
             del self.core.print
             assert self.core.print == say
@@ -42,12 +62,19 @@ class Trained:
         average = options["averaged_model"].state_dict() if "averaged_model" in options else {}
         losses = [row["train_loss"] for row in history.intervals]
         found = self.core.to_host([dict(self.model.state_dict()), own, dict(average)])
-        return {"lines": [line for line in lines if "step" in line], "losses": losses, "state": found}
+        return {
+            "lines": [line for line in lines if "step" in line],
+            "losses": losses,
+            "state": found,
+        }
 
 
 def both(core, table, steps):
     """Train every row of a table twice, replayed and recorded."""
-    return {name: [make(core).run(replay, steps) for replay in (True, False)] for name, make in table.items()}
+    return {
+        name: [make(core).run(replay, steps) for replay in (True, False)]
+        for name, make in table.items()
+    }
 
 
 def assert_same(replayed, recorded):

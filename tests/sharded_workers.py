@@ -17,7 +17,9 @@ class Block(nn.Module):
         self.heads, self.dropout = heads, nn.Dropout(dropout)
         self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attn, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x):
         parts = self.attn(self.ln_1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
@@ -83,7 +85,9 @@ class Residual(nn.Module):
 
 def resnet(channels=24):
     pool = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 5)]
-    return nn.Sequential(nn.Conv2d(3, channels, 3, padding=1), Residual(channels), Residual(channels), *pool)
+    return nn.Sequential(
+        nn.Conv2d(3, channels, 3, padding=1), Residual(channels), Residual(channels), *pool
+    )
 
 
 def odd_net():
@@ -135,7 +139,10 @@ def steps(core, model, data, *, count=3, bf16=False, average=None, accumulate=1,
             if average is not None:
                 average.update_parameters(model)
         losses.append(total)
-    told = {"losses": [float(one) for one in core.to_host(losses)], "whole": size_of(model.parameters())}
+    told = {
+        "losses": [float(one) for one in core.to_host(losses)],
+        "whole": size_of(model.parameters()),
+    }
     if core.chips > 1:
         told["held"] = on_each_chip(core, [*model.parameters()])
         if average is not None:
@@ -201,7 +208,11 @@ def tried(core, names):
     return {name: TRIED[name](core) for name in names}
 
 
-NETWORKS = {"gpt": GPT, "resnet": resnet, "gpt with everything": functools.partial(GPT, dropout=0.5)}
+NETWORKS = {
+    "gpt": GPT,
+    "resnet": resnet,
+    "gpt with everything": functools.partial(GPT, dropout=0.5),
+}
 
 
 def by_fit(core, epochs, folder=None, network="gpt"):

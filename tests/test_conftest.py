@@ -35,10 +35,14 @@ FILES = {"test_a": False, "test_b": False, "test_c": True, "test_d": False, "tes
 def run(folder, *options, **environ):
     """Run the tests of a folder as those of the kit are run."""
     shutil.copy(Path(__file__).with_name("conftest.py"), folder)
-    (folder / "pytest.ini").write_text("[pytest]\nmarkers = alone\n xla\n every_machine\n soak\n only_soak\n")
+    (folder / "pytest.ini").write_text(
+        "[pytest]\nmarkers = alone\n xla\n every_machine\n soak\n only_soak\n"
+    )
     command = [sys.executable, "-m", "pytest", *options, "-p", "no:cacheprovider"]
     environ = {**os.environ, **environ}
-    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False, timeout=600)
+    return subprocess.run(
+        command, cwd=folder, env=environ, capture_output=True, text=True, check=False, timeout=600
+    )
 
 
 def test_nothing_runs_beside_a_test_that_is_marked_alone_and_others_run_at_once(tmp_path):

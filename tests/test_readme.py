@@ -11,7 +11,9 @@ ROOT = Path(__file__).parents[1]
 
 def block(document):
     """Return the one block of Python of a document."""
-    (found,) = re.findall(r"^```python\n(.*?)^```", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
+    (found,) = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL
+    )
     return found
 
 
@@ -30,14 +32,21 @@ def test_the_code_of_the_readme_and_then_of_the_page_on_fit_runs_in_an_empty_ses
         return printed
 
     assert "dry run" in paste(block("README.md"))
-    losses = [float(loss) for loss in paste("print([loss.item() for loss in run.results])").strip("[]\n").split(",")]
+    losses = [
+        float(loss)
+        for loss in paste("print([loss.item() for loss in run.results])").strip("[]\n").split(",")
+    ]
     assert len(losses) > 1
     assert max(losses) < 0.05  # answering 1 to every pair is wrong by 0.17, squared
-    assert "4: true " in paste(block("docs/train_with_fit.md"))  # the figure's text, of its fourth image
+    assert "4: true " in paste(
+        block("docs/train_with_fit.md")
+    )  # the figure's text, of its fourth image
     samples, *shape = paste("print(len(valid_set), *probabilities.shape)").split()
     assert int(samples) > 0
     assert shape == [samples, "10"]
-    assert paste("print(bool((0 <= probabilities).all() and (probabilities <= 1).all()))") == "True\n"
+    assert (
+        paste("print(bool((0 <= probabilities).all() and (probabilities <= 1).all()))") == "True\n"
+    )
     assert "best.pt" in paste("print(os.listdir('checkpoints'))")
 
 

@@ -24,14 +24,24 @@ def entries(folder):
     """Return what git would keep of a folder, without asking git: a downloaded archive has none."""
     ignored = [line.rstrip("/") for line in (ROOT / ".gitignore").read_text().split() if line]
     inside = (
-        "" if folder == ROOT else f"{folder.relative_to(ROOT).as_posix()}/" if folder.is_relative_to(ROOT) else "//"
+        ""
+        if folder == ROOT
+        else f"{folder.relative_to(ROOT).as_posix()}/"
+        if folder.is_relative_to(ROOT)
+        else "//"
     )
     # "/data" is one at the top, "/notebooks/data" one in notebooks/
-    ignored = [line.removeprefix(f"/{inside}") for line in ignored if line[0] != "/" or line.startswith(f"/{inside}")]
+    ignored = [
+        line.removeprefix(f"/{inside}")
+        for line in ignored
+        if line[0] != "/" or line.startswith(f"/{inside}")
+    ]
     return [
         path
         for path in sorted(folder.iterdir())
-        if (path.is_file() or path.is_dir())  # a kernel that runs at this moment may have its sockets here
+        if (
+            path.is_file() or path.is_dir()
+        )  # a kernel that runs at this moment may have its sockets here
         and path.name != ".git"
         and not any(fnmatch(path.name, pattern) for pattern in ignored)
     ]
@@ -46,7 +56,17 @@ def files(folder=ROOT):
 
 
 def test_importing_tpukit_loads_nothing_heavy():
-    heavy = ["torch", "torch_xla", "torchvision", "numpy", "pandas", "matplotlib", "seaborn", "ipywidgets", "IPython"]
+    heavy = [
+        "torch",
+        "torch_xla",
+        "torchvision",
+        "numpy",
+        "pandas",
+        "matplotlib",
+        "seaborn",
+        "ipywidgets",
+        "IPython",
+    ]
     heavy += ["sklearn", "scipy", "PIL", "pydicom"]
     program = f"import sys, json, tpukit; print(json.dumps([name for name in {heavy} if name in sys.modules]))"
     loaded = subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, text=True)
@@ -60,12 +80,18 @@ def test_every_public_name_is_there_and_says_what_it_does():
     for name, thing in list(public.items()):
         if inspect.isclass(thing):
             own = {key: value for key, value in vars(thing).items() if not key.startswith("_")}
-            described = {key: value for key, value in own.items() if callable(value) or isinstance(value, property)}
+            described = {
+                key: value
+                for key, value in own.items()
+                if callable(value) or isinstance(value, property)
+            }
             public |= {f"{name}.{key}": value for key, value in described.items()}
     for name, thing in public.items():
         first = (thing.__doc__ or "").strip().split("\n")[0]
         assert first, f"{name} has no docstring"
-        assert not first.startswith(f"{name}("), f"{name} has only the docstring that dataclass makes"
+        assert not first.startswith(f"{name}("), (
+            f"{name} has only the docstring that dataclass makes"
+        )
         assert len(first) < 120, f"the first line about {name} is {len(first)} characters"
 
 
@@ -98,7 +124,9 @@ def test_the_error_for_an_unknown_name_names_the_subpackage_that_has_it():
 
 
 def test_every_package_on_disk_is_installed():
-    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
+        "packages"
+    ]
     assert packages == {"find": {"include": ["tpukit*"]}}
     for folder in {path.parent for path in files(ROOT / "tpukit") if path.suffix == ".py"}:
         assert (folder / "__init__.py").exists(), f"{folder} would not be found"
@@ -162,7 +190,9 @@ def imports():
         for node in ast.walk(tree):
             is_optional = node in optional
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "tpukit":
-                found += [Import(module, node.module, alias.name, is_optional) for alias in node.names]
+                found += [
+                    Import(module, node.module, alias.name, is_optional) for alias in node.names
+                ]
             elif isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names if alias.name.startswith("tpukit")]
                 found += [Import(module, name, None, is_optional) for name in names]
@@ -171,7 +201,9 @@ def imports():
 
 def test_the_folder_list_is_the_architecture():
     there = {path.name for path in entries(ROOT / "tpukit")}
-    assert there == {"__init__.py", "__main__.py", "essentials"} | {name for name in SUBPACKAGES if "." not in name}
+    assert there == {"__init__.py", "__main__.py", "essentials"} | {
+        name for name in SUBPACKAGES if "." not in name
+    }
     assert len(there) <= 14
     assert {path.name for path in entries(ROOT / "tpukit/essentials")} == {"__init__.py"} | {
         name.partition(".")[2] for name in SUBPACKAGES if "." in name
@@ -188,13 +220,22 @@ def test_imports_between_subpackages_point_down():
         if here != there:
             is_below = LAYER[there] < LAYER[here] or (here, there) in WITHIN_A_LAYER
             # The essentials may use another subpackage where it is there.
-            is_asked_for = is_optional and here.startswith("essentials.") and not there.startswith("essentials.")
+            is_asked_for = (
+                is_optional
+                and here.startswith("essentials.")
+                and not there.startswith("essentials.")
+            )
             assert is_below or is_asked_for, f"{module} imports {source}"
     assert len(LAYERS) <= 7
 
 
 def test_the_essentials_state_the_order_of_their_layers():
-    below = [name.partition(".")[2] for names in LAYERS for name in names if name.startswith("essentials.")]
+    below = [
+        name.partition(".")[2]
+        for names in LAYERS
+        for name in names
+        if name.startswith("essentials.")
+    ]
     assert ", ".join(below) in importlib.import_module("tpukit.essentials").__doc__
 
 
@@ -224,9 +265,15 @@ def test_no_modules_of_a_subpackage_import_each_other_in_a_circle():
     imported_by = {module: set() for module, *_ in imports()}
     for module, source, name, _ in imports():
         for other in (source, f"{source}.{name}"):
-            if other in imported_by and other != module and subpackage_of(other) == subpackage_of(module):
+            if (
+                other in imported_by
+                and other != module
+                and subpackage_of(other) == subpackage_of(module)
+            ):
                 imported_by[module].add(other)
-    while leaves := [name for name, imported in imported_by.items() if not imported & imported_by.keys()]:
+    while leaves := [
+        name for name, imported in imported_by.items() if not imported & imported_by.keys()
+    ]:
         for name in leaves:
             del imported_by[name]
     assert not imported_by, f"in a circle, or importing one: {sorted(imported_by)}"
@@ -247,13 +294,19 @@ WITHOUT_A_MODULE = {  # subjects of tests that are no single module
 
 
 def test_a_module_has_a_test_of_its_name_or_says_through_which_it_is_tested():
-    paths = [path.relative_to(ROOT / "tpukit").as_posix() for path in files(ROOT / "tpukit") if path.suffix == ".py"]
+    paths = [
+        path.relative_to(ROOT / "tpukit").as_posix()
+        for path in files(ROOT / "tpukit")
+        if path.suffix == ".py"
+    ]
     modules = {name for name in paths if not name.endswith("__init__.py")}
     through = {name for names in TESTED_THROUGH.values() for name in names}
     for module in sorted(modules):
         folder, _, name = module.rpartition("/")
         own = ROOT / "tests" / folder / f"test_{name}"
-        assert own.exists() != (module in through), f"{module}: a file {own.name}, or a row of TESTED_THROUGH"
+        assert own.exists() != (module in through), (
+            f"{module}: a file {own.name}, or a row of TESTED_THROUGH"
+        )
     assert through <= modules
 
 
@@ -270,12 +323,22 @@ def test_a_row_of_tested_through_names_what_its_test_names():
         words = set(re.findall(r"[\w:]+", (ROOT / "tests" / test).read_text()))
         for path in modules:
             module = "tpukit." + path.removesuffix(".py").replace("/", ".")
-            near = {module, *users.get(module, ())} - {f"tpukit.{subpackage}.__init__" for subpackage in SUBPACKAGES}
+            near = {module, *users.get(module, ())} - {
+                f"tpukit.{subpackage}.__init__" for subpackage in SUBPACKAGES
+            }
             names = set()
             for one in near:
                 tree = ast.parse((ROOT / f"{one.replace('.', '/')}.py").read_text())
-                names |= {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-                names |= set(re.findall(r'^    name = "(.+)"$', ast.unparse(tree).replace("'", '"'), re.MULTILINE))
+                names |= {
+                    node.name
+                    for node in tree.body
+                    if isinstance(node, ast.FunctionDef | ast.ClassDef)
+                }
+                names |= set(
+                    re.findall(
+                        r'^    name = "(.+)"$', ast.unparse(tree).replace("'", '"'), re.MULTILINE
+                    )
+                )
                 names.add(one.rpartition(".")[2])
             assert names & words, f"{test} names nothing of {module} or of what imports it"
 
@@ -301,7 +364,9 @@ def test_every_requirement_says_who_needs_it():
 
 def fenced_with(start):
     """Return the fenced block of CONTRIBUTING that has a line with this start."""
-    fenced = re.findall(r"^```\w*\n(.*?)^```", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE | re.DOTALL)
+    fenced = re.findall(
+        r"^```\w*\n(.*?)^```", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE | re.DOTALL
+    )
     (block,) = [block for block in fenced if re.search(start, block, re.MULTILINE)]
     return block
 
@@ -317,13 +382,19 @@ def tree():
 
 
 def test_contributing_lists_the_layers_in_the_order_that_the_tests_enforce():
-    assert [set(line.split(", ")) for line in fenced_with("^essentials.display").splitlines()] == LAYERS
+    assert [
+        set(line.split(", ")) for line in fenced_with("^essentials.display").splitlines()
+    ] == LAYERS
 
 
 def test_the_tree_of_contributing_is_the_disk():
     assert set(tree()) == {Path(), Path("tpukit")}
     for folder, names in tree().items():
-        on_disk = [path.name + "/" for path in entries(ROOT / folder) if path.is_dir() and path.name[0] != "."]
+        on_disk = [
+            path.name + "/"
+            for path in entries(ROOT / folder)
+            if path.is_dir() and path.name[0] != "."
+        ]
         assert sorted(names) == sorted(on_disk), f"in {folder}"
 
 
@@ -352,13 +423,17 @@ def test_the_changelog_begins_with_this_version():
 def test_every_command_of_the_documents_is_in_the_makefile():
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for document in ("README.md", "CONTRIBUTING.md", "docs/evidence.md"):
-        named = set(re.findall(r"(?:^|`)make ([a-z-]+)", (ROOT / document).read_text(), re.MULTILINE))
+        named = set(
+            re.findall(r"(?:^|`)make ([a-z-]+)", (ROOT / document).read_text(), re.MULTILINE)
+        )
         assert named <= targets, document
 
 
 # A shell's word that pip would look up on the index: tpukit, tpukit[simulator], tpukit==0.1.0, tpukit>=0.1.
 FROM_THE_INDEX = re.compile(r"tpukit(\[[\w,\s]*\])?([=<>~!]=?.*)?")
-INSTALL = re.compile(r"\b(?:pip|pipx|uv)3?\s+(?:\w+\s+)?(?:install|download|add|run)\b(?P<words>.*)")
+INSTALL = re.compile(
+    r"\b(?:pip|pipx|uv)3?\s+(?:\w+\s+)?(?:install|download|add|run)\b(?P<words>.*)"
+)
 
 
 def texts_of(path):
@@ -413,7 +488,9 @@ def test_no_text_advises_to_install_tpukit_from_the_index():
         if path == Path(__file__):
             continue
         for text in texts_of(path):
-            assert not taken_from_the_index(text), f"{path.relative_to(ROOT)}: {taken_from_the_index(text)}"
+            assert not taken_from_the_index(text), (
+                f"{path.relative_to(ROOT)}: {taken_from_the_index(text)}"
+            )
         # An extra is named as `.[simulator]` in a clone, but by pyproject.toml itself.
         if path.name not in ("pyproject.toml", "CHANGELOG.md"):
             extras = re.search(r"tpukit\[[a-z, ]+\]", path.read_bytes().decode(errors="ignore"))
@@ -481,7 +558,9 @@ def test_what_a_run_writes_is_ignored_and_no_file_of_the_repository_is():
     for path in tried:
         parts = path.split("/")
         heads = {"/" + "/".join(parts[: n + 1]) + "/" for n in range(len(parts))}
-        assert any(line in heads if line[0] == "/" else line.rstrip("/") in parts for line in lines), path
+        assert any(
+            line in heads if line[0] == "/" else line.rstrip("/") in parts for line in lines
+        ), path
     assert (ROOT / "tpukit/essentials/data") in entries(ROOT / "tpukit/essentials")
 
 
@@ -522,7 +601,13 @@ def test_there_are_notebooks_and_their_numbers_are_the_reading_order():
 def test_a_notebook_carries_no_trace_of_a_run(path):
     notebook = load(path)
     # The accelerator is asked for in the file, so that Colab and Kaggle open it with one.
-    assert notebook["metadata"].keys() <= {"kernelspec", "language_info", "accelerator", "colab", "kaggle"}
+    assert notebook["metadata"].keys() <= {
+        "kernelspec",
+        "language_info",
+        "accelerator",
+        "colab",
+        "kaggle",
+    }
     assert notebook["metadata"]["kernelspec"]["name"] == "python3"
     assert notebook["metadata"].get("language_info", {}).keys() <= {"name"}
     for cell in notebook["cells"]:
@@ -546,17 +631,26 @@ def test_a_notebook_has_the_five_parts_in_order(path):
     # Bootstrap, parameters, look, run: by the place of each.
     code = [index for index, cell in enumerate(cells) if cell["cell_type"] == "code"]
     parameters = next(index for index, cell in enumerate(cells) if "parameters" in tags(cell))
-    assert code[:2] == [code[0], parameters], "the first code cell is the bootstrap, the second the parameters"
-    headings = [(index, source(cell)) for index, cell in enumerate(cells) if cell["cell_type"] == "markdown"]
+    assert code[:2] == [code[0], parameters], (
+        "the first code cell is the bootstrap, the second the parameters"
+    )
+    headings = [
+        (index, source(cell)) for index, cell in enumerate(cells) if cell["cell_type"] == "markdown"
+    ]
     look = [index for index, text in headings if re.search(r"^## Look\b", text, re.MULTILINE)]
     run = [index for index, text in headings if re.search(r"^## Run\b", text, re.MULTILINE)]
-    assert [len(look), len(run)] == [1, 1], "one heading that begins with '## Look', one with '## Run'"
+    assert [len(look), len(run)] == [1, 1], (
+        "one heading that begins with '## Look', one with '## Run'"
+    )
     assert parameters < look[0] < run[0]
 
 
 def test_badges_bootstrap_cells_and_links_are_what_make_headers_writes():
     checked = subprocess.run(
-        [sys.executable, ROOT / "notebooks" / "headers.py", "--check"], capture_output=True, text=True, check=False
+        [sys.executable, ROOT / "notebooks" / "headers.py", "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
@@ -578,21 +672,32 @@ def test_a_notebook_explains_at_least_six_words_for_each_line_of_code(path):
     cells = load(path)["cells"]
     prose = " ".join(source(cell) for cell in cells if cell["cell_type"] == "markdown")
     prose = re.sub(r"\]\([^)]*\)", "]", prose)  # an address is no word
-    code = [line for cell in code_cells(load(path))[1:] for line in source(cell).splitlines() if line.strip()]
+    code = [
+        line
+        for cell in code_cells(load(path))[1:]
+        for line in source(cell).splitlines()
+        if line.strip()
+    ]
     words = re.findall(r"[A-Za-z][\w'.-]*", prose)
-    assert len(words) >= 6 * len(code), f"{len(words)} words, {len(code)} lines: {len(words) / len(code):.1f} a line"
+    assert len(words) >= 6 * len(code), (
+        f"{len(words)} words, {len(code)} lines: {len(words) / len(code):.1f} a line"
+    )
 
 
 def blocks(text):
     """Return the blocks of a text: what stands between pictures, tables, code and headings; and each folded answer."""
-    text = re.sub(r"\]\([^)]*\)", "]", re.sub(r"^```.*?^```", "|", text, flags=re.MULTILINE | re.DOTALL))
+    text = re.sub(
+        r"\]\([^)]*\)", "]", re.sub(r"^```.*?^```", "|", text, flags=re.MULTILINE | re.DOTALL)
+    )
     return re.split(r"^(?:\||\[?!\[|#).*$|^</?details>|^- \*\*You need", text, flags=re.MULTILINE)
 
 
 @EACH_NOTEBOOK
 def test_no_text_of_a_notebook_is_longer_than_ninety_words_without_a_picture_a_table_or_code(path):
     cells = load(path)["cells"]
-    text = "\n".join(source(cell) if cell["cell_type"] == "markdown" else "| code" for cell in cells)
+    text = "\n".join(
+        source(cell) if cell["cell_type"] == "markdown" else "| code" for cell in cells
+    )
     for block in blocks(text):
         words = re.findall(r"[A-Za-z][\w'.-]*", block)
         assert len(words) <= 90, f"{len(words)} words: {block.strip()[:80]}"
@@ -607,7 +712,9 @@ def test_a_notebook_has_an_exercise_to_write_its_check_and_a_folded_answer(path)
         task, exercise, check, answer = cells[place - 1 : place + 3]
         assert re.search(r"^### Your turn", source(task), re.MULTILINE)
         assert "check" in tags(check)
-        assert re.match(r"<details>.*^```python$.*^```$.*</details>", source(answer), re.MULTILINE | re.DOTALL)
+        assert re.match(
+            r"<details>.*^```python$.*^```$.*</details>", source(answer), re.MULTILINE | re.DOTALL
+        )
         assert source(exercise) not in source(answer)
 
 
@@ -637,7 +744,9 @@ def test_a_figure_that_a_notebook_draws_itself_says_in_words_what_it_shows(path)
     for cell in code_cells(load(path)):
         text = source(cell)
         assert text.count("plt.subplots(") == text.count("tpukit.style_figure("), text
-        assert not re.search(r"plt\.(figure|show|close)\(", text), "tpukit.style_figure(figure, alt) shows it, once"
+        assert not re.search(r"plt\.(figure|show|close)\(", text), (
+            "tpukit.style_figure(figure, alt) shows it, once"
+        )
 
 
 @EACH_NOTEBOOK
@@ -651,5 +760,9 @@ def test_torch_xla_is_imported_only_inside_functions(path):
     for cell in code_cells(load(path)):
         for node in outside_functions(parsed(cell)):
             if isinstance(node, ast.Import | ast.ImportFrom):
-                modules = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
-                assert not any(module.split(".")[0] == "torch_xla" for module in modules), ast.unparse(node)
+                modules = [alias.name for alias in node.names] + [
+                    getattr(node, "module", None) or ""
+                ]
+                assert not any(module.split(".")[0] == "torch_xla" for module in modules), (
+                    ast.unparse(node)
+                )

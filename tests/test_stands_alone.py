@@ -79,7 +79,9 @@ sys.meta_path[:] = [one for one in sys.meta_path if "editable" not in getattr(on
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     folder = tmp_path_factory.mktemp("alone")
-    shutil.copytree(ROOT / "tpukit/essentials", folder / "tpukit/essentials", ignore=lambda *_: ["__pycache__"])
+    shutil.copytree(
+        ROOT / "tpukit/essentials", folder / "tpukit/essentials", ignore=lambda *_: ["__pycache__"]
+    )
     for name in ("__init__.py", "__main__.py"):
         shutil.copy(ROOT / "tpukit" / name, folder / "tpukit")
     (folder / "sitecustomize.py").write_text(WITHOUT_THE_INSTALLED_COPY)
@@ -88,7 +90,9 @@ def alone(tmp_path_factory):
 
 def run(folder, *command):
     environ = {**os.environ, "PYTHONPATH": str(folder), "MPLBACKEND": "agg"}
-    return subprocess.run([sys.executable, *command], cwd=folder, env=environ, capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, *command], cwd=folder, env=environ, capture_output=True, text=True
+    )
 
 
 def test_a_notebook_that_needs_no_more_than_the_essentials_runs(alone):
@@ -97,8 +101,13 @@ def test_a_notebook_that_needs_no_more_than_the_essentials_runs(alone):
     done = run(alone, "notebook.py")
     assert done.returncode == 0, done.stderr
     *printed, fit, pe, others = done.stdout.splitlines()
-    assert [line for line in printed if line.endswith("trained")] == [f"{backend} trained" for backend in backends]
-    assert fit == "tpukit.fit needs the subpackage tpukit.training, which this copy of tpukit does not have"
+    assert [line for line in printed if line.endswith("trained")] == [
+        f"{backend} trained" for backend in backends
+    ]
+    assert (
+        fit
+        == "tpukit.fit needs the subpackage tpukit.training, which this copy of tpukit does not have"
+    )
     assert pe == "tpukit.pe needs the subpackage tpukit.pe, which this copy of tpukit does not have"
     assert others == "[]"
 
@@ -110,16 +119,23 @@ def test_the_command_line_names_the_missing_subpackage_and_to_copy_it_helps(alon
     missing = []
     while (printed := run(folder, "-m", "tpukit", "preflight", "--help")).returncode:
         fact, fix = printed.stderr.splitlines()
-        needed = r"preflight needs the subpackage tpukit\.(\w+), which this copy of tpukit does not have"
+        needed = (
+            r"preflight needs the subpackage tpukit\.(\w+), which this copy of tpukit does not have"
+        )
         name = re.fullmatch(needed, fact)[1]
         copied = f"copy the folder tpukit/{name} of a complete clone or wheel next to tpukit/essentials here"
         assert fix == f"  fix:   {copied}"
         assert name not in missing
         missing.append(name)
-        shutil.copytree(ROOT / "tpukit" / name, folder / "tpukit" / name, ignore=lambda *_: ["__pycache__"])
+        shutil.copytree(
+            ROOT / "tpukit" / name, folder / "tpukit" / name, ignore=lambda *_: ["__pycache__"]
+        )
     assert {"preflight", "simulator"} <= set(missing)
     assert printed.stdout.startswith("usage: python -m tpukit preflight")
-    for arguments in (["job", "train.py", "--on", "vertex"], ["health"]):  # whatever else is asked of it
+    for arguments in (
+        ["job", "train.py", "--on", "vertex"],
+        ["health"],
+    ):  # whatever else is asked of it
         assert "needs the subpackage tpukit.cloud" in run(alone, "-m", "tpukit", *arguments).stderr
 
 
@@ -133,7 +149,10 @@ def test_a_backend_of_a_missing_subpackage_is_named(alone):
 @pytest.mark.parametrize(
     ("call", "needed"),
     [
-        ("tpukit.launch(print, backend='torch_tpu')", "the torch_tpu backend needs the subpackage tpukit.accelerators"),
+        (
+            "tpukit.launch(print, backend='torch_tpu')",
+            "the torch_tpu backend needs the subpackage tpukit.accelerators",
+        ),
         (
             "with on_machine(HOST): tpukit.launch(print, shard='fsdp')",
             "launch(shard=...) needs the subpackage tpukit.accelerators",
@@ -146,7 +165,10 @@ def test_a_backend_of_a_missing_subpackage_is_named(alone):
             "tpukit.launch(loop, cores=1, backend='cpu')",
             "core.batches(buckets=...) needs the subpackage tpukit.training",
         ),
-        ("runtimes()['xla'].open_compile_cache([], print)", "compile_cache needs the subpackage tpukit.accelerators"),
+        (
+            "runtimes()['xla'].open_compile_cache([], print)",
+            "compile_cache needs the subpackage tpukit.accelerators",
+        ),
         ("tpukit.Augment()", "tpukit.Augment needs the subpackage tpukit.training"),
     ],
 )
@@ -159,8 +181,15 @@ def test_an_argument_names_the_subpackage_that_it_needs(alone, call, needed):
 
 def test_a_subpackage_that_lacks_another_is_left_out(alone, tmp_path):
     folder = shutil.copytree(alone, tmp_path / "copied")
-    shutil.copytree(ROOT / "tpukit/simulator", folder / "tpukit/simulator", ignore=lambda *_: ["__pycache__"])
-    program = "import tpukit; print(tpukit.check().ok); tpukit.launch(print, backend='xla:simulator')"
+    shutil.copytree(
+        ROOT / "tpukit/simulator", folder / "tpukit/simulator", ignore=lambda *_: ["__pycache__"]
+    )
+    program = (
+        "import tpukit; print(tpukit.check().ok); tpukit.launch(print, backend='xla:simulator')"
+    )
     done = run(folder, "-c", program)
     assert done.stdout == "True\n"
-    assert "the xla:simulator backend needs the subpackage tpukit.accelerators, which this copy" in done.stderr
+    assert (
+        "the xla:simulator backend needs the subpackage tpukit.accelerators, which this copy"
+        in done.stderr
+    )

@@ -19,7 +19,10 @@ TESTED_THROUGH = {
         "essentials/backends/xla_cpu.py",
     ],
     "essentials/environment/test_hardware.py": ["essentials/environment/platforms.py"],
-    "essentials/launcher/test_core.py": ["essentials/launcher/gradients.py", "essentials/launcher/tensors.py"],
+    "essentials/launcher/test_core.py": [
+        "essentials/launcher/gradients.py",
+        "essentials/launcher/tensors.py",
+    ],
     "essentials/launcher/test_launcher.py": [
         "essentials/launcher/signals.py",
         "essentials/launcher/topology.py",
@@ -68,7 +71,11 @@ TESTED_THROUGH = {
         "datasets/pack_shards.py",
         "datasets/splitting.py",
     ],
-    "pe/phantoms/test_drawing.py": ["pe/phantoms/anatomy.py", "pe/phantoms/emboli.py", "pe/phantoms/scanner.py"],
+    "pe/phantoms/test_drawing.py": [
+        "pe/phantoms/anatomy.py",
+        "pe/phantoms/emboli.py",
+        "pe/phantoms/scanner.py",
+    ],
     "pe/test_activation.py": ["pe/activation_figure.py", "pe/layer_cam.py"],
     "pe/test_calibration.py": ["pe/calibration_figure.py", "pe/ladder.py"],
     "pe/test_challenge.py": ["pe/consistency.py", "pe/rules.py"],
@@ -106,5 +113,10 @@ TESTED_THROUGH = {
         "training/replay_state.py",
         "training/step_numbers.py",
     ],
-    "training/test_trainer.py": ["training/history.py", "training/losses.py", "training/resume.py", "training/step.py"],
+    "training/test_trainer.py": [
+        "training/history.py",
+        "training/losses.py",
+        "training/resume.py",
+        "training/step.py",
+    ],
 }

@@ -81,13 +81,23 @@ def train_in_shares(norm: bool, batch_size: int, world_size: int, steps: int = 1
     model = small_net(norm)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     shares = [
-        Batches(Pairs(), batch_size=batch_size, rank=rank, world_size=world_size, shuffle=True, drop_last=True)
+        Batches(
+            Pairs(),
+            batch_size=batch_size,
+            rank=rank,
+            world_size=world_size,
+            shuffle=True,
+            drop_last=True,
+        )
         for rank in range(world_size)
     ]
     done = 0
     while done < steps:
         for parts in zip(*shares, strict=True):
-            loss = sum(nn.functional.mse_loss(model(images), targets) for images, targets in parts) / world_size
+            loss = (
+                sum(nn.functional.mse_loss(model(images), targets) for images, targets in parts)
+                / world_size
+            )
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()

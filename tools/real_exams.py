@@ -47,9 +47,15 @@ STAGES = {  # of the notebook, by what the cell calls
 def main() -> None:
     """Draw, run the notebook, submit, score; print the stages and one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("to", type=Path, help="a folder to make; drawn exams that are there are kept")
-    parser.add_argument("--exams", type=int, default=12, help="of which a fifth are the test fold (default: 12)")
-    parser.add_argument("--slices", type=int, nargs=2, default=(250, 600), help="of an exam, from and to")
+    parser.add_argument(
+        "to", type=Path, help="a folder to make; drawn exams that are there are kept"
+    )
+    parser.add_argument(
+        "--exams", type=int, default=12, help="of which a fifth are the test fold (default: 12)"
+    )
+    parser.add_argument(
+        "--slices", type=int, nargs=2, default=(250, 600), help="of an exam, from and to"
+    )
     parser.add_argument("--size", type=int, default=512, help="pixels of a slice")
     parser.add_argument(
         "--set",
@@ -72,7 +78,11 @@ def main() -> None:
     sys.path.insert(0, str(ROOT))
 
     drawn = not (data / "train.csv").is_file()
-    seconds = {"draw": timed(draw, data, options.exams, tuple(options.slices), options.size)} if drawn else {}
+    seconds = (
+        {"draw": timed(draw, data, options.exams, tuple(options.slices), options.size)}
+        if drawn
+        else {}
+    )
     counts = {stage: count_rows(data / "train.csv") for stage in ["draw", *STAGES]}
     begin = {"slice_epochs": 1, "learning_rate": 1e-4} if options.weights.is_file() else {}
     begin |= {"weights_path": options.weights.resolve()} if begin else {}
@@ -81,7 +91,9 @@ def main() -> None:
         flush=True,
     )
     seconds |= run_notebook(data, run, {**begin, **dict(options.set)})
-    counts["submission.py"], truth = give_test_fold(data, run / "submission.csv", options.to / "test")
+    counts["submission.py"], truth = give_test_fold(
+        data, run / "submission.csv", options.to / "test"
+    )
     said = {}
     seconds["submission.py"] = timed(lambda: said.update(submit(options.to / "test", run)))
     for stage, of_stage in seconds.items():
@@ -190,17 +202,23 @@ def draw_exam(folder: Path, number: int, findings, slices: int, size: int, seed:
         if lost and position == slices // 3 and not present:
             continue
         image = f"{number:06x}{position:04x}"
-        where = Place(study, series, image, slices - position, HEIGHT - z, patient.field_of_view / size, apart)
+        where = Place(
+            study, series, image, slices - position, HEIGHT - z, patient.field_of_view / size, apart
+        )
         if lying:
             units = np.rot90(units)
             where = replace(where, orientation=LYING)
         write_dicom(into / f"{image}.dcm", units, where)
         row = {"pe_present_on_image": int(present), **findings.labels}
-        rows.append(",".join([study, series, image, *(str(row[name]) for name in COLUMNS[3:])]) + "\n")
+        rows.append(
+            ",".join([study, series, image, *(str(row[name]) for name in COLUMNS[3:])]) + "\n"
+        )
         if pet and position % 4 == 0:
             other = replace(where, series=f"{series}.pt", image=f"{image}.pt", modality="PT")
             (folder / "train" / study / other.series).mkdir(exist_ok=True)
-            write_dicom(folder / "train" / study / other.series / f"{other.image}.dcm", units, other)
+            write_dicom(
+                folder / "train" / study / other.series / f"{other.image}.dcm", units, other
+            )
     return "".join(rows)
 
 
@@ -225,7 +243,11 @@ def run_notebook(data: Path, run: Path, values: dict) -> dict[str, float]:
     subprocess.run([*map(str, command)], cwd=run, env=with_the_kit(), check=True)
     cells = json.loads(executed.read_text())["cells"]
     return {
-        stage: sum(cell["metadata"]["papermill"]["duration"] for cell in cells if call in "".join(cell["source"]))
+        stage: sum(
+            cell["metadata"]["papermill"]["duration"]
+            for cell in cells
+            if call in "".join(cell["source"])
+        )
         for stage, call in STAGES.items()
     }
 
@@ -253,7 +275,9 @@ def submit(test: Path, run: Path) -> dict:
     """
     networks = test / "networks"
     networks.mkdir()
-    for name, source in runpy.run_path(str(ROOT / "examples" / "kaggle_bundle.py"))["NETWORKS"].items():
+    for name, source in runpy.run_path(str(ROOT / "examples" / "kaggle_bundle.py"))[
+        "NETWORKS"
+    ].items():
         shutil.copy(run / source, networks / name)
     command = [
         sys.executable,

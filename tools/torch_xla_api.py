@@ -37,7 +37,9 @@ def _bound(body: list[ast.stmt]):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.Import | ast.ImportFrom):
-            yield from (one.asname or one.name.partition(".")[0] for one in node.names if one.name != "*")
+            yield from (
+                one.asname or one.name.partition(".")[0] for one in node.names if one.name != "*"
+            )
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             for target in targets:
@@ -85,7 +87,9 @@ def main() -> None:
             entry |= {name: names for name, names in only.items() if names}
             if module not in new:
                 entry["gone_in_2_9"] = True
-            table[module] = entry | {name: kept[module][name] for name in ("all_of",) if name in kept.get(module, {})}
+            table[module] = entry | {
+                name: kept[module][name] for name in ("all_of",) if name in kept.get(module, {})
+            }
     TABLE.write_text(json.dumps(table, separators=(",", ":")) + "\n")
 
 

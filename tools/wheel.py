@@ -43,7 +43,9 @@ def build(to: Path) -> Path:
             source = ROOT / name
             target = Path(copy) / name
             traces = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(source, target, ignore=traces) if source.is_dir() else shutil.copy(source, target)
+            shutil.copytree(source, target, ignore=traces) if source.is_dir() else shutil.copy(
+                source, target
+            )
         for name in BESIDE:
             (Path(copy, "tpukit") / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, Path(copy, "tpukit") / name)

@@ -121,7 +121,9 @@ def _load(subpackage: str, wanted: str):
     except ModuleNotFoundError as error:
         if error.name != f"tpukit.{subpackage}":
             raise
-    raise AttributeError(f"{wanted} needs the subpackage tpukit.{subpackage}, which this copy of tpukit does not have")
+    raise AttributeError(
+        f"{wanted} needs the subpackage tpukit.{subpackage}, which this copy of tpukit does not have"
+    )
 
 
 def __dir__() -> list[str]:

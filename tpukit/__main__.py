@@ -7,7 +7,12 @@ import json
 import sys
 from typing import NamedTuple
 
-from tpukit.essentials.display import InvalidValueError, NotInstalledError, TpukitError, optional_subpackage
+from tpukit.essentials.display import (
+    InvalidValueError,
+    NotInstalledError,
+    TpukitError,
+    optional_subpackage,
+)
 from tpukit.essentials.environment import check, machine_info
 from tpukit.essentials.launcher import WorkerError
 

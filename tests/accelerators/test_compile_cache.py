@@ -54,7 +54,14 @@ def train(core, limit=None):
 def trained(folder, *args, cores=1, **options):
     """Launch, and return the losses, and how many programs all cores have compiled and loaded."""
     run = launch(
-        train, *args, cores=cores, backend="xla:simulator", progress="off", seed=0, compile_cache=folder, **options
+        train,
+        *args,
+        cores=cores,
+        backend="xla:simulator",
+        progress="off",
+        seed=0,
+        compile_cache=folder,
+        **options,
     )
     assert len({str(losses) for losses, *_ in run.results}) == 1
     return run.results[0][0], sum(one[1] for one in run.results), sum(one[2] for one in run.results)
@@ -70,21 +77,31 @@ def first(tmp_path_factory):
 
 
 @STANDS_IN
-def test_a_second_launch_loads_what_the_first_has_compiled_and_comes_to_the_same_bits(first, tmp_path, capsys):
+def test_a_second_launch_loads_what_the_first_has_compiled_and_comes_to_the_same_bits(
+    first, tmp_path, capsys
+):
     folder, losses, compiled = first
     other = tmp_path / "written"
     assert folder.stat().st_mode & 0o777 == 0o700
-    assert trained([other, folder]) == (losses, 0, compiled)  # the second of a list is read, and not written
+    assert trained([other, folder]) == (
+        losses,
+        0,
+        compiled,
+    )  # the second of a list is read, and not written
     assert list(other.iterdir()) == []
     said = capsys.readouterr().out
-    assert re.search(rf"compiled programs: {compiled} programs loaded in \d+\.\d s \({other}\)", said)
+    assert re.search(
+        rf"compiled programs: {compiled} programs loaded in \d+\.\d s \({other}\)", said
+    )
     assert "not used" not in said
     assert trained(False) == (losses, compiled, 0)
 
 
 @STANDS_IN
 def test_the_report_counts_what_was_loaded_as_loaded(first):
-    (result,) = launch(train, cores=1, backend="xla:simulator", progress="off", seed=0, compile_cache=first[0]).results
+    (result,) = launch(
+        train, cores=1, backend="xla:simulator", progress="off", seed=0, compile_cache=first[0]
+    ).results
     found = " ".join(result[3].split())
     assert f"0 graphs compiled in 0.0 s, {first[2]} loaded in" in found
     assert "went into compiling" not in found
@@ -97,10 +114,16 @@ def test_a_file_is_magic_key_checksum_length_and_content(first):
     for file in files:
         magic, of_key, key, *_, digest, size = HEAD.unpack_from(file.read_bytes())
         content = file.read_bytes()[HEAD.size :]
-        assert (magic, size, digest) == (b"TPUKEEP\1", len(content), hashlib.sha256(content).digest())
+        assert (magic, size, digest) == (
+            b"TPUKEEP\1",
+            len(content),
+            hashlib.sha256(content).digest(),
+        )
         assert key == hashlib.sha256(of_key).digest()  # and so this SHA-256 is Python's
         assert file.name == f"{key[:16].hex()}.pjrt"
-    programs, *others = ({part[32 * at : 32 * at + 32] for part in parts} for at in range(len(PARTS)))
+    programs, *others = (
+        {part[32 * at : 32 * at + 32] for part in parts} for at in range(len(PARTS))
+    )
     assert len(programs) == len(files)
     assert [len(one) for one in others] == [1] * len(others)  # only the program sets them apart
     assert bytes(32) not in set.union(*others)  # nothing could not be asked for
@@ -123,9 +146,13 @@ def test_processes_that_start_at_once_compile_each_program_once(cores, tmp_path,
 def test_prepare_names_the_folder_for_all_launches(first, tmp_path, monkeypatch, capsys):
     folder = shutil.copytree(first[0], tmp_path / "kept")
     monkeypatch.delenv(KEEP_VARIABLE, raising=False)
-    assert [one.variable for one in tpukit.setup(compile_cache=folder).changes][-1:] == [KEEP_VARIABLE]
+    assert [one.variable for one in tpukit.setup(compile_cache=folder).changes][-1:] == [
+        KEEP_VARIABLE
+    ]
     assert trained(None) == (first[1], 0, first[2])
-    jobs = tpukit.launch_each(lambda core, _: train(core), [1], backend="xla:simulator", progress="off", seed=0)
+    jobs = tpukit.launch_each(
+        lambda core, _: train(core), [1], backend="xla:simulator", progress="off", seed=0
+    )
     assert jobs.runs[0].results[0][:3] == (first[1], 0, first[2])
     capsys.readouterr()
     tpukit.setup(compile_cache=False)
@@ -177,19 +204,25 @@ DAMAGE = {
     "a part of a header": lambda file: file.write_bytes(file.read_bytes()[:100]),
     "one bit flipped": lambda file: changed(file, file.stat().st_size // 2),
     "of an older version": lambda file: changed(file, 7),
-    "of another program": lambda file: file.write_bytes(max(file.parent.iterdir(), key=os.path.getsize).read_bytes()),
+    "of another program": lambda file: file.write_bytes(
+        max(file.parent.iterdir(), key=os.path.getsize).read_bytes()
+    ),
     "longer than it says": lambda file: file.write_bytes(file.read_bytes() + b"more"),
     "shorter than it says": said_to_be_longer,
     "a stranger's": lambda file: file.write_bytes(b"not a program\n" * 100),
     "a pipe that nobody writes to": lambda file: in_its_place(file, os.mkfifo),
-    "a link to a stranger's": lambda file: in_its_place(file, lambda file: file.symlink_to("/etc/hostname")),
+    "a link to a stranger's": lambda file: in_its_place(
+        file, lambda file: file.symlink_to("/etc/hostname")
+    ),
     "text under a header that fits": lambda file: rewritten(file, b"not a program\n" * 100),
     "nothing under a header that fits": lambda file: rewritten(file, b""),
 }
 
 
 @STANDS_IN
-@pytest.mark.parametrize("at", range(0, len(DAMAGE), 2), ids=lambda at: " and ".join([*DAMAGE][at : at + 2]))
+@pytest.mark.parametrize(
+    "at", range(0, len(DAMAGE), 2), ids=lambda at: " and ".join([*DAMAGE][at : at + 2])
+)
 def test_a_damaged_or_foreign_file_is_compiled_anew_and_mended(at, first, tmp_path, capfd):
     folder, losses, compiled = first
     mine, kinds = shutil.copytree(folder, tmp_path / "kept"), [*DAMAGE][at : at + 2]
@@ -197,9 +230,13 @@ def test_a_damaged_or_foreign_file_is_compiled_anew_and_mended(at, first, tmp_pa
         DAMAGE[kind](file)
     assert trained(mine) == (losses, len(kinds), compiled - len(kinds))
     said = capfd.readouterr().out
-    found = re.findall(r"\.pjrt is damaged, or not what this version has kept|refuses what it once made", said)
+    found = re.findall(
+        r"\.pjrt is damaged, or not what this version has kept|refuses what it once made", said
+    )
     assert len(found) == len({"under a header" in kind for kind in kinds})  # each said once
-    assert [file.name for file in sorted(mine.iterdir())] == [file.name for file in sorted(folder.iterdir())]
+    assert [file.name for file in sorted(mine.iterdir())] == [
+        file.name for file in sorted(folder.iterdir())
+    ]
     assert trained(mine) == (losses, 0, compiled)
 
 
@@ -214,7 +251,9 @@ def test_a_folder_in_the_place_of_a_file_stays_and_is_said(first, tmp_path, capf
 @STANDS_IN
 @pytest.mark.parametrize("cores", [1, 2])
 def test_a_full_disk_is_said_once_and_training_goes_on(cores, first, tmp_path, capfd):
-    losses, compiled, loaded = trained(tmp_path / "kept", 5000, cores=cores)  # of bytes, in place of a disk
+    losses, compiled, loaded = trained(
+        tmp_path / "kept", 5000, cores=cores
+    )  # of bytes, in place of a disk
     assert cores > 1 or losses == first[1]
     assert loaded == 0
     assert capfd.readouterr().out.count(f"none is kept in {tmp_path / 'kept'}: File too large") == 1
@@ -225,7 +264,9 @@ def test_a_full_disk_is_said_once_and_training_goes_on(cores, first, tmp_path, c
 def test_a_disk_that_is_really_full_is_said_once_too(first, tmp_path, capfd):
     disk = tmp_path / "disk"
     disk.mkdir(mode=0o700)
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24k,mode=700", "tmpfs", disk], capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=24k,mode=700", "tmpfs", disk], capture_output=True
+    )
     if mounted.returncode:
         pytest.skip("this user may not mount a small disk")
     try:
@@ -247,10 +288,16 @@ def test_whoever_is_killed_while_it_compiles_blocks_nobody(first, tmp_path):
     assert holder.stdout.readline()
     killing = threading.Timer(2.0, holder.kill)
     killing.start()
-    assert trained(folder, limits=tpukit.Limits(stall=0.5, heartbeat=0.1)) == (first[1], first[2], 0)
+    assert trained(folder, limits=tpukit.Limits(stall=0.5, heartbeat=0.1)) == (
+        first[1],
+        first[2],
+        0,
+    )
     killing.join()
     holder.communicate()
-    assert sorted(file.name for file in folder.iterdir()) == sorted(file.name for file in first[0].iterdir())
+    assert sorted(file.name for file in folder.iterdir()) == sorted(
+        file.name for file in first[0].iterdir()
+    )
 
 
 def without_a_compiler(folder):
@@ -259,7 +306,9 @@ def without_a_compiler(folder):
 
 def that_does_not_compile(folder):
     (folder / "keeper.c").write_text("no C")
-    return c_library.compiled("kept.so", folder, environ={**os.environ, "XDG_CACHE_HOME": str(folder)})
+    return c_library.compiled(
+        "kept.so", folder, environ={**os.environ, "XDG_CACHE_HOME": str(folder)}
+    )
 
 
 def that_does_not_load(folder):
@@ -272,14 +321,25 @@ def that_does_not_load(folder):
 def test_without_the_library_the_launch_goes_on_and_says_so(library, tmp_path, monkeypatch, capsys):
     (tmp_path / "library").mkdir()
     monkeypatch.setattr(compile_cache, "compiled", lambda *_: library(tmp_path / "library"))
-    options = {"cores": 1, "backend": "xla:simulator", "progress": "off", "compile_cache": tmp_path / "kept"}
+    options = {
+        "cores": 1,
+        "backend": "xla:simulator",
+        "progress": "off",
+        "compile_cache": tmp_path / "kept",
+    }
     assert launch(lambda core: core.mean(3.0), **options).results == [3.0]
     assert capsys.readouterr().out.count("compile_cache is off in this launch: ") == 1
     assert list((tmp_path / "kept").iterdir()) == []
 
 
 def test_where_nothing_is_compiled_one_line_says_that_there_is_nothing_to_keep(tmp_path, capsys):
-    launch(lambda core: core.rank, cores=1, backend="cpu", progress="off", compile_cache=tmp_path / "kept")
+    launch(
+        lambda core: core.rank,
+        cores=1,
+        backend="cpu",
+        progress="off",
+        compile_cache=tmp_path / "kept",
+    )
     said = [line for line in capsys.readouterr().out.splitlines() if "compile_cache" in line]
     assert said == ["compile_cache: the backend cpu compiles nothing that can be kept"]
     assert not (tmp_path / "kept").exists()
@@ -308,7 +368,9 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path):
     assert compile_cache.own_folders([tmp_path]) == (tmp_path,)
     with pytest.raises(ValueError, match="other users can write to it"):
         compile_cache.own_folders([tmp_path / "new", Path("/tmp")])
-    assert compile_cache.own_folders([tmp_path / "new", tmp_path / "not there"]) == (tmp_path / "new",)
+    assert compile_cache.own_folders([tmp_path / "new", tmp_path / "not there"]) == (
+        tmp_path / "new",
+    )
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
@@ -341,13 +403,28 @@ def test_those_that_nobody_has_used_for_longest_are_removed_past_the_limit(tmp_p
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (0, 10**9 - 10**6))
     compile_cache.remove_oldest(tmp_path, limit=250)
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["middle.pjrt", "new.pjrt", "notes.txt"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        "middle.pjrt",
+        "new.pjrt",
+        "notes.txt",
+    ]
 
 
 @pytest.mark.skipif(c_library.find_compiler() is None, reason="no C compiler is here")
 def test_the_sources_compile_without_a_warning(tmp_path):
     files = sorted(map(str, SOURCES.glob("*.c")))
-    command = ["cc", "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", '-DSOURCES="a"', "-fPIC", "-shared", *files]
+    command = [
+        "cc",
+        "-std=gnu11",
+        "-O2",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        '-DSOURCES="a"',
+        "-fPIC",
+        "-shared",
+        *files,
+    ]
     subprocess.run([*command, "-o", str(tmp_path / "kept.so")], check=True, timeout=600)
 
 
@@ -365,18 +442,29 @@ def test_what_is_declared_of_pjrt_is_what_its_header_declares(tmp_path):
     places = dict(re.findall(r"([A-Z_]+) = (\d+)", text))
     assert places.keys() == names.keys()
     checks = [
-        f"offsetof(Api, call) + {places[one]} * sizeof(void*) == offsetof(PJRT_Api, PJRT_{names[one]})" for one in names
+        f"offsetof(Api, call) + {places[one]} * sizeof(void*) == offsetof(PJRT_Api, PJRT_{names[one]})"
+        for one in names
     ]
     checks += ["offsetof(Api, version.minor) == offsetof(PJRT_Api, pjrt_api_version.minor_version)"]
     sizes = {
-        "Text": ["PJRT_Client_PlatformVersion_Args", "PJRT_TopologyDescription_PlatformVersion_Args"],
+        "Text": [
+            "PJRT_Client_PlatformVersion_Args",
+            "PJRT_TopologyDescription_PlatformVersion_Args",
+        ],
         "Serialized": ["PJRT_Executable_Serialize_Args", "PJRT_TopologyDescription_Serialize_Args"],
-        "Asked": ["PJRT_LoadedExecutable_GetExecutable_Args", "PJRT_Client_TopologyDescription_Args"],
+        "Asked": [
+            "PJRT_LoadedExecutable_GetExecutable_Args",
+            "PJRT_Client_TopologyDescription_Args",
+        ],
         "Compile": ["PJRT_Client_Compile_Args"],
         "Program": ["PJRT_Program"],
     }
-    checks += [f"sizeof({own}) == {its}_STRUCT_SIZE" for own, every in sizes.items() for its in every]
-    checks += ["offsetof(Load, loaded) == offsetof(PJRT_Executable_DeserializeAndLoad_Args, loaded_executable)"]
+    checks += [
+        f"sizeof({own}) == {its}_STRUCT_SIZE" for own, every in sizes.items() for its in every
+    ]
+    checks += [
+        "offsetof(Load, loaded) == offsetof(PJRT_Executable_DeserializeAndLoad_Args, loaded_executable)"
+    ]
     checks += ["sizeof(Load) >= PJRT_Executable_DeserializeAndLoad_Args_STRUCT_SIZE"]
     checks += ["offsetof(Compile, executable) == offsetof(PJRT_Client_Compile_Args, executable)"]
     checks += [
@@ -386,4 +474,6 @@ def test_what_is_declared_of_pjrt_is_what_its_header_declares(tmp_path):
     lines += [f'_Static_assert({check}, "{number}");' for number, check in enumerate(checks)]
     (tmp_path / "check.c").write_text("\n".join(lines))
     headers = build.find_plugin().headers
-    subprocess.run(["cc", "-std=gnu11", "-fsyntax-only", f"-I{headers}", str(tmp_path / "check.c")], check=True)
+    subprocess.run(
+        ["cc", "-std=gnu11", "-fsyntax-only", f"-I{headers}", str(tmp_path / "check.c")], check=True
+    )

@@ -71,7 +71,9 @@ def test_the_kernel_stays_free_of_cuda_so_that_it_can_launch_again():
             run = tpukit.launch(lambda core: core.mean(torch.ones(2, device=core.device)), progress="off")
         print(run.device, run.results[0].tolist(), torch.cuda.is_initialized())
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, cwd=ROOT
+    )
     assert done.stdout.strip() == "CUDA GPU [1.0, 1.0] False", done.stderr
 
 
@@ -84,14 +86,18 @@ def test_a_kernel_that_started_cuda_is_refused():
         except tpukit.RuntimeInUseError as error:
             print(error)
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, cwd=ROOT
+    )
     assert "this kernel has started the CUDA runtime" in done.stdout, done.stderr
 
 
 def test_collectives_give_the_numbers_they_give_on_a_cpu():
     def work(core):
         value = torch.arange(3.0, device=core.device) + core.rank
-        return [core.all_reduce(value, op).cpu() for op in ("sum", "mean", "min", "max")], core.gather(value).cpu()
+        return [
+            core.all_reduce(value, op).cpu() for op in ("sum", "mean", "min", "max")
+        ], core.gather(value).cpu()
 
     run = on_gpus(work)
     every = torch.stack([torch.arange(3.0) + rank for rank in range(run.cores)])
@@ -103,7 +109,9 @@ def test_collectives_give_the_numbers_they_give_on_a_cpu():
 
 def test_a_training_on_gpus_is_that_of_the_rehearsal_to_float_tolerance():
     gpus = on_gpus(train).results[0]
-    cpu = launch(train, backend="cpu", cores=len(on_gpus(lambda core: 0).results), progress="off").results[0]
+    cpu = launch(
+        train, backend="cpu", cores=len(on_gpus(lambda core: 0).results), progress="off"
+    ).results[0]
     assert gpus["device"] == "cuda:0"
     for ours, theirs in zip(gpus["epochs"], cpu["epochs"], strict=True):
         assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-3)
@@ -115,7 +123,9 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path):
     assert [row["epoch"] for row in on_gpus(train, tmp_path, 3).results[0]["epochs"]] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("options", [{"bf16": True}, {"accumulate_grad_batches": 2}, {"max_grad_norm": 1.0}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"bf16": True}, {"accumulate_grad_batches": 2}, {"max_grad_norm": 1.0}], ids=str
+)
 def test_the_options_of_fit_run(options):
     assert on_gpus(functools.partial(train, epochs=1, **options)).results[0]["epochs"]
 
@@ -170,6 +180,8 @@ def test_each_job_has_a_gpu_of_its_own():
 @pytest.mark.parametrize(("precision", "bits"), [(None, 11), ("high", 11), ("highest", 24)])
 def test_what_a_gpu_computes_is_explained_by_its_precision(precision, bits):
     images = torch.randn(4, 3, 8, 8)
-    found = tpukit.profiling.compare(small_net(True), images, backend="cuda", matmul_precision=precision)
+    found = tpukit.profiling.compare(
+        small_net(True), images, backend="cuda", matmul_precision=precision
+    )
     assert found.bits == bits
     assert found.first is None, found

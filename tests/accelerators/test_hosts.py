@@ -18,7 +18,10 @@ from tpukit.essentials.launcher.worker_group import WorkerGroup
 
 def on_two_hosts(fn, cores):
     """Launch on two hosts, and return what each brought: its results, or the words of its error."""
-    listener, brought = socket.create_server(("127.0.0.1", 0)), multiprocessing.get_context("fork").Queue()
+    listener, brought = (
+        socket.create_server(("127.0.0.1", 0)),
+        multiprocessing.get_context("fork").Queue(),
+    )
 
     def be_host(number):
         hosts = Hosts(number, 2, listener.getsockname(), listener if number == 0 else None)
@@ -28,7 +31,10 @@ def on_two_hosts(fn, cores):
             outcome = str(error)
         brought.put((number, outcome))
 
-    kernels = [multiprocessing.get_context("fork").Process(target=be_host, args=[number]) for number in range(2)]
+    kernels = [
+        multiprocessing.get_context("fork").Process(target=be_host, args=[number])
+        for number in range(2)
+    ]
     for kernel in kernels:
         kernel.start()
     listener.close()
@@ -74,7 +80,9 @@ def train_to_the_best(core, folder):
     model = core.model(torch.nn.Linear(3, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     inputs = torch.randn(32, 3, generator=torch.Generator().manual_seed(0))
-    batches = core.batches(torch.utils.data.TensorDataset(inputs, inputs[:, :1]), batch_size=4, drop_last=True)
+    batches = core.batches(
+        torch.utils.data.TensorDataset(inputs, inputs[:, :1]), batch_size=4, drop_last=True
+    )
 
     def break_it(history):
         optimizer.param_groups[0]["lr"] = 0.05 if len(history.epochs) < 2 else 3.0

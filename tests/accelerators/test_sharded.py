@@ -58,7 +58,11 @@ def test_one_chip_is_an_ordinary_launch():
         ({"shard": "zero"}, "got 'zero'", 'shard="fsdp"'),
         ({"cores": 4}, "all chips of one host are one rank", "leave out cores"),
         ({"device": 0}, "all chips of one host are one rank", "leave out device"),
-        ({"hosts": Hosts(0, 2, ("10.0.0.1", 29500))}, "all chips of one host are one rank", "leave out hosts"),
+        (
+            {"hosts": Hosts(0, 2, ("10.0.0.1", 29500))},
+            "all chips of one host are one rank",
+            "leave out hosts",
+        ),
         ({"cores": 1, "device": 0}, "nothing chooses among them", "leave out cores, device"),
         (
             {"backend": "xla:cpu"},
@@ -96,6 +100,11 @@ def test_spmd_that_an_earlier_cell_switched_on_is_refused_at_once(monkeypatch):
 
 
 def test_every_backend_says_whether_it_can():
-    sharded = {name: runtime.sharded for name, runtime in runtimes().items() if runtime.is_for_launch}
-    assert {name: by for name, by in sharded.items() if by} == {"xla": "xla:sharded", "xla:simulator": "xla:simulator"}
+    sharded = {
+        name: runtime.sharded for name, runtime in runtimes().items() if runtime.is_for_launch
+    }
+    assert {name: by for name, by in sharded.items() if by} == {
+        "xla": "xla:sharded",
+        "xla:simulator": "xla:simulator",
+    }
     assert not runtimes()["xla:sharded"].is_for_launch

@@ -24,7 +24,12 @@ ROOT = Path(__file__).parents[3]
 
 
 def on(*, chips=8, generation="v5e", **packages):
-    versions = {"python": "3.12.1", "torch": "2.15.0", "torch_xla": None, "torch_tpu": None} | packages
+    versions = {
+        "python": "3.12.1",
+        "torch": "2.15.0",
+        "torch_xla": None,
+        "torch_tpu": None,
+    } | packages
     return replace(KAGGLE, platform="TPU VM", chips=chips, generation=generation, versions=versions)
 
 
@@ -41,7 +46,9 @@ def rehearse(fn, *args, **options):
         ({"torch_xla": "2.9.0", "torch_tpu": "0.2.0", "torch": "2.9.0+cpu"}, "xla"),
     ],
 )
-def test_on_a_tpu_the_package_that_is_installed_decides_and_of_both_the_one_for_this_torch(packages, backend):
+def test_on_a_tpu_the_package_that_is_installed_decides_and_of_both_the_one_for_this_torch(
+    packages, backend
+):
     machine = on(**packages)
     assert choose_topology(machine, None, None).backend == backend
 
@@ -52,7 +59,9 @@ def test_on_a_tpu_without_either_nothing_rehearses_in_silence():
 
 
 def test_asked_for_without_its_package_the_message_has_the_line_that_installs_it():
-    with pytest.raises(ValueError, match=r"needs torch_tpu, which is not inst(.|\n)*fix:   pip install torch_tpu"):
+    with pytest.raises(
+        ValueError, match=r"needs torch_tpu, which is not inst(.|\n)*fix:   pip install torch_tpu"
+    ):
         choose_topology(on(torch_xla="2.9.0"), None, "torch_tpu")
 
 
@@ -80,7 +89,9 @@ def test_a_run_on_another_than_the_first_chip_is_refused_before_a_fork():
         TorchTpuRuntime().load(topology)
 
 
-@pytest.mark.parametrize(("torch_tpu", "backend"), [(None, "torch_tpu:cpu"), ("0.2.0", "torch_tpu:simulator")])
+@pytest.mark.parametrize(
+    ("torch_tpu", "backend"), [(None, "torch_tpu:cpu"), ("0.2.0", "torch_tpu:simulator")]
+)
 def test_where_no_chip_is_it_rehearses(torch_tpu, backend):
     topology = choose_topology(on(chips=0, generation=None, torch_tpu=torch_tpu), 2, "torch_tpu")
     assert (topology.backend, topology.is_dry_run) == (backend, True)
@@ -95,7 +106,9 @@ def test_the_stand_in_plays_as_many_chips_as_torchtpu_has_a_layout_for():
 def test_a_kernel_that_has_torch_tpu_starts_no_workers_that_would_open_its_chips(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch_tpu", None)
     for backend in ("cpu", "torch_tpu:cpu"):
-        with pytest.raises(RuntimeError, match=r"imported torch_tpu(.|\n)*fix:   restart the kernel"):
+        with pytest.raises(
+            RuntimeError, match=r"imported torch_tpu(.|\n)*fix:   restart the kernel"
+        ):
             launch(lambda core: core.rank, backend=backend, cores=1, progress="off")
 
 
@@ -106,23 +119,42 @@ def test_each_core_finds_in_its_environment_what_torchrun_would_set():
     def work(core):
         import torch.distributed as dist
 
-        return {name: os.environ[name] for name in NAMES}, dist.get_rank(), dist.get_backend(), str(core.device)
+        return (
+            {name: os.environ[name] for name in NAMES},
+            dist.get_rank(),
+            dist.get_backend(),
+            str(core.device),
+        )
 
     before = dict(os.environ)
     found = rehearse(work).results
     for rank, (environ, told, transport, device) in enumerate(found):
-        sizes = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        sizes = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "2",
+        }
         assert sizes.items() <= environ.items()
-        assert (environ["MASTER_ADDR"], told, transport, device) == ("127.0.0.1", rank, "gloo", "cpu")
+        assert (environ["MASTER_ADDR"], told, transport, device) == (
+            "127.0.0.1",
+            rank,
+            "gloo",
+            "cpu",
+        )
     assert int(found[0][0]["MASTER_PORT"]) == int(found[1][0]["MASTER_PORT"]) > 0
     assert dict(os.environ) == before
 
 
 def test_addresses_of_another_number_of_processes_are_refused(monkeypatch):
-    monkeypatch.setenv("TORCH_TPU_SLICEBUILDER_ADDRESSES", "localhost:1,localhost:2,localhost:3,localhost:4")
+    monkeypatch.setenv(
+        "TORCH_TPU_SLICEBUILDER_ADDRESSES", "localhost:1,localhost:2,localhost:3,localhost:4"
+    )
     with pytest.raises(WorkerError, match="names 4 processes, and this run has 2") as caught:
         rehearse(lambda core: core.rank)
-    exec(str(caught.value).partition("fix:   ")[2].partition("\n")[0], {"os": os})  # as the fix says
+    exec(
+        str(caught.value).partition("fix:   ")[2].partition("\n")[0], {"os": os}
+    )  # as the fix says
     assert rehearse(lambda core: core.rank).results == [0, 1]
 
 
@@ -150,7 +182,9 @@ class Handle(torch.Tensor):
 
 def test_an_average_reaches_every_tensor_whatever_their_addresses_are():
     def work(core):
-        tensors = [torch.full((size,), float(core.rank)).as_subclass(Handle) for size in (3, 2, 400_000)]
+        tensors = [
+            torch.full((size,), float(core.rank)).as_subclass(Handle) for size in (3, 2, 400_000)
+        ]
         core.backend.average(tensors)
         return [tensor.unique().tolist() for tensor in tensors]
 
@@ -180,7 +214,10 @@ def test_running_statistics_are_updated_as_pytorch_updates_them(monkeypatch):
     for function in ("batch_norm", "instance_norm"):
         monkeypatch.setattr(torch, function, getattr(torch, function))  # put back after this test
     torch.manual_seed(0)
-    batch, instance = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), (nn.InstanceNorm1d, nn.InstanceNorm3d)
+    batch, instance = (
+        (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
+        (nn.InstanceNorm1d, nn.InstanceNorm3d),
+    )
     others = [{}, {"momentum": None}, {"momentum": 0.3, "affine": False}]
     plain = [layer(4, **more) for layer, more in zip(batch, others, strict=True)]
     plain += [layer(4, track_running_stats=True) for layer in instance]
@@ -211,7 +248,15 @@ def test_a_core_that_raises_is_named():
 
 
 def test_what_rehearses_is_what_runs_on_a_chip():
-    shared = {"all_reduce", "gather", "broadcast", "average", "barrier", "take_environment", "_for_collectives"}
+    shared = {
+        "all_reduce",
+        "gather",
+        "broadcast",
+        "average",
+        "barrier",
+        "take_environment",
+        "_for_collectives",
+    }
     for backend in (TorchTpu, TorchTpuCpu):
         assert issubclass(backend, TorchTpuProcess)
         assert not shared & set(vars(backend))
@@ -220,7 +265,9 @@ def test_what_rehearses_is_what_runs_on_a_chip():
 @pytest.fixture
 def package():
     if TorchTpuRuntime().is_started() or tpukit.machine_info().versions["torch_tpu"] is None:
-        pytest.skip("torch_tpu is not installed: make torchtpu has it, in an environment of its own")
+        pytest.skip(
+            "torch_tpu is not installed: make torchtpu has it, in an environment of its own"
+        )
 
 
 def with_the_package(code):
@@ -237,7 +284,11 @@ def with_the_package(code):
     {textwrap.indent(textwrap.dedent(code), "        ")}
     """
     prepared = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "PYTHONPATH": str(ROOT)}
-    alone = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_ID": "0", "TPU_WORKER_HOSTNAMES": "localhost"}  # asks no network
+    alone = {
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_WORKER_ID": "0",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+    }  # asks no network
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(given)],
         capture_output=True,
@@ -270,7 +321,9 @@ def test_without_a_chip_the_package_is_not_asked_for_a_tensor(package):
     assert "started False" in done.stdout
 
 
-def test_the_packages_own_launch_environment_reaches_a_worker_and_leaves_the_kernel_as_it_was(package):
+def test_the_packages_own_launch_environment_reaches_a_worker_and_leaves_the_kernel_as_it_was(
+    package,
+):
     said = with_the_package("""
         from tpukit.essentials.backends import runtimes
         from tpukit.accelerators.torch_tpu import TorchTpu, TorchTpuRuntime
@@ -299,7 +352,9 @@ def test_the_packages_own_launch_environment_reaches_a_worker_and_leaves_the_ker
         print("KERNEL", dict(os.environ) == before, TorchTpuRuntime().is_started())
     """)
     assert "DEVICE tpu:0 False" in said
-    names = "['TORCH_TPU_SLICEBUILDER_ADDRESSES', 'TORCH_TPU_TOPOLOGY', 'TORCH_TPU_XPROF_SESSION_ID']"
+    names = (
+        "['TORCH_TPU_SLICEBUILDER_ADDRESSES', 'TORCH_TPU_TOPOLOGY', 'TORCH_TPU_XPROF_SESSION_ID']"
+    )
     assert f"RUN TPU v5e core by TorchTPU 2.0 {names} 1,1,1" in said
     assert "KERNEL True False" in said
 
@@ -314,5 +369,7 @@ def test_a_forked_worker_gets_as_far_as_libtpu_that_finds_no_chip(package):
         print("KERNEL", torch.tpu.is_initialized())
     """)
     assert "FAILED core 0 of 1 could not start its device" in said
-    assert "TPU initialization failed: No jellyfish device found" in said  # libtpu's own words for "no chip"
+    assert (
+        "TPU initialization failed: No jellyfish device found" in said
+    )  # libtpu's own words for "no chip"
     assert "KERNEL False" in said

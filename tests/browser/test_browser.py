@@ -23,7 +23,9 @@ from tpukit.essentials.display.panel import panel_html
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="the browser tests need playwright: pip install '.[browser]'"
 )
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium"
+)
 
 ROOT = Path(__file__).parents[2]
 IMAGE = "img[src^='data:image/svg']"  # a chart of a run that is over
@@ -56,7 +58,9 @@ NOTEBOOKS = {
 
 
 # Both are JupyterLab's cells, outputs and kernels; the second has a page for each notebook around them.
-@pytest.fixture(scope="module", params=["lab", pytest.param("notebook", marks=pytest.mark.only_soak)])
+@pytest.fixture(
+    scope="module", params=["lab", pytest.param("notebook", marks=pytest.mark.only_soak)]
+)
 def server(request, tmp_path_factory):
     """Run JupyterLab, or the classic notebook; yield it with a browser and the folder that its notebooks are in."""
     module = {"lab": "jupyterlab", "notebook": "notebook"}[request.param]
@@ -71,7 +75,10 @@ def server(request, tmp_path_factory):
 def page(server):
     """Yield a page with a notebook of a few cells."""
     cells = [nbformat.v4.new_code_cell(source) for source in (SETUP, WORK, ENDLESS, AGAIN)]
-    write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": KERNEL}), server.folder / "work.ipynb")
+    write(
+        nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": KERNEL}),
+        server.folder / "work.ipynb",
+    )
     opened = server.open("work")
     yield opened
     opened.close()
@@ -86,7 +93,9 @@ def run_all(page):
     for _ in range(TRIES):
         choose(page, "Run", "Run All Cells")
         with contextlib.suppress(playwright.TimeoutError):
-            page.locator(".jp-InputPrompt", has_text=re.compile(r"\[(\*|\d+)\]")).first.wait_for(timeout=15_000)
+            page.locator(".jp-InputPrompt", has_text=re.compile(r"\[(\*|\d+)\]")).first.wait_for(
+                timeout=15_000
+            )
             return
     raise AssertionError("the cells did not run")
 
@@ -108,7 +117,9 @@ def choose(page, menu, entry):
     try:
         page.locator(".lm-MenuBar-itemLabel", has_text=re.compile(f"^{menu}$")).click()
     except playwright.TimeoutError:
-        raise AssertionError(f"{menu} cannot be clicked: {page.locator('.jp-Dialog').all_inner_texts()}") from None
+        raise AssertionError(
+            f"{menu} cannot be clicked: {page.locator('.jp-Dialog').all_inner_texts()}"
+        ) from None
     page.locator(".lm-Menu-itemLabel", has_text=re.compile(f"^{entry}")).first.click()
 
 
@@ -121,7 +132,9 @@ def picture(page, name):
 def test_a_bar_and_a_curve_move_while_the_cores_work_and_the_result_comes_back(server, page):
     run_cell(page, 0)
     output = run_cell(page, 1)
-    output.get_by_text("dry run: 2 CPU processes take the place of TPU cores").wait_for(timeout=300_000)
+    output.get_by_text("dry run: 2 CPU processes take the place of TPU cores").wait_for(
+        timeout=300_000
+    )
     line = output.get_by_text(re.compile(r"^\d+ / 200$"))
     line.wait_for(timeout=300_000)
     seen = set()
@@ -145,7 +158,10 @@ tpukit.pe.show_slices(pixels)
 @pytest.mark.alone  # a page that is slow to draw loses keys
 def test_the_arrow_keys_move_through_a_study_and_leave_the_cells_alone(server):
     cells = [nbformat.v4.new_code_cell(source) for source in ("import tpukit", STUDY, "1", "2")]
-    write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": KERNEL}), server.folder / "study.ipynb")
+    write(
+        nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": KERNEL}),
+        server.folder / "study.ipynb",
+    )
     page = server.open("study")
     run_cell(page, 0)
     output = run_cell(page, 1)
@@ -153,7 +169,14 @@ def test_the_arrow_keys_move_through_a_study_and_leave_the_cells_alone(server):
     words.wait_for(timeout=300_000)
     assert words.inner_text() == "slice 5 of 9"
     output.locator('[data-part="slider"]').click()  # in its middle
-    for key, number in (("ArrowRight", 6), ("ArrowUp", 7), ("ArrowDown", 6), ("Home", 1), ("End", 9), ("PageDown", 1)):
+    for key, number in (
+        ("ArrowRight", 6),
+        ("ArrowUp", 7),
+        ("ArrowDown", 6),
+        ("Home", 1),
+        ("End", 9),
+        ("PageDown", 1),
+    ):
         page.keyboard.press(key)
         assert words.inner_text() == f"slice {number} of 9"
     output.locator('[data-part="overview"] img').nth(3).click()
@@ -171,28 +194,49 @@ def test_the_arrow_keys_move_through_a_study_and_leave_the_cells_alone(server):
 
 def test_the_curves_are_there_in_a_notebook_that_was_written_elsewhere(server):
     """What was not run here is not trusted, and JupyterLab takes scripts and SVG elements out of its outputs."""
-    curves = {"train_loss": [(step, 1 / step) for step in range(1, 30)], "valid_acc": [(10, 0.5), (29, 0.8)]}
+    curves = {
+        "train_loss": [(step, 1 / step) for step in range(1, 30)],
+        "valid_acc": [(10, 0.5), (29, 0.8)],
+    }
     cells = [nbformat.v4.new_code_cell(str(number)) for number in range(4)]
-    shown = panel_html([], curves, "done", "done in 9 s") + "<svg width='9' height='9' class='own'></svg>"
+    shown = (
+        panel_html([], curves, "done", "done in 9 s")
+        + "<svg width='9' height='9' class='own'></svg>"
+    )
     cells[0].outputs = [nbformat.v4.new_output("display_data", data={"text/html": shown})]
-    write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": KERNEL}), server.folder / "elsewhere.ipynb")
+    write(
+        nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": KERNEL}),
+        server.folder / "elsewhere.ipynb",
+    )
     page = server.open("elsewhere")
     page.get_by_text("done in 9 s").wait_for(timeout=300_000)
     images = page.locator(f".jp-OutputArea {IMAGE}")
     assert images.count() == 2
-    assert all(width > 100 for width in images.evaluate_all("all => all.map((one) => one.naturalWidth)")), "not drawn"
-    assert page.locator(".jp-OutputArea svg.own").count() == 0, "this notebook is trusted, which proves nothing"
+    assert all(
+        width > 100 for width in images.evaluate_all("all => all.map((one) => one.naturalWidth)")
+    ), "not drawn"
+    assert page.locator(".jp-OutputArea svg.own").count() == 0, (
+        "this notebook is trusted, which proves nothing"
+    )
     picture(page, f"{server.kind}-elsewhere")
     page.close()
 
 
 def test_a_study_that_was_written_elsewhere_shows_the_middle_window_of_twelve_slices(server):
-    labels = pandas.DataFrame({"position": range(40), "SOPInstanceUID": range(40), "StudyInstanceUID": "a"})
-    pixels = numpy.zeros((40, 3, 64, 64), numpy.uint8) + numpy.array([0, 120, 250], numpy.uint8)[None, :, None, None]
+    labels = pandas.DataFrame(
+        {"position": range(40), "SOPInstanceUID": range(40), "StudyInstanceUID": "a"}
+    )
+    pixels = (
+        numpy.zeros((40, 3, 64, 64), numpy.uint8)
+        + numpy.array([0, 120, 250], numpy.uint8)[None, :, None, None]
+    )
     cells = [nbformat.v4.new_code_cell(str(number)) for number in range(4)]
     shown = tpukit.pe.show_study(pixels, labels, "a")._repr_html_()
     cells[0].outputs = [nbformat.v4.new_output("display_data", data={"text/html": shown})]
-    write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": KERNEL}), server.folder / "reader.ipynb")
+    write(
+        nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": KERNEL}),
+        server.folder / "reader.ipynb",
+    )
     page = server.open("reader")
     images = page.locator(".jp-OutputArea img[alt^='slice']:visible")
     images.first.wait_for(timeout=300_000)
@@ -220,12 +264,18 @@ def test_interrupt_gives_the_notebook_back_and_the_next_run_works(server, page):
     cell.get_by_text("again [0, 1]").wait_for(timeout=300_000)
 
 
-@pytest.mark.parametrize("name", ["03_every_core", pytest.param("04_pulmonary_embolism", marks=pytest.mark.only_soak)])
+@pytest.mark.parametrize(
+    "name", ["03_every_core", pytest.param("04_pulmonary_embolism", marks=pytest.mark.only_soak)]
+)
 def test_the_panel_moves_survives_an_interrupt_and_stays_in_the_saved_notebook(server, name):
     notebook = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
     length = next(parameter for parameter in NOTEBOOKS[name] if parameter.endswith("epochs"))
     small(notebook, NOTEBOOKS[name] | {length: LONG})
-    number = next(n for n, one in enumerate(notebook.cells) if one.cell_type == "code" and "launch(work" in one.source)
+    number = next(
+        n
+        for n, one in enumerate(notebook.cells)
+        if one.cell_type == "code" and "launch(work" in one.source
+    )
     shorter = f"{length} = {NOTEBOOKS[name][length]}; print('now', {length})"
     notebook.cells.insert(number + 1, nbformat.v4.new_code_cell(shorter))
     file = server.folder / f"{name}.ipynb"

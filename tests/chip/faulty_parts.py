@@ -39,4 +39,7 @@ def is_interrupted(proof) -> dict:
 if __name__ == "__main__":
     run_parts.PARTS = {one.__name__: one for one in (works, raises, aborts, hangs, is_interrupted)}
     given = json.loads(sys.argv[1])
-    run_parts.main(given.pop("parts"), **given | {"folder": Path(given["folder"]), "outcomes": Path(given["outcomes"])})
+    run_parts.main(
+        given.pop("parts"),
+        **given | {"folder": Path(given["folder"]), "outcomes": Path(given["outcomes"])},
+    )

@@ -27,7 +27,9 @@ ROOT = Path(__file__).parents[2]
 def prove(*arguments, folder, **environ):
     command = [sys.executable, "-m", "tools.chip", *arguments]
     environ = os.environ | {"PYTHONPATH": str(ROOT)} | environ
-    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=600)
+    return subprocess.run(
+        command, cwd=folder, env=environ, capture_output=True, text=True, timeout=600
+    )
 
 
 def test_the_parts_are_those_that_a_whole_proof_has():
@@ -37,11 +39,26 @@ def test_the_parts_are_those_that_a_whole_proof_has():
 
 def test_a_proof_prints_one_line_of_json_last(tmp_path):
     chosen = "fault,interrupt,launch"
-    ended = prove("--backend", "cpu", "--parts", chosen, "--result", "runs/it.json", "--code", "mine", folder=tmp_path)
+    ended = prove(
+        "--backend",
+        "cpu",
+        "--parts",
+        chosen,
+        "--result",
+        "runs/it.json",
+        "--code",
+        "mine",
+        folder=tmp_path,
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     told = json.loads(ended.stdout.splitlines()[-1])
     assert told == json.loads((tmp_path / "runs/it.json").read_text()) == find_result(ended.stdout)
-    assert (told["passed"], told["code"], told["backend"], told["rehearsal"]) == (True, "mine", "cpu", True)
+    assert (told["passed"], told["code"], told["backend"], told["rehearsal"]) == (
+        True,
+        "mine",
+        "cpu",
+        True,
+    )
     assert list(told["parts"]) == ["launch", "fault", "interrupt"]  # in their order
     assert all(one["passed"] and one["seconds"] > 0 for one in told["parts"].values())
     assert "raised LookupError: deliberate" in told["parts"]["fault"]["told"]
@@ -58,7 +75,9 @@ def test_a_proof_prints_one_line_of_json_last(tmp_path):
         (["--on", "kaggle"], "make chip-kaggle KAGGLE_USER=your-name"),
     ],
 )
-def test_what_cannot_be_done_is_said_before_anything_runs(tmp_path, arguments, said, monkeypatch, capfd):
+def test_what_cannot_be_done_is_said_before_anything_runs(
+    tmp_path, arguments, said, monkeypatch, capfd
+):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "something").touch()
     monkeypatch.chdir(tmp_path)
@@ -99,13 +118,17 @@ def test_the_parts_that_ask_for_right_answers_pass_and_a_last_bit_more_does_not(
 
 
 def test_rates_are_those_of_a_network_that_learns_right(tmp_path, monkeypatch):
-    monkeypatch.setattr(parts, "ON_CPU_PROCESSES", dataclasses.replace(parts.ON_XLA_CPU, studies=2, slices=4))
+    monkeypatch.setattr(
+        parts, "ON_CPU_PROCESSES", dataclasses.replace(parts.ON_XLA_CPU, studies=2, slices=4)
+    )
     machine = tpukit.machine_info()
     proof = parts.Proof(machine, choose_topology(machine, 2, "cpu"), tmp_path, 120.0)
     assert parts.measure_rates(proof)["images_per_second_with_input"] > 0
     right = worker_functions.measure_rates
     monkeypatch.setattr(
-        worker_functions, "measure_rates", lambda core, *given: {**right(core, *given), "weights": core.rank}
+        worker_functions,
+        "measure_rates",
+        lambda core, *given: {**right(core, *given), "weights": core.rank},
     )
     with pytest.raises(NotAsExpected, match="cores ended with different weights"):
         parts.measure_rates(proof)
@@ -113,11 +136,23 @@ def test_rates_are_those_of_a_network_that_learns_right(tmp_path, monkeypatch):
 
 def test_plain_pytorch_is_trained_without_the_kit():
     program = "import sys, tools.chip.reference; print([name for name in sys.modules if name[:6] == 'tpukit'])"
-    assert subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, text=True).strip() == "[]"
+    assert (
+        subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, text=True).strip()
+        == "[]"
+    )
 
 
 def test_a_result_that_cannot_be_written_is_said_before_anything_runs(tmp_path, capfd):
-    arguments = ["--backend", "cpu", "--parts", "launch", "--result", str(tmp_path), "--folder", str(tmp_path / "new")]
+    arguments = [
+        "--backend",
+        "cpu",
+        "--parts",
+        "launch",
+        "--result",
+        str(tmp_path),
+        "--folder",
+        str(tmp_path / "new"),
+    ]
     assert command_line.main(arguments) == 1
     printed, errors = capfd.readouterr()
     assert "cannot be written: is a directory" in errors
@@ -160,7 +195,12 @@ def supervise(names, folder, monkeypatch, *, seconds=600.0):
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"))
     said = []
     outcomes = supervisor.run_parts(
-        names, folder=folder, backend="cpu", seconds=seconds, say=said.append, module="chip.faulty_parts"
+        names,
+        folder=folder,
+        backend="cpu",
+        seconds=seconds,
+        say=said.append,
+        module="chip.faulty_parts",
     )
     return outcomes, b"".join(said).decode()
 
@@ -186,7 +226,9 @@ def test_a_part_that_hangs_is_ended_and_told_of_every_so_often(tmp_path, monkeyp
 
 
 def test_a_process_that_cannot_start_does_not_keep_the_proof_from_ending(tmp_path):
-    outcomes = supervisor.run_parts(["launch", "fault"], folder=tmp_path, say=lambda _: None, module="no.such.module")
+    outcomes = supervisor.run_parts(
+        ["launch", "fault"], folder=tmp_path, say=lambda _: None, module="no.such.module"
+    )
     assert [one["passed"] for one in outcomes.values()] == [False, False]
     assert "exit status 1" in outcomes["launch"]["error"]
 
@@ -199,7 +241,9 @@ def test_nothing_goes_on_when_the_proof_is_killed(tmp_path, number):
         f"supervisor.run_parts(['hangs'], folder=Path({str(tmp_path)!r}), backend='cpu', module='chip.faulty_parts')"
     )
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    process = subprocess.Popen([sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": paths})
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": paths}
+    )
     told = tmp_path / "outcomes.jsonl"
     deadline = time.monotonic() + 600
     while not (told.exists() and "hangs" in told.read_text()):
@@ -225,8 +269,15 @@ def _commands():
 @pytest.fixture
 def of_a_chip(tmp_path):
     """What a Colab v5e-1 would tell; the numbers are made up. Returns how to write it, with something changed."""
-    versions = {"python": "3.13.15", "torch": "2.9.0+cpu", "torch_xla": "2.9.0", "libtpu": "0.0.21.1"}
-    machine = dataclasses.replace(tpukit.machine_info(), platform="Colab", chips=1, generation="v5e", versions=versions)
+    versions = {
+        "python": "3.13.15",
+        "torch": "2.9.0+cpu",
+        "torch_xla": "2.9.0",
+        "libtpu": "0.0.21.1",
+    }
+    machine = dataclasses.replace(
+        tpukit.machine_info(), platform="Colab", chips=1, generation="v5e", versions=versions
+    )
     rates = {"images_per_second_with_input": 1234.5, "images_per_second_without_input": 2345.6}
     rates |= {"network": "resnet34", "size": 128, "batch_size": 128}
     outcomes = {name: {"passed": True, "seconds": 1.0} for name in result.PARTS}
@@ -239,7 +290,9 @@ def of_a_chip(tmp_path):
         again = json.loads(json.dumps(found | changed))
         if change:
             change(again)
-        file.write_text("something before\n" + json.dumps(again) + "\n[colab] Session terminated.\n")
+        file.write_text(
+            "something before\n" + json.dumps(again) + "\n[colab] Session terminated.\n"
+        )
         return file
 
     return write
@@ -247,7 +300,12 @@ def of_a_chip(tmp_path):
 
 def test_the_proof_of_a_chip_is_read(of_a_chip):
     found = read_result_of_a_chip(of_a_chip())
-    assert (found["chips"], found["cores"], found["rehearsal"], found["passed"]) == (1, 1, False, True)
+    assert (found["chips"], found["cores"], found["rehearsal"], found["passed"]) == (
+        1,
+        1,
+        False,
+        True,
+    )
 
 
 def fail_one(found):
@@ -255,18 +313,36 @@ def fail_one(found):
 
 
 REFUSED = {
-    "a rehearsal": ({"chips": 0, "generation": None, "rehearsal": True, "backend": "cpu"}, "is not of a TPU"),
+    "a rehearsal": (
+        {"chips": 0, "generation": None, "rehearsal": True, "backend": "cpu"},
+        "is not of a TPU",
+    ),
     "the stand-in": ({"rehearsal": True, "backend": "xla:simulator"}, "is not of a TPU"),
     "a GPU": ({"chips": 0, "generation": None, "backend": "cuda"}, "is not of a TPU"),
     "one of eight chips": ({"chips": 8}, "part of a TPU: 1 cores of 8 chips"),
-    "a part that failed": ({"change": fail_one, "passed": False}, "failed\n  found: fault: core 7 was not named"),
+    "a part that failed": (
+        {"change": fail_one, "passed": False},
+        "failed\n  found: fault: core 7 was not named",
+    ),
     "a part that failed in a whole that passed": ({"change": fail_one}, "failed\n  found: fault"),
     "another format": ({"tpukit_proof": 2}, "format 2, this kit reads 1"),
-    "a part too few": ({"change": lambda found: found["parts"].pop("resume")}, "the parts resume are missing"),
+    "a part too few": (
+        {"change": lambda found: found["parts"].pop("resume")},
+        "the parts resume are missing",
+    ),
     "no parts": ({"parts": {}}, "the parts check, health, .* are missing"),
-    "a part without an outcome": ({"change": lambda found: found["parts"].update(fit="yes")}, "part fit does not say"),
-    "rates that are none": ({"change": lambda found: found["parts"]["rates"].update(size="x")}, "rates are"),
-    "no rates": ({"change": lambda found: found["parts"].update(rates={"passed": True})}, "rates are"),
+    "a part without an outcome": (
+        {"change": lambda found: found["parts"].update(fit="yes")},
+        "part fit does not say",
+    ),
+    "rates that are none": (
+        {"change": lambda found: found["parts"]["rates"].update(size="x")},
+        "rates are",
+    ),
+    "no rates": (
+        {"change": lambda found: found["parts"].update(rates={"passed": True})},
+        "rates are",
+    ),
     "a word for a number": ({"chips": "eight"}, "chips is 'eight'"),
     "nothing for a text": ({"platform": None}, "platform is None"),
     "no date": ({"date": "yesterday"}, "date is 'yesterday'"),
@@ -283,7 +359,9 @@ def test_what_proves_nothing_about_a_chip_is_refused(of_a_chip, case):
     assert "\n  fix:   " in str(refused.value)
 
 
-@pytest.mark.parametrize("text", ["", "no JSON", '{"tpukit_proof": 1, "passed": tr', '["tpukit_proof"]', "\0\x80 tpu"])
+@pytest.mark.parametrize(
+    "text", ["", "no JSON", '{"tpukit_proof": 1, "passed": tr', '["tpukit_proof"]', "\0\x80 tpu"]
+)
 def test_a_file_without_a_proof_is_refused(tmp_path, text):
     file = tmp_path / "proof.json"
     file.write_bytes(text.encode("latin-1"))
@@ -295,13 +373,20 @@ def test_a_file_without_a_proof_is_refused(tmp_path, text):
 
 def test_the_evidence_gets_a_row_in_place_of_not_yet_run(of_a_chip, tmp_path, capsys):
     page, before = tmp_path / "evidence.md", evidence_row.EVIDENCE.read_text()
-    (old,) = [line for line in before.splitlines() if line.startswith("| [a proof]") and "| Colab v5e-1;" in line]
+    (old,) = [
+        line
+        for line in before.splitlines()
+        if line.startswith("| [a proof]") and "| Colab v5e-1;" in line
+    ]
     page.write_text(before)
     assert evidence_row.main([str(of_a_chip()), "--evidence", str(page)]) == 0
     new = capsys.readouterr().out.strip()
     assert page.read_text() == before.replace(old, new)
     for words in (
-        *("Colab v5e-1; torch 2.9.0+cpu, torch_xla 2.9.0, libtpu 0.0.21.1, Python 3.13.15", "commit 1234abc"),
+        *(
+            "Colab v5e-1; torch 2.9.0+cpu, torch_xla 2.9.0, libtpu 0.0.21.1, Python 3.13.15",
+            "commit 1234abc",
+        ),
         *("22 November 2026", f"all {len(result.PARTS)} parts passed in 321 s"),
         *("resnet34 at 128 pixels", "1,234 images/s", "2,346 on"),
     ):

@@ -31,9 +31,23 @@ def training_environment(tmp_path_factory):
 def make_environment(place):
     uv = [sys.executable, "-m", "uv"]
     python = f"{sys.base_prefix}/bin/python3"
-    packages = ["papermill>=2.6,<3", "ipykernel>=6.29,<8", "nbconvert>=7.16,<8", "google-cloud-storage>=2.14,<4"]
+    packages = [
+        "papermill>=2.6,<3",
+        "ipykernel>=6.29,<8",
+        "nbconvert>=7.16,<8",
+        "google-cloud-storage>=2.14,<4",
+    ]
     subprocess.run([*uv, "venv", "--quiet", "--seed", "--python", python, place], check=True)
-    command = [*uv, "pip", "install", "--quiet", "--python", place / "bin/python", "google-crc32c>=1.5", *packages]
+    command = [
+        *uv,
+        "pip",
+        "install",
+        "--quiet",
+        "--python",
+        place / "bin/python",
+        "google-crc32c>=1.5",
+        *packages,
+    ]
     subprocess.run(command, check=True)
     return place
 
@@ -54,9 +68,13 @@ def make_notebook(tmp_path):
         for number, tag in tags:
             cells[number].metadata["tags"] = [tag]
         if parameters:
-            cells.insert(0, nbformat.v4.new_code_cell(parameters, metadata={"tags": ["parameters"]}))
+            cells.insert(
+                0, nbformat.v4.new_code_cell(parameters, metadata={"tags": ["parameters"]})
+            )
         kernel = {"name": "mine", "display_name": "mine", "language": "python"}
-        nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), tmp_path / name)
+        nbformat.write(
+            nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), tmp_path / name
+        )
         return tmp_path / name
 
     return make

@@ -16,7 +16,9 @@ from tpukit.cloud.external_tools import run_tool
 from tpukit.cloud.gcloud import GcloudTarget, boot_script, create_words
 from tpukit.cloud.machines import container_lines
 
-pytest.importorskip("google_crc32c", reason="the double of Cloud Storage needs it: pip install google-crc32c")
+pytest.importorskip(
+    "google_crc32c", reason="the double of Cloud Storage needs it: pip install google-crc32c"
+)
 ADDRESS = "demo-bucket/jobs/train-1"
 # In place of tpukit's run.sh: what the test writes into the file is the runner's work.
 RUN = """#!/bin/bash
@@ -97,7 +99,10 @@ def test_after_the_time_limit_the_files_are_copied_once_more_or_the_machine_stay
 
 
 def test_a_failed_installation_leaves_its_reason_in_the_bucket_and_no_machine(cloud):
-    start(cloud, 'cd "$(dirname "$0")"; mkdir log; echo why > log/00-setup.txt; echo "{}" > result.json; exit 1')
+    start(
+        cloud,
+        'cd "$(dirname "$0")"; mkdir log; echo why > log/00-setup.txt; echo "{}" > result.json; exit 1',
+    )
     wait_for(lambda: not cloud.machines())
     assert (cloud.buckets / ADDRESS / "log/00-setup.txt").read_text() == "why\n"
     assert tries(cloud) == 1
@@ -122,12 +127,16 @@ def test_a_lost_answer_finds_the_machine_and_a_preempted_one_is_created_again(cl
     assert sum(" create " in line for line in cloud.calls()) == 2
 
 
-def test_a_request_that_waits_is_deleted_when_it_is_cancelled_and_a_running_machine_ends_by_itself(cloud):
+def test_a_request_that_waits_is_deleted_when_it_is_cancelled_and_a_running_machine_ends_by_itself(
+    cloud,
+):
     handle = start(cloud, "sleep 600")
     GcloudTarget().cancel(handle)
     assert cloud.machines() == ["train-1"], "it still copies"
     record = cloud.folder / "vm/train-1.json"
-    record.write_text(json.dumps(json.loads(record.read_text()) | {"state": "WAITING_FOR_RESOURCES"}))
+    record.write_text(
+        json.dumps(json.loads(record.read_text()) | {"state": "WAITING_FOR_RESOURCES"})
+    )
     assert GcloudTarget().state(handle).word == "queued"
     GcloudTarget().cancel(handle)
     assert cloud.machines() == []
@@ -137,7 +146,9 @@ def test_the_container_is_the_users_or_a_plain_python(cloud):
     start(cloud, DONE)
     wait_for(lambda: not cloud.machines())
     assert (cloud.folder / "images.txt").read_text() == "python:3.12\n"
-    lines = container_lines(plan("gcloud", options=replace(ZONE, image="us-docker.pkg.dev/demo/kit/t:1")), [], **WHERE)
+    lines = container_lines(
+        plan("gcloud", options=replace(ZONE, image="us-docker.pkg.dev/demo/kit/t:1")), [], **WHERE
+    )
     assert lines.startswith("gcloud auth configure-docker us-docker.pkg.dev --quiet\n")
     assert lines.endswith(" us-docker.pkg.dev/demo/kit/t:1")
 
@@ -150,13 +161,19 @@ WHERE = {"mounts": ["/var/tpukit"], "seconds": "60"}
     [
         ("ERROR: NOT_FOUND: Resource 'x' was not found", 404, "check the name"),
         ("ERROR: PERMISSION_DENIED: no tpu.nodes.create", 403, "docs/jobs.md"),
-        ("ERROR: RESOURCE_EXHAUSTED: Quota limit 'TPUV5s' has been exceeded", 429, "iam-admin/quotas"),
+        (
+            "ERROR: RESOURCE_EXHAUSTED: Quota limit 'TPUV5s' has been exceeded",
+            429,
+            "iam-admin/quotas",
+        ),
         ("You do not currently have an active account selected.", 401, "gcloud auth login"),
         ("ERROR: gcloud crashed (KeyError)", None, "by hand"),
         ("", None, "by hand"),
     ],
 )
-def test_a_refusal_of_gcloud_is_an_error_with_its_words_and_a_fix(tmp_path, monkeypatch, message, status, fix):
+def test_a_refusal_of_gcloud_is_an_error_with_its_words_and_a_fix(
+    tmp_path, monkeypatch, message, status, fix
+):
     program = tmp_path / "gcloud"
     program.write_text(f"#!/bin/sh\necho {shlex.quote(message)} >&2\nexit 1\n")
     program.chmod(0o755)
@@ -185,20 +202,31 @@ def test_the_boot_script_is_read_by_bash_and_names_no_other_machine():
     text = boot_script(plan("gcloud"), handle)
     parts = [text, *(part.partition("\n")[2] for part in text.split("<<'")[1:3])]
     for part in parts:
-        assert subprocess.run(["bash", "-n"], input=part, text=True, capture_output=True).stderr == ""
+        assert (
+            subprocess.run(["bash", "-n"], input=part, text=True, capture_output=True).stderr == ""
+        )
     assert "KillMode=mixed" in text
     assert len(text) < 256 * 1024  # the limit of a metadata value
 
 
-@pytest.mark.skipif(not shutil.which("gcloud"), reason="gcloud is not installed: its own parser cannot be asked")
+@pytest.mark.skipif(
+    not shutil.which("gcloud"), reason="gcloud is not installed: its own parser cannot be asked"
+)
 def test_gcloud_itself_accepts_the_commands(tmp_path, monkeypatch):
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
     handle = {"name": "train-1", "zone": "us-west4-a", "project": "demo"}
     options = replace(ZONE, spot=True, service_account="a@demo.iam.gserviceaccount.com")
-    create = [*create_words(plan("gcloud", options=options), handle), "--metadata-from-file=startup-script=boot.sh"]
+    create = [
+        *create_words(plan("gcloud", options=options), handle),
+        "--metadata-from-file=startup-script=boot.sh",
+    ]
     text = boot_script(plan("gcloud"), handle)
     lines = [line.strip() for line in text.splitlines() if line.strip().startswith("gcloud")]
-    commands = [shlex.join(create), GcloudTarget().logs(handle), *(line.partition(" ||")[0] for line in lines)]
+    commands = [
+        shlex.join(create),
+        GcloudTarget().logs(handle),
+        *(line.partition(" ||")[0] for line in lines),
+    ]
     assert len(commands) >= 4
     for command in commands:
         words = command.partition(" 2>")[0]

@@ -94,7 +94,9 @@ def result(job):
     return job.result()
 
 
-def test_a_fresh_environment_gives_the_outputs_of_a_local_run(make_notebook, send, tmp_path, monkeypatch):
+def test_a_fresh_environment_gives_the_outputs_of_a_local_run(
+    make_notebook, send, tmp_path, monkeypatch
+):
     monkeypatch.delenv("TPUKIT_ENVIRONMENT")
     (tmp_path / "data").mkdir()
     (tmp_path / "data/a.txt").write_text("from a file")
@@ -117,7 +119,10 @@ def test_a_fresh_environment_gives_the_outputs_of_a_local_run(make_notebook, sen
     papermill.execute_notebook(book, tmp_path / "local.ipynb", parameters, **where)
     assert outputs(found.notebook) == outputs(tmp_path / "local.ipynb")
     assert found.files["made.txt"].read_text() == "001" == (tmp_path / "local/made.txt").read_text()
-    assert found.files.keys() == {"made.txt", "metrics.json"}  # the files that were sent are here already
+    assert found.files.keys() == {
+        "made.txt",
+        "metrics.json",
+    }  # the files that were sent are here already
     assert found.metrics["loss"] == 1
     assert found.metrics["job"]["state"] == "succeeded"
     assert "21 42 from a file" in found.page.read_text()
@@ -146,7 +151,9 @@ def test_a_failing_cell_raises_here_with_its_traceback(make_notebook, send):
     assert "never" not in job.logs()
     before = job.folder.read("notebook.ipynb")
     again = subprocess.run(["bash", place(job, "run.sh")], capture_output=True, timeout=60)
-    assert again.returncode == 1  # what the platform does with a container that failed: it costs a second
+    assert (
+        again.returncode == 1
+    )  # what the platform does with a container that failed: it costs a second
     assert job.folder.read("notebook.ipynb") == before
     with pytest.raises(ValueError, match="is over: failed"):
         job.start()
@@ -163,7 +170,11 @@ def test_a_machine_that_is_lost_is_followed_by_one_that_resumes(make_notebook, s
     first = "import os\nif os.path.exists('sent.txt'): os.remove('sent.txt'); open('gone', 'w').close(); first = True"
     remove = "if os.path.exists('gone') and resumed: os.remove('gone')"
     book = make_notebook(
-        first, COUNT, remove, "print('resumed at', resumed, 'reached', done, os.listdir())", parameters="steps = 1"
+        first,
+        COUNT,
+        remove,
+        "print('resumed at', resumed, 'reached', done, os.listdir())",
+        parameters="steps = 1",
     )
     job = send(book, parameters={"steps": 60}, files=["sent.txt"])
 
@@ -189,7 +200,9 @@ def test_a_machine_that_is_lost_is_followed_by_one_that_resumes(make_notebook, s
     assert read_json(job.folder, "result.json")["attempt"] == 2
 
 
-def test_a_file_that_changes_all_the_time_and_checkpoints_that_live_a_second_are_saved(make_notebook, send):
+def test_a_file_that_changes_all_the_time_and_checkpoints_that_live_a_second_are_saved(
+    make_notebook, send
+):
     cell = """import os, time
 for step in range(10_000):
     open('log.txt', 'a').write(f'{step}\\n')
@@ -199,7 +212,9 @@ for step in range(10_000):
     job = send(make_notebook(cell))
     wait_for(lambda: job.folder.names("out/step-"), job)
     first = job.folder.names("out/step-")
-    wait_for(lambda: first[0] not in job.folder.names("out/step-") and job.folder.names("out/step-"), job)
+    wait_for(
+        lambda: first[0] not in job.folder.names("out/step-") and job.folder.names("out/step-"), job
+    )
     wait_for(lambda: (job.folder.read("out/log.txt") or b"").startswith(b"0\n1\n"), job)
 
 
@@ -282,7 +297,9 @@ def test_sent_twice_is_one_job_and_a_name_is_not_shared(make_notebook, send, tmp
         send(make_notebook("import time; time.sleep(1)"), name="once")
 
 
-def test_a_submission_that_broke_off_is_completed_by_the_next(make_notebook, send, monkeypatch, tmp_path):
+def test_a_submission_that_broke_off_is_completed_by_the_next(
+    make_notebook, send, monkeypatch, tmp_path
+):
     book = make_notebook("print('done')")
     with monkeypatch.context() as patch:
         patch.setattr(LocalTarget, "start", lambda self, plan: 1 / 0)
@@ -298,7 +315,9 @@ def test_the_time_limit_counts_all_attempts(make_notebook, send):
     kill_machine(job)
     first = place(job, "attempts/0001.json")
     about = json.loads(first.read_text())
-    first.write_text(json.dumps(about | {"started": about["started"] - 55}))  # as if it had run for so long
+    first.write_text(
+        json.dumps(about | {"started": about["started"] - 55})
+    )  # as if it had run for so long
     with pytest.raises(JobFailedError, match="no result: timed out; the time limit of 60 s"):
         result(job.start())
 
@@ -318,7 +337,9 @@ def test_an_interruption_before_the_files_are_there_deletes_none_of_them(tmp_pat
         folder.write(name, b"x")
     write_json(folder, "state.json", {"attempt": 1, "deleted": ["gone"]})
     (tmp_path / "first/run").mkdir(parents=True)
-    _Attempt(folder, tmp_path / "first").save("interrupted", is_final=True)  # by a signal that came early
+    _Attempt(folder, tmp_path / "first").save(
+        "interrupted", is_final=True
+    )  # by a signal that came early
     assert read_json(folder, "state.json")["deleted"] == ["gone"]
     second = _Attempt(folder, tmp_path / "second")
     second.restore(tmp_path / "job")
@@ -358,13 +379,17 @@ def test_packages_that_cannot_be_installed_are_a_failure(make_notebook, send, tm
         result(job)
 
 
-def test_nothing_of_the_environment_travels_but_secrets_by_reference(make_notebook, send, monkeypatch):
+def test_nothing_of_the_environment_travels_but_secrets_by_reference(
+    make_notebook, send, monkeypatch
+):
     monkeypatch.setenv("MY_TOKEN", "not for others")
     monkeypatch.setenv("OTHER", "for the job")
     cell = "import os; print(os.environ.get('MY_TOKEN'), len(os.environ['HF_TOKEN']))"
     job = send(make_notebook(cell), secrets={"HF_TOKEN": "env:OTHER"})
     assert "None 11" in result(job).notebook.read_text()
-    everything = b"".join(path.read_bytes() for path in Path(job.address).rglob("*") if path.is_file())
+    everything = b"".join(
+        path.read_bytes() for path in Path(job.address).rglob("*") if path.is_file()
+    )
     assert b"for the job" not in everything
     for wrong in ("hf_abc", "env:NOT_THERE", "projects/p/secrets/s/versions/1"):
         with pytest.raises(ValueError, match="secret"):
@@ -467,10 +492,19 @@ def test_a_wheel_of_ones_own_is_sent_and_installed_by_a_cell(make_notebook, send
     with zipfile.ZipFile(tmp_path / "mykit-1.0-py3-none-any.whl", "w") as archive:
         archive.writestr("mykit.py", "answer = 42")
         archive.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: mykit\nVersion: 1.0\n")
-        archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         archive.writestr(f"{about}/RECORD", "")
-    book = make_notebook("%pip install --quiet ./mykit-1.0-py3-none-any.whl", "import mykit; print(mykit.answer)")
-    assert "42" in outputs(result(send(book, files=["mykit-1.0-py3-none-any.whl"])).notebook)[1][1][0]["text"]
+    book = make_notebook(
+        "%pip install --quiet ./mykit-1.0-py3-none-any.whl", "import mykit; print(mykit.answer)"
+    )
+    assert (
+        "42"
+        in outputs(result(send(book, files=["mykit-1.0-py3-none-any.whl"])).notebook)[1][1][0][
+            "text"
+        ]
+    )
 
 
 def test_what_cannot_run_is_refused_before_anything_is_written(make_notebook, send, tmp_path):
@@ -498,19 +532,31 @@ def test_secrets_are_read_from_secret_manager_with_the_account_of_the_machine():
 
     def open_url(request, timeout):
         asked.append((request.full_url, dict(request.header_items())))
-        answers = {"token": {"access_token": "abc"}, "access": {"payload": {"data": "dGhlIHNlY3JldA=="}}}
-        return io.BytesIO(json.dumps(answers[request.full_url.replace(":", "/").rpartition("/")[2]]).encode())
+        answers = {
+            "token": {"access_token": "abc"},
+            "access": {"payload": {"data": "dGhlIHNlY3JldA=="}},
+        }
+        return io.BytesIO(
+            json.dumps(answers[request.full_url.replace(":", "/").rpartition("/")[2]]).encode()
+        )
 
     reference = "projects/p/secrets/hf/versions/latest"
-    assert read_secrets({"HF_TOKEN": reference, "OTHER": "env:X"}, open_url=open_url) == {"HF_TOKEN": "the secret"}
+    assert read_secrets({"HF_TOKEN": reference, "OTHER": "env:X"}, open_url=open_url) == {
+        "HF_TOKEN": "the secret"
+    }
     assert asked[0][1] == {"Metadata-flavor": "Google"}
-    assert asked[1] == (f"https://secretmanager.googleapis.com/v1/{reference}:access", {"Authorization": "Bearer abc"})
+    assert asked[1] == (
+        f"https://secretmanager.googleapis.com/v1/{reference}:access",
+        {"Authorization": "Bearer abc"},
+    )
     assert read_secrets({"OTHER": "env:X"}, open_url=None) == {}
 
 
 def test_the_start_script_installs_what_belongs_together(make_notebook):
     for torch, libtpu in (("2.8.0", "0.0.17"), ("2.9.0", "0.0.21.1")):
-        plan = JobPlan("a", "vertex", "gs://b/a", find_tpu("v5e-8"), 3600, "3.12", "", JobOptions(torch=torch))
+        plan = JobPlan(
+            "a", "vertex", "gs://b/a", find_tpu("v5e-8"), 3600, "3.12", "", JobOptions(torch=torch)
+        )
         lines = package_list(plan.options, "tpukit.whl")
         assert f"torch=={torch}" in lines
         assert any(line.startswith(f"libtpu=={libtpu};") for line in lines)
@@ -521,10 +567,14 @@ def test_the_start_script_installs_what_belongs_together(make_notebook):
         assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
 
 
-def test_the_python_of_the_job_is_the_callers_else_one_that_fits_with_a_warning(tmp_path, monkeypatch):
+def test_the_python_of_the_job_is_the_callers_else_one_that_fits_with_a_warning(
+    tmp_path, monkeypatch
+):
     (tmp_path / "bin").mkdir()
     for name, code in (("python3.12", 1), ("python3", 0)):  # the image has another Python
-        (tmp_path / f"bin/{name}").write_text(f'#!/bin/sh\n[ {code} = 0 ] && exec "{sys.executable}" "$@"\nexit 1\n')
+        (tmp_path / f"bin/{name}").write_text(
+            f'#!/bin/sh\n[ {code} = 0 ] && exec "{sys.executable}" "$@"\nexit 1\n'
+        )
         (tmp_path / f"bin/{name}").chmod(0o755)
     plan = JobPlan("a", "local", str(tmp_path), None, 3600, "3.12", "", JobOptions(torch="none"))
     script = start_script(plan, "tpukit.whl")
@@ -533,9 +583,13 @@ def test_the_python_of_the_job_is_the_callers_else_one_that_fits_with_a_warning(
     (tmp_path / "run.sh").write_text(script.replace("3 9 0", "0"))
     path = f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path}
-    done = subprocess.run(["bash", tmp_path / "run.sh"], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        ["bash", tmp_path / "run.sh"], env=environment, capture_output=True, text=True
+    )
     here = "{}.{}".format(*sys.version_info)
-    assert (f"runs on Python {here}, it was sent from Python 3.12" in done.stdout) == (here != "3.12")
+    assert (f"runs on Python {here}, it was sent from Python 3.12" in done.stdout) == (
+        here != "3.12"
+    )
     assert done.returncode == 1
     assert json.loads((tmp_path / "result.json").read_text())["phase"] == "setup"
 
@@ -601,8 +655,13 @@ def test_torch_comes_from_the_cpu_index_if_it_answers(tmp_path, set_to, index_an
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     environment = {name: value for name, value in os.environ.items() if name != "UV_TORCH_BACKEND"}
-    environment |= {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "TPUKIT_ENVIRONMENT": f"{tmp_path}/environment"}
+    environment |= {
+        "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
+        "TPUKIT_ENVIRONMENT": f"{tmp_path}/environment",
+    }
     environment |= {} if set_to is None else {"UV_TORCH_BACKEND": set_to}
     assert subprocess.run(["bash", tmp_path / "run.sh"], env=environment).returncode == 1
     assert (tmp_path / "used").read_text() == f"{used}\n"
-    assert ("cannot be reached" in (tmp_path / "log/00-setup.txt").read_text()) == (used == "unset" and set_to is None)
+    assert ("cannot be reached" in (tmp_path / "log/00-setup.txt").read_text()) == (
+        used == "unset" and set_to is None
+    )

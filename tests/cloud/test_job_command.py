@@ -15,9 +15,13 @@ def run(*arguments, capsys):
     return status, found.out, found.err
 
 
-def test_a_notebook_is_submitted_listed_read_fetched(make_notebook, machine, tmp_path, monkeypatch, capsys):
+def test_a_notebook_is_submitted_listed_read_fetched(
+    make_notebook, machine, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
-    make_notebook("print(preset, epochs); open('made', 'w').close()", parameters="preset = 'cpu'\nepochs = 1")
+    make_notebook(
+        "print(preset, epochs); open('made', 'w').close()", parameters="preset = 'cpu'\nepochs = 1"
+    )
     (tmp_path / "data").mkdir()
     (tmp_path / "data/a.txt").write_text("a")
     options = ["--torch", "none", "--timeout", "1h", "--name", "first", "--files", "data", "--wait"]
@@ -47,7 +51,10 @@ def test_a_notebook_is_submitted_listed_read_fetched(make_notebook, machine, tmp
         (["job", "book.ipynb", "--secret", "HF_TOKEN"], "a name and a reference"),
         (["job", "book.ipynb", "--secret", "HF_TOKEN=hf_abc"], "is not a reference"),
         (["job", "book.ipynb", "--to", "vertex", "--chip", "v5e-8"], "needs a bucket"),
-        (["job", "book.ipynb", "--to", "gcloud", "--chip", "v5e-8", "--bucket", "gs://b-1/runs"], "zone"),
+        (
+            ["job", "book.ipynb", "--to", "gcloud", "--chip", "v5e-8", "--bucket", "gs://b-1/runs"],
+            "zone",
+        ),
         (["job", "book.ipynb", "--spot"], "spot"),
         (["job", "book.ipynb", "--timeout", "soon"], "a time is written"),
         (["logs", "none"], "no job none"),
@@ -65,6 +72,11 @@ def test_what_is_wrong_is_one_message_and_exit_status_1(
 
 
 def test_the_help_of_each_command_names_its_arguments():
-    for command, word in (("job", "--chip"), ("logs", "--bucket"), ("result", "--folder"), ("jobs", "--bucket")):
+    for command, word in (
+        ("job", "--chip"),
+        ("logs", "--bucket"),
+        ("result", "--folder"),
+        ("jobs", "--bucket"),
+    ):
         asked = [sys.executable, "-m", "tpukit", command, "--help"]
         assert word in subprocess.run(asked, capture_output=True, text=True, check=True).stdout

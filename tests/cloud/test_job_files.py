@@ -26,7 +26,9 @@ def test_hidden_files_and_keys_are_refused_in_a_folder_and_sent_by_name(tmp_path
 
 def test_a_key_is_known_by_its_content_too(tmp_path):
     (tmp_path / "data").mkdir()
-    (tmp_path / "data/my-project-1234.json").write_text('{"type": "service_account", "private_key": "x"}')
+    (tmp_path / "data/my-project-1234.json").write_text(
+        '{"type": "service_account", "private_key": "x"}'
+    )
     with pytest.raises(ValueError, match="looks like a key"):
         named_files(tmp_path, ["data"])
 
@@ -53,7 +55,9 @@ def test_what_the_machine_could_not_have_is_refused(tmp_path, name):
     (tmp_path / "secret.txt").write_text("x")
     os.mkfifo(tmp_path / "book/socket")
     named = tmp_path / "secret.txt" if name == "absolute" else name
-    with pytest.raises((ValueError, FileNotFoundError), match=r"not below|no such file|is not a file"):
+    with pytest.raises(
+        (ValueError, FileNotFoundError), match=r"not below|no such file|is not a file"
+    ):
         named_files(tmp_path / "book", [named])
 
 

@@ -83,7 +83,9 @@ def test_a_write_that_breaks_off_leaves_the_file_before(tmp_path, monkeypatch):
 
 def test_the_checksum_is_that_of_cloud_storage(tmp_path):
     (tmp_path / "a").write_bytes(b"123456789")
-    assert stored_file(tmp_path / "a") == Stored(9, "4waSgw==")  # the check value of CRC-32C, 0xe3069283
+    assert stored_file(tmp_path / "a") == Stored(
+        9, "4waSgw=="
+    )  # the check value of CRC-32C, 0xe3069283
 
 
 @pytest.mark.parametrize("address", ["gs://", "gs://A_B", "s3://bucket/x", "gs:///x"])

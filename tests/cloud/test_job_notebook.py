@@ -14,7 +14,9 @@ DEFAULTS = "preset = 'cpu'\nlr: float = 1e-3\nepochs = 1\nnames = []\na, b = 1, 
 
 
 def test_outputs_and_cells_of_an_earlier_run_are_not_sent(make_notebook):
-    path = make_notebook("1", "injected = 1", "2", tags=[(1, "injected-parameters")], parameters="n = 1")
+    path = make_notebook(
+        "1", "injected = 1", "2", tags=[(1, "injected-parameters")], parameters="n = 1"
+    )
     book = json.loads(path.read_text())
     secret = "hf_" + "a" * 34
     book["cells"][1]["outputs"] = [{"output_type": "stream", "name": "stdout", "text": secret}]
@@ -27,7 +29,9 @@ def test_outputs_and_cells_of_an_earlier_run_are_not_sent(make_notebook):
     sent = nbformat.reads(found.content.decode(), as_version=4)
     nbformat.validate(sent)
     assert [cell.source for cell in sent.cells] == ["n = 1", "1", "2"]
-    assert sent.metadata.kernelspec.name == "python3"  # the kernel "mine" exists on the caller's machine only
+    assert (
+        sent.metadata.kernelspec.name == "python3"
+    )  # the kernel "mine" exists on the caller's machine only
 
 
 @pytest.mark.parametrize(
@@ -37,7 +41,10 @@ def test_outputs_and_cells_of_an_earlier_run_are_not_sent(make_notebook):
         ("[]", "is not a notebook"),
         ('{"cells": 1, "nbformat": 4}', "has the format|is not a notebook"),
         ('{"worksheets": [], "nbformat": 3}', "is not a notebook"),
-        ('{"cells": [], "nbformat": 4, "metadata": {"kernelspec": {"language": "R"}}}', "a notebook in R"),
+        (
+            '{"cells": [], "nbformat": 4, "metadata": {"kernelspec": {"language": "R"}}}',
+            "a notebook in R",
+        ),
         (
             '{"cells": [{"cell_type": "code", "source": ["x = (1,\\n", "y = 2"]}], "nbformat": 4}',
             "cell 0.* is not valid Python",
@@ -51,7 +58,11 @@ def test_what_is_no_notebook_in_python_is_refused(tmp_path, content, message):
 
 
 def test_magics_and_top_level_await_are_no_syntax_errors(make_notebook):
-    cells = ["%matplotlib inline\n!ls\nfiles = !ls\nprint?", "%%bash\nfor i in 1 2; do echo $i; done", "await work()"]
+    cells = [
+        "%matplotlib inline\n!ls\nfiles = !ls\nprint?",
+        "%%bash\nfor i in 1 2; do echo $i; done",
+        "await work()",
+    ]
     assert len(read_notebook(make_notebook(*cells)).numbers) == 3
     read_notebook(make_notebook("1 +", tags=[(0, "raises-exception")]))
 
@@ -91,7 +102,9 @@ def test_a_script_without_cells_runs_as_it_is_and_has_no_parameters(tmp_path):
 
 
 def test_parameters_are_names_that_the_cell_assigns(make_notebook):
-    book = read_notebook(make_notebook("other = 1", parameters=DEFAULTS + "\ndef f():\n    inner = 1"))
+    book = read_notebook(
+        make_notebook("other = 1", parameters=DEFAULTS + "\ndef f():\n    inner = 1")
+    )
     assert list(book.defaults) == ["preset", "lr", "epochs", "names", "a", "b", "fold"]
     given = {"preset": "v5e-8", "lr": float("nan"), "names": ["x", {"deep": [None]}], "b": True}
     assert check_parameters(book, given) == given
@@ -132,12 +145,15 @@ def test_values_of_the_command_line_have_the_type_of_the_default(make_notebook, 
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("epochs", "three"), ("fold", "v5e-8"), ("lr", "1e-3 # x y"), ("names", "a,b")]
+    ("name", "text"),
+    [("epochs", "three"), ("fold", "v5e-8"), ("lr", "1e-3 # x y"), ("names", "a,b")],
 )
 def test_text_for_what_is_no_text_is_refused_with_a_fix_that_works(make_notebook, name, text):
     book = read_notebook(make_notebook(parameters=DEFAULTS))
     with pytest.raises(ValueError, match="not a Python literal") as caught:
-        parse_parameters(book, [(name, text)]) if "#" not in text else parse_parameters(book, [(name, "x y")])
+        parse_parameters(book, [(name, text)]) if "#" not in text else parse_parameters(
+            book, [(name, "x y")]
+        )
     assert ast.unparse(book.defaults[name]) in str(caught.value)
     assert parse_parameters(book, [(name, f'"{text}"')]) == {name: text}
 
@@ -179,7 +195,9 @@ NO_SECRETS = [
 
 @pytest.mark.parametrize("text", SECRETS, ids=lambda text: text[:24])
 def test_what_looks_like_a_secret_is_refused_with_the_number_of_its_cell(make_notebook, text):
-    with pytest.raises(ValueError, match=r"cell 1 of book.ipynb contains text that looks like a secret") as caught:
+    with pytest.raises(
+        ValueError, match=r"cell 1 of book.ipynb contains text that looks like a secret"
+    ) as caught:
         read_notebook(make_notebook("1", text, tags=[(1, "raises-exception")]))
     assert text not in str(caught.value)
 
@@ -195,4 +213,6 @@ def test_a_false_alarm_can_be_allowed(make_notebook):
         read_notebook(book)
     assert read_notebook(book, not_secret=("<|endoftext|>",))
     with pytest.raises(ValueError, match="secret"):  # another one in the same text
-        refuse_secret("token = '<|endoftext|>'; password = 'correct-horse'", "x", allowed=("<|endoftext|>",))
+        refuse_secret(
+            "token = '<|endoftext|>'; password = 'correct-horse'", "x", allowed=("<|endoftext|>",)
+        )

@@ -23,7 +23,11 @@ VALUES = {
     "image": "us-docker.pkg.dev/demo/kit/trainer:1",
     "service_account": "trainer@demo.iam.gserviceaccount.com",
 }
-OF_THE_RUNNER = {"torch", "grace", "not_secret"}  # the same on every machine; tests/cloud/test_job.py
+OF_THE_RUNNER = {
+    "torch",
+    "grace",
+    "not_secret",
+}  # the same on every machine; tests/cloud/test_job.py
 ZONE = JobOptions(zone="us-west4-a")
 
 
@@ -31,7 +35,16 @@ def plan(target, *, options=None, **others):
     options = options or (ZONE if target == "gcloud" else JobOptions())
     tpu = None if target == "local" else find_tpu("v5e-8")
     folder = "/jobs/train-1" if target == "local" else "gs://demo-bucket/jobs/train-1"
-    made = JobPlan("train-1", target, folder, tpu, timeout=7200.0, python="3.12", digest="ab" * 32, options=options)
+    made = JobPlan(
+        "train-1",
+        target,
+        folder,
+        tpu,
+        timeout=7200.0,
+        python="3.12",
+        digest="ab" * 32,
+        options=options,
+    )
     return replace(made, **others)
 
 
@@ -41,7 +54,11 @@ def sent(plan):
         return json.dumps(custom_job(plan))
     if plan.target == "skypilot":
         return job_yaml(plan)
-    handle = {"name": plan.name, "zone": plan.options.zone, "project": plan.options.project or "demo"}
+    handle = {
+        "name": plan.name,
+        "zone": plan.options.zone,
+        "project": plan.options.project or "demo",
+    }
     return " ".join(create_words(plan, handle)) + boot_script(plan, handle)
 
 
@@ -56,7 +73,8 @@ def test_an_option_changes_what_is_sent_or_is_refused_by_name(target, option):
     given = replace(before, options=replace(before.options, **{option: value}))
     if option in REFUSED[target]:
         with pytest.raises(
-            ValueError, match=f"^{option}=.* is not supported by the target {target}\n  found: .*\n  fix:"
+            ValueError,
+            match=f"^{option}=.* is not supported by the target {target}\n  found: .*\n  fix:",
         ):
             check_plan(given)
         return
@@ -90,16 +108,26 @@ def test_every_target_gets_the_time_limit_and_ends_the_machine_ten_minutes_after
         ("gcloud", {"name": "a" * 41}, "cannot be the name of a job"),
         ("gcloud", {"options": JobOptions(zone="us-west4-a; rm -rf /")}, "cannot be a zone"),
         ("gcloud", {"options": replace(ZONE, project="$(reboot)")}, "cannot be a project"),
-        ("gcloud", {"options": replace(ZONE, image="python:3.12 sh -c reboot")}, "cannot be a image"),
+        (
+            "gcloud",
+            {"options": replace(ZONE, image="python:3.12 sh -c reboot")},
+            "cannot be a image",
+        ),
         ("gcloud", {"options": replace(ZONE, image="--privileged")}, "cannot be a image"),
-        ("vertex", {"options": JobOptions(service_account="me@gmail.com")}, "cannot be a service_account"),
+        (
+            "vertex",
+            {"options": JobOptions(service_account="me@gmail.com")},
+            "cannot be a service_account",
+        ),
         ("vertex", {"secrets": {"HF_TOKEN": "hf_" + "a" * 34}}, "never travel as text"),
         ("gcloud", {"secrets": {"HF_TOKEN": "env:HF_TOKEN"}}, "projects/my-project/secrets/hf"),
         ("skypilot", {"secrets": {"HF_TOKEN": SECRET}}, "env:HF_TOKEN"),
         ("local", {"secrets": {"A B": "env:A"}}, "never travel as text"),
     ],
 )
-def test_what_would_fail_or_be_ignored_later_is_refused_before_anything_is_sent(target, changes, words):
+def test_what_would_fail_or_be_ignored_later_is_refused_before_anything_is_sent(
+    target, changes, words
+):
     with pytest.raises(ValueError, match="fix:") as caught:
         check_plan(plan(target, **changes))
     assert words in str(caught.value)
@@ -108,6 +136,8 @@ def test_what_would_fail_or_be_ignored_later_is_refused_before_anything_is_sent(
 
 def test_the_largest_cost_is_the_price_times_the_time_limit():
     line = largest_cost(plan("vertex", timeout=36000.0))
-    assert line.startswith("about $9.60 per hour (Compute Engine's list prices in the US, November 2026)")
+    assert line.startswith(
+        "about $9.60 per hour (Compute Engine's list prices in the US, November 2026)"
+    )
     assert "at most 10 h, $96.00" in line
     assert "nothing" in largest_cost(plan("local"))

@@ -27,7 +27,9 @@ def test_without_ray_the_message_names_the_extra(monkeypatch):
         return real(name, *args, **options)
 
     monkeypatch.setattr(builtins, "__import__", without_ray)
-    with pytest.raises(ImportError, match=r"pip install 'ray\[train\]>=2.54,<3', here and on every host"):
+    with pytest.raises(
+        ImportError, match=r"pip install 'ray\[train\]>=2.54,<3', here and on every host"
+    ):
         launch_on_hosts(print, hosts=2, storage="runs", name="a")
 
 
@@ -38,7 +40,10 @@ def test_without_ray_the_message_names_the_extra(monkeypatch):
         ({}, "got hosts=None, and no topology"),
         ({"topology": "4x4"}, "there is no TPU slice topology='4x4', accelerator=None"),
         ({"topology": "5x5", "accelerator": "TPU-V6E"}, "there is no TPU slice topology='5x5'"),
-        ({"topology": "4x4", "accelerator": "TPU-V6E", "hosts": 2}, "a slice 4x4 of TPU-V6E has 4 hosts"),
+        (
+            {"topology": "4x4", "accelerator": "TPU-V6E", "hosts": 2},
+            "a slice 4x4 of TPU-V6E has 4 hosts",
+        ),
     ],
 )
 def test_what_is_no_slice_is_refused_before_anything_starts(arguments, said, ray):
@@ -69,7 +74,9 @@ def undisturbed(ray):
 def cluster(undisturbed):
     from doubles.ray_double import hosts_here
 
-    with hosts_here(topology="2x2x2", accelerator="TPU-V4") as hosts:  # two hosts that say they have four chips each
+    with hosts_here(
+        topology="2x2x2", accelerator="TPU-V4"
+    ) as hosts:  # two hosts that say they have four chips each
         yield hosts
 
 
@@ -86,7 +93,9 @@ def train_resnet(core, pause):
 
         def __getitem__(self, index):
             numbers = torch.Generator().manual_seed(index)
-            return torch.randn(3, 32, 32, generator=numbers), torch.rand(10, generator=numbers).round()
+            return torch.randn(3, 32, 32, generator=numbers), torch.rand(
+                10, generator=numbers
+            ).round()
 
     torch.manual_seed(0)
     model = core.model(resnet34(num_classes=10))
@@ -117,7 +126,9 @@ def test_a_host_that_is_killed_changes_no_digit_of_the_training(cluster, storage
     killed = []
 
     def kill_and_replace():
-        noted = storage / "lost" / "checkpoint_manager_snapshot.json"  # by Ray, when a checkpoint is there and whole
+        noted = (
+            storage / "lost" / "checkpoint_manager_snapshot.json"
+        )  # by Ray, when a checkpoint is there and whole
         while not (noted.exists() and "checkpoint_2" in noted.read_text()):
             time.sleep(0.1)
         killed.append(cluster.kill())
@@ -125,19 +136,25 @@ def test_a_host_that_is_killed_changes_no_digit_of_the_training(cluster, storage
 
     thread = threading.Thread(target=kill_and_replace, daemon=True)
     thread.start()
-    run = launch_on_hosts(train_resnet, 4.0, cores=1, backend="xla:cpu", storage=storage, name="lost", **SLICE)
+    run = launch_on_hosts(
+        train_resnet, 4.0, cores=1, backend="xla:cpu", storage=storage, name="lost", **SLICE
+    )
     thread.join()
     assert killed[0] >= 4  # a raylet, its two agents, a Ray worker, and the core forked from it
     assert [one["seen"] for one in run.results] == [(0, 2), (1, 2)]
     assert {one["device"] for one in run.results} == {"xla:0"}
-    assert all(one["resumed"] for one in run.results), "the host was lost too late, or nothing was reported"
+    assert all(one["resumed"] for one in run.results), (
+        "the host was lost too late, or nothing was reported"
+    )
     for one, other in zip(run.results, undisturbed, strict=True):
         assert one["losses"] == other["losses"]
         assert one["weights"] == other["weights"]
 
 
 def test_a_run_of_the_same_name_continues(cluster, storage, undisturbed):
-    run = launch_on_hosts(train_resnet, 4.0, cores=1, backend="xla:cpu", storage=storage, name="lost", **SLICE)
+    run = launch_on_hosts(
+        train_resnet, 4.0, cores=1, backend="xla:cpu", storage=storage, name="lost", **SLICE
+    )
     assert run.results[0]["resumed"]
     assert run.results[0]["weights"] == undisturbed[0]["weights"]
 
@@ -150,6 +167,9 @@ def test_an_error_on_one_host_is_told_with_the_host_and_the_line(cluster, storag
         core.barrier()
 
     with pytest.raises(
-        MultiHostError, match=r"(?s)host \d of the run failed.*core 1 of 2 raised KeyError: 'SOPInstance"
+        MultiHostError,
+        match=r"(?s)host \d of the run failed.*core 1 of 2 raised KeyError: 'SOPInstance",
     ):
-        launch_on_hosts(stumble, hosts=2, cores=1, backend="cpu", storage=storage, name="error", failures=0)
+        launch_on_hosts(
+            stumble, hosts=2, cores=1, backend="cpu", storage=storage, name="error", failures=0
+        )

@@ -24,7 +24,9 @@ def sky(tmp_path, monkeypatch):
     def install(output="", code=0):
         program = tmp_path / "bin/sky"
         program.parent.mkdir(exist_ok=True)
-        program.write_text(f"#!/bin/sh\necho $* >> {tmp_path}/calls\necho {shlex.quote(output)}\nexit {code}\n")
+        program.write_text(
+            f"#!/bin/sh\necho $* >> {tmp_path}/calls\necho {shlex.quote(output)}\nexit {code}\n"
+        )
         program.chmod(0o755)
         return tmp_path / "calls"
 
@@ -37,14 +39,22 @@ def sky(tmp_path, monkeypatch):
     [
         ("v5e-8", {}, "tpu-v5litepod-8", "v2-alpha-tpuv5-lite", "gcp"),
         ("v6e-4", {"region": "us-east5"}, "tpu-v6e-4", "v2-alpha-tpuv6e", "gcp/us-east5"),
-        ("v3-8", {"zone": "us-central1-a"}, "tpu-v3-8", "tpu-ubuntu2204-base", "gcp/us-central1/us-central1-a"),
+        (
+            "v3-8",
+            {"zone": "us-central1-a"},
+            "tpu-v3-8",
+            "tpu-ubuntu2204-base",
+            "gcp/us-central1/us-central1-a",
+        ),
     ],
 )
 def test_the_file_holds_the_machine_and_the_command_and_no_value_of_a_secret(
     chip, options, accelerator, runtime, infra, monkeypatch
 ):
     monkeypatch.setenv("MY_TOKEN", "value-of-the-secret")
-    text = job_yaml(plan("skypilot", tpu=find_tpu(chip), options=JobOptions(**options), secrets=SECRETS))
+    text = job_yaml(
+        plan("skypilot", tpu=find_tpu(chip), options=JobOptions(**options), secrets=SECRETS)
+    )
     task = yaml.safe_load(text)
     assert task["resources"]["accelerators"] == accelerator
     assert task["resources"]["accelerator_args"] == {"runtime_version": runtime}
@@ -60,8 +70,12 @@ def test_the_file_holds_the_machine_and_the_command_and_no_value_of_a_secret(
 
 def test_skypilot_itself_reads_the_file(tmp_path, monkeypatch):
     monkeypatch.setenv("SKYPILOT_DISABLE_USAGE_COLLECTION", "1")
-    sky = pytest.importorskip("sky", reason="skypilot is not installed: its own reader cannot be asked")
-    (tmp_path / "job.yaml").write_text(job_yaml(plan("skypilot", options=JobOptions(spot=True, zone="us-west4-a"))))
+    sky = pytest.importorskip(
+        "sky", reason="skypilot is not installed: its own reader cannot be asked"
+    )
+    (tmp_path / "job.yaml").write_text(
+        job_yaml(plan("skypilot", options=JobOptions(spot=True, zone="us-west4-a")))
+    )
     task = sky.Task.from_yaml(str(tmp_path / "job.yaml"))
     (resources,) = task.resources
     assert (str(resources.cloud), resources.zone, resources.use_spot) == ("GCP", "us-west4-a", True)
@@ -76,11 +90,18 @@ def test_skypilot_itself_reads_the_file(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("status", "word"),
-    [("PENDING", "queued"), ("RECOVERING", "running"), ("SUCCEEDED", "succeeded"), ("FAILED_NO_RESOURCE", "failed")],
+    [
+        ("PENDING", "queued"),
+        ("RECOVERING", "running"),
+        ("SUCCEEDED", "succeeded"),
+        ("FAILED_NO_RESOURCE", "failed"),
+    ],
 )
 def test_the_newest_job_of_the_name_has_the_state(sky, status, word):
     handle = {"name": job_name(plan("skypilot"))}
-    named = [{"job_id": number, "job_name": handle["name"], "status": "CANCELLED"} for number in (1, 2)]
+    named = [
+        {"job_id": number, "job_name": handle["name"], "status": "CANCELLED"} for number in (1, 2)
+    ]
     newest = {"job_id": 3, "job_name": handle["name"], "status": status, "failure_reason": "why"}
     others = [{"job_id": 9, "job_name": "other", "status": "FAILED"}]
     sky("a notice\n" + json.dumps([*named, newest, *others], indent=2))

@@ -21,10 +21,19 @@ from tpukit.cloud.job_folder import read_json
 from tpukit.cloud.target import JobOptions
 from tpukit.cloud.vertex import VertexTarget
 
-pytest.importorskip("google.cloud.aiplatform_v1", reason="needs Google's SDK: pip install google-cloud-aiplatform")
+pytest.importorskip(
+    "google.cloud.aiplatform_v1", reason="needs Google's SDK: pip install google-cloud-aiplatform"
+)
 WALKTHROUGH = Path(__file__).parents[2] / "notebooks" / "04_pulmonary_embolism.ipynb"
 # A checkpoint of it has 340 MB, so two epochs.
-SMALL = {"studies": 8, "slices": 6, "num_folds": 2, "image_size": 32, "batch_size": 4, "num_epochs": 2}
+SMALL = {
+    "studies": 8,
+    "slices": 6,
+    "num_folds": 2,
+    "image_size": 32,
+    "batch_size": 4,
+    "num_epochs": 2,
+}
 SMALL |= {"plain_epochs": 1, "seed": 7}
 OPTIONS = JobOptions(torch="none", grace=5.0)
 ACCOUNT = "trainer@demo.iam.gserviceaccount.com"
@@ -69,7 +78,12 @@ def platform(request, cloud):
 
     def send(notebook, parameters=None, **others):
         options = replace(OPTIONS, **PLACES[name])
-        given = {"chip": "v5e-8", "bucket": "gs://demo-bucket/jobs", "timeout": "2h", "options": options} | others
+        given = {
+            "chip": "v5e-8",
+            "bucket": "gs://demo-bucket/jobs",
+            "timeout": "2h",
+            "options": options,
+        } | others
         return submit(notebook, to=target, parameters=parameters, **given)
 
     def machine_of(job):
@@ -84,7 +98,11 @@ def platform(request, cloud):
             cloud.preempt(machine_of(job))
 
     return SimpleNamespace(
-        name=name, target=target, send=send, preempt=preempt, processes=lambda job: processes_of(machine_of(job))
+        name=name,
+        target=target,
+        send=send,
+        preempt=preempt,
+        processes=lambda job: processes_of(machine_of(job)),
     )
 
 
@@ -99,26 +117,38 @@ def step(job):
     return int(job.folder.read("out/checkpoint") or 0)
 
 
-def test_the_executed_notebook_and_its_files_are_those_of_a_local_job(platform, cloud, make_notebook, tmp_path):
+def test_the_executed_notebook_and_its_files_are_those_of_a_local_job(
+    platform, cloud, make_notebook, tmp_path
+):
     (tmp_path / "helper.py").write_text("def twice(x):\n    return 2 * x\n")
     cells = ["import helper; print(helper.twice(n))", "open('made.txt', 'w').write(name); {'n': n}"]
     book = make_notebook(*cells, parameters="n = 1\nname = 'a'")
     parameters = {"n": 21, "name": "001"}
     job = platform.send(book, parameters, files=["helper.py"])
     result = job.result(tmp_path / "results", timeout="5m")
-    local = submit(book, parameters=parameters, files=["helper.py"], options=OPTIONS).result(timeout="5m")
+    local = submit(book, parameters=parameters, files=["helper.py"], options=OPTIONS).result(
+        timeout="5m"
+    )
     assert outputs(result.notebook) == outputs(local.notebook)
     assert result.files["made.txt"].read_text() == "001" == local.files["made.txt"].read_text()
     assert sorted(result.files) == sorted(local.files)
     assert result.page.read_text().count("42") > 0
-    again = find(job.name, "gs://demo-bucket/jobs", to=None if isinstance(platform.target, str) else platform.target)
+    again = find(
+        job.name,
+        "gs://demo-bucket/jobs",
+        to=None if isinstance(platform.target, str) else platform.target,
+    )
     assert (again.state, again.logs().count("42")) == ("succeeded", 1)
     assert cloud.machines() == [], "a machine is left that costs money"
     assert not platform.processes(job)
 
 
-def test_a_job_whose_machine_is_lost_resumes_from_its_files(platform, cloud, make_notebook, tmp_path):
-    book = make_notebook(COUNT, "print('resumed at', resumed, 'reached', done)", parameters="steps = 1")
+def test_a_job_whose_machine_is_lost_resumes_from_its_files(
+    platform, cloud, make_notebook, tmp_path
+):
+    book = make_notebook(
+        COUNT, "print('resumed at', resumed, 'reached', done)", parameters="steps = 1"
+    )
     job = platform.send(book, {"steps": 80})
     wait_for(lambda: step(job) == 20, job)
     platform.preempt(job)
@@ -154,7 +184,9 @@ def test_a_cancelled_job_ends_and_leaves_no_process(platform, cloud, make_notebo
     assert job.cancel().state == "cancelled"
 
 
-def test_packages_that_cannot_be_installed_are_an_error_with_the_log(platform, cloud, make_notebook, tmp_path):
+def test_packages_that_cannot_be_installed_are_an_error_with_the_log(
+    platform, cloud, make_notebook, tmp_path
+):
     (tmp_path / "requirements.txt").write_text("no-such-package-of-anybody==1.0\n")
     job = platform.send(make_notebook("1"), requirements="requirements.txt")
     with pytest.raises(JobFailedError, match="no-such-package-of-anybody"):
@@ -167,7 +199,9 @@ def test_sent_again_it_is_the_same_job_on_the_same_machine(platform, cloud, make
     book = make_notebook("import time; time.sleep(5)")
     first = platform.send(book, name="once")
     second = platform.send(book, name="once")
-    assert second.target.start(second.plan) == read_json(first.folder, "handle.json"), "as if the answer had been lost"
+    assert second.target.start(second.plan) == read_json(first.folder, "handle.json"), (
+        "as if the answer had been lost"
+    )
     first.result(timeout="5m")
     assert first.folder.names("attempts/") == ["attempts/0001.json"]
     with pytest.raises(ValueError, match="there is a job once already"):
@@ -183,11 +217,16 @@ def test_a_notice_before_the_loss_leaves_the_cell_time_to_save(cloud, make_noteb
     cloud.preempt(job.name, notice=True)
     assert job.folder.read("out/saved") == b"in time"
     assert job.state == "interrupted"
-    assert "second attempt" in job.start().result(tmp_path / "results", timeout="5m").notebook.read_text()
+    assert (
+        "second attempt"
+        in job.start().result(tmp_path / "results", timeout="5m").notebook.read_text()
+    )
 
 
 @pytest.mark.parametrize("platform", ["skypilot"], indirect=True)
-def test_a_secret_reaches_the_notebook_and_no_file_of_the_job(platform, cloud, make_notebook, monkeypatch, tmp_path):
+def test_a_secret_reaches_the_notebook_and_no_file_of_the_job(
+    platform, cloud, make_notebook, monkeypatch, tmp_path
+):
     monkeypatch.setenv("MY_TOKEN", "value-of-the-secret")
     monkeypatch.setenv("OTHER", "not for others")
     book = make_notebook("import os; print(len(os.environ['HF_TOKEN']), os.environ.get('OTHER'))")
@@ -204,8 +243,12 @@ class Numbers:
         self.metrics = json.loads(files["runs/metrics.json"].read_text())
         del self.metrics["images_per_second"]
         (*_, row) = csv.DictReader(files["runs/log.csv"].read_text().splitlines())
-        self.last_row = {name: value for name, value in row.items() if value}  # its loss has all digits
-        self.figures = {name: path.read_bytes() for name, path in files.items() if name.endswith(".png")}
+        self.last_row = {
+            name: value for name, value in row.items() if value
+        }  # its loss has all digits
+        self.figures = {
+            name: path.read_bytes() for name, path in files.items() if name.endswith(".png")
+        }
         self.weights = torch.load(files["runs/checkpoints/best.pt"])
 
     def assert_equal(self, others):
@@ -214,7 +257,11 @@ class Numbers:
         assert "runs/figures/curves.png" in self.figures, "the losses of all epochs"
         assert self.figures == others.figures
         assert self.weights.keys() == others.weights.keys()
-        assert [name for name in self.weights if not torch.equal(self.weights[name], others.weights[name])] == []
+        assert [
+            name
+            for name in self.weights
+            if not torch.equal(self.weights[name], others.weights[name])
+        ] == []
 
 
 @pytest.fixture(scope="module")
@@ -242,14 +289,18 @@ def test_the_walkthrough_as_a_job_of_this_machine_gives_the_numbers_of_a_run_wit
 
 
 @pytest.mark.parametrize("platform", ["vertex", "skypilot"], indirect=True)
-def test_the_walkthrough_as_a_job_gives_the_numbers_of_a_local_run(platform, trains, walkthrough, tmp_path):
+def test_the_walkthrough_as_a_job_gives_the_numbers_of_a_local_run(
+    platform, trains, walkthrough, tmp_path
+):
     job = platform.send(WALKTHROUGH, SMALL)
     job.wait("5m", every=0.2)
     Numbers(job.result(tmp_path / "results").files).assert_equal(walkthrough)
 
 
 @pytest.mark.parametrize("platform", ["gcloud"], indirect=True)
-def test_a_walkthrough_whose_machine_is_lost_gives_the_same_numbers(platform, cloud, trains, walkthrough, tmp_path):
+def test_a_walkthrough_whose_machine_is_lost_gives_the_same_numbers(
+    platform, cloud, trains, walkthrough, tmp_path
+):
     job = platform.send(WALKTHROUGH, SMALL)
     disk = cloud.folder / "vm" / job.name
     wait_for(lambda: [*disk.rglob("runs/checkpoints/step-*.pt")], job)

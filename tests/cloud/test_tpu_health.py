@@ -21,7 +21,9 @@ from tpukit.essentials.environment.hardware import MachineInfo
 from tpukit.essentials.environment.platforms import Machine
 from tpukit.essentials.launcher.launcher import WorkerError, launch
 
-pytest.importorskip("cloud_tpu_client", reason="health(name) asks through cloud-tpu-client, which is not installed")
+pytest.importorskip(
+    "cloud_tpu_client", reason="health(name) asks through cloud-tpu-client, which is not installed"
+)
 from google.oauth2.credentials import Credentials
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc")
@@ -34,7 +36,13 @@ READY = {
 
 
 def ask(api, name="my-tpu", **options):
-    options = {"zone": "us-west4-a", "project": "demo", "wait": 0, "progress": "off", "every": 0.05} | options
+    options = {
+        "zone": "us-west4-a",
+        "project": "demo",
+        "wait": 0,
+        "progress": "off",
+        "every": 0.05,
+    } | options
     return health(name, credentials=Credentials("a-token"), endpoint=api.address, **options)
 
 
@@ -80,7 +88,9 @@ def test_a_healthy_tpu_is_asked_for_by_its_full_name_with_the_credential():
         ("HIDDEN", False, "tpu-vm delete my-tpu"),
     ],
 )
-def test_every_state_but_ready_is_a_failure_and_only_one_that_passes_is_waited_for(state, waits, fix):
+def test_every_state_but_ready_is_a_failure_and_only_one_that_passes_is_waited_for(
+    state, waits, fix
+):
     with loopback(lambda request: (200, {"state": state})) as api:
         outcome = ask(api, wait=1)
     assert not outcome.ok
@@ -111,7 +121,9 @@ def test_the_states_of_the_api_are_all_known():
     ],
 )
 def test_a_ready_tpu_may_be_unhealthy(health_, state, waits):
-    with loopback(lambda request: (200, READY | {"health": health_, "healthDescription": "worker 3"})) as api:
+    with loopback(
+        lambda request: (200, READY | {"health": health_, "healthDescription": "worker 3"})
+    ) as api:
         outcome = ask(api, wait=1)
     finding = one(outcome.findings, "health")
     assert (finding.state, len(api.requests) > 1) == (state, waits)
@@ -121,7 +133,11 @@ def test_a_ready_tpu_may_be_unhealthy(health_, state, waits):
 
 
 def test_symptoms_are_warnings():
-    symptom = {"symptomType": "OUT_OF_MEMORY", "details": "worker 1", "createTime": "2026-11-01T10:00:00Z"}
+    symptom = {
+        "symptomType": "OUT_OF_MEMORY",
+        "details": "worker 1",
+        "createTime": "2026-11-01T10:00:00Z",
+    }
     with loopback(lambda request: (200, READY | {"symptoms": [symptom]})) as api:
         outcome = ask(api)
     assert one(outcome.findings, "symptom").fact == "OUT_OF_MEMORY worker 1 2026-11-01T10:00:00Z"
@@ -143,8 +159,16 @@ def test_it_waits_until_the_tpu_is_healthy_and_says_for_what(capsys):
 @pytest.mark.parametrize(
     ("answer", "status", "words"),
     [
-        (refusal(400, "Invalid zone"), 400, ["not understood", "Invalid zone", "correct what the answer names"]),
-        (refusal(401, "Invalid credentials"), 401, ["the credential was not accepted", "application-default login"]),
+        (
+            refusal(400, "Invalid zone"),
+            400,
+            ["not understood", "Invalid zone", "correct what the answer names"],
+        ),
+        (
+            refusal(401, "Invalid credentials"),
+            401,
+            ["the credential was not accepted", "application-default login"],
+        ),
         (
             refusal(403, "Permission 'tpu.nodes.get' denied"),
             403,
@@ -155,7 +179,11 @@ def test_it_waits_until_the_tpu_is_healthy_and_says_for_what(capsys):
             403,
             ["`gcloud services enable tpu.googleapis.com --project demo`"],
         ),
-        (refusal(404, "Resource was not found"), 404, ["not found", "tpu-vm list --zone us-west4-a --project demo"]),
+        (
+            refusal(404, "Resource was not found"),
+            404,
+            ["not found", "tpu-vm list --zone us-west4-a --project demo"],
+        ),
         (refusal(429, "Quota exceeded"), 429, ["too many requests", "iam-admin/quotas"]),
         (refusal(500, "Internal"), 500, ["the service failed", "status.cloud.google.com"]),
         (refusal(503, "Unavailable"), 503, ["not available", "status.cloud.google.com"]),
@@ -163,7 +191,9 @@ def test_it_waits_until_the_tpu_is_healthy_and_says_for_what(capsys):
         (LOSE, None, ["did not answer", "network and its proxy"]),
     ],
 )
-def test_what_the_cloud_refuses_is_an_error_with_fact_evidence_and_fix(answer, status, words, monkeypatch):
+def test_what_the_cloud_refuses_is_an_error_with_fact_evidence_and_fix(
+    answer, status, words, monkeypatch
+):
     if answer == HANG:
         monkeypatch.setattr(tpu_vm, "_REQUEST_SECONDS", 0.3)
     with loopback(lambda request: answer) as api, pytest.raises(CloudError) as caught:
@@ -176,7 +206,9 @@ def test_what_the_cloud_refuses_is_an_error_with_fact_evidence_and_fix(answer, s
 
 
 @pytest.mark.parametrize("answer", [refusal(429, "Slow"), refusal(503, "Unavailable"), HANG, LOSE])
-def test_an_answer_that_may_come_later_is_asked_for_again_while_there_is_time(answer, monkeypatch, capsys):
+def test_an_answer_that_may_come_later_is_asked_for_again_while_there_is_time(
+    answer, monkeypatch, capsys
+):
     monkeypatch.setattr(tpu_vm, "_REQUEST_SECONDS", 0.3)
     with loopback(lambda request: answer if request.number < 3 else (200, READY)) as api:
         assert ask(api, wait=30).ok
@@ -226,7 +258,9 @@ def test_a_missing_zone_project_or_credential_is_an_error_with_its_fix(monkeypat
     for variable in ("CLOUDSDK_COMPUTE_ZONE", "GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT"):
         monkeypatch.delenv(variable, raising=False)
     with loopback(lambda request: (200, READY)) as api:
-        with pytest.raises(CloudError, match=r"zone of my-tpu is not known(.|\n)*zone=\"us-west4-a\""):
+        with pytest.raises(
+            CloudError, match=r"zone of my-tpu is not known(.|\n)*zone=\"us-west4-a\""
+        ):
             ask(api, zone=None)
         with pytest.raises(CloudError, match=r"project is not known(.|\n)*`gcloud projects list`"):
             ask(api, project=None)
@@ -234,7 +268,9 @@ def test_a_missing_zone_project_or_credential_is_an_error_with_its_fix(monkeypat
         monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "told")
         assert "projects/told/locations/us-west4-b/" in ask(api, zone=None, project=None).subject
         monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
-        with pytest.raises(CloudError, match=r"no credential(.|\n)*none.json(.|\n)*application-default login"):
+        with pytest.raises(
+            CloudError, match=r"no credential(.|\n)*none.json(.|\n)*application-default login"
+        ):
             health("my-tpu", wait=0, endpoint=api.address)
     assert len(api.requests) == 1
 
@@ -248,7 +284,10 @@ def test_seconds_out_of_range_are_refused(options):
 
 def test_without_the_client_the_error_names_the_line_that_installs_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "cloud_tpu_client", None)
-    with loopback(lambda request: (200, READY)) as api, pytest.raises(ImportError, match="cloud-tpu-client==0.7"):
+    with (
+        loopback(lambda request: (200, READY)) as api,
+        pytest.raises(ImportError, match="cloud-tpu-client==0.7"),
+    ):
         ask(api)
 
 
@@ -276,29 +315,42 @@ def computes(results=None, cores=4, raises=None):
         assert options["timeout"] == 120.0
         if raises:
             raise raises
-        return SimpleNamespace(results=results or [float(128**3 * cores)] * cores, cores=cores, device="v5e chip")
+        return SimpleNamespace(
+            results=results or [float(128**3 * cores)] * cores, cores=cores, device="v5e chip"
+        )
 
     return launch
 
 
 def look(there, environ=None, compute=None, **changes):
     environ = {"PJRT_DEVICE": "TPU"} | (environ or {})
-    machine = Machine(environ, **vars(there), installed=lambda package: dict(KAGGLE.versions).get(package))
-    return local_health(machine, host=replace(MachineInfo.read(machine), **changes), compute=compute or computes())
+    machine = Machine(
+        environ, **vars(there), installed=lambda package: dict(KAGGLE.versions).get(package)
+    )
+    return local_health(
+        machine, host=replace(MachineInfo.read(machine), **changes), compute=compute or computes()
+    )
 
 
 def test_a_machine_whose_chips_all_open_and_compute_is_healthy(v5e):
     outcome = look(v5e)
     assert outcome.ok, outcome
-    assert one(outcome.findings, "device nodes").fact == f"one for each of 4 chips, in {v5e.dev}/vfio"
-    assert one(outcome.findings, "computation").fact.startswith("4 x v5e chip multiplied and added up as they should")
+    assert (
+        one(outcome.findings, "device nodes").fact == f"one for each of 4 chips, in {v5e.dev}/vfio"
+    )
+    assert one(outcome.findings, "computation").fact.startswith(
+        "4 x v5e chip multiplied and added up as they should"
+    )
 
 
 def test_a_chip_without_its_device_node_is_named_and_nothing_is_tried(v5e):
     (v5e.dev / "vfio" / "9").unlink()
     outcome = look(v5e, compute=computes(raises=AssertionError("tried")))
     finding = one(outcome.findings, "device nodes")
-    assert (finding.state, finding.fact) == ("failure", f"1 of 4 chips cannot be opened: no {v5e.dev}/vfio/9")
+    assert (finding.state, finding.fact) == (
+        "failure",
+        f"1 of 4 chips cannot be opened: no {v5e.dev}/vfio/9",
+    )
     assert "--privileged" in finding.fix
     assert one(outcome.findings, "computation").fact == "not tried: it would fail for device nodes"
     (v5e.dev / "vfio" / "9").touch()  # as the fix says
@@ -311,7 +363,11 @@ def test_nodes_that_this_user_may_not_open_are_named_with_the_line_that_changes_
 
     machine = Machine({}, pci=v5e.pci, dev=v5e.dev, access=access)
     finding = device_nodes(MachineInfo.read(machine), machine)
-    assert (finding.state, "/vfio/8" in finding.fact, "/vfio/7" in finding.fact) == ("failure", True, False)
+    assert (finding.state, "/vfio/8" in finding.fact, "/vfio/7" in finding.fact) == (
+        "failure",
+        True,
+        False,
+    )
     assert finding.fix.startswith(f"`sudo chmod a+rw {v5e.dev}/vfio/8`")
 
 
@@ -334,13 +390,17 @@ def test_chips_up_to_v4_are_counted_as_accel_nodes(tmp_path):
 @LINUX
 def test_a_process_that_holds_a_chip_is_named_by_health_too(v5e):
     program = "import sys, time; held = open(sys.argv[1]); print(flush=True); time.sleep(900)"
-    holder = subprocess.Popen([sys.executable, "-c", program, v5e.dev / "vfio" / "7"], stdout=subprocess.PIPE)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", program, v5e.dev / "vfio" / "7"], stdout=subprocess.PIPE
+    )
     try:
         holder.stdout.readline()
         outcome = look(SimpleNamespace(pci=v5e.pci, dev=v5e.dev, proc=Path("/proc")))
         finding = one(outcome.findings, "in use")
         assert finding.state == "failure"
-        assert f"process {holder.pid}, a child of this kernel, holds {v5e.dev}/vfio/7" in finding.fact
+        assert (
+            f"process {holder.pid}, a child of this kernel, holds {v5e.dev}/vfio/7" in finding.fact
+        )
         assert "in use" in one(outcome.findings, "computation").fact
     finally:
         holder.kill()
@@ -350,7 +410,8 @@ def test_a_process_that_holds_a_chip_is_named_by_health_too(v5e):
 
 
 @pytest.mark.parametrize(
-    ("environ", "name"), [({"PJRT_DEVICE": "CPU"}, "PJRT_DEVICE"), ({"TPU_PROCESS_ADDRESSES": "local"}, "variables")]
+    ("environ", "name"),
+    [({"PJRT_DEVICE": "CPU"}, "PJRT_DEVICE"), ({"TPU_PROCESS_ADDRESSES": "local"}, "variables")],
 )
 def test_a_variable_that_misleads_is_a_failure(v5e, environ, name):
     outcome = look(v5e, environ)
@@ -361,7 +422,11 @@ def test_a_variable_that_misleads_is_a_failure(v5e, environ, name):
 @pytest.mark.parametrize(
     ("raises", "words", "fix"),
     [
-        (DeviceBusyError("4 of 4 chips are still busy", found="x", fix="shut\nit"), "still busy", "shut it"),
+        (
+            DeviceBusyError("4 of 4 chips are still busy", found="x", fix="shut\nit"),
+            "still busy",
+            "shut it",
+        ),
         (
             WorkerError("core 2 of 4 hung", details="traceback", rank=2),
             "core 2 of 4",
@@ -386,7 +451,9 @@ def test_without_a_chip_cpu_processes_really_compute_and_a_warning_says_so(capfd
     outcome = local_health(Machine({}, tmp_path), timeout=600)
     assert outcome.ok, outcome
     assert one(outcome.findings, "TPU").state == "warning"
-    assert re.search("in place of TPU cores, multiplied and added up", one(outcome.findings, "computation").fact)
+    assert re.search(
+        "in place of TPU cores, multiplied and added up", one(outcome.findings, "computation").fact
+    )
     assert capfd.readouterr().out == ""
 
 
@@ -417,5 +484,7 @@ def test_a_computation_that_does_not_end_is_ended_and_a_failure(tmp_path):
 def test_the_command_line_says_it_with_an_exit_status(arguments, status, words):
     command = [sys.executable, "-m", "tpukit", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
-    assert (done.returncode, words in done.stdout + done.stderr) == (status, True), done.stdout + done.stderr
+    assert (done.returncode, words in done.stdout + done.stderr) == (status, True), (
+        done.stdout + done.stderr
+    )
     assert "Traceback" not in done.stderr

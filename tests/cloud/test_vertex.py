@@ -19,7 +19,8 @@ from tpukit.cloud.target import JobOptions
 from tpukit.cloud.vertex import VertexTarget
 
 sdk = pytest.importorskip(
-    "google.cloud.aiplatform_v1", reason="a Vertex AI job needs Google's SDK: pip install google-cloud-aiplatform"
+    "google.cloud.aiplatform_v1",
+    reason="a Vertex AI job needs Google's SDK: pip install google-cloud-aiplatform",
 )
 import grpc  # noqa: E402
 from google.auth.credentials import AnonymousCredentials  # noqa: E402
@@ -29,7 +30,12 @@ PARENT = "projects/demo/locations/us-central1"
 RESOURCE = f"{PARENT}/customJobs/77"
 HANDLE = {"project": "demo", "region": "us-central1", "resource": RESOURCE}
 PLAN = plan("vertex", options=JobOptions(project="demo"))
-CODES = {400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND"}
+CODES = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+}
 CODES |= {429: "RESOURCE_EXHAUSTED", 500: "INTERNAL", 503: "UNAVAILABLE"}
 SILENT = "created, and no answer"  # the job is there, its answer is lost
 
@@ -93,9 +99,13 @@ class Cloud:
             given = self.cancel(sdk.CancelCustomJobRequest(name=RESOURCE))
         elif request.method == "POST":
             made = sdk.CustomJob.from_json(request.body)
-            given = self.create(sdk.CreateCustomJobRequest(parent=path[4:].rpartition("/")[0], custom_job=made))
+            given = self.create(
+                sdk.CreateCustomJobRequest(parent=path[4:].rpartition("/")[0], custom_job=made)
+            )
         elif path.endswith("customJobs"):
-            given = self.list(sdk.ListCustomJobsRequest(filter=re.search("filter=([^&]*)", request.path)[1]))
+            given = self.list(
+                sdk.ListCustomJobsRequest(filter=re.search("filter=([^&]*)", request.path)[1])
+            )
         else:
             given = self.get(sdk.GetCustomJobRequest(name=path[4:]))
         if isinstance(given, int):
@@ -126,14 +136,20 @@ class Cloud:
         ]
         self.done = threading.Event()
         server = grpc.server(futures.ThreadPoolExecutor(4))
-        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, dict(handlers))])
+        server.add_generic_rpc_handlers(
+            [grpc.method_handlers_generic_handler(service, dict(handlers))]
+        )
         return server, server.add_insecure_port("127.0.0.1:0")
 
 
 @contextmanager
 def serving(cloud, transport, **connection):
     """Yield a target that reaches this cloud."""
-    connection = {"credentials": AnonymousCredentials(), "pauses": (0.01, 0.01), "request_timeout": 5.0} | connection
+    connection = {
+        "credentials": AnonymousCredentials(),
+        "pauses": (0.01, 0.01),
+        "request_timeout": 5.0,
+    } | connection
     with loopback(cloud.rest) as api:
         if transport == "rest":
             yield VertexTarget(transport="rest", endpoint=api.address, **connection)
@@ -188,7 +204,10 @@ def test_the_request_arrives_field_by_field(transport):
     assert (made.display_name, made.labels["tpukit-digest"]) == ("train-1", "ab" * 16)
     spec = made.job_spec
     (pool,) = spec.worker_pool_specs
-    assert (pool.machine_spec.machine_type, pool.machine_spec.tpu_topology) == ("ct5lp-hightpu-8t", "2x4")
+    assert (pool.machine_spec.machine_type, pool.machine_spec.tpu_topology) == (
+        "ct5lp-hightpu-8t",
+        "2x4",
+    )
     assert (pool.machine_spec.accelerator_type, pool.machine_spec.accelerator_count) == (0, 0)
     assert pool.replica_count == 1
     assert pool.container_spec.image_uri == "python:3.12"
@@ -209,7 +228,10 @@ def test_region_project_reservation_and_machine_are_those_of_the_plan():
     machine = cloud.asked[-1][1].custom_job.job_spec.worker_pool_specs[0].machine_spec
     assert list(machine.reservation_affinity.values) == [RESERVATION]
     for place in ({"region": "us-west4"}, {"project": "other"}):
-        with serving(cloud, "rest") as target, pytest.raises(CloudError):  # the double serves one place only
+        with (
+            serving(cloud, "rest") as target,
+            pytest.raises(CloudError),
+        ):  # the double serves one place only
             target.start(replace(PLAN, options=replace(options, **place)))
 
 
@@ -224,13 +246,18 @@ def test_region_project_reservation_and_machine_are_those_of_the_plan():
         (500, ["the service failed"], ["create", "list"]),
     ],
 )
-def test_a_refusal_is_an_error_with_its_fix_and_only_quota_is_asked_for_again(transport, status, words, requests):
+def test_a_refusal_is_an_error_with_its_fix_and_only_quota_is_asked_for_again(
+    transport, status, words, requests
+):
     cloud = Cloud(creating=[status] * 5)
     with serving(cloud, transport) as target, pytest.raises(CloudError) as caught:
         target.start(PLAN)
     fact, found, fix = str(caught.value).splitlines()
     assert fact.startswith("job train-1: ")
-    if (transport, status) != ("rest", 401):  # there the SDK renews the credential first, and this one cannot be
+    if (transport, status) != (
+        "rest",
+        401,
+    ):  # there the SDK renews the credential first, and this one cannot be
         assert f"Vertex AI answered {status}: " in found
     assert fix.startswith("  fix:   ")
     assert [word for word in words if word not in str(caught.value)] == []
@@ -292,7 +319,9 @@ def test_a_server_that_is_not_there_or_closes_the_connection_is_an_error_with_a_
     with a_door_that_shuts(opens) as port:
         address = f"http://127.0.0.1:{port}"
         credentials = AnonymousCredentials()
-        target = VertexTarget(transport="rest", endpoint=address, credentials=credentials, pauses=(0.01,))
+        target = VertexTarget(
+            transport="rest", endpoint=address, credentials=credentials, pauses=(0.01,)
+        )
         with pytest.raises(CloudError, match="no answer: (.|\n)*the network and its proxy"):
             target.start(PLAN)
 
@@ -331,7 +360,9 @@ def test_a_job_that_stays_in_the_queue_mentions_the_quota(age, is_hinted):
     with serving(cloud, "rest") as target:
         reason = target.state(target.start(PLAN)).reason
     assert ("QUEUED for 20 min" in reason) == is_hinted
-    assert ("quota for its TPUs in us-central1: https://console.cloud.google.com/" in reason) == is_hinted
+    assert (
+        "quota for its TPUs in us-central1: https://console.cloud.google.com/" in reason
+    ) == is_hinted
 
 
 def test_a_job_is_cancelled_and_one_that_is_over_stays_as_it_is(transport):
@@ -350,7 +381,11 @@ def test_a_job_is_cancelled_and_one_that_is_over_stays_as_it_is(transport):
 
 def test_a_deleted_job_is_gone_and_the_log_is_a_command():
     with loopback(lambda request: refusal(404, "no such job")) as api:
-        target = VertexTarget(transport="rest", endpoint=api.address, credentials=AnonymousCredentials())
+        target = VertexTarget(
+            transport="rest", endpoint=api.address, credentials=AnonymousCredentials()
+        )
         assert target.state(HANDLE).word == "gone"
         target.cancel(HANDLE)
-        assert target.logs(HANDLE).startswith(f"gcloud ai custom-jobs stream-logs {RESOURCE} --region=us-central1")
+        assert target.logs(HANDLE).startswith(
+            f"gcloud ai custom-jobs stream-logs {RESOURCE} --region=us-central1"
+        )

@@ -43,7 +43,11 @@ def record_graph(name: str):
     recording = record(GRAPHS[name], chip=find_tpu("v5e-8"), progress="off")
     opcodes = {one.opcode for one in read_program(recording.graphs[0].module).everywhere()}
     first = name.partition(",")[0].partition(" ")[0]
-    if len(recording.graphs) != 1 or HOLDS[first] not in opcodes or (first == "fit" and not recording.is_steady):
+    if (
+        len(recording.graphs) != 1
+        or HOLDS[first] not in opcodes
+        or (first == "fit" and not recording.is_steady)
+    ):
         found = f"{len(recording.graphs)} graphs, {recording.is_steady=}, {sorted(opcodes)}"
         raise RuntimeError(f"{name} is one graph with {HOLDS[first]}, got {found}")
     return recording
@@ -130,7 +134,9 @@ def fit(core, network, **options):
         options["options"] = tpukit.FitOptions(averaged_model=averaged)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     loss = torch.nn.BCEWithLogitsLoss()
-    tpukit.fit(core, model, optimizer, loss, batches_of(core), preprocess=tpukit.pe.normalize, **options)
+    tpukit.fit(
+        core, model, optimizer, loss, batches_of(core), preprocess=tpukit.pe.normalize, **options
+    )
 
 
 def batches_of(core, *, drop_last=True):
@@ -138,7 +144,9 @@ def batches_of(core, *, drop_last=True):
     import torch
 
     count = 8 * core.world_size * 2 * STEPS
-    data = torch.utils.data.TensorDataset(torch.zeros(count, 3, 32, 32, dtype=torch.uint8), torch.zeros(count, 10))
+    data = torch.utils.data.TensorDataset(
+        torch.zeros(count, 3, 32, 32, dtype=torch.uint8), torch.zeros(count, 10)
+    )
     return core.batches(data, batch_size=8, drop_last=drop_last)
 
 
@@ -182,10 +190,17 @@ _STEPS = {
 GRAPHS = {
     "broadcast": broadcast,
     "average": average,
-    **{f"all_reduce {op} {kind}": functools.partial(all_reduce, op=op, dtype=kind) for op in OPS for kind in DTYPES},
+    **{
+        f"all_reduce {op} {kind}": functools.partial(all_reduce, op=op, dtype=kind)
+        for op in OPS
+        for kind in DTYPES
+    },
     **{f"gather {kind}": functools.partial(gather, dtype=kind) for kind in DTYPES},
     "augment": augment,
     "evaluation": evaluation,
-    **{name: functools.partial(fit, network=small_net, **options) for name, options in _STEPS.items()},
+    **{
+        name: functools.partial(fit, network=small_net, **options)
+        for name, options in _STEPS.items()
+    },
     "fit, a ResNet, bf16": functools.partial(fit, network=resnet10, bf16=True),
 }

@@ -22,7 +22,9 @@ from tpukit.preflight.libtpu import fetch_libtpu  # noqa: E402
 
 def main() -> int:
     """Compile, print a row as it is done, and at the end what was refused."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", default="", help="graphs whose name holds this")
     parser.add_argument("--libtpu", choices=LIBTPUS, help="one version of the compiler only")
     options = parser.parse_args()

@@ -9,7 +9,10 @@ from tpukit.preflight.recording import record
 from tpukit.profiling import find_tpu
 from tpukit.simulator.build import why_not
 
-pytestmark = [pytest.mark.xla, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # torch_xla's own
+pytestmark = [
+    pytest.mark.xla,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]  # torch_xla's own
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -17,7 +17,9 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_killed_process_leaves_the_old_file_and_a_part_that_is_removed_with_nobody_elses(tmp_path):
+def test_a_killed_process_leaves_the_old_file_and_a_part_that_is_removed_with_nobody_elses(
+    tmp_path,
+):
     (tmp_path / "a").write_bytes(b"old")
     (tmp_path / "film.part").write_bytes(b"somebody's")
     code = f"""
@@ -49,7 +51,10 @@ FAULTS = {
     "nothing": (lambda file: None, None),
     "gone": (Path.unlink, "a is missing"),
     "cut": (lambda file: os.truncate(file, 2), "a has 2 bytes where 3 were written"),
-    "changed": (lambda file: file.write_bytes(b"abd"), "a is not what was written: its checksum does not fit"),
+    "changed": (
+        lambda file: file.write_bytes(b"abd"),
+        "a is not what was written: its checksum does not fit",
+    ),
 }
 
 

@@ -20,7 +20,9 @@ KIT = Path(__file__).parents[2]
 
 
 def picture(height, width, mode="RGB", seed=0):
-    coarse = np.random.default_rng(seed).integers(0, 256, (height // 5 + 2, width // 5 + 2, 3), dtype=np.uint8)
+    coarse = np.random.default_rng(seed).integers(
+        0, 256, (height // 5 + 2, width // 5 + 2, 3), dtype=np.uint8
+    )
     return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC).convert(mode)
 
 
@@ -32,7 +34,9 @@ def encoded(image, kind="JPEG", **options):
 
 def by_pillow(data, size=None):
     image = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB")
-    return np.asarray(image if size is None else image.resize((size, size), Image.Resampling.BILINEAR))
+    return np.asarray(
+        image if size is None else image.resize((size, size), Image.Resampling.BILINEAR)
+    )
 
 
 def turned(how, order=">"):
@@ -54,7 +58,10 @@ WHOLE = {
         b"Adobe\0d\0\0\0\0\0", b"Adobe\0d\0\0\0\0\2"
     ),  # Adobe's note says so
     "stored as RGB": encoded(picture(64, 48), keep_rgb=True),
-    **{f"turned by its header, {how} of 8": encoded(picture(40, 60), exif=turned(how)) for how in range(1, 9)},
+    **{
+        f"turned by its header, {how} of 8": encoded(picture(40, 60), exif=turned(how))
+        for how in range(1, 9)
+    },
     "turned by its header, smaller than asked for": encoded(picture(20, 30), exif=turned(6)),
     "turned by its header, of little-endian numbers": encoded(picture(40, 60), exif=turned(8, "<")),
     "turned by its header, CMYK": encoded(picture(40, 60, "CMYK"), exif=turned(6)),
@@ -100,7 +107,11 @@ def test_an_array_of_another_shape_is_refused():
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 def test_bytes_of_any_kind_are_read(kind):
-    assert decode(kind(WHOLE["PNG"])).shape == decode(kind(encoded(picture(50, 70)))).shape == (50, 70, 3)
+    assert (
+        decode(kind(WHOLE["PNG"])).shape
+        == decode(kind(encoded(picture(50, 70)))).shape
+        == (50, 70, 3)
+    )
 
 
 def with_zeros(data, at, count):
@@ -116,13 +127,23 @@ def resized(data, height, width):
 LARGE = encoded(picture(256, 256), quality=90)
 BROKEN = {
     "a JPEG with zeros in its middle": with_zeros(LARGE, len(LARGE) // 2, 64),
-    "a JPEG with zeros in its middle and bytes behind its end": with_zeros(LARGE, len(LARGE) // 2, 64) + b"\0\0",
-    "a JPEG with bytes between its header and its pixels": LARGE.replace(b"\xff\xda", b"\x12" * 200 + b"\xff\xda", 1),
+    "a JPEG with zeros in its middle and bytes behind its end": with_zeros(
+        LARGE, len(LARGE) // 2, 64
+    )
+    + b"\0\0",
+    "a JPEG with bytes between its header and its pixels": LARGE.replace(
+        b"\xff\xda", b"\x12" * 200 + b"\xff\xda", 1
+    ),
     "half a JPEG, and an end": LARGE[: len(LARGE) // 2] + b"\xff\xd9",
-    "half a progressive JPEG, and an end": encoded(picture(96, 96), progressive=True)[:-300] + b"\xff\xd9",
+    "half a progressive JPEG, and an end": encoded(picture(96, 96), progressive=True)[:-300]
+    + b"\xff\xd9",
     "half a CMYK JPEG, and an end": encoded(picture(96, 96, "CMYK"))[:-400] + b"\xff\xd9",
-    "a JPEG with more data than pixels": encoded(picture(60, 60))[:-2] + b"\x12\x34" * 20 + b"\xff\xd9",
-    "a JPEG of 3 kB that claims 900 million pixels": resized(encoded(picture(96, 96)), 30_000, 30_000),
+    "a JPEG with more data than pixels": encoded(picture(60, 60))[:-2]
+    + b"\x12\x34" * 20
+    + b"\xff\xd9",
+    "a JPEG of 3 kB that claims 900 million pixels": resized(
+        encoded(picture(96, 96)), 30_000, 30_000
+    ),
     "a JPEG that claims 4,290 million pixels": resized(encoded(picture(96, 96)), 65_500, 65_500),
     "nothing": b"",
     "text": b"<html>not found</html>",
@@ -153,7 +174,9 @@ DEEPER = {
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
-def test_sixteen_bits_become_eight_by_their_whole_range_or_a_window_and_are_never_clipped_in_silence(kind):
+def test_sixteen_bits_become_eight_by_their_whole_range_or_a_window_and_are_never_clipped_in_silence(
+    kind,
+):
     deep = encoded(Image.fromarray(DEEP), kind)
     assert decode(deep)[:, :, 0].tolist() == [[0, 16], [156, 255]]
     assert decode(deep, window=(0, 4000))[:, :, 1].tolist() == [[0, 255], [255, 255]]
@@ -162,7 +185,8 @@ def test_sixteen_bits_become_eight_by_their_whole_range_or_a_window_and_are_neve
 @pytest.mark.parametrize("kind", DEEPER)
 def test_what_has_no_range_of_its_own_needs_a_window(kind):
     with pytest.raises(
-        ValueError, match=r"(?s)has no known range.*fix: +pack\(..., options=tpukit.PackOptions\(window="
+        ValueError,
+        match=r"(?s)has no known range.*fix: +pack\(..., options=tpukit.PackOptions\(window=",
     ):
         decode(DEEPER[kind])
     assert decode(DEEPER[kind], window=(0, 65_535))[:, :, 2].tolist() == [[0, 16], [156, 255]]
@@ -191,7 +215,13 @@ def test_what_is_transparent_shows_white(mode):
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
 def test_a_damaged_exif_header_harms_no_image(kind):
     whole = np.asarray(Image.open(io.BytesIO(encoded(picture(40, 60), kind))).convert("RGB"))
-    for exif in (turned(6)[:-9], b"Exif\0\0", b"Exif\0\0nonsense", turned(6)[:10] + b"\xff" * 8, turned(0)):
+    for exif in (
+        turned(6)[:-9],
+        b"Exif\0\0",
+        b"Exif\0\0nonsense",
+        turned(6)[:10] + b"\xff" * 8,
+        turned(0),
+    ):
         assert np.array_equal(decode(encoded(picture(40, 60), kind, exif=exif)), whole)
 
 
@@ -225,8 +255,14 @@ def test_without_simplejpeg_the_pixels_are_the_same_and_it_is_said_once(tmp_path
         f"data = pathlib.Path({str(tmp_path / 'image.jpg')!r}).read_bytes()\n"
         f"numpy.save({str(tmp_path / 'pixels.npy')!r}, [decode(data, 40), decode(data, 40, exact=False)])"
     )
-    ran = subprocess.run([sys.executable, "-c", code], cwd=KIT, capture_output=True, text=True, check=True)
-    assert ran.stdout.count("simplejpeg is not installed") == ran.stdout.count("pip install simplejpeg") == 1
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=KIT, capture_output=True, text=True, check=True
+    )
+    assert (
+        ran.stdout.count("simplejpeg is not installed")
+        == ran.stdout.count("pip install simplejpeg")
+        == 1
+    )
     for pixels in np.load(tmp_path / "pixels.npy"):
         assert np.array_equal(pixels, by_pillow(WHOLE["of odd height and width"], 40))
 
@@ -235,7 +271,9 @@ def test_a_jpeg_with_512_zeros_anywhere_in_its_data_is_never_taken_for_whole():
     data = encoded(picture(256, 256), quality=92)
     start = data.index(b"\xff\xda") + 20
     for at in np.linspace(start, len(data) - 600, 101).astype(int):
-        with pytest.raises(ValueError, match="not a whole image: .*(premature end|extraneous|Premature)"):
+        with pytest.raises(
+            ValueError, match="not a whole image: .*(premature end|extraneous|Premature)"
+        ):
             decode(with_zeros(data, at, 512), 64)
 
 
@@ -245,7 +283,9 @@ def test_an_image_that_claims_more_pixels_than_the_limit_costs_no_memory(kind, m
     monkeypatch.setattr(decoding, "PIXEL_LIMIT", 9_999)
     assert decode(data).shape == (99, 101, 3)
     monkeypatch.setattr(decoding, "PIXEL_LIMIT", 9_998)
-    with pytest.raises(ValueError, match="it claims 101 x 99 pixels, and more than 9,998 are not decoded"):
+    with pytest.raises(
+        ValueError, match="it claims 101 x 99 pixels, and more than 9,998 are not decoded"
+    ):
         decode(data)
 
 
@@ -258,7 +298,9 @@ def test_a_lying_header_costs_no_memory():
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
     )
     data = BROKEN["a JPEG of 3 kB that claims 900 million pixels"]
-    ran = subprocess.run([sys.executable, "-c", code], cwd=KIT, input=data, capture_output=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=KIT, input=data, capture_output=True, check=True
+    )
     said, kilobytes = ran.stdout.decode().splitlines()
     assert "it claims 30,000 x 30,000 pixels" in said
     assert int(kilobytes) < 50_000
@@ -274,14 +316,22 @@ def test_a_decoder_that_runs_out_of_memory_has_met_no_whole_image():
         "try: decode(data, 32)\n"
         "except ValueError as error: print(error)"
     )
-    for data in (resized(encoded(picture(96, 96)), 8_000, 8_000), encoded(Image.new("RGB", (8000, 8000)), "PNG")):
+    for data in (
+        resized(encoded(picture(96, 96)), 8_000, 8_000),
+        encoded(Image.new("RGB", (8000, 8000)), "PNG"),
+    ):
         ran = subprocess.run([sys.executable, "-c", code], cwd=KIT, input=data, capture_output=True)
-        assert b"not a whole image: decoding it takes more memory than there is" in ran.stdout, ran.stderr
+        assert b"not a whole image: decoding it takes more memory than there is" in ran.stdout, (
+            ran.stderr
+        )
 
 
 def gif(frames=1):
     file = io.BytesIO()
-    images = [Image.fromarray(np.random.default_rng(n).integers(0, 256, (40, 30, 3), np.uint8)) for n in range(frames)]
+    images = [
+        Image.fromarray(np.random.default_rng(n).integers(0, 256, (40, 30, 3), np.uint8))
+        for n in range(frames)
+    ]
     images[0].save(file, "GIF", save_all=frames > 1, append_images=images[1:])
     return file.getvalue()
 
@@ -294,7 +344,9 @@ def test_a_gif_whose_blocks_do_not_lead_to_its_end_is_damaged(frames):
     for start in range(820, len(gif()), 7):  # behind the colours
         damaged = whole[:start] + b"\x07" + whole[start:]
         with contextlib.suppress(OSError, SyntaxError):
-            taken_by_pillow += not np.array_equal(Image.open(io.BytesIO(damaged)).convert("RGB"), pixels)
+            taken_by_pillow += not np.array_equal(
+                Image.open(io.BytesIO(damaged)).convert("RGB"), pixels
+            )
         with pytest.raises(ValueError, match="not a whole image"):
             decode(damaged)
     assert taken_by_pillow
@@ -311,7 +363,9 @@ def test_a_png_is_damaged_where_a_checksum_is_wrong_also_behind_the_last_pixel()
     for length in range(1, 80):
         for damaged in (whole[:-length], whole[:-length] + b"\xff" * length):
             with contextlib.suppress(OSError, SyntaxError):
-                taken_by_pillow += not np.array_equal(Image.open(io.BytesIO(damaged)).convert("RGB"), pixels)
+                taken_by_pillow += not np.array_equal(
+                    Image.open(io.BytesIO(damaged)).convert("RGB"), pixels
+                )
             with pytest.raises(ValueError, match="not a whole image"):
                 decode(damaged)
     assert taken_by_pillow

@@ -40,7 +40,9 @@ def disks(monkeypatch):
     free = {}
 
     def usage(path):
-        return Usage(0, 0, next((bytes for end, bytes in free.items() if end in str(path)), 1 << 50))
+        return Usage(
+            0, 0, next((bytes for end, bytes in free.items() if end in str(path)), 1 << 50)
+        )
 
     monkeypatch.setattr(shutil, "disk_usage", usage)
     return free
@@ -53,7 +55,9 @@ def disks(monkeypatch):
         ({"size": 32}, "120 KiB", "some of the images: 4 fit"),
     ],
 )
-def test_files_that_cannot_fit_are_refused_before_anything_is_packed(photos, tmp_path, disks, options, needed, fits):
+def test_files_that_cannot_fit_are_refused_before_anything_is_packed(
+    photos, tmp_path, disks, options, needed, fits
+):
     disks["packed"] = 12_300
     with pytest.raises(
         DiskFullError, match=rf"40 images need about {needed}, and 12 KiB are free in .*packed"
@@ -81,10 +85,18 @@ class Stream:
 @pytest.mark.parametrize(
     ("wrap", "options", "needed"),
     [
-        (list, {"size": 16}, "40 images need about 30 KiB, and 20 KiB"),  # 16 x 16 x 3 x 40 are 30,720 bytes
+        (
+            list,
+            {"size": 16},
+            "40 images need about 30 KiB, and 20 KiB",
+        ),  # 16 x 16 x 3 x 40 are 30,720 bytes
         (list, {}, "40 images need about 3[0-9] KiB, and 20 KiB"),
         (Stream, {"size": 16}, "40 images need about 60 KiB, and 20 KiB"),
-        (iter, {}, "these images need about 3[0-9] KiB, and 20 KiB"),  # the second copy, when the first is there
+        (
+            iter,
+            {},
+            "these images need about 3[0-9] KiB, and 20 KiB",
+        ),  # the second copy, when the first is there
     ],
 )
 def test_items_need_room_once_and_a_stream_twice(items, tmp_path, disks, wrap, options, needed):
@@ -93,14 +105,19 @@ def test_items_need_room_once_and_a_stream_twice(items, tmp_path, disks, wrap, o
         pack(wrap(items), tmp_path / "packed", **options, **QUIET)
 
 
-def test_of_several_folders_the_first_with_room_is_taken_and_found_again(photos, tmp_path, disks, capsys):
+def test_of_several_folders_the_first_with_room_is_taken_and_found_again(
+    photos, tmp_path, disks, capsys
+):
     disks |= {"working": 1000, "temp": 500_000}
     places = [tmp_path / "working", tmp_path / "temp", tmp_path / "other"]
     for place in places[:2]:
         place.mkdir()
     first = pack(photos, places, **QUIET)
     assert first.folder == places[1]
-    assert f"no room in {places[0]} for what was asked for: packed in {places[1]}" in capsys.readouterr().out
+    assert (
+        f"no room in {places[0]} for what was asked for: packed in {places[1]}"
+        in capsys.readouterr().out
+    )
     disks["temp"] = 10  # the pack itself has taken it
     again = pack(photos, places, **QUIET)
     assert again.folder == places[1]
@@ -110,15 +127,22 @@ def test_of_several_folders_the_first_with_room_is_taken_and_found_again(photos,
         pack(photos, places[1:], options=PackOptions(seed=1), **QUIET)
 
 
-def test_on_kaggle_the_folder_that_has_room_is_named_and_what_survives_there(photos, tmp_path, disks, monkeypatch):
+def test_on_kaggle_the_folder_that_has_room_is_named_and_what_survives_there(
+    photos, tmp_path, disks, monkeypatch
+):
     disks["working"] = 1000
     kaggle = Machine({}, kaggle=tmp_path / "kaggle")
     (kaggle.kaggle / "working").mkdir(parents=True)
     devices = {"working": 1, "temp": 2}
-    monkeypatch.setattr(disk_space, "_device", lambda path: devices.get(path.name, 2 if path.name == "kaggle" else 3))
+    monkeypatch.setattr(
+        disk_space,
+        "_device",
+        lambda path: devices.get(path.name, 2 if path.name == "kaggle" else 3),
+    )
     monkeypatch.setattr(disk_space, "THIS_MACHINE", kaggle)
     with pytest.raises(
-        DiskFullError, match=rf"a folder in {kaggle.kaggle}/temp, where .* are free until the session ends"
+        DiskFullError,
+        match=rf"a folder in {kaggle.kaggle}/temp, where .* are free until the session ends",
     ):
         pack(photos, kaggle.kaggle / "working" / "packed", **QUIET)
 
@@ -128,7 +152,9 @@ def test_a_sample_is_spread_over_all():
     assert spread(3, 4) == [0, 1, 2]
 
 
-def test_slices_are_weighed_before_the_first_is_packed_and_the_size_that_fits_is_taken(tmp_path, disks, monkeypatch):
+def test_slices_are_weighed_before_the_first_is_packed_and_the_size_that_fits_is_taken(
+    tmp_path, disks, monkeypatch
+):
     pytest.importorskip("pydicom")
     from tpukit import pe
 
@@ -137,7 +163,9 @@ def test_slices_are_weighed_before_the_first_is_packed_and_the_size_that_fits_is
     bytes_whole = sum(map(len, whole.read(range(12))))
     disks["small"] = bytes_whole // 2
     monkeypatch.setattr(disk_space, "_NOT_WORTH_A_SAMPLE", 1)
-    monkeypatch.setattr("tpukit.pe.dicom_packing.read_headers", None)  # it is known before any header is read
+    monkeypatch.setattr(
+        "tpukit.pe.dicom_packing.read_headers", None
+    )  # it is known before any header is read
     with pytest.raises(DiskFullError, match="12 images need about .* free") as refused:
         pe.pack_dicom(scans, tmp_path / "small", size=96, **QUIET)
     said = str(refused.value)
@@ -163,7 +191,9 @@ def test_what_is_said_to_be_needed_is_within_a_fifth_of_what_it_takes(tmp_path):
     scans = pe.phantom(tmp_path / "scans", 3, 10, size=64, form="dicom", **QUIET) / "train"
     for window in (None, "embolism"):
         records = pe.pack_dicom(scans, tmp_path / f"{window}", size=64, window=window, **QUIET)
-        taken = sum(map(len, records.read(range(30))))  # files of many are as long; each is filled up to 64 KiB
+        taken = sum(
+            map(len, records.read(range(30)))
+        )  # files of many are as long; each is filled up to 64 KiB
         plan = {"pixels": 64, "form": "jpeg", "quality": 85, "window": window and (100, 700)}
         said = 30 * _mean(SliceWeight(scans, find_files(scans), 30).sample(plan))
         assert 0.9 < said / taken < 1.2

@@ -244,7 +244,9 @@ def test_the_fixes_work_for_images_that_cannot_be_decoded_into_a_batch():
 
     picture(9, side=24).save("1.png")
     made = quietly(table, "pack")
-    with fixes("packed_images: the images in {} differ in size, so they do not fit into ...") as fix:
+    with fixes(
+        "packed_images: the images in {} differ in size, so they do not fit into ..."
+    ) as fix:
         made.take([0, 1])
     fix.code(r".*(?= decodes)", folder="pack").take([0, 1])
 

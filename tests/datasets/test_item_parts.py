@@ -49,11 +49,17 @@ def shown(image):
 
 def learn(core, images):
     torch.manual_seed(0)
-    model = core.model(torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 3)))
+    model = core.model(
+        torch.nn.Sequential(
+            torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 3)
+        )
+    )
     optimizer, loss = torch.optim.Adam(model.parameters(), lr=0.1), torch.nn.CrossEntropyLoss()
     batches = core.batches(images, batch_size=3, shuffle=True, drop_last=True)
     how = {"epochs": 4, "preprocess": lambda images: images / 255}
-    history = tpukit.fit(core, model, optimizer, loss, batches, core.batches(images, batch_size=5), **how)
+    history = tpukit.fit(
+        core, model, optimizer, loss, batches, core.batches(images, batch_size=5), **how
+    )
     return [row["valid_loss"] for row in history.epochs]
 
 
@@ -63,7 +69,8 @@ def check_trains(records):
     assert records.labels.dtype == np.int64
     assert np.array_equal(records.labels, records.rows % 3)
     titles = [
-        axes.get_title(loc="left") for axes in show_batch(records[0][0][None], records.labels[:1], names=NAMES).axes
+        axes.get_title(loc="left")
+        for axes in show_batch(records[0][0][None], records.labels[:1], names=NAMES).axes
     ]
     assert titles == [NAMES[records.rows[0] % 3]]
     losses = tpukit.launch(learn, records, cores=2).results[0]
@@ -77,7 +84,11 @@ def test_an_image_folder_of_torchvision_is_packed_with_its_classes(tmp_path):
         file = tmp_path / "imgs" / sorted(NAMES)[number % 3] / f"{number:02}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
         picture(number).save(file)
-    for transform in (None, transforms.ToTensor(), transforms.PILToTensor()):  # floats in [0, 1]; bytes
+    for transform in (
+        None,
+        transforms.ToTensor(),
+        transforms.PILToTensor(),
+    ):  # floats in [0, 1]; bytes
         dataset = datasets.ImageFolder(tmp_path / "imgs", transform)
         records = pack(dataset, tmp_path / str(transform), **QUIET)
         assert records.classes == sorted(NAMES)
@@ -91,12 +102,19 @@ def test_an_image_folder_of_torchvision_is_packed_with_its_classes(tmp_path):
 
 def test_grey_images_of_torchvision_are_packed_and_trained_on(tmp_path):
     datasets = pytest.importorskip("torchvision.datasets")
-    images, labels = (np.random.default_rng(0).integers(0, 256, (9, 28, 28), dtype=np.uint8), np.arange(9) % 3)
+    images, labels = (
+        np.random.default_rng(0).integers(0, 256, (9, 28, 28), dtype=np.uint8),
+        np.arange(9) % 3,
+    )
     raw = tmp_path / "MNIST" / "raw"
     raw.mkdir(parents=True)
     for part in ("train", "t10k"):  # as the set is published
-        (raw / f"{part}-images-idx3-ubyte").write_bytes(struct.pack(">IIII", 2051, 9, 28, 28) + images.tobytes())
-        (raw / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 2049, 9) + labels.astype(np.uint8).tobytes())
+        (raw / f"{part}-images-idx3-ubyte").write_bytes(
+            struct.pack(">IIII", 2051, 9, 28, 28) + images.tobytes()
+        )
+        (raw / f"{part}-labels-idx1-ubyte").write_bytes(
+            struct.pack(">II", 2049, 9) + labels.astype(np.uint8).tobytes()
+        )
         for file in list(raw.glob(f"{part}*ubyte")):
             (raw / f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
     records = pack(datasets.MNIST(tmp_path), tmp_path / "out", **QUIET)
@@ -127,11 +145,15 @@ def test_a_dataset_with_classes_is_trained_on(tmp_path):
 
 def test_a_label_that_is_none_of_the_classes_is_told_and_the_fix_works(tmp_path):
     source = Classified(label=lambda number: number - 3)
-    with pytest.raises(ValueError, match=r"(?s)label -3 of item 0 is none of the 3 classes.*classes=\(\)"):
+    with pytest.raises(
+        ValueError, match=r"(?s)label -3 of item 0 is none of the 3 classes.*classes=\(\)"
+    ):
         pack(source, tmp_path / "out", **QUIET)
     records = pack(source, tmp_path / "out", classes=(), **QUIET)
     assert (records.labels.shape, records.classes, records.names) == ((COUNT, 1), [], ["label"])
-    with pytest.raises(ValueError, match="classes= names the classes of one label, and items have 2"):
+    with pytest.raises(
+        ValueError, match="classes= names the classes of one label, and items have 2"
+    ):
         pack(Classified(label=lambda number: (1, 2)), tmp_path / "new", classes=NAMES, **QUIET)
 
 
@@ -139,9 +161,13 @@ def test_words_of_items_are_numbered_by_classes(tmp_path):
     source = Classified(label=lambda number: NAMES[number % 3])
     check_trains(pack(source, tmp_path / "out", classes=NAMES, **QUIET))
     source.classes = None
-    with pytest.raises(ValueError, match=r"(?s)item 0 has the word 'cat' for its label.*fix: +classes="):
+    with pytest.raises(
+        ValueError, match=r"(?s)item 0 has the word 'cat' for its label.*fix: +classes="
+    ):
         pack(source, tmp_path / "new", **QUIET)
-    with pytest.raises(ValueError, match=r"(?s)item 2 has the word 'cow'.*found: classes \['cat', 'dog'\]"):
+    with pytest.raises(
+        ValueError, match=r"(?s)item 2 has the word 'cow'.*found: classes \['cat', 'dog'\]"
+    ):
         pack(source, tmp_path / "other", classes=NAMES[:2], **QUIET)
 
 
@@ -175,9 +201,17 @@ DEEP = (np.arange(64).reshape(8, 8) * 1024).astype(np.uint16)
 SIGNED = DEEP.astype(np.int16) // 200
 ARRAYS = {
     "16 bits of Pillow": (Image.fromarray(DEEP), {}, (DEEP / 257).round()),
-    "16 bits of Pillow in a window": (Image.fromarray(DEEP), {"options": PackOptions(window=(0, 1024))}, (DEEP > 0) * 255),
+    "16 bits of Pillow in a window": (
+        Image.fromarray(DEEP),
+        {"options": PackOptions(window=(0, 1024))},
+        (DEEP > 0) * 255,
+    ),
     "an array of 16 bits": (DEEP, {}, (DEEP / 257).round()),
-    "Hounsfield units": (SIGNED, {"options": PackOptions(window=(-100, 100))}, ((SIGNED + 100.0) * 1.275).clip(0, 255).round()),
+    "Hounsfield units": (
+        SIGNED,
+        {"options": PackOptions(window=(-100, 100))},
+        ((SIGNED + 100.0) * 1.275).clip(0, 255).round(),
+    ),
     "booleans": (DEEP > 9999, {}, (DEEP > 9999) * 255),
     "floats in [0, 1]": (torch.from_numpy(DEEP / 64512).float(), {}, (DEEP / 64512 * 255).astype("f4").round()),
     "one channel first": (torch.from_numpy((DEEP >> 8).astype(np.uint8))[None], {}, DEEP >> 8),
@@ -201,9 +235,21 @@ UNCLEAR = {
 
 @pytest.mark.parametrize("what", UNCLEAR)
 def test_an_image_whose_black_and_white_nobody_knows_needs_a_window(what, tmp_path):
-    with pytest.raises(ValueError, match=r"(?s)item 0 is not .*found: .*fix: .*window=\(low, high\)"):
+    with pytest.raises(
+        ValueError, match=r"(?s)item 0 is not .*found: .*fix: .*window=\(low, high\)"
+    ):
         pack([(UNCLEAR[what], 0)], tmp_path / "out", **QUIET)
-    assert len(pack([(UNCLEAR[what], 0)], tmp_path / "out", options=PackOptions(window=(0, 1000)), **QUIET)) == 1
+    assert (
+        len(
+            pack(
+                [(UNCLEAR[what], 0)],
+                tmp_path / "out",
+                options=PackOptions(window=(0, 1000)),
+                **QUIET,
+            )
+        )
+        == 1
+    )
 
 
 def of_dicts(**names):
@@ -220,11 +266,27 @@ def test_dicts_are_read_by_the_usual_names(image, label, tmp_path):
 
 
 def test_dicts_are_read_by_names_that_are_given(tmp_path):
-    items = [{**item, "weight": number} for number, item in enumerate(of_dicts(image="photo", label="species"))]
+    items = [
+        {**item, "weight": number}
+        for number, item in enumerate(of_dicts(image="photo", label="species"))
+    ]
     check_trains(
-        pack(items, tmp_path / "one", options=PackOptions(image="photo"), labels="species", classes=NAMES, **QUIET)
+        pack(
+            items,
+            tmp_path / "one",
+            options=PackOptions(image="photo"),
+            labels="species",
+            classes=NAMES,
+            **QUIET,
+        )
     )
-    both = pack(items, tmp_path / "both", options=PackOptions(image="photo"), labels=["species", "weight"], **QUIET)
+    both = pack(
+        items,
+        tmp_path / "both",
+        options=PackOptions(image="photo"),
+        labels=["species", "weight"],
+        **QUIET,
+    )
     assert both.names == ["species", "weight"]
     assert np.array_equal(both.labels[:, 1], both.rows)
     none = pack(items, tmp_path / "none", options=PackOptions(image="photo"), labels=[], **QUIET)
@@ -233,7 +295,11 @@ def test_dicts_are_read_by_names_that_are_given(tmp_path):
 
 DICTS = {
     "no image": ([{"photo": 1, "label": 1}], {}, "none is 'image' or 'img' or 'pixel_values'"),
-    "no label by its name": (of_dicts(label="species"), {}, r'labels="species"\) names it; labels=\[\] for none'),
+    "no label by its name": (
+        of_dicts(label="species"),
+        {},
+        r'labels="species"\) names it; labels=\[\] for none',
+    ),
     "no such label": (of_dicts(), {"labels": "kind"}, "keys 'image', 'label', and none is kind"),
     "no such mask": (of_dicts(), {"masks": "kind"}, "none is kind"),
     "parts of a set": ({"train": of_dicts()}, {}, r"pass one of its parts: source\['train'\]"),
@@ -250,7 +316,10 @@ def test_a_dict_with_other_names_says_how_to_name_them(what, tmp_path):
 def hugging_face(label="label", **features):
     datasets = pytest.importorskip("datasets")
     kinds = {"image": datasets.Image(**features), label: datasets.ClassLabel(names=NAMES)}
-    columns = {"image": [picture(number) for number in range(COUNT)], label: [n % 3 for n in range(COUNT)]}
+    columns = {
+        "image": [picture(number) for number in range(COUNT)],
+        label: [n % 3 for n in range(COUNT)],
+    }
     return datasets.Dataset.from_dict(columns, features=datasets.Features(kinds))
 
 
@@ -274,17 +343,26 @@ def test_a_hugging_face_dataset_is_packed_with_its_classes_and_trained_on(form, 
 
 def test_words_of_hugging_face_are_encoded_as_the_fix_says(tmp_path):
     datasets = pytest.importorskip("datasets")
-    columns = {"image": [picture(number) for number in range(COUNT)], "label": [NAMES[n % 3] for n in range(COUNT)]}
+    columns = {
+        "image": [picture(number) for number in range(COUNT)],
+        "label": [NAMES[n % 3] for n in range(COUNT)],
+    }
     data = datasets.Dataset.from_dict(columns).cast_column("image", datasets.Image())
     with pytest.raises(ValueError, match=r"dataset.class_encode_column\(\"label\"\)"):
         pack(data, tmp_path / "out", **QUIET)
-    assert pack(data.class_encode_column("label"), tmp_path / "out", **QUIET).classes == sorted(NAMES)
+    assert pack(data.class_encode_column("label"), tmp_path / "out", **QUIET).classes == sorted(
+        NAMES
+    )
 
 
 def test_hugging_face_masks_and_parts(tmp_path):
     datasets = pytest.importorskip("datasets")
-    masks = [Image.fromarray((pixels_of(n)[..., 0] > 60).astype(np.uint8) * 3) for n in range(COUNT)]
-    data = hugging_face("fine_label").add_column("masks", [{"bytes": encoded(mask), "path": None} for mask in masks])
+    masks = [
+        Image.fromarray((pixels_of(n)[..., 0] > 60).astype(np.uint8) * 3) for n in range(COUNT)
+    ]
+    data = hugging_face("fine_label").add_column(
+        "masks", [{"bytes": encoded(mask), "path": None} for mask in masks]
+    )
     data = data.cast_column("masks", datasets.Image())
     records = pack(data, tmp_path / "out", masks="masks", **QUIET)
     assert records.classes == NAMES

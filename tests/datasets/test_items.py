@@ -23,7 +23,9 @@ from tpukit.essentials.display import SystemFailureError  # noqa: E402
 KIT = Path(__file__).parents[2]
 QUIET = {"progress": "off"}
 SHARD = 8
-LOOKS = 1 + 2 * 14 + 40  # of forty items, before they are packed: at the first, at some twice, at all
+LOOKS = (
+    1 + 2 * 14 + 40
+)  # of forty items, before they are packed: at the first, at some twice, at all
 
 
 def encoded(number):
@@ -45,7 +47,9 @@ class Dataset:
         self.read.append(number)
         if number in self.broken:
             raise KeyError(f"no file for {number}")
-        return (np.full((8, 8, 3), number * 6, np.uint8) if self.arrays else encoded(number)), number
+        return (
+            np.full((8, 8, 3), number * 6, np.uint8) if self.arrays else encoded(number)
+        ), number
 
 
 @pytest.mark.parametrize("arrays", [False, True])
@@ -100,7 +104,12 @@ def test_packing_that_is_killed_again_and_again_ends_with_every_item_once(tmp_pa
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         assert before.items() <= finished().items()
-    records = pack(Dataset(arrays=True), tmp_path / "out", options=PackOptions(shard_size=SHARD, workers=1), **QUIET)
+    records = pack(
+        Dataset(arrays=True),
+        tmp_path / "out",
+        options=PackOptions(shard_size=SHARD, workers=1),
+        **QUIET,
+    )
     assert sorted(records.labels[:, 0].tolist()) == list(range(40))
     assert all(records.take([i])[0, 0, 0, 0] == records.labels[i, 0] * 6 for i in range(40))
 
@@ -140,7 +149,9 @@ def test_no_more_than_the_pack_lies_on_the_disk_while_it_is_made(what, tmp_path,
     make, options, most = SOURCES[what]
     source = make(tmp_path / "photos")
     peak = peak_of(tmp_path / "out")
-    pack(source, tmp_path / "out", options=PackOptions(shard_size=20, workers=2), **options, **QUIET)
+    pack(
+        source, tmp_path / "out", options=PackOptions(shard_size=20, workers=2), **options, **QUIET
+    )
     assert most - 0.3 < peak() < most
 
 
@@ -151,7 +162,12 @@ def test_no_more_than_the_pack_of_slices_lies_on_the_disk_while_it_is_made(tmp_p
     scans = pe.phantom(tmp_path / "scans", 2, 12, size=96, form="dicom", **QUIET) / "train"
     peak = peak_of(tmp_path / "out")
     pe.pack_dicom(
-        scans, tmp_path / "out", size=96, form="int16", options=PackOptions(shard_size=SHARD, workers=1), **QUIET
+        scans,
+        tmp_path / "out",
+        size=96,
+        form="int16",
+        options=PackOptions(shard_size=SHARD, workers=1),
+        **QUIET,
     )
     assert peak() < 1.1
 
@@ -175,7 +191,9 @@ def peak_of(monkeypatch):
         finish = ResumableFolder.finish
 
         def finish_and_see(target, **facts):
-            sizes.append(size(folder))  # all that was needed is still there: at any speed this moment is seen
+            sizes.append(
+                size(folder)
+            )  # all that was needed is still there: at any speed this moment is seen
             finish(target, **facts)
 
         monkeypatch.setattr(ResumableFolder, "finish", finish_and_see)
@@ -195,13 +213,21 @@ def peak_of(monkeypatch):
 
 
 def test_an_item_that_raises_is_named_and_can_be_left_out(tmp_path, capsys):
-    with pytest.raises(OSError, match=r"item 3 of the source cannot be read\n  found: KeyError: .no file for 3.\n"):
+    with pytest.raises(
+        OSError, match=r"item 3 of the source cannot be read\n  found: KeyError: .no file for 3.\n"
+    ):
         pack(Dataset(broken=[3]), tmp_path / "out", **QUIET)
     records = pack(Dataset(broken=[3, 0]), tmp_path / "new", damaged="skip", **QUIET)
     assert sorted(records.rows.tolist()) == [1, 2, *range(4, 40)]
     assert np.array_equal(records.labels[:, 0], records.rows)
-    assert [(image["row"], image["name"]) for image in records.skipped] == [(0, "item 0"), (3, "item 3")]
-    assert "2 of 40 images were left out: 2 x KeyError: 'no file for 0', as item 0" in capsys.readouterr().out
+    assert [(image["row"], image["name"]) for image in records.skipped] == [
+        (0, "item 0"),
+        (3, "item 3"),
+    ]
+    assert (
+        "2 of 40 images were left out: 2 x KeyError: 'no file for 0', as item 0"
+        in capsys.readouterr().out
+    )
     mended = pack(Dataset(), tmp_path / "out", **QUIET)  # the other half of the fix
     assert len(mended) == 40
 
@@ -212,7 +238,9 @@ def test_a_generator_that_raises_names_the_item_and_cannot_go_on(tmp_path):
             yield encoded(number), number
         raise ValueError("no more")
 
-    with pytest.raises(OSError, match=r"item 5 of the source cannot be read\n  found: ValueError: no more"):
+    with pytest.raises(
+        OSError, match=r"item 5 of the source cannot be read\n  found: ValueError: no more"
+    ):
         pack(items(), tmp_path / "out", damaged="skip", **QUIET)
 
 
@@ -230,13 +258,17 @@ def test_what_can_only_be_iterated_is_read_from_its_start_again(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         pack(items(7), tmp_path / "out", **QUIET)
-    assert sorted(pack(items(None), tmp_path / "out", **QUIET).labels[:, 0].tolist()) == list(range(20))
+    assert sorted(pack(items(None), tmp_path / "out", **QUIET).labels[:, 0].tolist()) == list(
+        range(20)
+    )
 
 
 def test_an_error_that_knows_its_fix_is_raised_as_it_is(tmp_path):
     def items():
         yield encoded(0), 0
-        raise SystemFailureError("record 1 of a file is damaged", found="3 bytes", fix="copy this file again")
+        raise SystemFailureError(
+            "record 1 of a file is damaged", found="3 bytes", fix="copy this file again"
+        )
 
     with pytest.raises(OSError, match="^record 1 of a file is damaged") as error:
         pack(items(), tmp_path / "out", **QUIET)

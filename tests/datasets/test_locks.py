@@ -20,7 +20,9 @@ def test_one_process_at_a_time_is_alone_in_a_folder(tmp_path):
                 time.sleep(0.02)
                 os.rmdir({str(tmp_path / "held")!r})
     """
-    started = [subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], cwd=KIT) for _ in range(3)]
+    started = [
+        subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], cwd=KIT) for _ in range(3)
+    ]
     assert [process.wait(600) for process in started] == [0, 0, 0]
 
 

@@ -50,10 +50,21 @@ def table(tmp_path_factory):
     rows = []
     for number in range(COUNT):
         kind = ("png", "tiff", "bmp")[number % 3]
-        palette = None if number % 2 else [200, *range(256), *range(256), *range(255)]  # as of VOC's masks
+        palette = (
+            None if number % 2 else [200, *range(256), *range(256), *range(255)]
+        )  # as of VOC's masks
         (root / f"{number}.bmp").write_bytes(encoded(image_of(number), "BMP"))
-        (root / f"{number}-mask.{kind}").write_bytes(encoded(mask_of(number), kind.upper(), palette))
-        rows.append({"path": f"{number}.bmp", "mask": f"{number}-mask.{kind}", "sick": number % 2, "root": str(root)})
+        (root / f"{number}-mask.{kind}").write_bytes(
+            encoded(mask_of(number), kind.upper(), palette)
+        )
+        rows.append(
+            {
+                "path": f"{number}.bmp",
+                "mask": f"{number}-mask.{kind}",
+                "sick": number % 2,
+                "root": str(root),
+            }
+        )
     return pd.DataFrame(rows)
 
 
@@ -67,7 +78,9 @@ def agree(images, size=SIZE, exact=True):
     assert images.has_masks
     assert images.shape == (size, size, 4)
     for row, pixels in zip(images.rows, taken, strict=True):
-        expected = np.asarray(Image.fromarray(mask_of(row)).resize((size, size), Image.Resampling.NEAREST))
+        expected = np.asarray(
+            Image.fromarray(mask_of(row)).resize((size, size), Image.Resampling.NEAREST)
+        )
         assert np.array_equal(pixels[..., 3], expected)
         if size == SIZE:
             assert np.array_equal(pixels[..., :3], image_of(row))
@@ -98,7 +111,10 @@ def of_bytes():
 ITEMS = {
     "arrays": lambda n: (image_of(n), mask_of(n)),
     "Pillow images": lambda n: (Image.fromarray(image_of(n)), Image.fromarray(mask_of(n))),
-    "tensors": lambda n: (torch.from_numpy(image_of(n)).permute(2, 0, 1), torch.from_numpy(mask_of(n)).long()[None]),
+    "tensors": lambda n: (
+        torch.from_numpy(image_of(n)).permute(2, 0, 1),
+        torch.from_numpy(mask_of(n)).long()[None],
+    ),
     "bytes and an array": lambda n: (encoded(image_of(n)), mask_of(n).astype(np.int64)),
     "floats that are whole": lambda n: (image_of(n), mask_of(n).astype(np.float32)),
 }
@@ -125,7 +141,9 @@ def test_labels_and_masks_come_as_a_dict(kind, tmp_path):
     agree(records)
     assert records.labels[:, 0].tolist() == records.rows.tolist()
     for workers in (0, 1):
-        images, targets, real = next(iter(Batches(records, batch_size=5, mask=True, workers=workers)))
+        images, targets, real = next(
+            iter(Batches(records, batch_size=5, mask=True, workers=workers))
+        )
         assert (images.shape, images.dtype) == ((5, 3, SIZE, SIZE), torch.uint8)
         assert targets["labels"].tolist() == records.labels[:5].tolist()
         assert np.array_equal(targets["masks"].numpy(), records.take(range(5))[..., 3])
@@ -133,7 +151,10 @@ def test_labels_and_masks_come_as_a_dict(kind, tmp_path):
 
 
 REFUSED = {
-    "fractions": (lambda: (image_of(0), np.full((16, 16), 0.5)), r"whole and from 0 to 255, and this 0.5 \(float64\)"),
+    "fractions": (
+        lambda: (image_of(0), np.full((16, 16), 0.5)),
+        r"whole and from 0 to 255, and this 0.5 \(float64\)",
+    ),
     "a class of -1": (lambda: (image_of(0), np.full((16, 16), -1)), r"and this -1 \(int64\)"),
     "nan": (lambda: (image_of(0), np.full((16, 16), np.nan)), "and this nan"),
     "two masks": (lambda: (image_of(0), mask_of(0), mask_of(0)), "2 masks and 0 parts with labels"),
@@ -150,15 +171,26 @@ def test_what_is_no_mask_is_told_and_never_taken_for_labels(what, tmp_path):
 
 def test_an_item_without_its_mask_is_told(tmp_path):
     items = [(encoded(image_of(0)), mask_of(0)), (encoded(image_of(1)), ())]
-    with pytest.raises(ValueError, match="item 1 is not like the first one: bytes and 0 labels\n.*bytes and masks"):
+    with pytest.raises(
+        ValueError, match="item 1 is not like the first one: bytes and 0 labels\n.*bytes and masks"
+    ):
         pack(items, tmp_path / "out", **QUIET)
 
 
 SPOILT = {
     "it is gone": (lambda file: file.unlink(), "its mask .*: No such file"),
-    "it is cut off": (lambda file: file.write_bytes(encoded(mask_of(2), "BMP")[:100]), "its mask is not a whole image"),
-    "it is a JPEG": (lambda file: file.write_bytes(encoded(mask_of(2), "JPEG")), "blurs class numbers"),
-    "it has another size": (lambda file: file.write_bytes(encoded(mask_of(2, 9))), "and its mask 9 x 9"),
+    "it is cut off": (
+        lambda file: file.write_bytes(encoded(mask_of(2), "BMP")[:100]),
+        "its mask is not a whole image",
+    ),
+    "it is a JPEG": (
+        lambda file: file.write_bytes(encoded(mask_of(2), "JPEG")),
+        "blurs class numbers",
+    ),
+    "it has another size": (
+        lambda file: file.write_bytes(encoded(mask_of(2, 9))),
+        "and its mask 9 x 9",
+    ),
 }
 
 
@@ -221,13 +253,20 @@ def segment_and_classify(core, images):
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
 
     def loss(outputs, targets):
-        pixels = torch.nn.functional.cross_entropy(outputs["masks"], targets["masks"], ignore_index=255)
-        return pixels + torch.nn.functional.binary_cross_entropy_with_logits(outputs["labels"], targets["labels"])
+        pixels = torch.nn.functional.cross_entropy(
+            outputs["masks"], targets["masks"], ignore_index=255
+        )
+        return pixels + torch.nn.functional.binary_cross_entropy_with_logits(
+            outputs["labels"], targets["labels"]
+        )
 
     batches = core.batches(images, batch_size=3, shuffle=True, drop_last=True)
     valid = core.batches(images, batch_size=5)  # the last batch is filled up
     how = {"epochs": 2, "augment": tpukit.Augment(), "preprocess": lambda images: images / 255}
-    return [row["valid_loss"] for row in tpukit.fit(core, model, optimizer, loss, batches, valid, **how).epochs]
+    return [
+        row["valid_loss"]
+        for row in tpukit.fit(core, model, optimizer, loss, batches, valid, **how).epochs
+    ]
 
 
 class Both(torch.nn.Module):
@@ -258,5 +297,7 @@ def test_a_model_learns_masks_and_labels_together(table, tmp_path):
 @pytest.mark.xla
 def test_a_model_learns_masks_through_torch_xla(table, tmp_path):
     pytest.importorskip("torch_xla")
-    losses = tpukit.launch(segment, packed(table, tmp_path / "out"), cores=1, backend="xla").results[0]
+    losses = tpukit.launch(
+        segment, packed(table, tmp_path / "out"), cores=1, backend="xla"
+    ).results[0]
     assert losses[-1] < losses[0]

@@ -44,9 +44,21 @@ def test_numbers_in_a_table_are_names_where_classes_are_numbers_and_2_comes_befo
     valid = quietly(table, tmp_path / "b", root=tmp_path, labels="kind", classes=train.classes)
     assert dict(zip(valid.rows.tolist(), valid.labels.tolist(), strict=True)) == {0: 2, 1: 1}
     grades = quietly(table, tmp_path / "c", root=tmp_path, labels="kind", classes=range(1, 11))
-    assert [grades.classes[label] for label in grades.labels[np.argsort(grades.rows)]] == ["10", "2"]
-    as_text = quietly(table.assign(kind=["010", "2"]), tmp_path / "d", root=tmp_path, labels="kind", classes=range(11))
-    assert [as_text.classes[label] for label in as_text.labels[np.argsort(as_text.rows)]] == ["10", "2"]
+    assert [grades.classes[label] for label in grades.labels[np.argsort(grades.rows)]] == [
+        "10",
+        "2",
+    ]
+    as_text = quietly(
+        table.assign(kind=["010", "2"]),
+        tmp_path / "d",
+        root=tmp_path,
+        labels="kind",
+        classes=range(11),
+    )
+    assert [as_text.classes[label] for label in as_text.labels[np.argsort(as_text.rows)]] == [
+        "10",
+        "2",
+    ]
     with pytest.raises(ValueError, match="'kind' of row 0 is none of the classes\n  found: 10"):
         quietly(table, tmp_path / "e", root=tmp_path, labels="kind", classes=range(10))
 
@@ -61,10 +73,16 @@ def test_classes_that_look_alike_are_refused(tmp_path, classes):
 def test_a_categorical_column_has_classes_and_whole_numbers_are_asked_about(tmp_path, capsys):
     table = table_of(6, tmp_path, grade=[0, 1, 2] * 2)
     categorical = table.assign(grade=table.grade.astype("category"))
-    assert quietly(categorical, tmp_path / "a", root=tmp_path, labels="grade").classes == ["0", "1", "2"]
+    assert quietly(categorical, tmp_path / "a", root=tmp_path, labels="grade").classes == [
+        "0",
+        "1",
+        "2",
+    ]
     assert not quietly(table, tmp_path / "b", root=tmp_path, labels="grade").classes
     call = re.search(r"classes=range\(\d\)", capsys.readouterr().out)[0]
-    assert eval(f"quietly(table, tmp_path / 'c', root=tmp_path, labels='grade', {call})").classes == ["0", "1", "2"]
+    assert eval(
+        f"quietly(table, tmp_path / 'c', root=tmp_path, labels='grade', {call})"
+    ).classes == ["0", "1", "2"]
 
 
 class Pictures(torch.utils.data.Dataset):
@@ -79,9 +97,13 @@ class Pictures(torch.utils.data.Dataset):
 
 
 def test_joined_datasets_keep_their_classes_and_are_refused_where_those_differ(tmp_path):
-    joined = quietly(ConcatDataset([Pictures(seed=1), Subset(Pictures(seed=2), [0, 1])]), tmp_path / "a")
+    joined = quietly(
+        ConcatDataset([Pictures(seed=1), Subset(Pictures(seed=2), [0, 1])]), tmp_path / "a"
+    )
     assert joined.classes == ["cat", "dog"]
-    with pytest.raises(ValueError, match="number their classes differently\n  found: cat, dog; and dog, cat"):
+    with pytest.raises(
+        ValueError, match="number their classes differently\n  found: cat, dog; and dog, cat"
+    ):
         quietly(ConcatDataset([Pictures(), Pictures(["dog", "cat"])]), tmp_path / "b")
 
 
@@ -102,7 +124,10 @@ def test_true_and_false_are_called_so_whatever_the_order_of_the_classes(tmp_path
     options = {"root": tmp_path, "labels": "ill"}
     if kind == "column":
         options["classes"] = ["True", "False"]
-        assert called(quietly(table, tmp_path / "b", **options | {"classes": ["no", "yes"]})) == ["yes", "no"]  # places
+        assert called(quietly(table, tmp_path / "b", **options | {"classes": ["no", "yes"]})) == [
+            "yes",
+            "no",
+        ]  # places
     else:
         table["ill"] = pandas.Categorical(table.ill, categories=[True, False])
     assert called(quietly(table, tmp_path / "a", **options)) == ["True", "False"]
@@ -110,7 +135,10 @@ def test_true_and_false_are_called_so_whatever_the_order_of_the_classes(tmp_path
 
 def test_a_column_of_intervals_has_them_as_classes(tmp_path):
     table = table_of(2, tmp_path, age=pandas.cut([70, 20], [0, 50, 90]))
-    assert called(quietly(table, tmp_path / "a", root=tmp_path, labels="age")) == ["(50, 90]", "(0, 50]"]
+    assert called(quietly(table, tmp_path / "a", root=tmp_path, labels="age")) == [
+        "(50, 90]",
+        "(0, 50]",
+    ]
 
 
 def test_names_that_a_dataset_numbers_otherwise_are_in_the_order_of_the_numbers(tmp_path):
@@ -125,14 +153,21 @@ def test_names_that_a_dataset_numbers_otherwise_are_in_the_order_of_the_numbers(
 def test_joined_packs_of_other_classes_are_no_training(tmp_path):
     from tpukit.training.checks import check_classes, remember_classes
 
-    one, two = (quietly(Pictures(names), tmp_path / names[0]) for names in (["cat", "dog"], ["dog", "emu"]))
-    batches, model = [tpukit.essentials.data.Batches(data, batch_size=2) for data in (one, two)], torch.nn.Identity()
+    one, two = (
+        quietly(Pictures(names), tmp_path / names[0]) for names in (["cat", "dog"], ["dog", "emu"])
+    )
+    batches, model = (
+        [tpukit.essentials.data.Batches(data, batch_size=2) for data in (one, two)],
+        torch.nn.Identity(),
+    )
     remember_classes(model, tpukit.essentials.data.Batches(ConcatDataset([one, one]), batch_size=2))
     check_classes(model, batches[0], "validation")
     with pytest.raises(ValueError, match="class 0 is 'cat', 'dog'"):
         check_classes(model, batches[1], "validation")
     with pytest.raises(ValueError, match="number their classes differently"):
-        remember_classes(model, tpukit.essentials.data.Batches(ConcatDataset([one, two]), batch_size=2))
+        remember_classes(
+            model, tpukit.essentials.data.Batches(ConcatDataset([one, two]), batch_size=2)
+        )
 
 
 def names_of(records):
@@ -150,13 +185,18 @@ class Greys(Pictures):
 
 
 @pytest.mark.parametrize(
-    "classes", [["emu", "dog", "cat"], {"emu": 0, "dog": 1, "cat": 2}, {2: "cat", 0: "emu", 1: "dog"}]
+    "classes",
+    [["emu", "dog", "cat"], {"emu": 0, "dog": 1, "cat": 2}, {2: "cat", 0: "emu", 1: "dog"}],
 )
 def test_classes_in_another_order_than_the_datasets_are_matched_by_name(tmp_path, classes):
-    for number, source in enumerate([Greys(["cat", "emu"], [0, 1]), Subset(Greys(["cat", "emu"], [0, 1]), [0, 1])]):
+    for number, source in enumerate(
+        [Greys(["cat", "emu"], [0, 1]), Subset(Greys(["cat", "emu"], [0, 1]), [0, 1])]
+    ):
         made = quietly(source, tmp_path / str(number), classes=classes)
         assert (made.classes, names_of(made)) == (["emu", "dog", "cat"], {0: "cat", 10: "emu"})
-    assert names_of(quietly(Greys(["n1", "n2", "n3"], [2, 0]), tmp_path / "c", classes=classes)) == {
+    assert names_of(
+        quietly(Greys(["n1", "n2", "n3"], [2, 0]), tmp_path / "c", classes=classes)
+    ) == {
         0: "cat",
         10: "emu",
     }
@@ -174,8 +214,13 @@ def test_a_set_of_classes_has_no_order(tmp_path):
 
 
 def test_numbers_that_are_places_among_other_numbers_are_said(tmp_path, capsys):
-    made = quietly([(grey(number), number) for number in range(5)], tmp_path / "a", classes=range(1, 6))
-    assert "the numbers of items are places in classes=, from 0: 0 stands for '1'" in capsys.readouterr().out
+    made = quietly(
+        [(grey(number), number) for number in range(5)], tmp_path / "a", classes=range(1, 6)
+    )
+    assert (
+        "the numbers of items are places in classes=, from 0: 0 stands for '1'"
+        in capsys.readouterr().out
+    )
     made.labels = [0, 1, 2, 3, 4]
     assert "numbers are places in .classes, from 0: 0 stands for '1'" in capsys.readouterr().out
 
@@ -213,7 +258,9 @@ def test_a_pack_made_again_of_mended_images_finds_no_old_cache(tmp_path):
     import shutil
 
     images = np.zeros((2, 16, 16, 3), np.uint8)
-    build_image_cache(quietly([(images[0], 0), (images[1], 1)], tmp_path / "a"), tmp_path / "cache", size=16)
+    build_image_cache(
+        quietly([(images[0], 0), (images[1], 1)], tmp_path / "a"), tmp_path / "cache", size=16
+    )
     shutil.rmtree(tmp_path / "a")
     again = quietly([(images[0] + 255, 0), (images[1], 1)], tmp_path / "a")
     with pytest.raises(ValueError, match="holds another cache"):
@@ -235,7 +282,13 @@ def test_labels_that_were_put_in_place_go_into_a_cache_and_through_a_pickle(tmp_
     records.labels = np.ones(4, np.int64)
     cached = build_image_cache(records, tmp_path / "cache", size=16)
     decoded = choose_images(
-        records, Space(memory=0), size=16, folder=tmp_path / "none", workers=1, progress="off", exact=True
+        records,
+        Space(memory=0),
+        size=16,
+        folder=tmp_path / "none",
+        workers=1,
+        progress="off",
+        exact=True,
     )
     for images in (records, cached, decoded, pickle.loads(pickle.dumps(cached))):
         assert images.labels.tolist() == [1] * 4
@@ -297,7 +350,9 @@ def test_labels_of_any_kind_are_the_same_when_they_are_read_again():
 
 def test_a_series_in_the_order_of_the_images_is_not_put_in_order_once_more(tmp_path):
     folder_of(tmp_path, *(f"{number}.png" for number in range(8)))
-    table = pandas.DataFrame({"path": [f"{number}.png" for number in range(8)], "kind": list("ababaabb")}, range(8, 16))
+    table = pandas.DataFrame(
+        {"path": [f"{number}.png" for number in range(8)], "kind": list("ababaabb")}, range(8, 16)
+    )
     records = quietly(table, tmp_path / "a", root=tmp_path, labels="kind")
     new = pandas.Series([0, 1, 1, 1, 0, 0, 0, 1], table.index)
     for taken in (new.iloc[records.rows], new.to_frame().iloc[records.rows]):
@@ -312,7 +367,9 @@ def test_a_series_in_the_order_of_the_images_is_not_put_in_order_once_more(tmp_p
 def test_a_series_of_other_rows_than_the_tables_is_refused(tmp_path):
     folder_of(tmp_path, *(f"{number}.png" for number in range(8)))
     (tmp_path / "3.png").write_text("no image")
-    table = pandas.DataFrame({"path": [f"{number}.png" for number in range(8)], "kind": list("ababaabb")})
+    table = pandas.DataFrame(
+        {"path": [f"{number}.png" for number in range(8)], "kind": list("ababaabb")}
+    )
     records = quietly(table, tmp_path / "a", root=tmp_path, labels="kind", damaged=0.5)
     with pytest.raises(ValueError, match=r"7 rows, and the images were rows 0 to 7 of a table"):
         records.labels = table.kind.drop(index=3).map({"a": 1, "b": 0})
@@ -330,7 +387,11 @@ def test_labels_put_in_place_of_classes_are_numbers_of_classes(tmp_path):
 
 @pytest.mark.parametrize(
     ("labels", "words"),
-    [([1, 0], "there are 4 images"), ([0, 1, 0, np.nan], "finite numbers"), ([0, 1, 2, 0], "none of the 2 classes")],
+    [
+        ([1, 0], "there are 4 images"),
+        ([0, 1, 0, np.nan], "finite numbers"),
+        ([0, 1, 2, 0], "none of the 2 classes"),
+    ],
 )
 def test_labels_that_do_not_fit_are_not_put_in_place(tmp_path, labels, words):
     records = quietly(Pictures(), tmp_path / "a")
@@ -344,7 +405,9 @@ def test_a_dataset_that_is_random_now_and_then_is_refused(tmp_path):
     class Flipped(Pictures):
         def __getitem__(self, index):
             image = picture(index)
-            return image if index % 3 == 0 or self.draw.random() < 0.5 else ImageOps.mirror(image), 0
+            return image if index % 3 == 0 or self.draw.random() < 0.5 else ImageOps.mirror(
+                image
+            ), 0
 
     for seed in range(20):
         dataset = Flipped(targets=range(60))
@@ -366,7 +429,9 @@ def test_equal_images_are_on_one_side_of_a_split(tmp_path, capsys):
         for seed in range(5):
             sides = [{paths[row] for row in images.rows[part]} for part in images.split(0.4, seed)]
             assert not sides[0] & sides[1]
-            assert not any({"3.png", "copy.png"} <= sides[0] | {"x"} and "copy.png" in sides[1] for _ in [0])
+            assert not any(
+                {"3.png", "copy.png"} <= sides[0] | {"x"} and "copy.png" in sides[1] for _ in [0]
+            )
 
 
 def test_an_image_with_two_masks_is_on_one_side_of_a_split(tmp_path):
@@ -374,19 +439,28 @@ def test_an_image_with_two_masks_is_on_one_side_of_a_split(tmp_path):
     for number in range(12):
         Image.fromarray(np.full((16, 16), number, np.uint8)).save(tmp_path / f"mask-{number}.png")
     paths = [f"{number % 6}.png" for number in range(12)]
-    table = pandas.DataFrame({"path": paths, "mask": [f"mask-{number}.png" for number in range(12)]})
+    table = pandas.DataFrame(
+        {"path": paths, "mask": [f"mask-{number}.png" for number in range(12)]}
+    )
     files = quietly(table, tmp_path / "a", root=tmp_path, masks="mask")
-    pixels = quietly([(np.asarray(picture(k % 6)), np.full((16, 16), k)) for k in range(12)], tmp_path / "b")
+    pixels = quietly(
+        [(np.asarray(picture(k % 6)), np.full((16, 16), k)) for k in range(12)], tmp_path / "b"
+    )
     for records in (files, pixels):
         for seed in range(3):
-            sides = [{paths[row] for row in records.rows[part]} for part in records.split(0.4, seed)]
+            sides = [
+                {paths[row] for row in records.rows[part]} for part in records.split(0.4, seed)
+            ]
             assert not sides[0] & sides[1]
 
 
 def test_one_picture_with_two_labels_is_said(tmp_path, capsys):
     items = [(picture(1), 0), (picture(2), 0), (picture(1), 1), (picture(2), 0)]
     quietly(items, tmp_path / "a", classes=["cat", "dog"])
-    assert "2 images are there more than once, 1 with other labels; split keeps" in capsys.readouterr().out
+    assert (
+        "2 images are there more than once, 1 with other labels; split keeps"
+        in capsys.readouterr().out
+    )
 
 
 def test_images_of_one_checksum_are_told_apart():
@@ -428,12 +502,16 @@ def with_segments(*segments):
     """Return a JPEG, wider than high, with segments in front: a kind and what it holds."""
     stored = io.BytesIO()
     Image.fromarray(np.arange(24 * 16 * 3, dtype=np.uint8).reshape(16, 24, 3)).save(stored, "JPEG")
-    data = b"".join(b"\xff" + bytes([kind]) + (len(part) + 2).to_bytes(2) + part for kind, part in segments)
+    data = b"".join(
+        b"\xff" + bytes([kind]) + (len(part) + 2).to_bytes(2) + part for kind, part in segments
+    )
     return stored.getvalue()[:2] + data + stored.getvalue()[2:]
 
 
 def exif_of(kind, code, order="<"):
-    head = struct.pack(order + "HIHHHI", 42, 8, 1, 0x0112, kind, 1) + struct.pack(order + code, 6).ljust(4, b"\0")
+    head = struct.pack(order + "HIHHHI", 42, 8, 1, 0x0112, kind, 1) + struct.pack(
+        order + code, 6
+    ).ljust(4, b"\0")
     return b"Exif\0\0" + (b"II" if order == "<" else b"MM") + head + bytes(4)
 
 
@@ -462,10 +540,14 @@ def test_a_grey_mask_of_four_bits_holds_its_numbers(tmp_path):
         rows = (b"\0" + bytes([0b00011011] * 2) + bytes(2 * bits - 2)) * 16
         (tmp_path / f"{bits}.png").write_bytes(png_of(16, 16, bits=bits, kind=0, rows=rows))
     first = [[0, 1, 2, 3], [1, 11, 1, 11]]  # the same bytes, two and four bits at a time
-    assert [open_mask((tmp_path / f"{bits}.png").read_bytes())[0, :4].tolist() for bits in (2, 4)] == first
+    assert [
+        open_mask((tmp_path / f"{bits}.png").read_bytes())[0, :4].tolist() for bits in (2, 4)
+    ] == first
     folder_of(tmp_path, "x.png")
     table = pandas.DataFrame({"path": ["x.png"], "mask": ["2.png"]})
-    assert set(np.unique(quietly(table, tmp_path / "a", root=tmp_path, masks="mask").take([0])[..., 3])) == {0, 1, 2, 3}
+    assert set(
+        np.unique(quietly(table, tmp_path / "a", root=tmp_path, masks="mask").take([0])[..., 3])
+    ) == {0, 1, 2, 3}
 
 
 def test_a_mask_lies_where_its_image_does(tmp_path):
@@ -513,7 +595,10 @@ def test_colours_of_16_bits_that_are_nearly_black_are_said(tmp_path, capsys):
 
 def test_tensors_of_bfloat16_are_images(tmp_path):
     images = [torch.full((3, 8, 8), value / 255).bfloat16() for value in (0, 255)]
-    assert {image.max() for image in quietly([(image, 0) for image in images], tmp_path / "a").take([0, 1])} == {0, 255}
+    assert {
+        image.max()
+        for image in quietly([(image, 0) for image in images], tmp_path / "a").take([0, 1])
+    } == {0, 255}
 
 
 def test_what_pillow_opens_is_taken_and_all_else_is_counted(tmp_path, capsys):
@@ -524,10 +609,15 @@ def test_what_pillow_opens_is_taken_and_all_else_is_counted(tmp_path, capsys):
     assert len(records) == 4
     said = capsys.readouterr().out
     assert "4 images of 2 classes: cat 2, dog 2" in said
-    assert "left out: 3 files that are no images of a class (.txt 2, .csv beside the classes 1)" in said
+    assert (
+        "left out: 3 files that are no images of a class (.txt 2, .csv beside the classes 1)"
+        in said
+    )
     assert "first page" not in said
     for file in ("stack.tif", "moving.png", "moving.webp", "moving.gif"):
-        picture(1).save(source / "cat" / file, save_all=True, append_images=[picture(2), picture(3)])
+        picture(1).save(
+            source / "cat" / file, save_all=True, append_images=[picture(2), picture(3)]
+        )
     quietly(source, tmp_path / "moving")
     assert "of 4 files with several pages or frames the first is taken" in capsys.readouterr().out
     (source / "emu").mkdir()
@@ -537,12 +627,21 @@ def test_what_pillow_opens_is_taken_and_all_else_is_counted(tmp_path, capsys):
 
 
 def test_classes_one_folder_deeper_are_named(tmp_path):
-    source = folder_of(tmp_path / "in", "train/cat/a.png", "train/dog/a.png", "valid/cat/a.png", "valid/dog/a.png")
-    with pytest.raises(ValueError, match="classes train, valid, and in each lie the same folders\n  found: cat, dog"):
+    source = folder_of(
+        tmp_path / "in", "train/cat/a.png", "train/dog/a.png", "valid/cat/a.png", "valid/dog/a.png"
+    )
+    with pytest.raises(
+        ValueError,
+        match="classes train, valid, and in each lie the same folders\n  found: cat, dog",
+    ):
         quietly(source, tmp_path / "a")
     assert quietly(source / "train", tmp_path / "b").classes == ["cat", "dog"]  # as the fix says
     divided = folder_of(
-        tmp_path / "divided", "cat/train/a.png", "cat/valid/a.png", "dog/train/a.png", "dog/valid/a.png"
+        tmp_path / "divided",
+        "cat/train/a.png",
+        "cat/valid/a.png",
+        "dog/train/a.png",
+        "dog/valid/a.png",
     )
     assert quietly(divided, tmp_path / "c").classes == ["cat", "dog"]
 
@@ -556,7 +655,12 @@ def test_a_glance_at_the_last_lines_finds_what_is_rarely_meant(tmp_path, capsys)
         "1 images of 16 bits are nearly black, none above 4,095: options=tpukit.PackOptions(window=(0, 4095))"
         in capsys.readouterr().out
     )
-    assert quietly(tmp_path / "in", tmp_path / "b", options=PackOptions(window=(0, 4095))).take([0]).max() == 255
+    assert (
+        quietly(tmp_path / "in", tmp_path / "b", options=PackOptions(window=(0, 4095)))
+        .take([0])
+        .max()
+        == 255
+    )
     capsys.readouterr()
     quietly([(picture(1), Image.fromarray(np.eye(16, dtype=np.uint8) * 255))], tmp_path / "c")
     assert "masks hold 0 and 255 alone" in capsys.readouterr().out
@@ -581,7 +685,10 @@ def test_a_glance_at_the_last_lines_finds_what_is_rarely_meant(tmp_path, capsys)
     assert "several colours" not in capsys.readouterr().out
     picture(1).save(tmp_path / "in" / "loose.png")
     quietly(tmp_path / "in", tmp_path / "e")
-    assert "left out: 1 files that are no images of a class (.png beside the classes 1)" in capsys.readouterr().out
+    assert (
+        "left out: 1 files that are no images of a class (.png beside the classes 1)"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.fixture
@@ -592,7 +699,10 @@ def table(tmp_path):
 def test_a_zipped_table_is_read(tmp_path, table):
     with zipfile.ZipFile(tmp_path / "table.csv.zip", "w") as file:
         file.writestr("table.csv", table.to_csv(index=False))
-    assert quietly(tmp_path / "table.csv.zip", tmp_path / "a", labels="kind").classes == ["cat", "dog"]
+    assert quietly(tmp_path / "table.csv.zip", tmp_path / "a", labels="kind").classes == [
+        "cat",
+        "dog",
+    ]
 
 
 def test_a_pad_that_its_part_cannot_hold_is_refused():

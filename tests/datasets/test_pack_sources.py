@@ -47,7 +47,9 @@ def fill(folder, numbers=range(4), kind="BMP"):
 
 def grey(records):
     """Return the grey level of each image by its name."""
-    return {Path(records.name(i)).stem: int(records.take([i])[0, 0, 0, 0]) for i in range(len(records))}
+    return {
+        Path(records.name(i)).stem: int(records.take([i])[0, 0, 0, 0]) for i in range(len(records))
+    }
 
 
 def said(error):
@@ -68,7 +70,9 @@ def test_another_folder_with_the_same_names_is_another_pack(tmp_path, size):
     file.write_bytes(encoded(9, "BMP"))
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
     pack(tmp_path / "a", tmp_path / "out", size=size, **QUIET)
-    with pytest.raises(FileExistsError, match=r"b/cat/1.bmp has other contents than the file that was packed") as error:
+    with pytest.raises(
+        FileExistsError, match=r"b/cat/1.bmp has other contents than the file that was packed"
+    ) as error:
         pack(tmp_path / "b", tmp_path / "out", size=size, **QUIET)
     assert "holds another pack" in said(error)
 
@@ -102,7 +106,10 @@ def test_a_file_that_was_changed_is_told(tmp_path, kind, finished):
     changed = Path(paths[np.random.default_rng(0).permutation(4)[0]])
     before = changed.read_bytes()
     how = {} if finished else {"options": PackOptions(shard_size=1)}
-    for data, message in ((encoded(7, "BMP"), "has other contents"), (encoded(7, "BMP", 30), "have another size")):
+    for data, message in (
+        (encoded(7, "BMP"), "has other contents"),
+        (encoded(7, "BMP", 30), "have another size"),
+    ):
         changed.write_bytes(data)
         with pytest.raises(FileExistsError, match=message) as error:
             pack(source, tmp_path / "out", **how, **QUIET)
@@ -150,7 +157,11 @@ def test_what_can_only_be_iterated_is_not_taken_for_compared(tmp_path, capsys):
 
 def test_what_differs_is_told_in_words(tmp_path):
     table = pd.DataFrame(
-        {"path": sorted(map(str, fill(tmp_path / "a").rglob("*.bmp"))), "x": range(4), "p": list("abcd")}
+        {
+            "path": sorted(map(str, fill(tmp_path / "a").rglob("*.bmp"))),
+            "x": range(4),
+            "p": list("abcd"),
+        }
     )
     pack(table, tmp_path / "out", labels="x", groups="p", **QUIET)
     others = {
@@ -161,7 +172,16 @@ def test_what_differs_is_told_in_words(tmp_path):
     }
     for message, changed in others.items():
         with pytest.raises(FileExistsError, match=message) as error:
-            pack(**{"source": table, "folder": tmp_path / "out", "labels": "x", "groups": "p", **QUIET, **changed})
+            pack(
+                **{
+                    "source": table,
+                    "folder": tmp_path / "out",
+                    "labels": "x",
+                    "groups": "p",
+                    **QUIET,
+                    **changed,
+                }
+            )
         assert not re.search("[0-9a-f]{32}", said(error))
 
 
@@ -172,13 +192,18 @@ def test_a_pack_of_an_earlier_format_says_what_to_do(tmp_path):
     manifest = unseal((tmp_path / "manifest.json").read_bytes())
     (tmp_path / "manifest.json").write_bytes(seal({**manifest, "format": "tpukit pack 2"}))
     for call in (PackedImages, lambda folder: pack(items(), folder, **QUIET)):
-        with pytest.raises(ValueError, match=r"tpukit pack 2, not of tpukit pack 4\n  fix:   call pack.* new folder"):
+        with pytest.raises(
+            ValueError,
+            match=r"tpukit pack 2, not of tpukit pack 4\n  fix:   call pack.* new folder",
+        ):
             call(made.folder)
 
 
 def test_what_is_no_class_and_no_image_is_left_out(tmp_path, capfd):
     fill(tmp_path / "imgs", kind="PNG")
-    expected = sorted(pack(tmp_path / "imgs", tmp_path / "plain", **QUIET).name(i) for i in range(4))
+    expected = sorted(
+        pack(tmp_path / "imgs", tmp_path / "plain", **QUIET).name(i) for i in range(4)
+    )
     for name in (".ipynb_checkpoints", "__MACOSX", "cat/.ipynb_checkpoints", "cat/__MACOSX"):
         (tmp_path / "imgs" / name).mkdir()
         (tmp_path / "imgs" / name / "9.png").write_bytes(encoded(9, "PNG"))
@@ -210,7 +235,9 @@ def test_a_link_to_nothing_is_a_missing_image(tmp_path):
         pack(tmp_path / "imgs", tmp_path / "out", **QUIET)
 
 
-@pytest.mark.skipif(not hasattr(os, "seteuid") or os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.skipif(
+    not hasattr(os, "seteuid") or os.geteuid() != 0, reason="only root can become somebody else"
+)
 def test_a_folder_that_cannot_be_read_is_an_error(tmp_path, monkeypatch):
     from tpukit.datasets.image_folders import find_images
 
@@ -220,7 +247,9 @@ def test_a_folder_that_cannot_be_read_is_an_error(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "imgs")
     os.seteuid(65534)
     try:
-        with pytest.raises(PermissionError, match="cat cannot be read, so its images would be missing") as error:
+        with pytest.raises(
+            PermissionError, match="cat cannot be read, so its images would be missing"
+        ) as error:
             find_images(".")
     finally:
         os.seteuid(0)
@@ -240,7 +269,9 @@ def test_classes_fix_the_numbering(tmp_path):
     with pytest.raises(ValueError, match="holds 2 folders that are not in classes=") as error:
         pack(tmp_path / "train", tmp_path / "third", classes=["cat", "dog"], **QUIET)
     assert "found: ant, bee" in said(error)
-    with pytest.raises(FileExistsError, match="classes ant, bee, cat, dog, asked for classes dog, cat, bee, ant"):
+    with pytest.raises(
+        FileExistsError, match="classes ant, bee, cat, dog, asked for classes dog, cat, bee, ant"
+    ):
         pack(tmp_path / "train", tmp_path / "out", classes=["dog", "cat", "bee", "ant"], **QUIET)
 
 
@@ -257,9 +288,13 @@ def test_class_numbers_arrive_as_cross_entropy_wants_them(tmp_path):
             assert (labels.shape, labels.dtype) == ((8,), torch.int64)
             torch.nn.functional.cross_entropy(torch.zeros(8, 2), labels)
         written = show_batch(batch, labels, names=images.names).axes
-        assert [axes.get_title(loc="left") for axes in written] == [images.classes[n] for n in labels]
+        assert [axes.get_title(loc="left") for axes in written] == [
+            images.classes[n] for n in labels
+        ]
         subset = torch.utils.data.Subset(images, [5, 2])
-        assert next(iter(Batches(subset, batch_size=2)))[1].tolist() == images.labels[[5, 2]].tolist()
+        assert (
+            next(iter(Batches(subset, batch_size=2)))[1].tolist() == images.labels[[5, 2]].tolist()
+        )
 
 
 LABELS = {
@@ -267,14 +302,20 @@ LABELS = {
     "the least integer": (np.array([0, 1 - 2**63]), "row 1 is beyond"),
     "an identifier read as a float": ([123456789.0, np.nan], "beyond|missing"),
     "a float that becomes 0": ([0.5, 1e-300], "too small for float32(.|\n)*found: 1e-300"),
-    "a float that becomes infinite": ([1e300, 0.5], "no finite number as float32(.|\n)*found: 1e[+]300"),
+    "a float that becomes infinite": (
+        [1e300, 0.5],
+        "no finite number as float32(.|\n)*found: 1e[+]300",
+    ),
     "infinity": ([np.inf, 0.5], "no finite number"),
     "NaN": ([0.5, np.nan], "label 'x' of row 1 is missing"),
     "None": ([None, 1], "row 0 is missing"),
     "None among words": ([None, "sick"], "label 'x' of row 0 is missing"),
     "a number among words": ([1, "sick"], "row 0 is none of the classes"),
     "pd.NA": (pd.array([1, None], dtype="Int64"), "row 1 is missing"),
-    "dates": (pd.to_datetime(["2020-01-01", "2020-01-02"]), "labels are numbers, and these are not"),
+    "dates": (
+        pd.to_datetime(["2020-01-01", "2020-01-02"]),
+        "labels are numbers, and these are not",
+    ),
     "durations": (pd.to_timedelta([1, 2], unit="s"), "labels are numbers, and these are not"),
     "numbers in text": (["1", "2"], "labels are numbers, and these are not"),
 }
@@ -289,7 +330,9 @@ def test_a_label_that_would_change_is_refused(tmp_path, what):
     said(error)
 
 
-@pytest.mark.parametrize("label", [2**24 + 1, 1e300, float("nan"), None, "1", np.datetime64("2020-01-01"), [0, None]])
+@pytest.mark.parametrize(
+    "label", [2**24 + 1, 1e300, float("nan"), None, "1", np.datetime64("2020-01-01"), [0, None]]
+)
 def test_a_label_of_an_item_that_would_change_is_refused(tmp_path, label):
     width = len(label) if isinstance(label, list) else 1
     with pytest.raises(ValueError, match=r"item 1 |labels are numbers"):
@@ -310,9 +353,14 @@ FITTING = {
 @pytest.mark.parametrize("what", FITTING)
 def test_labels_that_fit_are_kept(tmp_path, what):
     paths = sorted(map(str, fill(tmp_path / "a", range(2)).rglob("*.bmp")))
-    records = pack(pd.DataFrame({"path": paths, 0: FITTING[what]}), tmp_path / "out", labels=0, **QUIET)
+    records = pack(
+        pd.DataFrame({"path": paths, 0: FITTING[what]}), tmp_path / "out", labels=0, **QUIET
+    )
     assert records.names == ["0"]  # labels=0 is a column, not "no labels"
-    assert records.labels[np.argsort(records.rows), 0].tolist() == np.array(list(FITTING[what])).astype("f4").tolist()
+    assert (
+        records.labels[np.argsort(records.rows), 0].tolist()
+        == np.array(list(FITTING[what])).astype("f4").tolist()
+    )
 
 
 def test_labels_are_not_changed_in_place_and_other_ones_reach_every_process(tmp_path):
@@ -324,27 +372,49 @@ def test_labels_are_not_changed_in_place_and_other_ones_reach_every_process(tmp_
     cache.labels = cache.labels + 7
     for images in (records, cache):
         assert np.array_equal(pickle.loads(pickle.dumps(images)).labels, images.labels)
-    loader = torch.utils.data.DataLoader(records, batch_size=6, num_workers=1, multiprocessing_context="spawn")
+    loader = torch.utils.data.DataLoader(
+        records, batch_size=6, num_workers=1, multiprocessing_context="spawn"
+    )
     assert torch.equal(next(iter(loader))[1], torch.tensor(records.labels))
-    assert pickle.loads(pickle.dumps(PackedImages(tmp_path / "out"))).labels.tolist() != records.labels.tolist()
+    assert (
+        pickle.loads(pickle.dumps(PackedImages(tmp_path / "out"))).labels.tolist()
+        != records.labels.tolist()
+    )
 
 
 def test_many_missing_images_are_refused_unless_that_is_agreed_to(tmp_path, capsys):
     fill(tmp_path / "a", [5])
     real = str(next((tmp_path / "a").rglob("*.bmp")))
     table = pd.DataFrame({"path": [str(tmp_path / f"{n}.jpg") for n in range(99)] + [real]})
-    with pytest.raises(ValueError, match="99 of 100 images are damaged or missing, and 10% may be left out") as error:
+    with pytest.raises(
+        ValueError, match="99 of 100 images are damaged or missing, and 10% may be left out"
+    ) as error:
         pack(table, tmp_path / "out", damaged="skip", options=PackOptions(shard_size=30), **QUIET)
     assert "found: 99 x No such file or directory, as" in said(error)
     assert "damaged=0.99" in str(error.value)
-    assert len(pack(table, tmp_path / "out", damaged=0.99, options=PackOptions(shard_size=30), **QUIET)) == 1
+    assert (
+        len(
+            pack(table, tmp_path / "out", damaged=0.99, options=PackOptions(shard_size=30), **QUIET)
+        )
+        == 1
+    )
     assert "left out: 99 x No such file or directory" in capsys.readouterr().out
     for path in table["path"][:95]:  # the other half of the fix
         shutil.copy(real, path)
     with contextlib.suppress(ValueError):
         pack(table, tmp_path / "new", damaged="skip", options=PackOptions(shard_size=30), **QUIET)
-    assert len(pack(table, tmp_path / "new", damaged="skip", options=PackOptions(shard_size=30), **QUIET)) == 96
-    assert "4 of 100 images were left out: 4 x No such file or directory, as" in capsys.readouterr().out
+    assert (
+        len(
+            pack(
+                table, tmp_path / "new", damaged="skip", options=PackOptions(shard_size=30), **QUIET
+            )
+        )
+        == 96
+    )
+    assert (
+        "4 of 100 images were left out: 4 x No such file or directory, as"
+        in capsys.readouterr().out
+    )
 
 
 def test_the_share_that_the_message_names_is_enough(tmp_path):
@@ -397,7 +467,12 @@ except OSError as error: print(error)
 
 
 def test_too_many_open_files_are_no_damage(tmp_path):
-    pack([(encoded(n), n) for n in range(100)], tmp_path / "out", options=PackOptions(shard_size=1), **QUIET)
+    pack(
+        [(encoded(n), n) for n in range(100)],
+        tmp_path / "out",
+        options=PackOptions(shard_size=1),
+        **QUIET,
+    )
     code = [sys.executable, "-c", MANY, str(tmp_path / "out")]
     ran = subprocess.run(code, cwd=KIT, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
@@ -415,7 +490,9 @@ def test_an_image_that_cannot_be_opened_for_the_machines_sake_is_not_left_out(tm
         "except OSError as error: print('raised', error.strerror)"
     )
     (tmp_path / "a.jpg").write_bytes(encoded(1))
-    ran = subprocess.run([sys.executable, "-c", code, tmp_path / "a.jpg"], cwd=KIT, capture_output=True, text=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "a.jpg"], cwd=KIT, capture_output=True, text=True
+    )
     assert ran.stdout == "raised Too many open files\n", ran.stderr
 
 
@@ -435,7 +512,9 @@ class Iterable(torch.utils.data.IterableDataset):
 
 ACCEPTED = {
     "an Index of columns": lambda table, out: pack(table, out, labels=table.columns[1:2], **QUIET),
-    "a path of bytes": lambda table, out: pack(table.assign(path=table["path"].map(os.fsencode)), out, **QUIET),
+    "a path of bytes": lambda table, out: pack(
+        table.assign(path=table["path"].map(os.fsencode)), out, **QUIET
+    ),
     "an IterableDataset with a length": lambda table, out: pack(Iterable(), out, **QUIET),
     "a size of numpy's": lambda table, out: pack(table, out, size=np.int64(8), **QUIET),
 }
@@ -451,7 +530,10 @@ UNCLEAR = {
         lambda t, out: pack(t, out, groups=t["pid"]),
         "one of its columns, got a Series",
     ),
-    "groups= a list": (lambda t, out: pack(t, out, groups=["pid"]), "name of one of its columns, got a list"),
+    "groups= a list": (
+        lambda t, out: pack(t, out, groups=["pid"]),
+        "name of one of its columns, got a list",
+    ),
     "a column twice": (
         lambda t, out: pack(pd.concat([t, t[["x"]]], axis=1), out, labels="x"),
         "has the column 'x' more than once",
@@ -465,14 +547,26 @@ UNCLEAR = {
         lambda t, out: pack([("a.jpg", 1)], out),
         r'(?s)found: tuple: the path .a.jpg.*pandas.DataFrame\({"path"',
     ),
-    "groups= a word, of items": (lambda t, out: pack(items(), out, groups="pid"), "one value for each item, got 'pid'"),
-    "a size of 8.0": (lambda t, out: pack(t, out, size=8.0), "size is a whole number, 1 or more, got 8.0"),
-    "a size of True": (lambda t, out: pack(t, out, size=True), "size is a whole number, 1 or more, got True"),
+    "groups= a word, of items": (
+        lambda t, out: pack(items(), out, groups="pid"),
+        "one value for each item, got 'pid'",
+    ),
+    "a size of 8.0": (
+        lambda t, out: pack(t, out, size=8.0),
+        "size is a whole number, 1 or more, got 8.0",
+    ),
+    "a size of True": (
+        lambda t, out: pack(t, out, size=True),
+        "size is a whole number, 1 or more, got True",
+    ),
     "classes= without a label": (
         lambda t, out: pack(t, out, classes=["a"]),
         "classes of one label, and labels= names 0",
     ),
-    "path= of a folder": (lambda t, out: pack(out.parent, out, path="file"), "path= is an argument for a table"),
+    "path= of a folder": (
+        lambda t, out: pack(out.parent, out, path="file"),
+        "path= is an argument for a table",
+    ),
     "image= of a table": (
         lambda t, out: pack(t, out, options=PackOptions(image="x")),
         "image= is an argument for items that are dicts",
@@ -496,8 +590,12 @@ def test_what_is_no_records_is_told_with_a_way_out(tmp_path):
     records = pack(items(), tmp_path / "out", **QUIET)
     subset = torch.utils.data.Subset(records, [1, 2])
     calls = {
-        "got Subset\n.*take the Subset of the cache": lambda: build_image_cache(subset, tmp_path / "new", size=8),
-        r"got str\n  fix:   PackedImages\(folder\)": lambda: cached_images(str(tmp_path / "out"), size=8),
+        "got Subset\n.*take the Subset of the cache": lambda: build_image_cache(
+            subset, tmp_path / "new", size=8
+        ),
+        r"got str\n  fix:   PackedImages\(folder\)": lambda: cached_images(
+            str(tmp_path / "out"), size=8
+        ),
         r"of tpukit cache 4, not of tpukit pack 4\n.*CachedImages\(folder\)": lambda: PackedImages(
             build_image_cache(records, tmp_path / "cache", size=8, **QUIET).folder
         ),
@@ -507,7 +605,9 @@ def test_what_is_no_records_is_told_with_a_way_out(tmp_path):
     for message, call in calls.items():
         with pytest.raises(ValueError, match=message):
             call()
-    with pytest.raises(TypeError, match=r"asked for by its number, got slice\(0, 3, None\)\n  fix:   images.take"):
+    with pytest.raises(
+        TypeError, match=r"asked for by its number, got slice\(0, 3, None\)\n  fix:   images.take"
+    ):
         records[0:3]
     other = pack(items(shift=1), tmp_path / "other", **QUIET)
     with pytest.raises(ValueError, match="holds another cache") as error:
@@ -521,7 +621,9 @@ def test_who_waits_for_another_process_says_so(tmp_path, capfd):
         "with lock_folder(Path(sys.argv[1])): print('in', flush=True); time.sleep(1.5)"
     )
     (tmp_path / "out").mkdir()
-    other = subprocess.Popen([sys.executable, "-c", code, tmp_path / "out"], cwd=KIT, stdout=subprocess.PIPE)
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, tmp_path / "out"], cwd=KIT, stdout=subprocess.PIPE
+    )
     assert other.stdout.readline() == b"in\n"
     assert len(pack(items(), tmp_path / "out", **QUIET)) == 6
     assert "another process writes here, and this one waits" in capfd.readouterr().out

@@ -37,11 +37,19 @@ def flowers(tmp_path_factory):
     rows = []
     for number in range(48):
         word = SPECIES[number % 3]
-        for file in (root / "images" / f"{number:03}.png", root / "folders" / word / f"{number:03}.png"):
+        for file in (
+            root / "images" / f"{number:03}.png",
+            root / "folders" / word / f"{number:03}.png",
+        ):
             file.parent.mkdir(parents=True, exist_ok=True)
             flower(number).save(file)
         rows.append(
-            {"file_name": f"{number:03}.png", "species": word, "patient": f"{number % 12:03}", "fold": number % 4}
+            {
+                "file_name": f"{number:03}.png",
+                "species": word,
+                "patient": f"{number % 12:03}",
+                "fold": number % 4,
+            }
         )
     pd.DataFrame(rows).to_csv(root / "train.csv", index=False)
     return root
@@ -52,7 +60,12 @@ FROM_CSV = {"path": "file_name", "labels": "species"}
 
 def test_a_csv_file_with_words_is_packed_and_the_words_travel(flowers, tmp_path):
     records = pack(
-        flowers / "train.csv", tmp_path / "out", root=flowers / "images", groups="patient", **FROM_CSV, **QUIET
+        flowers / "train.csv",
+        tmp_path / "out",
+        root=flowers / "images",
+        groups="patient",
+        **FROM_CSV,
+        **QUIET,
     )
     table = pd.read_csv(flowers / "train.csv")
     assert records.classes == records.names == sorted(SPECIES)
@@ -64,16 +77,26 @@ def test_a_csv_file_with_words_is_packed_and_the_words_travel(flowers, tmp_path)
         assert len(set(np.bincount(records.labels[part]))) == 1
     assert np.bincount(table.fold.to_numpy()[records.rows]).tolist() == [12] * 4
     cache = build_image_cache(records, tmp_path / "cache", size=24, **QUIET)
-    drawn = show_batch(torch.from_numpy(cache.take([0, 1])).permute(0, 3, 1, 2), cache.labels[:2], names=cache.names)
+    drawn = show_batch(
+        torch.from_numpy(cache.take([0, 1])).permute(0, 3, 1, 2),
+        cache.labels[:2],
+        names=cache.names,
+    )
     assert [axes.get_title(loc="left") for axes in drawn.axes] == words[:2].tolist()
-    assert str(flowers / "images" / records.name(0)) == str(flowers / "images" / table.file_name[records.rows[0]])
+    assert str(flowers / "images" / records.name(0)) == str(
+        flowers / "images" / table.file_name[records.rows[0]]
+    )
 
 
 def test_paths_in_a_csv_file_begin_at_its_folder(flowers, tmp_path, monkeypatch):
     table = pd.read_csv(flowers / "train.csv")
-    table.assign(file_name="images/" + table.file_name).to_csv(flowers / "b.tsv", sep="\t", index=False)
+    table.assign(file_name="images/" + table.file_name).to_csv(
+        flowers / "b.tsv", sep="\t", index=False
+    )
     first = pack(flowers / "b.tsv", tmp_path / "out", **FROM_CSV, **QUIET)
-    assert pack(str(flowers / "b.tsv"), tmp_path / "out", **FROM_CSV, **QUIET).digest == first.digest
+    assert (
+        pack(str(flowers / "b.tsv"), tmp_path / "out", **FROM_CSV, **QUIET).digest == first.digest
+    )
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"there is no file nothing.csv(.|\n)*fix:"):
         pack("nothing.csv", tmp_path / "new", **FROM_CSV)
@@ -83,17 +106,25 @@ def test_a_table_and_a_csv_file_are_the_same_pack(flowers, tmp_path):
     how = {"root": flowers / "images", "groups": "patient", **FROM_CSV, **QUIET}
     first = pack(flowers / "train.csv", tmp_path / "out", **how)
     assert (
-        pack(pd.read_csv(flowers / "train.csv", dtype={"patient": str}), tmp_path / "out", **how).digest == first.digest
+        pack(
+            pd.read_csv(flowers / "train.csv", dtype={"patient": str}), tmp_path / "out", **how
+        ).digest
+        == first.digest
     )
 
 
 def test_classes_give_validation_the_numbers_of_training(flowers, tmp_path):
     table = pd.read_csv(flowers / "train.csv")
     how = {"root": flowers / "images", **FROM_CSV, **QUIET}
-    valid = pack(table[table.species != "daisy"], tmp_path / "valid", classes=sorted(SPECIES), **how)
+    valid = pack(
+        table[table.species != "daisy"], tmp_path / "valid", classes=sorted(SPECIES), **how
+    )
     assert valid.classes == sorted(SPECIES)
     assert sorted(set(valid.labels)) == [1, 2]
-    with pytest.raises(ValueError, match=r"(?s)label 'species' of row 0 is none of the classes.*'rose'; classes daisy"):
+    with pytest.raises(
+        ValueError,
+        match=r"(?s)label 'species' of row 0 is none of the classes.*'rose'; classes daisy",
+    ):
         pack(table, tmp_path / "new", classes=["daisy", "tulip"], **how)
     numbers = table.assign(species=table.species.map(sorted(SPECIES).index))
     named = pack(numbers, tmp_path / "numbers", classes=sorted(SPECIES), **how)
@@ -105,8 +136,12 @@ def test_classes_give_validation_the_numbers_of_training(flowers, tmp_path):
 
 def test_a_categorical_column_keeps_its_own_order(flowers, tmp_path):
     table = pd.read_csv(flowers / "train.csv")
-    table["species"] = pd.Categorical(table.species, categories=["tulip", "rose", "daisy", "orchid"])
-    assert pack(table, tmp_path, root=flowers / "images", **FROM_CSV, **QUIET).classes[-1] == "orchid"
+    table["species"] = pd.Categorical(
+        table.species, categories=["tulip", "rose", "daisy", "orchid"]
+    )
+    assert (
+        pack(table, tmp_path, root=flowers / "images", **FROM_CSV, **QUIET).classes[-1] == "orchid"
+    )
 
 
 TEN_LINES = """
@@ -135,7 +170,9 @@ def test_ten_lines_train_a_model(flowers, tmp_path, arguments):
     (tmp_path / "flowers").symlink_to(flowers / "folders")
     (tmp_path / "cell.py").write_text(TEN_LINES.format(arguments=arguments))
     environ = {**os.environ, "PYTHONPATH": str(KIT)}
-    ran = subprocess.run([sys.executable, "cell.py"], cwd=tmp_path, env=environ, capture_output=True, text=True)
+    ran = subprocess.run(
+        [sys.executable, "cell.py"], cwd=tmp_path, env=environ, capture_output=True, text=True
+    )
     assert "history {'epoch': 2" in ran.stdout, ran.stdout + ran.stderr
 
 
@@ -155,9 +192,13 @@ def test_files_of_sixteen_bits_are_packed_by_a_window_which_the_pack_keeps(tmp_p
     kept = pack(table, tmp_path / "kept", options=PackOptions(window=(0, 4095)), **QUIET)
     expected = (deep * (255 / 4095)).round().astype(np.uint8)
     assert np.array_equal(kept.take([1])[0, ..., 0], expected)
-    assert np.array_equal(build_image_cache(kept, tmp_path / "cache", size=8, **QUIET).take([1])[0, ..., 2], expected)
     assert np.array_equal(
-        pack(table, tmp_path / "sized", options=PackOptions(window=(0, 4095)), size=8, **QUIET).take([0])[0, ..., 1],
+        build_image_cache(kept, tmp_path / "cache", size=8, **QUIET).take([1])[0, ..., 2], expected
+    )
+    assert np.array_equal(
+        pack(
+            table, tmp_path / "sized", options=PackOptions(window=(0, 4095)), size=8, **QUIET
+        ).take([0])[0, ..., 1],
         expected,
     )
     with pytest.raises(FileExistsError, match="window"):

@@ -100,7 +100,9 @@ def test_every_image_is_there_once_with_its_own_labels_and_group(packed, table):
         assert data == Path(table["path"][number]).read_bytes()
     assert np.array_equal(records.labels, table[["sick", "age"]].to_numpy("float32")[numbers])
     assert records.labels.dtype == np.float32
-    assert [records.group_names[group] for group in records.groups] == table["patient"][numbers].tolist()
+    assert [records.group_names[group] for group in records.groups] == table["patient"][
+        numbers
+    ].tolist()
     assert (records.rows.tolist(), records.rows.dtype) == (numbers, np.int64)
 
 
@@ -124,7 +126,9 @@ def test_the_order_is_one_permutation_over_all_files_that_the_seed_decides(packe
     assert sorted(first) == sorted(second)
     assert first != second
     ages = again.labels[:, 1]
-    assert {len(set(ages[k : k + SHARD] // 5)) for k in range(0, 48, SHARD)} == {3}  # each file has some of all
+    assert {len(set(ages[k : k + SHARD] // 5)) for k in range(0, 48, SHARD)} == {
+        3
+    }  # each file has some of all
 
 
 def of_bytes():
@@ -147,17 +151,23 @@ ITEMS = {
 @pytest.mark.parametrize("kind", ITEMS)
 def test_items_of_any_kind_are_packed(kind, tmp_path):
     groups = [number // 5 for number in range(COUNT)]
-    records = pack(ITEMS[kind](), tmp_path, options=PackOptions(shard_size=25), groups=groups, **QUIET)
+    records = pack(
+        ITEMS[kind](), tmp_path, options=PackOptions(shard_size=25), groups=groups, **QUIET
+    )
     numbers = records.labels[:, 1].astype(int)
     assert sorted(numbers) == list(range(COUNT))
     assert records.names == ["label_0", "label_1"]
     assert [records.name(i) for i in range(COUNT)] == [f"item {number}" for number in numbers]
     assert records.rows.tolist() == numbers.tolist()
     assert [int(records.group_names[group]) for group in records.groups] == (numbers // 5).tolist()
-    assert (records.encoding, records.shape) == ("uint8" if "arrays" in kind else "jpeg", (40, 48, 3))
+    assert (records.encoding, records.shape) == (
+        "uint8" if "arrays" in kind else "jpeg",
+        (40, 48, 3),
+    )
     expected = of_arrays()
     assert all(
-        np.array_equal(image, expected[n][0]) for image, n in zip(records.take(range(COUNT)), numbers, strict=True)
+        np.array_equal(image, expected[n][0])
+        for image, n in zip(records.take(range(COUNT)), numbers, strict=True)
     )
     assert not (tmp_path / "unfinished").exists()
 
@@ -191,7 +201,9 @@ def test_pixels_are_pillows_to_the_last_bit(pixels, packed, table):
 
 def test_arrays_of_many_shapes_are_resized_as_files_are(tmp_path):
     files = [encoded(number, height=30 + number, width=41) for number in range(9)]
-    arrays = [(np.asarray(Image.open(io.BytesIO(data))), number) for number, data in enumerate(files)]
+    arrays = [
+        (np.asarray(Image.open(io.BytesIO(data))), number) for number, data in enumerate(files)
+    ]
     records = pack(arrays, tmp_path, size=24, **QUIET)
     for image, number in zip(records.take(range(9)), records.labels[:, 0].astype(int), strict=True):
         assert np.array_equal(image, by_pillow(files[number], 24))
@@ -220,11 +232,14 @@ def test_another_pack_is_left_alone(copy, table, what, finished):
         plan = json.loads((copy / "manifest.json").read_text())["plan"]
         (copy / "manifest.json").unlink()
         (copy / "unfinished").mkdir()
-        (copy / "unfinished" / "plan.json").write_text(json.dumps({"format": PackFolder(copy).format, "plan": plan}))
+        (copy / "unfinished" / "plan.json").write_text(
+            json.dumps({"format": PackFolder(copy).format, "plan": plan})
+        )
     before = contents(copy)
     changed, found = OTHER[what]
     with pytest.raises(
-        FileExistsError, match=rf"holds another pack.*\n  found: {found}.*\n  fix:   name another folder"
+        FileExistsError,
+        match=rf"holds another pack.*\n  found: {found}.*\n  fix:   name another folder",
     ):
         pack(table, copy, **{**HOW, **changed})
     assert contents(copy) == before
@@ -238,7 +253,10 @@ def test_a_folder_with_somebodys_files_is_left_alone(table, tmp_path):
 
 
 def test_a_pack_that_failed_before_its_first_file_is_no_other_pack(table, tmp_path):
-    with pytest.raises(ValueError, match=r"item 1 is not like the first one: bytes and 1 labels\n  found: .* 2 labels"):
+    with pytest.raises(
+        ValueError,
+        match=r"item 1 is not like the first one: bytes and 1 labels\n  found: .* 2 labels",
+    ):
         pack([(encoded(0), [1, 2]), (encoded(1), 1)], tmp_path, **QUIET)
     assert len(pack(table, tmp_path, **HOW)) == COUNT
 
@@ -255,12 +273,17 @@ def spoilt(table, tmp_path):
 
 
 @pytest.mark.parametrize("size", [None, 32])
-def test_a_damaged_image_is_named_and_what_the_fix_says_works(spoilt, table, packed, pixels, tmp_path, size):
+def test_a_damaged_image_is_named_and_what_the_fix_says_works(
+    spoilt, table, packed, pixels, tmp_path, size
+):
     with pytest.raises(
-        OSError, match=r"image (7|30|41) cannot be packed: .*spoilt-.*\n  found: .*\n  fix:   (copy it|check the path)"
+        OSError,
+        match=r"image (7|30|41) cannot be packed: .*spoilt-.*\n  found: .*\n  fix:   (copy it|check the path)",
     ):
         pack(spoilt, tmp_path / "new", size=size, **HOW)
-    with pytest.raises(FileNotFoundError, match=r"no finished pack\n(.|\n)*fix:   call pack.* as before"):
+    with pytest.raises(
+        FileNotFoundError, match=r"no finished pack\n(.|\n)*fix:   call pack.* as before"
+    ):
         PackedImages(tmp_path / "new")
     for row in (7, 30, 41):  # the one half of the fix
         shutil.copy(table["path"][row], spoilt["path"][row])
@@ -272,11 +295,17 @@ def test_a_damaged_image_is_named_and_what_the_fix_says_works(spoilt, table, pac
 def test_damaged_images_are_left_out_and_listed(spoilt, tmp_path):
     with pytest.raises(OSError, match="cannot be packed"):
         pack(spoilt, tmp_path / "new", **HOW)
-    records = pack(spoilt, tmp_path / "new", damaged="skip", **HOW)  # what the fix says; continues from there
+    records = pack(
+        spoilt, tmp_path / "new", damaged="skip", **HOW
+    )  # what the fix says; continues from there
     assert len(records) == COUNT - 3
     assert [image["row"] for image in records.skipped] == [7, 30, 41]
-    assert [Path(image["name"]).name for image in records.skipped] == [f"spoilt-{n}.jpg" for n in (7, 30, 41)]
-    for image, why in zip(records.skipped, ("truncated", "cannot identify", "No such file"), strict=True):
+    assert [Path(image["name"]).name for image in records.skipped] == [
+        f"spoilt-{n}.jpg" for n in (7, 30, 41)
+    ]
+    for image, why in zip(
+        records.skipped, ("truncated", "cannot identify", "No such file"), strict=True
+    ):
         assert why.lower() in image["why"].lower()
     names = {records.name(i) for i in range(len(records))}
     assert names == set(spoilt["path"].drop([7, 30, 41]))
@@ -314,14 +343,18 @@ def many(images, tmp_path):
 
 
 @pytest.mark.soak
-def test_after_many_kills_nothing_is_lost_or_doubled_and_every_byte_is_the_same(many, tmp_path, how_often):
+def test_after_many_kills_nothing_is_lost_or_doubled_and_every_byte_is_the_same(
+    many, tmp_path, how_often
+):
     assert started(many, tmp_path / "undisturbed").wait(600) == 0
     whole = contents(tmp_path / "undisturbed")
     random = np.random.default_rng()
     folders, moments = [tmp_path / "0"], set()
     for _ in range(how_often(4, 20)):
         process = started(many, folders[-1])
-        enough = random.integers(len(shards(folders[-1])), 27)  # of 24; from 25 on, it may end by itself
+        enough = random.integers(
+            len(shards(folders[-1])), 27
+        )  # of 24; from 25 on, it may end by itself
         while process.poll() is None and len(shards(folders[-1])) < enough:
             time.sleep(0.01)
         time.sleep(random.uniform(0, 0.03))
@@ -337,7 +370,9 @@ def test_after_many_kills_nothing_is_lost_or_doubled_and_every_byte_is_the_same(
     for folder in folders:
         assert started(many, folder).wait(600) == 0
         assert contents(folder) == whole
-    assert len(moments) > how_often(1, 3), f"all kills fell into a few moments: {moments} of 24 files were there"
+    assert len(moments) > how_often(1, 3), (
+        f"all kills fell into a few moments: {moments} of 24 files were there"
+    )
 
 
 def test_a_killed_parent_takes_its_processes_along(many, tmp_path):
@@ -376,7 +411,12 @@ print("then", len(pack(images, disk / "str", size=256, progress="off", options=P
 
 def test_a_full_disk_says_so_and_an_older_pack_stays_usable(images, tmp_path):
     tiny = mounted(tmp_path, "size=5m")
-    ran = subprocess.run([*tiny, sys.executable, "-c", FULL, images, tmp_path], cwd=KIT, capture_output=True, text=True)
+    ran = subprocess.run(
+        [*tiny, sys.executable, "-c", FULL, images, tmp_path],
+        cwd=KIT,
+        capture_output=True,
+        text=True,
+    )
     assert ran.returncode == 0, ran.stderr
     lines = [line for line in ran.stdout.splitlines() if not line.startswith("pack: ")]
     fact, evidence, fix, *_, last = lines
@@ -408,14 +448,38 @@ def append(file):
 
 FAULTS = {  # what was done to which file; what is said, if it opens at all when the last image is read
     "a shard cut off": (cut, "00002", "found: 00002-of-00004.array_record has .* bytes where"),
-    "a shard one byte short": (lambda file: cut(file, 0.99999), "00002", "found: 00002-of-.* bytes where"),
+    "a shard one byte short": (
+        lambda file: cut(file, 0.99999),
+        "00002",
+        "found: 00002-of-.* bytes where",
+    ),
     "an empty shard": (lambda file: cut(file, 0), "00002", "found: 00002-of-.* has 0 bytes where"),
-    "junk behind a shard": (append, "00002", "found: 00002-of-00004.array_record has .* bytes where"),
+    "junk behind a shard": (
+        append,
+        "00002",
+        "found: 00002-of-00004.array_record has .* bytes where",
+    ),
     "a shard that is gone": (Path.unlink, "00002", "found: 00002-of-00004.array_record is missing"),
-    "a foreign file as long": (foreign, "00002", "record 0 of .*00002-of-00004.array_record cannot be read"),
-    "a shard of zeros": (lambda f: f.write_bytes(bytes(f.stat().st_size)), "00002", "record 0 of .*00002-of-00004"),
-    "a flipped bit in a shard": (flip, "00002", "record [0-9]* of .*00002-of-00004.array_record cannot be read"),
-    "a flipped bit in the index": (flip, "index", "index.npy is not what was written: its checksum"),
+    "a foreign file as long": (
+        foreign,
+        "00002",
+        "record 0 of .*00002-of-00004.array_record cannot be read",
+    ),
+    "a shard of zeros": (
+        lambda f: f.write_bytes(bytes(f.stat().st_size)),
+        "00002",
+        "record 0 of .*00002-of-00004",
+    ),
+    "a flipped bit in a shard": (
+        flip,
+        "00002",
+        "record [0-9]* of .*00002-of-00004.array_record cannot be read",
+    ),
+    "a flipped bit in the index": (
+        flip,
+        "index",
+        "index.npy is not what was written: its checksum",
+    ),
     "an index cut off": (cut, "index", "index.npy has .* bytes where"),
     "an index that is gone": (Path.unlink, "index", "index.npy is missing"),
     "a flipped bit in the manifest": (
@@ -424,7 +488,11 @@ FAULTS = {  # what was done to which file; what is said, if it opens at all when
         "manifest.json is not what was written",
     ),
     "a manifest cut off": (cut, "manifest", "manifest.json is not what was written"),
-    "an empty manifest": (lambda file: cut(file, 0), "manifest", "manifest.json is not what was written"),
+    "an empty manifest": (
+        lambda file: cut(file, 0),
+        "manifest",
+        "manifest.json is not what was written",
+    ),
     "a manifest that is gone": (Path.unlink, "manifest", "holds no finished pack"),
     "a flipped bit in the names": (flip, "names", "names is not what was written: its checksum"),
     "two shards of one size exchanged": (
@@ -456,7 +524,9 @@ def test_a_flipped_bit_harms_one_record_and_no_other(copy, packed):
     records, whole = PackedImages(packed), PackedImages(copy)
     victim = records.read(range(COUNT))[20]
     file = shards(copy)[1]
-    file.write_bytes(file.read_bytes().replace(victim[50:90], victim[50:89] + bytes([victim[89] ^ 4])))
+    file.write_bytes(
+        file.read_bytes().replace(victim[50:90], victim[50:89] + bytes([victim[89] ^ 4]))
+    )
     with pytest.raises(OSError, match=r"record 4 of .*00001-of-00004(.|\n)*leave image 20 out"):
         whole.read([3, 20, 40, 21])
     others = [i for i in range(COUNT) if i != 20]
@@ -474,14 +544,18 @@ def test_a_file_cut_off_while_it_is_open_gives_no_empty_image(copy):
 def test_a_pack_of_a_later_format_says_so(copy):
     manifest = unseal((copy / "manifest.json").read_bytes())
     (copy / "manifest.json").write_bytes(seal({**manifest, "format": "tpukit pack 99"}))
-    with pytest.raises(ValueError, match="found: a manifest.json of tpukit pack 99, not of tpukit pack 4\n  fix:"):
+    with pytest.raises(
+        ValueError, match="found: a manifest.json of tpukit pack 99, not of tpukit pack 4\n  fix:"
+    ):
         PackedImages(copy)
 
 
 def test_the_folder_of_another_program_is_no_pack_and_is_left_alone(table, tmp_path):
     (tmp_path / "manifest.json").write_text('{"count": 3}')
     for call in (PackedImages, lambda folder: pack(table, folder, **HOW)):
-        with pytest.raises(ValueError, match=r"holds no pack that this tpukit can read\n  found: .* something else"):
+        with pytest.raises(
+            ValueError, match=r"holds no pack that this tpukit can read\n  found: .* something else"
+        ):
             call(tmp_path)
     assert contents(tmp_path) == {"manifest.json": b'{"count": 3}'}
 
@@ -544,19 +618,28 @@ def in_a_fork(call):
 def test_a_fork_reads_what_its_parent_has_read_before(kind, request):
     records = PackedImages(request.getfixturevalue(kind))
     expected = records.read(range(COUNT))
-    assert [in_a_fork(lambda: records.read(range(COUNT)) == expected) for _ in range(3)] == [0, 0, 0]
+    assert [in_a_fork(lambda: records.read(range(COUNT)) == expected) for _ in range(3)] == [
+        0,
+        0,
+        0,
+    ]
     assert records.read(range(COUNT)) == expected
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # which is the point
+@pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded:DeprecationWarning"
+)  # which is the point
 @pytest.mark.soak
 def test_a_fork_while_array_records_threads_are_busy_does_not_hang(pixels, how_often):
     from array_record.python.array_record_module import ArrayRecordReader
 
     records, stop = PackedImages(pixels), threading.Event()
     expected = records.read(range(COUNT))
-    reader, many = ArrayRecordReader(str(shards(pixels)[0])), [number % SHARD for number in range(400)]
+    reader, many = (
+        ArrayRecordReader(str(shards(pixels)[0])),
+        [number % SHARD for number in range(400)],
+    )
 
     def keep_reading():
         while not stop.is_set():
@@ -566,7 +649,10 @@ def test_a_fork_while_array_records_threads_are_busy_does_not_hang(pixels, how_o
     thread.start()
     try:
         for _ in range(how_often(15, 60)):
-            assert in_a_fork(lambda: all(records.read(range(COUNT)) == expected for _ in range(5))) == 0
+            assert (
+                in_a_fork(lambda: all(records.read(range(COUNT)) == expected for _ in range(5)))
+                == 0
+            )
     finally:
         stop.set()
         thread.join()
@@ -635,7 +721,11 @@ def test_a_split_is_the_nearest_of_all_that_there_are():
     random, missed = np.random.default_rng(0), []
     for seed in range(200):
         sizes = np.ceil(random.pareto(1, random.integers(2, 11)) * 10).astype(int)
-        sums = [sum(part) for n in range(1, len(sizes)) for part in itertools.combinations(sizes.tolist(), n)]
+        sums = [
+            sum(part)
+            for n in range(1, len(sizes))
+            for part in itertools.combinations(sizes.tolist(), n)
+        ]
         best = min(abs(each - 0.3 * sizes.sum()) for each in sums)
         got = len(split_by_group(np.repeat(np.arange(len(sizes)), sizes), 0.3, seed)[1])
         missed.append((abs(got - 0.3 * sizes.sum()) - best) / sizes.sum())
@@ -645,7 +735,10 @@ def test_a_split_is_the_nearest_of_all_that_there_are():
 def test_every_group_has_its_turn_on_the_second_side():
     sizes = np.arange(1, 41)
     groups = np.repeat(np.arange(40), sizes)
-    turns = sum(np.bincount(np.unique(groups[split_by_group(groups, 0.25, s)[1]]), minlength=40) for s in range(200))
+    turns = sum(
+        np.bincount(np.unique(groups[split_by_group(groups, 0.25, s)[1]]), minlength=40)
+        for s in range(200)
+    )
     assert turns.min() > 25  # 50 is the mean
     assert turns.max() < 75
 
@@ -660,7 +753,10 @@ def test_a_stratified_split_has_the_same_shares_on_both_sides(columns):
     for seed in range(10):
         _, valid = split_by_group(groups, 0.2, seed, wanted)
         assert not set(groups[valid]) & set(groups[np.setdiff1d(np.arange(len(groups)), valid)])
-        assert np.abs(np.bincount(classes[valid], minlength=3) / np.bincount(classes) - 0.2).max() < 0.02
+        assert (
+            np.abs(np.bincount(classes[valid], minlength=3) / np.bincount(classes) - 0.2).max()
+            < 0.02
+        )
 
 
 def test_images_without_groups_are_stratified_exactly_however_many_classes_there_are():
@@ -673,17 +769,24 @@ def test_images_without_groups_are_stratified_exactly_however_many_classes_there
 
 def test_records_are_split_by_their_own_labels(packed):
     records = PackedImages(packed)
-    with pytest.raises(ValueError, match=r"stratify= in columns holds zeros and ones\n  found: [\d.]+\n  fix:"):
+    with pytest.raises(
+        ValueError, match=r"stratify= in columns holds zeros and ones\n  found: [\d.]+\n  fix:"
+    ):
         records.split(stratify=True)
     records.labels = records.labels[:, 0].astype(int)
     train, valid = records.split(0.3, stratify=True)
     assert not set(records.groups[train]) & set(records.groups[valid])
     assert abs(records.labels[valid].mean() - 0.5) < 0.1
-    with pytest.raises(ValueError, match=r"stratify= has the shape \(3,\), and there are 60 images"):
+    with pytest.raises(
+        ValueError, match=r"stratify= has the shape \(3,\), and there are 60 images"
+    ):
         split_by_group(records.groups, stratify=[1, 2, 3])
 
 
 def test_importing_it_is_free():
     heavy = {"numpy", "PIL", "torch", "array_record", "simplejpeg"}
     code = f"import sys, tpukit.datasets.packing; print({heavy} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], cwd=KIT, capture_output=True, text=True).stdout == "set()\n"
+    assert (
+        subprocess.run([sys.executable, "-c", code], cwd=KIT, capture_output=True, text=True).stdout
+        == "set()\n"
+    )

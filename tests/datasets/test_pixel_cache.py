@@ -40,13 +40,17 @@ def sources(tmp_path_factory):
     for number in range(60):
         width, height = SOURCE_SIZES[number % len(SOURCE_SIZES)]
         coarse = Image.fromarray(rng.integers(0, 256, (6, 6, 3), np.uint8)).resize((width, height))
-        noisy = np.clip(np.asarray(coarse) + rng.normal(0, 12, (height, width, 3)), 0, 255).astype(np.uint8)
+        noisy = np.clip(np.asarray(coarse) + rng.normal(0, 12, (height, width, 3)), 0, 255).astype(
+            np.uint8
+        )
         image = Image.fromarray(noisy)
         paths.append(folder / f"{number}.jpg")
         (image.convert("L") if number % 10 == 9 else image).save(paths[-1], quality=90)
     numbers = np.arange(COUNT)
     paths = [str(paths[number % len(paths)]) for number in numbers]
-    return pd.DataFrame({"path": paths, "number": numbers, "odd": numbers % 2, "study": numbers // 9})
+    return pd.DataFrame(
+        {"path": paths, "number": numbers, "odd": numbers % 2, "study": numbers // 9}
+    )
 
 
 def packed(table, folder):
@@ -105,7 +109,9 @@ def test_every_pixel_is_pillows(records, built, sources):
     for i in random.Random(0).sample(range(COUNT), 200):
         with Image.open(sources.path[int(built.labels[i, 0])]) as file:
             right = file.convert("RGB").resize((SIZE, SIZE), Image.Resampling.BILINEAR)
-        assert np.array_equal(built.images[i], np.asarray(right)), sources.path[int(built.labels[i, 0])]
+        assert np.array_equal(built.images[i], np.asarray(right)), sources.path[
+            int(built.labels[i, 0])
+        ]
 
 
 def test_labels_names_groups_rows_and_split_are_those_of_the_records(records, built):
@@ -114,9 +120,15 @@ def test_labels_names_groups_rows_and_split_are_those_of_the_records(records, bu
     assert np.array_equal(built.groups, records.groups)
     assert np.array_equal(built.rows, records.rows)
     assert np.array_equal(built.rows, built.labels[:, 0])  # which is the row's number
-    assert (built.names, built.classes, built.group_names) == (records.names, records.classes, records.group_names)
+    assert (built.names, built.classes, built.group_names) == (
+        records.names,
+        records.classes,
+        records.group_names,
+    )
     assert built.shape == (SIZE, SIZE, 3)
-    for of_cache, of_records in zip(built.split(0.3, seed=4), records.split(0.3, seed=4), strict=True):
+    for of_cache, of_records in zip(
+        built.split(0.3, seed=4), records.split(0.3, seed=4), strict=True
+    ):
         assert np.array_equal(of_cache, of_records)
 
 
@@ -158,7 +170,11 @@ def test_take_returns_the_images_asked_for_into_the_array_given(built):
 
 
 WRONG = [
-    ([0, COUNT], IndexError, rf"image {COUNT} of {COUNT:,}(.|\n)*fix:   indices from 0 to {COUNT - 1:,}"),
+    (
+        [0, COUNT],
+        IndexError,
+        rf"image {COUNT} of {COUNT:,}(.|\n)*fix:   indices from 0 to {COUNT - 1:,}",
+    ),
     ([-1], IndexError, f"image -1 of {COUNT:,}"),
     ([2**62], IndexError, "image 4611686018427387904 of"),
     ([0.5], ValueError, r"\(1,\) of float64"),
@@ -266,7 +282,9 @@ def test_killed_at_any_moment_it_goes_on_and_the_bytes_are_the_same(records, bui
     psutil = pytest.importorskip("psutil")
     folder, kept = tmp_path / "cache", 0
     for number, (is_seen, seconds) in enumerate(MOMENTS + 8 * [(noted, 0)]):
-        if kept and number >= len(MOMENTS):  # more tries are for a machine so busy that all kills came too late
+        if kept and number >= len(
+            MOMENTS
+        ):  # more tries are for a machine so busy that all kills came too late
             break
         process = start_to_build(records, folder)
         while process.poll() is None and not is_seen(folder):
@@ -276,7 +294,9 @@ def test_killed_at_any_moment_it_goes_on_and_the_bytes_are_the_same(records, bui
         process.kill()
         process.wait()
         # One that was just started hears of it once Python is up: 0.6 s, and many times that on a busy machine.
-        assert psutil.wait_procs(family, timeout=600)[1] == [], "what decodes ends with the process that asked"
+        assert psutil.wait_procs(family, timeout=600)[1] == [], (
+            "what decodes ends with the process that asked"
+        )
         if (folder / "manifest.json").exists():  # the kill came too late
             shutil.rmtree(folder)
         kept += noted(folder)
@@ -285,18 +305,24 @@ def test_killed_at_any_moment_it_goes_on_and_the_bytes_are_the_same(records, bui
 
 
 @pytest.mark.parametrize("where", ["unfinished", "."])
-def test_a_block_that_a_power_cut_has_lost_is_decoded_again_and_the_others_kept(records, built, tmp_path, where):
+def test_a_block_that_a_power_cut_has_lost_is_decoded_again_and_the_others_kept(
+    records, built, tmp_path, where
+):
     folder = tmp_path / "cache"
     work = folder / "unfinished"
     work.mkdir(parents=True)
-    (work / "plan.json").write_text(json.dumps({"format": CacheFolder(work.parent).format, "plan": built.plan}))
+    (work / "plan.json").write_text(
+        json.dumps({"format": CacheFolder(work.parent).format, "plan": built.plan})
+    )
     data = bytearray((built.folder / "images.npy").read_bytes())
     data[5000:9096] = bytes(4096)
     (folder / where / "images.npy").write_bytes(data)
     file = (folder / where / "images.npy").stat().st_ino
     notes = [
         f"\n{block} {crc};"
-        for block, crc in enumerate(json.loads((built.folder / "manifest.json").read_text())["blocks"])
+        for block, crc in enumerate(
+            json.loads((built.folder / "manifest.json").read_text())["blocks"]
+        )
     ]
     (work / "done-0.txt").write_text("".join(notes)[:-4])  # the last of them was cut, too
     assert contents(build(records, folder).folder) == contents(built.folder)
@@ -320,7 +346,9 @@ def test_two_builds_at_once_make_one_cache(records, built, tmp_path):
 # A full disk, and one that cannot be written
 
 
-def test_a_full_disk_is_told_before_the_first_image_and_leaves_an_old_cache_as_it_was(records, tmp_path):
+def test_a_full_disk_is_told_before_the_first_image_and_leaves_an_old_cache_as_it_was(
+    records, tmp_path
+):
     script = """
 import os, shutil
 from tpukit.datasets.image_cache import DiskFullError, build_image_cache
@@ -337,7 +365,9 @@ print(os.listdir(f"{disk}/new/unfinished"), before - shutil.disk_usage(disk).fre
 CachedImages(old.folder)
 print(len(build_image_cache(records, f"{disk}/new", size=20, progress="off")))
 """
-    said = in_python(script, records.folder, tmp_path, wrap=mounted(tmp_path, "size=8m")).splitlines()
+    said = in_python(
+        script, records.folder, tmp_path, wrap=mounted(tmp_path, "size=8m")
+    ).splitlines()
     assert said[0].startswith(f"the disk of {tmp_path}/new is full")
     assert said[0].endswith("7 MiB")
     assert "6 MiB free" in said[1]
@@ -345,7 +375,9 @@ print(len(build_image_cache(records, f"{disk}/new", size=20, progress="off")))
     assert said[3:] == ["['plan.json'] True", str(COUNT)]
 
 
-def test_a_disk_that_fills_while_images_are_decoded_is_told_and_the_build_goes_on_later(records, built, tmp_path):
+def test_a_disk_that_fills_while_images_are_decoded_is_told_and_the_build_goes_on_later(
+    records, built, tmp_path
+):
     script = """
 import os
 from tpukit.datasets.image_cache import DiskFullError, build_image_cache
@@ -369,7 +401,9 @@ print(build_image_cache(records, f"{disk}/cache", size=32, workers=2, progress="
     assert said[-1] == str(built.images.sum())
 
 
-def test_beside_records_that_cannot_be_written_to_the_cache_goes_to_the_temporary_folder(few, tmp_path):
+def test_beside_records_that_cannot_be_written_to_the_cache_goes_to_the_temporary_folder(
+    few, tmp_path
+):
     script = """
 import tempfile
 from tpukit.datasets.image_cache import DiskFullError, Space, build_image_cache, choose_images
@@ -388,12 +422,16 @@ print(type(choose_images(records, space, folder=sys.argv[1] + "/inside", **how))
     kaggle, temporary = tmp_path / "input", tmp_path / "temporary"
     kaggle.mkdir()
     temporary.mkdir()
-    wrap = mounted(kaggle, "size=5m", f'cp -r "{few.folder}" "{kaggle}/set" && mount -o remount,ro "{kaggle}"')
+    wrap = mounted(
+        kaggle, "size=5m", f'cp -r "{few.folder}" "{kaggle}/set" && mount -o remount,ro "{kaggle}"'
+    )
     environ = {**os.environ, "TMPDIR": str(temporary)}
     said = in_python(script, kaggle / "set", wrap=wrap, env=environ).splitlines()
     assert said[0] == f"nothing can be written to {kaggle}/set/inside"
     assert said[1].startswith("  fix:")
-    assert said[2].startswith(f"cache: 200 images at 16 pixels, 150 KiB, made in {temporary}/set-cache-16-")
+    assert said[2].startswith(
+        f"cache: 200 images at 16 pixels, 150 KiB, made in {temporary}/set-cache-16-"
+    )
     assert re.fullmatch(rf"{temporary}/set-cache-16-[0-9a-f]{{8}} 200", said[3])
     assert said[4] == said[3].split()[0]
     assert said[5].startswith("no cache:")
@@ -418,8 +456,14 @@ DAMAGE = {
     "index changed": (lambda c, o: flip(c / "index.npy", 999), "index.npy is not what was written"),
     "index cut": (lambda c, o: cut(c / "index.npy"), "index.npy has"),
     "index gone": (lambda c, o: (c / "index.npy").unlink(), "index.npy is missing"),
-    "another cache's index": (lambda c, o: shutil.copy(o / "index.npy", c), "index.npy is not what was written"),
-    "manifest cut": (lambda c, o: cut(c / "manifest.json", 5), "manifest.json is not what was written"),
+    "another cache's index": (
+        lambda c, o: shutil.copy(o / "index.npy", c),
+        "index.npy is not what was written",
+    ),
+    "manifest cut": (
+        lambda c, o: cut(c / "manifest.json", 5),
+        "manifest.json is not what was written",
+    ),
     "manifest changed": (
         lambda c, o: (c / "manifest.json").write_text(
             (c / "manifest.json").read_text().replace(f'"count": {COUNT}', f'"count": {COUNT - 1}')
@@ -432,9 +476,15 @@ DAMAGED_IMAGES = {
         lambda c, o: flip(c / "images.npy", 128),
         "in 1 of 3 blocks, first among images 0 to 1,023",
     ),
-    "a bit in the last image": (lambda c, o: flip(c / "images.npy", -1), "first among images 2,048 to 2,347"),
+    "a bit in the last image": (
+        lambda c, o: flip(c / "images.npy", -1),
+        "first among images 2,048 to 2,347",
+    ),
     "another cache's images": (lambda c, o: shutil.copy(o / "images.npy", c), "3 of 3 blocks"),
-    "another cache's manifest": (lambda c, o: shutil.copy(o / "manifest.json", c), "index.npy is not what"),
+    "another cache's manifest": (
+        lambda c, o: shutil.copy(o / "manifest.json", c),
+        "index.npy is not what",
+    ),
 }
 
 
@@ -460,8 +510,12 @@ def test_without_verify_pixels_are_not_looked_at(cache):
     assert len(CachedImages(cache, verify=False)) == COUNT
 
 
-def test_other_records_and_other_sizes_are_refused_and_the_fix_helps(records, others, cache, tmp_path):
-    with pytest.raises(ValueError, match=r"another cache\n  found: pack .*/records, asked for .*/others\n  fix:"):
+def test_other_records_and_other_sizes_are_refused_and_the_fix_helps(
+    records, others, cache, tmp_path
+):
+    with pytest.raises(
+        ValueError, match=r"another cache\n  found: pack .*/records, asked for .*/others\n  fix:"
+    ):
         build(others, cache)
     with pytest.raises(ValueError, match=r"size 32, asked for 24\n  fix:") as raised:
         build(records, cache, size=24)
@@ -470,13 +524,16 @@ def test_other_records_and_other_sizes_are_refused_and_the_fix_helps(records, ot
 
 
 def test_a_folder_that_is_no_cache_is_told(records, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"holds no finished cache(.|\n)*no such folder(.|\n)*fix:"):
+    with pytest.raises(
+        FileNotFoundError, match=r"holds no finished cache(.|\n)*no such folder(.|\n)*fix:"
+    ):
         CachedImages(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match=r"no finished cache(.|\n)*found: \[\](.|\n)*fix:"):
         CachedImages(tmp_path)
     for call in (CachedImages, lambda folder: build(records, folder)):
         with pytest.raises(
-            ValueError, match=r"holds no cache that this tpukit can read\n  found: .* tpukit pack(.|\n)*fix:"
+            ValueError,
+            match=r"holds no cache that this tpukit can read\n  found: .* tpukit pack(.|\n)*fix:",
         ):
             call(records.folder)
 
@@ -512,11 +569,15 @@ CHOICES = [
 
 def choose(packed, folder, space):
     """Have the cache chosen as `cached_images` does, on a machine with this space."""
-    return choose_images(packed, space, size=SIZE, folder=folder, workers=1, progress="off", exact=True)
+    return choose_images(
+        packed, space, size=SIZE, folder=folder, workers=1, progress="off", exact=True
+    )
 
 
 @pytest.mark.parametrize(("free", "available", "kind", "said"), CHOICES)
-def test_the_choice_is_made_by_disk_and_memory_and_told_in_one_line(few, tmp_path, capsys, free, available, kind, said):
+def test_the_choice_is_made_by_disk_and_memory_and_told_in_one_line(
+    few, tmp_path, capsys, free, available, kind, said
+):
     chosen = choose(few, tmp_path / "new", Space(free, available))
     (line,) = capsys.readouterr().out.splitlines()
     assert (type(chosen).__name__, chosen.shape) == (kind, (SIZE, SIZE, 3))
@@ -553,7 +614,9 @@ def test_an_interrupted_build_has_its_disk_already(records, built, tmp_path, cap
     work = tmp_path / "cache" / "unfinished"
     work.mkdir(parents=True)
     shutil.copy(built.folder / "images.npy", work)
-    (work / "plan.json").write_text(json.dumps({"format": CacheFolder(work.parent).format, "plan": built.plan}))
+    (work / "plan.json").write_text(
+        json.dumps({"format": CacheFolder(work.parent).format, "plan": built.plan})
+    )
     chosen = choose(records, tmp_path / "cache", Space(disk=4 * GIB + 4096))
     assert chosen.encoding == "uint8"
     assert "made in" in capsys.readouterr().out

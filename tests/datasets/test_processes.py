@@ -55,12 +55,20 @@ def one_fails(job):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    monkeypatch.setattr("tpukit.datasets.processes.subprocess", subprocess)  # fresh ones, see tests/forks.py
+    monkeypatch.setattr(
+        "tpukit.datasets.processes.subprocess", subprocess
+    )  # fresh ones, see tests/forks.py
     (tmp_path / "tasks.py").write_text(TASKS)
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
 
     def call(task, jobs, **options):
-        usual = {"label": "try", "total": len(jobs), "done": lambda: 0, "folder": tmp_path, "progress": "off"}
+        usual = {
+            "label": "try",
+            "total": len(jobs),
+            "done": lambda: 0,
+            "folder": tmp_path,
+            "progress": "off",
+        }
         run_in_processes(f"tasks:{task}", jobs, environ=environ, **usual | options)
 
     return call
@@ -80,7 +88,10 @@ FAILURES = {
     "refuse": (ValueError, r"^the number is 7\n  fix:   take 8$"),
     "miss": (FileNotFoundError, r"No such file or directory: '/nowhere/at all'"),
     "own": (FileExistsError, "a kind of its own"),
-    "stumble": (RuntimeError, r"a process of 'try' ended with status 1\n(.|\n)*said before(.|\n)*KeyError: 'key'"),
+    "stumble": (
+        RuntimeError,
+        r"a process of 'try' ended with status 1\n(.|\n)*said before(.|\n)*KeyError: 'key'",
+    ),
     "leave": (RuntimeError, "a process of 'try' ended with status 3"),
     "die": (RuntimeError, "a process of 'try' ended with status -9"),
     "no_such_task": (RuntimeError, "has no attribute 'no_such_task'"),

@@ -43,11 +43,17 @@ def test_the_same_plan_goes_on_where_it_was_ended(tmp_path):
     assert {"1.layer", "unfinished/bowl"} <= contents(tmp_path).keys()
     cake.finish(taste="sweet")
     assert contents(tmp_path).keys() == {"1.layer", "manifest.json"}
-    assert cake.read_manifest() == {"format": "tpukit cake 3", "plan": {"eggs": 2}, "taste": "sweet"}
+    assert cake.read_manifest() == {
+        "format": "tpukit cake 3",
+        "plan": {"eggs": 2},
+        "taste": "sweet",
+    }
 
 
 @pytest.mark.parametrize("finished", [False, True])
-@pytest.mark.parametrize(("plan", "options"), [({"eggs": 3}, {}), ({"eggs": 2}, {"from_scratch": True})])
+@pytest.mark.parametrize(
+    ("plan", "options"), [({"eggs": 3}, {}), ({"eggs": 2}, {"from_scratch": True})]
+)
 def test_another_plan_or_the_same_from_scratch_clears_what_is_there_and_says_in_what_it_differs(
     tmp_path, plan, options, finished
 ):
@@ -69,7 +75,9 @@ def test_what_another_version_has_begun_is_cleared(tmp_path):
     assert contents(tmp_path).keys() == {"unfinished/plan.json"}
 
 
-@pytest.mark.parametrize("name", ["icing", "1.layer", "notes.txt", "film.part", "unfinished/thesis.txt"])
+@pytest.mark.parametrize(
+    "name", ["icing", "1.layer", "notes.txt", "film.part", "unfinished/thesis.txt"]
+)
 def test_a_folder_with_somebodys_files_is_refused_and_left_alone(tmp_path, name):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("mine")
@@ -104,7 +112,9 @@ CLEAR = """
 
 
 @pytest.mark.parametrize("finished", [False, True])
-def test_killed_at_any_step_of_clearing_it_is_cleared_by_the_next_call_and_never_taken_for_finished(tmp_path, finished):
+def test_killed_at_any_step_of_clearing_it_is_cleared_by_the_next_call_and_never_taken_for_finished(
+    tmp_path, finished
+):
     for after in range(20):
         folder = tmp_path / str(after)
         folder.mkdir()
@@ -112,7 +122,9 @@ def test_killed_at_any_step_of_clearing_it_is_cleared_by_the_next_call_and_never
         write_file(folder / "icing", b"sugar")
         if finished:
             cake.finish()
-        code = textwrap.dedent(CLEAR).format(tests=str(KIT / "tests"), after=after, folder=str(folder))
+        code = textwrap.dedent(CLEAR).format(
+            tests=str(KIT / "tests"), after=after, folder=str(folder)
+        )
         status = subprocess.run([sys.executable, "-c", code], cwd=KIT).returncode
         if cake.is_finished:
             assert {"1.layer", "icing"} <= contents(folder).keys(), after
@@ -137,7 +149,11 @@ def test_nobody_can_write_who_is_not_alone(tmp_path):
 
 
 NOT_READ = {
-    "another's manifest": (lambda file: file.write_text('{"name": "app"}'), ValueError, "of something else, not of tp"),
+    "another's manifest": (
+        lambda file: file.write_text('{"name": "app"}'),
+        ValueError,
+        "of something else, not of tp",
+    ),
     "no JSON": (lambda file: file.write_text("hello"), ValueError, "of something else"),
     "a bit changed": (
         flip,
@@ -146,7 +162,11 @@ NOT_READ = {
     ),
     "cut": (lambda file: os.truncate(file, 40), OSError, "is damaged"),
     "empty": (lambda file: os.truncate(file, 0), OSError, "is damaged"),
-    "gone": (Path.unlink, FileNotFoundError, r"holds no finished cake(.|\n)*fix:   pass the folder that bake"),
+    "gone": (
+        Path.unlink,
+        FileNotFoundError,
+        r"holds no finished cake(.|\n)*fix:   pass the folder that bake",
+    ),
 }
 
 

@@ -30,7 +30,10 @@ def flower(number: int) -> bytes:
 @pytest.fixture
 def flowers(tmp_path):
     """Two files of three flowers, classes 0 to 5."""
-    return [write(tmp_path / f"0{part}-32x32-3.tfrec", *map(flower, range(3 * part, 3 * part + 3))) for part in (0, 1)]
+    return [
+        write(tmp_path / f"0{part}-32x32-3.tfrec", *map(flower, range(3 * part, 3 * part + 3)))
+        for part in (0, 1)
+    ]
 
 
 # What TensorFlow 2.21's TFRecordWriter wrote of {"age": [0.5, 2.0], "image": b"picture", "target": [3, -1]}.
@@ -57,7 +60,11 @@ def test_flowers_come_back_byte_for_byte_in_order_and_again(flowers):
 
 
 def test_one_file_and_one_label_may_be_given_plainly(flowers):
-    assert [label.tolist() for _, label in read_tfrecords(str(flowers[1]), labels="class")] == [[3], [4], [5]]
+    assert [label.tolist() for _, label in read_tfrecords(str(flowers[1]), labels="class")] == [
+        [3],
+        [4],
+        [5],
+    ]
 
 
 LABELS = {
@@ -91,7 +98,9 @@ def test_a_test_set_has_images_without_labels(tmp_path):
 
 def test_unpacked_lists_of_an_old_writer_are_read(tmp_path):
     loose = field(3, b"".join(wire.TagBytes(1, 0) + varint(each) for each in (4, 5)))
-    entries = field(1, field(1, b"target") + field(2, loose)) + field(1, field(1, b"image") + field(2, feature(b"p")))
+    entries = field(1, field(1, b"target") + field(2, loose)) + field(
+        1, field(1, b"image") + field(2, feature(b"p"))
+    )
     ((_, values),) = read_tfrecords(write(tmp_path / "a.tfrec", field(1, entries)))
     assert values.tolist() == [4, 5]
 
@@ -121,22 +130,40 @@ DAMAGE = {
     "a bit of the data": (flipped(START + 500), "record 1 of .*flowers.tfrec is damaged"),
     "a bit of the data's checksum": (flipped(2 * START - 1), "record 1 of .* is damaged"),
     "a bit of a length": (flipped(START), f"is damaged where record 1 begins, at byte {START:,}"),
-    "the top bit of a length, 2**60 bytes": (flipped(START + 7), "is damaged where record 1 begins"),
+    "the top bit of a length, 2**60 bytes": (
+        flipped(START + 7),
+        "is damaged where record 1 begins",
+    ),
     "a bit of a length's checksum": (flipped(START + 9), "is damaged where record 1 begins"),
     "a bit of the first length": (flipped(1), "is no TFRecord file, or is damaged at its start"),
     "cut in a record": (lambda whole: whole[: START + 300], "is cut short in record 1\n.*288 of"),
     "cut in the last checksum": (lambda whole: whole[:-1], "is cut short in record 2"),
-    "cut in a length": (lambda whole: whole[: START + 5], "is cut short in record 1\n.*5 bytes at byte"),
+    "cut in a length": (
+        lambda whole: whole[: START + 5],
+        "is cut short in record 1\n.*5 bytes at byte",
+    ),
     "empty": (lambda whole: b"", "is empty\n.*0 bytes"),
     "zeros": (lambda whole: bytes(len(whole)), "is no TFRecord file"),
-    "a stretch of zeros": (lambda whole: whole[:START] + bytes(64) + whole[START + 64 :], "damaged where record 1"),
+    "a stretch of zeros": (
+        lambda whole: whole[:START] + bytes(64) + whole[START + 64 :],
+        "damaged where record 1",
+    ),
     "something behind the end": (lambda whole: whole + b"\n", "is cut short in record 3"),
-    "a web page": (lambda whole: b"<!doctype html><title>404</title>", "is no TFRecord file.*\n.*doctype"),
+    "a web page": (
+        lambda whole: b"<!doctype html><title>404</title>",
+        "is no TFRecord file.*\n.*doctype",
+    ),
     "a JPEG": (lambda whole: jpeg(0), "is no TFRecord file"),
     "three bytes": (lambda whole: b"abc", "is cut short in record 0"),
-    "gzip cut short": (lambda whole: gzip.compress(whole)[:-400], "its gzip stream breaks off in record"),
+    "gzip cut short": (
+        lambda whole: gzip.compress(whole)[:-400],
+        "its gzip stream breaks off in record",
+    ),
     "gzip with a flipped bit": (lambda whole: flipped(1200)(gzip.compress(whole)), "damaged"),
-    "gzip of a web page": (lambda whole: gzip.compress(b"<!doctype html><title>404</title>"), "is no TFRecord file"),
+    "gzip of a web page": (
+        lambda whole: gzip.compress(b"<!doctype html><title>404</title>"),
+        "is no TFRecord file",
+    ),
 }
 
 
@@ -165,7 +192,9 @@ def test_no_flipped_bit_of_a_small_file_passes(tmp_path):
 
 
 def test_records_before_the_damaged_one_are_given(tmp_path):
-    file = write(tmp_path / "a.tfrec", example(image=b"good", target=1), example(image=b"bad", target=0))
+    file = write(
+        tmp_path / "a.tfrec", example(image=b"good", target=1), example(image=b"bad", target=0)
+    )
     file.write_bytes(file.read_bytes()[:-1])
     assert next(iter(read_tfrecords(file)))[0] == b"good"
 
@@ -178,12 +207,24 @@ WRONG = {
     ),
     "no such image": ({"jpeg": b"p", "target": 1}, "has no feature 'image'"),
     "no feature at all": ({}, "no feature at all"),
-    "a label of bytes": ({"image": b"p", "target": b"rose"}, "feature 'target' of record 1 .* holds bytes"),
-    "an image of floats": ({"image": [0.5, 0.25], "target": 1}, r"holds no image.*\n.*image: float \(2\)"),
+    "a label of bytes": (
+        {"image": b"p", "target": b"rose"},
+        "feature 'target' of record 1 .* holds bytes",
+    ),
+    "an image of floats": (
+        {"image": [0.5, 0.25], "target": 1},
+        r"holds no image.*\n.*image: float \(2\)",
+    ),
     "two images": ({"image": [b"p", b"q"], "target": 1}, "holds no image"),
     "an empty image": ({"image": b"", "target": 1}, "holds no image"),
-    "more labels than before": ({"image": b"p", "target": [1, 2]}, "has 2 label values where those before have 1"),
-    "an identifier as a label": ({"image": b"p", "target": 2**24 + 1}, "too large for a label.*\n.*16777217"),
+    "more labels than before": (
+        {"image": b"p", "target": [1, 2]},
+        "has 2 label values where those before have 1",
+    ),
+    "an identifier as a label": (
+        {"image": b"p", "target": 2**24 + 1},
+        "too large for a label.*\n.*16777217",
+    ),
 }
 
 
@@ -203,7 +244,9 @@ def test_a_file_that_is_not_there_is_told_at_once(tmp_path, flowers):
     with pytest.raises(FileNotFoundError, match=r"is no file\n.*glob") as error:
         read_tfrecords(tmp_path)
     assert str(tmp_path) in str(error.value)
-    assert len(list(read_tfrecords(sorted(tmp_path.glob("*.tfrec")), labels="class"))) == 6  # what the fix says
+    assert (
+        len(list(read_tfrecords(sorted(tmp_path.glob("*.tfrec")), labels="class"))) == 6
+    )  # what the fix says
 
 
 def test_other_files_are_another_pack(flowers, tmp_path):
@@ -212,5 +255,7 @@ def test_other_files_are_another_pack(flowers, tmp_path):
 
     how = {"progress": "off"}
     pack(read_tfrecords(flowers, labels=("class",)), tmp_path / "out", **how)
-    with pytest.raises(FileExistsError, match=r"found: 2 TFRecord files, .* asked for 1 TFRecord files"):
+    with pytest.raises(
+        FileExistsError, match=r"found: 2 TFRecord files, .* asked for 1 TFRecord files"
+    ):
         pack(read_tfrecords(flowers[:1], labels=("class",)), tmp_path / "out", **how)

@@ -51,7 +51,9 @@ class CloudTools:
 
     def __enter__(self) -> "CloudTools":
         self._before = {name: os.environ.get(name) for name in ("PATH", _HOME)}
-        os.environ.update({"PATH": f"{self.bin}{os.pathsep}{os.environ['PATH']}", _HOME: str(self.folder)})
+        os.environ.update(
+            {"PATH": f"{self.bin}{os.pathsep}{os.environ['PATH']}", _HOME: str(self.folder)}
+        )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -181,14 +183,19 @@ def _gcloud(home: Path, words: list[str]) -> int:
         return _create(home, name, options)
     if not record.exists():
         print(
-            f"ERROR: (gcloud...{command}) NOT_FOUND: Resource 'queuedResources/{name}' was not found",
+            f"ERROR: (gcloud...{command}) NOT_FOUND: "
+            f"Resource 'queuedResources/{name}' was not found",
             file=sys.stderr,
         )
         return 1
     if command == "describe":
         about = _read(record)
         node = {"node": {"labels": about["labels"]}}
-        print(json.dumps({"name": name, "state": {"state": about["state"]}, "tpu": {"nodeSpec": [node]}}))
+        print(
+            json.dumps(
+                {"name": name, "state": {"state": about["state"]}, "tpu": {"nodeSpec": [node]}}
+            )
+        )
     elif command == "delete":
         record.unlink()
         shutil.rmtree(home / "vm" / name, ignore_errors=True)
@@ -205,7 +212,9 @@ def _create(home: Path, name: str, options: dict[str, str]) -> int:
     disk = home / "vm" / name
     (disk / "units").mkdir(parents=True)
     script = Path(options["metadata-from-file"].partition("=")[2]).read_text()
-    script = script.replace("/var/tpukit", f"{disk}/var").replace("/run/systemd/system", f"{disk}/units")
+    script = script.replace("/var/tpukit", f"{disk}/var").replace(
+        "/run/systemd/system", f"{disk}/units"
+    )
     (disk / "boot.sh").write_text(script)
     with open(disk / "boot.txt", "wb") as log:
         environ = os.environ | {MARK: name}
@@ -220,7 +229,11 @@ def _create(home: Path, name: str, options: dict[str, str]) -> int:
 
 
 def _file(home: Path, address: str) -> Path:
-    return home / "buckets" / address.removeprefix("gs://") if address.startswith("gs://") else Path(address)
+    return (
+        home / "buckets" / address.removeprefix("gs://")
+        if address.startswith("gs://")
+        else Path(address)
+    )
 
 
 def _copy(home: Path, words: list[str]) -> int:
@@ -234,7 +247,9 @@ def _copy(home: Path, words: list[str]) -> int:
             )
             return 1
         into = target / source.name if places[-1].endswith("/") else target
-        for file in [path for path in source.rglob("*") if path.is_file()] if source.is_dir() else [source]:
+        for file in (
+            [path for path in source.rglob("*") if path.is_file()] if source.is_dir() else [source]
+        ):
             there = into / file.relative_to(source) if source.is_dir() else into
             if "no-clobber" in options and there.exists():
                 continue
@@ -249,7 +264,11 @@ def _copy(home: Path, words: list[str]) -> int:
 def _unit(home: Path) -> tuple[Path, dict[str, str]]:
     disk = home / "vm" / os.environ[MARK]
     (file,) = disk.glob("units/*.service")
-    pairs = (line.partition("=") for line in file.read_text().splitlines() if "=" in line and line[0] != "#")
+    pairs = (
+        line.partition("=")
+        for line in file.read_text().splitlines()
+        if "=" in line and line[0] != "#"
+    )
     return disk, {name: value for name, _, value in pairs}
 
 
@@ -347,9 +366,13 @@ def _manage(home: Path, number: str) -> None:
     file = home / f"sky/{number}.json"
     task = yaml.safe_load((home / f"job-{number}.yaml").read_text())
     ((mount, bucket),) = task["file_mounts"].items()
-    script = task["run"].replace(mount, str(home / "buckets" / bucket["source"].removeprefix("gs://")))
+    script = task["run"].replace(
+        mount, str(home / "buckets" / bucket["source"].removeprefix("gs://"))
+    )
     names = ("PATH", "HOME", _HOME, *_read(file)["secrets"])
-    environ = image_environment() | {name: os.environ[name] for name in names} | {MARK: f"sky-{number}"}
+    environ = (
+        image_environment() | {name: os.environ[name] for name in names} | {MARK: f"sky-{number}"}
+    )
     while True:
         process = subprocess.Popen(["bash", "-c", script], env=environ, start_new_session=True)
         (home / f"sky-{number}.pid").write_text(str(process.pid))

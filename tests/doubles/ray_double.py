@@ -37,7 +37,11 @@ class SimulatedHosts:
         # Only the main thread may register what ends a node at exit; one that a thread starts ends
         # without its head.
         self._cluster._shutdown_at_exit = threading.current_thread() is threading.main_thread()
-        self._nodes.append(self._cluster.add_node(num_cpus=1, object_store_memory=_OBJECT_STORE, **about, **options))
+        self._nodes.append(
+            self._cluster.add_node(
+                num_cpus=1, object_store_memory=_OBJECT_STORE, **about, **options
+            )
+        )
 
     def kill(self) -> int:
         """Kill all processes of the newest host at once; return the number of processes."""
@@ -101,7 +105,9 @@ def _about_nothing(_: int) -> dict:
 def _about_slice(topology: str, accelerator: str, chips: float, number: int) -> dict:
     """Return the description that a TPU VM's node gives to Ray; no host here has a chip."""
     generation = accelerator.lower().removeprefix("tpu-")
-    size = math.prod(map(int, topology.split("x"))) * (1 if generation in ("v5litepod", "v6e") else 2)
+    size = math.prod(map(int, topology.split("x"))) * (
+        1 if generation in ("v5litepod", "v6e") else 2
+    )
     head = {f"TPU-{generation}-{size}-head": 1} if number == 0 else {}
     return {
         "resources": {"TPU": chips, f"accelerator_type:{accelerator}": 1, **head},

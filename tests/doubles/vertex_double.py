@@ -25,7 +25,9 @@ from urllib.parse import parse_qs, unquote, urlsplit
 MARK = "TPUKIT_TEST_MACHINE"  # in the environment of every process of one machine
 _RESTARTS = 3
 # The configuration of an image and of its network; a container sees nothing else of this process.
-_OF_THE_IMAGE = "PATH|HOME|LANG|TPUKIT_ENVIRONMENT|(UV|PIP|SSL_CERT)_.*|STORAGE_EMULATOR_HOST|GCE_METADATA_HOST"
+_OF_THE_IMAGE = (
+    "PATH|HOME|LANG|TPUKIT_ENVIRONMENT|(UV|PIP|SSL_CERT)_.*|STORAGE_EMULATOR_HOST|GCE_METADATA_HOST"
+)
 _OF_THE_IMAGE += "|(?i:https?|no)_(?i:proxy)"
 
 
@@ -47,7 +49,10 @@ def processes_of(mark: str) -> list[int]:
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             for variable in (process / "environ").read_bytes().decode(errors="replace").split("\0"):
-                if f"{variable}/".startswith(f"{MARK}={mark}/") and int(process.name) != os.getpid():
+                if (
+                    f"{variable}/".startswith(f"{MARK}={mark}/")
+                    and int(process.name) != os.getpid()
+                ):
                     found.append(int(process.name))
     return found
 
@@ -72,7 +77,11 @@ class Buckets:
         name = unquote(place[3] or "")
         if not name:
             is_list = path.endswith("/o")
-            return self._list(bucket, query) if is_list else (200, {"name": bucket, "location": "HERE"}, {})
+            return (
+                self._list(bucket, query)
+                if is_list
+                else (200, {"name": bucket, "location": "HERE"}, {})
+            )
         file = self.folder / bucket / name
         if not file.is_file():
             return refusal(404, f"No such object: {bucket}/{name}")
@@ -90,7 +99,9 @@ class Buckets:
             boundary = re.search('boundary="?([^";]+)', headers["Content-Type"])[1].encode()
             _, about, data, _ = body.split(b"--" + boundary)
             name = json.loads(about.partition(b"\r\n\r\n")[2])["name"]
-            return self._write(bucket, name, query, data.partition(b"\r\n\r\n")[2].removesuffix(b"\r\n"))
+            return self._write(
+                bucket, name, query, data.partition(b"\r\n\r\n")[2].removesuffix(b"\r\n")
+            )
         if "upload_id" not in query:
             number = str(len(self._uploads))
             self._uploads[number] = (bucket, json.loads(body)["name"], query, b"")
@@ -112,7 +123,9 @@ class Buckets:
             if wanted not in (None, there):
                 return refusal(412, f"{name} has generation {there}")
             file.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self.folder, prefix=".part-", delete=False) as part:
+            with tempfile.NamedTemporaryFile(
+                dir=self.folder, prefix=".part-", delete=False
+            ) as part:
                 part.write(data)
             os.replace(part.name, file)
         return 200, self._about(bucket, name), {}
@@ -220,9 +233,13 @@ class VertexDouble:
         self.requests: list[tuple[str, str]] = []
         self.jobs: dict[str, _LocalJob] = {}
         self._scratch = Path(tempfile.mkdtemp(prefix="machines-"))
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"cloud": self}))
+        self._server = ThreadingHTTPServer(
+            ("127.0.0.1", 0), type("Handler", (_Handler,), {"cloud": self})
+        )
         self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.05,), daemon=True
+        )
         self._thread.start()
         self._emulator_before = os.environ.get("STORAGE_EMULATOR_HOST")
         # Google's client of Cloud Storage reads it
@@ -297,7 +314,9 @@ class VertexDouble:
         words = [*container["command"], *container.get("args", [])]
         command = [word.replace("/gcs/", mounted) for word in words]
         disk = self._scratch / str(number)
-        job = _LocalJob(request | {"name": resource}, command, f"{disk}", disk, self._scratch / f"{number}.txt")
+        job = _LocalJob(
+            request | {"name": resource}, command, f"{disk}", disk, self._scratch / f"{number}.txt"
+        )
         job.start()
         self.jobs[resource] = job
         threading.Thread(target=job.watch, daemon=True).start()
@@ -323,7 +342,11 @@ class _Handler(BaseHTTPRequestHandler):
             status, answer, more = refusal(400, f"not a request that this server knows: {error!r}")
         data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
         self.send_response(status)
-        kind = "application/octet-stream" if isinstance(answer, bytes) else "application/json; charset=UTF-8"
+        kind = (
+            "application/octet-stream"
+            if isinstance(answer, bytes)
+            else "application/json; charset=UTF-8"
+        )
         for name, value in {"Content-Type": kind, "Content-Length": str(len(data)), **more}.items():
             self.send_header(name, value)
         self.end_headers()

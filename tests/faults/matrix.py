@@ -34,7 +34,9 @@ from kernels import Kernel, ServedKernel, is_alive  # noqa: E402
 from tpukit.simulator.build import why_not  # noqa: E402
 
 BACKENDS = ("cpu", "xla:cpu", "xla:simulator")
-MOST_SECONDS = 10.0  # until control is back, from when the fault can be noticed; asked of this table alone
+MOST_SECONDS = (
+    10.0  # until control is back, from when the fault can be noticed; asked of this table alone
+)
 HANGS = 300.0  # seconds after which what was waited for does not come
 
 SETUP = """
@@ -354,7 +356,11 @@ class Bench:
         environ = {"TMPDIR": str(self.folder), "PYTHONPATH": str(Path(__file__).parents[2])}
         self.kernel = ServedKernel(environ) if served else Kernel(environ, wrap)
         try:
-            self.kernel.run(SETUP.replace("{backend!r}", repr(backend)).replace("{clock!r}", repr(str(self._clock))))
+            self.kernel.run(
+                SETUP.replace("{backend!r}", repr(backend)).replace(
+                    "{clock!r}", repr(str(self._clock))
+                )
+            )
             assert self.kernel.error is None, self.kernel.error
             self.kernel.run("launch(fine)")  # imports are not part of any fault
             self.before = self.files()
@@ -391,9 +397,13 @@ class Bench:
     def files(self) -> set[str]:
         """Return what lies in the temporary folder, in shared memory, and open in the kernel."""
         inside = {str(path) for path in self.folder.rglob("*") if "ipykernel" not in str(path)}
-        inside |= {f"/dev/shm/{name}" for name in os.listdir("/dev/shm") if was_left_by_a_worker(name)}
+        inside |= {
+            f"/dev/shm/{name}" for name in os.listdir("/dev/shm") if was_left_by_a_worker(name)
+        }
         # Where the temporary folder has too long a name.
-        return inside | {str(path) for path in Path("/tmp").glob(f"tpukit-{self.kernel.process.pid}-*")}
+        return inside | {
+            str(path) for path in Path("/tmp").glob(f"tpukit-{self.kernel.process.pid}-*")
+        }
 
     def close(self) -> None:
         self.kernel.close()
@@ -435,7 +445,9 @@ def run_fault(fault: Fault, bench: Bench) -> Row:
     seconds = ended - (bench.noted() or began) - max(fault.interrupt, default=0.0) - fault.patience
     psutil.wait_procs(kernel.workers(), timeout=HANGS)
     left = len(kernel.workers())
-    deadline = time.monotonic() + 60  # what a process of another kernel leaves behind, its own kernel removes
+    deadline = (
+        time.monotonic() + 60
+    )  # what a process of another kernel leaves behind, its own kernel removes
     while (files := sorted(bench.files() - bench.before)) and time.monotonic() < deadline:
         time.sleep(0.2)
     check = kernel.run(f"print(bool({fault.check or True}))").split()[-1:] == ["True"]
@@ -481,7 +493,9 @@ def end_of_kernel(name: str, backend: str, again: Bench) -> Row:
         bench.close()
     works = "2.0" in again.kernel.run("print(launch(fine).results)")
     files = len(again.files() - again.before)
-    why = "; ".join(filter(None, [f"{left} processes left" * bool(left), "the next launch fails" * (not works)]))
+    why = "; ".join(
+        filter(None, [f"{left} processes left" * bool(left), "the next launch fails" * (not works)])
+    )
     return Row(backend, name, seconds, left, files, works, why)
 
 
@@ -527,9 +541,23 @@ class Benches:
         try:
             if key not in self._shared:
                 self._shared[key] = Bench(backend, fault.wrap if fault else ())
-            row = run_fault(fault, self._shared[key]) if fault else end_of_kernel(name, backend, self._shared[key])
-        except Exception as error:  # whatever it was, this row has not passed, and the others are still to come
-            row = Row(backend, name, 0.0, 0, 0, False, f"did not come to its end: {type(error).__name__}: {error}")
+            row = (
+                run_fault(fault, self._shared[key])
+                if fault
+                else end_of_kernel(name, backend, self._shared[key])
+            )
+        except (
+            Exception
+        ) as error:  # whatever it was, this row has not passed, and the others are still to come
+            row = Row(
+                backend,
+                name,
+                0.0,
+                0,
+                0,
+                False,
+                f"did not come to its end: {type(error).__name__}: {error}",
+            )
         if (not row.passed or (fault and fault.alone)) and key in self._shared:
             self._shared.pop(key).close()
         return row
@@ -540,7 +568,11 @@ BY_NAME = {fault.name: fault for fault in FAULTS}
 
 def names(backend: str, only_in_graph: bool = False) -> list[str]:
     """Return the faults that a backend can have, and the ways in which its kernel ends."""
-    faults = [fault.name for fault in FAULTS if fault.runs_on(backend) and (fault.in_graph or not only_in_graph)]
+    faults = [
+        fault.name
+        for fault in FAULTS
+        if fault.runs_on(backend) and (fault.in_graph or not only_in_graph)
+    ]
     return faults if only_in_graph else [*faults, *ENDS]
 
 

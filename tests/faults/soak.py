@@ -13,7 +13,9 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parents[1])]
 from kernels import Kernel  # noqa: E402
 
-MOST_MIB = 16  # that the kernel's memory may grow after the first tenth; it moves by a few either way
+MOST_MIB = (
+    16  # that the kernel's memory may grow after the first tenth; it moves by a few either way
+)
 MOST_FILES = 2  # an idle kernel's own count moves by one; one leaked a launch would be 200
 EVERY = 20
 
@@ -59,7 +61,9 @@ def main() -> int:
     kernel = Kernel({"PYTHONPATH": str(Path(__file__).parents[2])})
     kernel.run(SETUP)
     assert kernel.error is None, kernel.error
-    print(f"{'launches':>8} {'failed':>7} {'memory':>10} {'files':>6} {'processes':>10} {'threads':>8}")
+    print(
+        f"{'launches':>8} {'failed':>7} {'memory':>10} {'files':>6} {'processes':>10} {'threads':>8}"
+    )
     states, failed = [], 0
     for number in range(launches):
         failed += int(kernel.run(f"print(once({number}))").strip().splitlines()[-1])
@@ -80,7 +84,11 @@ def main() -> int:
     }
     print(json.dumps(summary))
     expected = sum(number % 10 in (2, 6) for number in range(launches))
-    grown = [summary["memory_growth_mib"] > MOST_MIB, summary["file_growth"] > MOST_FILES, last[2] > 0]
+    grown = [
+        summary["memory_growth_mib"] > MOST_MIB,
+        summary["file_growth"] > MOST_FILES,
+        last[2] > 0,
+    ]
     return any(grown) or summary["thread_growth"] > 0 or failed != expected
 
 

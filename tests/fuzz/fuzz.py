@@ -49,7 +49,10 @@ import meaning
 import numpy as np
 from PIL import Image, ImageOps
 
-SECONDS, MEMORY = 120, 2 << 30  # for each file; bytes of address space beyond what the process has at its start
+SECONDS, MEMORY = (
+    120,
+    2 << 30,
+)  # for each file; bytes of address space beyond what the process has at its start
 VERDICTS = ("error", "right", "untold", "wrong", "hung")
 SIDE = 24  # of images in packs and caches
 
@@ -91,7 +94,11 @@ def flip(data: bytes, draw: random.Random) -> bytes:
 def zero(data: bytes, draw: random.Random) -> bytes:
     """Write zeros or ones over a stretch, as a bad block does."""
     start, length = draw.randrange(len(data)), draw.choice([1, 4, 16, 64, 512])
-    return data[:start] + draw.choice([b"\0", b"\xff"]) * len(data[start : start + length]) + data[start + length :]
+    return (
+        data[:start]
+        + draw.choice([b"\0", b"\xff"]) * len(data[start : start + length])
+        + data[start + length :]
+    )
 
 
 def cut(data: bytes, draw: random.Random) -> bytes:
@@ -116,7 +123,11 @@ def swap(data: bytes, draw: random.Random) -> bytes:
     length = max(1, min(64, len(data) // 4))
     one, two = sorted((draw.randrange(len(data) // 2), draw.randrange(len(data) // 2, len(data))))
     a, b = data[one : one + length], data[two : two + length]
-    return data[:one] + b + data[one + len(a) : two] + a + data[two + len(b) :] if one + length <= two else data[::-1]
+    return (
+        data[:one] + b + data[one + len(a) : two] + a + data[two + len(b) :]
+        if one + length <= two
+        else data[::-1]
+    )
 
 
 DAMAGE = {"flip": flip, "zero": zero, "cut": cut, "insert": insert, "remove": remove, "swap": swap}
@@ -131,7 +142,14 @@ def png_lie(data: bytes, draw: random.Random) -> bytes:
 
 def jpeg_lie(data: bytes, draw: random.Random) -> bytes:
     """Write another size into a JPEG."""
-    at = next((data.find(b"\xff" + bytes([code])) for code in (0xC0, 0xC2) if b"\xff" + bytes([code]) in data), 0)
+    at = next(
+        (
+            data.find(b"\xff" + bytes([code]))
+            for code in (0xC0, 0xC2)
+            if b"\xff" + bytes([code]) in data
+        ),
+        0,
+    )
     size = struct.pack(">HH", *(draw.choice([1, 8, 33, 100, 30_000, 65_500]) for _ in range(2)))
     return data[: at + 5] + size + data[at + 9 :]
 
@@ -163,7 +181,9 @@ def drawn(draw: random.Random) -> Image.Image:
     height, width = random_.integers(17, 60, 2)
     y, x = np.mgrid[:height, :width]
     pixels = np.stack([x * 255 / width, y * 255 / height, (x // 5 + y // 7) % 2 * 200], axis=-1)
-    return Image.fromarray(np.clip(pixels + random_.normal(0, 8, pixels.shape), 0, 255).astype(np.uint8))
+    return Image.fromarray(
+        np.clip(pixels + random_.normal(0, 8, pixels.shape), 0, 255).astype(np.uint8)
+    )
 
 
 def encoded(kind: str, how: str, draw: random.Random) -> bytes:
@@ -212,7 +232,9 @@ def by_torchvision(data: bytes) -> np.ndarray:
     import torch
     from torchvision import io as vision
 
-    turned = 0x0112 in Image.open(io.BytesIO(data)).getexif()  # torchvision sees EXIF where its marker is damaged, too
+    turned = (
+        0x0112 in Image.open(io.BytesIO(data)).getexif()
+    )  # torchvision sees EXIF where its marker is damaged, too
     data = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     image = vision.decode_image(data, vision.ImageReadMode.RGB, apply_exif_orientation=turned)
     return (image if image.ndim == 3 else image[0]).permute(1, 2, 0).numpy()
@@ -228,7 +250,9 @@ def image_subject(kind: str, draw: random.Random) -> Subject:
         return Subject(kind, data, by_kit, by_pillow(data), other, reveals, LIES.get(kind))
     read = lambda data, folder: through_pack(data, kind, folder)  # noqa: E731
     resized = (lambda data: expected(by_torchvision(data))) if other else None
-    return Subject(f"{kind}, packed", data, read, expected(by_pillow(data)), resized, reveals, LIES.get(kind))
+    return Subject(
+        f"{kind}, packed", data, read, expected(by_pillow(data)), resized, reveals, LIES.get(kind)
+    )
 
 
 NEIGHBOURS = [Image.fromarray(np.full((30, 20, 3), grey, np.uint8)) for grey in (60, 200)]
@@ -289,10 +313,20 @@ def tfrecord_subject(draw: random.Random) -> Subject:
         return bytes([number << 3 | 2]) + length + bytes([size]) + part
 
     def example(image: bytes, label: int) -> bytes:
-        features = {b"image": field(1, field(1, image)), b"target": field(3, field(1, bytes([label])))}
-        return field(1, b"".join(field(1, field(1, name) + field(2, value)) for name, value in features.items()))
+        features = {
+            b"image": field(1, field(1, image)),
+            b"target": field(3, field(1, bytes([label]))),
+        }
+        return field(
+            1,
+            b"".join(
+                field(1, field(1, name) + field(2, value)) for name, value in features.items()
+            ),
+        )
 
-    payloads = [example(draw.randbytes(draw.randint(1, 300)), draw.randrange(100)) for _ in range(6)]
+    payloads = [
+        example(draw.randbytes(draw.randint(1, 300)), draw.randrange(100)) for _ in range(6)
+    ]
     lengths = [struct.pack("<Q", len(payload)) for payload in payloads]
     pairs = zip(lengths, payloads, strict=True)
     data = b"".join(size + masked(size) + payload + masked(payload) for size, payload in pairs)
@@ -309,7 +343,9 @@ def tfrecord_subject(draw: random.Random) -> Subject:
 def stored_subject(kind: str, made: Path, draw: random.Random) -> Subject:
     """Return one file of a pack or a cache, among its others."""
     whole = made / kind
-    name = draw.choice(sorted(path.name for path in whole.iterdir() if path.is_file() and path.stat().st_size))
+    name = draw.choice(
+        sorted(path.name for path in whole.iterdir() if path.is_file() and path.stat().st_size)
+    )
 
     def read(data: bytes, folder: Path) -> tuple:
         from tpukit.datasets.packed_images import PackedImages
@@ -332,7 +368,9 @@ def make_stored(folder: Path) -> None:
 
     draw = random.Random(0)
     items = [(np.asarray(drawn(draw).resize((SIDE, SIDE))), [number, 7]) for number in range(20)]
-    records = pack(items, folder / "pack", options=PackOptions(shard_size=8, workers=1), progress="off")
+    records = pack(
+        items, folder / "pack", options=PackOptions(shard_size=8, workers=1), progress="off"
+    )
     build_image_cache(records, folder / "cache", size=SIDE, workers=1, progress="off")
 
 
@@ -347,7 +385,10 @@ def csv_subject(made: Path, draw: random.Random) -> Subject:
 
         (folder / "train.csv").write_bytes(data)
         table = read_labels(folder)
-        return [(row["SOPInstanceUID"], [int(row[name]) for name in LABELS]) for row in table.to_dict("records")]
+        return [
+            (row["SOPInstanceUID"], [int(row[name]) for name in LABELS])
+            for row in table.to_dict("records")
+        ]
 
     def other(data: bytes) -> list:
         rows = csv.DictReader(io.StringIO(data.decode(), newline=""), strict=True)
@@ -379,7 +420,9 @@ ODD = [
 
 def table_subject(draw: random.Random) -> Subject:
     """Return a table with odd labels: what is packed has the values of the column, or it is refused."""
-    values = [draw.choice(ODD) if draw.random() < 0.3 else draw.choice([0, 1, 0.25]) for _ in range(4)]
+    values = [
+        draw.choice(ODD) if draw.random() < 0.3 else draw.choice([0, 1, 0.25]) for _ in range(4)
+    ]
 
     def read(data: bytes, folder: Path) -> list:
         import pandas
@@ -408,8 +451,13 @@ def subjects(made: Path, draw: random.Random, only: str | None) -> "itertools.cy
     makers = {kind: (lambda kind=kind: image_subject(kind, draw)) for kind in MODES}
     makers["dicom"] = lambda: dicom_subject(draw)
     makers["tfrecord"] = lambda: tfrecord_subject(draw)
-    makers["pack"], makers["cache"] = (lambda k=k: stored_subject(k, made, draw) for k in ("pack", "cache"))
-    makers["train.csv"], makers["odd labels"] = lambda: csv_subject(made, draw), lambda: table_subject(draw)
+    makers["pack"], makers["cache"] = (
+        lambda k=k: stored_subject(k, made, draw) for k in ("pack", "cache")
+    )
+    makers["train.csv"], makers["odd labels"] = (
+        lambda: csv_subject(made, draw),
+        lambda: table_subject(draw),
+    )
     for kind in itertools.cycle([only] if only else makers):
         yield makers[kind]()
 
@@ -419,7 +467,9 @@ def damaged(subject: Subject, draw: random.Random) -> tuple[str, bytes]:
     ways = ["none", *DAMAGE, *DAMAGE, *["lie"] * bool(subject.lie), "junk"]
     way = "none" if subject.kind == "odd labels" else draw.choice(ways)
     if way == "junk":
-        return way, draw.choice([b"", draw.randbytes(200), subject.data[:12] + draw.randbytes(500), subject.data * 2])
+        return way, draw.choice(
+            [b"", draw.randbytes(200), subject.data[:12] + draw.randbytes(500), subject.data * 2]
+        )
     if way == "lie":
         return way, subject.lie(subject.data, draw)
     return way, subject.data if way == "none" else DAMAGE[way](subject.data, draw)
@@ -479,12 +529,16 @@ def in_a_process(subject: Subject, way: str, data: bytes) -> str:
 
 def main() -> int:
     """Read all files, print the table and the line of JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--files", type=int, default=2000)
     parser.add_argument("--meanings", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", help="one kind")
-    parser.add_argument("--keep", type=Path, default=Path("runs/fuzz"), help="where files that are wrong are kept")
+    parser.add_argument(
+        "--keep", type=Path, default=Path("runs/fuzz"), help="where files that are wrong are kept"
+    )
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     import torch
@@ -495,13 +549,18 @@ def main() -> int:
     table: dict[str, collections.Counter] = {}
     with tempfile.TemporaryDirectory() as made:
         prepare(Path(made))
-        for number, subject in zip(range(options.files), subjects(Path(made), draw, options.only), strict=False):
+        for number, subject in zip(
+            range(options.files), subjects(Path(made), draw, options.only), strict=False
+        ):
             way, data = damaged(subject, draw)
             verdict = in_a_process(subject, way, data)
             table.setdefault(subject.kind, collections.Counter())[verdict] += 1
             if verdict in ("wrong", "hung"):
                 options.keep.mkdir(parents=True, exist_ok=True)
-                file = options.keep / f"{options.seed}-{number}-{subject.kind.replace(', ', '-')}-{way}"
+                file = (
+                    options.keep
+                    / f"{options.seed}-{number}-{subject.kind.replace(', ', '-')}-{way}"
+                )
                 file.write_bytes(data)
                 print(f"{verdict}: {subject.kind}, {way}, file {number}: {file}", flush=True)
     print(f"\n{'':16}" + "".join(f"{verdict:>8}" for verdict in VERDICTS))
@@ -516,7 +575,12 @@ def main() -> int:
         print(f"{way:16}" + "".join(f"{counts[verdict]:>8,}" for verdict in meaning.VERDICTS))
     wrong = totals["wrong"] + sum(counts["wrong"] for counts in meanings.values())
     print(f"\n{time.perf_counter() - began:.0f} s")
-    last = {"files": totals.total(), "meanings": options.meanings, "wrong": wrong, "hung": totals["hung"]}
+    last = {
+        "files": totals.total(),
+        "meanings": options.meanings,
+        "wrong": wrong,
+        "hung": totals["hung"],
+    }
     print(json.dumps(last))
     return int(wrong + totals["hung"] > 0)
 

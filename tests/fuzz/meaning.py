@@ -44,7 +44,15 @@ NAMES = {
     "true and false": ["True", "False"],
     "like nothing": ["None", "NA", "cat"],
 }
-FORMS = {"png": "PNG", "jpg": "JPEG", "jfif": "JPEG", "bmp": "BMP", "webp": "WEBP", "gif": "GIF", "tif": "TIFF"}
+FORMS = {
+    "png": "PNG",
+    "jpg": "JPEG",
+    "jfif": "JPEG",
+    "bmp": "BMP",
+    "webp": "WEBP",
+    "gif": "GIF",
+    "tif": "TIFF",
+}
 MODES = {
     "PNG": ("RGB", "RGBA", "L", "LA", "P", "I;16"),
     "TIFF": ("RGB", "RGBA", "L", "CMYK", "I;16"),
@@ -105,7 +113,9 @@ def corner() -> np.ndarray:
 @functools.cache
 def expected(number: int, tone: int) -> np.ndarray:
     """Return the pixels of an image in a cache."""
-    return np.asarray(Image.fromarray(drawn(number, tone)).resize((SIDE, SIDE), Image.Resampling.BILINEAR)).astype(int)
+    return np.asarray(
+        Image.fromarray(drawn(number, tone)).resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+    ).astype(int)
 
 
 def in_mode(pixels: np.ndarray, mode: str) -> Image.Image:
@@ -123,11 +133,15 @@ def in_mode(pixels: np.ndarray, mode: str) -> Image.Image:
 def with_note(data: bytes, how: int, draw: random.Random) -> bytes:
     """Put EXIF into a JPEG: as a short or long number, in either order of bytes, perhaps behind a long profile."""
     order, (kind, code) = draw.choice("<>"), draw.choice([(3, "H"), (4, "I")])
-    note = struct.pack(order + "HIHHHI", 42, 8, 1, 0x0112, kind, 1) + struct.pack(order + code, how).ljust(4, b"\0")
+    note = struct.pack(order + "HIHHHI", 42, 8, 1, 0x0112, kind, 1) + struct.pack(
+        order + code, how
+    ).ljust(4, b"\0")
     parts = [(0xE1, b"Exif\0\0" + (b"II" if order == "<" else b"MM") + note + bytes(4))]
     if draw.random() < 0.3:
         parts = [(0xE2, bytes(60_000))] * 2 + parts
-    inside = b"".join(b"\xff" + bytes([kind]) + (len(part) + 2).to_bytes(2, "big") + part for kind, part in parts)
+    inside = b"".join(
+        b"\xff" + bytes([kind]) + (len(part) + 2).to_bytes(2, "big") + part for kind, part in parts
+    )
     return data[:2] + inside + data[2:]
 
 
@@ -137,13 +151,21 @@ def encoded(number: int, form: str, draw: random.Random, tone: int, turn: bool =
     how = draw.choice([1, *BACK]) if turn and form in ("PNG", "JPEG", "WEBP") else 1
     image = in_mode(drawn(number, tone), mode)
     image = image.transpose(BACK[how]) if how > 1 else image
-    options = {"quality": 95, "subsampling": 0} if form == "JPEG" else {"lossless": True} if form == "WEBP" else {}
+    options = (
+        {"quality": 95, "subsampling": 0}
+        if form == "JPEG"
+        else {"lossless": True}
+        if form == "WEBP"
+        else {}
+    )
     if how > 1 and form != "JPEG":
         options["exif"] = Image.Exif()
         options["exif"][0x0112] = how
     stored = io.BytesIO()
     image.save(stored, form, **options)
-    return with_note(stored.getvalue(), how, draw) if how > 1 and form == "JPEG" else stored.getvalue()
+    return (
+        with_note(stored.getvalue(), how, draw) if how > 1 and form == "JPEG" else stored.getvalue()
+    )
 
 
 def write(file: Path, *args, **options) -> None:
@@ -166,7 +188,9 @@ def made(folder: Path, draw: random.Random, tone: int = 0, shift: int = 0) -> Co
     return one
 
 
-def a_folder(folder: Path, draw: random.Random, names: list[str], of: dict, tone: int) -> Collection:
+def a_folder(
+    folder: Path, draw: random.Random, names: list[str], of: dict, tone: int
+) -> Collection:
     def place(number: int) -> Path:
         return folder / of[number] / draw.choice(["", "", "more", f"patient {number}"])
 
@@ -193,22 +217,36 @@ def a_folder(folder: Path, draw: random.Random, names: list[str], of: dict, tone
 
 def a_table(folder: Path, draw: random.Random, names: list[str], of: dict, tone: int) -> Collection:
     masked, rows, form = draw.random() < 0.4, [], draw.choice(list(FORMS))
-    numbers = draw.sample(range(COUNT), COUNT) + draw.sample(range(COUNT), draw.choice([0, 0, 2]))  # some twice
+    numbers = draw.sample(range(COUNT), COUNT) + draw.sample(
+        range(COUNT), draw.choice([0, 0, 2])
+    )  # some twice
     how = draw.choice([1, *BACK])
     for place, number in enumerate(numbers):
         name = f"{number}.{form}"
         if place < COUNT:
             write(folder / name, number, draw, tone, turn=not masked)
-            if masked and form in ("jpg", "jfif"):  # turned by its note, and its mask stored as it is seen or is not
+            if masked and form in (
+                "jpg",
+                "jfif",
+            ):  # turned by its note, and its mask stored as it is seen or is not
                 plain = encoded(number, "JPEG", draw, tone, turn=False)
                 lying = Image.open(io.BytesIO(plain))
                 stored = io.BytesIO()
-                (lying.transpose(BACK[how]) if how > 1 else lying).save(stored, "JPEG", quality=95, subsampling=0)
+                (lying.transpose(BACK[how]) if how > 1 else lying).save(
+                    stored, "JPEG", quality=95, subsampling=0
+                )
                 (folder / name).write_bytes(with_note(stored.getvalue(), how, draw))
         elif draw.random() < 0.5:
             name = f"{number} again.{form}"
             shutil.copy(folder / f"{number}.{form}", folder / name)
-        rows.append({"path": name, "mask": f"mask-{place}.png", "kind": of[number], "patient": f"p{number % 4}"})
+        rows.append(
+            {
+                "path": name,
+                "mask": f"mask-{place}.png",
+                "kind": of[number],
+                "patient": f"p{number % 4}",
+            }
+        )
         marks = mask_image(draw)
         is_stored = draw.random() < 0.5 and form in ("jpg", "jfif") and how in (5, 6, 7, 8)
         marks = marks.transpose(BACK[how]) if is_stored else marks
@@ -233,7 +271,9 @@ def a_table(folder: Path, draw: random.Random, names: list[str], of: dict, tone:
         FILES[kind](table, one.source)
     if kind in FILES and "None" in names:
         one.refusals.append("label 'kind' of row [0-9]+ is missing")
-    if kind in ("as it is", "parquet", "feather") and are_numbers:  # a column that was read wrongly?
+    if (
+        kind in ("as it is", "parquet", "feather") and are_numbers
+    ):  # a column that was read wrongly?
         one.refusals.append("labels are numbers, and these are not")
     is_truth = names[0] == "True" and kind in ("as numbers", "csv", "tsv", "csv.gz", "csv.zip")
     if is_truth and "classes" not in options:  # a quantity
@@ -282,7 +322,10 @@ class Pictures:
 def a_list(folder: Path, draw: random.Random, names: list[str], of: dict, tone: int) -> Collection:
     import torch
 
-    masked, kind = draw.random() < 0.5, draw.choice(["pillow", "array", "tensor", "floats", "16 bits", "file"])
+    masked, kind = (
+        draw.random() < 0.5,
+        draw.choice(["pillow", "array", "tensor", "floats", "16 bits", "file"]),
+    )
     labelled = draw.choice([int, np.int64, float, torch.tensor, lambda number: names[number]])
     numbers = [*of, *draw.sample(list(of), draw.choice([0, 2]))]
     seed = draw.randrange(2**30)  # the same image has the same file
@@ -295,21 +338,31 @@ def a_list(folder: Path, draw: random.Random, names: list[str], of: dict, tone: 
             "tensor": lambda: torch.from_numpy(pixels).permute(2, 0, 1),
             "floats": lambda: pixels / np.float32(255),
             "16 bits": lambda: pixels.astype(np.uint16) * 257,
-            "file": lambda: encoded(number, "PNG", random.Random(seed + number), tone, turn=not masked),
+            "file": lambda: encoded(
+                number, "PNG", random.Random(seed + number), tone, turn=not masked
+            ),
         }[kind]()
 
     def mask():
-        return draw.choice([mask_image(draw), corner(), torch.from_numpy(corner()), corner().astype(np.int64)])
+        return draw.choice(
+            [mask_image(draw), corner(), torch.from_numpy(corner()), corner().astype(np.int64)]
+        )
 
-    items = [(image(n), *([mask()] if masked else []), labelled(names.index(of[n]))) for n in numbers]
+    items = [
+        (image(n), *([mask()] if masked else []), labelled(names.index(of[n]))) for n in numbers
+    ]
     if draw.random() < 0.4:
         keys = ("image", *(["marks"] if masked else []), "label")
         items = [dict(zip(keys, item, strict=True)) for item in items]
-    options = {"classes": names, "size": SIDE} | ({"masks": "marks"} if masked and isinstance(items[0], dict) else {})
+    options = {"classes": names, "size": SIDE} | (
+        {"masks": "marks"} if masked and isinstance(items[0], dict) else {}
+    )
     return Collection("", items, options, numbers, of, masked=masked)
 
 
-def a_dataset(folder: Path, draw: random.Random, names: list[str], of: dict, tone: int) -> Collection:
+def a_dataset(
+    folder: Path, draw: random.Random, names: list[str], of: dict, tone: int
+) -> Collection:
     from torch.utils.data import Subset
 
     dataset = Pictures(of, draw.sample(names, len(names)), list(of), tone)
@@ -323,7 +376,12 @@ def a_dataset(folder: Path, draw: random.Random, names: list[str], of: dict, ton
         dataset.classes = draw.sample(names, len(names))
     elif kind == "transformed":
         dataset.target_transform = lambda target: 2 * target + 1
-        of.update({number: str(2 * target + 1) for number, target in zip(numbers, dataset.targets, strict=True)})
+        of.update(
+            {
+                number: str(2 * target + 1)
+                for number, target in zip(numbers, dataset.targets, strict=True)
+            }
+        )
     elif kind == "wrapped":
 
         class Wrapped:
@@ -337,10 +395,14 @@ def a_dataset(folder: Path, draw: random.Random, names: list[str], of: dict, ton
                 return self.dataset[place]
 
         source = Wrapped(dataset)  # nothing says that its labels are still those of the names
-        of.update({number: str(target) for number, target in zip(numbers, dataset.targets, strict=True)})
+        of.update(
+            {number: str(target) for number, target in zip(numbers, dataset.targets, strict=True)}
+        )
     options = {"size": SIDE}
     if kind in ("plain", "subset", "numbered") and draw.random() < 0.5:
-        options["classes"] = draw.sample(names, len(names))  # which a dataset's numbers are matched to by its own names
+        options["classes"] = draw.sample(
+            names, len(names)
+        )  # which a dataset's numbers are matched to by its own names
     return Collection("", source, options, numbers, of)
 
 
@@ -353,10 +415,18 @@ def joined(folder: Path, draw: random.Random, names: list[str], of: dict, tone: 
     if draw.random() < 0.5:
         parts[1], numbers[1] = Subset(parts[1], [1, 0]), [numbers[1][1], numbers[1][0]]
     refusals = ["number their classes differently"] if orders[0] != orders[1] else []
-    return Collection("", ConcatDataset(parts), {"size": SIDE}, sum(numbers, []), of, refusals=refusals)
+    return Collection(
+        "", ConcatDataset(parts), {"size": SIDE}, sum(numbers, []), of, refusals=refusals
+    )
 
 
-WAYS = {"folder": a_folder, "table": a_table, "list": a_list, "dataset": a_dataset, "joined": joined}
+WAYS = {
+    "folder": a_folder,
+    "table": a_table,
+    "list": a_list,
+    "dataset": a_dataset,
+    "joined": joined,
+}
 
 
 def packed(one: Collection, folder: Path):
@@ -369,12 +439,18 @@ def packed(one: Collection, folder: Path):
             records = tpukit.pack(one.source, folder / "pack", **options)
         except ValueError as error:
             call = re.search(r"pandas\.read_\w+\(.*?\)", str(error))
-            if call is None or not isinstance(one.source, Path) or "is a file, and pack reads" not in str(error):
+            if (
+                call is None
+                or not isinstance(one.source, Path)
+                or "is a file, and pack reads" not in str(error)
+            ):
                 raise
             records = tpukit.pack(eval(call[0]), folder / "pack", **options)
     left_out = sum(int(n) for n in re.findall(r"left out: (\d+) files", said.getvalue()))
     if left_out != one.others:
-        raise AssertionError(f"{left_out} files are said to be left out, and there are {one.others}")
+        raise AssertionError(
+            f"{left_out} files are said to be left out, and there are {one.others}"
+        )
     return records
 
 
@@ -425,8 +501,12 @@ def faults(images, one: Collection, names: dict[int, int]) -> list[str]:
     found = []
     batches = Batches(images, batch_size=4)
     for pixels, targets in batches:
-        labels, masks = (targets["labels"], targets["masks"]) if one.masked else (targets, [None] * 4)
-        for index, image, label, mask in zip(batches.current.tolist(), pixels, labels, masks, strict=True):
+        labels, masks = (
+            (targets["labels"], targets["masks"]) if one.masked else (targets, [None] * 4)
+        )
+        for index, image, label, mask in zip(
+            batches.current.tolist(), pixels, labels, masks, strict=True
+        ):
             number, image = names[index], image.permute(1, 2, 0).numpy().astype(int)
             far = np.abs(image - expected(number, one.tone)).mean()
             if far > 4:
@@ -448,7 +528,9 @@ def faults(images, one: Collection, names: dict[int, int]) -> list[str]:
 @functools.cache
 def small_mask() -> np.ndarray:
     """Return the mask of the corner in a cache."""
-    return np.asarray(Image.fromarray(corner()).resize((SIDE, SIDE), Image.Resampling.NEAREST)).astype(int)
+    return np.asarray(
+        Image.fromarray(corner()).resize((SIDE, SIDE), Image.Resampling.NEAREST)
+    ).astype(int)
 
 
 def alike(name: str, truth: str) -> bool:
@@ -460,7 +542,10 @@ def alike(name: str, truth: str) -> bool:
 
 def judge(make: Callable, folder: Path, draw: random.Random) -> tuple[str, str]:
     """Pack a collection, perhaps mend it, and compare what comes back with the truth; return a verdict, and why."""
-    one, after = make(), draw.choice(["", "", "", "labels", "labels of the cache", "made again", "mended"])
+    one, after = (
+        make(),
+        draw.choice(["", "", "", "labels", "labels of the cache", "made again", "mended"]),
+    )
     changed = draw.choice([{"tone": 7}, {"shift": 1}])
     try:
         records = packed(one, folder)
@@ -526,7 +611,10 @@ def judge_many(count: int, seed: int, folder: Path, keep: Path) -> dict:
             counts = table.setdefault(one.way, dict.fromkeys(VERDICTS, 0))
             counts[verdict] += 1
             if verdict == "wrong":
-                print(f"wrong: {one.way}, collection {number}, {why}\n  {one.options}, {one.names}", flush=True)
+                print(
+                    f"wrong: {one.way}, collection {number}, {why}\n  {one.options}, {one.names}",
+                    flush=True,
+                )
                 shutil.copytree(place, keep / f"meaning-{seed}-{number}", dirs_exist_ok=True)
             shutil.rmtree(place)
     return table

@@ -17,9 +17,22 @@ FUZZ = Path(__file__).with_name("fuzz.py")
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of memory as Linux has them")
 def test_damaged_files_give_no_wrong_pixels_and_none_hangs(tmp_path, how_often):
     files, meanings = how_often(60, 240), how_often(5, 12)
-    command = [sys.executable, str(FUZZ), "--files", str(files), "--meanings", str(meanings), "--seed", "1"]
+    command = [
+        sys.executable,
+        str(FUZZ),
+        "--files",
+        str(files),
+        "--meanings",
+        str(meanings),
+        "--seed",
+        "1",
+    ]
     ended = subprocess.run(
-        [*command, "--keep", str(tmp_path)], capture_output=True, text=True, check=False, timeout=800
+        [*command, "--keep", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=800,
     )
     last = {"files": files, "meanings": meanings, "wrong": 0, "hung": 0}
     assert json.loads(ended.stdout.splitlines()[-1]) == last, ended.stdout + ended.stderr

@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -60,7 +62,9 @@ def jupyter_server(kind: str, folder: Path) -> Iterator["Server"]:
         process.terminate()
         try:
             process.wait(timeout=120)
-        except subprocess.TimeoutExpired:  # its kernels have ended; it may wait for a thread of anyio for ever
+        except (
+            subprocess.TimeoutExpired
+        ):  # its kernels have ended; it may wait for a thread of anyio for ever
             process.kill()
             process.wait()
 
@@ -72,7 +76,9 @@ class Server:
         self.kind, self.port, self.folder, self.browser = kind, port, folder, browser
         self._settings = folder / "settings" / "@jupyterlab"
         self._set("apputils-extension/notification", {"fetchNews": "false"})  # asks, otherwise
-        self._set("notebook-extension/tracker", {"windowingMode": "none"})  # cells out of sight are not in the page
+        self._set(
+            "notebook-extension/tracker", {"windowingMode": "none"}
+        )  # cells out of sight are not in the page
 
     def open(self, name: str, *, width: int = 1200, height: int = 1500, scale: float = 1):
         """Open a notebook of the folder in a page of its own.
@@ -83,12 +89,18 @@ class Server:
             height: the same.
             scale: pixels of a picture per CSS pixel.
         """
-        page = self.browser.new_page(viewport={"width": width, "height": height}, device_scale_factor=scale)
+        page = self.browser.new_page(
+            viewport={"width": width, "height": height}, device_scale_factor=scale
+        )
         page.set_default_timeout(300_000)  # for hangs: 30 seconds are too few on a busy machine
-        lost = page.locator(".jp-Dialog", has_text="will continue trying to reconnect")  # an answer was late
+        lost = page.locator(
+            ".jp-Dialog", has_text="will continue trying to reconnect"
+        )  # an answer was late
         page.add_locator_handler(lost, lambda dialog: dialog.locator(".jp-mod-accept").click())
         place = "lab/tree" if self.kind == "lab" else "notebooks"
-        page.goto(f"http://127.0.0.1:{self.port}/{place}/{name}.ipynb?reset")  # without the notebooks opened before
+        page.goto(
+            f"http://127.0.0.1:{self.port}/{place}/{name}.ipynb?reset"
+        )  # without the notebooks opened before
         # All notebooks of these tests have four cells or more.
         page.locator(".jp-NotebookPanel .jp-Cell").nth(3).wait_for()
         # A page without a kernel would start a second one, and calls none "idle", too.

@@ -17,7 +17,9 @@ def exams(count=60, slices=12, seed=0, strength=2.5):
     study = np.repeat(np.arange(count), slices)
     truth = np.repeat(random.random(count) < 0.4, slices).astype(float)
     of_study = np.repeat(random.normal(0, 1.5, count), slices)
-    chances = 1 / (1 + np.exp(-(strength * truth - 1.2 + of_study + random.normal(0, 0.2, count * slices))))
+    chances = 1 / (
+        1 + np.exp(-(strength * truth - 1.2 + of_study + random.normal(0, 0.2, count * slices)))
+    )
     return truth, chances, study
 
 
@@ -34,7 +36,9 @@ def test_areas_are_scikit_learns_with_weights_and_ties():
         weights = random.integers(0, 4, 200).astype(float)
         area, average, *_ = _curve(truth, np.unique(chances, return_inverse=True)[1], weights)
         assert area == pytest.approx(roc_auc_score(truth, chances, sample_weight=weights))
-        assert average == pytest.approx(average_precision_score(truth, chances, sample_weight=weights))
+        assert average == pytest.approx(
+            average_precision_score(truth, chances, sample_weight=weights)
+        )
 
 
 def test_an_interval_holds_the_area_and_is_wider_where_images_of_a_study_are_alike():
@@ -66,7 +70,9 @@ def test_a_table_counts_studies_and_says_where_they_are_too_few():
     rare = (study == 3).astype(float)
     labels = torch.from_numpy(np.stack([truth, rare, 0 * rare, 0 * rare + 1], 1))
     names = ["pe_present_on_image", "chronic_pe", "none_has_it", "all_have_it"]
-    table = tpukit.metrics.auroc_table(labels, np.stack([chances] * 4, 1), names=names, groups=study, group="study")
+    table = tpukit.metrics.auroc_table(
+        labels, np.stack([chances] * 4, 1), names=names, groups=study, group="study"
+    )
     assert list(table.index) == ["pe present on image", "chronic pe", "none has it", "all have it"]
     assert table.loc["pe present on image", "positive studies"] == len(np.unique(study[truth == 1]))
     assert table.loc["pe present on image", "note"] == ""
@@ -117,7 +123,9 @@ def test_a_figure_says_how_many_are_positive_and_its_text_says_what_it_shows(tmp
 
 def test_a_figure_of_one_positive_study_says_so_and_draws_no_interval():
     _, chances, study = exams()
-    figure = tpukit.metrics.show_roc((study == 3).astype(float), chances, groups=study, group="study")
+    figure = tpukit.metrics.show_roc(
+        (study == 3).astype(float), chances, groups=study, group="study"
+    )
     assert "only 1 positive study: too few to tell" in figure._suptitle.get_text()
     assert "only 1 positive study" in figure.alt
     assert "to" not in figure.axes[0].get_title(loc="left").split()
@@ -145,7 +153,9 @@ def test_sensitivity_at_a_specificity_is_that_of_the_best_threshold(specificity)
     for digits in (1, 6):  # with ties and without
         truth, chances, study = exams(80, 3, seed=2)
         chances = chances.round(digits)
-        point = tpukit.metrics.sensitivity_at(specificity, truth, chances, groups=study, resamples=50)
+        point = tpukit.metrics.sensitivity_at(
+            specificity, truth, chances, groups=study, resamples=50
+        )
         assert point.sensitivity == pytest.approx(slow_sensitivity(specificity, truth, chances))
         said = chances >= point.threshold
         assert said[truth == 1].mean() == pytest.approx(point.sensitivity)
@@ -162,7 +172,10 @@ def test_sensitivity_at_a_specificity_is_that_of_the_best_threshold(specificity)
 
 def test_the_interval_of_a_sensitivity_draws_whole_studies_and_needs_five_of_each():
     truth, chances, study = exams(60, 12)
-    alone, together = (tpukit.metrics.sensitivity_at(0.9, truth, chances, groups=groups) for groups in (None, study))
+    alone, together = (
+        tpukit.metrics.sensitivity_at(0.9, truth, chances, groups=groups)
+        for groups in (None, study)
+    )
     widths = [point.interval[1] - point.interval[0] for point in (alone, together)]
     assert widths[1] > 1.5 * widths[0]
     few = tpukit.metrics.sensitivity_at(0.9, [1, 1, 0, 0, 0, 0], [0.9, 0.2, 0.3, 0.1, 0.1, 0.1])
@@ -179,8 +192,12 @@ def test_no_threshold_is_specific_enough_where_the_surest_is_wrong():
 
 def test_a_ring_marks_it_on_the_curve():
     truth, chances, study = exams()
-    figure = tpukit.metrics.show_roc(truth, chances, groups=study, group="study", sample="exam", specificity=0.9)
+    figure = tpukit.metrics.show_roc(
+        truth, chances, groups=study, group="study", sample="exam", specificity=0.9
+    )
     point = tpukit.metrics.sensitivity_at(0.9, truth, chances, groups=study)
-    assert [1 - point.specificity, point.sensitivity] in [[*line.get_xydata()[0]] for line in figure.axes[0].lines]
+    assert [1 - point.specificity, point.sensitivity] in [
+        [*line.get_xydata()[0]] for line in figure.axes[0].lines
+    ]
     assert f"; {point}." in figure.alt
     assert "exams positive" in figure.alt

@@ -17,7 +17,9 @@ def test_outcomes_have_their_names():
 
 
 def test_typical_ones_are_chosen_and_fewer_where_there_are_not_so_many():
-    chosen = tpukit.metrics.choose_predictions(TRUTH, CHANCES, hits=1, misses=5, false_alarms=1, true_negatives=2)
+    chosen = tpukit.metrics.choose_predictions(
+        TRUTH, CHANCES, hits=1, misses=5, false_alarms=1, true_negatives=2
+    )
     assert list(chosen) == [0, 9, 3, 5, 6, 7]
     assert len(tpukit.metrics.choose_predictions(TRUTH[:3], CHANCES[:3])) == 2
 
@@ -31,11 +33,15 @@ def test_the_hardest_mistakes_come_worst_first_and_one_of_each_study():
 
 def test_each_image_stands_under_the_name_of_its_outcome(tmp_path):
     images = torch.randint(0, 256, (10, 1, 16, 16), dtype=torch.uint8)
-    figure = tpukit.metrics.show_outcomes(images, TRUTH, CHANCES, notes=[f"study {number}" for number in range(10)])
+    figure = tpukit.metrics.show_outcomes(
+        images, TRUTH, CHANCES, notes=[f"study {number}" for number in range(10)]
+    )
     titles = [axes.get_title(loc="left") for axes in figure.axes]
     assert titles == list(outcomes(TRUTH, CHANCES))
     assert [axes.get_title(loc="right") for axes in figure.axes][:2] == ["0.90", "0.60"]
-    assert figure.alt.startswith("10 images by the outcome of their prediction, with its probability: hit 0.90, ")
+    assert figure.alt.startswith(
+        "10 images by the outcome of their prediction, with its probability: hit 0.90, "
+    )
     assert len(tpukit.metrics.show_outcomes(images, TRUTH, CHANCES, limit=3).axes) == 3
     figure.savefig(tmp_path / "outcomes.png")
 

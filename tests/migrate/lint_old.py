@@ -30,7 +30,8 @@ def folders():
     given = sys.argv[1:]
     return [
         Path(one)
-        for one in given or [HERE / "old", *os.environ.get("TPUKIT_OLD_NOTEBOOKS", "").split(os.pathsep)]
+        for one in given
+        or [HERE / "old", *os.environ.get("TPUKIT_OLD_NOTEBOOKS", "").split(os.pathsep)]
         if one
     ]
 
@@ -69,10 +70,14 @@ def dead_names(path):
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 aliases |= {
-                    one.asname: one.name for one in node.names if one.asname and one.name.startswith("torch_xla")
+                    one.asname: one.name
+                    for one in node.names
+                    if one.asname and one.name.startswith("torch_xla")
                 }
             elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch_xla"):
-                aliases |= {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}
+                aliases |= {
+                    one.asname or one.name: f"{node.module}.{one.name}" for one in node.names
+                }
     for cell, tree, piece in pieces:
         for node in ast.walk(tree):
             is_named = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
@@ -91,7 +96,9 @@ def look(path, folder):
         broken = sum(len(piece.broken) for _, _, piece in trees(copy))
         row["findings"] = len(report.findings)
         row["fixed"] = sum(one.is_fixable for one in report.findings)
-        row["unreported"] = len(dead_names(copy) - {(one.cell, one.line) for one in report.findings})
+        row["unreported"] = len(
+            dead_names(copy) - {(one.cell, one.line) for one in report.findings}
+        )
         report.fix()
         again = lint(copy)
         row["clean"] = int(not again.findings)

@@ -21,14 +21,20 @@ XMP = "import torch_xla.distributed.xla_multiprocessing as xmp\n"
 TX = "import torch_xla\n"
 
 FIXED = {  # before, after
-    "a call": (f"{XM}r = xm.get_ordinal()  # rank\n", f"{TX}{XM}r = torch_xla.runtime.global_ordinal()  # rank\n"),
+    "a call": (
+        f"{XM}r = xm.get_ordinal()  # rank\n",
+        f"{TX}{XM}r = torch_xla.runtime.global_ordinal()  # rank\n",
+    ),
     "another alias": (
         "import torch_xla.core.xla_model as any\nany.xrt_world_size()\n",
         f"{TX}import torch_xla.core.xla_model as any\ntorch_xla.runtime.world_size()\n",
     ),
     "torch_xla is there": (f"{TX}{XM}xm.xla_device()\n", f"{TX}{XM}torch_xla.device()\n"),
     "torch_xla comes later": (f"{XM}xm.xla_device()\n{TX}", f"{TX}{XM}torch_xla.device()\n{TX}"),
-    "arguments of the same signature": (f"{TX}{XM}xm.mark_step(wait=True)\n", f"{TX}{XM}torch_xla.sync(wait=True)\n"),
+    "arguments of the same signature": (
+        f"{TX}{XM}xm.mark_step(wait=True)\n",
+        f"{TX}{XM}torch_xla.sync(wait=True)\n",
+    ),
     "the whole name": (
         "import torch_xla.core.xla_model\ntorch_xla.core.xla_model.get_ordinal()\n",
         "import torch_xla.core.xla_model\ntorch_xla.runtime.global_ordinal()\n",
@@ -125,7 +131,10 @@ def script(folder, text, name="old.py"):
 
 def notebook(folder, *texts, **others):
     kind = {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None}
-    cells = [{"cell_type": "markdown", "metadata": {}, "source": "text"}, *({**kind, "source": text} for text in texts)]
+    cells = [
+        {"cell_type": "markdown", "metadata": {}, "source": "text"},
+        *({**kind, "source": text} for text in texts),
+    ]
     book = {"nbformat": 4, "nbformat_minor": 4, "metadata": {}, "cells": cells, **others}
     return script(folder, json.dumps(book, indent=1), "old.ipynb")
 
@@ -227,8 +236,16 @@ def test_a_magic_becomes_a_placeholder_of_its_line():
     text += "s = '''\n%no\n'''\nprint?\nz = (1\n % 2)\nif z:\n    !ls"
     piece = Piece(text)
     piece.parse()
-    assert piece.shell == {1: "%%time", 2: "%timeit -n 1 f()", 4: "y = !ls \\\n  -l", 9: "print?", 13: "    !ls"}
-    expected = "pass\npass\nif 1:\n    x = 1\ny = None\ns = '\\n%no\\n'\npass\nz = 1 % 2\nif z:\n    pass"
+    assert piece.shell == {
+        1: "%%time",
+        2: "%timeit -n 1 f()",
+        4: "y = !ls \\\n  -l",
+        9: "print?",
+        13: "    !ls",
+    }
+    expected = (
+        "pass\npass\nif 1:\n    x = 1\ny = None\ns = '\\n%no\\n'\npass\nz = 1 % 2\nif z:\n    pass"
+    )
     assert ast.unparse(piece.tree) == expected
     assert [node.lineno for node in piece.tree.body] == [1, 2, 3, 4, 6, 9, 10, 12]
     assert not piece.broken
@@ -245,7 +262,11 @@ def test_a_cell_in_a_string_is_read_and_left(tmp_path):
 def test_all_of_a_notebook_but_the_renamed_lines_stays_as_it_is(tmp_path, indent):
     book = {
         "cells": [
-            {"source": [XM, "x = 'é' # \u2028\n", "xm.mark_step()"], "cell_type": "code", "outputs": [1e5, 1.50]},
+            {
+                "source": [XM, "x = 'é' # \u2028\n", "xm.mark_step()"],
+                "cell_type": "code",
+                "outputs": [1e5, 1.50],
+            },
             {"cell_type": "code", "source": "xm.mark_step()"},
         ],
         "metadata": {"a": "\u00e9"},
@@ -263,10 +284,21 @@ def test_all_of_a_notebook_but_the_renamed_lines_stays_as_it_is(tmp_path, indent
 
 
 def test_a_notebook_of_format_3_is_read_and_fixed(tmp_path):
-    cell = {"cell_type": "code", "language": "python", "input": [XM, "xm.mark_step()"], "outputs": []}
-    path = script(tmp_path, json.dumps({"nbformat": 3, "worksheets": [{"cells": [cell]}]}), "old.ipynb")
+    cell = {
+        "cell_type": "code",
+        "language": "python",
+        "input": [XM, "xm.mark_step()"],
+        "outputs": [],
+    }
+    path = script(
+        tmp_path, json.dumps({"nbformat": 3, "worksheets": [{"cells": [cell]}]}), "old.ipynb"
+    )
     assert lint(path).fix()
-    assert json.loads(path.read_text())["worksheets"][0]["cells"][0]["input"] == [TX, XM, "torch_xla.sync()"]
+    assert json.loads(path.read_text())["worksheets"][0]["cells"][0]["input"] == [
+        TX,
+        XM,
+        "torch_xla.sync()",
+    ]
 
 
 def test_a_notebook_of_another_language_has_no_findings(tmp_path):
@@ -345,13 +377,18 @@ def test_control_characters_are_escaped(tmp_path):
     ended = command(path)
     assert "\x1b" not in ended.stdout + ended.stderr
     assert "\\x1b]0;x\\x07.py" in ended.stdout
-    assert "\x1b" not in command("--diff", script(tmp_path, f"{XM}xm.mark_step()  # \x1b[31m\n")).stdout
+    assert (
+        "\x1b"
+        not in command("--diff", script(tmp_path, f"{XM}xm.mark_step()  # \x1b[31m\n")).stdout
+    )
 
 
 def test_large_outputs_and_a_large_standard_input_do_no_harm(tmp_path):
     path = notebook(tmp_path, f"{XM}xm.mark_step()", metadata={"x": "y" * 20_000_000})
     words = [sys.executable, "-m", "tpukit", "lint", "--fix", str(path)]
-    ended = subprocess.run(words, cwd=ROOT, input="z" * 20_000_000, capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        words, cwd=ROOT, input="z" * 20_000_000, capture_output=True, text=True, check=False
+    )
     assert ended.returncode == 0
     assert len(json.loads(path.read_text())["metadata"]["x"]) == 20_000_000
 
@@ -373,7 +410,9 @@ def test_a_fixed_script_computes_the_same(tmp_path):
 
     def run():
         environ = {**os.environ, "PJRT_DEVICE": "CPU", "PYTHONWARNINGS": "ignore"}
-        return subprocess.run([sys.executable, path], env=environ, capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            [sys.executable, path], env=environ, capture_output=True, text=True, check=True
+        ).stdout
 
     before = run()
     assert lint(path).fix()
@@ -381,7 +420,9 @@ def test_a_fixed_script_computes_the_same(tmp_path):
     assert run() == before
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "tests/migrate/old").iterdir()), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "tests/migrate/old").iterdir()), ids=lambda path: path.name
+)
 def test_our_own_old_notebooks_end_with_advice_alone(tmp_path, path):
     copy = tmp_path / path.name
     copy.write_bytes(path.read_bytes())

@@ -39,7 +39,10 @@ def test_the_table_has_what_the_installed_torch_xla_has():
         ("torch_xla.utils.gcsfs.open", "torch_xla.utils.gcsfs"),
         ("torch_xla.tpu.num_available_chips", ""),  # a module that is the attribute of another
         ("torch_xla.tpu.device_count", "torch_xla.tpu.device_count"),
-        ("torch_xla.core.dynamo_bridge.extract_compiled_graph", ""),  # by a star import inside torch_xla
+        (
+            "torch_xla.core.dynamo_bridge.extract_compiled_graph",
+            "",
+        ),  # by a star import inside torch_xla
         ("torch_xla_py.keyd_queue", "torch_xla_py.keyd_queue"),
         ("torch.xla.device", "torch.xla.device"),
         ("numpy.int", ""),
@@ -58,11 +61,27 @@ def test_a_module_that_has_moved_keeps_its_names():
 @pytest.mark.parametrize(
     ("name", "happened", "write"),
     [
-        ("torch_xla.core.xla_model.optimizer_stepp", "in no release", "torch_xla.core.xla_model.optimizer_step"),
-        ("torch_xla.core.xla_model.get_ordinal", "removed in torch_xla 2.7", "torch_xla.runtime.global_ordinal()"),
-        ("torch_xla.experimental.xla_sharding.Mesh", "removed in torch_xla 2.5", "torch_xla.distributed.spmd.Mesh"),
+        (
+            "torch_xla.core.xla_model.optimizer_stepp",
+            "in no release",
+            "torch_xla.core.xla_model.optimizer_step",
+        ),
+        (
+            "torch_xla.core.xla_model.get_ordinal",
+            "removed in torch_xla 2.7",
+            "torch_xla.runtime.global_ordinal()",
+        ),
+        (
+            "torch_xla.experimental.xla_sharding.Mesh",
+            "removed in torch_xla 2.5",
+            "torch_xla.distributed.spmd.Mesh",
+        ),
         ("torch_xla.test.test_utils.skipIfCUDA", "removed in torch_xla 2.9", ""),
-        ("torch_xla.experimental.pjrt.rendezvous", "removed in torch_xla 2.5", "torch_xla.core.xla_model.rendezvous"),
+        (
+            "torch_xla.experimental.pjrt.rendezvous",
+            "removed in torch_xla 2.5",
+            "torch_xla.core.xla_model.rendezvous",
+        ),
     ],
 )
 def test_a_verdict_has_the_release_and_the_name_to_write(name, happened, write):
@@ -84,7 +103,9 @@ def test_all_that_a_rename_writes_is_in_both_releases():
     for old, new in RENAMES.items():
         assert is_in_both_releases(new), old
     for old, entry in NAMES.items():
-        assert "module" not in entry or is_in_both_releases(entry["module"]) or not entry.get("safe"), old
+        assert (
+            "module" not in entry or is_in_both_releases(entry["module"]) or not entry.get("safe")
+        ), old
 
 
 @pytest.mark.xla
@@ -92,7 +113,9 @@ def test_all_that_a_rename_writes_is_in_both_releases():
 def test_a_rename_for_all_calls_has_the_same_signature(old):
     def signature(name):
         module, _, leaf = name.rpartition(".")
-        parameters = inspect.signature(getattr(importlib.import_module(module), leaf)).parameters.values()
+        parameters = inspect.signature(
+            getattr(importlib.import_module(module), leaf)
+        ).parameters.values()
         return [(one.name, one.kind, one.default) for one in parameters]
 
     assert signature(old) == signature(RENAMES[old])
@@ -120,6 +143,9 @@ def test_what_the_table_says_of_lightning_is_so_in_the_installed_one():
     replaced = ("replaced", "SingleTPU")
     for name in libraries["names"]:
         module, _, leaf = name.removeprefix("pytorch_lightning").removeprefix(".").rpartition(".")
-        if name.startswith("pytorch_lightning.plugins.") and replaced[0] not in libraries["names"][name]["happened"]:
+        if (
+            name.startswith("pytorch_lightning.plugins.")
+            and replaced[0] not in libraries["names"][name]["happened"]
+        ):
             plugins = importlib.import_module("lightning.pytorch.plugins")
             assert "." in module or not hasattr(plugins, leaf), name

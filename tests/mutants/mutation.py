@@ -43,15 +43,31 @@ class Mutant:
         path = root / "tpukit" / self.file
         text = path.read_text()
         if text.count(self.old) != 1:
-            raise ValueError(f"{self.name}: {text.count(self.old)} times in {self.file}: {self.old!r}")
+            raise ValueError(
+                f"{self.name}: {text.count(self.old)} times in {self.file}: {self.old!r}"
+            )
         path.write_text(text.replace(self.old, self.new))
-        compile(path.read_text(), str(path), "exec")  # a mutant that is no Python would be caught by anything
+        compile(
+            path.read_text(), str(path), "exec"
+        )  # a mutant that is no Python would be caught by anything
 
 
 RANDOM_NUMBERS = "essentials/launcher/random_numbers.py"
-BATCHES, SAMPLER, CORE = "essentials/data/batches.py", "essentials/data/sampler.py", "essentials/launcher/core.py"
-GRADIENTS, STEP, TRAINER = "essentials/launcher/gradients.py", "training/step.py", "training/trainer.py"
-EVALUATION, PREDICTION, RESUME = "training/evaluation.py", "training/prediction.py", "training/resume.py"
+BATCHES, SAMPLER, CORE = (
+    "essentials/data/batches.py",
+    "essentials/data/sampler.py",
+    "essentials/launcher/core.py",
+)
+GRADIENTS, STEP, TRAINER = (
+    "essentials/launcher/gradients.py",
+    "training/step.py",
+    "training/trainer.py",
+)
+EVALUATION, PREDICTION, RESUME = (
+    "training/evaluation.py",
+    "training/prediction.py",
+    "training/resume.py",
+)
 AVERAGE = "self._backend.average([*gradients, flags, *also])"
 
 MUTANTS = [
@@ -70,10 +86,15 @@ MUTANTS = [
         "yield (batch[0], batch[1].roll(1, 0), *batch[2:])\n            #",
     ),
     # Every epoch has the order of the first.
-    Mutant("shuffle without the epoch", SAMPLER, "default_rng((seed, epoch))", "default_rng((seed, 0))"),
+    Mutant(
+        "shuffle without the epoch", SAMPLER, "default_rng((seed, epoch))", "default_rng((seed, 0))"
+    ),
     # The mask says that samples which only fill the last step are real.
     Mutant(
-        "padding counts as samples", BATCHES, "is_real = positions < self.sampler.count", "is_real = positions >= 0"
+        "padding counts as samples",
+        BATCHES,
+        "is_real = positions < self.sampler.count",
+        "is_real = positions >= 0",
     ),
     # Some samples are seen twice in the epoch that was cut, others never.
     Mutant(
@@ -90,9 +111,16 @@ MUTANTS = [
         "inputs, targets = self.preprocess(inputs)[::2], targets[::2]",
     ),
     # The seed leaves the rank out: dropout and augmentation are alike, and do a part of their work.
-    Mutant("the same dropout on every core", RANDOM_NUMBERS, "*words, self._core.rank)))", "*words, 0)))"),
+    Mutant(
+        "the same dropout on every core",
+        RANDOM_NUMBERS,
+        "*words, self._core.rank)))",
+        "*words, 0)))",
+    ),
     # The seed of a step leaves its number out.
-    Mutant("the same dropout in every step", TRAINER, "self.core.seed(at.step)", "self.core.seed(0)"),
+    Mutant(
+        "the same dropout in every step", TRAINER, "self.core.seed(at.step)", "self.core.seed(0)"
+    ),
     # Each batch that a process makes is augmented by the random numbers of the one before.
     Mutant(
         "processes that read draw alike",
@@ -116,7 +144,9 @@ MUTANTS = [
         f"[one.zero_() for one in gradients if last and one.ndim > 1]; {AVERAGE}",
     ),
     # Nothing is averaged, so every core trains a network of its own.
-    Mutant("gradients are each core's own", GRADIENTS, AVERAGE, "self._backend.average([flags, *also])"),
+    Mutant(
+        "gradients are each core's own", GRADIENTS, AVERAGE, "self._backend.average([flags, *also])"
+    ),
     # Those of several batches are added up where their mean is meant.
     Mutant(
         "gradients scaled by the accumulation",
@@ -163,7 +193,12 @@ MUTANTS = [
         "self.backend.broadcast([one.detach().clone() for one in module.parameters()])",
     ),
     # BatchNorm's running statistics stay those of each core's share.
-    Mutant("fit leaves buffers alone", STEP, "averaged = [reduced, *self._buffers()]", "averaged = [reduced]"),
+    Mutant(
+        "fit leaves buffers alone",
+        STEP,
+        "averaged = [reduced, *self._buffers()]",
+        "averaged = [reduced]",
+    ),
     # After a loop of one's own each core evaluates another network.
     Mutant(
         "average_buffers does nothing",
@@ -172,9 +207,19 @@ MUTANTS = [
         'with self._together("average_buffers"):\n            return',
     ),
     # What fit evaluates and keeps in place of the model was never trained.
-    Mutant("the averaged model stays at its start", STEP, "self.averaged_model.update_parameters(self.model)", "pass"),
+    Mutant(
+        "the averaged model stays at its start",
+        STEP,
+        "self.averaged_model.update_parameters(self.model)",
+        "pass",
+    ),
     # The history shows the loss of one core's share as if it were of all.
-    Mutant("the loss of core 0 alone", STEP, "return reduced", "return torch.stack([local, reduced[1]])"),
+    Mutant(
+        "the loss of core 0 alone",
+        STEP,
+        "return reduced",
+        "return torch.stack([local, reduced[1]])",
+    ),
     # Samples that do not fill a step are not in the validation's loss.
     Mutant(
         "evaluation drops the last batch",
@@ -277,12 +322,24 @@ def self_test(mutant: Mutant | None, *, backend: str, cores: int, parts: str = P
     Raises:
         RuntimeError: it has not come to an end.
     """
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # what is ended may still write there
+    with tempfile.TemporaryDirectory(
+        ignore_cleanup_errors=True
+    ) as folder:  # what is ended may still write there
         copy_kit(Path(folder))
         if mutant is not None:
             mutant.apply(Path(folder))
         # A mistake may make cores wait for each other for ever.
-        command = [sys.executable, "-m", "tools.chip", "--backend", backend, "--cores", str(cores), "--parts", parts]
+        command = [
+            sys.executable,
+            "-m",
+            "tools.chip",
+            "--backend",
+            backend,
+            "--cores",
+            str(cores),
+            "--parts",
+            parts,
+        ]
         process = subprocess.Popen(
             [*command, "--seconds", "100"],
             cwd=folder,
@@ -295,8 +352,14 @@ def self_test(mutant: Mutant | None, *, backend: str, cores: int, parts: str = P
             part, in_traceback, lines = "", False, []
             for line in process.stdout:
                 lines.append(line)
-                part = line.partition(":")[0].removeprefix("---- ") if line.startswith("---- ") else part
-                if in_traceback and line[0] not in " \n":  # how the part failed: the parts after it add nothing
+                part = (
+                    line.partition(":")[0].removeprefix("---- ")
+                    if line.startswith("---- ")
+                    else part
+                )
+                if (
+                    in_traceback and line[0] not in " \n"
+                ):  # how the part failed: the parts after it add nothing
                     process.terminate()
                     return f"{part}: {line.strip()}"
                 in_traceback |= line.startswith("Traceback (most recent call last):")

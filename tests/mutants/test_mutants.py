@@ -19,7 +19,11 @@ def test_a_mutant_changes_what_is_there_exactly_once(mutant, tmp_path):
 
 
 def test_mutants_are_many_and_none_is_there_twice():
-    assert len({one.name for one in MUTANTS}) == len({(one.file, one.old, one.new) for one in MUTANTS}) == len(MUTANTS)
+    assert (
+        len({one.name for one in MUTANTS})
+        == len({(one.file, one.old, one.new) for one in MUTANTS})
+        == len(MUTANTS)
+    )
     assert len(MUTANTS) >= 15
 
 
@@ -40,9 +44,13 @@ def test_the_self_test_says_no(name, part, said):
 
 def test_a_mutant_that_survives_is_named_and_the_exit_status_is_1(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["mutation.py", "--only", "fit"])
-    monkeypatch.setattr(mutation, "MUTANTS", [Mutant(name, "", "", "") for name in ("fit one", "fit two", "other")])
+    monkeypatch.setattr(
+        mutation, "MUTANTS", [Mutant(name, "", "", "") for name in ("fit one", "fit two", "other")]
+    )
     caught = {"fit one": "fit: NotAsExpected"}
-    monkeypatch.setattr(mutation, "self_test", lambda mutant, **_: caught.get(mutant and mutant.name))
+    monkeypatch.setattr(
+        mutation, "self_test", lambda mutant, **_: caught.get(mutant and mutant.name)
+    )
     assert mutation.main() == 1
     lines = capsys.readouterr().out.splitlines()
     assert json.loads(lines[-1]) == {"mutants": 2, "caught": 1}

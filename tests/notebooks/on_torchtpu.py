@@ -37,17 +37,26 @@ def run(path: Path) -> float:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         client = NotebookClient(
-            notebook, timeout=SECONDS_A_CELL, kernel_name="python3", resources={"metadata": {"path": folder}}
+            notebook,
+            timeout=SECONDS_A_CELL,
+            kernel_name="python3",
+            resources={"metadata": {"path": folder}},
         )
         client.execute(env=with_the_kit())
-    said = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", []))
+    said = "".join(
+        output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", [])
+    )
     assert "of a simulated libtpu" in said, "no launch of it ran on TorchTPU"
     return time.monotonic() - began
 
 
 def main(names: list[str]) -> int:
     """Run the notebooks whose names begin so, and return how many ran."""
-    paths = [path for path in sorted((ROOT / "notebooks").glob("*.ipynb")) if path.name.startswith(tuple(names))]
+    paths = [
+        path
+        for path in sorted((ROOT / "notebooks").glob("*.ipynb"))
+        if path.name.startswith(tuple(names))
+    ]
     for path in paths:
         print(f"{path.stem}: {run(path):.0f} s", flush=True)
     return len(paths)
@@ -56,6 +65,9 @@ def main(names: list[str]) -> int:
 if __name__ == "__main__":
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
     # As on a platform, where `import torch` in a cell loads torch_tpu, and that the library of the machine's chips.
-    os.environ |= {"TPU_LIBRARY_PATH": str(build.library()), "SIMULATOR_PLUGIN": str(build.find_plugin().library)}
+    os.environ |= {
+        "TPU_LIBRARY_PATH": str(build.library()),
+        "SIMULATOR_PLUGIN": str(build.find_plugin().library),
+    }
     os.environ |= {"TORCH_DEVICE_BACKEND_AUTOLOAD": "1", "TPU_SKIP_MDS_QUERY": "1"}
     print(main(sys.argv[1:] or [*WANTED]))

@@ -45,9 +45,15 @@ def cell(number="01", *, kaggle="/kaggle/input", address=""):
 def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     made = subprocess.run(
-        [sys.executable, ROOT / "tools/wheel.py", folder], capture_output=True, text=True, timeout=HANGS
+        [sys.executable, ROOT / "tools/wheel.py", folder],
+        capture_output=True,
+        text=True,
+        timeout=HANGS,
     )
-    if made.returncode and "No matching distribution found for setuptools" in made.stdout + made.stderr:
+    if (
+        made.returncode
+        and "No matching distribution found for setuptools" in made.stdout + made.stderr
+    ):
         pytest.skip("building a wheel fetches setuptools, and there is no network")
     assert made.returncode == 0, made.stderr
     return Path(made.stdout.strip().splitlines()[-1])
@@ -76,7 +82,11 @@ class Bare:
         self.python = folder / "env" / "bin" / "python"
         left = {"PYTHONPATH", "TPUKIT_SOURCE", "VIRTUAL_ENV", "PIP_FIND_LINKS"}
         self.environ = {key: value for key, value in os.environ.items() if key not in left}
-        nowhere = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "0", "HOME": "/nonexistent"}
+        nowhere = {
+            "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
+            "PIP_RETRIES": "0",
+            "HOME": "/nonexistent",
+        }
         self.environ |= {**nowhere, "IPYTHONDIR": str(folder / "ipython")}
 
     def run(self, *command, **environ):
@@ -95,7 +105,9 @@ class Bare:
     def cells(self, *cells, **environ):
         """Return what the cells say, one after the other in one session; the last of it is where the kit is."""
         code = "\n".join(f"get_ipython().run_cell({one!r}).raise_error()" for one in (*cells, TELL))
-        status, said = self.run("-m", "IPython", "--no-banner", "--colors=NoColor", "-c", code, **environ)
+        status, said = self.run(
+            "-m", "IPython", "--no-banner", "--colors=NoColor", "-c", code, **environ
+        )
         assert status == 0, said
         return said, Path(said.strip().splitlines()[-1].removeprefix("from "))
 
@@ -107,7 +119,9 @@ def bare(tmp_path, packages):
 
 def clone(folder):
     """Make what git would bring: the package, and what notebooks read beside it."""
-    shutil.copytree(ROOT / "tpukit", folder / "tpukit", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "tpukit", folder / "tpukit", ignore=shutil.ignore_patterns("__pycache__")
+    )
     for name in BESIDE:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
@@ -117,12 +131,18 @@ def clone(folder):
 @pytest.fixture
 def repository(tmp_path):
     folder = clone(tmp_path / "repository")
-    for words in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "all"]):
+    for words in (
+        ["init", "-q"],
+        ["add", "."],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "all"],
+    ):
         subprocess.run(["git", "-C", folder, *words], check=True, capture_output=True)
     return folder.as_uri()
 
 
-def test_a_wheel_beside_it_is_installed_the_newest_of_several_twice_and_after_a_restart(bare, wheel):
+def test_a_wheel_beside_it_is_installed_the_newest_of_several_twice_and_after_a_restart(
+    bare, wheel
+):
     shutil.copy(wheel, bare.folder)
     for older in ("0.0.9", "0.0.10"):
         (bare.folder / f"tpukit-{older}-py3-none-any.whl").write_text("no wheel at all")
@@ -132,7 +152,9 @@ def test_a_wheel_beside_it_is_installed_the_newest_of_several_twice_and_after_a_
     assert bare.cells(cell())[1] == where
 
 
-@pytest.mark.parametrize("place", ["my-kit", "my-kit/wheels", "datasets/jane/my-kit", "datasets/jane/my-kit/wheels"])
+@pytest.mark.parametrize(
+    "place", ["my-kit", "my-kit/wheels", "datasets/jane/my-kit", "datasets/jane/my-kit/wheels"]
+)
 def test_a_wheel_in_an_attached_dataset_is_found(place, bare, wheel, tmp_path):
     (tmp_path / "input" / place).mkdir(parents=True)
     shutil.copy(wheel, tmp_path / "input" / place)
@@ -143,16 +165,20 @@ def test_a_wheel_in_an_attached_dataset_is_found(place, bare, wheel, tmp_path):
 @pytest.mark.parametrize("place", ["around", "beside", "attached"])
 def test_a_clone_around_it_beside_it_or_attached_is_taken_before_a_wheel(place, bare, tmp_path):
     (bare.folder / "tpukit-9.9.9-py3-none-any.whl").write_text("no wheel at all")
-    home = {"around": tmp_path, "beside": bare.folder / "tpukit", "attached": tmp_path / "input/datasets/jane/kit"}[
-        place
-    ]
+    home = {
+        "around": tmp_path,
+        "beside": bare.folder / "tpukit",
+        "attached": tmp_path / "input/datasets/jane/kit",
+    }[place]
     clone(home)
     said, where = bare.cells(cell(kaggle=tmp_path / "input"), cell(kaggle=tmp_path / "input"))
     assert where == home / "tpukit/__init__.py"
     assert f"tpukit: {home}\n" in said
 
 
-@pytest.mark.parametrize("form", ["a clone", "a wheel", "a wheel's URL", "a git URL", "pip's git URL"])
+@pytest.mark.parametrize(
+    "form", ["a clone", "a wheel", "a wheel's URL", "a git URL", "pip's git URL"]
+)
 def test_tpukit_source_is_any_of_these(form, bare, wheel, repository, tmp_path):
     source = {
         "a clone": str(tmp_path / "repository"),
@@ -175,9 +201,13 @@ def test_the_address_that_make_headers_wrote_is_the_last_resort(bare, repository
 
 
 @pytest.mark.parametrize("source", ["", "/nonexistent/kit", "file:///nonexistent/kit.git"])
-def test_where_there_is_none_one_sentence_says_what_was_looked_for_and_the_one_thing_to_do(source, bare):
+def test_where_there_is_none_one_sentence_says_what_was_looked_for_and_the_one_thing_to_do(
+    source, bare
+):
     code = f"get_ipython().run_cell({cell()!r}).raise_error()"
-    status, said = bare.run("-m", "IPython", "--no-banner", "--colors=NoColor", "-c", code, TPUKIT_SOURCE=source)
+    status, said = bare.run(
+        "-m", "IPython", "--no-banner", "--colors=NoColor", "-c", code, TPUKIT_SOURCE=source
+    )
     assert status != 0
     looked = f"nothing at {source}" if source else "no TPUKIT_SOURCE"
     assert (
@@ -195,12 +225,18 @@ def test_without_array_record_and_without_internet_it_says_so_and_goes_on(bare, 
 
 @pytest.mark.parametrize(("number", "name"), [("07", "Scenes"), ("11", "VertexDouble")])
 @pytest.mark.parametrize("way", ["a wheel", "a git URL"])
-def test_what_a_notebook_reads_beside_the_kit_comes_with_it(number, name, way, bare, wheel, repository):
+def test_what_a_notebook_reads_beside_the_kit_comes_with_it(
+    number, name, way, bare, wheel, repository
+):
     cells = ["".join(one["source"]) for one in json.loads(NOTEBOOKS[number].read_text())["cells"]]
     (reads,) = [text for text in cells if "sys.path += " in text]
     lines = reads[reads.index("kit = ") :].splitlines()
     taken = "\n".join(line for line in lines if line.startswith(("kit = ", "sys.path", "from ")))
-    said, _ = bare.cells(cell(number), f"{taken}\n{name}", TPUKIT_SOURCE=str(wheel) if way == "a wheel" else repository)
+    said, _ = bare.cells(
+        cell(number),
+        f"{taken}\n{name}",
+        TPUKIT_SOURCE=str(wheel) if way == "a wheel" else repository,
+    )
     assert "tpukit: " in said
 
 
@@ -212,7 +248,9 @@ def test_a_whole_notebook_runs_from_a_wheel_beside_it(bare, wheel, monkeypatch):
     spec.write_text(json.dumps({"argv": argv, "display_name": "bare", "language": "python"}))
     monkeypatch.setenv("JUPYTER_PATH", str(spec.parents[2]))
     notebook = nbformat.read(NOTEBOOKS["01"], as_version=4)
-    client = NotebookClient(notebook, timeout=HANGS, kernel_name="bare", resources={"metadata": {"path": bare.folder}})
+    client = NotebookClient(
+        notebook, timeout=HANGS, kernel_name="bare", resources={"metadata": {"path": bare.folder}}
+    )
     for name in ("PYTHONPATH", "TPUKIT_SOURCE"):
         monkeypatch.delenv(name, raising=False)
     client.execute(env=bare.environ)
@@ -231,7 +269,8 @@ def test_the_wheel_in_a_fresh_environment_checks_launches_and_has_what_it_compil
     assert status == 0, said
     assert "results 2 True" in said
     code = (
-        "from pathlib import Path; import tpukit.simulator as s; print(len([*Path(s.__file__).parent.glob('*.[ch]')]))"
+        "from pathlib import Path; import tpukit.simulator as s; "
+        "print(len([*Path(s.__file__).parent.glob('*.[ch]')]))"
     )
     there = len([*(ROOT / "tpukit/simulator").glob("*.[ch]")])
     assert bare.run("-c", code)[1].strip() == str(there)

@@ -20,7 +20,9 @@ FIRST = "notebooks/01_setup.ipynb"
 def copy(tmp_path):
     folder = tmp_path / "copy"
     shutil.copytree(
-        ROOT / "notebooks", folder / "notebooks", ignore=shutil.ignore_patterns("data", "runs", "__pycache__")
+        ROOT / "notebooks",
+        folder / "notebooks",
+        ignore=shutil.ignore_patterns("data", "runs", "__pycache__"),
     )
     shutil.copy(ROOT / "README.md", folder)
     shutil.copy(ROOT / "pyproject.toml", folder)  # ruff's settings
@@ -39,7 +41,10 @@ def git(folder, *words):
 
 
 def files(folder):
-    return {path.name: path.read_text() for path in [folder / "README.md", *folder.glob("notebooks/*.ipynb")]}
+    return {
+        path.name: path.read_text()
+        for path in [folder / "README.md", *folder.glob("notebooks/*.ipynb")]
+    }
 
 
 @pytest.mark.parametrize(
@@ -72,7 +77,9 @@ def test_the_address_is_that_of_the_origin_where_that_is_on_github(origin, found
 def test_without_an_address_there_is_no_badge_no_link_and_one_sentence(copy):
     assert headers(copy).stdout.count("`make headers` after you have pushed") == 1
     for name, text in files(copy).items():
-        assert not re.search(r"colab-badge|open-in-kaggle|research\.google\.com/github|kernels/welcome", text), name
+        assert not re.search(
+            r"colab-badge|open-in-kaggle|research\.google\.com/github|kernels/welcome", text
+        ), name
     contributing = (ROOT / "CONTRIBUTING.md").read_text().replace("\n", " ")
     assert contributing.count("`make headers` after the first push") == 1
 
@@ -85,7 +92,9 @@ def test_with_an_address_and_then_without_it_goes_back_and_twice_changes_nothing
         notebooks = 1 if name != "README.md" else len(badged)  # each notebook, and one badge above
         assert text.count(f"/github/{NAME}/blob/main/notebooks/") == notebooks, name
         assert text.count(f"src=https://{HUB}/{NAME}/blob/main/notebooks/") == notebooks, name
-        assert text.count(f'\\"https://{HUB}/{NAME}\\")') == (name != "README.md"), "what the first cell clones"
+        assert text.count(f'\\"https://{HUB}/{NAME}\\")') == (name != "README.md"), (
+            "what the first cell clones"
+        )
     assert headers(copy, repository=NAME).stdout == ""
     assert files(copy) == badged
     headers(copy)
@@ -106,7 +115,9 @@ def test_both_states_pass_the_check_and_a_mixture_does_not(copy):
 def test_what_is_written_for_a_long_address_is_as_ruff_wants_it(copy):
     headers(copy, repository=f"{'o' * 39}/tpukit")
     for command in (["check", "--select", "E501"], ["format", "--check"]):
-        subprocess.run([sys.executable, "-m", "ruff", *command, "--no-cache", copy / "notebooks"], check=True)
+        subprocess.run(
+            [sys.executable, "-m", "ruff", *command, "--no-cache", copy / "notebooks"], check=True
+        )
 
 
 def test_the_origin_of_a_folder_around_it_is_not_its_own(copy):
@@ -126,7 +137,13 @@ def test_a_repository_that_is_none_is_refused(wrong, copy):
 
 
 def test_the_first_cell_is_the_same_everywhere_short_and_folded():
-    cells = [json.loads(path.read_text())["cells"][1] for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
-    assert all(cell["source"] == cells[0]["source"] and cell["metadata"] == cells[0]["metadata"] for cell in cells)
+    cells = [
+        json.loads(path.read_text())["cells"][1]
+        for path in sorted((ROOT / "notebooks").glob("*.ipynb"))
+    ]
+    assert all(
+        cell["source"] == cells[0]["source"] and cell["metadata"] == cells[0]["metadata"]
+        for cell in cells
+    )
     assert len(cells[0]["source"]) <= 25
     assert cells[0]["metadata"]["jupyter"]["source_hidden"]

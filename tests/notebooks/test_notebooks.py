@@ -70,7 +70,13 @@ SMALL = {
         "rounds": 2,
         "seconds": 0.05,
     },
-    "06_your_own_data": {"flowers": 12, "image_size": 32, "epochs": 1, "batch_size": 4, "keep": "kept"},
+    "06_your_own_data": {
+        "flowers": 12,
+        "image_size": 32,
+        "epochs": 1,
+        "batch_size": 4,
+        "keep": "kept",
+    },
     "07_how_much_faster": {
         "image_size": 32,
         "train_images": 16,
@@ -148,14 +154,28 @@ def twice(request, tmp_path_factory):
     if request.param.stem == BY_PROGRAMS:
         nbformat.write(both, folder / "twice.ipynb")
         timeout = f"--execution-timeout={SECONDS_A_CELL}"
-        run(["papermill", "twice.ipynb", "ran.ipynb", "--kernel=python3", "--no-progress-bar", timeout], folder)
+        run(
+            [
+                "papermill",
+                "twice.ipynb",
+                "ran.ipynb",
+                "--kernel=python3",
+                "--no-progress-bar",
+                timeout,
+            ],
+            folder,
+        )
         both = nbformat.read(folder / "ran.ipynb", as_version=4)
     else:
         execute(both, folder)
     FOR_THE_PAGES.mkdir(parents=True, exist_ok=True)
     first = both.cells[: len(notebook.cells)]
-    nbformat.write(nbformat.from_dict({**notebook, "cells": first}), FOR_THE_PAGES / request.param.name)
-    probes = [json.loads(said(cell).splitlines()[-1]) for cell in both.cells if cell.source == PROBE]
+    nbformat.write(
+        nbformat.from_dict({**notebook, "cells": first}), FOR_THE_PAGES / request.param.name
+    )
+    probes = [
+        json.loads(said(cell).splitlines()[-1]) for cell in both.cells if cell.source == PROBE
+    ]
     checks = [said(cell) for cell in both.cells if "check" in cell.metadata.get("tags", [])]
     return folder, notebook, probes, [checks[: len(checks) // 2], checks[len(checks) // 2 :]]
 
@@ -164,13 +184,20 @@ def fill_in_the_answers(cells):
     """Put the folded answer, two cells on, into the cell of each exercise."""
     for place, cell in enumerate(cells):
         if "exercise" in cell.metadata.get("tags", []):
-            (cell.source,) = re.findall(r"^```python\n(.*?)^```$", cells[place + 2].source, re.MULTILINE | re.DOTALL)
+            (cell.source,) = re.findall(
+                r"^```python\n(.*?)^```$", cells[place + 2].source, re.MULTILINE | re.DOTALL
+            )
 
 
 def run(command, folder):
     """Run a module of Python in a folder as a program; its status has to be 0."""
     ended = subprocess.run(
-        [sys.executable, "-m", *command], cwd=folder, env=with_the_kit(), capture_output=True, text=True, check=False
+        [sys.executable, "-m", *command],
+        cwd=folder,
+        env=with_the_kit(),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ended.returncode == 0, (ended.stdout + ended.stderr)[-6000:]
 
@@ -182,7 +209,10 @@ def with_the_kit():
 
 def execute(notebook, folder):
     client = NotebookClient(
-        notebook, timeout=SECONDS_A_CELL, kernel_name="python3", resources={"metadata": {"path": folder}}
+        notebook,
+        timeout=SECONDS_A_CELL,
+        kernel_name="python3",
+        resources={"metadata": {"path": folder}},
     )
     client.execute(env=with_the_kit())
 
@@ -250,7 +280,10 @@ def test_the_kernel_never_started_the_xla_runtime(twice):
 
 @pytest.mark.parametrize(
     "twice",
-    [pytest.param(path, marks=[pytest.mark.only_soak] * (path.stem != BY_PROGRAMS)) for path in NOTEBOOKS],
+    [
+        pytest.param(path, marks=[pytest.mark.only_soak] * (path.stem != BY_PROGRAMS))
+        for path in NOTEBOOKS
+    ],
     ids=[path.stem for path in NOTEBOOKS],
     indirect=True,
 )
@@ -259,14 +292,19 @@ def test_after_a_restart_it_runs_again(twice):
     if folder.name.startswith(BY_PROGRAMS):
         nbformat.write(notebook, folder / "notebook.ipynb")
         timeout = f"--ExecutePreprocessor.timeout={SECONDS_A_CELL}"
-        run(["nbconvert", "--to=notebook", "--inplace", "--execute", timeout, "notebook.ipynb"], folder)
+        run(
+            ["nbconvert", "--to=notebook", "--inplace", "--execute", timeout, "notebook.ipynb"],
+            folder,
+        )
     elif any(folder.iterdir()):
         execute(notebook, folder)
 
 
 def test_it_becomes_a_page(twice):
     folder, *_ = twice
-    page, _ = HTMLExporter().from_filename(FOR_THE_PAGES / f"{folder.name.rstrip('0123456789')}.ipynb")
+    page, _ = HTMLExporter().from_filename(
+        FOR_THE_PAGES / f"{folder.name.rstrip('0123456789')}.ipynb"
+    )
     assert page.count("jp-CodeCell") >= 8
     assert '<div class="jp-RenderedText jp-OutputArea-output' in page
     if folder.name.startswith("04b"):
@@ -284,7 +322,13 @@ def the_submission_of_its_own_test_exams_is_the_notebooks(folder):
     own = pandas.read_csv(folder / "runs/04b/submission.csv", index_col="id")
     table = pandas.read_csv(data / "train.csv", dtype=str).iloc[:, :3]
     table[table.SOPInstanceUID.isin(own.index)].to_csv(folder / "test.csv", index=False)
-    script = [ROOT / "examples" / "submission.py", "--table", "test.csv", "--images", data / "train"]
+    script = [
+        ROOT / "examples" / "submission.py",
+        "--table",
+        "test.csv",
+        "--images",
+        data / "train",
+    ]
     ended = subprocess.run(
         [sys.executable, *script, "--networks", networks, "--cores", "1"],
         cwd=folder,
@@ -301,7 +345,9 @@ def the_submission_of_its_own_test_exams_is_the_notebooks(folder):
 
 def test_a_walkthrough_whose_kernel_is_killed_half_way_finishes_when_it_is_run_again(tmp_path):
     def notebook():
-        walkthrough = nbformat.read(ROOT / "notebooks" / "04_pulmonary_embolism.ipynb", as_version=4)
+        walkthrough = nbformat.read(
+            ROOT / "notebooks" / "04_pulmonary_embolism.ipynb", as_version=4
+        )
         small(walkthrough, {**SMALL["04_pulmonary_embolism"], "num_epochs": 4})
         return walkthrough
 

@@ -37,7 +37,9 @@ def test_the_loop_over_scenes_ends():
 
 @pytest.mark.parametrize("options", [{"count": 0}, {"count": 3, "size": 16}])
 def test_numbers_that_make_no_scene_are_refused_and_the_fix_helps(options):
-    with pytest.raises(ValueError, match=r"at least one scene of at least 32 pixels, got count=.*\n  fix:   "):
+    with pytest.raises(
+        ValueError, match=r"at least one scene of at least 32 pixels, got count=.*\n  fix:   "
+    ):
         Scenes(**options)
     Scenes(1000, size=96)
 
@@ -45,7 +47,9 @@ def test_numbers_that_make_no_scene_are_refused_and_the_fix_helps(options):
 @pytest.mark.parametrize(("join", "millions"), [("add", 30.8), ("concatenate", 32.4)])
 def test_the_network_has_its_size_and_answers_for_every_pixel(join, millions):
     model = ResNetUNet(join)
-    assert sum(parameter.numel() for parameter in model.parameters()) / 1e6 == pytest.approx(millions, abs=0.05)
+    assert sum(parameter.numel() for parameter in model.parameters()) / 1e6 == pytest.approx(
+        millions, abs=0.05
+    )
     outputs = model(torch.zeros(2, 3, 64, 96, dtype=torch.uint8))
     assert {name: tuple(output.shape) for name, output in outputs.items()} == {
         "mask": (2, 1, 64, 96),
@@ -55,7 +59,9 @@ def test_the_network_has_its_size_and_answers_for_every_pixel(join, millions):
 
 
 def test_another_way_to_join_is_refused_and_the_fix_helps():
-    with pytest.raises(ValueError, match=r"join is \"add\" or \"concatenate\", got 'sum'\n  fix:   "):
+    with pytest.raises(
+        ValueError, match=r"join is \"add\" or \"concatenate\", got 'sum'\n  fix:   "
+    ):
         ResNetUNet("sum")
     ResNetUNet(join="add")
 
@@ -76,7 +82,17 @@ def test_fit_trains_it_on_scenes_and_the_loss_falls():
         model = core.model(ResNetUNet())
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
         batches = core.batches(Scenes(64, size=32), batch_size=8, shuffle=True, drop_last=True)
-        return fit(core, model, optimizer, mask_and_depth_loss, batches, epochs=2, options=FitOptions(log_every=1))
+        return fit(
+            core,
+            model,
+            optimizer,
+            mask_and_depth_loss,
+            batches,
+            epochs=2,
+            options=FitOptions(log_every=1),
+        )
 
-    losses = [row["train_loss"] for row in launch(work, cores=1, progress="off").results[0].intervals]
+    losses = [
+        row["train_loss"] for row in launch(work, cores=1, progress="off").results[0].intervals
+    ]
     assert sum(losses[-4:]) < 0.8 * sum(losses[:4])

@@ -11,15 +11,21 @@ from tpukit import pe
 def small_network(seed=0):
     """Return a network of two layers whose outputs are ten."""
     torch.manual_seed(seed)
-    body = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, 2, 1), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
-    head = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(4, 10))
+    body = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3, 2, 1), torch.nn.BatchNorm2d(4), torch.nn.ReLU()
+    )
+    head = torch.nn.Sequential(
+        torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(4, 10)
+    )
     return torch.nn.Sequential(body, head)
 
 
 def test_a_map_is_the_sum_of_places_times_what_they_add_to_the_output():
     network, images = small_network().eval(), torch.randn(5, 3, 12, 8)
     places = network[0](images)
-    weights = network[1][2].weight[3].detach() / places[0, 0].numel()  # the gradient of a mean and a linear layer
+    weights = (
+        network[1][2].weight[3].detach() / places[0, 0].numel()
+    )  # the gradient of a mean and a linear layer
     expected = (places.detach() * weights.clamp(min=0)[None, :, None, None]).sum(1)
     with torch.no_grad():
         found = pe.class_activation(network, pe.LABELS[3], layer="0")(images)
@@ -47,13 +53,17 @@ def test_a_map_points_at_what_the_network_was_made_to_see():
 def work(core, network, dataset):
     model = core.model(network)
     batches = core.batches(dataset, batch_size=4)
-    maps = tpukit.predict(core, pe.class_activation(model, layer="0"), batches, preprocess=pe.normalize)
+    maps = tpukit.predict(
+        core, pe.class_activation(model, layer="0"), batches, preprocess=pe.normalize
+    )
     outputs = tpukit.predict(core, model, batches, preprocess=pe.normalize)
     return {"maps": maps, "outputs": outputs}
 
 
 def test_every_core_maps_its_share_and_all_come_back_in_order():
-    images = torch.randint(0, 256, (11, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images = torch.randint(
+        0, 256, (11, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     network = small_network()
     dataset = torch.utils.data.TensorDataset(images, torch.zeros(11, 10))
     run = tpukit.launch(work, network, dataset, cores=2, progress="off")
@@ -66,15 +76,21 @@ def test_every_core_maps_its_share_and_all_come_back_in_order():
 
 def only_maps(core, network, dataset):
     batches = core.batches(dataset, batch_size=4)
-    return tpukit.predict(core, pe.class_activation(core.model(network), layer="0"), batches, preprocess=pe.normalize)
+    return tpukit.predict(
+        core, pe.class_activation(core.model(network), layer="0"), batches, preprocess=pe.normalize
+    )
 
 
 @pytest.mark.xla
 def test_on_xla_the_gradient_is_taken_within_the_step():
     pytest.importorskip("torch_xla")
-    images = torch.randint(0, 256, (4, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images = torch.randint(
+        0, 256, (4, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     network, dataset = small_network(), torch.utils.data.TensorDataset(images, torch.zeros(4, 10))
-    maps = tpukit.launch(only_maps, network, dataset, cores=1, backend="xla", progress="off").results[0]
+    maps = tpukit.launch(
+        only_maps, network, dataset, cores=1, backend="xla", progress="off"
+    ).results[0]
     expected = pe.class_activation(network.eval(), layer="0")(pe.normalize(images))
     assert torch.allclose(maps, expected, atol=1e-5)
 
@@ -93,11 +109,23 @@ def test_the_share_inside_is_the_area_where_a_map_knows_nothing_and_nan_where_th
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: pe.attention_in_mask(np.ones((2, 4, 4)), np.ones((3, 8, 8))), r"got \(2, 4, 4\) and \(3, 8, 8\)"),
-        (lambda: pe.attention_in_mask(-np.ones((2, 4, 4)), np.ones((2, 8, 8))), "0 or more, got -1 to -1"),
-        (lambda: pe.class_activation(small_network(), "embolism"), "no label 'embolism'\n  fix:   one of pe_present"),
+        (
+            lambda: pe.attention_in_mask(np.ones((2, 4, 4)), np.ones((3, 8, 8))),
+            r"got \(2, 4, 4\) and \(3, 8, 8\)",
+        ),
+        (
+            lambda: pe.attention_in_mask(-np.ones((2, 4, 4)), np.ones((2, 8, 8))),
+            "0 or more, got -1 to -1",
+        ),
+        (
+            lambda: pe.class_activation(small_network(), "embolism"),
+            "no label 'embolism'\n  fix:   one of pe_present",
+        ),
         (lambda: pe.class_activation(small_network()), "no layer 'layer2'\n  found: 0, 1"),
-        (lambda: pe.show_activation(np.zeros((3, 1, 8, 8), np.uint8), np.ones((2, 2, 2))), "3 images, and 2 maps"),
+        (
+            lambda: pe.show_activation(np.zeros((3, 1, 8, 8), np.uint8), np.ones((2, 2, 2))),
+            "3 images, and 2 maps",
+        ),
     ],
 )
 def test_what_cannot_be_mapped_is_refused(call, message):
@@ -110,7 +138,9 @@ def test_the_figure_says_the_share_of_each_image_beside_chance(tmp_path):
     masks[1:, 8:16, 8:16] = True
     maps = np.zeros((7, 2, 2))
     maps[:, 0, 0] = 1
-    figure = pe.show_activation(images, maps, masks, probabilities=np.linspace(0.1, 0.7, 7), notes=list("abcdefg"))
+    figure = pe.show_activation(
+        images, maps, masks, probabilities=np.linspace(0.1, 0.7, 7), notes=list("abcdefg")
+    )
     share = 100 * pe.attention_in_mask(maps, masks).in_mask[1]
     assert f"probability 0.20 {share:.1f} % inside chance: 6.2 %" in figure.alt
     assert "probability 0.10 no embolus" in figure.alt

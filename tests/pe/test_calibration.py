@@ -16,9 +16,14 @@ def exams(count=400, seed=0, sure=1.0, slices=4):
     logits = random.normal(-0.5, 1.5, (count, 9))
     truth = (random.random((count, 9)) < expit(logits)).astype(float)
     rows = np.repeat(np.arange(count), slices)
-    ids = {"StudyInstanceUID": [f"{seed}-{row}" for row in rows], "SOPInstanceUID": np.arange(len(rows)).astype(str)}
+    ids = {
+        "StudyInstanceUID": [f"{seed}-{row}" for row in rows],
+        "SOPInstanceUID": np.arange(len(rows)).astype(str),
+    }
     of_image = random.normal(0, 1.5, len(rows))
-    labels = pd.DataFrame(ids | {LABELS[0]: (random.random(len(rows)) < expit(of_image)).astype(float)})
+    labels = pd.DataFrame(
+        ids | {LABELS[0]: (random.random(len(rows)) < expit(of_image)).astype(float)}
+    )
     said = pd.DataFrame(ids | {LABELS[0]: expit(sure * of_image)})
     for column, name in enumerate(EXAM_LABELS):
         labels[name], said[name] = truth[rows, column], expit(sure * logits[rows, column])
@@ -41,7 +46,9 @@ def test_on_another_fold_calibrated_answers_lose_less_and_the_table_says_how_muc
     table = pe.calibration_table(labels, said, after)
     one = labels.groupby("StudyInstanceUID", sort=False).first()
     for column, answers in (("log loss", said), ("calibrated", after)):
-        slow = log_loss(one.central_pe, answers.groupby("StudyInstanceUID", sort=False).central_pe.first())
+        slow = log_loss(
+            one.central_pe, answers.groupby("StudyInstanceUID", sort=False).central_pe.first()
+        )
         assert table.loc["central pe", column] == pytest.approx(slow)
     assert (table["calibrated"] < table["log loss"]).all()
     share = one.central_pe.mean()
@@ -61,7 +68,9 @@ def test_no_answer_crosses_a_half_so_consistent_answers_stay_so():
 def test_the_exams_that_are_judged_are_not_those_that_were_fitted_on():
     labels, said = exams(30)
     temperatures = pe.fit_temperatures(labels, said)
-    with pytest.raises(ValueError, match="30 of the studies are those that .*\n.*\n  fix:   fit on another fold"):
+    with pytest.raises(
+        ValueError, match="30 of the studies are those that .*\n.*\n  fix:   fit on another fold"
+    ):
         temperatures.apply(said)
 
 
@@ -72,7 +81,10 @@ def test_a_label_that_four_exams_have_keeps_its_answers_and_says_why():
     temperatures = pe.fit_temperatures(labels, said)
     assert temperatures.values["chronic_pe"] == 1.0
     assert temperatures.notes["chronic_pe"] == "only 4 exams with it: too few to tell"
-    assert pe.calibration_table(labels, said).loc["chronic pe", "note"] == "only 4 exams with it: too few to tell"
+    assert (
+        pe.calibration_table(labels, said).loc["chronic pe", "note"]
+        == "only 4 exams with it: too few to tell"
+    )
 
 
 @pytest.mark.parametrize("count", [2, 8])
@@ -117,7 +129,11 @@ def test_the_ladder_says_that_phantoms_do_not_stand_on_it(tmp_path):
     words = [text.get_text() for text in figure.axes[0].texts]
     assert "on phantoms: not on this ladder" in words
     assert {"0.200", "0.204", "0.310", "0.157"} <= set(words)
-    heights = sorted(text.get_position()[1] for text in figure.axes[0].texts if text.get_text() in ("0.200", "0.204"))
+    heights = sorted(
+        text.get_position()[1]
+        for text in figure.axes[0].texts
+        if text.get_text() in ("0.200", "0.204")
+    )
     assert heights[1] / heights[0] > 1.05, "their words do not stand on each other"
     figure.savefig(tmp_path / "figure.png")
     with pytest.raises(ValueError, match="numbers above 0, got {'exams': nan}"):

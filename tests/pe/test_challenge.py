@@ -48,9 +48,15 @@ def labels_like(table, seed):
         if positive:
             images = (random.random(len(rows)) < 0.5).astype(float)
             images[random.integers(len(rows))] = 1.0
-            answers = {random.choice(["rv_lv_ratio_gte_1", "rv_lv_ratio_lt_1"]): 1.0, "central_pe": 1.0}
+            answers = {
+                random.choice(["rv_lv_ratio_gte_1", "rv_lv_ratio_lt_1"]): 1.0,
+                "central_pe": 1.0,
+            }
         else:
-            images, answers = numpy.zeros(len(rows)), {random.choice(["indeterminate", "negative_exam_for_pe"]): 1.0}
+            images, answers = (
+                numpy.zeros(len(rows)),
+                {random.choice(["indeterminate", "negative_exam_for_pe"]): 1.0},
+            )
         exams.append((answers, images))
     return table_of(exams)
 
@@ -61,9 +67,12 @@ def slow_loss(predictions, labels):
     for study, truth in labels.groupby("StudyInstanceUID"):
         said = predictions[predictions.StudyInstanceUID == study].set_index("SOPInstanceUID")
         share = truth[PRESENT].mean()
-        terms = [(EXAM_WEIGHTS[name], said[name].iloc[0], truth[name].iloc[0]) for name in EXAM_LABELS]
+        terms = [
+            (EXAM_WEIGHTS[name], said[name].iloc[0], truth[name].iloc[0]) for name in EXAM_LABELS
+        ]
         terms += [
-            (IMAGE_WEIGHT * share, said.loc[row.SOPInstanceUID, PRESENT], row[PRESENT]) for _, row in truth.iterrows()
+            (IMAGE_WEIGHT * share, said.loc[row.SOPInstanceUID, PRESENT], row[PRESENT])
+            for _, row in truth.iterrows()
         ]
         for of, p, y in terms:
             cost -= of * (y * math.log(p) + (1 - y) * math.log(1 - p))
@@ -76,7 +85,9 @@ def test_the_score_is_that_of_a_slow_double_loop_whatever_the_order_of_the_rows(
     predictions = random_table(seed)
     labels = labels_like(predictions, seed)
     shuffled = predictions.sample(frac=1, random_state=seed)
-    assert pe.challenge_loss(labels, shuffled) == pytest.approx(slow_loss(predictions, labels), abs=1e-9)
+    assert pe.challenge_loss(labels, shuffled) == pytest.approx(
+        slow_loss(predictions, labels), abs=1e-9
+    )
 
 
 def test_one_half_everywhere_scores_the_logarithm_of_two():
@@ -88,7 +99,10 @@ def test_one_half_everywhere_scores_the_logarithm_of_two():
 
 def test_images_of_a_negative_exam_cost_nothing():
     labels = table_of(
-        [({"negative_exam_for_pe": 1.0}, [0.0, 0.0]), ({"rv_lv_ratio_lt_1": 1.0, "central_pe": 1.0}, [1.0])]
+        [
+            ({"negative_exam_for_pe": 1.0}, [0.0, 0.0]),
+            ({"rv_lv_ratio_lt_1": 1.0, "central_pe": 1.0}, [1.0]),
+        ]
     )
     one, other = labels.copy(), labels.copy()
     other.loc[0, PRESENT] = 0.9
@@ -125,7 +139,10 @@ BAD = {
 @pytest.mark.parametrize("what", BAD)
 def test_bad_predictions_are_refused_with_what_was_found(what):
     spoil, says = BAD[what]
-    exams = [(dict.fromkeys(EXAM_LABELS, 0.3), [0.1, 0.2, 0.7]), (dict.fromkeys(EXAM_LABELS, 0.6), [0.4])]
+    exams = [
+        (dict.fromkeys(EXAM_LABELS, 0.3), [0.1, 0.2, 0.7]),
+        (dict.fromkeys(EXAM_LABELS, 0.6), [0.4]),
+    ]
     predictions = table_of(exams)
     labels = labels_like(predictions, 0)
     assert pe.challenge_loss(labels, predictions) > 0
@@ -146,10 +163,16 @@ SWAPPED = {
     "ExamSequences": lambda labels, _: pe.ExamSequences(
         labels.assign(SeriesInstanceUID="s"), numpy.zeros((len(labels), 2)), irregular="keep"
     ),
-    "auroc_table": lambda labels, predictions: auroc_table(labels[list(pe.LABELS)], predictions[list(pe.LABELS)]),
+    "auroc_table": lambda labels, predictions: auroc_table(
+        labels[list(pe.LABELS)], predictions[list(pe.LABELS)]
+    ),
     "show_roc": lambda labels, predictions: show_roc(labels[PRESENT], predictions[PRESENT]),
-    "sensitivity_at": lambda labels, predictions: sensitivity_at(0.9, labels[PRESENT], predictions[PRESENT]),
-    "choose_predictions": lambda labels, predictions: choose_predictions(labels[PRESENT], predictions[PRESENT]),
+    "sensitivity_at": lambda labels, predictions: sensitivity_at(
+        0.9, labels[PRESENT], predictions[PRESENT]
+    ),
+    "choose_predictions": lambda labels, predictions: choose_predictions(
+        labels[PRESENT], predictions[PRESENT]
+    ),
 }
 
 
@@ -173,7 +196,10 @@ def test_tables_are_scored_and_tensors_trained_with_and_neither_is_taken_for_the
 FINE = {
     "negative": ({"negative_exam_for_pe": 0.9}, [0.1, 0.5]),
     "indeterminate": ({"indeterminate": 0.6}, [0.1]),
-    "positive": ({"rv_lv_ratio_lt_1": 0.7, "central_pe": 0.8, "leftsided_pe": 0.9, "chronic_pe": 0.6}, [0.2, 0.6]),
+    "positive": (
+        {"rv_lv_ratio_lt_1": 0.7, "central_pe": 0.8, "leftsided_pe": 0.9, "chronic_pe": 0.6},
+        [0.2, 0.6],
+    ),
 }
 BROKEN = {
     "1a": [
@@ -181,7 +207,17 @@ BROKEN = {
         ({"central_pe": 0.9, "rv_lv_ratio_lt_1": 0.6, "rv_lv_ratio_gte_1": 0.6}, [0.9]),
     ],
     "1b": [({"rv_lv_ratio_lt_1": 0.9}, [0.9])],
-    "1c": [({"rv_lv_ratio_lt_1": 0.9, "central_pe": 0.9, "chronic_pe": 0.6, "acute_and_chronic_pe": 0.7}, [0.1, 0.9])],
+    "1c": [
+        (
+            {
+                "rv_lv_ratio_lt_1": 0.9,
+                "central_pe": 0.9,
+                "chronic_pe": 0.6,
+                "acute_and_chronic_pe": 0.7,
+            },
+            [0.1, 0.9],
+        )
+    ],
     "1d": [({"rv_lv_ratio_lt_1": 0.9, "central_pe": 0.9, "negative_exam_for_pe": 0.6}, [0.9])],
     "2a": [({}, [0.1]), ({"negative_exam_for_pe": 0.6, "indeterminate": 0.7}, [0.1])],
     "2b": [
@@ -197,11 +233,15 @@ def test_consistent_exams_break_no_rule_and_stay_as_they_are():
     pandas.testing.assert_frame_equal(pe.make_consistent(table), table)
 
 
-@pytest.mark.parametrize(("rule", "exam"), [(rule, exam) for rule, exams in BROKEN.items() for exam in exams])
+@pytest.mark.parametrize(
+    ("rule", "exam"), [(rule, exam) for rule, exams in BROKEN.items() for exam in exams]
+)
 def test_each_broken_rule_is_named_with_its_exam_and_mended(rule, exam):
     table = table_of([*FINE.values(), exam])
     found = pe.check_consistency(table)
-    assert found.to_dict("records") == [{"StudyInstanceUID": "study3", "rule": rule, "says": RULES[rule]}]
+    assert found.to_dict("records") == [
+        {"StudyInstanceUID": "study3", "rule": rule, "says": RULES[rule]}
+    ]
     mended = pe.make_consistent(table)
     assert pe.check_consistency(mended).empty
     pandas.testing.assert_frame_equal(mended.iloc[: -len(exam[1])], table.iloc[: -len(exam[1])])
@@ -222,7 +262,9 @@ def clipped(table):
         negative = one.negative_exam_for_pe > 0.5
         for name in EXAM_LABELS:
             if name == "negative_exam_for_pe":
-                table.loc[at, name] = max(one[name], 0.50001) if negative else min(one[name], 0.49999)
+                table.loc[at, name] = (
+                    max(one[name], 0.50001) if negative else min(one[name], 0.49999)
+                )
             elif negative or name == "indeterminate":
                 table.loc[at, name] = min(one[name], 0.49999)
         if negative:
@@ -254,7 +296,10 @@ def test_mending_never_costs_more_than_clipping():
     table = random_table(3, exams=120)
     assert pe.check_consistency(clipped(table)).empty
     broken = set(pe.check_consistency(table).StudyInstanceUID)
-    ours, theirs = expected_cost(table, pe.make_consistent(table)), expected_cost(table, clipped(table))
+    ours, theirs = (
+        expected_cost(table, pe.make_consistent(table)),
+        expected_cost(table, clipped(table)),
+    )
     assert broken
     assert all(ours[study] <= theirs[study] + 1e-9 for study in broken)
 
@@ -270,7 +315,9 @@ def test_no_other_choice_of_sides_costs_less():
         before[name] += pandas.Series(number).map("/{}".format)
     every = before.copy()
     for yes, name in zip(sides[number].T, pe.LABELS, strict=True):
-        every[name] = numpy.where(yes, before[name].clip(lower=0.5 + 1e-6), before[name].clip(upper=0.5))
+        every[name] = numpy.where(
+            yes, before[name].clip(lower=0.5 + 1e-6), before[name].clip(upper=0.5)
+        )
     inconsistent = set(pe.check_consistency(every).StudyInstanceUID)
     best = dict.fromkeys(ours, math.inf)
     for version, cost in expected_cost(before, every).items():

@@ -9,7 +9,11 @@ np = pytest.importorskip("numpy")
 from tpukit.pe import read_dicom, three_windows  # noqa: E402
 
 # Window edges by arithmetic: level - width / 2 is 0, level + width / 2 is 255.
-EDGES = {"red, lung": (0, -1350, 150), "green, embolism": (1, -250, 450), "blue, mediastinum": (2, -160, 240)}
+EDGES = {
+    "red, lung": (0, -1350, 150),
+    "green, embolism": (1, -250, 450),
+    "blue, mediastinum": (2, -160, 240),
+}
 
 
 @pytest.mark.parametrize("window", EDGES)
@@ -22,7 +26,9 @@ def test_a_window_spans_black_to_white_between_its_edges(window):
 
 def test_integers_and_floats_give_the_same_picture():
     hounsfield = np.arange(-2048, 2048).reshape(64, 64)
-    assert np.array_equal(three_windows(hounsfield.astype(np.int16)), three_windows(hounsfield.astype(np.float64)))
+    assert np.array_equal(
+        three_windows(hounsfield.astype(np.int16)), three_windows(hounsfield.astype(np.float64))
+    )
 
 
 @pytest.mark.parametrize("shape", [(4,), (2, 4, 4), (4, 4, 3)])
@@ -50,7 +56,9 @@ def test_a_real_ct_goes_through_the_windows_and_the_model(capsys):
     Image = pytest.importorskip("PIL.Image")
     from tpukit.pe import normalize, resnet34
 
-    picture = Image.fromarray(three_windows(read_dicom(real_slice()))).resize((64, 64), Image.Resampling.BILINEAR)
+    picture = Image.fromarray(three_windows(read_dicom(real_slice()))).resize(
+        (64, 64), Image.Resampling.BILINEAR
+    )
     images = torch.tensor(np.asarray(picture)).permute(2, 0, 1)[None]
     with torch.no_grad():
         logits = resnet34().eval()(normalize(images))

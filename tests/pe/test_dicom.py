@@ -111,15 +111,21 @@ def test_another_modality_is_no_ct_even_with_a_slope(tmp_path, modality, slope):
     def change(file):
         file.Modality, file.RescaleSlope = modality, slope
 
-    with pytest.raises(ValueError, match=rf"is not a CT slice\n  found: modality {modality}\n  fix:"):
+    with pytest.raises(
+        ValueError, match=rf"is not a CT slice\n  found: modality {modality}\n  fix:"
+    ):
         read_dicom(slice_file(tmp_path, change))
 
 
-@pytest.mark.parametrize(("name", "value"), [("Slope", "nan"), ("Slope", "inf"), ("Slope", 0), ("Intercept", "nan")])
+@pytest.mark.parametrize(
+    ("name", "value"), [("Slope", "nan"), ("Slope", "inf"), ("Slope", 0), ("Intercept", "nan")]
+)
 def test_a_scale_that_gives_every_pixel_one_value_or_none_is_refused(tmp_path, name, value):
     with pydicom.config.disable_value_validation():
         file = slice_file(tmp_path, lambda file: setattr(file, f"Rescale{name}", value))
-        with pytest.raises(ValueError, match=f"is not a CT slice\n  found: Rescale{name} {float(value)}\n  fix:"):
+        with pytest.raises(
+            ValueError, match=f"is not a CT slice\n  found: Rescale{name} {float(value)}\n  fix:"
+        ):
             read_dicom(file)
 
 
@@ -128,7 +134,11 @@ def test_a_slice_that_does_not_say_its_modality_is_taken_for_ct_with_a_word(tmp_
         units = read_dicom(slice_file(tmp_path, delete("Modality")))
     assert np.array_equal(units, UNITS)
     with pytest.raises(ValueError, match="neither Modality nor RescaleSlope is given"):
-        read_dicom(slice_file(tmp_path, lambda file: [delete("Modality")(file), delete("RescaleSlope")(file)]))
+        read_dicom(
+            slice_file(
+                tmp_path, lambda file: [delete("Modality")(file), delete("RescaleSlope")(file)]
+            )
+        )
 
 
 @pytest.mark.parametrize(
@@ -165,7 +175,9 @@ except ImportError as error:
 @pytest.mark.parametrize("kept", [0.05, 0.3, 0.9, 0.999])
 @pytest.mark.parametrize("compressed", [False, True])
 def test_a_file_that_is_cut_off_is_named(tmp_path, kept, compressed):
-    path = slice_file(tmp_path, (lambda file: file.compress(uid.RLELossless)) if compressed else None)
+    path = slice_file(
+        tmp_path, (lambda file: file.compress(uid.RLELossless)) if compressed else None
+    )
     data = path.read_bytes()
     path.write_bytes(data[: int(kept * len(data))])
     with pytest.raises(OSError, match=f"{path} cannot be decoded .*\n  found: .*\n  fix:"):

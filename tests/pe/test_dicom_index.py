@@ -31,7 +31,9 @@ def test_slices_come_from_the_feet_to_the_head_with_their_place_in_mm(drawn, cap
     assert len(table) == 12
     for _, exam in table.groupby("StudyInstanceUID"):
         assert numpy.diff(exam.position).tolist() == pytest.approx([250 * 0.94 / 3] * 3, abs=0.01)
-        assert [path.rpartition("/")[2] for path in exam.path] == [f"{image}.dcm" for image in exam.SOPInstanceUID]
+        assert [path.rpartition("/")[2] for path in exam.path] == [
+            f"{image}.dcm" for image in exam.SOPInstanceUID
+        ]
     assert capsys.readouterr().out == ""
     assert len(pe.ExamSequences(table, numpy.zeros((12, 3)))) == 3
 
@@ -42,14 +44,19 @@ def test_the_names_of_files_do_not_matter(copy):
     before = index(copy)
     assert before.position.groupby(before.StudyInstanceUID).is_monotonic_increasing.all()
     with pydicom.config.disable_value_validation():
-        images = [pydicom.dcmread(path, stop_before_pixels=True).SOPInstanceUID for path in before.path]
+        images = [
+            pydicom.dcmread(path, stop_before_pixels=True).SOPInstanceUID for path in before.path
+        ]
     assert images == before.SOPInstanceUID.tolist()
 
 
 def test_a_row_without_a_file_is_refused_or_left_out(copy, capsys):
     gone = next((copy / "train").rglob("*.dcm"))
     gone.unlink()
-    with pytest.raises(FileNotFoundError, match=rf"1 of 12 images are not in .*\n  found: 11 slices; .* {gone.stem}"):
+    with pytest.raises(
+        FileNotFoundError,
+        match=rf"1 of 12 images are not in .*\n  found: 11 slices; .* {gone.stem}",
+    ):
         index(copy)
     table = index(copy, missing="drop")
     assert len(table) == 11
@@ -58,7 +65,11 @@ def test_a_row_without_a_file_is_refused_or_left_out(copy, capsys):
 
 def test_a_row_whose_identifier_no_file_can_have_is_odd_alone(copy):
     labels = pe.read_labels(copy)
-    labels.loc[5, ["StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID"]] = ["b\u00e4", "b\u00e4", "b\u00e4"]
+    labels.loc[5, ["StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID"]] = [
+        "b\u00e4",
+        "b\u00e4",
+        "b\u00e4",
+    ]
     table = pe.index_dicom(labels, copy / "train", progress="off", missing="keep")
     assert table.odd[table.SOPInstanceUID == "b\u00e4"].tolist() == ["it has no file"]
     assert (table.odd == "").sum() == 11
@@ -73,7 +84,9 @@ def test_a_slice_that_lacks_the_scale_of_its_series_is_odd(copy):
     assert (table.odd == "").sum() == 11
     for path in before.path[:4]:
         change(path, RescaleIntercept=None) if path != before.path[2] else None
-    assert (index(copy, missing="keep").odd == "").all(), "a whole series without is as DICOM's default has it"
+    assert (index(copy, missing="keep").odd == "").all(), (
+        "a whole series without is as DICOM's default has it"
+    )
 
 
 def test_two_files_of_one_image_are_refused(copy):
@@ -97,7 +110,10 @@ def change(path, **values):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"StudyInstanceUID": "1.2.3"}, r"1 images have another StudyInstanceUID in their file .*\n  found: 1.2.3 in"),
+        (
+            {"StudyInstanceUID": "1.2.3"},
+            r"1 images have another StudyInstanceUID in their file .*\n  found: 1.2.3 in",
+        ),
         ({"SeriesInstanceUID": "1.2.3"}, "1 images have another SeriesInstanceUID in their file"),
         ({"ImagePositionPatient": None}, "1 images have no place in the body"),
     ],
@@ -119,20 +135,30 @@ def test_files_without_a_row_are_told(drawn, capsys):
 def test_with_keep_every_row_stays_and_what_is_odd_about_its_image_is_said(copy, capsys):
     labels, paths = pe.read_labels(copy), sorted((copy / "train").rglob("*.dcm"))
     with pydicom.config.disable_value_validation():
-        for number, name in ((1, "ImagePositionPatient"), (2, "StudyInstanceUID"), (3, "SeriesInstanceUID")):
+        for number, name in (
+            (1, "ImagePositionPatient"),
+            (2, "StudyInstanceUID"),
+            (3, "SeriesInstanceUID"),
+        ):
             file = pydicom.dcmread(paths[number])
             setattr(file, name, None if number == 1 else "other")
             file.save_as(paths[number])
         file = pydicom.dcmread(paths[4])
-        file.file_meta.TransferSyntaxUID = "1.2.840.10008.1.2.4.100"  # MPEG2, which nothing here decodes
+        file.file_meta.TransferSyntaxUID = (
+            "1.2.840.10008.1.2.4.100"  # MPEG2, which nothing here decodes
+        )
         file.PixelData = pydicom.encaps.encapsulate([file.PixelData])
         file.save_as(paths[4])
     paths[0].unlink()
     paths[5].write_bytes(paths[5].read_bytes()[:200])
     shutil.copy(paths[6], paths[6].with_name("again.dcm"))
-    table = pe.index_dicom(labels, copy / "train", missing="keep", progress="off").set_index("SOPInstanceUID")
+    table = pe.index_dicom(labels, copy / "train", missing="keep", progress="off").set_index(
+        "SOPInstanceUID"
+    )
     odd = [table.odd[path.stem] for path in paths]
-    for words, said in zip(("no file", "no place", "another study", "another series", "compressed"), odd, strict=False):
+    for words, said in zip(
+        ("no file", "no place", "another study", "another series", "compressed"), odd, strict=False
+    ):
         assert words in said
     assert odd[5].startswith("its file is no CT slice: ")
     assert odd[6:] == [""] * 6

@@ -26,7 +26,15 @@ from pydicom.encaps import encapsulate  # noqa: E402
 from tpukit import launch  # noqa: E402
 from tpukit.datasets import PackOptions  # noqa: E402
 from tpukit.essentials.data.batches import Batches  # noqa: E402
-from tpukit.pe import LABELS, hounsfield, pack_dicom, phantom, read_dicom, read_labels, three_windows  # noqa: E402
+from tpukit.pe import (  # noqa: E402
+    LABELS,
+    hounsfield,
+    pack_dicom,
+    phantom,
+    read_dicom,
+    read_labels,
+    three_windows,
+)  # noqa: E402
 from tpukit.pe.ct import see  # noqa: E402
 from tpukit.pe.phantoms.dicom_files import Place, write_dicom  # noqa: E402
 
@@ -38,7 +46,9 @@ QUIET = {"progress": "off"}
 def made(tmp_path_factory):
     """Three studies of five slices of 64 pixels, and their labels."""
     pytest.importorskip("pydicom")
-    return phantom(tmp_path_factory.mktemp("phantom"), 3, 5, size=64, form="dicom", workers=2, progress="off")
+    return phantom(
+        tmp_path_factory.mktemp("phantom"), 3, 5, size=64, form="dicom", workers=2, progress="off"
+    )
 
 
 @pytest.fixture
@@ -65,7 +75,9 @@ def resized(array, size):
     return np.asarray(Image.fromarray(array).resize((size, size), Image.Resampling.BILINEAR))
 
 
-def test_a_record_is_the_slice_through_three_windows_with_the_labels_of_its_row(made, tmp_path, capsys):
+def test_a_record_is_the_slice_through_three_windows_with_the_labels_of_its_row(
+    made, tmp_path, capsys
+):
     labels = read_labels(made)
     records = pack_dicom(made / "train", tmp_path / "records", labels, size=48, quality=95, **QUIET)
     assert (len(records), records.shape, records.names) == (15, (48, 48, 3), list(LABELS))
@@ -78,7 +90,9 @@ def test_a_record_is_the_slice_through_three_windows_with_the_labels_of_its_row(
         assert target.tolist() == row[list(LABELS)].tolist()
         assert records.group_names[records.groups[number]] == row.StudyInstanceUID
         expected = resized(three_windows(read_dicom(path)), 48)
-        assert abs(image.permute(1, 2, 0).numpy().astype(int) - expected).mean() < 3  # of noise, at quality 95
+        assert (
+            abs(image.permute(1, 2, 0).numpy().astype(int) - expected).mean() < 3
+        )  # of noise, at quality 95
 
 
 def test_a_series_lies_in_one_piece_from_the_feet_to_the_head(made, tmp_path):
@@ -104,7 +118,9 @@ def test_one_window_has_the_neighbouring_slices_as_colours(made, tmp_path, windo
         options=PackOptions(shard_size=2),
         **QUIET,
     )
-    slices = [see(read_dicom(made / "train" / records.name(number)), 100, 700) for number in range(15)]
+    slices = [
+        see(read_dicom(made / "train" / records.name(number)), 100, 700) for number in range(15)
+    ]
     for number, image in enumerate(decoded(records)):
         first, last = number // 5 * 5, number // 5 * 5 + 4
         around = [slices[max(number - 1, first)], slices[number], slices[min(number + 1, last)]]
@@ -129,7 +145,9 @@ def test_a_damaged_slice_takes_its_neighbours_along_where_they_show_it(folder, t
     whole = pack_dicom(folder, tmp_path / "whole", size=16, window="lung", **QUIET)
     path = folder / whole.name(2)
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(ValueError, match=r"3 of 15 images .* 10% may be left out(.*\n)*  fix: .* damaged=0.2"):
+    with pytest.raises(
+        ValueError, match=r"3 of 15 images .* 10% may be left out(.*\n)*  fix: .* damaged=0.2"
+    ):
         pack_dicom(folder, tmp_path / "rest", size=16, window="lung", damaged="skip", **QUIET)
     records = pack_dicom(folder, tmp_path / "rest", size=16, window="lung", damaged=0.2, **QUIET)
     assert [skipped["row"] for skipped in records.skipped] == [1, 2, 3]
@@ -137,20 +155,26 @@ def test_a_damaged_slice_takes_its_neighbours_along_where_they_show_it(folder, t
 
 def test_labels_without_their_columns_are_refused(made, tmp_path):
     with pytest.raises(ValueError, match=r"have no column central_pe\n  found: [^\n]*\n  fix:"):
-        pack_dicom(made / "train", tmp_path / "records", read_labels(made).drop(columns="central_pe"))
+        pack_dicom(
+            made / "train", tmp_path / "records", read_labels(made).drop(columns="central_pe")
+        )
 
 
 STORED = {  # by what makes it of an upright one
     (-1, 0, 0, 0, 1, 0): lambda upright: upright[:, ::-1],
     (-1, 0, 0, 0, -1, 0): lambda upright: upright[::-1, ::-1],
     (1, 0, 0, 0, -1, 0): lambda upright: upright[::-1],
-    (0, 1, 0, -1, 0, 0): lambda upright: np.rot90(upright),  # a row goes to the back, a column to the right
+    (0, 1, 0, -1, 0, 0): lambda upright: np.rot90(
+        upright
+    ),  # a row goes to the back, a column to the right
 }
 
 
 @pytest.fixture(scope="module")
 def upright(made, tmp_path_factory):
-    return pack_dicom(made / "train", tmp_path_factory.mktemp("upright"), form="int16", size=32, **QUIET)
+    return pack_dicom(
+        made / "train", tmp_path_factory.mktemp("upright"), form="int16", size=32, **QUIET
+    )
 
 
 @pytest.mark.parametrize("orientation", STORED)
@@ -163,21 +187,34 @@ def test_images_that_are_stored_mirrored_upside_down_or_lying_are_turned(
     records = pack_dicom(folder, tmp_path / "turned", form="int16", size=32, **QUIET)
     assert [records.name(k) for k in range(15)] == [upright.name(k) for k in range(15)]
     assert (
-        abs(hounsfield(torch.stack([x for x, _ in records])) - hounsfield(torch.stack([x for x, _ in upright]))) <= 1
+        abs(
+            hounsfield(torch.stack([x for x, _ in records]))
+            - hounsfield(torch.stack([x for x, _ in upright]))
+        )
+        <= 1
     ).all()
-    assert "3 series stored mirrored, upside down or lying: their images are turned" in capsys.readouterr().out
+    assert (
+        "3 series stored mirrored, upside down or lying: their images are turned"
+        in capsys.readouterr().out
+    )
 
 
 def test_a_row_without_a_file_is_named_with_a_fix_and_the_fix_works(made, folder, tmp_path, capsys):
     labels = read_labels(made)
     gone = paths(folder)[3]
     gone.unlink()
-    with pytest.raises(FileNotFoundError, match=f"1 of 15 images are not in(.*\n)*.*{gone.stem}\n  fix:"):
+    with pytest.raises(
+        FileNotFoundError, match=f"1 of 15 images are not in(.*\n)*.*{gone.stem}\n  fix:"
+    ):
         pack_dicom(folder, tmp_path / "records", labels, size=16, **QUIET)
     records = pack_dicom(folder, tmp_path / "records", labels, size=16, missing="drop", **QUIET)
     assert "left out 1 of 15 rows" in capsys.readouterr().out
-    assert sorted(labels.SOPInstanceUID[records.rows]) == sorted(path.stem for path in paths(folder))
-    assert [Path(records.name(k)).stem for k in range(14)] == labels.SOPInstanceUID[records.rows].tolist()
+    assert sorted(labels.SOPInstanceUID[records.rows]) == sorted(
+        path.stem for path in paths(folder)
+    )
+    assert [Path(records.name(k)).stem for k in range(14)] == labels.SOPInstanceUID[
+        records.rows
+    ].tolist()
 
 
 def test_some_rows_of_the_labels_pack_some_slices(made, tmp_path, capsys):
@@ -186,7 +223,9 @@ def test_some_rows_of_the_labels_pack_some_slices(made, tmp_path, capsys):
     records = pack_dicom(made / "train", tmp_path / "records", some, size=16, **QUIET)
     assert len(records) == 5
     assert "10 slices in" in capsys.readouterr().out
-    assert [Path(records.name(k)).stem for k in range(5)] == some.SOPInstanceUID.iloc[records.rows].tolist()
+    assert [Path(records.name(k)).stem for k in range(5)] == some.SOPInstanceUID.iloc[
+        records.rows
+    ].tolist()
     assert records.labels.tolist() == some[list(LABELS)].iloc[records.rows].to_numpy().tolist()
 
 
@@ -233,7 +272,9 @@ def test_files_of_other_modalities_are_left_out_by_name_and_are_no_damage(folder
     assert "left out 1 files of modality SR" in said
     for path in paths(folder):
         change(path, Modality="MR")
-    with pytest.raises(ValueError, match=r"none of the 15 files .* is a CT slice\n  found: .*: modality MR\n  fix:"):
+    with pytest.raises(
+        ValueError, match=r"none of the 15 files .* is a CT slice\n  found: .*: modality MR\n  fix:"
+    ):
         pack_dicom(folder, tmp_path / "none", size=16, **QUIET)
 
 
@@ -245,15 +286,25 @@ def test_a_damaged_slice_is_copied_again_and_the_pack_goes_on(made, folder, tmp_
     before = {path: path.stat().st_mtime_ns for path in written(to)}
     assert any(path.suffix == ".array_record" for path in before)
     shutil.copy(made / "train" / path.relative_to(folder), path)
-    assert len(pack_dicom(folder, to, size=16, options=PackOptions(shard_size=3, workers=1), **QUIET)) == 15
+    assert (
+        len(pack_dicom(folder, to, size=16, options=PackOptions(shard_size=3, workers=1), **QUIET))
+        == 15
+    )
     assert {path: path.stat().st_mtime_ns for path in to.glob("*.array_record")}.items() >= {
         (path, time) for path, time in before.items() if path.suffix == ".array_record"
     }
 
 
 @pytest.mark.parametrize("finished", [True, False])
-def test_files_of_other_sizes_under_the_names_of_packed_ones_are_another_pack(folder, tmp_path, finished):
-    arguments = {"to": tmp_path / "records", "size": 16, "options": PackOptions(shard_size=3, workers=1), **QUIET}
+def test_files_of_other_sizes_under_the_names_of_packed_ones_are_another_pack(
+    folder, tmp_path, finished
+):
+    arguments = {
+        "to": tmp_path / "records",
+        "size": 16,
+        "options": PackOptions(shard_size=3, workers=1),
+        **QUIET,
+    }
     whole = paths(folder)[-1].read_bytes()
     if not finished:
         paths(folder)[-1].write_bytes(whole[:-100])
@@ -272,7 +323,9 @@ def test_files_of_other_sizes_under_the_names_of_packed_ones_are_another_pack(fo
     assert len(pack_dicom(folder, **arguments)) == 15
 
 
-def test_before_anything_is_packed_other_files_under_the_same_names_are_arranged_anew(folder, tmp_path):
+def test_before_anything_is_packed_other_files_under_the_same_names_are_arranged_anew(
+    folder, tmp_path
+):
     whole = paths(folder)[-1].read_bytes()
     paths(folder)[-1].write_bytes(whole[:-100])
     with pytest.raises(OSError, match="copy it again"):
@@ -282,7 +335,10 @@ def test_before_anything_is_packed_other_files_under_the_same_names_are_arranged
         x, y, z = pydicom.dcmread(path).ImagePositionPatient
         change(path, ImagePositionPatient=[x, y, -z])
     records = pack_dicom(folder, tmp_path / "records", size=16, **QUIET)
-    z = [pydicom.dcmread(folder / records.name(number)).ImagePositionPatient[2] for number in range(15)]
+    z = [
+        pydicom.dcmread(folder / records.name(number)).ImagePositionPatient[2]
+        for number in range(15)
+    ]
     assert (np.diff(np.reshape(z, (3, 5)), axis=1) > 0).all()
 
 
@@ -290,7 +346,10 @@ def test_more_files_that_are_no_slices_than_a_tenth_are_rather_a_wrong_folder(fo
     for number in range(85):
         (folder / f"{number}.dcm").write_text("x")
     for damaged in ("raise", "skip", 0.84):
-        with pytest.raises(OSError, match=r"85 of 100 files (.*\n)*  fix: .* pack_dicom\(..., damaged=0.85\) leaves"):
+        with pytest.raises(
+            OSError,
+            match=r"85 of 100 files (.*\n)*  fix: .* pack_dicom\(..., damaged=0.85\) leaves",
+        ):
             pack_dicom(folder, tmp_path / "records", size=16, damaged=damaged, **QUIET)
     assert len(pack_dicom(folder, tmp_path / "records", size=16, damaged=0.85, **QUIET)) == 15
 
@@ -321,7 +380,9 @@ def test_a_folder_without_any_slice_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"holds no DICOM file\n  found: \['LICENSE'\]"):
         pack_dicom(tmp_path / "in", tmp_path / "records", **QUIET)
     (tmp_path / "in" / "x.dcm").write_text("x")
-    with pytest.raises(ValueError, match="none of the 1 files in .* is a CT slice\n  found: .*x.dcm.*\n  fix:"):
+    with pytest.raises(
+        ValueError, match="none of the 1 files in .* is a CT slice\n  found: .*x.dcm.*\n  fix:"
+    ):
         pack_dicom(tmp_path / "in", tmp_path / "records", **QUIET)
 
 
@@ -331,7 +392,9 @@ def test_a_missing_decoder_is_named_before_anything_is_decoded(folder, tmp_path)
     file.file_meta.TransferSyntaxUID = uid.MPEG2MPML  # which pydicom never decodes
     file.PixelData = encapsulate([b"0123"])
     file.save_as(path)
-    with pytest.raises(ImportError, match=f"{path.name} is compressed, and no installed(.*\n)*.*MPEG2(.*\n)*.*fix:"):
+    with pytest.raises(
+        ImportError, match=f"{path.name} is compressed, and no installed(.*\n)*.*MPEG2(.*\n)*.*fix:"
+    ):
         pack_dicom(folder, tmp_path / "records", size=16, **QUIET)
     assert not list((tmp_path / "records").glob("*.array_record"))
 
@@ -351,14 +414,20 @@ def test_a_missing_decoder_is_named_before_anything_is_decoded(folder, tmp_path)
         {"form": "int16", "window": "lung"},
     ],
 )
-def test_an_argument_that_makes_no_sense_is_refused_before_anything_is_written(made, tmp_path, wrong):
+def test_an_argument_that_makes_no_sense_is_refused_before_anything_is_written(
+    made, tmp_path, wrong
+):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         pack_dicom(made / "train", tmp_path / "records", **wrong)
     assert not (tmp_path / "records").exists()
 
 
-@pytest.mark.parametrize("option", [{"workers": 0}, {"image": "x"}, {"window": (0, 1)}, {"seed": 1}])
-def test_an_option_that_slices_do_not_have_is_refused_before_anything_is_written(made, tmp_path, option):
+@pytest.mark.parametrize(
+    "option", [{"workers": 0}, {"image": "x"}, {"window": (0, 1)}, {"seed": 1}]
+)
+def test_an_option_that_slices_do_not_have_is_refused_before_anything_is_written(
+    made, tmp_path, option
+):
     with pytest.raises(ValueError, match=f"{next(iter(option))}(.|\n)*fix:"):
         pack_dicom(made / "train", tmp_path / "records", options=PackOptions(**option))
     assert not (tmp_path / "records").exists()
@@ -376,8 +445,12 @@ def contents(folder):
 
 def start(source, to, window=None):
     arguments = f"{str(source)!r}, {str(to)!r}, size=16, options=PackOptions(shard_size=3), window={window!r}"
-    call = f"from tpukit import PackOptions; from tpukit.pe import pack_dicom; pack_dicom({arguments})"
-    return subprocess.Popen([sys.executable, "-c", call], cwd=KIT, start_new_session=True, stdout=subprocess.DEVNULL)
+    call = (
+        f"from tpukit import PackOptions; from tpukit.pe import pack_dicom; pack_dicom({arguments})"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", call], cwd=KIT, start_new_session=True, stdout=subprocess.DEVNULL
+    )
 
 
 def written(to):
@@ -399,7 +472,9 @@ def many(tmp_path_factory):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
-def test_ended_at_some_moments_nothing_is_done_twice_and_every_byte_is_the_same(many, tmp_path, ending, how_often):
+def test_ended_at_some_moments_nothing_is_done_twice_and_every_byte_is_the_same(
+    many, tmp_path, ending, how_often
+):
     to, ended, moments = tmp_path / "ended", 0, how_often((1, 20), (0, 1, 2, 10, 40, 70))
     for progress in moments:  # of 2 files of headers and 107 shards
         before = {path: path.stat().st_mtime_ns for path in written(to)}
@@ -417,7 +492,10 @@ def test_ended_at_some_moments_nothing_is_done_twice_and_every_byte_is_the_same(
     assert ended
     shards = {path: path.stat().st_mtime_ns for path in to.glob("*.array_record")}
     assert start(many / "source", to, "embolism").wait(600) == 0
-    assert shards.items() <= {path: path.stat().st_mtime_ns for path in to.glob("*.array_record")}.items()
+    assert (
+        shards.items()
+        <= {path: path.stat().st_mtime_ns for path in to.glob("*.array_record")}.items()
+    )
     assert contents(to) == contents(many / "at once")
     assert not (to / "unfinished").exists()
 
@@ -457,7 +535,11 @@ def compress_jpeg_ls(file):
 def compress_with_gdcm(file, syntax):
     gdcm = pytest.importorskip("gdcm", reason="python-gdcm, which encodes this, is not installed")
     path = str(file.filename)
-    reader, changing, writer = gdcm.ImageReader(), gdcm.ImageChangeTransferSyntax(), gdcm.ImageWriter()
+    reader, changing, writer = (
+        gdcm.ImageReader(),
+        gdcm.ImageChangeTransferSyntax(),
+        gdcm.ImageWriter(),
+    )
     reader.SetFileName(path)
     assert reader.Read()
     changing.SetTransferSyntax(gdcm.TransferSyntax(getattr(gdcm.TransferSyntax, syntax)))
@@ -470,12 +552,16 @@ def compress_with_gdcm(file, syntax):
 
 
 def train(core, records):
-    model = core.model(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 16 * 16, len(LABELS))))
+    model = core.model(
+        torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 16 * 16, len(LABELS)))
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     losses = []
     for images, labels in core.batches(records, batch_size=2, shuffle=True, drop_last=True):
         with core.step():
-            loss = torch.nn.functional.binary_cross_entropy_with_logits(model(images.float() / 255), labels)
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(
+                model(images.float() / 255), labels
+            )
             loss.backward()
             core.optimizer_step(optimizer)
         losses.append(loss.item())
@@ -492,7 +578,9 @@ def unsigned(made, tmp_path_factory):
     for path in paths(shutil.copytree(made / "train", folder / "train")):
         stored = pydicom.dcmread(path).pixel_array.clip(min=0).astype("<u2")
         change(path, PixelData=stored.tobytes(), PixelRepresentation=0)
-    return folder / "train", pack_dicom(folder / "train", folder / "plain", read_labels(made), size=16, **QUIET)
+    return folder / "train", pack_dicom(
+        folder / "train", folder / "plain", read_labels(made), size=16, **QUIET
+    )
 
 
 @pytest.mark.parametrize("compress", COMPRESSIONS)
@@ -510,16 +598,25 @@ def test_from_compressed_dicom_to_a_trained_step(made, unsigned, tmp_path, compr
     assert len(losses[0]) == 3
 
 
-def test_what_index_dicom_found_is_packed_without_reading_a_header_again(made, tmp_path, monkeypatch):
+def test_what_index_dicom_found_is_packed_without_reading_a_header_again(
+    made, tmp_path, monkeypatch
+):
     from tpukit.pe import dicom_packing, index_dicom
 
     labels = read_labels(made)
-    by_headers = pack_dicom(made / "train", tmp_path / "by-headers", labels, size=16, window="lung", **QUIET)
+    by_headers = pack_dicom(
+        made / "train", tmp_path / "by-headers", labels, size=16, window="lung", **QUIET
+    )
     index = index_dicom(labels, made / "train", progress="off").sample(frac=1, random_state=0)
     monkeypatch.setattr(dicom_packing, "read_headers", None)
     monkeypatch.setattr(dicom_packing, "find_files", None)
-    records = pack_dicom(made / "train", tmp_path / "by-index", index, size=16, window="lung", **QUIET)
+    records = pack_dicom(
+        made / "train", tmp_path / "by-index", index, size=16, window="lung", **QUIET
+    )
     assert records.read(range(15)) == by_headers.read(range(15))
-    assert index.SOPInstanceUID.iloc[records.rows].tolist() == labels.SOPInstanceUID.iloc[by_headers.rows].tolist()
+    assert (
+        index.SOPInstanceUID.iloc[records.rows].tolist()
+        == labels.SOPInstanceUID.iloc[by_headers.rows].tolist()
+    )
     some = pack_dicom(made / "train", tmp_path / "some", index.iloc[:4], size=16, **QUIET)
     assert {Path(some.name(number)).stem for number in range(4)} == {*index.SOPInstanceUID.iloc[:4]}

@@ -48,11 +48,16 @@ def test_a_spacing_that_changes_is_no_gap_when_the_slices_are_numbered_through()
     assert pe.check_exams(with_a_gap)["found"].tolist() == ["1 exams lack a slice"]
 
 
-def test_all_that_the_headers_say_is_in_one_table_and_survives_what_is_done_to_the_labels(tmp_path, capsys):
+def test_all_that_the_headers_say_is_in_one_table_and_survives_what_is_done_to_the_labels(
+    tmp_path, capsys
+):
     made = pe.phantom(tmp_path / "made", 4, 5, size=32, form="dicom", workers=1, progress="off")
     labels = pe.read_labels(made)
     lying, lost, pet, unnamed = labels.StudyInstanceUID.unique()
-    files = {study: sorted((made / "train" / study).rglob("*.dcm")) for study in (lying, lost, pet, unnamed)}
+    files = {
+        study: sorted((made / "train" / study).rglob("*.dcm"))
+        for study in (lying, lost, pet, unnamed)
+    }
 
     def change(path, to=None, **values):
         file = pydicom.dcmread(path)
@@ -66,7 +71,11 @@ def test_all_that_the_headers_say_is_in_one_table_and_survives_what_is_done_to_t
         change(path, PixelData=stored.tobytes(), ImageOrientationPatient=[0, 1, 0, -1, 0, 0])
     for path in files[pet]:  # beside its CT
         change(
-            path, path.with_name(f"p{path.name}"), Modality="PT", SeriesInstanceUID="p", SOPInstanceUID=f"p{path.stem}"
+            path,
+            path.with_name(f"p{path.name}"),
+            Modality="PT",
+            SeriesInstanceUID="p",
+            SOPInstanceUID=f"p{path.stem}",
         )
     for path in files[unnamed]:
         change(path, Modality=None)
@@ -93,5 +102,8 @@ def test_all_that_the_headers_say_is_in_one_table_and_survives_what_is_done_to_t
 
 
 def test_a_table_without_positions_is_refused():
-    with pytest.raises(ValueError, match="the table has no column position\n  found: .*\n  fix:   the table of pe.ind"):
+    with pytest.raises(
+        ValueError,
+        match="the table has no column position\n  found: .*\n  fix:   the table of pe.ind",
+    ):
         pe.check_exams(made_up()[0].drop(columns="position"))

@@ -9,7 +9,9 @@ from tpukit import pe
 def a_table(positives):
     """Return a table of exams of ten slices in no order, each with so many positive slices, and probabilities."""
     rows = [
-        (f"{number:012x}", place, int(place < count)) for number, count in enumerate(positives) for place in range(10)
+        (f"{number:012x}", place, int(place < count))
+        for number, count in enumerate(positives)
+        for place in range(10)
     ]
     table = pandas.DataFrame(rows, columns=["StudyInstanceUID", "position", "pe_present_on_image"])
     table = table.sample(frac=1, random_state=0)
@@ -28,11 +30,15 @@ def test_half_of_the_panels_are_exams_with_an_embolus_from_many_slices_to_few(tm
     assert list(line.get_xdata()) == list(range(10))
     assert np.allclose(line.get_ydata()[:6], 0.9, atol=0.01)
     assert len(figure.axes[0].patches) == 6
-    assert figure.alt.startswith("The probability of an embolus along the body in 8 exams, 4 of them with an embolus.")
+    assert figure.alt.startswith(
+        "The probability of an embolus along the body in 8 exams, 4 of them with an embolus."
+    )
     figure.savefig(tmp_path / "exams.png")
 
 
-@pytest.mark.parametrize(("positives", "panels"), [([0, 0, 0], 3), ([1, 2], 2), ([3, 0], 2), ([5] * 9, 8)])
+@pytest.mark.parametrize(
+    ("positives", "panels"), [([0, 0, 0], 3), ([1, 2], 2), ([3, 0], 2), ([5] * 9, 8)]
+)
 def test_what_there_is_is_drawn(positives, panels):
     figure = pe.show_exams(*a_table(positives))
     assert sum(axes.get_visible() for axes in figure.axes) == panels
@@ -65,7 +71,10 @@ def test_attention_is_drawn_and_how_much_of_it_lies_on_an_embolus_is_said(tmp_pa
     assert figure.axes[1].get_title(loc="right") == ""
     assert figure.alt.endswith("Attention on slices with an embolus: 000000 67 %.")
     (filled,) = figure.axes[0].collections
-    heights = [max(y for x, y in filled.get_paths()[0].vertices if abs(x - place) <= 0.5) for place in (2, 8)]
+    heights = [
+        max(y for x, y in filled.get_paths()[0].vertices if abs(x - place) <= 0.5)
+        for place in (2, 8)
+    ]
     assert heights == pytest.approx([1, 1 / 3])
     figure.savefig(tmp_path / "exams.png")
     with pytest.raises(ValueError, match=r"each of the 20 rows, got \(20,\), from -1"):

@@ -43,13 +43,21 @@ def test_slices_are_in_the_order_of_the_body_whatever_the_order_of_the_table(sli
         if count < slices:  # each slice in several parts
             of_part = [[one * count // slices] for one in range(slices)]
         else:
-            of_part = [[k for k in range(count) if k * slices // count == one] for one in range(slices)]
+            of_part = [
+                [k for k in range(count) if k * slices // count == one] for one in range(slices)
+            ]
         along = rows.position.to_numpy()
-        assert sequence[:, 0].tolist() == pytest.approx([along[one].mean() for one in of_part]), "the mean of each part"
-        assert sequence[:, 2].tolist() == pytest.approx([along[one].max() for one in of_part]), "and its maximum"
+        assert sequence[:, 0].tolist() == pytest.approx([along[one].mean() for one in of_part]), (
+            "the mean of each part"
+        )
+        assert sequence[:, 2].tolist() == pytest.approx([along[one].max() for one in of_part]), (
+            "and its maximum"
+        )
         present = rows[PRESENT].to_numpy()
         assert targets["images"].tolist() == pytest.approx([present[one].mean() for one in of_part])
-        assert targets["image_weight"].sum().item() == pytest.approx(IMAGE_WEIGHT * positive), "all images of the exam"
+        assert targets["image_weight"].sum().item() == pytest.approx(IMAGE_WEIGHT * positive), (
+            "all images of the exam"
+        )
         assert targets["answers"].tolist() == rows[list(EXAM_LABELS)].iloc[0].tolist()
 
 
@@ -78,7 +86,10 @@ def test_the_loss_of_tensors_is_the_score_of_tables(slices):
     table, features = made_up([(8, 3), (11, 0), (8, 8), (30, 1)])
     exams = pe.ExamSequences(table, features, slices=slices)
     random = torch.Generator().manual_seed(0)
-    logits = {name: torch.randn(4, count, generator=random) for name, count in (("answers", 9), ("images", slices))}
+    logits = {
+        name: torch.randn(4, count, generator=random)
+        for name, count in (("answers", 9), ("images", slices))
+    }
     _, targets = torch.utils.data.default_collate([exams[number] for number in range(4)])
     score = pe.challenge_loss(table, exams.table(logits))
     assert pe.exam_loss(logits, targets).item() == pytest.approx(score, abs=1e-6)
@@ -119,9 +130,18 @@ def equal(table):
 
 
 BAD = {
-    "a slice is missing": (drop_one, r"1 exams lack a slice\n  found: s1.1.3 at -32.5 and s1.1.5 at -27.5"),
-    "two series": (change("SeriesInstanceUID", "other"), "1 exams have several series\n  found: .*other"),
-    "equal positions": (equal, r"1 exams have slices at equal positions\n  found: s0.1.\d at -37.5 and s0.1.\d at"),
+    "a slice is missing": (
+        drop_one,
+        r"1 exams lack a slice\n  found: s1.1.3 at -32.5 and s1.1.5 at -27.5",
+    ),
+    "two series": (
+        change("SeriesInstanceUID", "other"),
+        "1 exams have several series\n  found: .*other",
+    ),
+    "equal positions": (
+        equal,
+        r"1 exams have slices at equal positions\n  found: s0.1.\d at -37.5 and s0.1.\d at",
+    ),
     "a label is missing": (change("central_pe", math.nan), "central_pe is missing in 1 rows"),
     "no column": (lambda table: table.drop(columns="central_pe"), "no column central_pe"),
     "no position": (change("position", math.nan), "position is missing in 1 rows"),
@@ -212,7 +232,10 @@ def test_weights_of_a_network_that_read_fewer_numbers_are_refused_by_name():
     weights = pe.ExamNetwork(3).state_dict()
     fewer = ("enter.0.weight", "enter.0.bias", "enter.2.weight")
     old = {name: value[..., :3] if name in fewer else value for name, value in weights.items()}
-    with pytest.raises(ValueError, match=r"read 3 features of each part, and this one reads 6\n.*\n  fix:   train the"):
+    with pytest.raises(
+        ValueError,
+        match=r"read 3 features of each part, and this one reads 6\n.*\n  fix:   train the",
+    ):
         pe.ExamNetwork(3).load_state_dict(old)
     network = pe.ExamNetwork(3)
     network.load_state_dict(pe.ExamNetwork(3).state_dict())

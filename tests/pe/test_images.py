@@ -20,7 +20,9 @@ def folder(tmp_path):
         into = tmp_path / study / f"{study}s"
         into.mkdir(parents=True)
         for i in range(3):
-            Image.fromarray(rng.integers(0, 256, (64, 64, 3), np.uint8)).save(into / f"{i + 9:03d}_{study}{i}.jpg")
+            Image.fromarray(rng.integers(0, 256, (64, 64, 3), np.uint8)).save(
+                into / f"{i + 9:03d}_{study}{i}.jpg"
+            )
     return tmp_path
 
 
@@ -34,7 +36,10 @@ def test_every_row_finds_its_file_whatever_its_order(folder, labels):
     table = index_images(labels.sample(frac=1, random_state=3), folder)
     for row in table.itertuples():
         assert row.path == str(
-            folder / row.StudyInstanceUID / row.SeriesInstanceUID / f"{row.position:03d}_{row.SOPInstanceUID}.jpg"
+            folder
+            / row.StudyInstanceUID
+            / row.SeriesInstanceUID
+            / f"{row.position:03d}_{row.SOPInstanceUID}.jpg"
         )
     assert table.index.tolist() == list(range(6))
     assert "path" not in labels
@@ -51,7 +56,9 @@ def test_a_missing_file_is_named_with_a_fix_and_the_fix_works(folder, labels, ca
 
 def test_files_without_a_row_are_counted_once(folder, labels, capsys):
     index_images(labels.head(4), folder)
-    assert capsys.readouterr().out.splitlines() == [f"2 images in {folder} have no row in the labels and are not used"]
+    assert capsys.readouterr().out.splitlines() == [
+        f"2 images in {folder} have no row in the labels and are not used"
+    ]
 
 
 def test_studies_without_a_row_are_not_looked_into(folder, labels, capsys):
@@ -62,7 +69,11 @@ def test_studies_without_a_row_are_not_looked_into(folder, labels, capsys):
 
 @pytest.mark.parametrize(
     ("where", "said"),
-    [("nowhere", "no folder"), ("empty", "an empty folder"), ("a", "looked for b/<series>/<position>_<image>.jpg")],
+    [
+        ("nowhere", "no folder"),
+        ("empty", "an empty folder"),
+        ("a", "looked for b/<series>/<position>_<image>.jpg"),
+    ],
 )
 def test_a_folder_without_the_images_is_refused(folder, labels, where, said):
     (folder / "empty").mkdir()
@@ -85,7 +96,9 @@ def test_pixels_are_pillows_to_the_last_bit(folder, labels, size):
     image, target = PEImages(table, size)[4]
     with Image.open(table.path[4]) as file:
         truth = (
-            file.convert("RGB") if size is None else file.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
+            file.convert("RGB")
+            if size is None
+            else file.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
         )
     assert image.dtype == torch.uint8
     assert image.is_contiguous()
@@ -112,7 +125,9 @@ BROKEN_FILES = {
     "cut short": lambda path: path.write_bytes(path.read_bytes()[:600]),
     "empty": lambda path: path.write_bytes(b""),
     "no JPEG at all": lambda path: path.write_text("<html>404</html>"),
-    "zeros in its data": lambda path: path.write_bytes(path.read_bytes()[:900] + bytes(64) + path.read_bytes()[964:]),
+    "zeros in its data": lambda path: path.write_bytes(
+        path.read_bytes()[:900] + bytes(64) + path.read_bytes()[964:]
+    ),
     "only the header is whole": lambda path: path.write_bytes(path.read_bytes()[:200] + bytes(100)),
 }
 
@@ -130,7 +145,9 @@ def test_a_corrupt_jpeg_is_named_with_its_index_and_a_fix(folder, labels, broken
 def test_a_file_that_went_away_is_named_with_its_index_and_a_fix(folder, labels):
     images = PEImages(index_images(labels, folder))
     (folder / "b" / "bs" / "010_b1.jpg").unlink()
-    with pytest.raises(FileNotFoundError, match=r"image 0 of 6 no longer exists: .*010_b1.jpg\n.*fix:"):
+    with pytest.raises(
+        FileNotFoundError, match=r"image 0 of 6 no longer exists: .*010_b1.jpg\n.*fix:"
+    ):
         images[0]
 
 
@@ -144,12 +161,15 @@ def test_an_index_past_the_end_ends_a_loop(folder, labels):
 
 
 def test_two_files_of_one_image_are_told(tmp_path):
-    table = pd.DataFrame([{"StudyInstanceUID": "a", "SeriesInstanceUID": "s", "SOPInstanceUID": "i"}])
+    table = pd.DataFrame(
+        [{"StudyInstanceUID": "a", "SeriesInstanceUID": "s", "SOPInstanceUID": "i"}]
+    )
     (tmp_path / "a" / "s").mkdir(parents=True)
     for name in ("0001_i.jpg", "0005_i.jpg"):
         (tmp_path / "a" / "s" / name).write_bytes(b"")
     with pytest.raises(
-        ValueError, match=r"two files are of one image: .*0001_i.jpg and .*0005_i.jpg\n  found: .*\n  fix:"
+        ValueError,
+        match=r"two files are of one image: .*0001_i.jpg and .*0005_i.jpg\n  found: .*\n  fix:",
     ):
         index_images(table, tmp_path)
     (tmp_path / "a" / "s" / "0005_i.jpg").unlink()

@@ -18,11 +18,17 @@ def study(name, *, images=3, positive_images=0, **labels):
         {"StudyInstanceUID": name, "SeriesInstanceUID": f"{name}s", "SOPInstanceUID": f"{name}{i}"}
         for i in range(images)
     ]
-    return [row | exam | {"pe_present_on_image": int(i < positive_images)} for i, row in enumerate(ids)]
+    return [
+        row | exam | {"pe_present_on_image": int(i < positive_images)} for i, row in enumerate(ids)
+    ]
 
 
 def table(*studies):
-    rows = [row for rows in (studies or (study("a"), study("b", positive_images=1, **POSITIVE))) for row in rows]
+    rows = [
+        row
+        for rows in (studies or (study("a"), study("b", positive_images=1, **POSITIVE)))
+        for row in rows
+    ]
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -38,7 +44,9 @@ def save(tmp_path):
 def test_the_ten_labels_are_the_walkthroughs():
     assert len(LABELS) == 10
     assert LABELS[0] == "pe_present_on_image"
-    assert not [name for name in LABELS if name.startswith("qa_") or "artifact" in name or "defect" in name]
+    assert not [
+        name for name in LABELS if name.startswith("qa_") or "artifact" in name or "defect" in name
+    ]
     assert len(COLUMNS) == 17
 
 
@@ -91,10 +99,21 @@ def test_a_file_that_is_no_such_table_says_what_it_is(save, found):
 
 
 def test_folds_are_stratified_on_request():
-    frame = table(*[study(f"s{n}", positive_images=3 * (n < 5), **(POSITIVE if n < 5 else {})) for n in range(20)])
-    shares = assign_folds(frame, 5, stratify="pe_present_on_image").groupby("fold").pe_present_on_image.mean()
+    frame = table(
+        *[
+            study(f"s{n}", positive_images=3 * (n < 5), **(POSITIVE if n < 5 else {}))
+            for n in range(20)
+        ]
+    )
+    shares = (
+        assign_folds(frame, 5, stratify="pe_present_on_image")
+        .groupby("fold")
+        .pe_present_on_image.mean()
+    )
     assert shares.tolist() == [0.25] * 5
-    with pytest.raises(ValueError, match=r"no column 'pe' to stratify by\n  found: Study(.|\n)*fix:"):
+    with pytest.raises(
+        ValueError, match=r"no column 'pe' to stratify by\n  found: Study(.|\n)*fix:"
+    ):
         assign_folds(frame, 5, stratify="pe")
 
 
@@ -111,12 +130,30 @@ BAD_TABLES = {  # what is wrong: (the table, what the message has to say)
         lambda: table().drop(columns="central_pe"),
         ["no column central_pe", "found: StudyInstanceUID"],
     ),
-    "a label is 2": (lambda: with_(table(), 4, "leftsided_pe", 2), ["leftsided_pe", "neither 0 nor 1", "2 in row 4"]),
-    "a label is a half": (lambda: with_(table(), 1, "chronic_pe", 0.5), ["chronic_pe", "0.5 in row 1"]),
-    "a label is a word": (lambda: with_(table(), 1, "chronic_pe", "yes"), ["chronic_pe has 1 labels", "yes in row 1"]),
-    "a label is missing": (lambda: with_(table(), 5, "indeterminate", None), ["indeterminate", "1 missing", "rows 5"]),
-    "an identifier is missing": (lambda: with_(table(), 0, "SOPInstanceUID", None), ["SOPInstanceUID", "1 missing"]),
-    "an image is there twice": (lambda: table(study("a"), study("b"), study("a")), ["3 rows", "a0 in row 6"]),
+    "a label is 2": (
+        lambda: with_(table(), 4, "leftsided_pe", 2),
+        ["leftsided_pe", "neither 0 nor 1", "2 in row 4"],
+    ),
+    "a label is a half": (
+        lambda: with_(table(), 1, "chronic_pe", 0.5),
+        ["chronic_pe", "0.5 in row 1"],
+    ),
+    "a label is a word": (
+        lambda: with_(table(), 1, "chronic_pe", "yes"),
+        ["chronic_pe has 1 labels", "yes in row 1"],
+    ),
+    "a label is missing": (
+        lambda: with_(table(), 5, "indeterminate", None),
+        ["indeterminate", "1 missing", "rows 5"],
+    ),
+    "an identifier is missing": (
+        lambda: with_(table(), 0, "SOPInstanceUID", None),
+        ["SOPInstanceUID", "1 missing"],
+    ),
+    "an image is there twice": (
+        lambda: table(study("a"), study("b"), study("a")),
+        ["3 rows", "a0 in row 6"],
+    ),
     "there are no rows": (lambda: table().head(0), ["no rows"]),
     "an exam's label varies": (
         lambda: with_(table(), 2, "negative_exam_for_pe", 0),
@@ -151,7 +188,9 @@ BAD_TABLES = {  # what is wrong: (the table, what the message has to say)
         ["against rule 1b", "at least one of central_pe"],
     ),
     "a positive exam is chronic twice": (
-        lambda: table(study("a", positive_images=1, **POSITIVE, chronic_pe=1, acute_and_chronic_pe=1)),
+        lambda: table(
+            study("a", positive_images=1, **POSITIVE, chronic_pe=1, acute_and_chronic_pe=1)
+        ),
         ["against rule 1c", "not both of chronic_pe"],
     ),
 }

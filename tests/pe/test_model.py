@@ -58,13 +58,19 @@ BAD_FILES = {  # what the file holds: what the message says
         lambda _: torchvision.models.resnet18(weights=None).state_dict(),
         "missing or of another shape",
     ),
-    "a checkpoint around the weights": (lambda good: {"model": good, "epoch": 3}, "dict of 0 tensors"),
+    "a checkpoint around the weights": (
+        lambda good: {"model": good, "epoch": 3},
+        "dict of 0 tensors",
+    ),
     "a list": (lambda _: [torch.zeros(3)], "list of 0 tensors"),
     "a layer too few": (
         lambda good: {k: v for k, v in good.items() if k != "layer4.2.conv2.weight"},
         "layer4.2.conv2.weight",
     ),
-    "a layer too many": (lambda good: good | {"layer5.weight": torch.zeros(1)}, "1 too many (layer5.weight"),
+    "a layer too many": (
+        lambda good: good | {"layer5.weight": torch.zeros(1)},
+        "1 too many (layer5.weight",
+    ),
     "a whole model": (lambda _: torch.nn.Linear(2, 2), "cannot be read as weights"),
 }
 

@@ -16,8 +16,14 @@ HEIGHTS = {"a": [0, 1, 2, 3, 5, 6], "b": [0, 2, 4]}  # of study a one slice is m
 def packed(tmp_path_factory):
     """Return the table of two studies in no order, its records and its cache; green is 40 x study + 6 x place."""
     folder = tmp_path_factory.mktemp("neighbours")
-    rows = [(study, "s", f"{study}{place}", place) for study, places in HEIGHTS.items() for place in places]
-    table = pd.DataFrame(rows, columns=["StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID", "position"])
+    rows = [
+        (study, "s", f"{study}{place}", place)
+        for study, places in HEIGHTS.items()
+        for place in places
+    ]
+    table = pd.DataFrame(
+        rows, columns=["StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID", "position"]
+    )
     table = table.sample(frac=1, random_state=3).reset_index(drop=True)
     table["path"] = [str(folder / f"{name}.png") for name in table.SOPInstanceUID]
     for row in table.itertuples():
@@ -26,7 +32,11 @@ def packed(tmp_path_factory):
         Image.fromarray(pixels).save(row.path)
     records = tpukit.pack(table, folder / "records", progress="off")
     records = tpukit.PackedImages(folder / "records", size=16)
-    return table, records, tpukit.cached_images(records, folder=folder / "cache", size=16, progress="off")
+    return (
+        table,
+        records,
+        tpukit.cached_images(records, folder=folder / "cache", size=16, progress="off"),
+    )
 
 
 def grey(study, place):
@@ -40,7 +50,9 @@ def expected(table, records):
         study, place = table.StudyInstanceUID[row], table.position[row]
         places = HEIGHTS[study]
         at = places.index(place)
-        found.append([grey(study, places[min(max(k, 0), len(places) - 1)]) for k in (at - 1, at, at + 1)])
+        found.append(
+            [grey(study, places[min(max(k, 0), len(places) - 1)]) for k in (at - 1, at, at + 1)]
+        )
     return np.array(found)
 
 
@@ -69,7 +81,9 @@ def work(core, images):
 def test_batches_of_a_subset_come_from_it(packed):
     table, records, cache = packed
     images = pe.NeighbouringSlices(cache, table)
-    run = tpukit.launch(work, torch.utils.data.Subset(images, [8, 1, 4, 6]), cores=1, progress="off")
+    run = tpukit.launch(
+        work, torch.utils.data.Subset(images, [8, 1, 4, 6]), cores=1, progress="off"
+    )
     greys = run.results[0].float().mean((2, 3)).numpy()
     assert greys == pytest.approx(expected(table, records)[[8, 1, 4, 6]], abs=2)
 
@@ -79,7 +93,9 @@ def test_it_is_what_pack_dicom_stores_with_one_window(tmp_path):
     options = {"studies": 2, "slices": 4, "size": 64, "progress": "off", "workers": 1}
     dicom, jpeg = (pe.phantom(tmp_path / form, form=form, **options) for form in ("dicom", "jpeg"))
     labels = pe.read_labels(dicom)
-    direct = pe.pack_dicom(dicom / "train", tmp_path / "direct", labels, window="embolism", size=64, progress="off")
+    direct = pe.pack_dicom(
+        dicom / "train", tmp_path / "direct", labels, window="embolism", size=64, progress="off"
+    )
     table = pe.index_images(pe.read_labels(jpeg), jpeg / "train-jpegs")
     tpukit.pack(table, tmp_path / "windows", labels=list(pe.LABELS), progress="off")
     images = pe.NeighbouringSlices(tpukit.PackedImages(tmp_path / "windows", size=64), table)
@@ -88,16 +104,30 @@ def test_it_is_what_pack_dicom_stores_with_one_window(tmp_path):
     ids = labels.SOPInstanceUID.tolist()
     assert ids == table.SOPInstanceUID.tolist()
     assert abs(one - other).mean() < 6, "JPEG twice, of other colours"
-    assert abs(one - other[..., ::-1]).mean() > 2 * abs(one - other).mean(), "above and below are not exchanged"
+    assert abs(one - other[..., ::-1]).mean() > 2 * abs(one - other).mean(), (
+        "above and below are not exchanged"
+    )
 
 
 def test_what_cannot_have_neighbours_is_refused(packed):
     table, records, _ = packed
     for change, message in (
-        (lambda: pe.NeighbouringSlices(records, table.drop(columns="position")), "no column position"),
-        (lambda: pe.NeighbouringSlices(records, table[:4]), "found: 4 rows; the images are of 9 or more"),
-        (lambda: pe.NeighbouringSlices(records, table.assign(position=1)), "7 slices are at the position of another"),
-        (lambda: pe.NeighbouringSlices(records, table, "bone"), "window is one of lung, embolism, mediastinum"),
+        (
+            lambda: pe.NeighbouringSlices(records, table.drop(columns="position")),
+            "no column position",
+        ),
+        (
+            lambda: pe.NeighbouringSlices(records, table[:4]),
+            "found: 4 rows; the images are of 9 or more",
+        ),
+        (
+            lambda: pe.NeighbouringSlices(records, table.assign(position=1)),
+            "7 slices are at the position of another",
+        ),
+        (
+            lambda: pe.NeighbouringSlices(records, table, "bone"),
+            "window is one of lung, embolism, mediastinum",
+        ),
         (lambda: pe.NeighbouringSlices([1, 2], table), "is made of PackedImages or a CachedImages"),
     ):
         with pytest.raises(ValueError, match=message):

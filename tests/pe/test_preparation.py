@@ -25,7 +25,13 @@ def made(tmp_path_factory):
 def test_all_that_decides_the_pixels_is_kept_and_packs_other_slices_the_same(made, tmp_path):
     folder, records = made
     kept = pe.Preparation.of(PackedImages(records.folder, size=16))
-    assert (kept.size, kept.window, kept.crop, kept.form, kept.quality) == (32, (100, 700), "lungs", "jpeg", 70)
+    assert (kept.size, kept.window, kept.crop, kept.form, kept.quality) == (
+        32,
+        (100, 700),
+        "lungs",
+        "jpeg",
+        70,
+    )
     assert (kept.image_size, kept.orientation, len(kept.mean)) == (16, "upright", 3)
     again = pe.Preparation.read(json.loads(json.dumps(kept.as_dict())))
     assert again == kept
@@ -43,13 +49,19 @@ def test_a_cache_says_what_its_records_say(made, tmp_path):
 
 def test_a_network_that_is_asked_about_images_prepared_otherwise_refuses(made, tmp_path):
     folder, records = made
-    whole = pe.pack_dicom(folder / "train", tmp_path / "whole", size=32, window="embolism", quality=70, **QUIET)
+    whole = pe.pack_dicom(
+        folder / "train", tmp_path / "whole", size=32, window="embolism", quality=70, **QUIET
+    )
     trained = pe.Preparation.of(PackedImages(records.folder, size=16))
-    with pytest.raises(ValueError, match=r"prepared otherwise than those of .*\n  found: crop lungs, here None\n"):
+    with pytest.raises(
+        ValueError, match=r"prepared otherwise than those of .*\n  found: crop lungs, here None\n"
+    ):
         trained.check(PackedImages(whole.folder, size=16))
     with pytest.raises(ValueError, match="found: image_size 16, here 32\n"):
         trained.check(records)
-    trained.check(PackedImages(trained.pack(folder / "train", tmp_path / "mended", **QUIET).folder, size=16))  # the fix
+    trained.check(
+        PackedImages(trained.pack(folder / "train", tmp_path / "mended", **QUIET).folder, size=16)
+    )  # the fix
 
 
 @pytest.mark.parametrize(
@@ -72,6 +84,10 @@ def test_images_of_another_pack_have_no_preparation(tmp_path):
 
     from tpukit import pack
 
-    records = pack([(numpy.zeros((8, 8, 3), "uint8"), 0), (numpy.ones((8, 8, 3), "uint8"), 1)], tmp_path / "p", **QUIET)
+    records = pack(
+        [(numpy.zeros((8, 8, 3), "uint8"), 0), (numpy.ones((8, 8, 3), "uint8"), 1)],
+        tmp_path / "p",
+        **QUIET,
+    )
     with pytest.raises(ValueError, match="does not say how its images were made of DICOM slices"):
         pe.Preparation.of(records)

@@ -37,7 +37,8 @@ def an_exam(slices=COUNT, study="a", series="s", order_seed=0):
 
 def predicted(labels, **columns):
     return pd.DataFrame(
-        {"SOPInstanceUID": labels.SOPInstanceUID, "pe_present_on_image": labels.position / 20} | columns
+        {"SOPInstanceUID": labels.SOPInstanceUID, "pe_present_on_image": labels.position / 20}
+        | columns
     )
 
 
@@ -53,7 +54,11 @@ def test_slices_are_in_the_order_of_the_body_with_their_three_windows():
     page = pe.show_study(images, labels, "a")._repr_html_()
     expected = 10 * np.arange(COUNT)[:, None] + [20, 40, 60]
     assert decoded(page) == pytest.approx(expected, abs=2)
-    assert [page.count(f">{window}<") for window in ("lung", "embolism", "mediastinum")] == [1, 1, 1]
+    assert [page.count(f">{window}<") for window in ("lung", "embolism", "mediastinum")] == [
+        1,
+        1,
+        1,
+    ]
     assert page.count("display:block;cursor") == 12, "a montage of twelve where no script runs"
     assert 'alt="slice 5 of 15, embolus on this image"' in page
     assert ">motion<" in page
@@ -70,7 +75,9 @@ def test_a_pack_is_read_by_the_rows_of_the_table_that_was_packed(tmp_path):
     both["path"] = [str(tmp_path / f"{number}.png") for number in range(len(both))]
     records = tpukit.pack(both, tmp_path / "records", progress="off")
     assert (np.diff(records.rows) < 0).any(), "a pack of a table is shuffled"
-    page = pe.show_study(tpukit.PackedImages(tmp_path / "records", size=32), both, "a")._repr_html_()
+    page = pe.show_study(
+        tpukit.PackedImages(tmp_path / "records", size=32), both, "a"
+    )._repr_html_()
     assert decoded(page) == pytest.approx(10 * np.arange(COUNT)[:, None] + [20, 40, 60], abs=2)
     with pytest.raises(ValueError, match="a table of 30 rows or more, the labels have 15"):
         pe.show_study(records, labels, "a")
@@ -78,13 +85,17 @@ def test_a_pack_is_read_by_the_rows_of_the_table_that_was_packed(tmp_path):
 
 def test_the_slider_starts_at_the_highest_probability_and_a_button_goes_there():
     labels, images = an_exam()
-    said = predicted(labels, leftsided_pe=0.75, attention=labels.position.eq(3) * 2.0).sample(frac=1, random_state=1)
+    said = predicted(labels, leftsided_pe=0.75, attention=labels.position.eq(3) * 2.0).sample(
+        frac=1, random_state=1
+    )
     page = pe.show_study(images, labels, "a", predictions=said)._repr_html_()
     assert 'data-slice="14"' in page
     assert 'value="14.5"' in page, "the middle of the last"
     assert "slice 8 of 15, probability of an embolus 0.35, embolus on this image" in page
     assert "&#9679; embolus on the left</span><span>0.75<" in page
-    assert "&#9675; embolus on the right</span><span><" in page, "true or not is shown without an answer, too"
+    assert "&#9675; embolus on the right</span><span><" in page, (
+        "true or not is shown without an answer, too"
+    )
     (path,) = re.findall(r"<path d='(M0\.5[^']+)'", page)
     heights = [1 - float(height) for height in re.findall(r"[ML][\d.]+ ([\d.]+)", path)]
     assert heights == pytest.approx(np.arange(COUNT) / 20, abs=1e-3)
@@ -95,7 +106,9 @@ def test_the_montage_has_twelve_slices_and_the_highest_among_them(tmp_path):
     labels, images = an_exam(60)
     said = predicted(labels)
     said.loc[labels.position == 31, "pe_present_on_image"] = 1.0
-    said.pe_present_on_image = said.pe_present_on_image.clip(0, 0.9).where(labels.position != 31, 1.0)
+    said.pe_present_on_image = said.pe_present_on_image.clip(0, 0.9).where(
+        labels.position != 31, 1.0
+    )
     figure = pe.show_study(images, labels, "a", predictions=said).montage()
     titles = [axes.get_title(loc="left") for axes in figure.axes]
     assert len(titles) == 12
@@ -118,11 +131,18 @@ def test_of_a_long_exam_the_surest_slice_and_every_embolus_are_shown_under_their
     assert (surest.number, surest.probability) == (at + 1, 0.97)
     assert [shown.facts[place].number for place in shown.marked] == sorted([at + 1, 212])
     assert 20 <= len(decoded(page)) <= 22
-    assert f"the slider takes {len(shown.facts)} of 300: the highest of 20 stretches, and all with an embolus" in page
+    assert (
+        f"the slider takes {len(shown.facts)} of 300: the highest of 20 stretches, and all with an embolus"
+        in page
+    )
     assert f"slice {at + 1} of 300, probability of an embolus 0.97, embolus on this image" in page
     assert f'<div style="font-size:11px">{at + 1}</div>' in page
-    assert decoded(page)[shown.jump] == pytest.approx((10 * at + np.array([20, 40, 60])) % 256, abs=2)
-    assert {f"slice {at + 1}", "slice 212"} <= {axes.get_title(loc="left") for axes in shown.montage().axes}
+    assert decoded(page)[shown.jump] == pytest.approx(
+        (10 * at + np.array([20, 40, 60])) % 256, abs=2
+    )
+    assert {f"slice {at + 1}", "slice 212"} <= {
+        axes.get_title(loc="left") for axes in shown.montage().axes
+    }
     still = re.findall(r'display:block;cursor.*?font-size:11px">(\d+)<', page)
     assert {str(at + 1), "212"} <= set(still), "where no script runs"
 
@@ -134,7 +154,9 @@ def test_a_long_exam_is_as_long_as_it_is_although_slices_are_left_out():
     shown = pe.show_study(images[:, :, :8, :8], labels, "a", predictions=said, limit=20)
     page = shown._repr_html_()
     marked = [float(wide) for wide in re.findall(r"flex:([\d.]+);background:#d1782b", page)]
-    assert sum(marked) == pytest.approx(30, abs=16), "a tenth of the exam, and not most of its slices here"
+    assert sum(marked) == pytest.approx(30, abs=16), (
+        "a tenth of the exam, and not most of its slices here"
+    )
     assert len(shown.marked) == 30 > 0.5 * len(shown.facts)
     edges = [float(edge) for edge in re.search('data-edges="([^"]+)"', page).group(1).split()]
     assert edges[-1] == shown.facts[-1].number - shown.facts[0].number + 1
@@ -146,7 +168,9 @@ def test_of_a_long_exam_of_equal_slices_the_one_that_the_rules_raise_is_shown():
     labels, images = an_exam(300)
     said = predicted(labels, consistent=0.11).assign(pe_present_on_image=0.11)
     said.loc[labels.position == 40, "consistent"] = 0.500001
-    given, left = pe.show_study(images[:, :, :8, :8], labels, "a", predictions=said, limit=20).curves
+    given, left = pe.show_study(
+        images[:, :, :8, :8], labels, "a", predictions=said, limit=20
+    ).curves
     assert max(given.values) == pytest.approx(0.11)
     assert max(left.values) == pytest.approx(0.500001)
 
@@ -170,9 +194,14 @@ def test_what_the_network_says_and_what_the_rules_leave_of_it_are_two_curves():
     assert left.name == "without contradictions"
     assert left.values == pytest.approx(np.arange(COUNT).clip(max=10) / 20)
     page = shown._repr_html_()
-    dashed, network = page.index("stroke-dasharray='4 3'"), page.index("stroke-width='2' stroke-linecap='round'")
+    dashed, network = (
+        page.index("stroke-dasharray='4 3'"),
+        page.index("stroke-width='2' stroke-linecap='round'"),
+    )
     assert dashed < network, "the network's line lies above, whole where both are the same"
-    assert "stroke='currentColor' stroke-width='1.5' stroke-dasharray='4 3'" in page, "unlike the line of one half"
+    assert "stroke='currentColor' stroke-width='1.5' stroke-dasharray='4 3'" in page, (
+        "unlike the line of one half"
+    )
     assert shown.facts[shown.jump].probability == pytest.approx(0.7)
 
 
@@ -186,15 +215,21 @@ def test_missing_slices_are_said():
     assert "3 slices, from the feet to the head · 1 slice is missing between others" in page
     page = pe.show_study(images[few], labels[few].assign(position=[5, 5, 8]), "a")._repr_html_()
     assert "3 slices, from the feet to the head · 1 slice is at the position of another one" in page
-    page = pe.show_study(images, labels.assign(position=labels.position.clip(lower=1)), "a")._repr_html_()
-    assert "15 slices, from the feet to the head · 1 slice is at the position of another one" in page
+    page = pe.show_study(
+        images, labels.assign(position=labels.position.clip(lower=1)), "a"
+    )._repr_html_()
+    assert (
+        "15 slices, from the feet to the head · 1 slice is at the position of another one" in page
+    )
 
 
 def wrong(change, images=None, **options):
     labels, pixels = an_exam()
     changed = change(labels)
     pixels = pixels if images is None else images
-    return lambda: pe.show_study(pixels[: len(changed)], changed, options.pop("study", "a"), **options)
+    return lambda: pe.show_study(
+        pixels[: len(changed)], changed, options.pop("study", "a"), **options
+    )
 
 
 def two_series(labels):
@@ -209,19 +244,45 @@ def no_label(labels):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (wrong(lambda labels: labels, study="b"), "no study 'b' in the labels\n  found: 1 others, such as a"),
-        (wrong(two_series), "study a has 2 series, .*\n  found: [st], [st]\n  fix:   show_study.*series="),
+        (
+            wrong(lambda labels: labels, study="b"),
+            "no study 'b' in the labels\n  found: 1 others, such as a",
+        ),
+        (
+            wrong(two_series),
+            "study a has 2 series, .*\n  found: [st], [st]\n  fix:   show_study.*series=",
+        ),
         (wrong(two_series, series="u"), "has no series 'u'"),
-        (wrong(no_label), "pe_present_on_image is missing for 1 slices of study a\n  found: image as3"),
+        (
+            wrong(no_label),
+            "pe_present_on_image is missing for 1 slices of study a\n  found: image as3",
+        ),
         (
             wrong(lambda labels: labels.drop(columns="position")),
             "no column position\n  found: .*\n  fix:   pe.index_images",
         ),
-        (wrong(lambda labels: labels, predictions=predicted(an_exam()[0])[2:]), "2 of 15 slices .* no prediction"),
-        (wrong(lambda labels: labels, predictions=predicted(an_exam()[0], pe_present_on_image=3.0)), "got 3 to 3"),
-        (wrong(lambda labels: labels, predictions=an_exam()[0][["position"]]), "no column SOPInstanceUID, pe_pres"),
-        (wrong(lambda labels: labels, images=np.zeros((15, 2, 8, 8), np.uint8)), r"got \(15, 2, 8, 8\) uint8"),
-        (wrong(lambda labels: labels, images=np.zeros((9, 3, 8, 8), np.uint8)), "9 images and 15 rows"),
+        (
+            wrong(lambda labels: labels, predictions=predicted(an_exam()[0])[2:]),
+            "2 of 15 slices .* no prediction",
+        ),
+        (
+            wrong(
+                lambda labels: labels, predictions=predicted(an_exam()[0], pe_present_on_image=3.0)
+            ),
+            "got 3 to 3",
+        ),
+        (
+            wrong(lambda labels: labels, predictions=an_exam()[0][["position"]]),
+            "no column SOPInstanceUID, pe_pres",
+        ),
+        (
+            wrong(lambda labels: labels, images=np.zeros((15, 2, 8, 8), np.uint8)),
+            r"got \(15, 2, 8, 8\) uint8",
+        ),
+        (
+            wrong(lambda labels: labels, images=np.zeros((9, 3, 8, 8), np.uint8)),
+            "9 images and 15 rows",
+        ),
     ],
 )
 def test_what_is_wrong_with_an_exam_is_said(call, message):

@@ -61,7 +61,9 @@ def test_at_home_the_files_are_prepared_as_they_are_and_elsewhere_they_are_not(i
     made = {change: FOUND["prepared"]([file], change) for change in CHANGES}
     assert all(pixels.shape == (1, 64, 64, 3) for pixels in made.values())
     assert (made["home"][0] == decode(file.read_bytes(), 64)).all()
-    assert all((pixels != made["home"]).any() for change, pixels in made.items() if change != "home")
+    assert all(
+        (pixels != made["home"]).any() for change, pixels in made.items() if change != "home"
+    )
 
 
 def test_two_networks_are_compared_on_the_same_resampled_exams():
@@ -72,7 +74,9 @@ def test_two_networks_are_compared_on_the_same_resampled_exams():
     first, other, difference = FOUND["compare"](present, exams, better, said, draws=100)
     assert difference[0] == pytest.approx(first[0] - other[0])
     assert 0 < difference[1] < difference[0] < difference[2]
-    assert difference[2] - difference[1] < other[2] - other[1], "what is hard in an exam is hard for both"
+    assert difference[2] - difference[1] < other[2] - other[1], (
+        "what is hard in an exam is hard for both"
+    )
     assert FOUND["compare"](present, exams, same, said, draws=10)[2] == [0, 0, 0]
 
 
@@ -80,5 +84,7 @@ def test_a_network_is_asked_about_images_as_they_are_prepared(image, tmp_path):
     image.save(tmp_path / "slice.jpg")
     torch.save(pe.resnet34().state_dict(), tmp_path / "best.pt")
     pixels = FOUND["prepared"]([tmp_path / "slice.jpg"] * 3, "home")
-    run = tpukit.launch(FOUND["ask"], tmp_path / "best.pt", pixels, cores=1, backend="cpu", progress="off")
+    run = tpukit.launch(
+        FOUND["ask"], tmp_path / "best.pt", pixels, cores=1, backend="cpu", progress="off"
+    )
     assert run.results[0].shape == (3, 10)

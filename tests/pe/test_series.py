@@ -43,17 +43,23 @@ ORIENTATIONS = {
 @pytest.mark.parametrize("numbers", [[0, 1, 2, 3], [3, 2, 1, 0], [5, 5, 5, 5]])
 def test_slices_are_in_the_order_of_the_axis_they_are_stacked_along(orientation, numbers):
     directions, axis = ORIENTATIONS[orientation]
-    order, _ = arrange(headers([30, -20, 0, 10.5], numbers=numbers, orientation=directions, axis=axis))
+    order, _ = arrange(
+        headers([30, -20, 0, 10.5], numbers=numbers, orientation=directions, axis=axis)
+    )
     assert order.tolist() == [1, 2, 3, 0]
 
 
 def test_series_stay_apart():
-    order, noticed = arrange(np.concatenate([headers([2, 1, 3], series="b"), headers([2, 3, 1], series="a")]))
+    order, noticed = arrange(
+        np.concatenate([headers([2, 1, 3], series="b"), headers([2, 3, 1], series="a")])
+    )
     assert order.tolist() == [5, 3, 4, 1, 0, 2]
 
 
 def localizer():
-    return np.concatenate([headers([4, 2, 0], numbers=[7, 8, 9]), headers([1], orientation=[1, 0, 0, 0, 0, -1])])
+    return np.concatenate(
+        [headers([4, 2, 0], numbers=[7, 8, 9]), headers([1], orientation=[1, 0, 0, 0, 0, -1])]
+    )
 
 
 def two_sizes():
@@ -137,11 +143,18 @@ def test_what_is_unusual_is_put_right_or_said(odd):
     series, expected, said = ODD[odd]
     order, noticed = arrange(series)
     assert order.tolist() == expected
-    assert any(sentence.startswith(said) and sentence.endswith("series s") for sentence in noticed), noticed
+    assert any(
+        sentence.startswith(said) and sentence.endswith("series s") for sentence in noticed
+    ), noticed
 
 
 def test_nothing_is_said_about_series_as_they_should_be():
-    assert arrange(np.concatenate([headers([0, 1.25, 2.5, 3.75]), headers([-7, -5, -3], series="t")]))[1] == []
+    assert (
+        arrange(np.concatenate([headers([0, 1.25, 2.5, 3.75]), headers([-7, -5, -3], series="t")]))[
+            1
+        ]
+        == []
+    )
 
 
 @pytest.mark.parametrize("small", [[0.0049, 0.0051], [0.004, 0.006], [-0.008, 0.008]])
@@ -160,7 +173,9 @@ AXES = np.array([[1, 0, 0], [0, 1, 0]])
 @pytest.mark.parametrize("flip", [(1, 1), (1, -1), (-1, 1), (-1, -1)])
 @pytest.mark.parametrize("lying", [False, True])
 @pytest.mark.parametrize("tilt", [0, 20, -35])
-def test_axial_images_are_turned_until_rows_go_to_the_left_and_columns_to_the_back(flip, lying, tilt):
+def test_axial_images_are_turned_until_rows_go_to_the_left_and_columns_to_the_back(
+    flip, lying, tilt
+):
     # Greys that say where in the patient a pixel lies: 1 for each step to the left, 10 for each to the back.
     angle = np.radians(tilt)
     axes = AXES @ [[np.cos(angle), np.sin(angle), 0], [-np.sin(angle), np.cos(angle), 0], [0, 0, 1]]
@@ -263,7 +278,9 @@ def test_images_without_hounsfield_units_are_left_out_by_kind(tmp_path, kind, ca
     found, others = read_headers(tmp_path, names, work_in(tmp_path), 1, "off")
     assert found["file"].tolist() == [0]
     assert without_others(tmp_path, names, others) == []
-    assert f"left out 1 files of {kind} in {tmp_path}, for instance b.dcm" in capsys.readouterr().out
+    assert (
+        f"left out 1 files of {kind} in {tmp_path}, for instance b.dcm" in capsys.readouterr().out
+    )
 
 
 def test_series_of_two_studies_with_one_identifier_stay_apart():
@@ -302,7 +319,9 @@ def test_a_folder_without_dicom_says_what_is_in_it(tmp_path):
     with pytest.raises(FileNotFoundError, match="no folder"):
         find_files(tmp_path / "nowhere")
     (tmp_path / "x.jpg").write_text("")
-    with pytest.raises(FileNotFoundError, match=r"holds no DICOM file\n  found: \['x.jpg'\]\n  fix:"):
+    with pytest.raises(
+        FileNotFoundError, match=r"holds no DICOM file\n  found: \['x.jpg'\]\n  fix:"
+    ):
         find_files(tmp_path)
 
 

@@ -25,7 +25,9 @@ def page(*arguments, **options):
 def greys(text):
     """Return the grey of every slice of the page, decoded."""
     images = re.findall(r"base64,([^\"]+)\"", text)
-    return [int(np.array(Image.open(io.BytesIO(base64.b64decode(image)))).mean()) for image in images]
+    return [
+        int(np.array(Image.open(io.BytesIO(base64.b64decode(image)))).mean()) for image in images
+    ]
 
 
 def test_every_slice_is_in_the_page_once_and_in_its_order():
@@ -39,7 +41,9 @@ def test_without_a_script_twelve_slices_are_shown_and_no_slider():
     assert overview.count("display:none;cursor") == 12
     assert 'data-part="stage" style="display:none' in text, "the script turns it on"
     numbers = re.findall(r"display:block;cursor.*?<div[^>]*>(\d+)</div>", overview)
-    assert [int(number) for number in numbers] == [*range(1, 24, 2)], "from the first to the last, evenly"
+    assert [int(number) for number in numbers] == [*range(1, 24, 2)], (
+        "from the first to the last, evenly"
+    )
 
 
 def test_slices_with_the_first_label_are_marked_and_the_slider_starts_in_their_middle():
@@ -66,7 +70,9 @@ def test_what_is_left_out_is_never_the_slice_with_the_first_label():
     assert len(study.images) == 6
     assert [study.numbers[place] for place in study.marked] == [14]
     assert set(study.marked) < set(study.overview)
-    assert len(show_slices(SLICES, limit=23).images) == 23, "one more than the limit costs one, not every second"
+    assert len(show_slices(SLICES, limit=23).images) == 23, (
+        "one more than the limit costs one, not every second"
+    )
 
 
 def test_names_cannot_break_the_page():

@@ -44,7 +44,11 @@ def trained(model, x):
     out = model.train()(x)
     (out**2).sum().backward()
     gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
-    return {"out": out.detach(), **gradients, **{name: buffer.clone() for name, buffer in model.named_buffers()}}
+    return {
+        "out": out.detach(),
+        **gradients,
+        **{name: buffer.clone() for name, buffer in model.named_buffers()},
+    }
 
 
 @pytest.mark.parametrize("block", [BasicBlock, Bottleneck])
@@ -54,7 +58,9 @@ def test_it_is_the_same_function_with_the_same_gradients_and_statistics(block):
     found = trained(pooling_first(changed), images())
     assert found.keys() == expected.keys()
     for name in expected:
-        torch.testing.assert_close(found[name], expected[name], rtol=1e-9, atol=1e-9, msg=lambda why, at=name: at + why)
+        torch.testing.assert_close(
+            found[name], expected[name], rtol=1e-9, atol=1e-9, msg=lambda why, at=name: at + why
+        )
 
 
 def test_one_value_a_channel_is_refused_in_batchnorms_own_words():
@@ -81,7 +87,9 @@ def test_weights_of_half_precision_train_as_they_do_without_it(dtype):
     plain, changed = resnet().to(dtype), resnet().to(dtype)
     expected = trained(plain, images(8, dtype=dtype))
     found = trained(pooling_first(changed), images(8, dtype=dtype))
-    assert {name: value.dtype for name, value in found.items()} == {name: one.dtype for name, one in expected.items()}
+    assert {name: value.dtype for name, value in found.items()} == {
+        name: one.dtype for name, one in expected.items()
+    }
     for name in ("bn1.running_mean", "bn1.running_var", "bn1.num_batches_tracked"):
         torch.testing.assert_close(found[name], expected[name], rtol=0.02, atol=0.02)
     assert found["out"].isfinite().all()
@@ -93,12 +101,16 @@ def test_it_normalises_a_quarter_of_the_values():
     class Look(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             out = func(*args, **(kwargs or {}))
-            seen.extend((func.overloadpacket, out.numel()) for out in [out] if isinstance(out, torch.Tensor))
+            seen.extend(
+                (func.overloadpacket, out.numel()) for out in [out] if isinstance(out, torch.Tensor)
+            )
             return out
 
     with torch.no_grad(), Look():
         pooling_first(resnet()).train()(images(4, 32, torch.float32))
-    after = [name for name, count in seen if count >= 4 * 64 * 16 * 16]  # as many as the convolution returns
+    after = [
+        name for name, count in seen if count >= 4 * 64 * 16 * 16
+    ]  # as many as the convolution returns
     aten = torch.ops.aten
     assert after.count(aten.mul) == 1  # of its squares
     assert not {aten.native_batch_norm, aten.relu, aten.relu_, aten.sub, aten.add} & set(after)
@@ -151,12 +163,16 @@ def with_layer(name, layer):
 
 LEFT_ALONE = {
     "somebody looks at the BatchNorm": lambda: hooked(resnet(), "bn1", "register_forward_hook"),
-    "somebody looks at the pooling's input": lambda: hooked(resnet(), "maxpool", "register_forward_pre_hook"),
+    "somebody looks at the pooling's input": lambda: hooked(
+        resnet(), "maxpool", "register_forward_pre_hook"
+    ),
     "somebody looks at gradients": lambda: hooked(resnet(), "conv1", "register_full_backward_hook"),
     "no BatchNorm": lambda: with_layer("bn1", nn.GroupNorm(4, 64)),
     "no pooling, for small images": lambda: with_layer("maxpool", nn.Identity()),
     "another activation, which need not keep the order": lambda: with_layer("relu", nn.SiLU()),
-    "statistics of the batch alone": lambda: with_layer("bn1", nn.BatchNorm2d(64, track_running_stats=False)),
+    "statistics of the batch alone": lambda: with_layer(
+        "bn1", nn.BatchNorm2d(64, track_running_stats=False)
+    ),
     "a mean over all steps": lambda: with_layer("bn1", nn.BatchNorm2d(64, momentum=None)),
     "a bias": lambda: with_layer("conv1", nn.Conv2d(3, 64, 7, 2, 3)),
 }
@@ -185,11 +201,14 @@ def test_on_xla_it_trains_as_torchvisions_does_on_a_cpu():
         model = core.model(model.train())
         with core.step():
             (model(core.to_device([images()])[0]) ** 2).sum().backward()
-        return len(seen), core.to_host({"variance": model.bn1.running_var, "gradient": model.conv1.weight.grad})
+        return len(seen), core.to_host(
+            {"variance": model.bn1.running_var, "gradient": model.conv1.weight.grad}
+        )
 
     model = resnet(kind=PoolingFirst).double()
     (none, usual), (once, found) = (
-        launch(train, model, cores=1, backend=name, progress="off").results[0] for name in ("cpu", "xla:cpu")
+        launch(train, model, cores=1, backend=name, progress="off").results[0]
+        for name in ("cpu", "xla:cpu")
     )
     assert (none, once) == (0, 1)
     for name in usual:

@@ -38,7 +38,10 @@ def test_what_is_written_in_parts_is_read_back_to_the_last_digit(tmp_path, monke
 
 def test_a_table_that_contradicts_itself_is_not_written_and_the_fix_helps(tmp_path):
     table = answers().assign(negative_exam_for_pe=0.9, indeterminate=0.9)
-    with pytest.raises(ValueError, match=r"7 of 7 exams of the table contradict themselves\n  found: study s\d breaks"):
+    with pytest.raises(
+        ValueError,
+        match=r"7 of 7 exams of the table contradict themselves\n  found: study s\d breaks",
+    ):
         pe.write_submission(table, tmp_path / "submission.csv")
     assert not list(tmp_path.iterdir())
     pe.write_submission(pe.make_consistent(table), tmp_path / "submission.csv")
@@ -54,13 +57,25 @@ def set_last(value):
 
 BAD = {
     "short of a row": (cut, "69 ids: s[0-6]_indeterminate is missing"),
-    "a row twice": (lambda text: text + text.splitlines()[-1] + "\n", "s[0-6]_indeterminate is twice"),
-    "another row": (lambda text: text + "s99_indeterminate,0.5\n", "s99_indeterminate was not asked for"),
-    "no number": (set_last(""), "1 labels of .* are no probabilities\n  found: nothing for s[0-6]_indeterminate"),
+    "a row twice": (
+        lambda text: text + text.splitlines()[-1] + "\n",
+        "s[0-6]_indeterminate is twice",
+    ),
+    "another row": (
+        lambda text: text + "s99_indeterminate,0.5\n",
+        "s99_indeterminate was not asked for",
+    ),
+    "no number": (
+        set_last(""),
+        "1 labels of .* are no probabilities\n  found: nothing for s[0-6]_indeterminate",
+    ),
     "nan": (set_last("nan"), "are no probabilities"),
     "a logit": (set_last("1.5"), r"found: 1.5 for s[0-6]_indeterminate"),
     "words": (set_last("yes"), "found: yes for"),
-    "other columns": (lambda text: text.replace("id,label", "id,pe"), r"not id,label\n  found: id,pe"),
+    "other columns": (
+        lambda text: text.replace("id,label", "id,pe"),
+        r"not id,label\n  found: id,pe",
+    ),
 }
 
 
@@ -68,7 +83,9 @@ BAD = {
 def test_a_submission_that_the_platform_would_refuse_is_refused(tmp_path, bad):
     change, message = BAD[bad]
     table = answers(exams=4, seed=3)
-    table = pandas.concat([table, answers(exams=3).assign(StudyInstanceUID=lambda t: t.StudyInstanceUID + "b")])
+    table = pandas.concat(
+        [table, answers(exams=3).assign(StudyInstanceUID=lambda t: t.StudyInstanceUID + "b")]
+    )
     table["SOPInstanceUID"] = [f"i{number}" for number in range(len(table))]
     path = pe.write_submission(table, tmp_path / "submission.csv")
     message = message.replace("69 ids", f"{len(table) + 63} ids").replace("s[0-6]_", "s[0-6]b?_")
@@ -82,7 +99,8 @@ def test_contradictions_are_found_in_a_file_too(tmp_path):
     path = pe.write_submission(table, tmp_path / "submission.csv")
     lines = [line.split(",") for line in path.read_text().splitlines()]
     both = [
-        [name, "0.9" if name.endswith(("_indeterminate", "_negative_exam_for_pe")) else value] for name, value in lines
+        [name, "0.9" if name.endswith(("_indeterminate", "_negative_exam_for_pe")) else value]
+        for name, value in lines
     ]
     path.write_text("".join(f"{name},{value}\n" for name, value in both))
     with pytest.raises(ValueError, match="contradict themselves"):
@@ -101,4 +119,6 @@ def test_one_half_everywhere_scores_the_logarithm_of_two_through_the_file(tmp_pa
     half = labels.assign(**dict.fromkeys(pe.LABELS, 0.5))
     half = pe.make_consistent(half)
     path = pe.write_submission(half, tmp_path / "submission.csv")
-    assert pe.challenge_loss(labels, pe.read_submission(path, labels)) == pytest.approx(math.log(2), abs=1e-5)
+    assert pe.challenge_loss(labels, pe.read_submission(path, labels)) == pytest.approx(
+        math.log(2), abs=1e-5
+    )

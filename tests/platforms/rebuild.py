@@ -46,7 +46,9 @@ def main() -> int:
     """Rebuild what is asked for; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=PYTHON, help="this platform alone")
-    parser.add_argument("--no-tests", action="store_true", help="build and install, compare, and stop there")
+    parser.add_argument(
+        "--no-tests", action="store_true", help="build and install, compare, and stop there"
+    )
     options = parser.parse_args()
 
     outcomes = {}
@@ -61,7 +63,12 @@ def main() -> int:
     failed = sum(bool(outcome.failure or outcome.changed) for outcome in outcomes.values())
     changed = sum(len(outcome.changed) for outcome in outcomes.values())
     run = sum(outcome.notebooks for outcome in outcomes.values())
-    counts = {"platforms": len(outcomes), "notebooks_run": run, "failed": failed, "changed_packages": changed}
+    counts = {
+        "platforms": len(outcomes),
+        "notebooks_run": run,
+        "failed": failed,
+        "changed_packages": changed,
+    }
     print(json.dumps(counts))
     return int(failed > 0)
 
@@ -90,7 +97,9 @@ def check(name: str, outcome: Outcome, *, tests: bool) -> None:
     def compare_with_image(what: str) -> None:
         nonlocal seen
         after = freeze(python)
-        outcome.added[what] = sorted(f"{package} {after[package]}" for package in after.keys() - seen.keys())
+        outcome.added[what] = sorted(
+            f"{package} {after[package]}" for package in after.keys() - seen.keys()
+        )
         outcome.changed |= changes(before, after)
         seen = after
 
@@ -101,7 +110,12 @@ def check(name: str, outcome: Outcome, *, tests: bool) -> None:
     # The bootstrap cell of a notebook that is alone with a wheel.
     with tempfile.TemporaryDirectory() as empty:
         step(name, "the kit's wheel", [sys.executable, source / "tools" / "wheel.py", empty])
-        step(name, "a notebook's bootstrap cell", [python, "-m", "IPython", "-c", bootstrap_cell()], cwd=Path(empty))
+        step(
+            name,
+            "a notebook's bootstrap cell",
+            [python, "-m", "IPython", "-c", bootstrap_cell()],
+            cwd=Path(empty),
+        )
     compare_with_image("bootstrap")
     step(name, "pip install .", [python, "-m", "pip", "install", "--quiet", source])
     compare_with_image("pip install .")
@@ -110,14 +124,21 @@ def check(name: str, outcome: Outcome, *, tests: bool) -> None:
     if tests:
         started = time.monotonic()
         cases = folder / "tests.xml"
-        report = step(name, "the tests", [python, "-m", "pytest", *STREAMS, f"--junitxml={cases}"], echo=True)
+        report = step(
+            name, "the tests", [python, "-m", "pytest", *STREAMS, f"--junitxml={cases}"], echo=True
+        )
         outcome.notebooks = notebooks_run(cases)
         outcome.tests = f"{report.strip().splitlines()[-1]} ({time.monotonic() - started:.0f} s)"
 
 
 def left_out(folder: str, names: list[str]) -> set[str]:
     """Return what of a folder a fresh clone would not have; tpukit/data is no folder of images."""
-    patterns = [".*", "*.egg-info", "__pycache__", *(["runs", "data", "build"] if Path(folder) == ROOT else [])]
+    patterns = [
+        ".*",
+        "*.egg-info",
+        "__pycache__",
+        *(["runs", "data", "build"] if Path(folder) == ROOT else []),
+    ]
     return shutil.ignore_patterns(*patterns)(folder, names)
 
 
@@ -125,7 +146,10 @@ def interpreter(version: str) -> str:
     """Return a Python of that version: one that runs from the path, else pyenv's, else the version for uv to fetch."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     on_path = shutil.which(f"python{version}")
-    for candidate in [*([on_path] if on_path else []), *sorted(pyenv.glob(f"versions/{version}.*/bin/python"))]:
+    for candidate in [
+        *([on_path] if on_path else []),
+        *sorted(pyenv.glob(f"versions/{version}.*/bin/python")),
+    ]:
         # pyenv's stand-in on the path ends with an error where no version of it is switched on
         if subprocess.run([candidate, "-c", ""], capture_output=True).returncode == 0:
             return str(candidate)
@@ -135,7 +159,11 @@ def interpreter(version: str) -> str:
 def changes(before: dict[str, str], after: dict[str, str]) -> dict[str, str]:
     """Return what became of the packages of `before` that are gone or have another version."""
     now = {package: after.get(package, "gone") for package in before}
-    return {package: f"{version} -> {now[package]}" for package, version in before.items() if now[package] != version}
+    return {
+        package: f"{version} -> {now[package]}"
+        for package, version in before.items()
+        if now[package] != version
+    }
 
 
 def freeze(python: Path) -> dict[str, str]:
@@ -148,7 +176,9 @@ def freeze(python: Path) -> dict[str, str]:
 def bootstrap_cell() -> str:
     """Return the first code cell of a notebook, which is the same in all of them."""
     notebook = json.loads(min((ROOT / "notebooks").glob("*.ipynb")).read_text())
-    return next("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
+    return next(
+        "".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"
+    )
 
 
 def step(name: str, what: str, command: list, *, cwd: Path = ROOT, echo: bool = False) -> str:
@@ -156,7 +186,9 @@ def step(name: str, what: str, command: list, *, cwd: Path = ROOT, echo: bool = 
     started = time.monotonic()
     print(f"{name}: {what} ...", flush=True)
     # Settings of the environment that runs this script are not the platform's.
-    environ = {key: value for key, value in os.environ.items() if key not in ("VIRTUAL_ENV", "PYTHONPATH")}
+    environ = {
+        key: value for key, value in os.environ.items() if key not in ("VIRTUAL_ENV", "PYTHONPATH")
+    }
     lines = []
     command = [str(part) for part in command]
     with subprocess.Popen(
@@ -174,15 +206,25 @@ def step(name: str, what: str, command: list, *, cwd: Path = ROOT, echo: bool = 
 
 def notebooks_run(report: Path) -> int:
     """Return how many notebooks ran from top to bottom, from pytest's report in XML."""
-    cases = [case for case in ElementTree.parse(report).iter("testcase") if "test_it_runs_from_top" in case.get("name")]
-    return sum(not len(case) for case in cases)  # a case that failed or was skipped has an element that says so
+    cases = [
+        case
+        for case in ElementTree.parse(report).iter("testcase")
+        if "test_it_runs_from_top" in case.get("name")
+    ]
+    return sum(
+        not len(case) for case in cases
+    )  # a case that failed or was skipped has an element that says so
 
 
 def print_table(outcomes: dict[str, Outcome]) -> None:
     """Print what was seen on each platform, and what was added to it by what."""
     print(f"\n{'platform':<10}{'python':<8}{'packages':>9}{'changed':>9}  tests")
     for name, outcome in outcomes.items():
-        tests = re.sub(r"\x1b\[\d+m|=+ ?", "", outcome.failure.splitlines()[0] if outcome.failure else outcome.tests)
+        tests = re.sub(
+            r"\x1b\[\d+m|=+ ?",
+            "",
+            outcome.failure.splitlines()[0] if outcome.failure else outcome.tests,
+        )
         print(f"{name:<10}{PYTHON[name]:<8}{outcome.packages:>9}{len(outcome.changed):>9}  {tests}")
     for name, outcome in outcomes.items():
         for what, packages in outcome.added.items():

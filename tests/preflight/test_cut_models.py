@@ -39,7 +39,9 @@ def real_libtpu():
 def by_hand(core, batch_size=16, width=1024, layers=1, bf16=True):
     torch.manual_seed(0)
     inner = [nn.Linear(width, width, bias=False) for _ in range(layers)]
-    model = core.model(nn.Sequential(nn.Flatten(), nn.Linear(192, width), *inner, nn.Linear(width, 10)))
+    model = core.model(
+        nn.Sequential(nn.Flatten(), nn.Linear(192, width), *inner, nn.Linear(width, 10))
+    )
     optimizer = torch.optim.Adam(model.parameters())
     for images, labels in core.batches(Drawn(1000), batch_size=batch_size, drop_last=True):
         with core.step():
@@ -76,12 +78,26 @@ def test_a_step_stays_cut_from_one_program_that_is_only_recorded_to_the_next():
 
 def test_what_each_chip_holds_and_sends_is_told(real_libtpu):
     found = tpukit.preflight.preflight(by_hand, chip="v5e-8", shard="fsdp", progress="off")
-    weights = sum(one.numel() for one in (torch.empty(192, 1024), torch.empty(1024, 1024), torch.empty(1024, 10))) * 12
+    weights = (
+        sum(
+            one.numel()
+            for one in (torch.empty(192, 1024), torch.empty(1024, 1024), torch.empty(1024, 10))
+        )
+        * 12
+    )
     (compiled,) = found.compiled
     assert weights / 8 < compiled.argument_bytes < weights / 6
     assert (found.fits, found.batch_size) == (True, 2)
-    sums = [one for one in compiled.program.everywhere() if one.opcode.startswith("all-reduce") for one in one.arrays]
-    added_in = {"0.0.17": "bf16", "0.0.21.1": "f32"}  # the gradients of an autocast to bfloat16, with the same flag
+    sums = [
+        one
+        for one in compiled.program.everywhere()
+        if one.opcode.startswith("all-reduce")
+        for one in one.arrays
+    ]
+    added_in = {
+        "0.0.17": "bf16",
+        "0.0.21.1": "f32",
+    }  # the gradients of an autocast to bfloat16, with the same flag
     assert {one.type for one in sums if len(one.dimensions) == 2} == {added_in[real_libtpu]}
     assert 2 * 1024 * 1024 * 2 < found.collective_bytes < 16 * 1024 * 1024 * 2
     assert "one model over its chips" in found.subject
@@ -99,6 +115,8 @@ def test_a_model_that_does_not_fit_one_chip_is_told_that_it_fits_all(real_libtpu
     assert found.cut.fits
     assert found.cut.hbm_bytes < found.hbm_bytes / 3
     assert found.findings[0].fix.startswith('it fits with shard="fsdp": ')
-    largest = tpukit.preflight.largest_batch(large, shard="fsdp", start=64, compiles=2, progress="off")
+    largest = tpukit.preflight.largest_batch(
+        large, shard="fsdp", start=64, compiles=2, progress="off"
+    )
     assert largest.batch_size >= 64
     assert "samples of the run fit" in largest.title

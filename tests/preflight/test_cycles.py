@@ -46,7 +46,10 @@ def letters_of(text):
         ("aD bG aD bG aD bG", ["ab", "ab", "ab"]),  # a GAN
         ("aDaDaDbG aDaDaDbG", ["aaab", "aaab"]),  # whose critic steps three times
         ("bG aDaDaDbG aDaDaDbG aDaDaDbG", ["ba", "aab", "aaab", "aaab"]),
-        ("pG pG pG" + "aD" * 16, ["pppa", *"a" * 15]),  # another network before; its optimiser is not in use any more
+        (
+            "pG pG pG" + "aD" * 16,
+            ["pppa", *"a" * 15],
+        ),  # another network before; its optimiser is not in use any more
         ("aD bD tbD tbD", ["a", "b", "tb", "tb"]),  # a teacher
         ("aDD bDD", ["a", "b"]),  # two optimisers' steps in one graph
         ("xxx", []),
@@ -57,7 +60,9 @@ def test_a_cycle_ends_when_all_optimisers_in_use_have_stepped(text, steps):
 
 
 def test_a_cycle_is_steady_when_it_comes_a_third_time():
-    assert [is_steady(trained("aDbDbDbDcD"[: 2 * count])[0]) for count in range(6)] == [False] * 4 + [True, False]
+    assert [is_steady(trained("aDbDbDbDcD"[: 2 * count])[0]) for count in range(6)] == [
+        False
+    ] * 4 + [True, False]
 
 
 def of_shapes(*names):
@@ -73,7 +78,10 @@ def of_shapes(*names):
 
 def test_batches_of_a_few_lengths_are_steps_of_a_few_shapes():
     found = of_shapes("16a", "64", "16", "64", "16", "16", "16")
-    assert main_cycle(found).taken[0] == ((4, 64), "int32")  # the largest, though the other came more often
+    assert main_cycle(found).taken[0] == (
+        (4, 64),
+        "int32",
+    )  # the largest, though the other came more often
     assert [one.taken[0] for one in other_shapes(found)] == [((4, 16), "int32")]
     assert recompiled(found) == []
 

@@ -69,7 +69,9 @@ def hazards(fn, *args):
 def compilers():
     found = []
     for one in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):  # it has ended since; whoever calls this in a thread would end as well
+        with contextlib.suppress(
+            psutil.Error
+        ):  # it has ended since; whoever calls this in a thread would end as well
             found += [one] if "tpukit-compile" in "".join(one.cmdline()[:1]) else []
     return found
 
@@ -77,7 +79,12 @@ def compilers():
 @pytest.mark.parametrize(
     ("name", "topology", "cores", "hbm"),
     [("v5e-8", "v5e:2x4", 8, 16), ("v5litepod-8", "v5e:2x4", 8, 16), ("v5e-1", "v5e:1x1", 1, 16)]
-    + [("v3-8", "v3:2x2", 8, 16), ("v2-8", "v2:2x2", 8, 8), ("v6e-1", "v6e:1x1", 1, 32), ("V6E-8", "v6e:2x4", 8, 32)],
+    + [
+        ("v3-8", "v3:2x2", 8, 16),
+        ("v2-8", "v2:2x2", 8, 8),
+        ("v6e-1", "v6e:1x1", 1, 32),
+        ("V6E-8", "v6e:2x4", 8, 32),
+    ],
 )
 def test_a_chip_is_what_its_name_says(name, topology, cores, hbm):
     chip = find_tpu(name)
@@ -99,19 +106,26 @@ def test_a_loop_by_hand_is_recorded_as_eight_cores_would_run_it(recorded):
     program = read_program(graph.module)
     assert recorded.is_steady
     assert "all-reduce" in {one.opcode for one in program.operations}
-    assert (CHIP.cores, bytes(range(8)) in graph.options) == (8, True)  # the device assignment: 0 to 7
+    assert (CHIP.cores, bytes(range(8)) in graph.options) == (
+        8,
+        True,
+    )  # the device assignment: 0 to 7
     inputs = {str(one.arrays[0]) for one in program.operations if one.opcode == "parameter"}
     assert "u8[4,3,8,8]" in inputs
     assert recorded.batches == ((((4, 3, 8, 8), "uint8"), ((4, 10), "float32")),)
 
 
-def test_a_v5e_may_use_more_of_its_fast_memory_unless_the_user_says_otherwise(recorded, monkeypatch):
+def test_a_v5e_may_use_more_of_its_fast_memory_unless_the_user_says_otherwise(
+    recorded, monkeypatch
+):
     assert "--xla_tpu_scoped_vmem_limit_kib=22528" in recorded.flags.split()
     old = record(workers.by_hand, chip=find_tpu("v3-8"), progress="off")
     assert "vmem" not in old.flags
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_scoped_vmem_limit_kib=16384")
     own = record(workers.by_hand, chip=CHIP, progress="off")
-    assert [flag for flag in own.flags.split() if "vmem" in flag] == ["--xla_tpu_scoped_vmem_limit_kib=16384"]
+    assert [flag for flag in own.flags.split() if "vmem" in flag] == [
+        "--xla_tpu_scoped_vmem_limit_kib=16384"
+    ]
 
 
 def test_notebook_10_shows_the_fallback_that_it_speaks_of():
@@ -122,7 +136,10 @@ def test_notebook_10_shows_the_fallback_that_it_speaks_of():
     there = {"tpukit": tpukit}
     for source in (parameters, *sources):
         exec(source.partition("\ncut = ")[0].partition("\ntpukit.show_batch")[0], there)
-    assert "adaptive_avg_pool2d" in hazards(there["train"], 8, False, there["with_a_fallback"])["fallbacks"]
+    assert (
+        "adaptive_avg_pool2d"
+        in hazards(there["train"], 8, False, there["with_a_fallback"])["fallbacks"]
+    )
 
 
 def test_a_line_of_a_cell_is_named_so():
@@ -182,7 +199,10 @@ def test_steps_of_two_networks_by_turns_have_no_time_of_the_host():
     # Weights and Adam's two moments of the other network are alive while the graph of one runs.
     held = [3 * 4 * 193 * width for width in (16, 32)]
     beside = sorted(graph.beside for graph in found.graphs)
-    assert all(0 <= there - other < 2**13 for there, other in zip(beside, held, strict=True)), (beside, held)
+    assert all(0 <= there - other < 2**13 for there, other in zip(beside, held, strict=True)), (
+        beside,
+        held,
+    )
     made = [Compiled(CHIP, "", 0.0, 1000, 0, 0, 100, 10, 0.0, 0.0, b"") for _ in found.graphs]
     assert Preflight(CHIP, found, tuple(made)).hbm_bytes == 1100 + 2 * 10 + beside[1]
 
@@ -191,8 +211,12 @@ def test_a_step_of_added_up_gradients_has_all_its_batches_and_no_loop_before_it(
     found = record(workers.adds_gradients_up, chip=CHIP, progress="off")
     assert (found.is_steady, found.syncs, len(found.graphs), found.recompiled) == (True, 4, 4, 0)
     programs = [read_program(graph.module) for graph in found.graphs]
-    assert ["all-reduce" in {one.opcode for one in program.operations} for program in programs] == [False] * 3 + [True]
-    assert Preflight(CHIP, found, ()).batch_size == 16  # and the rates, one number each, are no samples
+    assert ["all-reduce" in {one.opcode for one in program.operations} for program in programs] == [
+        False
+    ] * 3 + [True]
+    assert (
+        Preflight(CHIP, found, ()).batch_size == 16
+    )  # and the rates, one number each, are no samples
     (graphs,) = [one for one in find_hazards(found) if one.name == "graphs a step"]
     assert (graphs.state, graphs.fact[:30]) == ("ok", "4 graphs, each of a core.step(")
 
@@ -269,14 +293,18 @@ def test_fit_is_recorded_without_evaluation_and_writes_nothing(tmp_path, capsys)
 
 
 def test_a_function_that_raises_is_told_with_its_line_and_leaves_nothing():
-    before = set(psutil.Process().children(recursive=True))  # such as the resource tracker of Python's multiprocessing
+    before = set(
+        psutil.Process().children(recursive=True)
+    )  # such as the resource tracker of Python's multiprocessing
     with pytest.raises(tpukit.WorkerError, match="KeyError: 'SOPInstanceUID'"):
         record(workers.fails, chip=CHIP, progress="off")
     assert set(psutil.Process().children(recursive=True)) <= before
 
 
 def test_a_function_that_runs_nothing_is_told():
-    with pytest.raises(tpukit.preflight.PreflightError, match="ended before it ran anything on the device"):
+    with pytest.raises(
+        tpukit.preflight.PreflightError, match="ended before it ran anything on the device"
+    ):
         record(workers.runs_nothing, chip=CHIP, progress="off")
 
 
@@ -309,7 +337,10 @@ def test_padding_is_counted_in_whole_tiles():
 
 def test_without_libtpu_the_message_says_how_to_get_it(recorded, tmp_path):
     environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
-    with pytest.raises(tpukit.preflight.LibtpuNotFoundError, match=r'fix:   tpukit.preflight.fetch_libtpu\("0.0.1"\)'):
+    with pytest.raises(
+        tpukit.preflight.LibtpuNotFoundError,
+        match=r'fix:   tpukit.preflight.fetch_libtpu\("0.0.1"\)',
+    ):
         compile_graph(recorded.graphs[0], CHIP, libtpu="0.0.1", environ=environ)
 
 
@@ -321,7 +352,8 @@ def test_a_download_that_fails_says_so_and_leaves_nothing(tmp_path, capsys):
         "PIP_RETRIES": "0",
     }
     with pytest.raises(
-        tpukit.preflight.LibtpuNotFoundError, match=r"libtpu 0.0.2 cannot be fetched(.|\n)*fix:   turn the internet on"
+        tpukit.preflight.LibtpuNotFoundError,
+        match=r"libtpu 0.0.2 cannot be fetched(.|\n)*fix:   turn the internet on",
     ):
         libtpu.fetch_libtpu("0.0.2", environ=environ)
     assert "nothing is installed" in capsys.readouterr().out  # said before
@@ -337,8 +369,12 @@ def place_library(tmp_path, body):
     folder = tmp_path / "tpukit" / "libtpu" / "0.0.9"
     folder.mkdir(parents=True, mode=0o700)
     source = tmp_path / "library.c"
-    source.write_text(f"#include <stdlib.h>\n#include <unistd.h>\nvoid* GetPjrtApi(void) {{ {body} return 0; }}\n")
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(folder / "libtpu.so"), str(source)], check=True)
+    source.write_text(
+        f"#include <stdlib.h>\n#include <unistd.h>\nvoid* GetPjrtApi(void) {{ {body} return 0; }}\n"
+    )
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", "-o", str(folder / "libtpu.so"), str(source)], check=True
+    )
     return {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
 
 
@@ -356,15 +392,21 @@ def test_a_compiler_that_is_killed_is_told_and_leaves_nothing(recorded, tmp_path
 
     killer = threading.Thread(target=kill)
     killer.start()
-    with pytest.raises(tpukit.preflight.CompileError, match=r"ended by SIGKILL(.|\n)*ran out of memory"):
-        compile_graph(recorded.graphs[0], CHIP, libtpu="0.0.9", environ=environ, progress="off", timeout=600)
+    with pytest.raises(
+        tpukit.preflight.CompileError, match=r"ended by SIGKILL(.|\n)*ran out of memory"
+    ):
+        compile_graph(
+            recorded.graphs[0], CHIP, libtpu="0.0.9", environ=environ, progress="off", timeout=600
+        )
     killer.join()
     assert (compilers(), left_behind(tmp_path)) == ([], [])
 
 
 def test_a_compiler_that_aborts_is_told_in_its_own_words(recorded, tmp_path):
     environ = place_library(tmp_path, 'write(2, "Check failed: x > 0\\n", 20); abort();')
-    with pytest.raises(tpukit.preflight.CompileError, match=r"ended by SIGABRT(.|\n)*Check failed: x > 0"):
+    with pytest.raises(
+        tpukit.preflight.CompileError, match=r"ended by SIGABRT(.|\n)*Check failed: x > 0"
+    ):
         compile_graph(recorded.graphs[0], CHIP, libtpu="0.0.9", environ=environ, progress="off")
     assert left_behind(tmp_path) == []
 
@@ -372,7 +414,9 @@ def test_a_compiler_that_aborts_is_told_in_its_own_words(recorded, tmp_path):
 def test_a_compiler_that_takes_too_long_is_ended(recorded, tmp_path):
     environ = place_library(tmp_path, "for (;;) pause();")
     with pytest.raises(tpukit.preflight.CompileError, match="no end after 0.5 s"):
-        compile_graph(recorded.graphs[0], CHIP, libtpu="0.0.9", environ=environ, progress="off", timeout=0.5)
+        compile_graph(
+            recorded.graphs[0], CHIP, libtpu="0.0.9", environ=environ, progress="off", timeout=0.5
+        )
     assert (compilers(), left_behind(tmp_path)) == ([], [])
 
 
@@ -403,7 +447,12 @@ def test_what_libtpu_compiles_is_kept_as_the_program_that_a_launch_compiles(real
     tpukit.preflight.preflight(workers.by_hand, **options)
     (kept,) = (tmp_path / "kept").iterdir()
     whole = kept.read_bytes()
-    launched = {"cores": 1, "backend": "xla:simulator", "progress": "off", "compile_cache": tmp_path / "launched"}
+    launched = {
+        "cores": 1,
+        "backend": "xla:simulator",
+        "progress": "off",
+        "compile_cache": tmp_path / "launched",
+    }
     tpukit.launch(functools.partial(workers.by_hand, samples=40), **launched)
     heads = [file.read_bytes()[8 : 8 + 64] for file in (tmp_path / "launched").iterdir()]
     assert whole[8 : 8 + 64] in heads  # the digests of the program and of its options
@@ -414,7 +463,12 @@ def test_what_libtpu_compiles_is_kept_as_the_program_that_a_launch_compiles(real
 
 def test_a_report_holds_what_it_promises(real_libtpu):
     found = tpukit.preflight.preflight(
-        workers.by_hand, chip="v5e-8", samples=1000, pipeline=10, prices={"v5litepod-8": 3600}, progress="off"
+        workers.by_hand,
+        chip="v5e-8",
+        samples=1000,
+        pipeline=10,
+        prices={"v5litepod-8": 3600},
+        progress="off",
     )
     assert found.fits
     assert found.seconds == found.cycles / 1.5e9
@@ -428,23 +482,31 @@ def test_a_report_holds_what_it_promises(real_libtpu):
     ):
         assert words in " ".join(text.split()), words
     assert 1 <= len(found.operations) <= 10
-    assert [cost.cycles for cost in found.operations] == sorted((c.cycles for c in found.operations), reverse=True)
+    assert [cost.cycles for cost in found.operations] == sorted(
+        (c.cycles for c in found.operations), reverse=True
+    )
     assert {cost.module for cost in found.operations} & {"1 Linear", "3 Linear", "Adam"}
     assert "<table" in found._repr_html_()
     assert "it fits" in found.figure().alt
     assert "v5e-8" in str(tpukit.preflight.compare_preflights([found]))
     of_host(found, 2 * found.seconds, "warning", "the core waits for that: 50% of the time")
     of_host(found, found.seconds / 2, "ok", "while the core computes")
-    slow = of_host(replace(found, pipeline=None), 0.032, "warning", "at 1,000 samples/s on all cores")
+    slow = of_host(
+        replace(found, pipeline=None), 0.032, "warning", "at 1,000 samples/s on all cores"
+    )
     assert "the cores would take 1,000 samples/s" in str(slow)
     assert "$1,000 for a million samples" in str(slow)
     assert "as fast as the host" in " ".join(str(slow).split())
     quick = replace(found.recording, host_seconds=found.seconds / 2)
     heading, row = tpukit.preflight.compare_preflights([slow]).rows()
     by_column = dict(zip(heading, row, strict=True))
-    assert by_column["samples/s"] == f"{found.samples_per_second:,.0f}"  # the chip's, whatever this host took
+    assert (
+        by_column["samples/s"] == f"{found.samples_per_second:,.0f}"
+    )  # the chip's, whatever this host took
     assert by_column["this host"] == "32.0 ms, longer"
-    assert "longer" not in str(tpukit.preflight.compare_preflights([replace(found, recording=quick)]))
+    assert "longer" not in str(
+        tpukit.preflight.compare_preflights([replace(found, recording=quick)])
+    )
     unknown = replace(found, recording=replace(found.recording, host_seconds=None))
     assert unknown.rate == found.samples_per_second
     assert "host" not in [one.name for one in unknown.findings]
@@ -479,7 +541,8 @@ def test_a_batch_that_does_not_fit_is_called_so_and_the_one_that_does_is_found(r
 
 def test_what_a_tpu_cannot_do_is_named_in_the_compilers_words(real_libtpu):
     with pytest.raises(
-        tpukit.preflight.CompileError, match=r"failed at: compile(.|\n)*Supported lowering only of Sum all reduce"
+        tpukit.preflight.CompileError,
+        match=r"failed at: compile(.|\n)*Supported lowering only of Sum all reduce",
     ):
         tpukit.preflight.preflight(workers.largest_of_int64, chip="v5e-8", progress="off")
 
@@ -494,20 +557,31 @@ def test_a_function_is_found_in_a_file_a_module_and_a_notebook(tmp_path):
 
 def notebook(folder, *cells):
     file = folder / "n.ipynb"
-    file.write_text(json.dumps({"cells": [{"cell_type": "code", "source": [text]} for text in cells]}))
+    file.write_text(
+        json.dumps({"cells": [{"cell_type": "code", "source": [text]} for text in cells]})
+    )
     return file
 
 
 def test_the_last_of_two_cells_that_define_a_function_is_meant(tmp_path, capsys):
-    cells = ["def train(core):\n    return 1", "size = 2", "def train(core):\n    return size", "size = 3"]
+    cells = [
+        "def train(core):\n    return 1",
+        "size = 2",
+        "def train(core):\n    return size",
+        "size = 3",
+    ]
     assert find_function(f"{notebook(tmp_path, *cells)}:train")(None) == 2
     assert "n.ipynb defines train in code cells 1, 3: the last is meant" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("cell", ["%%bash\nls -la | head", "files = !ls", "if True:\n    !true", "%time 1", "display"])
+@pytest.mark.parametrize(
+    "cell", ["%%bash\nls -la | head", "files = !ls", "if True:\n    !true", "%time 1", "display"]
+)
 def test_a_notebooks_cells_are_run_as_jupyter_runs_them(cell, tmp_path):
     if TransformerManager().transform_cell(f"{cell}\n") == f"{cell}\n" != "display\n":
-        pytest.skip("this IPython cannot read it either: its seventh, of Colab, with Python 3.12 and later")
+        pytest.skip(
+            "this IPython cannot read it either: its seventh, of Colab, with Python 3.12 and later"
+        )
     main, text = sys.modules["__main__"], "\n% of LaTeX\n!important\n"
     file = notebook(tmp_path, cell, f'text = """{text}"""', "def train(core):\n    return text")
     assert find_function(f"{file}:train")(None) == text
@@ -517,7 +591,9 @@ def test_a_notebooks_cells_are_run_as_jupyter_runs_them(cell, tmp_path):
 @pytest.mark.parametrize("cell", ["1 +", "1 / 0"])
 def test_a_cell_that_does_not_run_is_told_by_its_number(cell, tmp_path):
     file = notebook(tmp_path, "size = 1", cell, "def train(core):\n    return size")
-    with pytest.raises(ValueError, match=f"code cell 2 of n.ipynb does not run(.|\n)*found: {re.escape(cell)}"):
+    with pytest.raises(
+        ValueError, match=f"code cell 2 of n.ipynb does not run(.|\n)*found: {re.escape(cell)}"
+    ):
         find_function(f"{file}:train")
 
 
@@ -541,9 +617,19 @@ def test_a_function_that_is_not_there_is_told(name, error, words):
 
 
 def test_the_command_says_what_is_wrong_in_one_message_and_exits_with_1(tmp_path):
-    command = [sys.executable, "-m", "tpukit", "preflight", f"{workers.__file__}:by_hand", "--chip", "v9-8"]
+    command = [
+        sys.executable,
+        "-m",
+        "tpukit",
+        "preflight",
+        f"{workers.__file__}:by_hand",
+        "--chip",
+        "v9-8",
+    ]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ended = subprocess.run(command, capture_output=True, text=True, env=environ, cwd=tmp_path, check=False)
+    ended = subprocess.run(
+        command, capture_output=True, text=True, env=environ, cwd=tmp_path, check=False
+    )
     assert ended.returncode == 1
     assert "there is no TPU 'v9-8'" in ended.stderr
     assert "Traceback" not in ended.stderr

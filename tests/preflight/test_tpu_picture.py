@@ -43,11 +43,20 @@ def test_every_chip_has_its_process_and_every_core_its_rank(name):
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_the_picture_and_the_kit_count_the_same_cores(shape):
-    known = {"platform": "", "system": "", "versions": {}, "memory": None, "cpus": 1, "shm": None, "evidence": {}}
+    known = {
+        "platform": "",
+        "system": "",
+        "versions": {},
+        "memory": None,
+        "cpus": 1,
+        "shm": None,
+        "evidence": {},
+    }
     machine = MachineInfo(chips=shape.chips, generation=shape.generation, **known)
     title = texts(draw_tpu(shape.name.split()[-1]))[0].get_text()
     assert title.endswith(
-        f"{machine.chips} chip{'s' * (machine.chips != 1)}, {machine.cores} core" + "s" * (machine.cores != 1)
+        f"{machine.chips} chip{'s' * (machine.chips != 1)}, {machine.cores} core"
+        + "s" * (machine.cores != 1)
     )
 
 
@@ -66,7 +75,11 @@ def test_no_text_leaves_the_picture_or_touches_another(name):
 def test_text_in_a_box_stays_in_it():
     figure = draw_tpu("v5e-8")
     figure.draw_without_rendering()
-    boxes = [patch.get_window_extent() for patch in figure.axes[0].patches if patch.get_gid() in ("process", "kernel")]
+    boxes = [
+        patch.get_window_extent()
+        for patch in figure.axes[0].patches
+        if patch.get_gid() in ("process", "kernel")
+    ]
     for text in texts(figure):
         place = text.get_window_extent()
         for box in boxes:

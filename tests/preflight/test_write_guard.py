@@ -72,13 +72,18 @@ def test_no_way_of_writing_changes_a_file(tmp_path):
     (user / "kept").write_text("mine")
     environ = os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(cache)}
     command = [sys.executable, "-c", TRY, str(temporary), json.dumps(WAYS | ALLOWED)]
-    ran = subprocess.run(command, cwd=user, env=environ, capture_output=True, text=True, timeout=600, check=False)
+    ran = subprocess.run(
+        command, cwd=user, env=environ, capture_output=True, text=True, timeout=600, check=False
+    )
     assert ran.returncode == 0, ran.stderr
     said = json.loads(ran.stdout)
     assert {
-        name: "FileChangeError: preflight only looks" in words for name, words in said["told"].items()
+        name: "FileChangeError: preflight only looks" in words
+        for name, words in said["told"].items()
     } == dict.fromkeys(WAYS, True)
-    assert (user / "kept").read_text() == "mine" or said["shell"] == 0  # a kernel without Landlock lets programs write
+    assert (user / "kept").read_text() == "mine" or said[
+        "shell"
+    ] == 0  # a kernel without Landlock lets programs write
     assert [path.name for path in user.iterdir()] == ["kept"]
 
 
@@ -87,6 +92,8 @@ def test_no_way_of_writing_changes_a_file(tmp_path):
 def test_weights_of_a_real_training_are_not_replaced(tmp_path):
     weights = tmp_path / "weights.pt"
     weights.write_bytes(b"of a real training")
-    with pytest.raises(tpukit.WorkerError, match=r"keeps it from writing(.|\n)*torch.save(.|\n)*fix: +core.save"):
+    with pytest.raises(
+        tpukit.WorkerError, match=r"keeps it from writing(.|\n)*torch.save(.|\n)*fix: +core.save"
+    ):
         record(workers.saves_by_itself, weights, chip=find_tpu("v5e-1"), progress="off")
     assert weights.read_bytes() == b"of a real training"

@@ -27,7 +27,9 @@ def reported(step, *, backend="xla:cpu", cores=1, steps=14, rank=0, waited=None,
                 loss = step(core, model, number)
                 loss.backward()
                 core.optimizer_step(optimizer)
-        return report(of(core.backend, **options), SimpleNamespace(wait_seconds=waited) if waited else None)
+        return report(
+            of(core.backend, **options), SimpleNamespace(wait_seconds=waited) if waited else None
+        )
 
     return launch(work, cores=cores, backend=backend, progress="off").results[rank]
 
@@ -61,19 +63,27 @@ def test_of_a_loop_as_it_should_be_all_is_well_and_the_numbers_are_given():
 WRONG = {
     # what is wrong: the step that does it, the finding, its fact, and the step after its fix has been applied
     "the loss is read every step": (
-        lambda core, model, number: torch.tensor(fine(core, model, number).item()) * 0 + fine(core, model, number),
+        lambda core, model, number: (
+            torch.tensor(fine(core, model, number).item()) * 0 + fine(core, model, number)
+        ),
         "copies to the host",
         "14, 1.00 per step, 0 KiB",
         lambda core, model, number: core.log(loss=(loss := fine(core, model, number))) or loss,
     ),
     "a tensor decides": (
-        lambda core, model, number: fine(core, model, number) * (2 if model.weight.sum() > 9 else 1),
+        lambda core, model, number: (
+            fine(core, model, number) * (2 if model.weight.sum() > 9 else 1)
+        ),
         "copies to the host",
         "; 14 for .item(), float() or an `if`: each waits until the device has finished",
-        lambda core, model, number: fine(core, model, number) * torch.where(model.weight.sum() > 9, 2, 1),
+        lambda core, model, number: (
+            fine(core, model, number) * torch.where(model.weight.sum() > 9, 2, 1)
+        ),
     ),
     "every batch has another shape": (
-        lambda core, model, number: model(torch.zeros(number, 3, device=core.device)).square().mean(),
+        lambda core, model, number: (
+            model(torch.zeros(number, 3, device=core.device)).square().mean()
+        ),
         "compiles",
         "a training and its evaluation need about four",
         fine,
@@ -82,10 +92,14 @@ WRONG = {
         lambda core, model, number: fine(core, model, number) + model.weight.detach().median(),
         "fallbacks",
         "median 14 times: on the host's CPU",
-        lambda core, model, number: fine(core, model, number) + model.weight.detach().flatten().sort()[0][2],
+        lambda core, model, number: (
+            fine(core, model, number) + model.weight.detach().flatten().sort()[0][2]
+        ),
     ),
     "a shape that depends on values": (
-        lambda core, model, number: fine(core, model, number) + model.weight.detach().flatten().nonzero().sum(),
+        lambda core, model, number: (
+            fine(core, model, number) + model.weight.detach().flatten().nonzero().sum()
+        ),
         "fallbacks",
         "nonzero 14 times: on the host's CPU",
         lambda core, model, number: fine(core, model, number) + (model.weight.detach() != 0).sum(),
@@ -129,7 +143,10 @@ def test_on_a_cpu_it_says_why_there_is_little_to_say():
     assert outcome.title == "core 0 of 1 on cpu: all is well"
     assert [finding.name for finding in outcome.findings] == ["graphs", "host memory"]
     assert 'launch(..., backend="xla", cores=1)' in found(outcome, "graphs").fact
-    assert " MiB at most" in found(outcome, "host memory").fact or " GiB at most" in found(outcome, "host memory").fact
+    assert (
+        " MiB at most" in found(outcome, "host memory").fact
+        or " GiB at most" in found(outcome, "host memory").fact
+    )
 
 
 class Device:
@@ -189,7 +206,10 @@ def test_small_steps_after_which_the_device_stands_idle_are_named_as_a_small_bat
 
 def test_a_loop_that_waits_for_the_device_itself_is_not_told_that_its_batch_is_small():
     core = counted(waiting=0.0)
-    core.waits, core.wait_count = [0.1, 0.1, 9.0], 50  # as a stopwatch does; the first time it compiled
+    core.waits, core.wait_count = (
+        [0.1, 0.1, 9.0],
+        50,
+    )  # as a stopwatch does; the first time it compiled
     assert found(report(of(core, step=0.1)), "batch size").state == "ok"
 
 
@@ -216,7 +236,9 @@ def test_what_was_loaded_is_told_as_loaded():
     core = counted(compiling=9.0)
     core.loads = lambda: (2, 8.5)
     outcome = report(of(core, seconds=10.0))
-    assert found(outcome, "compiles").fact.startswith("1 graph compiled in 0.5 s, 2 loaded in 8.5 s that were compiled")
+    assert found(outcome, "compiles").fact.startswith(
+        "1 graph compiled in 0.5 s, 2 loaded in 8.5 s that were compiled"
+    )
     assert found(outcome, "compile time").state == "ok"
 
 
@@ -224,7 +246,9 @@ def test_what_was_loaded_is_told_as_loaded():
 @pytest.mark.alone  # host and device share this machine's processors: others would make the host's part the longer one
 def test_of_a_loop_with_large_steps_the_batch_size_is_all_right():
     def work(core):
-        model = core.model(nn.Sequential(nn.Conv2d(1, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 14**2, 10)))
+        model = core.model(
+            nn.Sequential(nn.Conv2d(1, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 14**2, 10))
+        )
         (images,) = core.to_device([torch.ones(4096, 1, 16, 16)])
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for _ in range(30):

@@ -4,7 +4,8 @@ from tpukit.profiling import parse_duration
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("8h30m", 30600), ("90s", 90), ("10m", 600), ("1d", 86400), (2.5, 2.5), (" 1h ", 3600)]
+    ("text", "expected"),
+    [("8h30m", 30600), ("90s", 90), ("10m", 600), ("1d", 86400), (2.5, 2.5), (" 1h ", 3600)],
 )
 def test_times_are_read(text, expected):
     assert parse_duration(text) == expected

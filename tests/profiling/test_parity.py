@@ -13,7 +13,8 @@ from tpukit.profiling import compare, parity
 from tpukit.simulator.build import why_not
 
 SIMULATOR = pytest.param(
-    "xla:simulator", marks=[pytest.mark.xla, pytest.mark.skipif(bool(why_not()), reason=why_not() or "")]
+    "xla:simulator",
+    marks=[pytest.mark.xla, pytest.mark.skipif(bool(why_not()), reason=why_not() or "")],
 )
 XLA = [pytest.param("xla:cpu", marks=pytest.mark.xla), SIMULATOR]
 
@@ -23,7 +24,11 @@ class Block(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.conv, self.norm, self.relu = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True)
+        self.conv, self.norm, self.relu = (
+            nn.Conv2d(4, 4, 3, padding=1),
+            nn.BatchNorm2d(4),
+            nn.ReLU(inplace=True),
+        )
 
     def forward(self, x):
         return self.relu(self.norm(self.conv(self.conv(x)))) * 2 + x
@@ -68,15 +73,25 @@ def test_on_the_cpu_every_layer_is_the_same_and_the_model_is_left_alone():
 
 def test_layers_are_named_in_the_order_of_their_computation():
     names = [layer.name for layer in compare(made(), IMAGES, backend="cpu").layers]
-    assert names[:5] == ["blocks.0", "blocks.1.conv", "blocks.1.conv (2)", "blocks.1.norm", "blocks.1.relu"]
+    assert names[:5] == [
+        "blocks.0",
+        "blocks.1.conv",
+        "blocks.1.conv (2)",
+        "blocks.1.norm",
+        "blocks.1.relu",
+    ]
     assert {"attention.linear1", "recurrent[0]", "recurrent[2]", "drop", "head"} <= {*names}
-    assert [name for name in names if name.startswith("attention.self_attn")]  # which calls no module of its own
+    assert [
+        name for name in names if name.startswith("attention.self_attn")
+    ]  # which calls no module of its own
     assert names[-2:] == ["the model[0]", "the model[1]"]
     assert len(set(names)) == len(names)
 
 
 @pytest.mark.parametrize("backend", ["cpu", *XLA])
-@pytest.mark.parametrize("batch", [IMAGES, (IMAGES,), [IMAGES, 3.0], {"images": IMAGES, "scale": 3.0}])
+@pytest.mark.parametrize(
+    "batch", [IMAGES, (IMAGES,), [IMAGES, 3.0], {"images": IMAGES, "scale": 3.0}]
+)
 def test_a_batch_is_whatever_the_model_is_called_with(backend, batch):
     class Scaled(nn.Conv2d):
         def forward(self, images, scale=1.0):
@@ -107,11 +122,15 @@ class HalfOnTheDevice(nn.Linear):
 @pytest.mark.xla
 def test_a_layer_in_bfloat16_is_the_first_that_is_not_explained_in_float32():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), HalfOnTheDevice(16, 16), nn.GELU(), nn.Linear(16, 2))
+    model = nn.Sequential(
+        nn.Linear(8, 16), nn.GELU(), HalfOnTheDevice(16, 16), nn.GELU(), nn.Linear(16, 2)
+    )
     found = compare(model, (torch.randn(4, 8),), backend="xla:cpu")
     assert found.first.name == "2"
     assert 1e-4 < found.first.relative < 0.1
-    assert "XLA:CPU beside this host: 2 is the first layer beyond what float32 explains" in str(found)
+    assert "XLA:CPU beside this host: 2 is the first layer beyond what float32 explains" in str(
+        found
+    )
     assert [row[0] for row in found.rows()][1:4] == ["ok", "ok", "warning"]
 
 
@@ -124,13 +143,20 @@ def test_a_wrong_layer_is_found_where_bfloat16_is_explained():
 
     torch.manual_seed(0)
     found = compare(
-        nn.Sequential(nn.Linear(8, 16), WrongOnTheDevice(16, 16)), torch.randn(4, 8), backend="xla:simulator"
+        nn.Sequential(nn.Linear(8, 16), WrongOnTheDevice(16, 16)),
+        torch.randn(4, 8),
+        backend="xla:simulator",
     )
     assert found.first.name == "1"
 
 
 def test_rounding_to_eight_bits_is_bfloat16():
-    values = torch.cat([torch.randn(10_000), torch.tensor([0.0, 1.00390625, 1.01171875, 3e38, math.inf, -math.inf])])
+    values = torch.cat(
+        [
+            torch.randn(10_000),
+            torch.tensor([0.0, 1.00390625, 1.01171875, 3e38, math.inf, -math.inf]),
+        ]
+    )
     assert torch.equal(parity._rounded(values, 8), values.bfloat16().float())
     assert parity._rounded(torch.tensor(math.nan), 8).isnan()
 
@@ -145,7 +171,9 @@ def test_a_computer_that_rounds_its_factors_and_adds_up_in_another_order_is_expl
     chip = chip_outputs(model, bits)
 
     def judged(layer, rounded, bits):
-        return parity._judge(layer, host=host[layer], rounded=rounded[layer], device=chip[layer], bits=bits)
+        return parity._judge(
+            layer, host=host[layer], rounded=rounded[layer], device=chip[layer], bits=bits
+        )
 
     layers = [judged(layer, rounded, bits) for layer in host]
     assert [layer.name for layer in layers if not layer.is_explained] == []
@@ -177,7 +205,9 @@ def test_a_model_that_takes_another_way_on_the_device_is_refused_in_words():
         def forward(self, x):
             return (self.a if x.device.type == "cpu" else self.b)(x)
 
-    with pytest.raises(WorkerError, match="takes another way on xla:0 than on the host\n.*computes a, b"):
+    with pytest.raises(
+        WorkerError, match="takes another way on xla:0 than on the host\n.*computes a, b"
+    ):
         compare(Chooses(), torch.ones(1, 2), backend="xla:cpu")
 
 

@@ -52,7 +52,14 @@ def names(files):
 
 def test_on_a_cpu_the_trace_has_the_operations_and_the_steps(tmp_path):
     (files,) = record(tmp_path, backend="cpu")
-    assert {"aten::addmm", "aten::mm", "Optimizer.step#SGD.step", "step 0", "step 1", "step 2"} <= names(files)
+    assert {
+        "aten::addmm",
+        "aten::mm",
+        "Optimizer.step#SGD.step",
+        "step 0",
+        "step 1",
+        "step 2",
+    } <= names(files)
 
 
 @XLA
@@ -63,7 +70,9 @@ def test_on_xla_the_trace_has_the_graphs_operations_and_the_steps_and_tensorboar
     assert numbers[:3] == ["0", "1", "2"]
     (plane,) = [file for file in files if file.name.endswith(".xplane.pb")]
     assert b"SyncTensorsGraph" in plane.read_bytes()
-    assert plane.parents[1].relative_to(tmp_path) == Path("core-0/plugins/profile")  # where TensorBoard looks
+    assert plane.parents[1].relative_to(tmp_path) == Path(
+        "core-0/plugins/profile"
+    )  # where TensorBoard looks
 
 
 @pytest.mark.parametrize("backend", REHEARSALS)
@@ -71,7 +80,9 @@ def test_core_0_is_recorded_or_those_that_are_named_each_in_its_folder(backend, 
     first, second = record(tmp_path / "a", backend=backend, cores=2)
     assert (bool(first), second) == (True, [])
     first, second = record(tmp_path / "b", backend=backend, cores=2, ranks=(0, 1))
-    assert [{file.relative_to(tmp_path / "b").parts[0] for file in files} for files in (first, second)] == [
+    assert [
+        {file.relative_to(tmp_path / "b").parts[0] for file in files} for files in (first, second)
+    ] == [
         {"core-0"},
         {"core-1"},
     ]
@@ -117,7 +128,10 @@ def test_a_second_recording_is_beside_the_first_or_in_its_place(backend, tmp_pat
 def test_one_inside_of_another_is_refused_and_the_outer_goes_on(tmp_path):
     def work(core):
         with profile(core, tmp_path) as outer:
-            with pytest.raises(RuntimeError, match=r"already being recorded.*\n  fix:   "), profile(core, tmp_path):
+            with (
+                pytest.raises(RuntimeError, match=r"already being recorded.*\n  fix:   "),
+                profile(core, tmp_path),
+            ):
                 pass
             with core.step():
                 torch.ones(3).sum()
@@ -130,7 +144,10 @@ def test_one_inside_of_another_is_refused_and_the_outer_goes_on(tmp_path):
 def test_a_folder_that_cannot_be_written_is_reported_before_the_block_runs(folder):
     def work(core):
         ran = []
-        with pytest.raises(OSError, match="cannot be written into") as raised, profile(core, folder):
+        with (
+            pytest.raises(OSError, match="cannot be written into") as raised,
+            profile(core, folder),
+        ):
             ran.append(True)
         return str(raised.value), ran
 
@@ -147,7 +164,10 @@ def test_a_folder_lost_meanwhile_is_reported_and_the_next_recording_works(backen
         folder.write_text("in its place")
 
     def work(core):
-        with pytest.raises(OSError, match="cannot be written into") as raised, profile(core, tmp_path / "a") as lost:
+        with (
+            pytest.raises(OSError, match="cannot be written into") as raised,
+            profile(core, tmp_path / "a") as lost,
+        ):
             lose(lost.folder)
         with profile(core, tmp_path / "b") as recording:
             pass

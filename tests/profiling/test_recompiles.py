@@ -15,7 +15,15 @@ from tpukit.profiling.recompiles import RecompileMonitor, difference
 XLA = pytest.mark.xla
 
 
-def trained(loss, *, batch_of=lambda step: (8, 3), backend="xla:cpu", cores=1, steps=6, after=lambda core, step: None):
+def trained(
+    loss,
+    *,
+    batch_of=lambda step: (8, 3),
+    backend="xla:cpu",
+    cores=1,
+    steps=6,
+    after=lambda core, step: None,
+):
     """Train a small model; return the monitor's messages by step, and how many graphs compiled again."""
 
     def work(core):
@@ -76,7 +84,9 @@ def test_numbers_that_are_sent_to_the_graph_do_not_compile_it_again():
 
 @XLA
 def test_the_numbers_0_and_1_are_written_into_the_graph_and_that_is_seen():
-    lines, recompiles = trained(lambda model, batch, step, kept: model(batch).mean() * max(0, 1 - step // 3), steps=7)
+    lines, recompiles = trained(
+        lambda model, batch, step, kept: model(batch).mean() * max(0, 1 - step // 3), steps=7
+    )
     assert recompiles == 1  # at step 3, when 1 becomes 0
     assert list(lines) == [3]
 
@@ -110,7 +120,11 @@ def test_a_ragged_last_batch_is_named_with_both_shapes_and_once():
 @XLA
 def test_the_fix_for_a_ragged_batch_works():
     def work(core):
-        model, monitor, lines = core.model(nn.Linear(3, 2)), RecompileMonitor(core.backend, settled=1), []
+        model, monitor, lines = (
+            core.model(nn.Linear(3, 2)),
+            RecompileMonitor(core.backend, settled=1),
+            [],
+        )
         for batch in list(core.batches(torch.zeros(43, 3), batch_size=8)) * 2:
             monitor.start_step(batch)
             with core.step():
@@ -151,7 +165,10 @@ def test_a_python_number_in_the_graph_is_named_with_both_values_and_its_line(cor
     lines, _ = trained(power, cores=cores, steps=4)
     assert list(lines) == [2, 4]  # 3 was the first to be looked at: nothing to compare it with
     assert "if it happens again, the graph will show what changed" in lines[2]
-    assert "the constant 2.75 became 3, near `return (model(batch).abs() + 1).pow(2 + step / 4).mean()`" in lines[4]
+    assert (
+        "the constant 2.75 became 3, near `return (model(batch).abs() + 1).pow(2 + step / 4).mean()`"
+        in lines[4]
+    )
     assert "fix:   torch.tensor([value], device=core.device)" in lines[4]
 
 
@@ -224,7 +241,9 @@ def test_a_step_in_a_path_that_is_not_utf_8_is_reported_without_its_line(tmp_pat
 @XLA
 def test_the_fix_for_a_number_in_the_graph_works():
     def loss(model, batch, step, kept):
-        return (model(batch).abs() + 1).pow(torch.tensor([2 + step / 4], device=batch.device)).mean()
+        return (
+            (model(batch).abs() + 1).pow(torch.tensor([2 + step / 4], device=batch.device)).mean()
+        )
 
     assert trained(loss) == ({}, 0)
 
@@ -234,7 +253,8 @@ def test_of_many_compiles_a_few_are_reported_and_all_are_counted():
     lines, recompiles = trained(power, steps=9)
     assert (len(lines), recompiles) == (5, 8)
     assert (
-        "this is the last of these messages; tpukit.profiling.report(core) counts further compiles" in lines[max(lines)]
+        "this is the last of these messages; tpukit.profiling.report(core) counts further compiles"
+        in lines[max(lines)]
     )
 
 
@@ -242,13 +262,16 @@ def test_of_many_compiles_a_few_are_reported_and_all_are_counted():
 def test_a_cut_inside_the_model_is_named_with_both_shapes():
     lines, _ = trained(lambda model, batch, step, kept: model(batch)[step:].mean(), steps=4)
     assert (
-        "slice f32[5,2] (slice={[3:8], [0:2]}) became slice f32[4,2] (slice={[4:8], [0:2]}), near `lines, _" in lines[4]
+        "slice f32[5,2] (slice={[3:8], [0:2]}) became slice f32[4,2] (slice={[4:8], [0:2]}), near `lines, _"
+        in lines[4]
     )
 
 
 @XLA
 def test_a_model_that_grows_is_recognised_by_its_operations():
-    lines, _ = trained(lambda model, batch, step, kept: sum(model(batch).mean() for _ in range(step)), steps=4)
+    lines, _ = trained(
+        lambda model, batch, step, kept: sum(model(batch).mean() for _ in range(step)), steps=4
+    )
     assert "operations, before" in lines[4]
 
 
@@ -285,7 +308,10 @@ def test_looking_at_the_graph_compiles_nothing_and_changes_no_result():
             monitor.end_step(step)
         return monitor.compiles, [value.cpu() for value in model.state_dict().values()]
 
-    runs = [launch(work, look, cores=1, backend="xla:cpu", progress="off").results[0] for look in (False, True)]
+    runs = [
+        launch(work, look, cores=1, backend="xla:cpu", progress="off").results[0]
+        for look in (False, True)
+    ]
     assert runs[0][0] == runs[1][0]
     assert all(torch.equal(*pair) for pair in zip(runs[0][1], runs[1][1], strict=True))
 
@@ -306,10 +332,18 @@ ENTRY %IrToHlo.9 (p0.1: f32[4]) -> (f32[4]) {
     ("old", "new", "expected"),
     [
         ("constant(0.5)", "constant(0.7)", "the constant 0.5 became 0.7, near nowhere.py:7"),
-        ("%power.4 = f32[4]{0} power", "%divide.4 = f32[4]{0} divide", "the first that differs: divide f32[4]"),
+        (
+            "%power.4 = f32[4]{0} power",
+            "%divide.4 = f32[4]{0} divide",
+            "the first that differs: divide f32[4]",
+        ),
         ("%p0.1", "%p3.19", "the graphs differ only in the order"),
         ("", "", "the graphs differ only in the order"),
-        (GRAPH, "", "the graph has 0 operations, before 5; the first that differs: parameter f32[4]"),
+        (
+            GRAPH,
+            "",
+            "the graph has 0 operations, before 5; the first that differs: parameter f32[4]",
+        ),
         (GRAPH, "not a graph ( = at all", "the graph has 0 operations"),
     ],
 )

@@ -51,7 +51,10 @@ def test_medians_leave_out_the_first_times():
 def test_a_section_without_enough_times_is_named_and_the_fix_helps():
     watch = Stopwatch(Device())
     watch.seconds = {"load": [1.0, 2.0]}
-    with pytest.raises(ValueError, match=r"load: timed 2 times, of which skip=2 are left out\n  fix:   .*smaller skip"):
+    with pytest.raises(
+        ValueError,
+        match=r"load: timed 2 times, of which skip=2 are left out\n  fix:   .*smaller skip",
+    ):
         watch.medians(skip=2)
     assert watch.medians(skip=1) == {"load": 2.0}
 
@@ -75,7 +78,9 @@ def test_it_times_the_work_of_a_device_that_begins_late(backend):
         return watch.medians(skip=1)
 
     medians = launch(work, cores=1, backend=backend, progress="off").results[0]
-    assert medians["product"] > medians["read"]  # without the wait, XLA would multiply where the result is read
+    assert (
+        medians["product"] > medians["read"]
+    )  # without the wait, XLA would multiply where the result is read
 
 
 @pytest.mark.xla

@@ -43,7 +43,9 @@ def test_a_kind_of_chip_is_known_by_its_pci_id_alone():
     assert len(set(ids)) == len(ids)
 
 
-@pytest.mark.parametrize("name", ["v5litepod-8", "tpu-v5litepod-8", "V5E-8", " v5e-8 ", "tpu-v5e-8", "v5lite-8"])
+@pytest.mark.parametrize(
+    "name", ["v5litepod-8", "tpu-v5litepod-8", "V5E-8", " v5e-8 ", "tpu-v5e-8", "v5lite-8"]
+)
 def test_other_tools_names_are_understood(name):
     assert find_tpu(name) is find_tpu(TPUS["v5e-8"]) is TPUS["v5e-8"]
 

@@ -26,7 +26,11 @@ def scale(factor, world):
 
 def halves(world):
     """Return the ranks in two groups, the even and the odd; in one where two would not be of one size."""
-    return [list(range(first, world, 2)) for first in range(2)] if world % 2 == 0 else [list(range(world))]
+    return (
+        [list(range(first, world, 2)) for first in range(2)]
+        if world % 2 == 0
+        else [list(range(world))]
+    )
 
 
 def my_half(rank, world):
@@ -97,7 +101,10 @@ CHECKS = {
         _all_reduce("and", torch.bool),
         lambda rank, world: everyone(world, dtype=torch.bool).all(0),
     ),
-    "all_reduce or": (_all_reduce("or", torch.bool), lambda rank, world: everyone(world, dtype=torch.bool).any(0)),
+    "all_reduce or": (
+        _all_reduce("or", torch.bool),
+        lambda rank, world: everyone(world, dtype=torch.bool).any(0),
+    ),
     "all_reduce scaled": (
         _all_reduce("sum", scale=0.25),
         lambda rank, world: everyone(world).sum(0) * scale(0.25, world),
@@ -108,7 +115,9 @@ CHECKS = {
     ),
     "all_reduce of several": (
         _all_reduce_in_place,
-        lambda rank, world: [everyone(world, size=size).sum(0) * scale(0.5, world) for size in ((4, 6), (3,), ())],
+        lambda rank, world: [
+            everyone(world, size=size).sum(0) * scale(0.5, world) for size in ((4, 6), (3,), ())
+        ],
     ),
     "all_gather": (
         lambda rank, world: _xm().all_gather(_device(given(rank)), dim=0),
@@ -124,19 +133,32 @@ CHECKS = {
     ),
     "reduce_scatter": (
         lambda rank, world: _xm().reduce_scatter(
-            "sum", _device(given(rank, size=(2 * world, 3))), scale=1.0, scatter_dim=0, shard_count=world
+            "sum",
+            _device(given(rank, size=(2 * world, 3))),
+            scale=1.0,
+            scatter_dim=0,
+            shard_count=world,
         ),
         lambda rank, world: everyone(world, size=(2 * world, 3)).sum(0)[2 * rank : 2 * rank + 2],
     ),
     "reduce_scatter along another axis": (
         lambda rank, world: _xm().reduce_scatter(
-            "max", _device(given(rank, size=(3, 2 * world))), scale=1.0, scatter_dim=1, shard_count=world
+            "max",
+            _device(given(rank, size=(3, 2 * world))),
+            scale=1.0,
+            scatter_dim=1,
+            shard_count=world,
         ),
-        lambda rank, world: everyone(world, size=(3, 2 * world)).amax(0)[:, 2 * rank : 2 * rank + 2],
+        lambda rank, world: everyone(world, size=(3, 2 * world)).amax(0)[
+            :, 2 * rank : 2 * rank + 2
+        ],
     ),
     "all_to_all": (
         lambda rank, world: _xm().all_to_all(
-            _device(given(rank, size=(2 * world, 3))), split_dimension=0, concat_dimension=1, split_count=world
+            _device(given(rank, size=(2 * world, 3))),
+            split_dimension=0,
+            concat_dimension=1,
+            split_count=world,
         ),
         lambda rank, world: torch.cat(
             [part[2 * rank : 2 * rank + 2] for part in everyone(world, size=(2 * world, 3))], dim=1
@@ -148,7 +170,9 @@ CHECKS = {
         lambda rank, world: given(0) if rank == world - 1 else torch.zeros_like(given(0)),
     ),
     "collective_permute where each rank names its own pair": (  # as torch.distributed's send and recv do
-        lambda rank, world: _xm().collective_permute(_device(given(rank)), [[(rank - 1) % world, rank]]),
+        lambda rank, world: _xm().collective_permute(
+            _device(given(rank)), [[(rank - 1) % world, rank]]
+        ),
         lambda rank, world: given((rank - 1) % world),
     ),
     "broadcast": (_broadcast, lambda rank, world: [given(world - 1), given(world - 1, size=(2,))]),
@@ -160,9 +184,14 @@ CHECKS = {
     **{
         f"{op} of {str(dtype).removeprefix('torch.')}": (
             _all_reduce(op, dtype),
-            lambda rank, world, fold=fold, dtype=dtype: fold(everyone(world, dtype=dtype)).to(dtype),
+            lambda rank, world, fold=fold, dtype=dtype: fold(everyone(world, dtype=dtype)).to(
+                dtype
+            ),
         )
-        for op, fold in (("sum", lambda values: values.sum(0)), ("max", lambda values: values.amax(0)))
+        for op, fold in (
+            ("sum", lambda values: values.sum(0)),
+            ("max", lambda values: values.amax(0)),
+        )
         for dtype in (
             torch.float64,
             torch.bfloat16,
@@ -176,7 +205,9 @@ CHECKS = {
     },
     **{
         f"all_gather of {str(dtype).removeprefix('torch.')}": (
-            lambda rank, world, dtype=dtype: _xm().all_gather(_device(given(rank, dtype=dtype)), dim=0),
+            lambda rank, world, dtype=dtype: _xm().all_gather(
+                _device(given(rank, dtype=dtype)), dim=0
+            ),
             lambda rank, world, dtype=dtype: torch.cat(list(everyone(world, dtype=dtype))),
         )
         for dtype in (torch.bool, torch.bfloat16, torch.int8, torch.int64, torch.complex64)

@@ -11,6 +11,8 @@ def library():
     reason = build.why_not()
     if reason:
         pytest.skip(reason)
-    if importlib.util.find_spec("torch_xla") is None:  # not imported here: that would choose a device for this process
+    if (
+        importlib.util.find_spec("torch_xla") is None
+    ):  # not imported here: that would choose a device for this process
         pytest.skip("torch_xla is not installed")
     return build.library()

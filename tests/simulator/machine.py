@@ -58,7 +58,9 @@ def run(shape, body, *, library, environ=None, after_the_first=HANGS) -> list[En
         # What a launcher does for Kaggle: torch_xla keeps the image's address, with which processes cannot meet.
         variables["TPU_PROCESS_ADDRESSES"] = None
         _import_torch_xla()
-        started = [_fork(number, shape, body, variables | (environ or {})) for number in range(shape.chips)]
+        started = [
+            _fork(number, shape, body, variables | (environ or {})) for number in range(shape.chips)
+        ]
         return _wait(started, after_the_first)
 
 
@@ -121,16 +123,22 @@ def _start(number, shape, body) -> dict:
     import torch_xla.runtime as xr
 
     torch.set_num_threads(1)
-    warnings.filterwarnings("ignore", "Use torch_xla", DeprecationWarning)  # torch_xla calls its own deprecated names
+    warnings.filterwarnings(
+        "ignore", "Use torch_xla", DeprecationWarning
+    )  # torch_xla calls its own deprecated names
 
     def on_this_core():
-        with torch.autograd.set_multithreading_enabled(False):  # the fork has none of the engine's threads
+        with torch.autograd.set_multithreading_enabled(
+            False
+        ):  # the fork has none of the engine's threads
             return xr.global_ordinal(), body()
 
     if shape.chips == 1:
         rank, returned = pjrt._run_singleprocess(on_this_core)
         return {rank: returned}
-    by_thread = pjrt._run_thread_per_device(number, shape.chips, on_this_core, pjrt.initialize_multiprocess)
+    by_thread = pjrt._run_thread_per_device(
+        number, shape.chips, on_this_core, pjrt.initialize_multiprocess
+    )
     return dict(by_thread.values())
 
 

@@ -33,8 +33,14 @@ def python_with(version: str) -> str:
     python = folder / "bin" / "python"
     uv = [sys.executable, "-m", "uv"]
     if not python.exists():
-        subprocess.run([*uv, "venv", "--quiet", "--python", sys.executable, str(folder)], check=True)
-    pair = [f"torch=={version}", f"torch_xla=={version}", f"torchvision=={RELEASES[version].torchvision}"]
+        subprocess.run(
+            [*uv, "venv", "--quiet", "--python", sys.executable, str(folder)], check=True
+        )
+    pair = [
+        f"torch=={version}",
+        f"torch_xla=={version}",
+        f"torchvision=={RELEASES[version].torchvision}",
+    ]
     # Compiled now: torch_xla 2.8 has escapes that Python warns of when it compiles them, and warnings are errors here.
     install = [*uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", str(python)]
     subprocess.run([*install, *pair, "--editable", f"{ROOT}[test,simulator]"], check=True)
@@ -47,7 +53,17 @@ def run(version: str, report: Path) -> None:
     report.unlink(missing_ok=True)
     everything = "every_machine or only_soak or not every_machine"
     subprocess.run(
-        [python_with(version), "-m", "pytest", str(HERE), "-q", "-m", everything, f"--junitxml={report}"], cwd=ROOT
+        [
+            python_with(version),
+            "-m",
+            "pytest",
+            str(HERE),
+            "-q",
+            "-m",
+            everything,
+            f"--junitxml={report}",
+        ],
+        cwd=ROOT,
     )
 
 
@@ -58,14 +74,24 @@ def outcomes(report: Path) -> Counter:
         name = case.get("name")
         machine = next((machine for machine in shapes.SHAPES if machine in name), ELSEWHERE)
         kinds = {child.tag for child in case}
-        state = "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
+        state = (
+            "failed"
+            if kinds & {"failure", "error"}
+            else "skipped"
+            if "skipped" in kinds
+            else "passed"
+        )
         found[machine, state] += 1
     return found
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=RELEASES, help="run this version; the other is counted from its last report")
+    parser.add_argument(
+        "--only",
+        choices=RELEASES,
+        help="run this version; the other is counted from its last report",
+    )
     only = parser.parse_args().only
     reason = build.why_not()
     if reason:
@@ -78,7 +104,11 @@ def main() -> int:
     print(f"\n{'machine':<24}" + "".join(f"{'torch_xla ' + version:>28}" for version in found))
     for machine in [*shapes.SHAPES, ELSEWHERE]:
         cells = [
-            ", ".join(f"{counts[machine, state]} {state}" for state in ("passed", "failed") if counts[machine, state])
+            ", ".join(
+                f"{counts[machine, state]} {state}"
+                for state in ("passed", "failed")
+                if counts[machine, state]
+            )
             for counts in found.values()
         ]
         print(f"{machine:<24}" + "".join(f"{cell or 'none':>28}" for cell in cells))
@@ -88,7 +118,14 @@ def main() -> int:
             total[state] += count
     machines, versions = len(shapes.SHAPES), len(found)
     print(
-        json.dumps({"machines": machines, "versions": versions, "passed": total["passed"], "failed": total["failed"]})
+        json.dumps(
+            {
+                "machines": machines,
+                "versions": versions,
+                "passed": total["passed"],
+                "failed": total["failed"],
+            }
+        )
     )
     return total["failed"] > 0
 

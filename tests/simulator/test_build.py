@@ -54,11 +54,16 @@ def test_it_was_built_for_pjrt_0_81_and_what_is_installed_is_one_of_these():
 
 
 @pytest.mark.parametrize(
-    ("system", "machine"), [("darwin", "arm64"), ("win32", "AMD64"), ("linux", "aarch64")], ids=lambda value: value
+    ("system", "machine"),
+    [("darwin", "arm64"), ("win32", "AMD64"), ("linux", "aarch64")],
+    ids=lambda value: value,
 )
 def test_other_systems_are_told_that_torch_xla_is_not_there_either(system, machine):
     reason = build.why_not(system=system, machine=machine)
-    assert reason == f"torch_xla runs on Linux on x86-64 only, and this is {system} on {machine}: use such a machine"
+    assert (
+        reason
+        == f"torch_xla runs on Linux on x86-64 only, and this is {system} on {machine}: use such a machine"
+    )
 
 
 def test_a_missing_plugin_names_the_extra_that_brings_it(tmp_path):
@@ -76,7 +81,9 @@ def test_a_missing_plugin_names_the_extra_that_brings_it(tmp_path):
 )
 def test_a_plugin_of_another_version_is_refused_with_both(header, found, plugin):
     reason = build.why_not(path=plugin(header), system="linux", machine="x86_64")
-    assert reason.startswith(f"the installed plugin has {found}, and the simulator was built for 0.81: pip install")
+    assert reason.startswith(
+        f"the installed plugin has {found}, and the simulator was built for 0.81: pip install"
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,7 +96,10 @@ def test_a_plugin_of_another_version_is_refused_with_both(header, found, plugin)
 )
 def test_a_missing_compiler_says_what_was_looked_for(environ, wanted, plugin):
     reason = build.why_not(path=plugin(), environ=environ, system="linux", machine="x86_64")
-    assert reason == f"no C compiler is here ({wanted} is not on the PATH): apt-get install gcc libc6-dev"
+    assert (
+        reason
+        == f"no C compiler is here ({wanted} is not on the PATH): apt-get install gcc libc6-dev"
+    )
 
 
 def test_what_is_missing_is_raised_as_fact_evidence_and_fix(tmp_path):
@@ -112,7 +122,9 @@ def test_it_is_compiled_once_and_again_when_a_source_or_the_compiler_changes(tmp
     second = build.library(path=path, environ=environ, sources=sources)
     assert second != first
     assert (tmp_path / "one" / "runs").read_text() == "compiled\n" * 2
-    other = compiler(tmp_path / "two", WORKS.replace("1.0", "2.0")) | {"XDG_CACHE_HOME": environ["XDG_CACHE_HOME"]}
+    other = compiler(tmp_path / "two", WORKS.replace("1.0", "2.0")) | {
+        "XDG_CACHE_HOME": environ["XDG_CACHE_HOME"]
+    }
     assert build.library(path=path, environ=other, sources=sources) not in (first, second)
 
 
@@ -126,7 +138,9 @@ def test_a_compiler_that_fails_is_quoted(tmp_path, plugin):
     assert list((tmp_path / "bad" / "cache" / "tpukit").iterdir()) == []
 
 
-def test_without_a_cache_folder_it_is_kept_where_only_this_user_can_write(tmp_path, plugin, monkeypatch):
+def test_without_a_cache_folder_it_is_kept_where_only_this_user_can_write(
+    tmp_path, plugin, monkeypatch
+):
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     (tmp_path / "a file").touch()
     environ = compiler(tmp_path / "one", WORKS) | {"XDG_CACHE_HOME": str(tmp_path / "a file")}
@@ -136,11 +150,20 @@ def test_without_a_cache_folder_it_is_kept_where_only_this_user_can_write(tmp_pa
 
 
 def test_two_processes_that_compile_at_once_both_get_it_whole(tmp_path, plugin):
-    path, environ = plugin(), compiler(tmp_path / "slow", WORKS.replace("echo library", "sleep 0.5; echo library"))
+    path, environ = (
+        plugin(),
+        compiler(tmp_path / "slow", WORKS.replace("echo library", "sleep 0.5; echo library")),
+    )
     code = f"from tpukit.simulator import build\nkept = build.library(path={path!r}, environ={environ!r})\n"
     code += "print(kept.read_text())"
-    processes = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    assert [process.communicate(timeout=600)[0].strip() for process in processes] == ["library", "library"]
+    processes = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    assert [process.communicate(timeout=600)[0].strip() for process in processes] == [
+        "library",
+        "library",
+    ]
     assert [file.suffix for file in (tmp_path / "slow" / "cache" / "tpukit").iterdir()] == [".so"]
 
 
@@ -189,9 +212,25 @@ def test_a_rehearsal_has_one_to_eight_cores(cores):
 
 
 def test_the_environment_names_everything_the_library_reads():
-    environ = shapes.environment(shapes.SHAPES["v3-8"], library=Path("/l.so"), plugin=Path("/p.so"), memory="/m")
+    environ = shapes.environment(
+        shapes.SHAPES["v3-8"], library=Path("/l.so"), plugin=Path("/p.so"), memory="/m"
+    )
     assert environ["TPU_LIBRARY_PATH"] == "/l.so"
-    assert (environ["PJRT_DEVICE"], environ["TPU_SKIP_MDS_QUERY"], environ["TPU_WORKER_ID"]) == ("TPU", "1", "0")
-    read = set(re.findall(r'"(SIMULATOR_[A-Z_]+)"', "".join(file.read_text() for file in SOURCES.glob("*.c"))))
-    optional = {"SIMULATOR_TIMEOUT", "SIMULATOR_ORDER", "SIMULATOR_BUSY_UNTIL", "SIMULATOR_LOG", "SIMULATOR_RECORD"}
+    assert (environ["PJRT_DEVICE"], environ["TPU_SKIP_MDS_QUERY"], environ["TPU_WORKER_ID"]) == (
+        "TPU",
+        "1",
+        "0",
+    )
+    read = set(
+        re.findall(
+            r'"(SIMULATOR_[A-Z_]+)"', "".join(file.read_text() for file in SOURCES.glob("*.c"))
+        )
+    )
+    optional = {
+        "SIMULATOR_TIMEOUT",
+        "SIMULATOR_ORDER",
+        "SIMULATOR_BUSY_UNTIL",
+        "SIMULATOR_LOG",
+        "SIMULATOR_RECORD",
+    }
     assert read - optional == {name for name in environ if name.startswith("SIMULATOR_")}

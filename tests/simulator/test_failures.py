@@ -50,7 +50,9 @@ def _other_kind():
     import torch_xla.core.xla_model as xm
 
     value = torch.ones(4, device="xla")
-    (xm.all_reduce("sum", value) if _rank() == 1 else xm.reduce_scatter("sum", value, 1.0, 0, 2)).cpu()
+    (
+        xm.all_reduce("sum", value) if _rank() == 1 else xm.reduce_scatter("sum", value, 1.0, 0, 2)
+    ).cpu()
 
 
 def _other_groups():
@@ -92,12 +94,19 @@ WRONG = [
     (_other_type, "of f32[4]", "of s32[4]", "disagree about collective 1"),
     (_other_reduction, "all-reduce(add)", "all-reduce(maximum)", "disagree about collective 1"),
     (_other_kind, "reduce-scatter(add)", "all-reduce(add)", "disagree about collective 1"),
-    (_other_groups, "rank 0 runs all-reduce(add)", "with other groups", "disagree about collective 1"),
+    (
+        _other_groups,
+        "rank 0 runs all-reduce(add)",
+        "with other groups",
+        "disagree about collective 1",
+    ),
     (_other_order, "of f32[4]", "of s32[4]", "disagree about collective 1"),
 ]
 
 
-@pytest.mark.parametrize(("body", "ours", "theirs", "told"), WRONG, ids=[row[0].__name__ for row in WRONG])
+@pytest.mark.parametrize(
+    ("body", "ours", "theirs", "told"), WRONG, ids=[row[0].__name__ for row in WRONG]
+)
 def test_ranks_that_disagree_are_told_what_each_runs(body, ours, theirs, told, library):
     for ended in run(rehearsal(2), body, library=library):
         assert told in ended.said
@@ -123,8 +132,12 @@ def test_a_rank_that_returns_early_is_named(library):
 
 
 def test_a_rank_that_does_not_come_is_named_when_patience_ends(library):
-    patience = {"SIMULATOR_TIMEOUT": "6"}  # also of what comes late to the first one, on a busy machine
-    waiting, missing = run(rehearsal(2), _misses_one, library=library, environ=patience, after_the_first=0.0)
+    patience = {
+        "SIMULATOR_TIMEOUT": "6"
+    }  # also of what comes late to the first one, on a busy machine
+    waiting, missing = run(
+        rehearsal(2), _misses_one, library=library, environ=patience, after_the_first=0.0
+    )
     assert "rank 1 has not come to collective 2 for 6 s" in waiting.said
     assert "is alive and has come to 1" in waiting.said
     assert "SIMULATOR_TIMEOUT" in waiting.said
@@ -148,8 +161,12 @@ def test_a_core_that_fails_on_a_chip_of_two_ends_all_eight(library):
 
 
 def test_busy_chips_say_so_until_they_are_free(library):
-    busy, free = ({"SIMULATOR_BUSY_UNTIL": str(int(time.time()) + seconds)} for seconds in (3600, -1))
-    for number, ended in enumerate(run(rehearsal(2), _dies_before_it_starts, library=library, environ=busy)):
+    busy, free = (
+        {"SIMULATOR_BUSY_UNTIL": str(int(time.time()) + seconds)} for seconds in (3600, -1)
+    )
+    for number, ended in enumerate(
+        run(rehearsal(2), _dies_before_it_starts, library=library, environ=busy)
+    ):
         assert f"open(/dev/vfio/{number}): Device or resource busy" in ended.said
     on_every_core(rehearsal(2), _dies_before_it_starts, library=library, environ=free)
 
@@ -157,7 +174,10 @@ def test_busy_chips_say_so_until_they_are_free(library):
 @pytest.mark.parametrize(
     ("environ", "told"),
     [
-        ({"TPU_PROCESS_ADDRESSES": "local"}, "expected 2 worker addresses, got 1"),  # Kaggle's image, kept
+        (
+            {"TPU_PROCESS_ADDRESSES": "local"},
+            "expected 2 worker addresses, got 1",
+        ),  # Kaggle's image, kept
         ({"TPU_PROCESS_BOUNDS": "2,0,1"}, "no topology of 1 to 64 devices"),
         ({"CLOUD_TPU_TASK_ID": "7"}, "found: process 7 of 2"),
         ({"SIMULATOR_ORDER": "0,0"}, "no permutation of 2 processes"),
@@ -170,7 +190,12 @@ def test_busy_chips_say_so_until_they_are_free(library):
     ids=lambda value: next(iter(value.items()))[1] or "unset" if isinstance(value, dict) else "",
 )
 def test_an_environment_that_cannot_be_is_refused_in_words(environ, told, library):
-    ended = run(rehearsal(2), _dies_before_it_starts, library=library, environ={"SIMULATOR_TIMEOUT": "1"} | environ)
+    ended = run(
+        rehearsal(2),
+        _dies_before_it_starts,
+        library=library,
+        environ={"SIMULATOR_TIMEOUT": "1"} | environ,
+    )
     assert any(told in process.said for process in ended), [process.said for process in ended]
     assert all(process.error or process.status for process in ended)
 
@@ -178,7 +203,11 @@ def test_an_environment_that_cannot_be_is_refused_in_words(environ, told, librar
 def test_one_chip_that_advertises_four_cannot_be_started_as_one_of_many(library):
     """Colab's: the multi-process start-up waits for three more, as on the real machine."""
     colab = SHAPES["colab v5e-1"]
-    many = {"TPU_PROCESS_BOUNDS": "2,2,1", "TPU_PROCESS_ADDRESSES": "localhost:8476", "SIMULATOR_TIMEOUT": "1"}
+    many = {
+        "TPU_PROCESS_BOUNDS": "2,2,1",
+        "TPU_PROCESS_ADDRESSES": "localhost:8476",
+        "SIMULATOR_TIMEOUT": "1",
+    }
     (ended,) = run(colab, _dies_before_it_starts, library=library, environ=many)
     assert "expected 4 worker addresses, got 1" in ended.said
 

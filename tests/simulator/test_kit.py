@@ -35,7 +35,9 @@ EVERY_MACHINE = pytest.mark.parametrize("machine", machines(shapes.SHAPES))
 
 pytestmark = [
     pytest.mark.usefixtures("library"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # torch_xla's, in its own calls of its own old names
+    pytest.mark.filterwarnings(
+        "ignore::DeprecationWarning"
+    ),  # torch_xla's, in its own calls of its own old names
 ]
 
 
@@ -43,11 +45,17 @@ pytestmark = [
 def played(shape, **environ):
     """Make this process one on such a machine: its variables, after `setup`, and the machine to launch on."""
     host = dataclasses.replace(
-        tpukit.machine_info(), platform="TPU VM", chips=shape.chips, generation=shape.generation, cpus=os.cpu_count()
+        tpukit.machine_info(),
+        platform="TPU VM",
+        chips=shape.chips,
+        generation=shape.generation,
+        cpus=os.cpu_count(),
     )
     plugin = build.find_plugin().library
     with shared_memory.meeting_place() as path, mock.patch.dict(os.environ):
-        os.environ |= shapes.environment(shape, library=build.library(), plugin=plugin, memory=path) | environ
+        os.environ |= (
+            shapes.environment(shape, library=build.library(), plugin=plugin, memory=path) | environ
+        )
         with on_machine(host):
             tpukit.setup()
             yield
@@ -86,7 +94,9 @@ def test_launches_in_a_row_give_every_core_its_results(machine, how_often):
             assert result["sum"].tolist() == every.sum(0).tolist()
             assert result["mean"].tolist() == pytest.approx(every.float().mean(0).tolist())
             assert result["min"].tolist() == every.amin(0).tolist()
-            assert result["max"].tolist() == result["max of int64"].tolist() == every.amax(0).tolist()
+            assert (
+                result["max"].tolist() == result["max of int64"].tolist() == every.amax(0).tolist()
+            )
             assert result["gather"].tolist() == every.reshape(-1).tolist()
             assert result["mean of a number"] == (world - 1) / 2
 
@@ -120,7 +130,9 @@ def test_chips_that_are_busy_at_first_are_said_to_be_and_the_next_launch_works()
 
 
 @pytest.mark.parametrize("device", [None, 0])
-def test_chips_that_are_busy_are_waited_for_before_anything_is_forked(device, monkeypatch, tmp_path, capsys):
+def test_chips_that_are_busy_are_waited_for_before_anything_is_forked(
+    device, monkeypatch, tmp_path, capsys
+):
     node, free = tmp_path / "accel0", None
     node.touch()
 
@@ -131,21 +143,38 @@ def test_chips_that_are_busy_are_waited_for_before_anything_is_forked(device, mo
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path)
         return os.open(path, flags)
 
-    wait = functools.partial(chips.wait_for_chips, machine=Machine(dev=tmp_path, open_node=open_node))
+    wait = functools.partial(
+        chips.wait_for_chips, machine=Machine(dev=tmp_path, open_node=open_node)
+    )
     monkeypatch.setattr("tpukit.essentials.launcher.launcher.wait_for_chips", wait)
     run = on(shapes.SHAPES["colab v5e-1"], lambda core: time.monotonic(), device=device)
     assert run.results[0] > free
-    assert f"waiting for 1 of 1 chips to become free, 60 s at most: {node} by no process" in capsys.readouterr().out
+    assert (
+        f"waiting for 1 of 1 chips to become free, 60 s at most: {node} by no process"
+        in capsys.readouterr().out
+    )
     if device is not None:
         return
-    monkeypatch.setattr("tpukit.essentials.launcher.launcher.wait_for_chips", functools.partial(wait, seconds=0.5))
+    monkeypatch.setattr(
+        "tpukit.essentials.launcher.launcher.wait_for_chips", functools.partial(wait, seconds=0.5)
+    )
     free = float("inf")
-    with pytest.raises(tpukit.essentials.environment.DeviceBusyError, match="1 of 1 chips are still busy"):
+    with pytest.raises(
+        tpukit.essentials.environment.DeviceBusyError, match="1 of 1 chips are still busy"
+    ):
         on(shapes.SHAPES["colab v5e-1"], everything)
     assert multiprocessing.active_children() == []
 
 
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int64, torch.uint8, torch.bool)
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+)
 
 
 def test_max_and_min_are_right_for_every_dtype_and_use_what_the_tpus_compiler_can_lower():
@@ -164,7 +193,9 @@ def test_max_and_min_are_right_for_every_dtype_and_use_what_the_tpus_compiler_ca
         for (dtype, op), (graph, tensor) in result.items():
             assert tensor.dtype == dtype
             assert tensor.tolist() == torch.tensor(expected[op]).to(dtype).tolist()
-            assert "all-reduce(" in graph  # also a gather is one, a sum of what is 0 in all places but one's own
+            assert (
+                "all-reduce(" in graph
+            )  # also a gather is one, a sum of what is 0 in all places but one's own
             assert not re.search(r"[sf]64\[.* all-reduce\(.*to_apply=%M(ax|in)", graph)
 
 
@@ -207,7 +238,10 @@ def another_shape(core):
 FAILURES = {
     "an exception": (raises, r"core {last} of {world} raised KeyError: 'a'"),
     "a killed core": (is_killed, r"core {last} of {world} was killed by SIGKILL"),
-    "a core that leaves early": (leaves_early, r"core \d of {world} (returned while|raised .*has not come)"),
+    "a core that leaves early": (
+        leaves_early,
+        r"core \d of {world} (returned while|raised .*has not come)",
+    ),
     "a core that sleeps": (sleeps, r"core \d of {world} (has not moved|raised .*has not come)"),
     "another shape": (another_shape, rf"core \d of {{world}} {RAISED}"),
 }
@@ -219,7 +253,9 @@ def test_a_failure_is_named_and_the_next_launch_works(machine, work):
     shape = shapes.SHAPES[machine]
     fn, message = FAILURES[work]
     if shape.cores == 2 and fn is is_killed:
-        message = r"core \d of {world} was killed by SIGKILL"  # its chip's other core is killed with it
+        message = (
+            r"core \d of {world} was killed by SIGKILL"  # its chip's other core is killed with it
+        )
     world = CORES[shape.name]
     with pytest.raises(WorkerError, match=message.format(last=world - 1, world=world)):
         on(shape, fn, limits=tpukit.Limits(stall=3.0, heartbeat=0.3), timeout=600)
@@ -243,17 +279,26 @@ def test_an_interrupt_ends_the_run_and_the_next_launch_works():
 def test_shared_weights_stay_one_and_parameters_that_no_core_uses_are_left_alone():
     def work(core):
         tied, branches = core.model(Tied()), core.model(Branches())
-        optimizer = torch.optim.AdamW([*tied.parameters(), *branches.parameters()], lr=0.1, weight_decay=0.5)
+        optimizer = torch.optim.AdamW(
+            [*tied.parameters(), *branches.parameters()], lr=0.1, weight_decay=0.5
+        )
         words = torch.arange(11, device=core.device)
         inputs = torch.ones(4, 3, device=core.device) + core.rank
         layers, compiles = [branches.a] * 3 + [branches.b] * 3, []
         for layer in layers:
             with core.step():
-                loss = nn.functional.cross_entropy(tied(words), words.flip(0)) + layer(inputs).square().mean()
+                loss = (
+                    nn.functional.cross_entropy(tied(words), words.flip(0))
+                    + layer(inputs).square().mean()
+                )
                 loss.backward()
                 core.optimizer_step(optimizer)
             compiles.append(core.backend.compiles()[0])
-        return len(list(tied.parameters())), compiles, core.to_host([tied.state_dict(), branches.state_dict()])
+        return (
+            len(list(tied.parameters())),
+            compiles,
+            core.to_host([tied.state_dict(), branches.state_dict()]),
+        )
 
     results = on(shapes.SHAPES["v4-8"], work).results
     for count, compiles, (tied, branches) in results:
@@ -285,7 +330,8 @@ def train(core, network, folder=None, epochs=2):
     found = evaluate(core, model, criterion, valid)
     return {
         "epochs": [
-            {name: row[name] for name in row if name not in ("seconds", "samples_per_second")} for row in history.epochs
+            {name: row[name] for name in row if name not in ("seconds", "samples_per_second")}
+            for row in history.epochs
         ],
         "state": core.to_host(model.state_dict()),
         "loss": found.loss,
@@ -309,7 +355,9 @@ def test_cores_that_share_a_process_are_said_to_share_random_numbers(capsys):
 @pytest.mark.parametrize("machine", machines(shapes.SHAPES, only_soak=("kaggle v5e-8",)))
 def test_fit_trains_evaluates_and_resumes_to_the_last_bit(machine, tmp_path):
     shape = shapes.SHAPES[machine]
-    network = small_net(True)  # made here: on a v3, two cores would draw its weights from one generator
+    network = small_net(
+        True
+    )  # made here: on a v3, two cores would draw its weights from one generator
     whole = on(shape, train, network).results
     on(shape, train, network, tmp_path, 1)
     resumed = on(shape, train, network, tmp_path, 2).results
@@ -322,13 +370,17 @@ def test_fit_trains_evaluates_and_resumes_to_the_last_bit(machine, tmp_path):
     with torch.no_grad():
         expected = model.eval()(data.images)
     assert torch.allclose(first["outputs"], expected, atol=1e-5)
-    assert first["loss"] == pytest.approx(nn.functional.mse_loss(expected, data.targets).item(), rel=1e-5)
+    assert first["loss"] == pytest.approx(
+        nn.functional.mse_loss(expected, data.targets).item(), rel=1e-5
+    )
     findings = {finding.name: finding for finding in first["report"].findings}
     assert findings["fallbacks"].state == "ok"
 
 
 @EVERY_MACHINE
-def test_named_inputs_streamed_metrics_and_a_hook_work_and_no_step_is_compiled_again(machine, capsys):
+def test_named_inputs_streamed_metrics_and_a_hook_work_and_no_step_is_compiled_again(
+    machine, capsys
+):
     from torchmetrics.regression import MeanSquaredError
 
     class Net(nn.Linear):  # without buffers: there is nothing to average before an evaluation
@@ -365,12 +417,19 @@ def test_named_inputs_streamed_metrics_and_a_hook_work_and_no_step_is_compiled_a
             options=FitOptions(keep_outputs=False, on_epoch_end=lambda history: None),
         )
         found = evaluate(core, model, criterion, valid_batches)
-        return history.epochs, found.loss, tpukit.predict(core, model, valid_batches), model.state_dict()
+        return (
+            history.epochs,
+            found.loss,
+            tpukit.predict(core, model, valid_batches),
+            model.state_dict(),
+        )
 
     for epochs, loss, outputs, state in on(shapes.SHAPES[machine], work).results:
         expected = nn.functional.linear(x[: len(valid)], state["weight"], state["bias"])
         assert torch.allclose(outputs["y"], expected, atol=1e-5)
-        assert loss == pytest.approx(nn.functional.mse_loss(expected, x[: len(valid), :2]).item(), rel=1e-5)
+        assert loss == pytest.approx(
+            nn.functional.mse_loss(expected, x[: len(valid), :2]).item(), rel=1e-5
+        )
         assert epochs[-1]["valid_error"] == pytest.approx(epochs[-1]["valid_loss"], rel=1e-5)
         assert epochs[-1]["valid_loss"] == pytest.approx(loss, rel=1e-5)
     assert "compiled again" not in capsys.readouterr().out
@@ -401,7 +460,9 @@ def ten_steps(core, batch_size, size=32):
     torch.manual_seed(0)
     network = pe.resnet34()
     for name, layer in list(network.named_modules()):
-        if isinstance(layer, nn.BatchNorm2d):  # which normalises each core's own share, here as on chips
+        if isinstance(
+            layer, nn.BatchNorm2d
+        ):  # which normalises each core's own share, here as on chips
             owner, _, own = name.rpartition(".")
             setattr(network.get_submodule(owner), own, nn.GroupNorm(8, layer.num_features))
     model = core.model(network)
@@ -413,7 +474,9 @@ def ten_steps(core, batch_size, size=32):
     batches = core.batches(data, batch_size=batch_size, shuffle=True, drop_last=True)
     for inputs, targets in itertools.islice(itertools.chain(batches, batches), 10):
         with core.step():
-            loss = nn.functional.binary_cross_entropy_with_logits(model(pe.normalize(inputs)), targets)
+            loss = nn.functional.binary_cross_entropy_with_logits(
+                model(pe.normalize(inputs)), targets
+            )
             loss.backward()
             core.optimizer_step(optimizer)
     return core.to_host(model.state_dict())
@@ -488,7 +551,9 @@ def test_a_strangers_loop_with_its_loader_and_its_model_wrapper_trains_as_under_
         device, model = torch_xla.device(), wrapped.to(torch_xla.device())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         data = torch.utils.data.TensorDataset(x, x[:, :1])
-        sampler = torch.utils.data.DistributedSampler(data, xr.world_size(), xr.global_ordinal(), shuffle=False)
+        sampler = torch.utils.data.DistributedSampler(
+            data, xr.world_size(), xr.global_ordinal(), shuffle=False
+        )
         loader, losses = torch.utils.data.DataLoader(data, batch_size=8, sampler=sampler), []
         for batches in (
             pl.MpDeviceLoader(loader, device),
@@ -503,7 +568,9 @@ def test_a_strangers_loop_with_its_loader_and_its_model_wrapper_trains_as_under_
         mean = xm.mesh_reduce("loss", torch.stack(losses).cpu(), lambda them: sum(them) / len(them))
         return model.weight.detach().cpu(), mean
 
-    (one, mean), (two, other) = launch(work, cores=2, backend="xla:simulator", progress="off").results
+    (one, mean), (two, other) = launch(
+        work, cores=2, backend="xla:simulator", progress="off"
+    ).results
     assert torch.equal(one, two)
     assert torch.equal(mean, other)
     optimizer, losses = torch.optim.SGD(alone.parameters(), lr=0.1), []
@@ -588,7 +655,9 @@ def test_each_job_has_a_chip_of_its_own(machine):
         jobs = tpukit.launch_each(its_chip, range(shape.chips + 1), progress="off")
     assert not jobs.failures, jobs
     assert [result["cores"] for result in jobs.results] == [(1, 1, 0)] * (shape.chips + 1)
-    assert [result["sum"].tolist() for result in jobs.results] == [[n, n] for n in range(shape.chips + 1)]
+    assert [result["sum"].tolist() for result in jobs.results] == [
+        [n, n] for n in range(shape.chips + 1)
+    ]
     used = [result["chip"] for result in jobs.results]
     assert used[: shape.chips] == [[str(chip), "1,1,1", "1,1,1"] for chip in range(shape.chips)]
 
@@ -605,7 +674,12 @@ def test_a_job_waits_for_a_chip_that_is_busy_with_the_job_before(capsys):
         jobs = tpukit.launch_each(its_chip, [1, 2], cores=2, progress="off")
     assert not jobs.failures, jobs
     assert jobs.seconds > 3
-    assert capsys.readouterr().out.count("[job 0] its chip does not start, it may be busy; trying for 60 s") == 1
+    assert (
+        capsys.readouterr().out.count(
+            "[job 0] its chip does not start, it may be busy; trying for 60 s"
+        )
+        == 1
+    )
 
 
 def test_a_job_whose_chip_stays_busy_is_told_to_be(monkeypatch):

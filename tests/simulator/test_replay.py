@@ -14,7 +14,9 @@ from tpukit.simulator import shapes
 
 pytestmark = [
     pytest.mark.usefixtures("library"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # torch_xla's, in its own calls of its own old names
+    pytest.mark.filterwarnings(
+        "ignore::DeprecationWarning"
+    ),  # torch_xla's, in its own calls of its own old names
 ]
 MACHINES = pytest.mark.parametrize(
     "machine", machines(("colab v5e-1", "v4-8", "kaggle v5e-8"), only_soak=["kaggle v5e-8"])
@@ -32,7 +34,9 @@ def test_every_row_equals_the_recorded_run_to_the_last_bit_on_every_core(machine
 
 @MACHINES
 def test_what_cannot_be_replayed_is_recorded_on_every_core(machine, tmp_path):
-    cores = on(shapes.SHAPES[machine], both, guarded_rows(), 12, seed=5, compile_cache=tmp_path).results
+    cores = on(
+        shapes.SHAPES[machine], both, guarded_rows(), 12, seed=5, compile_cache=tmp_path
+    ).results
     for row, (_, words) in guarded().items():
         for replayed, recorded in (rows[row] for rows in cores):
             assert_same(replayed, recorded)

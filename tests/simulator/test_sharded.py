@@ -11,7 +11,19 @@ import time
 import pytest
 import torch
 from machines import on_machine
-from sharded_workers import GPT, TRIED, by_fit, loss, odd_net, on_each_chip, pictures, seeded, steps, text, tried
+from sharded_workers import (
+    GPT,
+    TRIED,
+    by_fit,
+    loss,
+    odd_net,
+    on_each_chip,
+    pictures,
+    seeded,
+    steps,
+    text,
+    tried,
+)
 from simulator.test_kit import on
 from torch import nn
 
@@ -24,7 +36,9 @@ CHIPS = pytest.mark.parametrize("chips", [4, pytest.param(8, marks=pytest.mark.e
 
 pytestmark = [
     pytest.mark.usefixtures("library"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # torch_xla's, in its own calls of its own old names
+    pytest.mark.filterwarnings(
+        "ignore::DeprecationWarning"
+    ),  # torch_xla's, in its own calls of its own old names
 ]
 
 
@@ -62,7 +76,9 @@ def test_what_trains_on_one_chip_trains_the_same_over_several(chips, names):
 
 
 @CHIPS
-def test_fit_resumes_to_the_bit_and_its_checkpoints_are_those_of_the_plain_model(chips, tmp_path, capsys):
+def test_fit_resumes_to_the_bit_and_its_checkpoints_are_those_of_the_plain_model(
+    chips, tmp_path, capsys
+):
     alone = one_chip(by_fit, 2)
     whole = cut(chips, by_fit, 2, tmp_path / "whole").results[0]
     assert differ(alone["train"], whole["train"]) < 1e-5
@@ -80,19 +96,25 @@ def test_fit_resumes_to_the_bit_and_its_checkpoints_are_those_of_the_plain_model
 
     cut(chips, by_fit, 1, tmp_path / "saved")
     for saved in (tmp_path / "saved").glob("step-*.pt"):
-        shapes_of = {name: one.shape for name, one in torch.load(saved, weights_only=True)["model"].items()}
+        shapes_of = {
+            name: one.shape for name, one in torch.load(saved, weights_only=True)["model"].items()
+        }
         assert shapes_of == {name: one.shape for name, one in GPT().state_dict().items()}
     shutil.copytree(tmp_path / "saved", tmp_path / "one")
     resumed = cut(chips, by_fit, 2, tmp_path / "saved").results[0]
     assert resumed["train"] == whole["train"]
     assert all(torch.equal(resumed["weights"][name], one) for name, one in whole["weights"].items())
-    assert resumed["resumed with"] == whole["held"]  # loading makes whole tensors, which are cut before they are sent
+    assert (
+        resumed["resumed with"] == whole["held"]
+    )  # loading makes whole tensors, which are cut before they are sent
 
     plain = GPT()
     plain.load_state_dict(torch.load(tmp_path / "whole" / "best.pt", weights_only=True))
     inputs, targets = text(43).tensors
     with torch.no_grad():
-        assert loss(plain.eval()(inputs), targets).item() == pytest.approx(min(whole["valid"]), rel=1e-4)
+        assert loss(plain.eval()(inputs), targets).item() == pytest.approx(
+            min(whole["valid"]), rel=1e-4
+        )
 
 
 @pytest.mark.every_machine
@@ -117,7 +139,11 @@ def test_a_checkpoint_of_eight_chips_goes_on_with_four_with_two_and_with_one(net
     cut(8, by_fit, 1, tmp_path / "8", network)
     for chips in (4, 2, 1):
         shutil.copytree(tmp_path / "8", tmp_path / str(chips))
-        start = functools.partial(cut, chips) if chips > 1 else functools.partial(on, shapes.rehearsal(1), seed=0)
+        start = (
+            functools.partial(cut, chips)
+            if chips > 1
+            else functools.partial(on, shapes.rehearsal(1), seed=0)
+        )
         found = start(by_fit, 3, tmp_path / str(chips), network).results[0]
         assert differ(found["train"], whole["train"]) < 1e-4
         assert differ(found["valid"], whole["valid"]) < 1e-4
@@ -144,7 +170,9 @@ def compiled_again(core):
     model = core.model(seeded(odd_net))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  # no state: one graph
     monitor, lines = RecompileMonitor(core.backend, settled=1), {}
-    for step, (images, labels) in zip(range(1, 7), core.batches(pictures(96), batch_size=16), strict=True):
+    for step, (images, labels) in zip(
+        range(1, 7), core.batches(pictures(96), batch_size=16), strict=True
+    ):
         monitor.start_step((images, labels))
         with core.step():
             found = loss(model(images), labels) * max(0, 1 - step // 4)
@@ -180,7 +208,9 @@ def test_one_core_is_all_chips_and_a_model_is_on_the_host_once(capsys):
     model = found["model"]
     assert model["held"] == [model["size"] // 4]
     assert model["sent"] <= model["size"] + 2**16
-    assert model["grown"] < 1.5 * model["size"]  # on the chips, which are this host; with a copy it would be twice that
+    assert (
+        model["grown"] < 1.5 * model["size"]
+    )  # on the chips, which are this host; with a copy it would be twice that
 
 
 def odd(core):
@@ -225,7 +255,9 @@ def differentiated(core):
     layer = core.model(seeded(nn.Linear, in_features=64, out_features=64))
     (x,) = core.to_device([torch.ones(8, 64)])
     weights = dict(layer.named_parameters())
-    found = torch.func.grad(lambda weights: torch.func.functional_call(layer, weights, (x,)).square().mean())(weights)
+    found = torch.func.grad(
+        lambda weights: torch.func.functional_call(layer, weights, (x,)).square().mean()
+    )(weights)
     return core.to_host(found["weight"])
 
 
@@ -274,7 +306,11 @@ def fails(core, work):
 
 
 @pytest.mark.parametrize(
-    "fault", ["killed", *(pytest.param(one, marks=pytest.mark.every_machine) for one in ("an exception", "hangs"))]
+    "fault",
+    [
+        "killed",
+        *(pytest.param(one, marks=pytest.mark.every_machine) for one in ("an exception", "hangs")),
+    ],
 )
 def test_a_failure_is_told_and_the_chips_are_free_at_once(fault):
     work, words = FAILURES[fault]

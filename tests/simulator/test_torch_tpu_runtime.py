@@ -46,7 +46,9 @@ def test_this_release_has_what_the_kit_uses_inside_it_and_a_part_that_has_moved_
             assert inside(place) is not None
         inside("torch_tpu._internal.utils.hardware:_moved")
 
-    with pytest.raises(WorkerError, match=f"has no _moved in torch_tpu._internal(.|\n)*torch_tpu=={SEEN}"):
+    with pytest.raises(
+        WorkerError, match=f"has no _moved in torch_tpu._internal(.|\n)*torch_tpu=={SEEN}"
+    ):
         on_chips(work)
 
 
@@ -57,7 +59,9 @@ def test_the_programs_own_arguments_are_no_flags_of_torchtpus(monkeypatch):
 
 def test_a_kernel_in_which_torch_tpu_has_another_library_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch_tpu", None)
-    with pytest.raises(RuntimeError, match=r"workers would look for real chips(.|\n)*fix:   restart the kernel"):
+    with pytest.raises(
+        RuntimeError, match=r"workers would look for real chips(.|\n)*fix:   restart the kernel"
+    ):
         on_chips(lambda core: core.rank)
 
 
@@ -77,20 +81,38 @@ def test_the_packages_own_running_statistics_still_need_the_correction(name):
     assert on_chips(work).results == [(([0.0] * 4, [1.0] * 4), True, "tpu:0")]
 
 
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int64, torch.uint8, torch.bool)
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+)
 
 
 def collectives(core):
     found = []
     for dtype in DTYPES:
         value = (torch.arange(4) * (core.rank + 1) - core.rank).to(dtype).to(core.device)
-        found += [(dtype, op, core.all_reduce(value, op).double().tolist()) for op in ("sum", "mean", "min", "max")]
+        found += [
+            (dtype, op, core.all_reduce(value, op).double().tolist())
+            for op in ("sum", "mean", "min", "max")
+        ]
         found.append((dtype, "gather", core.gather(value).double().tolist()))
     part = core.backend.reduce_scatter(torch.arange(8.0, device=core.device) + core.rank)
-    tensors = [torch.full(size, float(core.rank + 1), device=core.device) for size in ((2,), (600, 600))]
+    tensors = [
+        torch.full(size, float(core.rank + 1), device=core.device) for size in ((2,), (600, 600))
+    ]
     core.backend.broadcast(tensors)
     core.barrier()
-    return found, part.tolist(), [tensor.cpu().unique().tolist() for tensor in tensors], core.mean(core.rank)
+    return (
+        found,
+        part.tolist(),
+        [tensor.cpu().unique().tolist() for tensor in tensors],
+        core.mean(core.rank),
+    )
 
 
 def test_every_collective_of_four_processes_gives_the_numbers_of_the_cpu_backend():
@@ -115,7 +137,9 @@ def train(core, folder=None, epochs=2):
 def test_fit_evaluate_and_predict_are_those_of_the_cpu_backend_and_all_ranks_agree(cores):
     found, expected = on_chips(train, cores=cores).results, on("cpu", train, cores=cores).results
     for rows, state, loss, outputs, answers in found:
-        torch.testing.assert_close(torch.tensor(rows), torch.tensor(expected[0][0]), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            torch.tensor(rows), torch.tensor(expected[0][0]), atol=1e-5, rtol=1e-5
+        )
         for name, value in expected[0][1].items():  # BatchNorm's statistics among them
             torch.testing.assert_close(state[name], value, atol=1e-4, rtol=1e-4)
         assert loss == pytest.approx(expected[0][2], abs=1e-5)
@@ -253,10 +277,15 @@ def test_killed_in_an_epoch_and_interrupted_in_the_next_it_ends_as_a_run_that_ne
     assert all(torch.equal(state[name], its_state[name]) for name in its_state)
 
 
-def test_a_second_session_compiles_little_where_what_was_compiled_is_kept(tmp_path, monkeypatch, capfd):
+def test_a_second_session_compiles_little_where_what_was_compiled_is_kept(
+    tmp_path, monkeypatch, capfd
+):
     monkeypatch.setenv("SIMULATOR_LOG", "1")
     compiles = []
-    for session in ("one", "two"):  # what the processes of a host share in memory does not outlive a restart of it
+    for session in (
+        "one",
+        "two",
+    ):  # what the processes of a host share in memory does not outlive a restart of it
         monkeypatch.setenv("TORCH_TPU_TIER2_COMPILATION_CACHE", f"tpukit-{os.getpid()}-{session}")
         on_chips(train, None, 1, compile_cache=tmp_path)
         compiles.append(len(re.findall("compiled a program", "".join(capfd.readouterr()))))
@@ -279,9 +308,22 @@ def test_a_checkpoint_goes_from_torch_xla_to_torchtpu_and_back(tmp_path):
     theirs = (other, "xla:simulator") if other else (sys.executable, "cpu")
     environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     rows = []
-    for epochs, (python, backend) in enumerate([theirs, (sys.executable, "torch_tpu:simulator"), theirs], 1):
-        command = [python, "-W", "ignore", "-c", CROSSING, str(tmp_path / "run"), backend, str(epochs)]
-        done = subprocess.run(command, capture_output=True, text=True, env=environ, check=False, timeout=900)
+    for epochs, (python, backend) in enumerate(
+        [theirs, (sys.executable, "torch_tpu:simulator"), theirs], 1
+    ):
+        command = [
+            python,
+            "-W",
+            "ignore",
+            "-c",
+            CROSSING,
+            str(tmp_path / "run"),
+            backend,
+            str(epochs),
+        ]
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=environ, check=False, timeout=900
+        )
         assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
         assert epochs == 1 or "resumed from step-" in done.stdout
         rows = json.loads(done.stdout.splitlines()[-1])
@@ -297,6 +339,10 @@ def test_the_stand_in_shows_its_chips_where_torch_tpu_looks_for_them():
         from torch_tpu._internal.utils import hardware
 
         show_chips(4)
-        return hardware.get_tpu_device_count(), hardware.get_tpu_topology(2), hardware.get_tpu_device_name()
+        return (
+            hardware.get_tpu_device_count(),
+            hardware.get_tpu_topology(2),
+            hardware.get_tpu_device_name(),
+        )
 
     assert on_chips(work).results == [(4, "1,2,1", "TPU v4")]

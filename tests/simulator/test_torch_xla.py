@@ -12,7 +12,9 @@ from tpukit.simulator.shapes import SHAPES, rehearsal
 pytestmark = pytest.mark.xla
 
 STEPS = 4
-MACHINES = {"two cores": rehearsal(2)} | {name: SHAPES[name] for name in ("v4-8", "kaggle v5e-8", "v3-8")}
+MACHINES = {"two cores": rehearsal(2)} | {
+    name: SHAPES[name] for name in ("v4-8", "kaggle v5e-8", "v3-8")
+}
 ASKED = ["two cores", "kaggle v5e-8", "v3-8"]
 
 
@@ -22,7 +24,9 @@ def batch(rank, step):
 
 
 torch.manual_seed(0)
-NET = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))  # made once: two device threads share torch's seed
+NET = nn.Sequential(
+    nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)
+)  # made once: two device threads share torch's seed
 
 
 def train_alone(world, learning_rate=0.1):
@@ -31,7 +35,8 @@ def train_alone(world, learning_rate=0.1):
     optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9)
     for step in range(STEPS):
         images, targets = (
-            torch.cat(parts) for parts in zip(*(batch(rank, step) for rank in range(world)), strict=True)
+            torch.cat(parts)
+            for parts in zip(*(batch(rank, step) for rank in range(world)), strict=True)
         )
         optimizer.zero_grad()
         nn.functional.mse_loss(model(images), targets).backward()
@@ -95,7 +100,12 @@ def distributed():
         parts = [torch.zeros(2, device="xla") for _ in range(world)]
         dist.all_gather(parts, torch.full((2,), float(rank), device="xla"))
         torch_xla.sync()
-        told = {"rank": rank, "total": total.cpu(), "first": first.cpu(), "parts": torch.stack(parts).cpu()}
+        told = {
+            "rank": rank,
+            "total": total.cpu(),
+            "first": first.cpu(),
+            "parts": torch.stack(parts).cpu(),
+        }
         model = DistributedDataParallel(copy.deepcopy(NET).to("xla"))
         told["weights"] = train_on_core(model, lambda optimizer: optimizer.step())
         return told
@@ -190,5 +200,7 @@ def who_am_i():
 def test_ranks_may_be_in_another_order_than_processes(shape, order, expected, library):
     ranks = on_every_core(shape, who_am_i, library=library, environ={"SIMULATOR_ORDER": order})
     assert [ranks[rank]["process"] for rank in sorted(ranks)] == expected
-    assert [told["process index"] for told in ranks.values()] == [told["process"] for told in ranks.values()]
+    assert [told["process index"] for told in ranks.values()] == [
+        told["process"] for told in ranks.values()
+    ]
     assert all(told["by rank"] == expected for told in ranks.values())

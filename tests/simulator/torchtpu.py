@@ -42,20 +42,36 @@ class Count:
 def main() -> int:
     version = metadata.version("torch_tpu")
     if version != SEEN:
-        print(f"torch_tpu {version}: this kit was written for {SEEN}; what it has moved fails by name", flush=True)
+        print(
+            f"torch_tpu {version}: this kit was written for {SEEN}; what it has moved fails by name",
+            flush=True,
+        )
     count = Count()
-    status = pytest.main(["-o", "filterwarnings=", "-rs", *(str(ROOT / test) for test in TESTS)], plugins=[count])
+    status = pytest.main(
+        ["-o", "filterwarnings=", "-rs", *(str(ROOT / test) for test in TESTS)], plugins=[count]
+    )
     wanted = os.environ.get("NOTEBOOKS", " ".join(NOTEBOOKS)).split()
     ran = 0
     for name in NOTEBOOKS:
         if name not in wanted:
             print(f"skipped: notebook {name}")
             continue
-        program = [sys.executable, "-W", "ignore", str(ROOT / "tests/notebooks/on_torchtpu.py"), name]
+        program = [
+            sys.executable,
+            "-W",
+            "ignore",
+            str(ROOT / "tests/notebooks/on_torchtpu.py"),
+            name,
+        ]
         paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
         ended = subprocess.run(program, env={**os.environ, "PYTHONPATH": paths}, check=False)
         ran, count.failed = ran + (ended.returncode == 0), count.failed + (ended.returncode != 0)
-    numbers = {"passed": count.passed, "failed": count.failed, "notebooks_run": ran, "processes": count.processes}
+    numbers = {
+        "passed": count.passed,
+        "failed": count.failed,
+        "notebooks_run": ran,
+        "processes": count.processes,
+    }
     print(json.dumps({"version": version, **numbers}))
     return int(bool(count.failed or status not in (0, pytest.ExitCode.TESTS_FAILED)))
 

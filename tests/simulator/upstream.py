@@ -37,11 +37,28 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def main(file: str, *others: str) -> int:
     plugin = build.find_plugin().library
     with shared_memory.meeting_place() as path:
-        variables = shapes.environment(shapes.rehearsal(CHIPS), library=build.library(), plugin=plugin, memory=path)
+        variables = shapes.environment(
+            shapes.rehearsal(CHIPS), library=build.library(), plugin=plugin, memory=path
+        )
         test = Path(file).resolve()
-        command = ["unshare", "--mount", "sh", "-ec", BUS, "sh", sys.executable, "-c", FORKED, str(test), *others]
+        command = [
+            "unshare",
+            "--mount",
+            "sh",
+            "-ec",
+            BUS,
+            "sh",
+            sys.executable,
+            "-c",
+            FORKED,
+            str(test),
+            *others,
+        ]
         return subprocess.call(
-            command, env={**os.environ, **variables}, cwd=test.parent, pass_fds=[int(Path(path).name)]
+            command,
+            env={**os.environ, **variables},
+            cwd=test.parent,
+            pass_fds=[int(Path(path).name)],
         )
 
 

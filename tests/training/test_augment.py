@@ -15,7 +15,9 @@ LEFT, RIGHT = LABELS.index("leftsided_pe"), LABELS.index("rightsided_pe")
 
 
 def noise(*shape):
-    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return torch.randint(
+        0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
 
 
 def smooth(*shape):
@@ -44,7 +46,9 @@ def by_grid_sample(images, *, turn, zoom, right, down):
     across, along = -sin * height / width, sin * width / height
     x = torch.stack([cos, across, -cos * right - across * down], dim=1)
     y = torch.stack([along, cos, -along * right - cos * down], dim=1)
-    grid = torch.nn.functional.affine_grid(torch.stack([x, y], dim=1), list(images.shape), align_corners=False)
+    grid = torch.nn.functional.affine_grid(
+        torch.stack([x, y], dim=1), list(images.shape), align_corners=False
+    )
     return torch.nn.functional.grid_sample(images.float(), grid, align_corners=False)
 
 
@@ -75,7 +79,9 @@ def test_an_image_that_is_not_turned_is_grid_samples_to_a_128th_of_a_pixel(chang
     images = noise(2, 3, 64, 64)
     given = numbers(2, **WARPS[change])
     # Half a 128th of a pixel in each direction, between pixels that differ by 255 at most.
-    assert (warp(images, **given) - by_grid_sample(images, **given)).abs().max() < 2 * 255 / 256 + 0.01
+    assert (
+        warp(images, **given) - by_grid_sample(images, **given)
+    ).abs().max() < 2 * 255 / 256 + 0.01
 
 
 def test_every_image_moves_by_its_own_numbers():
@@ -128,14 +134,18 @@ def test_what_is_moved_out_of_the_picture_is_gone():
 def test_a_tpus_way_of_reading_gives_the_same_numbers():
     generator = torch.Generator().manual_seed(1)
     rows = noise(3, 2, 10, 17).float()
-    places = (torch.rand(3, 10, 23, generator=generator) * 24 - 4) * 128 // 1 / 128  # beyond both ends
+    places = (
+        (torch.rand(3, 10, 23, generator=generator) * 24 - 4) * 128 // 1 / 128
+    )  # beyond both ends
     places[0, 0, :5] = torch.tensor([-1.0, 0.0, 16.0, 17.0, 16.5])
     assert torch.allclose(_multiply(rows, places), _gather(rows, places), atol=1e-4)
 
 
 def test_weights_are_whole_in_a_tpus_bfloat16():
     places = torch.rand(1, 10, 23, generator=torch.Generator().manual_seed(1)) * 20 - 10
-    weights = _read(torch.eye(17).view(1, 17, 1, 17).expand(1, 17, 10, 17), places)  # of a one in each column
+    weights = _read(
+        torch.eye(17).view(1, 17, 1, 17).expand(1, 17, 10, 17), places
+    )  # of a one in each column
     assert weights.unique().numel() > 50
     assert torch.equal(weights.bfloat16().float(), weights)
 
@@ -147,13 +157,16 @@ def test_a_tpus_products_stay_within_a_grey_level(monkeypatch):
     given |= {"right": torch.linspace(-4, 4, 8), "down": torch.linspace(3, -3, 8)}
     expected = warp(images, **given)
     monkeypatch.setattr(
-        "tpukit.training.augment._gather", lambda rows, places: _multiply(rows.bfloat16().float(), places)
+        "tpukit.training.augment._gather",
+        lambda rows, places: _multiply(rows.bfloat16().float(), places),
     )
     assert 0.1 < (warp(images, **given) - expected).abs().max() < 1
     assert torch.equal(warp(images, **numbers(8)), images.float())
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    "dtype", [torch.uint8, torch.float32, torch.float16, torch.bfloat16, torch.float64]
+)
 @pytest.mark.parametrize("shape", [(4, 3, 32, 32), (1, 1, 17, 40), (3, 9, 24, 8)], ids=str)
 def test_shape_and_dtype_stay(dtype, shape):
     images = noise(*shape) if dtype == torch.uint8 else (noise(*shape).double() / 255).to(dtype)
@@ -174,7 +187,10 @@ def test_bytes_and_floats_of_the_same_picture_become_the_same_picture():
 
 
 def test_bytes_do_not_wrap_around():
-    white, black = torch.full((64, 1, 8, 8), 255, dtype=torch.uint8), torch.zeros((64, 1, 8, 8), dtype=torch.uint8)
+    white, black = (
+        torch.full((64, 1, 8, 8), 255, dtype=torch.uint8),
+        torch.zeros((64, 1, 8, 8), dtype=torch.uint8),
+    )
     augment = Augment(**OFF | {"brightness": 1, "contrast": 1})
     for images in (white, black):
         changed, _ = seeded(augment, images)
@@ -200,7 +216,9 @@ def test_brightness_adds_and_contrast_turns_about_mid_grey():
 def test_zero_switches_each_off(name):
     images = noise(8, 1, 32, 32)
     assert torch.equal(seeded(Augment(**OFF), images)[0], images)
-    assert not torch.equal(seeded(Augment(**OFF | {name: (0.5, 1.5) if name == "scale" else 0.5}), images)[0], images)
+    assert not torch.equal(
+        seeded(Augment(**OFF | {name: (0.5, 1.5) if name == "scale" else 0.5}), images)[0], images
+    )
 
 
 def test_what_is_switched_off_leaves_the_others_as_they_were():
@@ -227,7 +245,9 @@ def test_each_image_draws_its_own_numbers_within_the_ranges():
         assert found.unique().numel() > 300
     assert abs(numpy.corrcoef(right, down)[0, 1]) < 0.2
 
-    images = torch.nn.functional.pad(torch.ones(400, 1, 5, 5), (50, 10, 30, 30))  # 20 right of the middle
+    images = torch.nn.functional.pad(
+        torch.ones(400, 1, 5, 5), (50, 10, 30, 30)
+    )  # 20 right of the middle
     right, down = middle(seeded(Augment(**OFF | {"degrees": 20, "scale": (0.8, 1.2)}), images)[0])
     angle, size = torch.rad2deg(torch.atan2(-down, right)), torch.hypot(down, right) / 20
     assert 19 < angle.abs().max() <= 20.1
@@ -242,7 +262,9 @@ def test_each_image_draws_its_own_numbers_within_the_ranges():
     assert abs(numpy.corrcoef(angle, flipped)[0, 1]) < 0.2
 
 
-@pytest.mark.parametrize(("chance", "low", "high"), [(0, 0, 0), (0.25, 180, 320), (0.5, 430, 570), (1, 1000, 1000)])
+@pytest.mark.parametrize(
+    ("chance", "low", "high"), [(0, 0, 0), (0.25, 180, 320), (0.5, 430, 570), (1, 1000, 1000)]
+)
 def test_as_many_images_are_flipped_as_the_chance_says(chance, low, high):
     images = noise(1, 1, 4, 4).expand(1000, -1, -1, -1)
     changed, _ = seeded(Augment(**OFF | {"flip": chance}), images)
@@ -254,7 +276,11 @@ def test_as_many_images_are_flipped_as_the_chance_says(chance, low, high):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.uint8, torch.bool, torch.int64])
 @pytest.mark.parametrize(
     "swap",
-    [SIDES, {"swap_labels": ((LEFT, RIGHT),)}, {"swap_labels": [["rightsided_pe", LEFT]], "names": list(LABELS)}],
+    [
+        SIDES,
+        {"swap_labels": ((LEFT, RIGHT),)},
+        {"swap_labels": [["rightsided_pe", LEFT]], "names": list(LABELS)},
+    ],
     ids=["names", "columns", "both, in lists"],
 )
 def test_sides_change_exactly_where_an_image_is_flipped(swap, dtype):
@@ -311,10 +337,19 @@ def test_an_empty_batch_stays_empty():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"translate": 8}, "translate is 0 (off) to 0.5, got 8\n  fix:   it is a share of the image"),  # pixels
+        (
+            {"translate": 8},
+            "translate is 0 (off) to 0.5, got 8\n  fix:   it is a share of the image",
+        ),  # pixels
         ({"translate": -0.1}, "translate is 0 (off) to 0.5, got -0.1"),
-        ({"scale": 0.1}, "to 1.5, or None (off), got 0.1\n  fix:   scale=(0.9, 1.1) is 0.9 to 1.1"),  # a share
-        ({"scale": (0.4, 1.1)}, "scale is (smallest, largest) from 0.5 to 1.5, or None (off), got (0.4, 1.1)"),
+        (
+            {"scale": 0.1},
+            "to 1.5, or None (off), got 0.1\n  fix:   scale=(0.9, 1.1) is 0.9 to 1.1",
+        ),  # a share
+        (
+            {"scale": (0.4, 1.1)},
+            "scale is (smallest, largest) from 0.5 to 1.5, or None (off), got (0.4, 1.1)",
+        ),
         ({"scale": (1.1, 0.9)}, "scale is (smallest, largest) from 0.5"),
         ({"scale": (0.9, 1.6)}, "scale is (smallest, largest) from 0.5"),
         ({"scale": (0.9, 1, 1.1)}, "scale is (smallest, largest) from 0.5"),
@@ -322,15 +357,24 @@ def test_an_empty_batch_stays_empty():
         ({"scale": ("0.9", "1.1")}, "scale is (smallest, largest) from 0.5"),
         ({"scale": (float("nan"), 1.1)}, "scale is (smallest, largest) from 0.5"),
         ({"degrees": 90}, "degrees is 0 (off) to 45, got 90"),
-        ({"brightness": 20}, "brightness is 0 (off) to 1, got 20\n  fix:   it is a share of white"),  # grey levels
+        (
+            {"brightness": 20},
+            "brightness is 0 (off) to 1, got 20\n  fix:   it is a share of white",
+        ),  # grey levels
         ({"contrast": -1}, "contrast is 0 (off) to 1, got -1"),
         ({"flip": True}, "flip is 0 (off) to 1, got True\n  fix:   it is a probability"),
         ({"flip": float("nan")}, "flip is 0 (off) to 1, got nan"),
         ({"flip": None}, "flip is 0 (off) to 1, got None"),
-        ({"swap_labels": (6, 8)}, "swap_labels is pairs of labels, got (6, 8)\n  fix:   swap_labels=((one, other),)"),
+        (
+            {"swap_labels": (6, 8)},
+            "swap_labels is pairs of labels, got (6, 8)\n  fix:   swap_labels=((one, other),)",
+        ),
         ({"swap_labels": ("ab", "cd")}, "swap_labels is pairs of labels, got ('ab', 'cd')"),
         ({"swap_labels": ((1, 2, 3),)}, "swap_labels is pairs of labels"),
-        ({"swap_labels": (("left", "right"),)}, "swap_labels=(('left', 'right'),) has no column for 'left'; names=()"),
+        (
+            {"swap_labels": (("left", "right"),)},
+            "swap_labels=(('left', 'right'),) has no column for 'left'; names=()",
+        ),
         (
             {"swap_labels": (("left", "right"),), "names": ["left", "rihgt"]},
             "has no column for 'right'; names=['left', 'rih",
@@ -338,7 +382,10 @@ def test_an_empty_batch_stays_empty():
         ({"swap_labels": ((0, 2),), "names": ["a", "b"]}, "has no column for 2"),
         ({"swap_labels": ((0, -1),)}, "has no column for -1"),
         ({"swap_labels": ((0, 0),)}, "swap_labels=((0, 0),) has a label twice"),
-        ({"swap_labels": ((0, 1), (1, 2))}, "has a label twice\n  fix:   every label is in one pair at most"),
+        (
+            {"swap_labels": ((0, 1), (1, 2))},
+            "has a label twice\n  fix:   every label is in one pair at most",
+        ),
     ],
     ids=str,
 )
@@ -356,9 +403,15 @@ def test_numbers_of_any_kind_are_numbers(number):
 @pytest.mark.parametrize(
     ("images", "said"),
     [
-        (torch.zeros(2, 8, 8, 3), "got Tensor (2, 8, 8, 3) torch.float32\n  fix:   if the batch is (N, H, W, C)"),
+        (
+            torch.zeros(2, 8, 8, 3),
+            "got Tensor (2, 8, 8, 3) torch.float32\n  fix:   if the batch is (N, H, W, C)",
+        ),
         (torch.zeros(3, 8, 8), "takes (N, C, H, W) tensors, got Tensor (3, 8, 8)"),
-        (numpy.zeros((2, 3, 8, 8), "uint8"), "takes (N, C, H, W) tensors, got ndarray (2, 3, 8, 8) uint8"),
+        (
+            numpy.zeros((2, 3, 8, 8), "uint8"),
+            "takes (N, C, H, W) tensors, got ndarray (2, 3, 8, 8) uint8",
+        ),
         ([1], "got list ()"),
         (torch.zeros(2, 3, 8, 8, dtype=torch.int64), "takes uint8 in [0, 255] or floats in [0, 1]"),
     ],
@@ -380,10 +433,19 @@ def test_images_of_another_kind_are_refused(images, said):
         (torch.tensor(1.0), ((LEFT, RIGHT),), "got Tensor ()"),
         (None, ((LEFT, RIGHT),), "got NoneType ()"),
     ],
-    ids=["class numbers", "too few columns", "of another batch", "not the columns of the names", "a number", "none"],
+    ids=[
+        "class numbers",
+        "too few columns",
+        "of another batch",
+        "not the columns of the names",
+        "a number",
+        "none",
+    ],
 )
 def test_labels_that_cannot_change_sides_are_refused(labels, swap, said):
-    augment = Augment(flip=0.5, swap_labels=swap, names=LABELS if swap == SIDES["swap_labels"] else ())
+    augment = Augment(
+        flip=0.5, swap_labels=swap, names=LABELS if swap == SIDES["swap_labels"] else ()
+    )
     with pytest.raises(ValueError, match="fix:") as error:
         augment(noise(4, 1, 8, 8), labels)
     assert said in str(error.value)
@@ -399,7 +461,9 @@ def draws(core):
 
 
 def test_cores_and_steps_draw_differently_and_a_run_can_be_repeated():
-    one, again, other = (tpukit.launch(draws, cores=2, seed=seed, progress="off").results for seed in (5, 5, 7))
+    one, again, other = (
+        tpukit.launch(draws, cores=2, seed=seed, progress="off").results for seed in (5, 5, 7)
+    )
     for rank in range(2):
         for step in range(2):
             assert torch.equal(one[rank][step], again[rank][step])
@@ -418,7 +482,10 @@ def count_graphs(core):
 
     augment = Augment(flip=0.5, **SIDES)
     compiled, sent, seen = [], [], []
-    images, labels = noise(8, 24, 32, 3).to(core.device).permute(0, 3, 1, 2), torch.eye(10)[:8].to(core.device)
+    images, labels = (
+        noise(8, 24, 32, 3).to(core.device).permute(0, 3, 1, 2),
+        torch.eye(10)[:8].to(core.device),
+    )
     given = numbers(8, **WARPS["all of it"])
     there = {name: value.to(core.device) for name, value in given.items()}
     for _ in range(5):
@@ -461,14 +528,20 @@ def blobs(n, size=64):
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.float32])
-@pytest.mark.parametrize("options", [{}, {"flip": 1.0}, {"degrees": 45.0, "scale": (0.7, 1.3)}, {**OFF, "flip": 0.5}])
+@pytest.mark.parametrize(
+    "options", [{}, {"flip": 1.0}, {"degrees": 45.0, "scale": (0.7, 1.3)}, {**OFF, "flip": 0.5}]
+)
 def test_a_mask_moves_with_its_image(options, dtype):
     images, masks = blobs(16)
-    changed, moved = seeded(Augment(**{"brightness": 0, "contrast": 0, **options}), images, masks.to(dtype))
+    changed, moved = seeded(
+        Augment(**{"brightness": 0, "contrast": 0, **options}), images, masks.to(dtype)
+    )
     assert (moved.dtype, moved.shape) == (dtype, masks.shape)
     assert set(moved.unique().tolist()) == {0, 7}
     assert not torch.equal(moved, masks.to(dtype))
-    assert ((moved == 7) != (changed[:, 0] > 127)).float().mean() < 0.02  # of the pixels, those at edges
+    assert (
+        (moved == 7) != (changed[:, 0] > 127)
+    ).float().mean() < 0.02  # of the pixels, those at edges
     still = seeded(Augment(**OFF), images, masks.to(dtype))[1]
     assert torch.equal(still, masks.to(dtype))
 
@@ -521,7 +594,9 @@ def move_masks(core):
 @pytest.mark.xla
 def test_on_an_xla_device_masks_move_with_their_images_in_one_graph():
     pytest.importorskip("torch_xla")
-    compiled, fallbacks, images, masks, graph = tpukit.launch(move_masks, cores=1, backend="xla").results[0]
+    compiled, fallbacks, images, masks, graph = tpukit.launch(
+        move_masks, cores=1, backend="xla"
+    ).results[0]
     assert fallbacks == []
     assert compiled[3] == compiled[1]
     assert "gather" not in graph

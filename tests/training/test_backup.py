@@ -124,7 +124,9 @@ def test_compiled_programs_in_the_runs_folder_travel_with_it(kind, tmp_path, buc
     assert taken(second, backup_dir)[0] == 5
     assert [file.name for file in (second / "compiled").iterdir()] == ["0a.pjrt"]
     assert (second / "compiled/0a.pjrt").read_bytes() == b"a program"
-    assert (second / "compiled").stat().st_mode & 0o777 == 0o700  # else the launch refuses to load code from there
+    assert (
+        second / "compiled"
+    ).stat().st_mode & 0o777 == 0o700  # else the launch refuses to load code from there
 
 
 def test_a_backup_that_takes_no_programs_takes_checkpoints(tmp_path):
@@ -159,7 +161,9 @@ def test_what_else_lies_in_the_backup_is_left_alone(tmp_path):
     assert steps(drive) == ["2", "3", "99"]
 
 
-def test_a_folder_with_something_newer_is_left_as_it_is_and_one_with_something_older_is_not(tmp_path):
+def test_a_folder_with_something_newer_is_left_as_it_is_and_one_with_something_older_is_not(
+    tmp_path,
+):
     backed_up(tmp_path / "run", tmp_path / "drive", 1, 2, best=[1])
     backed_up(tmp_path / "newer", tmp_path / "elsewhere", 3)
     backed_up(tmp_path / "older", tmp_path / "elsewhere", 1)
@@ -182,12 +186,17 @@ def test_a_torn_file_in_the_backup_is_not_taken(damage, tmp_path):
     damaged = CheckpointStore(tmp_path / "drive").paths[-1]
     step, said = taken(tmp_path / "new", tmp_path / "drive")
     assert step == 1
-    assert said[0] == f"checkpoint {damaged.name} in the backup is skipped: damaged, its checksum is another"
+    assert (
+        said[0]
+        == f"checkpoint {damaged.name} in the backup is skipped: damaged, its checksum is another"
+    )
     assert [path_step(path) for path in CheckpointStore(tmp_path / "new").paths] == [1]
     assert damaged.exists()
 
 
-@pytest.mark.parametrize("kind", [kind for kind in DAMAGE if "name" not in kind and "appended" not in kind])
+@pytest.mark.parametrize(
+    "kind", [kind for kind in DAMAGE if "name" not in kind and "appended" not in kind]
+)
 def test_best_weights_that_are_torn_are_not_taken(kind, tmp_path):
     backed_up(tmp_path / "run", tmp_path / "drive", 1, best=[1])
     DAMAGE[kind](tmp_path / "drive" / "best.pt")
@@ -224,14 +233,18 @@ def test_a_backup_that_goes_away_is_said_once_and_when_it_is_back_too(tmp_path):
     where = f"the backup {tmp_path / 'drive'}"
     lost = f"{names[1]} was not copied to {where}: no such file or directory"
     assert said == [f"{lost}; training goes on, and the next checkpoint is tried again"]
-    assert not (tmp_path / "drive").exists()  # on a drive that is unmounted it would lie on this machine
+    assert not (
+        tmp_path / "drive"
+    ).exists()  # on a drive that is unmounted it would lie on this machine
     (tmp_path / "drive").mkdir()
     save(4)
     assert said[1:] == [f"{where} works again, and has {checkpoints.paths[-1].name}"]
     shutil.rmtree(tmp_path / "drive")
     save(5)
     there.close()
-    assert said[3].startswith(f"{where} has not got {checkpoints.paths[-1].name}; the newest there is step-00000004")
+    assert said[3].startswith(
+        f"{where} has not got {checkpoints.paths[-1].name}; the newest there is step-00000004"
+    )
 
 
 def test_a_full_backup_is_said_once_and_keeps_what_it_has(tmp_path):
@@ -255,8 +268,14 @@ print(again.newest().state["x"].mean().item(), checkpoints.newest().step)
     )
     assert ran.returncode == 0, ran.stderr
     full, missing, names, _, found = ran.stdout.splitlines()
-    assert re.match(r"step-00000003-\w+.pt was not copied to the backup .*: it is full; it needs room for three", full)
-    assert re.match(r"the backup .* has not got step-00000004-.*; the newest there is step-00000002-.* full", missing)
+    assert re.match(
+        r"step-00000003-\w+.pt was not copied to the backup .*: it is full; it needs room for three",
+        full,
+    )
+    assert re.match(
+        r"the backup .* has not got step-00000004-.*; the newest there is step-00000002-.* full",
+        missing,
+    )
     assert names == "['step-00000001', 'step-00000002']"
     assert found == "2.0 4"
 
@@ -298,28 +317,39 @@ def test_the_end_of_a_run_that_is_interrupted_waits_less(tmp_path, buckets):
 
 
 @pytest.mark.parametrize("address", ["stuck://bucket/run", "away://bucket/run"])
-def test_a_start_with_nothing_here_and_a_backup_that_does_not_answer_begins_nothing(address, tmp_path, buckets, soon):
+def test_a_start_with_nothing_here_and_a_backup_that_does_not_answer_begins_nothing(
+    address, tmp_path, buckets, soon
+):
     backed_up(tmp_path / "run", tmp_path / "drive", 1)
     soon()
     Stuck.gate.clear()
     checkpoints = CheckpointStore(tmp_path / "empty")
-    with pytest.raises(OSError, match=f"backup {address} cannot be read, and .* has nothing to continue from") as error:
+    with pytest.raises(
+        OSError, match=f"backup {address} cannot be read, and .* has nothing to continue from"
+    ) as error:
         Backup(address).take(checkpoints)
     assert re.search("found: .*(403: forbidden|no answer for 0.5 s)", str(error.value))
     assert "fix:   mount it, or sign in" in str(error.value)
-    step, said = taken(tmp_path / "run", address)  # with something here it is said, and the run goes on
+    step, said = taken(
+        tmp_path / "run", address
+    )  # with something here it is said, and the run goes on
     assert step == 1
     assert "cannot be read: " in said[0]
     assert "training goes on" in said[0]
 
 
-def test_a_backup_that_wakes_up_late_brings_no_old_checkpoint_into_the_folder(tmp_path, buckets, soon):
+def test_a_backup_that_wakes_up_late_brings_no_old_checkpoint_into_the_folder(
+    tmp_path, buckets, soon
+):
     backed_up(tmp_path / "first", "stuck://bucket/run", 9)
     backed_up(tmp_path / "run", tmp_path / "drive", 1)
     soon()
     Stuck.gate.clear()
     said = []
-    there, checkpoints = Backup("stuck://bucket/run", say=said.append), CheckpointStore(tmp_path / "run")
+    there, checkpoints = (
+        Backup("stuck://bucket/run", say=said.append),
+        CheckpointStore(tmp_path / "run"),
+    )
     there.take(checkpoints)
     thread = there._thread
     Stuck.gate.set()
@@ -329,7 +359,9 @@ def test_a_backup_that_wakes_up_late_brings_no_old_checkpoint_into_the_folder(tm
 
 def test_a_drive_that_is_not_mounted_is_not_made_on_this_machine_and_the_fix_works(tmp_path):
     folder = tmp_path / "MyDrive" / "run"
-    with pytest.raises(FileNotFoundError, match=r"no backup can be made in .*MyDrive, which is not there") as error:
+    with pytest.raises(
+        FileNotFoundError, match=r"no backup can be made in .*MyDrive, which is not there"
+    ) as error:
         Backup(folder).take(CheckpointStore(tmp_path / "run"))
     assert not folder.parent.exists()
     exec(f"import os; {str(error.value).rpartition('make it: ')[2]}")
@@ -338,7 +370,10 @@ def test_a_drive_that_is_not_mounted_is_not_made_on_this_machine_and_the_fix_wor
 
 def test_resume_false_refuses_a_backup_that_holds_something(tmp_path):
     backed_up(tmp_path / "run", tmp_path / "drive", 1)
-    with pytest.raises(ValueError, match="resume=False, and the backup .* holds checkpoints\n  found: step-00000001-"):
+    with pytest.raises(
+        ValueError,
+        match="resume=False, and the backup .* holds checkpoints\n  found: step-00000001-",
+    ):
         taken(tmp_path / "new", tmp_path / "drive", resume=False)
     assert steps(tmp_path / "new") == []
     assert taken(tmp_path / "new", tmp_path / "another", resume=False) == (None, [])  # the fix
@@ -349,7 +384,10 @@ def test_addresses_that_nobody_knows_and_packages_that_are_missing_say_so(monkey
         Backup("nosuch://x")
     for missing, package in (("gcsfs", "gcsfs"), ("fsspec", "fsspec")):
         monkeypatch.setitem(sys.modules, missing, None)
-        with pytest.raises(NotInstalledError, match=rf"needs {package}, which is missing(.|\n)*%pip install {package}"):
+        with pytest.raises(
+            NotInstalledError,
+            match=rf"needs {package}, which is missing(.|\n)*%pip install {package}",
+        ):
             Backup("gs://bucket/run")
 
 
@@ -383,14 +421,25 @@ def script(folder, backup_dir):
 
 
 def test_the_machine_is_lost_and_another_one_ends_the_run_as_if_nothing_had_happened(tmp_path):
-    options = {"epochs": 3, "valid": Dots(10), "decay": 0.9, "restore_best_weights": True, "save_every": 0}
+    options = {
+        "epochs": 3,
+        "valid": Dots(10),
+        "decay": 0.9,
+        "restore_best_weights": True,
+        "save_every": 0,
+    }
 
     def work(core, folder, backup_dir=None):
         return train(core, folder=folder, backup_dir=backup_dir, **options)
 
     undisturbed = quietly(work, tmp_path / "once", seed=0).results
-    code, environ = script(tmp_path / "run", tmp_path / "drive"), {**os.environ, "PYTHONPATH": str(ROOT)}
-    ran = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=600)
+    code, environ = (
+        script(tmp_path / "run", tmp_path / "drive"),
+        {**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=600
+    )
     assert ran.returncode == -9, ran.stderr
     shutil.rmtree(tmp_path / "run")
     run = quietly(work, tmp_path / "new machine", tmp_path / "drive", seed=0)
@@ -398,7 +447,10 @@ def test_the_machine_is_lost_and_another_one_ends_the_run_as_if_nothing_had_happ
         assert after["history"].resumed
         assert 12 <= path_step(Path(after["history"].resumed)) < 36
         assert same(before, after)
-    best = [torch.load(tmp_path / place / "best.pt", weights_only=True) for place in ("once", "new machine", "drive")]
+    best = [
+        torch.load(tmp_path / place / "best.pt", weights_only=True)
+        for place in ("once", "new machine", "drive")
+    ]
     for name, tensor in best[0].items():
         assert torch.equal(tensor, best[1][name])
         assert torch.equal(tensor, best[2][name])
@@ -409,8 +461,12 @@ def test_the_machine_is_lost_and_another_one_ends_the_run_as_if_nothing_had_happ
 
 def test_a_bucket_holds_what_fit_saved_and_gives_it_back(tmp_path, buckets):
     def work(core, folder, epochs):
-        history = train(core, folder=folder, backup_dir="memory://bucket/run", epochs=epochs)["history"]
-        return history.resumed, {name: bytes(file.getbuffer()) for name, file in MemoryFileSystem.store.items()}
+        history = train(core, folder=folder, backup_dir="memory://bucket/run", epochs=epochs)[
+            "history"
+        ]
+        return history.resumed, {
+            name: bytes(file.getbuffer()) for name, file in MemoryFileSystem.store.items()
+        }
 
     _, there = quietly(work, tmp_path / "run", 1, cores=1).results[0]
     assert sorted(Path(name).name[:13] for name in there) == ["best.pt", "step-00000024"]
@@ -420,7 +476,9 @@ def test_a_bucket_holds_what_fit_saved_and_gives_it_back(tmp_path, buckets):
     assert resumed in [Path(name).name for name in there]
 
 
-def test_a_backup_that_hangs_ends_no_training_and_changes_nothing_in_it(tmp_path, buckets, soon, capsys):
+def test_a_backup_that_hangs_ends_no_training_and_changes_nothing_in_it(
+    tmp_path, buckets, soon, capsys
+):
     soon()
 
     def work(core, backup_dir, folder):
@@ -433,7 +491,10 @@ def test_a_backup_that_hangs_ends_no_training_and_changes_nothing_in_it(tmp_path
     alone = quietly(work, None, tmp_path / "alone").results[0]
     hung = quietly(work, "stuck://bucket/run", tmp_path / "run").results[0]
     assert same(alone, hung)
-    assert capsys.readouterr().out.count("the backup stuck://bucket/run has not got step-00000024-") == 1
+    assert (
+        capsys.readouterr().out.count("the backup stuck://bucket/run has not got step-00000024-")
+        == 1
+    )
 
 
 def test_a_backup_that_disappears_ends_no_training(tmp_path, capsys):
@@ -441,14 +502,22 @@ def test_a_backup_that_disappears_ends_no_training(tmp_path, capsys):
         def remove(history):
             shutil.rmtree(tmp_path / "drive", ignore_errors=True)
 
-        return train(core, folder=tmp_path / "run", backup_dir=tmp_path / "drive", on_epoch_end=remove, epochs=4)
+        return train(
+            core,
+            folder=tmp_path / "run",
+            backup_dir=tmp_path / "drive",
+            on_epoch_end=remove,
+            epochs=4,
+        )
 
     history = quietly(work).results[0]["history"]
     assert len(history.epochs) == 4
     text = capsys.readouterr().out
     assert text.count("training goes on, and the next checkpoint is tried again") == 1
     assert text.count("has not got step-00000048-") == 1
-    again = quietly(lambda core: train(core, folder=tmp_path / "run", backup_dir=tmp_path / "drive", epochs=5))
+    again = quietly(
+        lambda core: train(core, folder=tmp_path / "run", backup_dir=tmp_path / "drive", epochs=5)
+    )
     assert path_step(Path(again.results[0]["history"].resumed)) == 48
     assert steps(tmp_path / "drive")[-1].startswith("60")
 

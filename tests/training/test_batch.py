@@ -52,7 +52,11 @@ class Texts:
         return len(self.tokens)
 
     def __getitem__(self, index):
-        item = {"input_ids": self.tokens[index], "attention_mask": self.mask[index], "labels": self.label(index)}
+        item = {
+            "input_ids": self.tokens[index],
+            "attention_mask": self.mask[index],
+            "labels": self.label(index),
+        }
         return self.kind({**item, **self.more})
 
     def label(self, index):
@@ -71,7 +75,9 @@ def test_a_hugging_face_batch_goes_through_fit_evaluate_and_predict(backend):
         train = core.batches(Texts(48), batch_size=batch_size, shuffle=True, drop_last=True)
         valid = core.batches(Texts(), batch_size=batch_size)
         history = fit(core, model, optimizer, own_loss, train, valid, epochs=3)
-        metrics = {"right": lambda outputs, labels: (outputs.logits.argmax(1) == labels).float().mean()}
+        metrics = {
+            "right": lambda outputs, labels: (outputs.logits.argmax(1) == labels).float().mean()
+        }
         found = evaluate(core, model, own_loss, valid, metrics=metrics)
         return history, found, predict(core, model, valid), model.state_dict()
 
@@ -89,7 +95,9 @@ def test_a_hugging_face_batch_goes_through_fit_evaluate_and_predict(backend):
         labels = torch.stack([data.label(index) for index in range(37)])
         assert torch.equal(found.targets, labels)
         assert found.loss == pytest.approx(own_loss(expected, labels).item(), rel=1e-5)
-        assert found.metrics["right"] == pytest.approx((expected.logits.argmax(1) == labels).float().mean().item())
+        assert found.metrics["right"] == pytest.approx(
+            (expected.logits.argmax(1) == labels).float().mean().item()
+        )
         assert repr(found).startswith("Evaluation: 37 samples, loss ")
 
 
@@ -98,7 +106,14 @@ def test_a_model_may_compute_its_own_loss_and_an_evaluation_says_that_it_needs_a
         model = core.model(Classifier())
         optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
         train = core.batches(Texts(48), batch_size=4, shuffle=True, drop_last=True)
-        return fit(core, model, optimizer, loss, train, core.batches(Texts(), batch_size=4) if valid else None)
+        return fit(
+            core,
+            model,
+            optimizer,
+            loss,
+            train,
+            core.batches(Texts(), batch_size=4) if valid else None,
+        )
 
     models_own = quietly(work, lambda outputs, labels: outputs.loss, False).results[0]
     ours = quietly(work, own_loss, False).results[0]
@@ -135,7 +150,10 @@ class Scenes:
 
     def __getitem__(self, index):
         image, age = self.images[index], self.ages[index]
-        return {"image": image, "age": age}, {"mask": (image[:1] > 0).float(), "depth": image.mean(0) + age}
+        return {"image": image, "age": age}, {
+            "mask": (image[:1] > 0).float(),
+            "depth": image.mean(0) + age,
+        }
 
 
 class TwoHeads(nn.Module):
@@ -161,9 +179,19 @@ def test_several_inputs_outputs_and_targets_give_the_same_curve_on_one_and_two_c
         optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
         train = core.batches(Scenes(), batch_size=batch_size, shuffle=True, drop_last=True)
         valid = core.batches(Scenes(19), batch_size=batch_size)
-        metrics = {"off": lambda outputs, targets: (outputs["depth"] - targets["depth"]).abs().mean()}
+        metrics = {
+            "off": lambda outputs, targets: (outputs["depth"] - targets["depth"]).abs().mean()
+        }
         history = fit(
-            core, model, optimizer, both, train, valid, epochs=3, options=FitOptions(log_every=2), metrics=metrics
+            core,
+            model,
+            optimizer,
+            both,
+            train,
+            valid,
+            epochs=3,
+            options=FitOptions(log_every=2),
+            metrics=metrics,
         )
         return history, evaluate(core, model, both, valid)
 
@@ -172,7 +200,9 @@ def test_several_inputs_outputs_and_targets_give_the_same_curve_on_one_and_two_c
     )
     for rows, others in [(one.intervals, two.intervals), (one.epochs, two.epochs)]:
         names = [name for name in rows[0] if name.startswith(("train", "valid"))]
-        assert np.allclose(*([[row[name] for name in names] for row in each] for each in (rows, others)), rtol=1e-3)
+        assert np.allclose(
+            *([[row[name] for name in names] for row in each] for each in (rows, others)), rtol=1e-3
+        )
     assert two.epochs[-1]["valid_off"] < two.epochs[0]["valid_off"]
     for name in ("mask", "depth"):
         expected = torch.stack([Scenes(19)[index][1][name] for index in range(19)])
@@ -196,18 +226,29 @@ def test_a_dataclass_is_refused_until_pytree_knows_it():
 
     with pytest.raises(WorkerError, match="TwoHeads returns a Output") as failure:
         quietly(work, False)
-    assert "fix:   return a tuple or a dict; for a dataclass, torch.export.register_dataclass(Output)" in str(
-        failure.value
+    assert (
+        "fix:   return a tuple or a dict; for a dataclass, torch.export.register_dataclass(Output)"
+        in str(failure.value)
     )
     found = quietly(work, True).results[0]
-    assert (type(found).__name__, found.mask.shape, found.depth.shape) == ("Output", (10, 1, 8, 8), (10, 8, 8))
+    assert (type(found).__name__, found.mask.shape, found.depth.shape) == (
+        "Output",
+        (10, 1, 8, 8),
+        (10, 8, 8),
+    )
 
 
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        (lambda x: (x, torch.zeros(9, 4)), r"the samples on its first axis, got \(9, 4\) for 4 samples"),
-        (lambda x: (x, "text"), "outputs are tensors, nested in tuples and dicts; got a str among them"),
+        (
+            lambda x: (x, torch.zeros(9, 4)),
+            r"the samples on its first axis, got \(9, 4\) for 4 samples",
+        ),
+        (
+            lambda x: (x, "text"),
+            "outputs are tensors, nested in tuples and dicts; got a str among them",
+        ),
     ],
 )
 def test_an_output_that_has_no_samples_is_refused(extra, message):
@@ -250,7 +291,10 @@ def test_what_are_the_inputs_and_the_targets_of_a_batch(batch, inputs, targets):
         ([X], "found: a list of 1"),
         ({"a": X}, "found: a mapping with the keys 'a'"),
         ({"label": Y, "target": Y}, "found: a mapping with the keys 'label', 'target'"),
-        ({"a": X, "text": ["hello"], "labels": Y}, "a str 'hello' of the key 'text'\n.*remove_columns..text"),
+        (
+            {"a": X, "text": ["hello"], "labels": Y},
+            "a str 'hello' of the key 'text'\n.*remove_columns..text",
+        ),
         (({"a": X, "b": [X, None]}, Y), "a NoneType of the key 'b'"),
         ((X, ["cat", "dog"]), r"a str 'cat' at \[1\]\[0\]"),
     ],
@@ -290,7 +334,11 @@ def test_an_input_that_the_model_does_not_take_is_named_and_the_fix_works():
     batch = {"image": X, "id": Y, "labels": Y}
     with pytest.raises(TypeError, match="Plain.forward has no argument 'id'") as failure:
         call(Plain(), batch)
-    (fix,) = [line.split("preprocess=")[1] for line in str(failure.value).splitlines() if "preprocess=" in line]
+    (fix,) = [
+        line.split("preprocess=")[1]
+        for line in str(failure.value).splitlines()
+        if "preprocess=" in line
+    ]
     assert call(Plain(), eval(fix)(batch)) == (X, None)
 
 
@@ -322,11 +370,15 @@ def test_a_mapping_is_augmented_whole():
         fit(core, model, torch.optim.SGD(model.parameters(), lr=0.1), loss, train, augment=augment)
         return seen
 
-    assert quietly(work, cores=1).results[0] == [["attention_mask", "input_ids", "labels"], True] * 2
+    assert (
+        quietly(work, cores=1).results[0] == [["attention_mask", "input_ids", "labels"], True] * 2
+    )
 
 
 @pytest.mark.parametrize("backend", ["cpu", pytest.param("xla:cpu", marks=pytest.mark.xla)])
-def test_batches_are_augmented_from_the_epoch_that_is_named_also_when_a_run_goes_on(tmp_path, backend):
+def test_batches_are_augmented_from_the_epoch_that_is_named_also_when_a_run_goes_on(
+    tmp_path, backend
+):
     def work(core, epochs):
         at, lines = [], []
 
@@ -338,15 +390,29 @@ def test_batches_are_augmented_from_the_epoch_that_is_named_also_when_a_run_goes
         model = core.model(torch.nn.Linear(4, 1))
         images = torch.utils.data.TensorDataset(torch.randn(16, 4), torch.rand(16, 1))
         train = core.batches(images, batch_size=4)
-        options = {"augment": augment, "checkpoints": tmp_path, "epochs": epochs, "options": FitOptions(augment_from=3)}
+        options = {
+            "augment": augment,
+            "checkpoints": tmp_path,
+            "epochs": epochs,
+            "options": FitOptions(augment_from=3),
+        }
         core.print = lines.append
         optimizer, loss = torch.optim.SGD(model.parameters(), lr=0.1), torch.nn.functional.mse_loss
-        history = fit(core, model, optimizer, loss, train, core.batches(images, batch_size=4), **options)
+        history = fit(
+            core, model, optimizer, loss, train, core.batches(images, batch_size=4), **options
+        )
         compiled = [line for line in lines if "compiled" in line]
-        return len(at), [row["train_loss"] for row in history.epochs], compiled, history.best["epoch"]
+        return (
+            len(at),
+            [row["train_loss"] for row in history.epochs],
+            compiled,
+            history.best["epoch"],
+        )
 
     calls, losses, said, best = quietly(work, 3, cores=1, backend=backend).results[0]
-    assert calls == (4 if backend == "cpu" else pytest.approx(4, abs=2)), "the four steps of the third epoch"
+    assert calls == (4 if backend == "cpu" else pytest.approx(4, abs=2)), (
+        "the four steps of the third epoch"
+    )
     assert losses[2] > 1.5 * losses[1]
     assert said == [], "that the graph is another one is expected"
     assert best == 3, "however much worse it is than those before"
@@ -396,7 +462,10 @@ def losses(loss, length=8, pad=0.0, **options):
     def train(core):
         model = core.model(Slope())
         buckets = {"batch_size": 4, "buckets": Buckets((length,), pad={0: 0.0, 1: pad})}
-        parts = [core.batches(Series(), drop_last=True, shuffle=True, **buckets), core.batches(Series(), **buckets)]
+        parts = [
+            core.batches(Series(), drop_last=True, shuffle=True, **buckets),
+            core.batches(Series(), **buckets),
+        ]
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         history = fit(core, model, optimizer, loss, *parts, **grouped(options))
         return [history.epochs[-1][name] for name in ("train_loss", "valid_loss")]
@@ -410,7 +479,9 @@ def test_the_padding_of_tuples_counts_in_no_loss_that_takes_the_mask(keep_output
 
 
 def test_a_loss_without_the_mask_is_refused_unless_it_ignores_what_pads():
-    with pytest.raises(WorkerError, match=r"would count the padding(.|\n)*\(outputs, targets, mask\)"):
+    with pytest.raises(
+        WorkerError, match=r"would count the padding(.|\n)*\(outputs, targets, mask\)"
+    ):
         losses(nn.functional.l1_loss)
 
     class Ignores(nn.Module):

@@ -23,7 +23,11 @@ LAYERS = {
     "2d": (lambda: nn.BatchNorm2d(3), (8, 3, 4, 4), 0),
     "3d": (lambda: nn.BatchNorm3d(3), (8, 3, 2, 2, 2), 0),
     "without affine": (lambda: nn.BatchNorm2d(3, affine=False), (8, 3, 4, 4), 0),
-    "without running statistics": (lambda: nn.BatchNorm2d(3, track_running_stats=False), (8, 3, 4, 4), 0),
+    "without running statistics": (
+        lambda: nn.BatchNorm2d(3, track_running_stats=False),
+        (8, 3, 4, 4),
+        0,
+    ),
     "with a cumulative average": (lambda: nn.BatchNorm2d(3, momentum=None), (8, 3, 4, 4), 0),
     "torch's SyncBatchNorm": (lambda: nn.SyncBatchNorm(3), (8, 3, 4, 4), 0),
     "far from 0": (lambda: nn.BatchNorm2d(3), (8, 3, 4, 4), 1000),
@@ -53,12 +57,20 @@ def forward_and_backward(layer, batch, factor) -> dict:
     grads = {name: parameter.grad for name, parameter in layer.named_parameters()}
     with torch.no_grad():
         evaluated = layer.eval()(inputs)
-    return {"out": out.detach(), "input": inputs.grad, "evaluated": evaluated, **grads, **dict(layer.named_buffers())}
+    return {
+        "out": out.detach(),
+        "input": inputs.grad,
+        "evaluated": evaluated,
+        **grads,
+        **dict(layer.named_buffers()),
+    }
 
 
 @pytest.mark.parametrize("backend", REHEARSALS)
 def test_two_cores_normalise_as_one_with_the_joined_batch(backend):
-    names = LAYERS if backend == "cpu" else ["2d", "far from 0"]  # each is some twenty graphs to compile
+    names = (
+        LAYERS if backend == "cpu" else ["2d", "far from 0"]
+    )  # each is some twenty graphs to compile
 
     def work(core):
         mine = slice(4 * core.rank, 4 * core.rank + 4)
@@ -66,7 +78,9 @@ def test_two_cores_normalise_as_one_with_the_joined_batch(backend):
         for name in names:
             layer, batch, factor = a_case(name)
             layer = core.model(sync_batchnorm(core, layer))
-            found[name] = forward_and_backward(layer, batch[mine].to(core.device), factor[mine].to(core.device))
+            found[name] = forward_and_backward(
+                layer, batch[mine].to(core.device), factor[mine].to(core.device)
+            )
         return found
 
     first, second = launch(work, cores=2, backend=backend, progress="off").results
@@ -78,14 +92,22 @@ def test_two_cores_normalise_as_one_with_the_joined_batch(backend):
         # A loss is the mean over the local batch and the step averages over the cores: so the input's gradient is
         # twice as large on each of two cores, and a parameter's is the mean of the two.
         ours = {key: (first[name][key] + second[name][key]) / 2 for key in first[name]}
-        ours |= {key: torch.cat([first[name][key], second[name][key]]) for key in ("out", "evaluated")}
-        if plain.running_mean is None:  # evaluated by the statistics of the local batch, as torch's SyncBatchNorm does
+        ours |= {
+            key: torch.cat([first[name][key], second[name][key]]) for key in ("out", "evaluated")
+        }
+        if (
+            plain.running_mean is None
+        ):  # evaluated by the statistics of the local batch, as torch's SyncBatchNorm does
             del joined["evaluated"]
         ours["input"] = torch.cat([first[name]["input"], second[name]["input"]]) / 2
-        accuracy = 2e-3 if name == "far from 0" else 1e-5  # a float32 near 1000 is spaced by 6e-5 itself
+        accuracy = (
+            2e-3 if name == "far from 0" else 1e-5
+        )  # a float32 near 1000 is spaced by 6e-5 itself
         for key, expected in joined.items():
             scale = max(1.0, float(expected.abs().max()))
-            assert ours[key].numpy() == pytest.approx(expected.numpy(), abs=accuracy * scale), f"{name}: {key}"
+            assert ours[key].numpy() == pytest.approx(expected.numpy(), abs=accuracy * scale), (
+                f"{name}: {key}"
+            )
         for key in dict(plain.named_buffers()):
             assert torch.equal(first[name][key], second[name][key]), f"{name}: {key}"
 
@@ -139,7 +161,8 @@ def test_a_synced_model_is_still_the_model_it_was():
             "named": type(layer).__name__ == "SyncedBatchNorm2d",
             "synced once": type(layer).unsynced is nn.BatchNorm2d,
             "the copy works, too": out.shape == (32, 2),
-            "bfloat16 stays": synced[1].train()(torch.ones(2, 4, 3, 3, dtype=torch.bfloat16)).dtype == torch.bfloat16,
+            "bfloat16 stays": synced[1].train()(torch.ones(2, 4, 3, 3, dtype=torch.bfloat16)).dtype
+            == torch.bfloat16,
         }
 
     for result in launch(work, cores=2, backend="cpu", progress="off").results:
@@ -154,11 +177,21 @@ class WithItsOwnForward(nn.BatchNorm2d):
 @pytest.mark.parametrize(
     ("layer", "message", "fix"),
     [
-        (WithItsOwnForward(3), "stem.norm is WithItsOwnForward, with a forward of its own", "plain BatchNorm there"),
-        (nn.LazyBatchNorm2d(), "stem.norm is LazyBatchNorm2d, a lazy layer", "call the module on one batch first"),
+        (
+            WithItsOwnForward(3),
+            "stem.norm is WithItsOwnForward, with a forward of its own",
+            "plain BatchNorm there",
+        ),
+        (
+            nn.LazyBatchNorm2d(),
+            "stem.norm is LazyBatchNorm2d, a lazy layer",
+            "call the module on one batch first",
+        ),
     ],
 )
-@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")  # torch says so whenever one is made
+@pytest.mark.filterwarnings(
+    "ignore:Lazy modules are a new feature"
+)  # torch says so whenever one is made
 def test_a_layer_that_would_lose_something_is_refused(layer, message, fix):
     module = nn.ModuleDict({"stem": nn.ModuleDict({"norm": layer})})
     with pytest.raises(TypeError, match=message) as raised:
@@ -199,5 +232,7 @@ def test_on_eight_cores_the_statistics_are_averaged_inside_the_graph():
     command = [sys.executable, "-c", textwrap.dedent(code)]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=600)
     first, last = done.stdout.splitlines()[-2:]
-    assert first.startswith("4 0 0 "), done.stdout + done.stderr  # two forward, two backward; no compile, no copy
+    assert first.startswith("4 0 0 "), (
+        done.stdout + done.stderr
+    )  # two forward, two backward; no compile, no copy
     assert first == last  # the very same graph on every core: no rank is in it

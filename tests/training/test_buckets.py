@@ -15,7 +15,9 @@ class Texts:
     """Text `i` is the number i + 1, 1 to 16 times; its label is its length modulo 3."""
 
     def __init__(self, count=101, kind="mapping"):
-        self.sizes = torch.randint(1, 17, (count,), generator=torch.Generator().manual_seed(0)).tolist()
+        self.sizes = torch.randint(
+            1, 17, (count,), generator=torch.Generator().manual_seed(0)
+        ).tolist()
         self.kind = kind
 
     def __len__(self):
@@ -24,8 +26,16 @@ class Texts:
     def __getitem__(self, index):
         tokens = torch.full((self.sizes[index],), index + 1)
         if self.kind == "mapping":
-            return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": self.sizes[index] % 3}
-        return {"tensor": tokens, "tuple": (tokens, self.sizes[index] % 3), "list": tokens.tolist()}[self.kind]
+            return {
+                "input_ids": tokens,
+                "attention_mask": torch.ones_like(tokens),
+                "labels": self.sizes[index] % 3,
+            }
+        return {
+            "tensor": tokens,
+            "tuple": (tokens, self.sizes[index] % 3),
+            "list": tokens.tolist(),
+        }[self.kind]
 
 
 PAD = {"input_ids": 0, "attention_mask": 0}
@@ -42,7 +52,9 @@ def ranks(world_size=3, batch_size=4, count=101, buckets=MAPPING, kind="mapping"
 @pytest.mark.parametrize("options", [{}, SHUFFLED, {**SHUFFLED, "drop_last": True}, {"workers": 1}])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8])
 @pytest.mark.parametrize("count", [1, 40, 101])
-def test_every_sample_comes_once_whole_and_at_each_step_all_cores_have_one_length(count, world_size, options):
+def test_every_sample_comes_once_whole_and_at_each_step_all_cores_have_one_length(
+    count, world_size, options
+):
     if count == 1 and options.get("drop_last"):
         pytest.skip("one sample fills no step")
     seen, texts = [], Texts(count)
@@ -51,7 +63,9 @@ def test_every_sample_comes_once_whole_and_at_each_step_all_cores_have_one_lengt
         length = parts[0]["input_ids"].shape[1]
         assert length in LENGTHS
         for part in parts:
-            for tokens, mask, real in zip(part["input_ids"], part["attention_mask"], part["mask"], strict=True):
+            for tokens, mask, real in zip(
+                part["input_ids"], part["attention_mask"], part["mask"], strict=True
+            ):
                 size = int(mask.sum())
                 assert mask.tolist() == [1] * size + [0] * (length - size)
                 assert tokens.tolist() == [int(tokens[0])] * size + [0] * (length - size)
@@ -65,7 +79,10 @@ def test_all_but_one_step_of_a_bucket_hold_only_its_samples():
     longer = 0
     (batches,) = ranks(1, batch_size=10, count=1000, shuffle=True)
     for batch in batches:
-        bucket = [next(length for length in LENGTHS if size <= length) for size in batch["attention_mask"].sum(1)]
+        bucket = [
+            next(length for length in LENGTHS if size <= length)
+            for size in batch["attention_mask"].sum(1)
+        ]
         longer += min(bucket) < batch["input_ids"].shape[1]
         assert max(bucket) == batch["input_ids"].shape[1]
     assert longer <= len(LENGTHS) - 1
@@ -80,7 +97,11 @@ def test_one_step_of_every_length_comes_first_the_longest_before_all():
 
 
 def test_each_epoch_has_its_own_order_and_the_seed_decides_it():
-    (first,), (same,), (other,) = ranks(1, **SHUFFLED), ranks(1, **SHUFFLED), ranks(1, shuffle=True, seed=6)
+    (first,), (same,), (other,) = (
+        ranks(1, **SHUFFLED),
+        ranks(1, **SHUFFLED),
+        ranks(1, shuffle=True, seed=6),
+    )
     assert first.indices(0) == same.indices(0)
     assert first.indices(0) != first.indices(1)
     assert first.indices(0) != other.indices(0)
@@ -105,7 +126,10 @@ def test_an_epoch_is_resumed_in_its_middle_with_the_very_batches(options):
         ({"batch_size": 2}, "batch_size=4.*batch_size=2"),
         ({"shuffle": False}, "shuffle=True, buckets.*shuffle=False, buckets"),
         ({"buckets": Buckets((8, 16), pad=PAD)}, r"buckets=\[4, 8, 16\].*buckets=\[8, 16\]"),
-        ({"buckets": Buckets(LENGTHS, pad=PAD, sizes=[16] * 101)}, r"lengths=(\d+); here.*lengths=(?!\1)"),
+        (
+            {"buckets": Buckets(LENGTHS, pad=PAD, sizes=[16] * 101)},
+            r"lengths=(\d+); here.*lengths=(?!\1)",
+        ),
     ],
 )
 def test_a_state_of_other_batches_is_refused_within_an_epoch(change, message):
@@ -131,7 +155,9 @@ def test_a_mapping_without_attention_mask_gets_one():
         def __getitem__(self, index):
             return {"input_values": torch.ones(2, self.sizes[index]), "labels": [0.0, 1.0]}
 
-    (batch,) = Batches(Sound(3), batch_size=3, buckets=Buckets((16,), pad={"input_values": -1.0}, axis=-1))
+    (batch,) = Batches(
+        Sound(3), batch_size=3, buckets=Buckets((16,), pad={"input_values": -1.0}, axis=-1)
+    )
     assert batch["input_values"].shape == (3, 2, 16)
     assert torch.equal(batch["attention_mask"].bool(), batch["input_values"][:, 0] == 1)
     assert batch["attention_mask"].dtype == torch.int64
@@ -147,7 +173,9 @@ def test_parts_of_different_lengths_are_all_padded_each_with_its_value():
     for batch in Batches(Pairs(40), batch_size=4, buckets=buckets):
         assert batch["input_ids"].shape == batch["labels"].shape
         assert set(batch["labels"].unique().tolist()) <= {1, -100}
-        assert ((batch["labels"] == 1).sum(1) + (batch["input_ids"] == 1).sum(1)).tolist() == [17] * 4
+        assert ((batch["labels"] == 1).sum(1) + (batch["input_ids"] == 1).sum(1)).tolist() == [
+            17
+        ] * 4
 
 
 def test_lengths_that_are_known_are_not_read_again():
@@ -184,7 +212,8 @@ class PerToken(Classifier):
 
 
 @pytest.mark.parametrize(
-    ("backend", "cores"), [("cpu", 1), ("cpu", 3), pytest.param("xla:cpu", 2, marks=pytest.mark.xla)]
+    ("backend", "cores"),
+    [("cpu", 1), ("cpu", 3), pytest.param("xla:cpu", 2, marks=pytest.mark.xla)],
 )
 def test_predictions_and_evaluations_are_those_without_buckets(backend, cores):
     def work(core):
@@ -208,9 +237,13 @@ def test_predictions_and_evaluations_are_those_without_buckets(backend, cores):
 def test_outputs_of_every_position_are_refused_and_the_fix_works():
     def work(core, lengths):
         model = core.model(PerToken())
-        return predict(core, model, core.batches(Texts(), batch_size=4, buckets=Buckets(lengths, pad=PAD)))
+        return predict(
+            core, model, core.batches(Texts(), batch_size=4, buckets=Buckets(lengths, pad=PAD))
+        )
 
-    with pytest.raises(WorkerError, match=r"shapes \(B, 16, 3\) and \(B, 8, 3\)(?s:.*)one length, the largest"):
+    with pytest.raises(
+        WorkerError, match=r"shapes \(B, 16, 3\) and \(B, 8, 3\)(?s:.*)one length, the largest"
+    ):
         launch(work, LENGTHS, cores=1, backend="cpu", progress="off")
     assert launch(work, 16, cores=1, backend="cpu", progress="off").results[0].shape == (101, 16, 3)
 
@@ -221,9 +254,17 @@ def test_fit_compiles_its_step_once_for_each_length_and_says_so(cores, capfd):
     def work(core, lengths):
         model = core.model(Classifier())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        train = core.batches(Texts(), batch_size=4, shuffle=True, drop_last=True, buckets=Buckets(lengths, pad=PAD))
+        train = core.batches(
+            Texts(), batch_size=4, shuffle=True, drop_last=True, buckets=Buckets(lengths, pad=PAD)
+        )
         history = fit(
-            core, model, optimizer, nn.functional.cross_entropy, train, epochs=3, options=FitOptions(log_every=1)
+            core,
+            model,
+            optimizer,
+            nn.functional.cross_entropy,
+            train,
+            epochs=3,
+            options=FitOptions(log_every=1),
         )
         return [row["compiles"] for row in history.intervals]
 
@@ -305,7 +346,11 @@ def test_fit_that_was_cut_off_in_an_epoch_trains_the_very_same_weights(cores, tm
     assert all(torch.equal(*pair) for pair in zip(whole, again, strict=True))
 
 
-@pytest.mark.parametrize(("dtype", "pad"), [(torch.float32, 0.1), (torch.bfloat16, 0.1), (torch.float32, float("nan"))])
+@pytest.mark.parametrize(
+    ("dtype", "pad"), [(torch.float32, 0.1), (torch.bfloat16, 0.1), (torch.float32, float("nan"))]
+)
 def test_a_pad_that_only_rounds_is_taken(dtype, pad):
-    padded = Buckets((8,), pad={0: pad}).collate([(torch.ones(5, dtype=dtype), 1)], [0], 8)[0][0, -1]
+    padded = Buckets((8,), pad={0: pad}).collate([(torch.ones(5, dtype=dtype), 1)], [0], 8)[0][
+        0, -1
+    ]
     assert torch.isclose(padded, torch.tensor(pad).to(dtype), equal_nan=True)

@@ -21,7 +21,13 @@ ROOT = Path(__file__).parents[2]
 
 def a_state(step: int, size: int = 100) -> dict:
     """Return a state whose every number says of which step it is."""
-    return {"model": {"weight": torch.full((size,), float(step)), "bias": torch.full((3,), float(step))}, "step": step}
+    return {
+        "model": {
+            "weight": torch.full((size,), float(step)),
+            "bias": torch.full((3,), float(step)),
+        },
+        "step": step,
+    }
 
 
 def save(checkpoints, *steps, best=()):
@@ -40,7 +46,13 @@ def in_tiny(folder, code: str, options: str = "size=1m") -> subprocess.Completed
     """Run Python in a process that sees a small file system of its own on a folder."""
     command = mounted(folder, options)
     code = f"from tpukit.training.checkpoints import *\nfolder = {str(folder)!r}\n{code}"
-    return subprocess.run([*command, sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600)
+    return subprocess.run(
+        [*command, sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
 
 
 def test_a_state_comes_back_as_it_was_and_says_where_it_lies(tmp_path):
@@ -49,7 +61,11 @@ def test_a_state_comes_back_as_it_was_and_says_where_it_lies(tmp_path):
     model(torch.ones(2, 3)).sum().backward()
     optimizer.step()
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 2])
-    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}
+    state = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "schedule": schedule.state_dict(),
+    }
     checkpoints = CheckpointStore(tmp_path / "new" / "run")
     checkpoints.save(state, step=1200)
     found = checkpoints.newest()
@@ -83,10 +99,27 @@ def test_a_file_loads_in_a_fresh_process_without_the_kit(tmp_path):
 PLAIN = {
     "numbers": [None, True, -1, 2**200, 0.5, float("inf"), 1j],
     "text": ["", "naïve", b"\x00\xff", bytearray(b"x")],
-    "containers": [(), {}, set(), {1, 2}, (1, (2, [3])), {0: {"a": 1}, (1, 2): 3}, torch.Size([2, 3])],
+    "containers": [
+        (),
+        {},
+        set(),
+        {1, 2},
+        (1, (2, [3])),
+        {0: {"a": 1}, (1, 2): 3},
+        torch.Size([2, 3]),
+    ],
     "dicts": [collections.OrderedDict(a=1), collections.Counter("aab")],
-    "torch": [torch.float32, torch.bfloat16, torch.device("cpu"), torch.nn.Parameter(torch.ones(2)), torch.tensor(1)],
-    "tensors": [torch.ones(2, dtype=dtype) for dtype in (torch.bool, torch.int64, torch.bfloat16, torch.complex64)],
+    "torch": [
+        torch.float32,
+        torch.bfloat16,
+        torch.device("cpu"),
+        torch.nn.Parameter(torch.ones(2)),
+        torch.tensor(1),
+    ],
+    "tensors": [
+        torch.ones(2, dtype=dtype)
+        for dtype in (torch.bool, torch.int64, torch.bfloat16, torch.complex64)
+    ],
     "views": [torch.arange(6).reshape(2, 3).t(), torch.ones(1).expand(4), torch.ones(0)],
 }
 
@@ -112,12 +145,24 @@ def marked(tensor):
 
 Betas = collections.namedtuple("Betas", "first second")
 REFUSED = [
-    ({"schedule": {"factor": lambda step: 1.0}}, TypeError, r"state\['schedule'\]\['factor'\] is a builtins.function"),
-    ({"history": [{"auroc": np.float64(0.5)}]}, TypeError, r"state\['history'\]\[0\]\['auroc'\] is a numpy.float64"),
+    (
+        {"schedule": {"factor": lambda step: 1.0}},
+        TypeError,
+        r"state\['schedule'\]\['factor'\] is a builtins.function",
+    ),
+    (
+        {"history": [{"auroc": np.float64(0.5)}]},
+        TypeError,
+        r"state\['history'\]\[0\]\['auroc'\] is a numpy.float64",
+    ),
     ({"labels": np.ones(3)}, TypeError, r"state\['labels'\] is a numpy.ndarray"),
     ({"betas": Betas(0.9, 0.99)}, TypeError, r"state\['betas'\] is a .*Betas"),
     ({"folder": Path("x")}, TypeError, r"state\['folder'\] is a pathlib"),
-    ({"groups": collections.defaultdict(int)}, TypeError, r"state\['groups'\] is a collections.defaultdict"),
+    (
+        {"groups": collections.defaultdict(int)},
+        TypeError,
+        r"state\['groups'\] is a collections.defaultdict",
+    ),
     ({"per": {np.int64(3): 1}}, TypeError, r"the key .*3.* of state\['per'\] is a numpy.int64"),
     (
         {"model": torch.nn.Linear(1, 1)},
@@ -125,13 +170,25 @@ REFUSED = [
         r"state\['model'\] is a torch.nn.*Linear(.|\n)*module.state_dict\(\)",
     ),
     ({"weight": torch.ones(2).as_subclass(Mine)}, TypeError, r"state\['weight'\] is a .*Mine"),
-    ({"weight": marked(torch.ones(2))}, TypeError, r"state\['weight'\] is a torch.Tensor with attributes"),
-    ({"weight": torch.ones(2, device="meta")}, ValueError, r"state\['weight'\] is on meta(.|\n)*tensor.cpu\(\)"),
+    (
+        {"weight": marked(torch.ones(2))},
+        TypeError,
+        r"state\['weight'\] is a torch.Tensor with attributes",
+    ),
+    (
+        {"weight": torch.ones(2, device="meta")},
+        ValueError,
+        r"state\['weight'\] is on meta(.|\n)*tensor.cpu\(\)",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("state", "kind", "message"), REFUSED, ids=[next(iter(state)) for state, _, _ in REFUSED])
-def test_what_would_not_load_is_refused_when_it_is_saved_and_its_key_named(tmp_path, state, kind, message):
+@pytest.mark.parametrize(
+    ("state", "kind", "message"), REFUSED, ids=[next(iter(state)) for state, _, _ in REFUSED]
+)
+def test_what_would_not_load_is_refused_when_it_is_saved_and_its_key_named(
+    tmp_path, state, kind, message
+):
     checkpoints = CheckpointStore(tmp_path)
     with pytest.raises(kind, match=message):
         checkpoints.save(state, step=1)
@@ -155,7 +212,9 @@ def save_until_killed(core, folder, seconds):
 
 
 @pytest.mark.soak
-def test_kill_9_at_random_moments_loses_nothing_beyond_the_last_complete_checkpoint(tmp_path, how_often):
+def test_kill_9_at_random_moments_loses_nothing_beyond_the_last_complete_checkpoint(
+    tmp_path, how_often
+):
     moments, cut_off, last, most = random.Random(5), 0, 0, how_often(2, 5)
     for kills in range(100):
         if (
@@ -163,7 +222,14 @@ def test_kill_9_at_random_moments_loses_nothing_beyond_the_last_complete_checkpo
         ):  # more where the machine is busy: a save may take all the time
             break
         with pytest.raises(WorkerError, match="killed by SIGKILL"):
-            launch(save_until_killed, tmp_path, moments.uniform(0, 0.2), cores=1, backend="cpu", progress="off")
+            launch(
+                save_until_killed,
+                tmp_path,
+                moments.uniform(0, 0.2),
+                cores=1,
+                backend="cpu",
+                progress="off",
+            )
         cut_off += len(list(tmp_path.glob(".*.unfinished")))
         if (tmp_path / "complete.txt").exists():
             last = max(last, *map(int, (tmp_path / "complete.txt").read_text().split()), 0)
@@ -175,7 +241,10 @@ def test_kill_9_at_random_moments_loses_nothing_beyond_the_last_complete_checkpo
         if found is None:
             assert last == 0
             continue
-        assert found.step in (last, last + 1)  # killed after it was complete, and before that was noted
+        assert found.step in (
+            last,
+            last + 1,
+        )  # killed after it was complete, and before that was noted
         last = found.step
         assert (found.state["model"]["weight"] == last).all()
         assert len(checkpoints.paths) <= 3 + 1 + 2  # killed before the older ones were removed
@@ -233,9 +302,13 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_is_loaded(tmp_pa
     found = checkpoints.newest()
     assert found.step == 2
     assert (found.state["model"]["weight"] == 2).all()
-    assert capsys.readouterr().out.startswith(f"checkpoint {damaged.name} is skipped: damaged, its checksum is ")
+    assert capsys.readouterr().out.startswith(
+        f"checkpoint {damaged.name} is skipped: damaged, its checksum is "
+    )
     assert damaged.exists()
-    save(checkpoints, 3, 4)  # continues from step 2, and the damaged one does not count as one of three
+    save(
+        checkpoints, 3, 4
+    )  # continues from step 2, and the damaged one does not count as one of three
     assert {1, 2, 3, 4} - {path_step(path) for path in checkpoints.paths} == {1}
     assert checkpoints.newest().step == 4
 
@@ -252,7 +325,9 @@ def test_where_all_are_damaged_there_is_none_and_each_is_reported(tmp_path):
     checkpoints = CheckpointStore(tmp_path, keep_last=1)
     assert checkpoints.newest(say=said.append) is None
     assert [line.split("-")[1] for line in said] == ["00000002", "00000001"]
-    save(checkpoints, 1)  # starting over, behind a damaged one, is allowed, and what it saves is kept
+    save(
+        checkpoints, 1
+    )  # starting over, behind a damaged one, is allowed, and what it saves is kept
     assert CheckpointStore(tmp_path).newest(say=said.append).step == 1
 
 
@@ -286,7 +361,14 @@ def test_a_step_saved_again_keeps_its_mark_as_the_best_and_newest_is_the_later(t
 
 
 def test_what_is_not_a_checkpoint_is_left_alone(tmp_path):
-    foreign = ["model.pt", "step-1.pt", "step-00000001.pt", "epoch-00000001-1a2b3c4d.pt", ".other.unfinished", "notes"]
+    foreign = [
+        "model.pt",
+        "step-1.pt",
+        "step-00000001.pt",
+        "epoch-00000001-1a2b3c4d.pt",
+        ".other.unfinished",
+        "notes",
+    ]
     for name in foreign:
         (tmp_path / name).write_bytes(b"mine")
     checkpoints = CheckpointStore(tmp_path, keep_last=1)
@@ -299,7 +381,8 @@ def test_a_run_that_starts_over_does_not_mix_with_the_checkpoints_of_a_longer_on
     save(CheckpointStore(tmp_path), 800, 1000)
     again = CheckpointStore(tmp_path)
     with pytest.raises(
-        ValueError, match=r"step 100 cannot be saved after a later one, of step 1,000\n  found: .*\n  fix:"
+        ValueError,
+        match=r"step 100 cannot be saved after a later one, of step 1,000\n  found: .*\n  fix:",
     ):
         again.save(a_state(100), step=100)
     assert steps(tmp_path) == ["800", "1000"]
@@ -328,7 +411,9 @@ def saving(tmp_path):
     checkpoints = CheckpointStore(tmp_path)
     save(checkpoints, 4)
     os.mkfifo(pipe)
-    rescue = threading.Timer(20, pipe.read_bytes)  # a save that does wait ends then, and the test fails
+    rescue = threading.Timer(
+        20, pipe.read_bytes
+    )  # a save that does wait ends then, and the test fails
     rescue.start()
     checkpoints.save(a_state(5), step=5)
     rescue.cancel()
@@ -348,7 +433,9 @@ def test_save_returns_while_the_file_is_being_written(saving, tmp_path):
 
 
 def test_an_error_of_the_thread_is_raised_by_the_next_save(saving, tmp_path):
-    reader = threading.Thread(target=(tmp_path / f".step-00000005.{os.getpid()}.unfinished").read_bytes)
+    reader = threading.Thread(
+        target=(tmp_path / f".step-00000005.{os.getpid()}.unfinished").read_bytes
+    )
     reader.start()
     with pytest.raises(CheckpointError, match="step 5"):
         saving.save(a_state(6), step=6)
@@ -367,10 +454,14 @@ def test_one_save_is_under_way_at_a_time_and_newest_waits_for_it(tmp_path):
 def test_an_error_that_is_not_the_disks_comes_as_it_is_with_the_step(tmp_path):
     shared = torch.ones(4)
     checkpoints = CheckpointStore(tmp_path)
-    checkpoints.save({"a": shared, "b": shared.view(torch.int32)}, step=3)  # torch.save refuses two types of one memory
+    checkpoints.save(
+        {"a": shared, "b": shared.view(torch.int32)}, step=3
+    )  # torch.save refuses two types of one memory
     with pytest.raises(RuntimeError, match="view the same data as different types") as raised:
         checkpoints.close()
-    assert raised.value.__notes__ == ["this was the checkpoint of step 3; the newest complete one is none"]
+    assert raised.value.__notes__ == [
+        "this was the checkpoint of step 3; the newest complete one is none"
+    ]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -438,7 +529,9 @@ eval(fix.strip())
 """,
     )
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.startswith(f"no checkpoints can be saved in {tmp_path / 'disk'}: it cannot be written to\n  fix:")
+    assert ran.stdout.startswith(
+        f"no checkpoints can be saved in {tmp_path / 'disk'}: it cannot be written to\n  fix:"
+    )
     assert CheckpointStore(tmp_path / "checkpoints").newest().step == 3
 
 
@@ -452,7 +545,9 @@ def test_a_file_in_the_place_of_the_folder_is_an_error(tmp_path):
 def test_a_folder_that_is_gone_is_an_error_of_the_save(tmp_path):
     checkpoints = CheckpointStore(tmp_path / "run")
     (tmp_path / "run").rmdir()
-    with pytest.raises(CheckpointError, match="step 1 could not be written: no such file or directory"):
+    with pytest.raises(
+        CheckpointError, match="step 1 could not be written: no such file or directory"
+    ):
         save(checkpoints, 1)
     (tmp_path / "run").mkdir()  # the fix
     save(checkpoints, 1)

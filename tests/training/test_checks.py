@@ -20,9 +20,19 @@ def train(core, *, net=None, optimizer=None, loss=MSE, data=None, valid=None, lr
     """Fit a small net for two epochs of four steps; return its history and its weights."""
     model = core.model(net or small_net(False))
     optimizer = optimizer(model) if optimizer else torch.optim.Adam(model.parameters(), lr=lr)
-    batches = core.batches(data or Pairs(), batch_size=16 // core.world_size, shuffle=True, drop_last=True)
+    batches = core.batches(
+        data or Pairs(), batch_size=16 // core.world_size, shuffle=True, drop_last=True
+    )
     valid = core.batches(valid, batch_size=8) if valid else None
-    history = fit(core, model, optimizer, loss, batches, valid, **grouped({"epochs": 2, "log_every": 2, **options}))
+    history = fit(
+        core,
+        model,
+        optimizer,
+        loss,
+        batches,
+        valid,
+        **grouped({"epochs": 2, "log_every": 2, **options}),
+    )
     return history, core.to_host(model.state_dict())
 
 
@@ -43,7 +53,11 @@ def not_from_core_model(core, fixed):
 
 def a_loader(core, fixed):
     loader = torch.utils.data.DataLoader(Pairs(), batch_size=8)
-    batches = core.batches(loader.dataset, batch_size=8, shuffle=True, drop_last=True) if fixed else loader
+    batches = (
+        core.batches(loader.dataset, batch_size=8, shuffle=True, drop_last=True)
+        if fixed
+        else loader
+    )
     model = core.model(small_net(False))
     return fit(core, model, torch.optim.SGD(model.parameters(), lr=0.01), MSE, batches)
 
@@ -65,12 +79,18 @@ def statistics_that_never_move(core, fixed):
 
 
 MISUSES = {
-    "an optimiser over the notebook's module": (over_the_notebooks_module, "holds none of the model's parameters"),
+    "an optimiser over the notebook's module": (
+        over_the_notebooks_module,
+        "holds none of the model's parameters",
+    ),
     "a model of each core's own": (
         not_from_core_model,
         r"the cores hold different weights(.|\n)*found: weights: 1.weight, 1.bias",
     ),
-    "statistics that never move": (statistics_that_never_move, "the running statistics of 1 have not moved"),
+    "statistics that never move": (
+        statistics_that_never_move,
+        "the running statistics of 1 have not moved",
+    ),
     "a DataLoader": (
         a_loader,
         r"got a DataLoader(.|\n)*fix:   core.batches\(loader.dataset, batch_size=8, shuffle=True",
@@ -80,7 +100,9 @@ MISUSES = {
 
 @pytest.mark.parametrize("backend", DRY_RUNS)
 @pytest.mark.parametrize(("work", "message"), MISUSES.values(), ids=MISUSES)
-def test_what_would_train_nothing_or_every_core_alone_is_refused_and_the_fix_works(work, message, backend):
+def test_what_would_train_nothing_or_every_core_alone_is_refused_and_the_fix_works(
+    work, message, backend
+):
     with pytest.raises(WorkerError, match=message) as failure:
         quietly(work, False, backend=backend)
     assert "fix:" in str(failure.value)
@@ -91,21 +113,35 @@ def test_what_would_train_nothing_or_every_core_alone_is_refused_and_the_fix_wor
 def test_a_model_that_is_not_on_the_device_is_refused():
     def work(core):
         net = small_net(False)
-        return fit(core, net, torch.optim.SGD(net.parameters()), MSE, core.batches(Pairs(), batch_size=8, shuffle=True))
+        return fit(
+            core,
+            net,
+            torch.optim.SGD(net.parameters()),
+            MSE,
+            core.batches(Pairs(), batch_size=8, shuffle=True),
+        )
 
-    with pytest.raises(WorkerError, match=r"0.weight is on cpu, the device is xla:0\n  fix:   model = core"):
+    with pytest.raises(
+        WorkerError, match=r"0.weight is on cpu, the device is xla:0\n  fix:   model = core"
+    ):
         quietly(work, backend="xla:cpu", cores=1)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_grad_norm": -1.0}, "max_grad_norm is the largest norm of the gradients, above 0, got -1.0"),
+        (
+            {"max_grad_norm": -1.0},
+            "max_grad_norm is the largest norm of the gradients, above 0, got -1.0",
+        ),
         ({"max_grad_norm": 0}, "above 0, got 0"),
         ({"max_grad_norm": math.nan}, "above 0, got nan"),
         ({"steps_per_epoch": 0}, "steps_per_epoch is at least 1, got 0(.|\n)*None for all"),
         ({"steps_per_epoch": -1}, "steps_per_epoch is at least 1, got -1"),
-        ({"monitor": "valid_los", "valid": Pairs(8)}, "got 'valid_los'\n(.|\n)*fix:   one of train_loss, valid_loss"),
+        (
+            {"monitor": "valid_los", "valid": Pairs(8)},
+            "got 'valid_los'\n(.|\n)*fix:   one of train_loss, valid_loss",
+        ),
         ({"monitor": "valid_mae"}, "got 'valid_mae'"),
         ({"monitor": "train_loss", "mode": "lowest"}, 'mode is "min", "max" or None'),
         (
@@ -125,7 +161,11 @@ def test_arguments_are_checked_before_the_first_step(options, message):
 
 def test_what_a_run_leaves_out_or_cuts_short_is_said(capsys):
     def work(core):
-        return train(core, steps_per_epoch=99, optimizer=lambda model: torch.optim.SGD(model[4].parameters(), lr=0.01))
+        return train(
+            core,
+            steps_per_epoch=99,
+            optimizer=lambda model: torch.optim.SGD(model[4].parameters(), lr=0.01),
+        )
 
     history, _ = quietly(work).results[0]
     printed = capsys.readouterr().out
@@ -149,19 +189,26 @@ def one_class(outputs, targets):
     [
         ({"metrics": {"bad": raising}}, "KeyError: 'metric'"),
         ({"metrics": {"each": lambda o, t: (o - t).mean(0)}}, "each is one number"),
-        ({"loss": lambda o, t: MSE(o, t[:, :2]) if o.requires_grad else o}, "the loss is one number"),
+        (
+            {"loss": lambda o, t: MSE(o, t[:, :2]) if o.requires_grad else o},
+            "the loss is one number",
+        ),
     ],
 )
 def test_what_the_evaluation_raises_is_raised_before_the_first_step(options, message):
     def work(core):
-        return train(core, valid=Pairs(37), augment=lambda *batch: pytest.fail("a step was made"), **options)
+        return train(
+            core, valid=Pairs(37), augment=lambda *batch: pytest.fail("a step was made"), **options
+        )
 
     with pytest.raises(WorkerError, match=message):
         quietly(work)
 
 
 def test_a_metric_that_one_batch_is_too_few_for_is_no_mistake():
-    history, _ = quietly(lambda core: train(core, valid=Pairs(37), metrics={"mae": one_class})).results[0]
+    history, _ = quietly(
+        lambda core: train(core, valid=Pairs(37), metrics={"mae": one_class})
+    ).results[0]
     assert len(history.epochs) == 2
 
 
@@ -187,10 +234,20 @@ class Counted:
 def test_the_trial_changes_nothing(backend):
     def work(core, valid):
         net = nn.Sequential(*small_net(True), nn.Dropout(0.5))
-        return train(core, net=net, data=Noisy(), valid=valid, metrics={"calls": Counted()} if valid else None)
+        return train(
+            core,
+            net=net,
+            data=Noisy(),
+            valid=valid,
+            metrics={"calls": Counted()} if valid else None,
+        )
 
-    with_trial, without = (quietly(work, valid, backend=backend).results[0] for valid in (Noisy(37), None))
-    assert [row["train_loss"] for row in with_trial[0].intervals] == [row["train_loss"] for row in without[0].intervals]
+    with_trial, without = (
+        quietly(work, valid, backend=backend).results[0] for valid in (Noisy(37), None)
+    )
+    assert [row["train_loss"] for row in with_trial[0].intervals] == [
+        row["train_loss"] for row in without[0].intervals
+    ]
     assert all(torch.equal(tensor, without[1][name]) for name, tensor in with_trial[1].items())
     assert {row["valid_calls"] for row in with_trial[0].epochs} == {1.0}
 
@@ -249,7 +306,9 @@ def test_the_best_epoch_is_never_nan_and_has_a_direction(name, mode, values, bes
     def work(core):
         numbers = iter([0.0, *values])  # the first is the trial's
         metrics = {name: lambda outputs, targets: next(numbers)}
-        options = {"monitor": f"valid_{name}", "mode": mode} if mode else {"monitor": f"valid_{name}"}
+        options = (
+            {"monitor": f"valid_{name}", "mode": mode} if mode else {"monitor": f"valid_{name}"}
+        )
         return train(core, valid=Pairs(8), metrics=metrics, epochs=4, folder=tmp_path, **options)[0]
 
     history = quietly(work).results[0]
@@ -262,7 +321,9 @@ def test_the_direction_that_a_name_decides_is_said_once(capsys):
     quietly(lambda core: train(core, monitor="valid_macro_f1", **options))
     quietly(lambda core: train(core, monitor="valid_macro_f1", mode="max", **options))
     quietly(lambda core: train(core, **options))
-    assert capsys.readouterr().out.count("the best epoch is that with the highest valid_macro_f1") == 1
+    assert (
+        capsys.readouterr().out.count("the best epoch is that with the highest valid_macro_f1") == 1
+    )
 
 
 @pytest.mark.parametrize("backend", DRY_RUNS)
@@ -273,7 +334,9 @@ def test_a_learning_rate_of_numpy_is_saved_and_loaded(backend, tmp_path):
     first = quietly(work, np.float64(0.01), tmp_path / "numpy", backend=backend).results[0]
     second = quietly(work, 0.01, tmp_path / "python", backend=backend).results[0]
     assert all(torch.equal(first[name], second[name]) for name in first)
-    (saved,) = (torch.load(path, weights_only=True) for path in (tmp_path / "numpy").glob("step-00000004*"))
+    (saved,) = (
+        torch.load(path, weights_only=True) for path in (tmp_path / "numpy").glob("step-00000004*")
+    )
     assert type(saved["optimizer"]["param_groups"][0]["lr"]) is float
 
 
@@ -305,7 +368,9 @@ def test_whole_numbers_are_classes_to_metrics_of_classes_only():
         return evaluate(core, model, MSE, core.batches(Grades(), batch_size=8), metrics=metrics)
 
     found = quietly(work).results[0]
-    assert found.metrics["pearson"] == pytest.approx(np.corrcoef(found.outputs, found.targets)[0, 1], abs=1e-4)
+    assert found.metrics["pearson"] == pytest.approx(
+        np.corrcoef(found.outputs, found.targets)[0, 1], abs=1e-4
+    )
     assert 0 < found.metrics["auroc"] < 1
     assert _takes_classes(MinMaxMetric(BinaryAUROC()))
 
@@ -338,14 +403,22 @@ def test_a_tied_model_and_a_loss_that_learns_are_resumed_bit_for_bit(backend, tm
         optimizer = torch.optim.Adam([*model.parameters(), *loss.parameters()], lr=0.05)
         batches = core.batches(Words(), batch_size=4, shuffle=True, drop_last=True)
         valid = core.batches(Words(), batch_size=4)
-        history = fit(core, model, optimizer, loss, batches, valid, epochs=epochs, checkpoints=folder)
+        history = fit(
+            core, model, optimizer, loss, batches, valid, epochs=epochs, checkpoints=folder
+        )
         losses = [row["valid_loss"] for row in history.epochs]
-        return losses, core.to_host([model.state_dict(), loss.state_dict()]), len(list(model.parameters()))
+        return (
+            losses,
+            core.to_host([model.state_dict(), loss.state_dict()]),
+            len(list(model.parameters())),
+        )
 
     once = quietly(work, tmp_path / "once", 3, backend=backend).results
     quietly(work, tmp_path / "twice", 1, backend=backend)
     twice = quietly(work, tmp_path / "twice", 3, backend=backend).results
-    for (losses, (model, loss), count), (again, (model_again, loss_again), _) in zip(once, twice, strict=True):
+    for (losses, (model, loss), count), (again, (model_again, loss_again), _) in zip(
+        once, twice, strict=True
+    ):
         assert losses == again
         assert count == 3
         assert loss["scale"] != 1
@@ -358,7 +431,9 @@ def sgd(model):
 
 
 def two_groups(model):
-    return torch.optim.Adam([{"params": model[0].parameters()}, {"params": model[4].parameters()}], lr=0.01)
+    return torch.optim.Adam(
+        [{"params": model[0].parameters()}, {"params": model[4].parameters()}], lr=0.01
+    )
 
 
 @pytest.mark.parametrize(
@@ -370,7 +445,9 @@ def two_groups(model):
 )
 def test_another_optimizer_on_resuming_is_refused_and_the_fix_works(optimizer, found, tmp_path):
     quietly(lambda core: train(core, folder=tmp_path, epochs=1))
-    with pytest.raises(WorkerError, match=rf"is of another optimizer\n(.|\n)*found: {found}\n  fix:"):
+    with pytest.raises(
+        WorkerError, match=rf"is of another optimizer\n(.|\n)*found: {found}\n  fix:"
+    ):
         quietly(lambda core: train(core, folder=tmp_path, optimizer=optimizer))
     assert len(quietly(lambda core: train(core, folder=tmp_path)).results[0][0].epochs) == 2
     quietly(lambda core: train(core, folder=tmp_path / "another", optimizer=optimizer))
@@ -383,7 +460,16 @@ def test_a_learning_rate_that_resuming_overrides_is_said(schedule, tmp_path, cap
         optimizer = torch.optim.Adam(model.parameters(), lr=lr)
         batches = core.batches(Pairs(), batch_size=8, shuffle=True, drop_last=True)
         changes = schedule(optimizer, 0.9) if schedule else None
-        return fit(core, model, optimizer, MSE, batches, scheduler=changes, epochs=epochs, checkpoints=tmp_path)
+        return fit(
+            core,
+            model,
+            optimizer,
+            MSE,
+            batches,
+            scheduler=changes,
+            epochs=epochs,
+            checkpoints=tmp_path,
+        )
 
     for epochs in (1, 2):
         quietly(work, 0.01, epochs)
@@ -406,13 +492,18 @@ def test_classes_of_the_validation_have_the_numbers_of_the_training(valid):
     def train(core):
         model = core.model(nn.Sequential(nn.Flatten(), nn.Linear(192, 2)))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        parts = [core.batches(torch.utils.data.Subset(kind(16), range(16)), batch_size=4) for kind in (Named, valid)]
+        parts = [
+            core.batches(torch.utils.data.Subset(kind(16), range(16)), batch_size=4)
+            for kind in (Named, valid)
+        ]
         return fit(core, model, optimizer, nn.MSELoss(), *parts)
 
     if valid is Named:
         assert launch(train, cores=1, backend="cpu", progress="off").results[0].epochs
     else:
-        with pytest.raises(WorkerError, match=r"class 0 is 'cat', 'dog'(.|\n)*classes=train.classes"):
+        with pytest.raises(
+            WorkerError, match=r"class 0 is 'cat', 'dog'(.|\n)*classes=train.classes"
+        ):
             launch(train, cores=1, backend="cpu", progress="off")
 
 
@@ -425,7 +516,9 @@ def test_classes_of_a_later_evaluation_have_the_numbers_of_the_training(test):
         return evaluate(core, model, nn.MSELoss(), core.batches(test(16), batch_size=4)).loss
 
     if test is Otherwise:
-        with pytest.raises(WorkerError, match=r"training and of the evaluation(.|\n)*class 0 is 'cat', 'dog'"):
+        with pytest.raises(
+            WorkerError, match=r"training and of the evaluation(.|\n)*class 0 is 'cat', 'dog'"
+        ):
             launch(train, cores=1, backend="cpu", progress="off")
     else:
         assert launch(train, cores=1, backend="cpu", progress="off").results[0] > 0

@@ -20,10 +20,22 @@ def train(core, make=lambda optimizer: None, *, decay=None, lr=0.01, valid=True,
     schedule = make(optimizer)
     batches = core.batches(Dots(), batch_size=4, shuffle=True, drop_last=True)
     batches_valid = core.batches(Dots(19), batch_size=4) if valid else None
-    options = {"epochs": 4, "log_every": 3, "scheduler": schedule, "averaged_model": average, **options}
+    options = {
+        "epochs": 4,
+        "log_every": 3,
+        "scheduler": schedule,
+        "averaged_model": average,
+        **options,
+    }
     history = fit(core, model, optimizer, LOSS, batches, batches_valid, **grouped(options))
-    again = evaluate(core, average.module if average else model, LOSS, core.batches(Dots(19), batch_size=4)).loss
-    state = {"model": model.state_dict(), "average": None, "schedule": schedule and schedule.state_dict()}
+    again = evaluate(
+        core, average.module if average else model, LOSS, core.batches(Dots(19), batch_size=4)
+    ).loss
+    state = {
+        "model": model.state_dict(),
+        "average": None,
+        "schedule": schedule and schedule.state_dict(),
+    }
     return {"state": state, "optimizer": optimizer.state_dict(), "history": history, "loss": again}
 
 
@@ -42,7 +54,9 @@ def test_a_schedule_counts_steps_or_epochs_as_it_is_told():
     by_epoch = quietly(lambda core: train(core, make, scheduler_interval="epoch")).results
     assert [rates(result) for result in by_epoch] == [[0.01, 0.005, 0.0025, 0.00125]] * 2
     by_step = quietly(lambda core: train(core, make)).results[0]
-    assert rates(by_step) == pytest.approx([0.01 * 0.5 ** (12 * epoch - 1) for epoch in range(1, 5)])
+    assert rates(by_step) == pytest.approx(
+        [0.01 * 0.5 ** (12 * epoch - 1) for epoch in range(1, 5)]
+    )
 
 
 def test_a_plateau_is_stepped_every_epoch_with_the_best_column():
@@ -58,7 +72,9 @@ def test_a_plateau_is_stepped_every_epoch_with_the_best_column():
         return train(core, make, monitor=best, mode=mode, **options), seen
 
     options = {"metrics": {"score": scripted([0.5, 0.4, 0.6, 0.6])}}
-    (result, seen), (other, _) = quietly(lambda core: work(core, "valid_score", "max", **options)).results
+    (result, seen), (other, _) = quietly(
+        lambda core: work(core, "valid_score", "max", **options)
+    ).results
     assert same(result, other)
     assert seen == [row["valid_score"] for row in result["history"].epochs]
     assert rates(result) == pytest.approx([0.01, 0.01, 0.001, 0.001])
@@ -83,7 +99,9 @@ def test_a_schedule_by_the_epoch_is_resumed_bit_for_bit(make, tmp_path):
             return inputs, labels
 
         steps = []
-        return train(core, make, folder=folder, scheduler_interval="epoch", augment=fail, save_every=0)
+        return train(
+            core, make, folder=folder, scheduler_interval="epoch", augment=fail, save_every=0
+        )
 
     once = quietly(work, tmp_path / "once").results[0]
     for cut in (25, 32):  # between two epochs, and within one
@@ -149,7 +167,9 @@ def test_it_stops_after_so_many_epochs_that_are_not_better(patience, epochs, tmp
     histories = quietly(work, SCORES).results
     for history in histories:
         assert len(history.epochs) == epochs
-        expected = f"no better valid_score since epoch 2, patience={patience}" if epochs < 5 else None
+        expected = (
+            f"no better valid_score since epoch 2, patience={patience}" if epochs < 5 else None
+        )
         assert history.stopped == expected
     if epochs < 5:  # it stays so when the cell is run again, and more patience goes on
         again = quietly(work, []).results[0]
@@ -170,7 +190,10 @@ def test_a_hook_sees_the_history_on_every_core_and_one_core_is_enough_to_stop(tm
 
     for expected in (2, 2):  # run again, it stays stopped
         for history in quietly(work, 2).results:
-            assert (len(history.epochs), history.stopped) == (expected, "on_epoch_end returned True after epoch 2")
+            assert (len(history.epochs), history.stopped) == (
+                expected,
+                "on_epoch_end returned True after epoch 2",
+            )
         assert list(calls[:]) == [2, 2]
     for history in quietly(work, 3).results:  # after the last epoch there is nothing to stop
         assert (len(history.epochs), history.stopped) == (3, None)
@@ -188,7 +211,13 @@ def test_the_best_weights_come_back(decay, with_folder, backend, tmp_path):
             "mode": "max",
             "epochs": 3,
         }
-        return train(core, restore_best_weights=True, folder=tmp_path if with_folder else None, decay=decay, **options)
+        return train(
+            core,
+            restore_best_weights=True,
+            folder=tmp_path if with_folder else None,
+            decay=decay,
+            **options,
+        )
 
     for found in quietly(work, backend=backend).results:
         first, best, last = (row["valid_loss"] for row in found["history"].epochs)

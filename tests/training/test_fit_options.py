@@ -18,19 +18,51 @@ PAIRS = torch.utils.data.TensorDataset(torch.linspace(-1, 1, 64).reshape(16, 4),
 # The call as a text, and the message.
 REFUSED = {
     "a patience of 0": ("EarlyStopping(patience=0)", ValueError, "patience is at least 1, got 0"),
-    "a patience in parts": ("EarlyStopping(patience=2.5)", TypeError, "patience is a whole number, got 2.5"),
-    "a patience that is a flag": ("EarlyStopping(patience=True)", TypeError, "patience is a whole number, got True"),
+    "a patience in parts": (
+        "EarlyStopping(patience=2.5)",
+        TypeError,
+        "patience is a whole number, got 2.5",
+    ),
+    "a patience that is a flag": (
+        "EarlyStopping(patience=True)",
+        TypeError,
+        "patience is a whole number, got True",
+    ),
     "no folder": ("Checkpoints(None)", TypeError, "folder is a path, got None"),
-    "a bucket as the folder": ('Checkpoints("gs://bucket/run")', ValueError, "folder is on this machine"),
+    "a bucket as the folder": (
+        'Checkpoints("gs://bucket/run")',
+        ValueError,
+        "folder is on this machine",
+    ),
     "none kept": ('Checkpoints("run", keep_last=0)', ValueError, "keep_last is at least 1, got 0"),
     "no time": ('Checkpoints("run", save_every="soon")', ValueError, "a time is written"),
-    "the folder as its backup": ('Checkpoints("run", backup_dir="./run")', ValueError, "a backup is a second folder"),
-    "a number as the backup": ('Checkpoints("run", backup_dir=3)', TypeError, "backup_dir is a folder or a URL, got 3"),
-    "an unknown interval": ('FitOptions(scheduler_interval="batch")', ValueError, "scheduler_interval is"),
-    "no first epoch": ("FitOptions(augment_from=0)", ValueError, "augment_from is at least 1, got 0"),
+    "the folder as its backup": (
+        'Checkpoints("run", backup_dir="./run")',
+        ValueError,
+        "a backup is a second folder",
+    ),
+    "a number as the backup": (
+        'Checkpoints("run", backup_dir=3)',
+        TypeError,
+        "backup_dir is a folder or a URL, got 3",
+    ),
+    "an unknown interval": (
+        'FitOptions(scheduler_interval="batch")',
+        ValueError,
+        "scheduler_interval is",
+    ),
+    "no first epoch": (
+        "FitOptions(augment_from=0)",
+        ValueError,
+        "augment_from is at least 1, got 0",
+    ),
     "never logged": ("FitOptions(log_every=0)", ValueError, "log_every is at least 1, got 0"),
     "a text": ('FitOptions(log_every="10")', TypeError, "log_every is a whole number, got '10'"),
-    "a hook that is none": ("FitOptions(on_epoch_end=1)", TypeError, "on_epoch_end is a function of the history"),
+    "a hook that is none": (
+        "FitOptions(on_epoch_end=1)",
+        TypeError,
+        "on_epoch_end is a function of the history",
+    ),
 }
 
 
@@ -50,9 +82,18 @@ def trained(core, **options):
 
 # The argument of `fit`, and the message.
 ARGUMENTS = {
-    "a flag in place of a patience": ({"early_stopping": True}, "early_stopping is a number of epochs or an"),
-    "a text in place of a patience": ({"early_stopping": "3"}, "early_stopping is a number of epochs or an"),
-    "a flag in place of a folder": ({"checkpoints": True}, "checkpoints is a folder or a Checkpoints, got True"),
+    "a flag in place of a patience": (
+        {"early_stopping": True},
+        "early_stopping is a number of epochs or an",
+    ),
+    "a text in place of a patience": (
+        {"early_stopping": "3"},
+        "early_stopping is a number of epochs or an",
+    ),
+    "a flag in place of a folder": (
+        {"checkpoints": True},
+        "checkpoints is a folder or a Checkpoints, got True",
+    ),
     "a dict": ({"options": {"log_every": 3}}, "options is a FitOptions, got a dict"),
     "epochs in parts": ({"epochs": 1.5}, "epochs is a whole number, got 1.5"),
 }
@@ -91,7 +132,9 @@ def test_the_best_weights_can_be_restored_without_stopping_early():
         loss = nn.functional.mse_loss
         # With "max" the first epoch, with the largest loss, is the best.
         options = {"epochs": 3, "monitor": "train_loss", "mode": "max"}
-        history = fit(core, model, optimizer, loss, batches, early_stopping=early_stopping, **options)
+        history = fit(
+            core, model, optimizer, loss, batches, early_stopping=early_stopping, **options
+        )
         return len(history.epochs), history.best["epoch"], core.to_host(model.weight.detach())
 
     last = quietly(work, None, cores=1, seed=0).results[0]

@@ -46,9 +46,13 @@ def train(core, folder, epochs, pause=0.0, net=None, model=None):
 def test_a_second_fit_in_the_same_launch_continues_the_first(tmp_path):
     def work(core):
         sync = os.fsync
-        os.fsync = lambda file: time.sleep(0.3) or sync(file)  # a slow disk: still being written when `fit` is done
+        os.fsync = lambda file: (
+            time.sleep(0.3) or sync(file)
+        )  # a slow disk: still being written when `fit` is done
         model = core.model(small_net(True))
-        return [train(core, tmp_path, epochs, model=model) for epochs in (1, 2)], sorted(os.listdir(tmp_path))
+        return [train(core, tmp_path, epochs, model=model) for epochs in (1, 2)], sorted(
+            os.listdir(tmp_path)
+        )
 
     (first, files), (second, _) = quietly(work).results
     assert first == second
@@ -61,7 +65,12 @@ def test_a_fit_that_failed_leaves_the_folder_to_the_next_in_the_same_launch(tmp_
     def work(core):
         train(core, tmp_path, 1)
         with pytest.raises(ValueError, match="another architecture"):
-            train(core, tmp_path, 2, net=torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 2)))
+            train(
+                core,
+                tmp_path,
+                2,
+                net=torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 2)),
+            )
         return train(core, tmp_path, 2)
 
     assert all(name.startswith("step-00000004") for name in quietly(work).results)
@@ -70,9 +79,13 @@ def test_a_fit_that_failed_leaves_the_folder_to_the_next_in_the_same_launch(tmp_
 @pytest.fixture
 def other(tmp_path):
     """Return a process that trains in the folder, and has saved there; a fork of this one has nothing to import."""
-    process = multiprocessing.get_context("fork").Process(target=quietly, args=(train, tmp_path, 500, 0.05))
+    process = multiprocessing.get_context("fork").Process(
+        target=quietly, args=(train, tmp_path, 500, 0.05)
+    )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: of the threads that pytest-xdist has
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # Python 3.12: of the threads that pytest-xdist has
         process.start()
     while not list(tmp_path.glob("step-*")):
         assert process.is_alive()
@@ -83,10 +96,14 @@ def other(tmp_path):
 
 
 def test_a_second_run_is_told_who_holds_the_folder_and_another_folder_works(other, tmp_path):
-    with pytest.raises(WorkerError, match="core 0 of 2 raised CheckpointError: another run saves in") as failure:
+    with pytest.raises(
+        WorkerError, match="core 0 of 2 raised CheckpointError: another run saves in"
+    ) as failure:
         quietly(train, tmp_path, 1)
     text = str(failure.value)
-    holder = int(re.search(r"\n  found: process (\d+) on .* holds .run.lock\n  fix:   wait until", text)[1])
+    holder = int(
+        re.search(r"\n  found: process (\d+) on .* holds .run.lock\n  fix:   wait until", text)[1]
+    )
     assert psutil.Process(holder).ppid() == other.pid
     assert quietly(train, tmp_path / "another", 1).results == [None, None]
 
@@ -129,7 +146,9 @@ def test_its_own_forks_do_not_hold_the_folder_after_it(tmp_path):
         def elsewhere():
             code = "import sys; from pathlib import Path; from tpukit.training.checkpoints import one_run\n"
             code += f"with one_run(Path({str(tmp_path)!r}), say=print): pass"
-            took.append(subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=600).returncode)
+            took.append(
+                subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=600).returncode
+            )
 
         thread = threading.Thread(target=elsewhere)
         thread.start()

@@ -12,25 +12,37 @@ def lines(figure):
     """Return {panel: {line's label: (x, y)}} of the lines that a legend or a title names."""
     found = {}
     for axes in figure.axes:
-        named = {line.get_label(): line.get_data() for line in axes.lines if line.get_label()[0] != "_"}
-        smooth = [line.get_data() for line in axes.lines if line.get_marker() == "None" or line.get_markersize() < 10]
+        named = {
+            line.get_label(): line.get_data() for line in axes.lines if line.get_label()[0] != "_"
+        }
+        smooth = [
+            line.get_data()
+            for line in axes.lines
+            if line.get_marker() == "None" or line.get_markersize() < 10
+        ]
         found[axes.get_title(loc="left")] = named or {"": smooth[-1]}
     return found
 
 
 LOSSES = {"train_loss": [0.5, 0.4, 0.3], "valid_loss": [0.6, 0.45, 0.5]}
 ROWS = [
-    {"epoch": i + 1, "train_loss": t, "valid_loss": v} for i, (t, v) in enumerate(zip(*LOSSES.values(), strict=True))
+    {"epoch": i + 1, "train_loss": t, "valid_loss": v}
+    for i, (t, v) in enumerate(zip(*LOSSES.values(), strict=True))
 ]
 HISTORIES = {
     "a dict of lists": LOSSES,
     "of arrays": {name: np.array(values) for name, values in LOSSES.items()},
-    "of tensors": {name: torch.tensor(values, dtype=torch.float64) for name, values in LOSSES.items()},
-    "of lists of tensors, what .append(loss) gives": {name: [torch.tensor(v) for v in y] for name, y in LOSSES.items()},
+    "of tensors": {
+        name: torch.tensor(values, dtype=torch.float64) for name, values in LOSSES.items()
+    },
+    "of lists of tensors, what .append(loss) gives": {
+        name: [torch.tensor(v) for v in y] for name, y in LOSSES.items()
+    },
     "rows": ROWS,
     "rows in an object": type("History", (), {"rows": ROWS})(),
     "a table": pd.DataFrame(ROWS),
-    "with what is no curve beside it": LOSSES | {"weights": "runs/weights.pt", "probabilities": np.zeros((3, 4))},
+    "with what is no curve beside it": LOSSES
+    | {"weights": "runs/weights.pt", "probabilities": np.zeros((3, 4))},
 }
 
 
@@ -44,22 +56,39 @@ def test_one_history_in_any_form_draws_the_same_curves(case):
 
 
 def test_measures_of_another_kind_have_their_own_panel_and_losses_come_first():
-    history = {"lr": [1e-4, 5e-5], "images_per_second": [70, 71], "valid_auroc": [0.7, 0.8], "train_auroc": [0.8, 0.9]}
+    history = {
+        "lr": [1e-4, 5e-5],
+        "images_per_second": [70, 71],
+        "valid_auroc": [0.7, 0.8],
+        "train_auroc": [0.8, 0.9],
+    }
     panels = lines(show_history(history | {"train_loss": [0.5, 0.4]}))
     assert list(panels) == ["train loss", "auroc", "learning rate", "speed"]
     assert set(panels["auroc"]) == {"train", "valid"}
 
 
 def test_what_stays_the_same_is_told_in_words_and_only_a_measure_of_quality_is_drawn_all_the_same():
-    history = {"train_loss": [0.5, 0.5], "lr": [2e-4, 2e-4], "memory": [2**31, 2**31], "data_wait": [0.1, 0.25]}
+    history = {
+        "train_loss": [0.5, 0.5],
+        "lr": [2e-4, 2e-4],
+        "memory": [2**31, 2**31],
+        "data_wait": [0.1, 0.25],
+    }
     figure = show_history(history)
     assert list(lines(figure)) == ["train loss", "waiting for batches"]
     assert "throughout: learning rate 0.0002, peak memory 2 GiB" in figure._supxlabel.get_text()
-    assert list(lines(show_history({"lr": [2e-4, 2e-4]}))) == ["learning rate"], "there is nothing else to draw"
+    assert list(lines(show_history({"lr": [2e-4, 2e-4]}))) == ["learning rate"], (
+        "there is nothing else to draw"
+    )
 
 
 def test_axes_have_the_units_of_what_fit_records():
-    history = {"samples_per_second": [70, 71], "data_wait": [0.1, 0.25], "memory": [2**30, 2**31], "seconds": [1, 2]}
+    history = {
+        "samples_per_second": [70, 71],
+        "data_wait": [0.1, 0.25],
+        "memory": [2**30, 2**31],
+        "seconds": [1, 2],
+    }
     axes = show_history(history).axes
     assert {one.get_title(loc="left"): one.get_ylabel() for one in axes} == {
         "speed": "samples/s",
@@ -78,7 +107,11 @@ def test_a_shorter_series_is_spread_over_the_steps_and_ends_with_them():
 
 
 def test_rows_that_lack_a_measure_leave_no_gap_in_it():
-    rows = [{"step": 1, "train_loss": 3.0}, {"step": 2, "train_loss": 2.0}, {"step": 2, "valid_loss": 2.5}]
+    rows = [
+        {"step": 1, "train_loss": 3.0},
+        {"step": 2, "train_loss": 2.0},
+        {"step": 2, "valid_loss": 2.5},
+    ]
     panel = lines(show_history(rows))["loss"]
     assert [list(values) for values in panel["train"]] == [[1, 2], [3, 2]]
     assert [list(values) for values in panel["valid"]] == [[2], [2.5]]
@@ -135,7 +168,11 @@ def test_a_loss_that_became_nan_is_said():
         ({"history": LOSSES, "rank": 0}, ValueError, r"pass history\['history'\]"),
         ({"history": ROWS}, ValueError, r"pass history\['history'\]"),
         ([LOSSES, LOSSES], TypeError, r"pass run\.results\[0\]"),
-        (type("Run", (), {"results": [LOSSES]})(), TypeError, r"got Run\n  fix:   .*run\.results\[0\]"),
+        (
+            type("Run", (), {"results": [LOSSES]})(),
+            TypeError,
+            r"got Run\n  fix:   .*run\.results\[0\]",
+        ),
         ([0.5, 0.4], TypeError, "got list"),
         ("history.json", TypeError, "got str"),
         (None, TypeError, "got NoneType"),

@@ -32,7 +32,14 @@ def test_the_last_program_may_be_counted_late():
         after(recording=0.18, running=0.09, programs=8),
         after(recording=0.18, running=0.0, programs=0),
     ],
-    ids=["hardly slower", "faster", "a compile", "other programs", "programs missing", "no program"],
+    ids=[
+        "hardly slower",
+        "faster",
+        "a compile",
+        "other programs",
+        "programs missing",
+        "no program",
+    ],
 )
 def test_nothing_is_printed_when_it_is_not_certain(now):
     assert advice(BEFORE, now, 10) is None

@@ -19,7 +19,8 @@ from tpukit import Checkpoints, FitOptions, LaunchInterrupted, fit, launch, laun
 from tpukit.simulator.build import why_not
 
 SIMULATOR = pytest.param(
-    "xla:simulator", marks=[pytest.mark.xla, pytest.mark.skipif(bool(why_not()), reason=why_not() or "")]
+    "xla:simulator",
+    marks=[pytest.mark.xla, pytest.mark.skipif(bool(why_not()), reason=why_not() or "")],
 )
 REHEARSALS = ["cpu", pytest.param("xla:cpu", marks=pytest.mark.xla), SIMULATOR]
 
@@ -29,7 +30,11 @@ def quietly(fn, configs, **options):
 
 
 def children():
-    return [child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
+    return [
+        child
+        for child in psutil.Process().children(recursive=True)
+        if child.status() != psutil.STATUS_ZOMBIE
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +65,9 @@ def test_each_config_is_a_job_alone_on_its_core_and_results_come_in_the_order_of
         assert result["mean"] == config
         assert result["sum"].tolist() == [config, config]
     assert len({result["pid"] for result in jobs.results}) == 5
-    assert len({result["drawn"].item() for result in jobs.results}) == 1  # jobs differ by their configs alone
+    assert (
+        len({result["drawn"].item() for result in jobs.results}) == 1
+    )  # jobs differ by their configs alone
 
 
 def test_as_many_jobs_run_at_a_time_as_there_are_cores_and_no_more(tmp_path):
@@ -95,14 +102,19 @@ def test_a_job_that_fails_stops_no_other_and_is_told_with_its_traceback(backend,
     jobs = quietly(work, configs, cores=2, backend=backend)
     assert jobs.results == [None, "first", None, "second", "third"]
     assert list(jobs.failures) == [0, 2]
-    assert str(jobs.failures[0]).startswith("job 0: core 0 of 1 raised KeyError: 'SOPInstanceUID'\n  found: work(), ")
+    assert str(jobs.failures[0]).startswith(
+        "job 0: core 0 of 1 raised KeyError: 'SOPInstanceUID'\n  found: work(), "
+    )
     assert 'raise KeyError("SOPInstanceUID")' in jobs.failures[0].traceback
     assert isinstance(jobs.failures[0].__cause__, KeyError)
     assert "was killed by SIGKILL" in str(jobs.failures[2])
     assert jobs.runs[0].log == jobs.runs[1].log == [{"step": 1, "loss": 0.5}]
     assert "job 0: core 0 of 1 raised KeyError" in capsys.readouterr().out
     assert str(jobs).startswith(f"3 of 5 jobs done, each on one {jobs.device}; ")
-    assert [row[:3] for row in jobs.rows()][1:3] == [("ok", "job 1", "'first'"), ("failure", "job 2", "'dies'")]
+    assert [row[:3] for row in jobs.rows()][1:3] == [
+        ("ok", "job 1", "'first'"),
+        ("failure", "job 2", "'dies'"),
+    ]
     assert "&#9679;</span>&nbsp;failure" in jobs._repr_html_()
 
 
@@ -121,7 +133,9 @@ def test_fit_with_checkpoints_works_in_each_job_as_it_does_alone(tmp_path):
             options=FitOptions(log_every=2),
             checkpoints=tmp_path / folder / str(lr),
         )
-        return [row["train_loss"] for row in history.epochs], core.to_host(dict(model.named_parameters()))
+        return [row["train_loss"] for row in history.epochs], core.to_host(
+            dict(model.named_parameters())
+        )
 
     jobs = quietly(lambda core, lr: train(core, lr, "jobs"), [0.1, 0.01], cores=2)
     for lr, (losses, weights) in zip(jobs.configs, jobs.results, strict=True):
@@ -140,7 +154,9 @@ def test_lines_carry_the_number_of_the_job(capsys):
 
     launch_each(work, ["a", "b"], progress="text")
     lines = capsys.readouterr().out.splitlines()
-    assert {"[job 0] printed a", "[job 1] printed b", "[job 0] said a", "[job 1] said b"} <= set(lines)
+    assert {"[job 0] printed a", "[job 1] printed b", "[job 0] said a", "[job 1] said b"} <= set(
+        lines
+    )
     assert [line for line in lines if line.startswith("job 1  3/3")]
     assert [line for line in lines if line.startswith("jobs  2/2")]
 
@@ -150,14 +166,20 @@ def test_timeout_and_stall_end_the_job_that_they_are_about():
         time.sleep(900 * (config == "slow"))
         return config
 
-    jobs = quietly(work, ["slow", "quick", "quick"], cores=2, timeout=8, limits=tpukit.Limits(heartbeat=0.2))
+    jobs = quietly(
+        work, ["slow", "quick", "quick"], cores=2, timeout=8, limits=tpukit.Limits(heartbeat=0.2)
+    )
     assert jobs.results == [None, "quick", "quick"]
     assert "was not done after timeout=8 seconds" in str(jobs.failures[0])
     assert "time.sleep(900" in jobs.failures[0].traceback
 
 
-def test_an_interrupt_ends_all_jobs_after_their_finally_blocks_and_returns_what_had_come(tmp_path, monkeypatch):
-    monkeypatch.setattr("tpukit.essentials.launcher.signals.END_SECONDS", 60.0)  # a busy machine needs more than one
+def test_an_interrupt_ends_all_jobs_after_their_finally_blocks_and_returns_what_had_come(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(
+        "tpukit.essentials.launcher.signals.END_SECONDS", 60.0
+    )  # a busy machine needs more than one
     begun = mmap.mmap(-1, 5)  # the jobs share it
 
     def work(core, config):
@@ -178,7 +200,10 @@ def test_an_interrupt_ends_all_jobs_after_their_finally_blocks_and_returns_what_
     jobs = caught.value.run
     assert jobs.results == ["done", None, None, None, None]
     assert list(jobs.failures) == [1, 2]
-    assert str(jobs.failures[1]) == "job 1: core 0 of 1 was ended by an interrupt\n  fix:   run the cell again"
+    assert (
+        str(jobs.failures[1])
+        == "job 1: core 0 of 1 was ended by an interrupt\n  fix:   run the cell again"
+    )
     assert jobs.runs[1].log == [{"step": 1, "loss": 0.5}]
     assert 0 < jobs.runs[1].seconds < 900
     assert jobs.runs[3] is jobs.runs[4] is None
@@ -222,7 +247,9 @@ def test_an_interrupt_lets_fit_save_in_every_job(tmp_path):
 def test_a_kernel_that_is_interrupted_and_one_that_is_killed_leave_nothing():
     kernel = Kernel()
     try:
-        kernel.run("import os, signal, threading, time, tpukit\ndef wait(core, config):\n    time.sleep(600)")
+        kernel.run(
+            "import os, signal, threading, time, tpukit\ndef wait(core, config):\n    time.sleep(600)"
+        )
 
         def interrupt():
             kernel.wait_for_workers(2)
@@ -230,9 +257,14 @@ def test_a_kernel_that_is_interrupted_and_one_that_is_killed_leave_nothing():
             os.kill(kernel.process.pid, signal.SIGINT)
 
         kernel.later(0, interrupt)
-        kernel.run("try:\n    tpukit.launch_each(wait, range(4), cores=2)\nexcept KeyboardInterrupt as e: kept = e.run")
+        kernel.run(
+            "try:\n    tpukit.launch_each(wait, range(4), cores=2)\nexcept KeyboardInterrupt as e: kept = e.run"
+        )
         assert kernel.error is None
-        assert kernel.run("print(kept.results, len(kept.failures))").strip() == "[None, None, None, None] 2"
+        assert (
+            kernel.run("print(kept.results, len(kept.failures))").strip()
+            == "[None, None, None, None] 2"
+        )
         assert kernel.workers() == []
         kernel.client.execute("tpukit.launch_each(wait, range(4), cores=2)")
         workers = kernel.wait_for_workers(2)
@@ -261,7 +293,11 @@ def test_a_job_that_is_done_leaves_at_once_though_another_has_been_forked_since(
 
     before = len(os.listdir("/proc/self/fd"))
     counts = quietly(open_pipes, range(3), cores=3).results
-    assert [count - counts[0] for count in counts] == [0, 2, 4]  # multiprocessing's own two a process
+    assert [count - counts[0] for count in counts] == [
+        0,
+        2,
+        4,
+    ]  # multiprocessing's own two a process
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -281,7 +317,9 @@ def test_what_cannot_be_had_is_refused(configs, options, message):
 
 
 def test_more_jobs_at_a_time_than_chips_are_refused():
-    refused = pytest.raises(ValueError, match="cores=9 jobs at a time cannot be had, at most 8\n  found: Kaggle")
+    refused = pytest.raises(
+        ValueError, match="cores=9 jobs at a time cannot be had, at most 8\n  found: Kaggle"
+    )
     with on_machine(KAGGLE), refused:
         quietly(lambda core, config: config, [1], cores=9)
 
@@ -294,5 +332,9 @@ def test_a_job_is_one_bar_with_its_name_whatever_loops_it_has(capsys):
 
     launch_each(work, [0, 1], progress="text")
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("job")]
-    assert sorted(line.split("  ")[:2] for line in lines) == [["job 0", "2/2"], ["job 1", "2/2"], ["jobs", "2/2"]]
+    assert sorted(line.split("  ")[:2] for line in lines) == [
+        ["job 0", "2/2"],
+        ["job 1", "2/2"],
+        ["jobs", "2/2"],
+    ]
     assert all("steps/s" not in line for line in lines)  # they are epochs

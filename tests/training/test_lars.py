@@ -43,7 +43,9 @@ def test_it_takes_the_steps_of_the_paper(shape, options):
     for gradient in gradients:
         parameter.grad = torch.tensor(gradient)
         optimizer.step()
-    assert parameter.detach().numpy() == pytest.approx(slow(weights, gradients, **options), rel=1e-9)
+    assert parameter.detach().numpy() == pytest.approx(
+        slow(weights, gradients, **options), rel=1e-9
+    )
 
 
 @pytest.mark.parametrize(("weights", "gradient"), [(0.0, 1.0), (1.0, 0.0), (0.0, 0.0)])
@@ -86,7 +88,9 @@ WRONG = [{"lr": 0.0}, {"lr": -1.0}, {"lr": 1.0, "momentum": 1.0}, {"lr": 1.0, "t
 @pytest.mark.parametrize("options", [*WRONG, {"lr": 1.0, "weight_decay": -1.0}])
 def test_a_number_out_of_range_is_refused_and_the_fix_helps(options):
     parameters = [nn.Parameter(torch.ones(1))]
-    with pytest.raises(ValueError, match=r"LARS takes lr and trust above 0.*\n  found: lr=.*\n  fix:   "):
+    with pytest.raises(
+        ValueError, match=r"LARS takes lr and trust above 0.*\n  found: lr=.*\n  fix:   "
+    ):
         LARS(parameters, **options)
     LARS(parameters, lr=1.0)
 
@@ -105,7 +109,9 @@ def test_on_xla_a_changing_rate_compiles_nothing_and_copies_nothing_to_the_host(
                 core.optimizer_step(optimizer)
             schedule.step()
             metrics = core.backend.metrics()
-            counted.append((core.backend.compiles()[0], metrics.get("TransferFromDeviceTime", (0, 0))[0]))
+            counted.append(
+                (core.backend.compiles()[0], metrics.get("TransferFromDeviceTime", (0, 0))[0])
+            )
         return counted
 
     counted = launch(work, cores=1, backend="xla:cpu", progress="off").results[0]

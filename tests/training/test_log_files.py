@@ -60,7 +60,11 @@ def test_a_function_that_raises_costs_neither_the_run_nor_the_others_and_is_told
         raise ConnectionError("no route to host")
 
     run = quietly(log_three, loggers=[broken, seen.append])
-    assert run.log == seen == [{"step": step, "loss": pytest.approx(0.5 / (step + 1))} for step in range(3)]
+    assert (
+        run.log
+        == seen
+        == [{"step": step, "loss": pytest.approx(0.5 / (step + 1))} for step in range(3)]
+    )
     out = capsys.readouterr().out
     line = "loggers=broken raised ConnectionError: no route to host; the run goes on, and it gets no more"
     assert out.count(line) == 1
@@ -97,9 +101,13 @@ def test_rows_of_a_run_that_fails_have_arrived():
 
 
 @pytest.mark.parametrize(
-    "interrupt", [lambda: signal.raise_signal(signal.SIGINT), _thread.interrupt_main], ids=["from outside", "its own"]
+    "interrupt",
+    [lambda: signal.raise_signal(signal.SIGINT), _thread.interrupt_main],
+    ids=["from outside", "its own"],
 )
-def test_an_interrupt_while_a_function_runs_gives_no_row_twice_and_is_the_interrupt_of_the_run(interrupt, capsys):
+def test_an_interrupt_while_a_function_runs_gives_no_row_twice_and_is_the_interrupt_of_the_run(
+    interrupt, capsys
+):
     def work(core):
         log_three(core)
         time.sleep(900)
@@ -153,7 +161,10 @@ def test_fit_sends_the_loss_of_each_interval_and_the_evaluation_of_each_epoch():
     seen = []
     epochs = quietly(work, loggers=seen.append).results[0]
     assert [row["step"] for row in seen] == [2, 4, 4, 6, 8, 8]
-    assert [{*row} - {"step"} for row in seen[1:3]] == [{"train_loss", "lr"}, {"valid_loss", "valid_error"}]
+    assert [{*row} - {"step"} for row in seen[1:3]] == [
+        {"train_loss", "lr"},
+        {"valid_loss", "valid_error"},
+    ]
     assert [seen[i]["valid_error"] for i in (2, 5)] == [row["valid_error"] for row in epochs]
 
 
@@ -165,16 +176,29 @@ def rows(file):
 def test_a_csv_file_has_a_column_for_each_name_whenever_it_appears(tmp_path):
     file = tmp_path / "new" / "log.csv"
     write = CsvWriter(file)
-    for row in ({"step": 1, "loss": 0.5}, {"step": 2, "valid, all": 0.25}, {"step": 3, "loss": float("nan")}):
+    for row in (
+        {"step": 1, "loss": 0.5},
+        {"step": 2, "valid, all": 0.25},
+        {"step": 3, "loss": float("nan")},
+    ):
         write(row)
-    assert rows(file) == [["step", "loss", "valid, all"], ["1", "0.5", ""], ["2", "", "0.25"], ["3", "nan", ""]]
+    assert rows(file) == [
+        ["step", "loss", "valid, all"],
+        ["1", "0.5", ""],
+        ["2", "", "0.25"],
+        ["3", "nan", ""],
+    ]
     assert os.listdir(file.parent) == ["log.csv"]
 
 
 def test_a_csv_file_that_is_there_is_continued(tmp_path):
     CsvWriter(tmp_path / "log.csv")({"step": 1, "loss": 0.5, "lr": 0.1})
     CsvWriter(tmp_path / "log.csv")({"step": 2, "lr": 0.1, "loss": 0.25})
-    assert rows(tmp_path / "log.csv") == [["step", "loss", "lr"], ["1", "0.5", "0.1"], ["2", "0.25", "0.1"]]
+    assert rows(tmp_path / "log.csv") == [
+        ["step", "loss", "lr"],
+        ["1", "0.5", "0.1"],
+        ["2", "0.25", "0.1"],
+    ]
 
 
 def test_a_run_writes_a_csv_file(tmp_path):
@@ -185,7 +209,10 @@ def test_a_run_writes_a_csv_file(tmp_path):
 def test_without_tensorboard_the_error_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match="needs the package tensorboard.*\n  fix:   %pip install tensorboard"):
+    with pytest.raises(
+        ModuleNotFoundError,
+        match="needs the package tensorboard.*\n  fix:   %pip install tensorboard",
+    ):
         TensorBoardWriter(tmp_path)
 
 

@@ -80,7 +80,12 @@ def test_streamed_metrics_are_those_of_all_samples_over_any_number_of_cores(coun
     def work(core, keep_outputs):
         model = core.model(net())
         return evaluate(
-            core, model, LOSS, core.batches(data, batch_size=4), metrics=metrics(), keep_outputs=keep_outputs
+            core,
+            model,
+            LOSS,
+            core.batches(data, batch_size=4),
+            metrics=metrics(),
+            keep_outputs=keep_outputs,
         )
 
     outputs = net()(data.x).detach()
@@ -100,7 +105,9 @@ def test_streamed_metrics_are_those_of_all_samples_over_any_number_of_cores(coun
                 expected = ((positive & true).sum() / (positive | true).sum()).item()
                 assert found.metrics["jaccard"] == pytest.approx(expected, abs=1e-6)
                 assert (found.outputs is None) == (found.targets is None) == (not kept)
-                assert repr(found).startswith(f"Evaluation: {count} samples, loss" if kept else "Evaluation: loss")
+                assert repr(found).startswith(
+                    f"Evaluation: {count} samples, loss" if kept else "Evaluation: loss"
+                )
 
 
 def test_a_metric_made_of_others_and_one_that_chooses_its_part_are_combined_too():
@@ -117,14 +124,21 @@ def test_a_metric_made_of_others_and_one_that_chooses_its_part_are_combined_too(
             return {"class": self.linear(x), "norm": x.norm(dim=1)}
 
     def work(core, keep_outputs):
-        made = {"first": First(num_classes=2, average="micro"), "wrong": 1 - First(num_classes=2, average="micro")}
+        made = {
+            "first": First(num_classes=2, average="micro"),
+            "wrong": 1 - First(num_classes=2, average="micro"),
+        }
         loss = lambda outputs, targets: nn.functional.cross_entropy(outputs["class"], targets)  # noqa: E731
         batches = core.batches(Rows(classes=True), batch_size=4)
-        found = evaluate(core, core.model(Net()), loss, batches, metrics=made, keep_outputs=keep_outputs)
+        found = evaluate(
+            core, core.model(Net()), loss, batches, metrics=made, keep_outputs=keep_outputs
+        )
         assert found.metrics["wrong"] == pytest.approx(1 - found.metrics["first"])
         return found.metrics, found.loss
 
-    results = [quietly(work, kept, cores=cores).results[0] for kept in (True, False) for cores in (1, 2)]
+    results = [
+        quietly(work, kept, cores=cores).results[0] for kept in (True, False) for cores in (1, 2)
+    ]
     assert len({round(numbers["first"], 6) for numbers, _ in results}) == 1
     assert [loss for _, loss in results] == pytest.approx([results[0][1]] * 4, abs=1e-6)
 
@@ -135,21 +149,34 @@ def test_fit_streams_too_and_its_curve_is_the_same():
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         train = core.batches(Rows(48), batch_size=4, shuffle=True, drop_last=True)
         valid = core.batches(Rows(), batch_size=4)
-        options = {"metrics": metrics(), "monitor": "valid_auroc", "options": FitOptions(keep_outputs=keep_outputs)}
+        options = {
+            "metrics": metrics(),
+            "monitor": "valid_auroc",
+            "options": FitOptions(keep_outputs=keep_outputs),
+        }
         return fit(core, model, optimizer, LOSS, train, valid, epochs=3, **options)
 
     kept, streamed = (quietly(work, keep).results[0] for keep in (True, False))
     names = [name for name in kept.epochs[0] if name.startswith("valid")]
     assert len(names) == 5
     for one, other in zip(kept.epochs, streamed.epochs, strict=True):
-        assert [one[name] for name in names] == pytest.approx([other[name] for name in names], abs=1e-5)
+        assert [one[name] for name in names] == pytest.approx(
+            [other[name] for name in names], abs=1e-5
+        )
     assert kept.best["epoch"] == streamed.best["epoch"]
 
 
 def test_the_metrics_that_were_passed_are_left_as_they_were():
     def work(core):
         mine = metrics()
-        evaluate(core, core.model(net()), LOSS, core.batches(Rows(), batch_size=4), metrics=mine, keep_outputs=False)
+        evaluate(
+            core,
+            core.model(net()),
+            LOSS,
+            core.batches(Rows(), batch_size=4),
+            metrics=mine,
+            keep_outputs=False,
+        )
         return [metric.update_called for metric in mine.values()]
 
     assert quietly(work).results == [[False] * 4] * 2
@@ -183,11 +210,15 @@ def test_what_cannot_be_combined_exactly_is_refused_and_the_fix_works(metric, me
 @pytest.mark.parametrize("backend", DRY_RUNS)
 def test_objects_of_any_size_are_gathered(backend):
     def work(core):
-        found = gather_objects(core, {"rank": core.rank, "rows": [torch.arange(core.rank * 1000)], "none": None})
+        found = gather_objects(
+            core, {"rank": core.rank, "rows": [torch.arange(core.rank * 1000)], "none": None}
+        )
         return found, core.step_seconds
 
     for found, step_seconds in quietly(work, cores=3, backend=backend).results:
-        assert step_seconds is None  # no step of the user's, by whose length the report judges the batch size
+        assert (
+            step_seconds is None
+        )  # no step of the user's, by whose length the report judges the batch size
         assert [each["rank"] for each in found] == [0, 1, 2]
         assert [len(each["rows"][0]) for each in found] == [0, 1000, 2000]
         assert torch.equal(found[2]["rows"][0], torch.arange(2000))

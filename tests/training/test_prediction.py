@@ -42,13 +42,20 @@ ITEMS = {
 def test_every_sample_is_predicted_once_in_order_on_every_core(count, backend):
     def work(core):
         model = core.model(Net())
-        return [predict(core, model, core.batches(Rows(count, item), batch_size=4)) for item in ITEMS.values()]
+        return [
+            predict(core, model, core.batches(Rows(count, item), batch_size=4))
+            for item in ITEMS.values()
+        ]
 
     expected = Net().eval()(Rows(count, None).x).detach()
     for cores in (1, 2, 3):
         results = quietly(work, cores=cores, backend=backend).results
         for outputs in (one for found in results for one in found):
-            assert (outputs.shape, outputs.dtype, outputs.device.type) == ((count, 2), torch.float32, "cpu")
+            assert (outputs.shape, outputs.dtype, outputs.device.type) == (
+                (count, 2),
+                torch.float32,
+                "cpu",
+            )
             assert torch.equal(outputs, results[0][0])
             assert torch.allclose(outputs, expected, atol=1e-5)
 
@@ -79,7 +86,9 @@ def test_prepare_and_bfloat16_are_those_of_evaluate():
 
     def work(core):
         batches = core.batches(Rows(8, ITEMS["a tensor"]), batch_size=4)
-        return predict(core, core.model(Noting()), batches, preprocess=lambda x: x * 0, bf16=True), set(seen)
+        return predict(
+            core, core.model(Noting()), batches, preprocess=lambda x: x * 0, bf16=True
+        ), set(seen)
 
     outputs, dtypes = quietly(work).results[0]
     assert (outputs.dtype, dtypes) == (torch.float32, {torch.bfloat16})
@@ -88,8 +97,14 @@ def test_prepare_and_bfloat16_are_those_of_evaluate():
 
 def test_shuffled_batches_are_refused_with_the_fix():
     def work(core, **options):
-        return predict(core, core.model(Net()), core.batches(Rows(8, ITEMS["a tensor"]), batch_size=4, **options))
+        return predict(
+            core,
+            core.model(Net()),
+            core.batches(Rows(8, ITEMS["a tensor"]), batch_size=4, **options),
+        )
 
-    with pytest.raises(WorkerError, match="predict needs every sample once, in order; got .* shuffle=True"):
+    with pytest.raises(
+        WorkerError, match="predict needs every sample once, in order; got .* shuffle=True"
+    ):
         quietly(lambda core: work(core, shuffle=True))
     assert len(quietly(work).results[0]) == 8

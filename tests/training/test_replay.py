@@ -10,7 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from replay_rows import changed_by_the_dataset, growing, guarded, guarded_rows, right, scheduled, with_threshold
+from replay_rows import (
+    changed_by_the_dataset,
+    growing,
+    guarded,
+    guarded_rows,
+    right,
+    scheduled,
+    with_threshold,
+)
 from replay_workers import STEPS, Trained, assert_same, both, net
 from torch import nn
 from workers import Pairs
@@ -80,7 +88,9 @@ def changes():
 
 @functools.cache
 def launched(which, steps, cores=1, backend="xla:cpu"):
-    return launch(both, which(), steps, cores=cores, backend=backend, progress="off", seed=5).results
+    return launch(
+        both, which(), steps, cores=cores, backend=backend, progress="off", seed=5
+    ).results
 
 
 @pytest.mark.parametrize("row", right())
@@ -125,7 +135,9 @@ def unchecked(core):
 
 
 def test_without_the_look_after_each_epoch_a_number_would_be_wrong_in_silence():
-    replayed, recorded = launch(unchecked, cores=1, backend="xla:cpu", progress="off", seed=5).results[0]
+    replayed, recorded = launch(
+        unchecked, cores=1, backend="xla:cpu", progress="off", seed=5
+    ).results[0]
     assert replayed["losses"] != recorded["losses"]
     assert not any("every step is recorded" in line for line in replayed["lines"])
 
@@ -160,7 +172,9 @@ def read_by_a_thread(core):
 
 
 def test_a_thread_reads_the_newest_weights_between_replayed_steps():
-    replayed, recorded = launch(read_by_a_thread, cores=1, backend="xla:cpu", progress="off", seed=5).results[0]
+    replayed, recorded = launch(
+        read_by_a_thread, cores=1, backend="xla:cpu", progress="off", seed=5
+    ).results[0]
     lines, weights = replayed
     assert re.fullmatch(REPLAYED, lines[0])
     assert len(lines) == 1
@@ -174,7 +188,13 @@ class InNewOrder(Pairs):
 
     def __getitem__(self, index):
         row = self.images[index, 0]
-        entries = {"a": row[0], "b": row[1], "c": row[2], "d": row[3], "labels": self.targets[index]}
+        entries = {
+            "a": row[0],
+            "b": row[1],
+            "c": row[2],
+            "d": row[3],
+            "labels": self.targets[index],
+        }
         orders = list(itertools.permutations(entries))
         return {name: entries[name] for name in orders[index // 4]}
 
@@ -231,7 +251,9 @@ def by_default(core):
 
 
 def test_on_plain_cpu_processes_replay_changes_nothing_and_prints_nothing():
-    lines, (short, long) = launch(by_default, cores=1, backend="cpu", progress="off", seed=5).results[0]
+    lines, (short, long) = launch(
+        by_default, cores=1, backend="cpu", progress="off", seed=5
+    ).results[0]
     assert lines == long["lines"] == []
     assert short["lines"] == ["replay=True has no effect: of an epoch of 2 steps none is replayed"]
 
@@ -280,7 +302,9 @@ def ended(core, folder):
 
 
 def test_weights_are_right_after_an_interrupt_and_a_resumed_run_equals_the_uninterrupted(tmp_path):
-    left, ends = launch(ended, tmp_path / "run", cores=1, backend="xla:cpu", progress="off", seed=5).results[0]
+    left, ends = launch(
+        ended, tmp_path / "run", cores=1, backend="xla:cpu", progress="off", seed=5
+    ).results[0]
     assert_same(*left)
     assert_same(*ends)
     assert any("replayed" in line for line in ends[0]["lines"])
@@ -288,5 +312,9 @@ def test_weights_are_right_after_an_interrupt_and_a_resumed_run_equals_the_unint
 
 def test_the_benchmark_of_a_step_runs():
     """It makes `TrainStep` as `fit` does, and nothing else would tell that the two have come apart."""
-    stepped = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "recording.py"))["stepped"]
-    assert launch(stepped, "resnet18", True, cores=1, backend="xla:cpu", progress="off").results[0] > 0
+    stepped = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "recording.py"))[
+        "stepped"
+    ]
+    assert (
+        launch(stepped, "resnet18", True, cores=1, backend="xla:cpu", progress="off").results[0] > 0
+    )

@@ -44,7 +44,11 @@ def test_on_colab_drive_is_mounted_and_is_the_backup(tmp_path, colab, capsys):
     assert "Drive has all but the last minutes" in text
 
 
-REFUSALS = [ValueError("mount failed"), NotImplementedError("unsupported in this environment"), RuntimeError("no")]
+REFUSALS = [
+    ValueError("mount failed"),
+    NotImplementedError("unsupported in this environment"),
+    RuntimeError("no"),
+]
 
 
 @pytest.mark.parametrize("error", REFUSALS, ids=lambda error: type(error).__name__)
@@ -53,7 +57,9 @@ def test_a_refusal_is_said_and_asked_again_next_time(error, tmp_path, colab, cap
     kept = run_folder("run", machine(tmp_path, COLAB_RELEASE_TAG="x"))
     assert kept == RunFolder(tmp_path / "content/run", None)
     text = capsys.readouterr().out
-    assert text.startswith("Google Drive is not mounted: checkpoints are lost when Colab takes this machine\n")
+    assert text.startswith(
+        "Google Drive is not mounted: checkpoints are lost when Colab takes this machine\n"
+    )
     assert "fix:   run this cell again and allow it" in text
     colab.clear()
     assert run_folder("run", machine(tmp_path, COLAB_RELEASE_TAG="x")).backup_dir  # the fix
@@ -70,7 +76,12 @@ def test_on_kaggle_it_says_what_keeps_it_in_kaggles_words(tmp_path, capsys):
     assert kept == RunFolder(tmp_path / "kaggle/working/run", None)
     assert kept.folder.is_dir()
     text = capsys.readouterr().out
-    for words in ("as long as this session", "Persistence > Files only", "Save Version > Save & Run All", "Add Input"):
+    for words in (
+        "as long as this session",
+        "Persistence > Files only",
+        "Save Version > Save & Run All",
+        "Add Input",
+    ):
         assert words in text
     run_folder("run", machine(tmp_path, KAGGLE_KERNEL_RUN_TYPE="Batch"))
     assert "this is a saved version" in capsys.readouterr().out
@@ -85,7 +96,9 @@ def test_on_kaggle_the_output_of_an_earlier_version_is_gone_on_from(where, tmp_p
         checkpoints.save({"step": step}, step=step)
     checkpoints.close()
     torch.save({}, attached / "best.pt")
-    (tmp_path / "kaggle/input/flowers/run").mkdir(parents=True)  # of the same name, and no checkpoints
+    (tmp_path / "kaggle/input/flowers/run").mkdir(
+        parents=True
+    )  # of the same name, and no checkpoints
     before = sorted(attached.iterdir())
     for _ in range(2):
         kept = run_folder("run", machine(tmp_path, KAGGLE_KERNEL_RUN_TYPE="Interactive"))
@@ -101,13 +114,24 @@ def test_on_kaggle_a_run_of_several_networks_takes_all_of_them_and_what_lies_bes
         checkpoints = CheckpointStore(attached / part)
         checkpoints.save({"step": 1}, step=1)
         checkpoints.close()
-    for name in ("settings.json", "features/predictions.json", "features/000000000.npz", "features/other"):
+    for name in (
+        "settings.json",
+        "features/predictions.json",
+        "features/000000000.npz",
+        "features/other",
+    ):
         (attached / name).parent.mkdir(exist_ok=True)
         (attached / name).write_text(name)
     for _ in range(2):
         kept = run_folder("exams", machine(tmp_path, KAGGLE_KERNEL_RUN_TYPE="Interactive"))
-    assert all(len(list((kept.folder / part).glob("step-00000001-*"))) == 1 for part in ("slices", "exams"))
-    there = {path.relative_to(kept.folder).as_posix() for path in kept.folder.rglob("*") if path.suffix != ".pt"}
+    assert all(
+        len(list((kept.folder / part).glob("step-00000001-*"))) == 1 for part in ("slices", "exams")
+    )
+    there = {
+        path.relative_to(kept.folder).as_posix()
+        for path in kept.folder.rglob("*")
+        if path.suffix != ".pt"
+    }
     assert there - {"slices", "exams", "features"} == {
         "settings.json",
         "features/predictions.json",

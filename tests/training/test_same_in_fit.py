@@ -108,23 +108,41 @@ def linear(change=lambda layer: layer, *after):
 
 # By name: what makes the model, and what becomes of it on several cores. The documentation's table is made of these.
 MODULES = {
-    "`BatchNorm`": (linear(lambda layer: layer, nn.BatchNorm1d(4)), "works: running statistics are averaged"),
+    "`BatchNorm`": (
+        linear(lambda layer: layer, nn.BatchNorm1d(4)),
+        "works: running statistics are averaged",
+    ),
     "`Dropout`": (linear(lambda layer: layer, nn.Dropout()), "works: each core draws its own"),
     "`nn.utils.parametrize` with a module of one's own": (linear(symmetric), "works"),
     "`nn.utils.weight_norm`, `nn.utils.spectral_norm`, the older ones": (
         linear(older_norms),
         "works",
     ),
-    "`nn.utils.parametrizations.weight_norm`": (linear(nn.utils.parametrizations.weight_norm), "works"),
-    "`nn.utils.parametrizations.spectral_norm`": (linear(nn.utils.parametrizations.spectral_norm), "works"),
-    "`nn.utils.parametrizations.orthogonal`": (linear(nn.utils.parametrizations.orthogonal), "works"),
+    "`nn.utils.parametrizations.weight_norm`": (
+        linear(nn.utils.parametrizations.weight_norm),
+        "works",
+    ),
+    "`nn.utils.parametrizations.spectral_norm`": (
+        linear(nn.utils.parametrizations.spectral_norm),
+        "works",
+    ),
+    "`nn.utils.parametrizations.orthogonal`": (
+        linear(nn.utils.parametrizations.orthogonal),
+        "works",
+    ),
     "`AveragedModel` (EMA), with `averaged_model=`": (linear(), "works"),
     "a float buffer that is assigned, as DINO's centre": (
         lambda: Changing(torch.zeros(4), center),
         "works: it is averaged",
     ),
-    "the same, written in place": (lambda: Changing(torch.zeros(4), center_in_place), "works: it is averaged"),
-    "a complex buffer": (lambda: Changing(torch.ones(4, dtype=torch.complex64), turn), "works: it is averaged"),
+    "the same, written in place": (
+        lambda: Changing(torch.zeros(4), center_in_place),
+        "works: it is averaged",
+    ),
+    "a complex buffer": (
+        lambda: Changing(torch.ones(4, dtype=torch.complex64), turn),
+        "works: it is averaged",
+    ),
     "a queue of `core.gather(keys)` and its pointer, as MoCo's": (
         lambda: Changing(torch.zeros(6, 4), enqueue),
         "works",
@@ -133,12 +151,18 @@ MODULES = {
     "`Embedding`": (Words, "works"),
     "`Embedding(max_norm=...)`": (lambda: Words(max_norm=0.5), "refused: leave max_norm out"),
     "`Embedding(sparse=True)`": (lambda: Words(sparse=True), "refused: sparse=False"),
-    "`SyncBatchNorm`": (linear(lambda layer: layer, nn.SyncBatchNorm(4)), "refused: tpukit.training.sync_batchnorm"),
+    "`SyncBatchNorm`": (
+        linear(lambda layer: layer, nn.SyncBatchNorm(4)),
+        "refused: tpukit.training.sync_batchnorm",
+    ),
     "a counter, or any buffer of whole numbers": (
         lambda: Changing(torch.zeros((), dtype=torch.int64), count),
         'refused: core.model(model, allow_different=["*counts"])',
     ),
-    "weights set from the first batch": (lambda: Changing(None, start), "refused: make them before core.model"),
+    "weights set from the first batch": (
+        lambda: Changing(None, start),
+        "refused: make them before core.model",
+    ),
 }
 
 
@@ -151,13 +175,17 @@ def outcomes(core):
         torch.manual_seed(3)
         model, loss = core.model(make()), nn.functional.mse_loss
         loss = core.model(MovingWeight()) if "loss" in name else loss
-        average = torch.optim.swa_utils.AveragedModel(model, use_buffers=True) if "EMA" in name else None
+        average = (
+            torch.optim.swa_utils.AveragedModel(model, use_buffers=True) if "EMA" in name else None
+        )
         batches = core.batches(pairs, batch_size=8, shuffle=True, drop_last=True)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         try:
             fit(core, model, optimizer, loss, batches, options=FitOptions(averaged_model=average))
             parts = [model, average, loss if isinstance(loss, nn.Module) else None]
-            found[name] = [core.to_host(dict(part.state_dict())) for part in parts if part is not None]
+            found[name] = [
+                core.to_host(dict(part.state_dict())) for part in parts if part is not None
+            ]
         except ValueError as error:  # raised on every core at the same place
             found[name] = str(error)
     return found
@@ -184,7 +212,9 @@ def test_a_module_is_the_same_on_every_core_or_refused_with_the_right_word(found
 def test_what_a_loop_of_ones_own_left_apart_is_averaged_by_fit_and_no_error():
     def work(core):
         model = core.model(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1)))
-        batches = core.batches(torch.utils.data.TensorDataset(X, X[:, :1]), batch_size=8, drop_last=True)
+        batches = core.batches(
+            torch.utils.data.TensorDataset(X, X[:, :1]), batch_size=8, drop_last=True
+        )
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for inputs, _ in batches:
             with core.step():
@@ -213,7 +243,10 @@ SETTINGS = {
     "patience": ({"patience": 1}, "patience: None on core 0, 1 on core 1"),
     "preprocess": ({"preprocess": torch.neg}, "preprocess: NoneType on core 0, "),
     "weights of classes": ({"loss": weighted(3.0)}, "loss: weighted"),
-    "a share": ({"loss": functools.partial(nn.functional.cross_entropy, label_smoothing=0.1)}, "label_smoothing=0.1"),
+    "a share": (
+        {"loss": functools.partial(nn.functional.cross_entropy, label_smoothing=0.1)},
+        "label_smoothing=0.1",
+    ),
     "a loss": ({"loss": nn.CrossEntropyLoss(label_smoothing=0.1)}, "'label_smoothing': 0.1"),
 }
 
@@ -225,8 +258,13 @@ def test_what_fit_is_called_with_has_to_be_the_same():
         losses = {"weights of classes": weighted(2.0), "a loss": nn.CrossEntropyLoss()}
         for name, (others, _) in SETTINGS.items():
             model = core.model(nn.Linear(4, 2))
-            options = {"loss": losses.get(name, nn.functional.cross_entropy)} | (others if core.rank else {})
-            train, valid = core.batches(pairs, batch_size=8, drop_last=True), core.batches(pairs, batch_size=8)
+            options = {"loss": losses.get(name, nn.functional.cross_entropy)} | (
+                others if core.rank else {}
+            )
+            train, valid = (
+                core.batches(pairs, batch_size=8, drop_last=True),
+                core.batches(pairs, batch_size=8),
+            )
             try:
                 fit(
                     core,
@@ -242,7 +280,9 @@ def test_what_fit_is_called_with_has_to_be_the_same():
 
     one, two = launch(work, cores=2, backend="cpu", progress="off").results
     assert one == two
-    assert not [name for name, (_, named) in SETTINGS.items() if named not in one.get(name, "")], one
+    assert not [name for name, (_, named) in SETTINGS.items() if named not in one.get(name, "")], (
+        one
+    )
 
 
 class Draws:
@@ -269,7 +309,10 @@ def test_a_metric_that_differs_by_core_decides_by_core_0s_numbers_and_is_not_cop
         model = core.model(nn.Linear(4, 1))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         pairs = torch.utils.data.TensorDataset(X, X[:, :1])
-        train, valid = core.batches(pairs, batch_size=8, drop_last=True), core.batches(pairs, batch_size=8)
+        train, valid = (
+            core.batches(pairs, batch_size=8, drop_last=True),
+            core.batches(pairs, batch_size=8),
+        )
         plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
         history = fit(
             *(core, model, optimizer, nn.functional.mse_loss, train, valid),
@@ -282,7 +325,11 @@ def test_a_metric_that_differs_by_core_decides_by_core_0s_numbers_and_is_not_cop
             checkpoints=Checkpoints(tmp_path, save_every=0),
         )
         columns = ("valid_loss", "valid_draws", "lr")
-        return [[row[name] for name in columns] for row in history.epochs], history.best["epoch"], len(seen)
+        return (
+            [[row[name] for name in columns] for row in history.epochs],
+            history.best["epoch"],
+            len(seen),
+        )
 
     one, two = launch(work, cores=2, backend="cpu", progress="off").results
     assert one == two
@@ -306,7 +353,10 @@ def test_folders_that_differ_by_core_are_named_when_a_run_goes_on(tmp_path):
         )
 
     launch(work, 1, cores=2, backend="cpu", progress="off")
-    with pytest.raises(RuntimeError, match=r"checkpoint in the folder: step\S+ on core 0, None on core 1(.|\n)*folder"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"checkpoint in the folder: step\S+ on core 0, None on core 1(.|\n)*folder",
+    ):
         launch(work, 2, cores=2, backend="cpu", progress="off")
 
 
@@ -330,9 +380,18 @@ class Stack(nn.Module):
 def test_layers_dropped_by_the_host_are_the_same_on_every_core_with_same_seed_and_refused_without():
     def work(core, same_seed):
         model = core.model(Stack())
-        batches = core.batches(torch.utils.data.TensorDataset(X, X[:, :1]), batch_size=4, drop_last=True)
+        batches = core.batches(
+            torch.utils.data.TensorDataset(X, X[:, :1]), batch_size=4, drop_last=True
+        )
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        fit(core, model, optimizer, nn.functional.mse_loss, batches, options=FitOptions(same_seed=same_seed))
+        fit(
+            core,
+            model,
+            optimizer,
+            nn.functional.mse_loss,
+            batches,
+            options=FitOptions(same_seed=same_seed),
+        )
         return core.to_host(dict(model.state_dict()))
 
     one, two = launch(work, True, cores=2, backend="xla", progress="off", timeout=600).results

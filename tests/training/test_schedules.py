@@ -23,7 +23,9 @@ def rates(optimizer, schedule, steps: int) -> list[float]:
 
 def test_a_warmup_rises_linearly_and_then_stays():
     optimizer = an_optimizer()
-    assert rates(optimizer, constant(optimizer, warmup=3), 6) == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.4])
+    assert rates(optimizer, constant(optimizer, warmup=3), 6) == pytest.approx(
+        [0.1, 0.2, 0.3, 0.4, 0.4, 0.4]
+    )
 
 
 def test_without_a_warmup_the_first_step_has_the_full_rate():
@@ -42,7 +44,9 @@ def test_stepped_is_torchs_steplr(every):
 def test_cosine_is_torchs_cosine_until_its_end(floor):
     ours, theirs = an_optimizer(), an_optimizer()
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(theirs, 20, eta_min=floor * 0.4)
-    assert rates(ours, cosine(ours, 20, floor=floor), 20) == pytest.approx(rates(theirs, schedule, 20))
+    assert rates(ours, cosine(ours, 20, floor=floor), 20) == pytest.approx(
+        rates(theirs, schedule, 20)
+    )
 
 
 def test_cosine_after_a_warmup_falls_from_the_full_rate_and_never_rises_again():
@@ -54,7 +58,9 @@ def test_cosine_after_a_warmup_falls_from_the_full_rate_and_never_rises_again():
     assert set(seen[12:]) == {seen[11]}
 
 
-@pytest.mark.parametrize("make", [constant, lambda o: stepped(o, 5), lambda o: cosine(o, 50, warmup=10)])
+@pytest.mark.parametrize(
+    "make", [constant, lambda o: stepped(o, 5), lambda o: cosine(o, 50, warmup=10)]
+)
 def test_no_step_has_a_rate_of_zero_which_would_be_a_graph_of_its_own(make):
     optimizer = an_optimizer()
     assert min(rates(optimizer, make(optimizer), 60)) > 0
@@ -73,7 +79,10 @@ def test_every_group_keeps_its_own_rate():
         (lambda o: constant(o, warmup=-1), "warmup is a number of steps, 0 for none, got -1"),
         (lambda o: stepped(o, 0), "every=0"),
         (lambda o: stepped(o, 5, factor=0), "factor=0"),
-        (lambda o: cosine(o, 100, warmup=100), "steps=100 and warmup=100\n  fix:   both count optimizer steps"),
+        (
+            lambda o: cosine(o, 100, warmup=100),
+            "steps=100 and warmup=100\n  fix:   both count optimizer steps",
+        ),
         (lambda o: cosine(o, 0), "steps=0"),
         (lambda o: cosine(o, 10, floor=1.0), "fraction of the full rate, 0 to 1, got 1.0"),
     ],
@@ -100,7 +109,10 @@ def test_a_resumed_run_has_the_very_same_rates(make, stop, first, tmp_path):
     optimizer = an_optimizer(momentum=0.9)
     schedule = make(optimizer)
     before = rates(optimizer, schedule, stop)
-    torch.save({"optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}, tmp_path / "state.pt")
+    torch.save(
+        {"optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()},
+        tmp_path / "state.pt",
+    )
 
     again = an_optimizer(momentum=0.9)
     parts = {"optimizer": again, "schedule": make(again)}
@@ -128,16 +140,27 @@ OPTIMIZERS = {
 }
 
 
-def count(steps: int, kind, options: dict, make=lambda optimizer: cosine(optimizer, 100, warmup=3), jump=None):
+def count(
+    steps: int,
+    kind,
+    options: dict,
+    make=lambda optimizer: cosine(optimizer, 100, warmup=3),
+    jump=None,
+):
     """Return, of each step, how many graphs it compiled and how often it copied to the host."""
 
     def work(core):
         import torch_xla.debug.metrics as met
 
         def metrics():
-            return [(met.metric_data(name) or [0])[0] for name in ("CompileTime", "TransferFromDeviceTime")]
+            return [
+                (met.metric_data(name) or [0])[0]
+                for name in ("CompileTime", "TransferFromDeviceTime")
+            ]
 
-        model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).to(core.device)
+        model = torch.nn.Sequential(
+            torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)
+        ).to(core.device)
         inputs = torch.ones(5, 3).to(core.device)
         optimizer = kind(model.parameters(), **options)
         schedule = make(optimizer)
@@ -153,7 +176,9 @@ def count(steps: int, kind, options: dict, make=lambda optimizer: cosine(optimiz
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
                 schedule.step()
-            seen.append(tuple(after - earlier for after, earlier in zip(metrics(), before, strict=True)))
+            seen.append(
+                tuple(after - earlier for after, earlier in zip(metrics(), before, strict=True))
+            )
         return seen
 
     return launch(work, cores=1, backend="xla:cpu", progress="off").results[0]
@@ -163,7 +188,14 @@ def count(steps: int, kind, options: dict, make=lambda optimizer: cosine(optimiz
 @pytest.mark.parametrize(("kind", "options"), OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_a_rate_that_changes_every_step_compiles_and_copies_nothing(kind, options):
     seen = count(6, kind, options)
-    assert [compiled for compiled, _ in seen] == [1, 1, 0, 0, 0, 0]  # the first step makes the optimiser's state
+    assert [compiled for compiled, _ in seen] == [
+        1,
+        1,
+        0,
+        0,
+        0,
+        0,
+    ]  # the first step makes the optimiser's state
     assert sum(copied for _, copied in seen) == 0
 
 
@@ -184,8 +216,12 @@ def test_adam_compiles_nothing_at_step_16_628_unless_it_is_pytorchs_own(options,
 
 
 @pytest.mark.xla
-@pytest.mark.parametrize(("amsgrad", "floor", "expected"), [(False, 0.0, 0), (True, 0.0, 1), (True, 0.5, 0)])
-def test_adamw_compiles_nothing_where_its_weight_decay_vanishes_unless_it_is_pytorchs_own(amsgrad, floor, expected):
+@pytest.mark.parametrize(
+    ("amsgrad", "floor", "expected"), [(False, 0.0, 0), (True, 0.0, 1), (True, 0.5, 0)]
+)
+def test_adamw_compiles_nothing_where_its_weight_decay_vanishes_unless_it_is_pytorchs_own(
+    amsgrad, floor, expected
+):
     """1 - lr * weight_decay is 1.0f below 2 ** -25: here from the fifth step on, in a long cosine near its end."""
     options = {"lr": 1e-5, "weight_decay": 0.01, "amsgrad": amsgrad}
     seen = count(6, torch.optim.AdamW, options, lambda optimizer: cosine(optimizer, 6, floor=floor))
@@ -208,7 +244,9 @@ def test_a_rate_on_the_device_is_refused_since_it_would_be_copied_to_the_host_ev
 @pytest.mark.xla
 @pytest.mark.parametrize("name", ["Lars", "Lamb"])
 def test_timms_lars_and_lamb_stay_in_the_graph(name):
-    optim = pytest.importorskip("timm.optim", reason="timm is on Kaggle's image; elsewhere: pip install timm")
+    optim = pytest.importorskip(
+        "timm.optim", reason="timm is on Kaggle's image; elsewhere: pip install timm"
+    )
     options = {"lr": 0.1, "weight_decay": 1e-4} | ({"momentum": 0.9} if name == "Lars" else {})
     seen = count(6, getattr(optim, name), options)
     assert [compiled for compiled, _ in seen] == [1, 1, 0, 0, 0, 0]

@@ -33,7 +33,9 @@ def work(core, folder, weight, limit=99, backup_dir=None):
 
     model = core.model(Twice(weight))
     numbers = torch.utils.data.TensorDataset(NUMBERS)
-    predict_to(folder, core, model, numbers, batch_size=2, preprocess=count, piece=4, backup_dir=backup_dir)
+    predict_to(
+        folder, core, model, numbers, batch_size=2, preprocess=count, piece=4, backup_dir=backup_dir
+    )
     return len(seen)
 
 
@@ -61,7 +63,10 @@ def test_a_run_that_was_cut_off_goes_on_with_the_piece_that_is_missing(tmp_path,
 
     with pytest.raises(WorkerError, match="cut off"):
         run(tmp_path, 2.0, 2)
-    assert sorted(file.name for file in tmp_path.glob("*.npz")) == ["000000000.npz", "000000004.npz"]
+    assert sorted(file.name for file in tmp_path.glob("*.npz")) == [
+        "000000000.npz",
+        "000000004.npz",
+    ]
     with pytest.raises(FileNotFoundError, match="2 of 3 pieces"):
         read_predictions(tmp_path)
     assert run(tmp_path, 2.0) == [1, 1]  # the third piece alone
@@ -74,10 +79,14 @@ def test_a_run_that_was_cut_off_goes_on_with_the_piece_that_is_missing(tmp_path,
     assert read_predictions(tmp_path)["sums"].tolist() == (NUMBERS.sum(1) * 3).tolist()
 
 
-def test_on_a_new_machine_the_pieces_come_from_the_backup_and_trouble_there_ends_nothing(tmp_path, capsys):
+def test_on_a_new_machine_the_pieces_come_from_the_backup_and_trouble_there_ends_nothing(
+    tmp_path, capsys
+):
     from tpukit import WorkerError
 
-    first, second, third, backup_dir = (tmp_path / name for name in ("first", "second", "third", "drive/exams"))
+    first, second, third, backup_dir = (
+        tmp_path / name for name in ("first", "second", "third", "drive/exams")
+    )
     backup_dir.parent.mkdir()
     with pytest.raises(WorkerError, match="cut off"):
         run(first, 2.0, 2, backup_dir)
@@ -90,7 +99,11 @@ def test_on_a_new_machine_the_pieces_come_from_the_backup_and_trouble_there_ends
     assert run(third, 2.0, 99, backup_dir) == [1, 1]
     (third / "predictions.json").write_text("{")
     assert run(third, 2.0, 99, backup_dir) == [0, 0]
-    assert read_predictions(third)["sums"].tolist() == read_predictions(backup_dir)["sums"].tolist() == kept
+    assert (
+        read_predictions(third)["sums"].tolist()
+        == read_predictions(backup_dir)["sums"].tolist()
+        == kept
+    )
     assert run(tmp_path / "other", 3.0, 99, backup_dir) == [3, 3]
     assert read_predictions(backup_dir)["sums"].tolist() == (NUMBERS.sum(1) * 3).tolist()
     capsys.readouterr()
@@ -99,7 +112,9 @@ def test_on_a_new_machine_the_pieces_come_from_the_backup_and_trouble_there_ends
     assert capsys.readouterr().out.count("goes on without") == 1
 
 
-def test_numbers_that_half_the_bytes_cannot_hold_are_refused_and_whole_numbers_are_kept_as_they_are(tmp_path):
+def test_numbers_that_half_the_bytes_cannot_hold_are_refused_and_whole_numbers_are_kept_as_they_are(
+    tmp_path,
+):
     from tpukit import WorkerError
 
     with pytest.raises(WorkerError, match=r"ends at 65504: .*'scores' goes up to 210000"):
@@ -107,4 +122,7 @@ def test_numbers_that_half_the_bytes_cannot_hold_are_refused_and_whole_numbers_a
     assert not list(tmp_path.glob("*.npz"))
     launch(far, tmp_path, 0.1, cores=1, backend="cpu", progress="off")
     classes = read_predictions(tmp_path)["classes"]
-    assert (classes.dtype, classes[:, 0].tolist()) == (torch.int64, [int(n * 0.1) + 4097 for n in range(0, 22, 2)])
+    assert (classes.dtype, classes[:, 0].tolist()) == (
+        torch.int64,
+        [int(n * 0.1) + 4097 for n in range(0, 22, 2)],
+    )

@@ -25,7 +25,9 @@ class Numbers(IterableDataset):
 
     def __iter__(self):
         info = get_worker_info()
-        yield from range(self.count) if info is None else range(info.id, self.count, info.num_workers)
+        yield from (
+            range(self.count) if info is None else range(info.id, self.count, info.num_workers)
+        )
 
 
 def ranks(dataset, *, world_size=2, steps=5, batch_size=2, **options):
@@ -56,7 +58,9 @@ def test_a_pass_over_all_shares_is_every_sample_once_whoever_reads(dataset, worl
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_short_share_starts_over_and_all_cores_have_the_same_steps(workers):
-    short, long = ranks(lambda share, shares: [share] if share < 2 else range(share, 100), steps=8, workers=workers)
+    short, long = ranks(
+        lambda share, shares: [share] if share < 2 else range(share, 100), steps=8, workers=workers
+    )
     assert len(flat(short)) == len(flat(long)) == 16
 
 
@@ -107,13 +111,27 @@ def test_a_stream_is_not_evaluated_and_the_fix_works():
         model, messages = core.model(nn.Identity()), []
         floats = lambda share, shares: (float(number) for number in range(share, 6, shares))  # noqa: E731
         stream = core.batches(floats, steps=3, batch_size=1)
-        for call in (lambda: predict(core, model, stream), lambda: evaluate(core, model, nn.MSELoss(), stream)):
-            with pytest.raises(ValueError, match="batches of a stream, with steps=, have no last one") as error:
+        for call in (
+            lambda: predict(core, model, stream),
+            lambda: evaluate(core, model, nn.MSELoss(), stream),
+        ):
+            with pytest.raises(
+                ValueError, match="batches of a stream, with steps=, have no last one"
+            ) as error:
                 call()
             messages.append(str(error.value))
-        return predict(core, model, core.batches([float(number) for number in range(6)], batch_size=1))
+        return predict(
+            core, model, core.batches([float(number) for number in range(6)], batch_size=1)
+        )
 
-    assert launch(work, cores=2, backend="cpu", progress="off").results[0].tolist() == [0, 1, 2, 3, 4, 5]
+    assert launch(work, cores=2, backend="cpu", progress="off").results[0].tolist() == [
+        0,
+        1,
+        2,
+        3,
+        4,
+        5,
+    ]
 
 
 def pairs(share, shares):
@@ -123,13 +141,25 @@ def pairs(share, shares):
         yield inputs, inputs.sum(dim=0, keepdim=True)
 
 
-@pytest.mark.parametrize(("backend", "cores"), [("cpu", 3), pytest.param("xla:cpu", 2, marks=pytest.mark.xla)])
-def test_fit_trains_on_a_stream_whose_shares_end_at_different_times_and_resumes(backend, cores, tmp_path):
+@pytest.mark.parametrize(
+    ("backend", "cores"), [("cpu", 3), pytest.param("xla:cpu", 2, marks=pytest.mark.xla)]
+)
+def test_fit_trains_on_a_stream_whose_shares_end_at_different_times_and_resumes(
+    backend, cores, tmp_path
+):
     def work(core, epochs):
         model = core.model(nn.Linear(3, 1))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         train = core.batches(pairs, steps=12, batch_size=4, workers=1)
-        history = fit(core, model, optimizer, nn.functional.mse_loss, train, epochs=epochs, checkpoints=tmp_path)
+        history = fit(
+            core,
+            model,
+            optimizer,
+            nn.functional.mse_loss,
+            train,
+            epochs=epochs,
+            checkpoints=tmp_path,
+        )
         return [row["step"] for row in history.epochs], history.epochs[-1]["train_loss"]
 
     options = {"cores": cores, "backend": backend, "progress": "off"}
@@ -144,9 +174,13 @@ def test_a_loss_that_is_not_finite_is_told_though_its_samples_are_gone():
         model = core.model(nn.Linear(3, 1))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         bad = lambda share, shares: [(torch.full((3,), torch.nan), torch.zeros(1))]  # noqa: E731
-        fit(core, model, optimizer, nn.functional.mse_loss, core.batches(bad, steps=3, batch_size=2))
+        fit(
+            core, model, optimizer, nn.functional.mse_loss, core.batches(bad, steps=3, batch_size=2)
+        )
 
-    with pytest.raises(WorkerError, match="its samples come from a stream and cannot be read again"):
+    with pytest.raises(
+        WorkerError, match="its samples come from a stream and cannot be read again"
+    ):
         launch(work, cores=1, backend="cpu", progress="off")
 
 
@@ -167,7 +201,11 @@ def shards(tmp_path):
 @pytest.mark.parametrize("splitting", ["none", "webdataset's own"])
 def test_tar_shards_are_dealt_out_to_cores_and_loader_processes(shards, cores, workers, splitting):
     webdataset = pytest.importorskip("webdataset")
-    off = {"nodesplitter": None, "workersplitter": None} if splitting == "none" else {"nodesplitter": None}
+    off = (
+        {"nodesplitter": None, "workersplitter": None}
+        if splitting == "none"
+        else {"nodesplitter": None}
+    )
 
     def work(core):
         def share_of(share, shares):
@@ -176,7 +214,9 @@ def test_tar_shards_are_dealt_out_to_cores_and_loader_processes(shards, cores, w
 
         with pytest.raises(TypeError, match="knows nothing of these cores"):
             core.batches(webdataset.WebDataset(shards, shardshuffle=False), steps=1, batch_size=1)
-        batches = core.batches(share_of, steps=40 // core.world_size // 5, batch_size=5, workers=workers)
+        batches = core.batches(
+            share_of, steps=40 // core.world_size // 5, batch_size=5, workers=workers
+        )
         return [int(number) for (batch,) in batches for number in batch]
 
     seen = launch(work, cores=cores, backend="cpu", progress="off").results

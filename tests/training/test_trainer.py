@@ -37,7 +37,9 @@ class Dots:
     def __init__(self, count=96, spoiled=()):
         generator = torch.Generator().manual_seed(0)
         self.images = torch.randn(count, 3, 8, 8, generator=generator)
-        self.labels = torch.stack([self.images[:, c].mean(dim=(1, 2)) > 0 for c in range(2)], 1).float()
+        self.labels = torch.stack(
+            [self.images[:, c].mean(dim=(1, 2)) > 0 for c in range(2)], 1
+        ).float()
         for index in spoiled:
             self.labels[index] = math.nan
 
@@ -51,7 +53,9 @@ class Dots:
 def net(norm=True, dropout=0.2):
     torch.manual_seed(1)
     middle = nn.BatchNorm2d(4) if norm else nn.Identity()
-    return nn.Sequential(nn.Conv2d(3, 4, 3), middle, nn.ReLU(), nn.Flatten(), nn.Dropout(dropout), nn.Linear(144, 2))
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), middle, nn.ReLU(), nn.Flatten(), nn.Dropout(dropout), nn.Linear(144, 2)
+    )
 
 
 LOSS = nn.BCEWithLogitsLoss()
@@ -65,7 +69,13 @@ def train(core, make=net, batch_size=4, lr=0.01, data=None, valid=None, decay=No
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.9)
     batches = core.batches(data or Dots(), batch_size=batch_size, shuffle=True, drop_last=True)
     valid = core.batches(valid, batch_size=batch_size) if valid else None
-    options = {"epochs": 2, "log_every": 3, "scheduler": schedule, "averaged_model": average, **options}
+    options = {
+        "epochs": 2,
+        "log_every": 3,
+        "scheduler": schedule,
+        "averaged_model": average,
+        **options,
+    }
     history = fit(core, model, optimizer, LOSS, batches, valid, **grouped(options))
     state = {"model": model.state_dict(), "average": average.state_dict() if average else None}
     return {"state": state, "optimizer": optimizer.state_dict(), "history": history}
@@ -77,9 +87,14 @@ def same(first, second):
     for result in (first, second):
         history = result["history"]
         rows = [{**row, "seconds": 0, "samples_per_second": 0} for row in history.epochs]
-        rows += [{name: row[name] for name in ("step", "epoch", "train_loss", "lr")} for row in history.intervals]
+        rows += [
+            {name: row[name] for name in ("step", "epoch", "train_loss", "lr")}
+            for row in history.intervals
+        ]
         others.append([parts(result["state"]), parts(result["optimizer"]), parts(rows)])
-    pairs = [pair for one, other in zip(*others, strict=True) for pair in zip(one, other, strict=True)]
+    pairs = [
+        pair for one, other in zip(*others, strict=True) for pair in zip(one, other, strict=True)
+    ]
     return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs)
 
 
@@ -99,7 +114,14 @@ def test_it_learns_and_all_cores_hold_the_same_model_after_it(backend, tmp_path)
     assert history.epochs[-1]["train_loss"] < 0.8 * history.epochs[0]["train_loss"]
     assert same(*results)
     assert [row["epoch"] for row in history.epochs] == [1, 2, 3, 4]
-    assert history.epochs[0].keys() == {"epoch", "step", "train_loss", "valid_loss", "valid_wrong", *ENDS}
+    assert history.epochs[0].keys() == {
+        "epoch",
+        "step",
+        "train_loss",
+        "valid_loss",
+        "valid_wrong",
+        *ENDS,
+    }
     assert history.best["valid_loss"] == min(row["valid_loss"] for row in history.epochs)
     best = torch.load(tmp_path / "best.pt", weights_only=True)
     assert best.keys() == net().state_dict().keys()
@@ -115,7 +137,17 @@ def test_the_learning_rate_of_a_row_is_that_of_its_last_step():
         batches = core.batches(Dots(), batch_size=16, shuffle=True, drop_last=True)
         valid = core.batches(Dots(19), batch_size=16)
         options = FitOptions(log_every=2, scheduler_interval=every)
-        return fit(core, model, optimizer, LOSS, batches, valid, epochs=3, scheduler=schedule, options=options)
+        return fit(
+            core,
+            model,
+            optimizer,
+            LOSS,
+            batches,
+            valid,
+            epochs=3,
+            scheduler=schedule,
+            options=options,
+        )
 
     for every, count in [("step", 3), ("epoch", 1)]:  # an epoch of two cores has 3 steps
         history = quietly(work, every, count).results[0]
@@ -133,10 +165,14 @@ def test_one_run_has_one_rate_of_all_cores_together():
     history = quietly(work).results[0]
     seconds = sum(row["seconds"] for row in history.intervals)
     assert history.samples_per_second == pytest.approx(3 * 96 / seconds)
-    assert history.samples_per_second < 8 / 0.02  # 8 samples of two cores in 20 ms, and more is not possible
+    assert (
+        history.samples_per_second < 8 / 0.02
+    )  # 8 samples of two cores in 20 ms, and more is not possible
     assert f"{history.samples_per_second:,.0f} images/s on 2 cores" in repr(history)
     for row in history.epochs:
-        seconds = sum(part["seconds"] for part in history.intervals if part["epoch"] == row["epoch"])
+        seconds = sum(
+            part["seconds"] for part in history.intervals if part["epoch"] == row["epoch"]
+        )
         assert row["samples_per_second"] == pytest.approx(96 / seconds)
         assert row["seconds"] > seconds  # with the evaluation, in which nothing is trained
 
@@ -154,7 +190,9 @@ def test_what_compiling_takes_is_not_in_the_rate_where_there_is_more():
 
 def test_one_core_with_twice_the_batch_gives_the_curve_of_two():
     def work(core, batch_size):
-        return train(core, make=lambda: net(norm=False, dropout=0), batch_size=batch_size, epochs=3)["history"]
+        return train(
+            core, make=lambda: net(norm=False, dropout=0), batch_size=batch_size, epochs=3
+        )["history"]
 
     one = quietly(work, 8, cores=1).results[0]
     two = quietly(work, 4, cores=2).results[0]
@@ -166,7 +204,13 @@ def test_one_core_with_twice_the_batch_gives_the_curve_of_two():
 def test_accumulated_batches_are_one_large_batch():
     def work(core, batch_size, accumulate):
         make = lambda: net(norm=False, dropout=0)  # noqa: E731
-        return train(core, make=make, batch_size=batch_size, accumulate_grad_batches=accumulate, max_grad_norm=0.5)
+        return train(
+            core,
+            make=make,
+            batch_size=batch_size,
+            accumulate_grad_batches=accumulate,
+            max_grad_norm=0.5,
+        )
 
     large, small = (quietly(work, *sizes, cores=1).results[0] for sizes in [(8, 1), (4, 2)])
     assert small["history"].intervals[-1]["step"] == large["history"].intervals[-1]["step"]
@@ -188,14 +232,20 @@ def test_bfloat16_gives_nearly_the_same_curve_and_leaves_the_rest_float32(backen
         result = train(core, make=lambda: Net(*net(dropout=0)), bf16=bf16, epochs=3)
         return result, seen
 
-    full, half = (quietly(work, bf16, backend=backend, cores=1).results[0] for bf16 in (False, True))
+    full, half = (
+        quietly(work, bf16, backend=backend, cores=1).results[0] for bf16 in (False, True)
+    )
     assert (full[1], half[1]) == ({torch.float32}, {torch.bfloat16})
-    losses = [[row["train_loss"] for row in result["history"].intervals] for result, _ in (full, half)]
+    losses = [
+        [row["train_loss"] for row in result["history"].intervals] for result, _ in (full, half)
+    ]
     assert losses[0] != losses[1]
     assert np.allclose(*losses, rtol=0.02)
     for part in (half[0]["state"], half[0]["optimizer"]):
         floats = [
-            t for t in torch.utils._pytree.tree_leaves(part) if isinstance(t, torch.Tensor) and t.is_floating_point()
+            t
+            for t in torch.utils._pytree.tree_leaves(part)
+            if isinstance(t, torch.Tensor) and t.is_floating_point()
         ]
         assert {t.dtype for t in floats} == {torch.float32}
 
@@ -213,7 +263,12 @@ def test_augment_and_preprocess_see_what_they_are_for():
         )
         return seen
 
-    assert quietly(work, cores=1).results[0] == ["preprocess", "augment", "preprocess", "preprocess"]  # first a trial
+    assert quietly(work, cores=1).results[0] == [
+        "preprocess",
+        "augment",
+        "preprocess",
+        "preprocess",
+    ]  # first a trial
 
 
 @pytest.mark.parametrize("backend", DRY_RUNS)
@@ -249,7 +304,10 @@ def test_no_copy_to_the_host_between_log_points_and_as_few_graphs_as_can_be(coun
         import torch_xla.debug.metrics as met
 
         def seen():
-            return [(met.metric_data(name) or [0])[0] for name in ("TransferFromDeviceTime", "CompileTime")]
+            return [
+                (met.metric_data(name) or [0])[0]
+                for name in ("TransferFromDeviceTime", "CompileTime")
+            ]
 
         copies = []
 
@@ -258,7 +316,14 @@ def test_no_copy_to_the_host_between_log_points_and_as_few_graphs_as_can_be(coun
             return inputs
 
         train(
-            core, epochs=2, steps_per_epoch=20, log_every=20, preprocess=note, data=Dots(96), decay=decay, replay=False
+            core,
+            epochs=2,
+            steps_per_epoch=20,
+            log_every=20,
+            preprocess=note,
+            data=Dots(96),
+            decay=decay,
+            replay=False,
         )
         before = seen()
         model = core.model(net())
@@ -268,8 +333,12 @@ def test_no_copy_to_the_host_between_log_points_and_as_few_graphs_as_can_be(coun
 
     copies, before, after = quietly(work, cores=1, backend="xla:cpu").results[0]
     transfers = [there - here for (here, _), (there, _) in zip(copies, copies[1:], strict=False)]
-    assert sum(transfers) == 2 == transfers[19]  # between the epochs: what is logged, and a first look at statistics
-    assert before[1] - copies[0][1] == 2  # the first step's, which makes the optimiser's state, and all others'
+    assert (
+        sum(transfers) == 2 == transfers[19]
+    )  # between the epochs: what is logged, and a first look at statistics
+    assert (
+        before[1] - copies[0][1] == 2
+    )  # the first step's, which makes the optimiser's state, and all others'
     assert after[1] - before[1] <= 2  # evaluation's; the mean of the buffers
 
 
@@ -283,7 +352,11 @@ def test_loss_and_auroc_are_scikit_learns_over_any_number_of_cores(backend, core
     def work(core):
         model = core.model(net())
         return evaluate(
-            core, model, LOSS, core.batches(data, batch_size=4), metrics={"auroc": MultilabelAUROC(num_labels=2)}
+            core,
+            model,
+            LOSS,
+            core.batches(data, batch_size=4),
+            metrics={"auroc": MultilabelAUROC(num_labels=2)},
         )
 
     for found in quietly(work, cores=cores, backend=backend).results:
@@ -299,9 +372,14 @@ def test_loss_and_auroc_are_scikit_learns_over_any_number_of_cores(backend, core
 @pytest.mark.parametrize(
     ("backend", "few", "many"), [("cpu", 3, 20), pytest.param("xla:cpu", 2, 4, marks=XLA_ONCE_MORE)]
 )
-def test_killed_at_random_moments_it_ends_as_if_nothing_had_happened(backend, few, many, tmp_path, how_often):
+def test_killed_at_random_moments_it_ends_as_if_nothing_had_happened(
+    backend, few, many, tmp_path, how_often
+):
     """Core 0, which writes the checkpoints, is killed; each log point saves, so some moments are within a save."""
-    steps, times = mmap.mmap(-1, 8), how_often(few, many)  # steps of core 0 since its start, seen by the kernel
+    steps, times = (
+        mmap.mmap(-1, 8),
+        how_often(few, many),
+    )  # steps of core 0 since its start, seen by the kernel
 
     def work(core, folder):
         def counted(inputs, labels):
@@ -317,7 +395,9 @@ def test_killed_at_random_moments_it_ends_as_if_nothing_had_happened(backend, fe
         while struct.unpack("q", steps)[0] < after_steps:
             time.sleep(0.001)
         time.sleep(seconds)
-        first = min(set(psutil.Process().children()) - before, key=lambda child: child.pid, default=None)
+        first = min(
+            set(psutil.Process().children()) - before, key=lambda child: child.pid, default=None
+        )
         if first and first.name() != "":
             first.kill()
 
@@ -327,7 +407,9 @@ def test_killed_at_random_moments_it_ends_as_if_nothing_had_happened(backend, fe
         if attempt == 0 or result:
             folder = tmp_path / f"after-{killed}"
         steps[:] = bytes(8)
-        killer = threading.Thread(target=kill, args=(generator.randint(1, 14), generator.uniform(0, 0.03)))
+        killer = threading.Thread(
+            target=kill, args=(generator.randint(1, 14), generator.uniform(0, 0.03))
+        )
         killer.start()
         try:
             result = quietly(work, folder, backend=backend).results[0]
@@ -415,7 +497,9 @@ def script(folder, pause=0.05, pause_after_step=0.0):
 @pytest.mark.parametrize(
     ("number", "pause_after_step"), [(signal.SIGTERM, 0), (signal.SIGINT, 0), (signal.SIGTERM, 0.1)]
 )
-def test_a_platform_that_ends_it_and_a_reader_who_interrupts_it_find_it_saved(number, pause_after_step, tmp_path):
+def test_a_platform_that_ends_it_and_a_reader_who_interrupts_it_find_it_saved(
+    number, pause_after_step, tmp_path
+):
     process = subprocess.Popen(
         [sys.executable, "-c", script(tmp_path, 0.05 - pause_after_step / 2, pause_after_step)],
         stdout=subprocess.PIPE,
@@ -424,13 +508,19 @@ def test_a_platform_that_ends_it_and_a_reader_who_interrupts_it_find_it_saved(nu
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
     for line in process.stdout:
-        if line.startswith("epoch 1: train_loss"):  # on a busy machine a line of progress says "epoch 1", too
+        if line.startswith(
+            "epoch 1: train_loss"
+        ):  # on a busy machine a line of progress says "epoch 1", too
             break
     workers = psutil.Process(process.pid).children()
     process.send_signal(number)
     out, _ = process.communicate(timeout=600)
     assert "run this again to continue from there" in out
-    assert process.returncode != 0 if number == signal.SIGINT else process.returncode == -signal.SIGTERM
+    assert (
+        process.returncode != 0
+        if number == signal.SIGINT
+        else process.returncode == -signal.SIGTERM
+    )
     assert len(workers) == 2
     assert not any(worker.is_running() for worker in workers)
     before, saved = sorted(tmp_path.glob("step-*.pt"))
@@ -453,7 +543,10 @@ def test_a_label_that_is_no_number_is_named(cores, tmp_path):
     order = np.random.default_rng((0, 0)).permutation(96).tolist()
     step = order.index(41) // (4 * cores) + 1
     rank = order.index(41) % (4 * cores) // 4
-    assert f"core {rank} of {cores} raised NonFiniteLossError: the loss is nan at step {step} on core {rank}" in text
+    assert (
+        f"core {rank} of {cores} raised NonFiniteLossError: the loss is nan at step {step} on core {rank}"
+        in text
+    )
     message = text.partition("its traceback:")[0]
     assert "\n  found: sample 41 holds nan or infinity" in message
     assert message.count("fix:") == 1
@@ -462,7 +555,12 @@ def test_a_label_that_is_no_number_is_named(cores, tmp_path):
 
 def test_a_learning_rate_that_explodes_is_told_from_bad_samples():
     with pytest.raises(WorkerError, match="none of its samples, .*, holds nan or infinity itself"):
-        quietly(lambda core: train(core, make=lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 2)), lr=1e37), cores=1)
+        quietly(
+            lambda core: train(
+                core, make=lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 2)), lr=1e37
+            ),
+            cores=1,
+        )
 
 
 def other(core, folder):
@@ -482,9 +580,14 @@ def other(core, folder):
             "an epoch has 12 batches, which is less than accumulate_grad_batches=99",
         ),
         (lambda core: train(core, max_time="soon"), "a time is written"),
-        (lambda core: train(core, valid=Dots(8), monitor="auroc"), "monitor is a column of the history, got 'auroc'"),
         (
-            lambda core: evaluate(core, core.model(net()), LOSS, core.batches(Dots(), batch_size=4, shuffle=True)),
+            lambda core: train(core, valid=Dots(8), monitor="auroc"),
+            "monitor is a column of the history, got 'auroc'",
+        ),
+        (
+            lambda core: evaluate(
+                core, core.model(net()), LOSS, core.batches(Dots(), batch_size=4, shuffle=True)
+            ),
             "evaluate needs every sample once, in order",
         ),
         (
@@ -518,7 +621,9 @@ def test_checkpoints_of_another_network_are_refused_and_nothing_is_lost(tmp_path
     text = str(failure.value)
     assert 'found: Unexpected key(s) in state_dict: "5.weight", "5.bias", "0.weight"' in text
     assert "size mismatch for 1.bias: copying a param with shape torch.Size([4])" in text
-    assert "make the model as it was when that was saved, or give this run a folder of its own" in text
+    assert (
+        "make the model as it was when that was saved, or give this run a folder of its own" in text
+    )
     with pytest.raises(WorkerError, match="resume=False, and .* holds checkpoints of step 24"):
         quietly(lambda core: train(core, folder=tmp_path, resume=False))
     assert sorted(tmp_path.iterdir()) == before
@@ -528,7 +633,11 @@ def test_checkpoints_of_another_network_are_refused_and_nothing_is_lost(tmp_path
 def test_the_history_prints_draws_and_is_a_table(tmp_path):
     history = quietly(lambda core: train(core, valid=Dots(8))["history"]).results[0]
     names, first, *_ = repr(history).splitlines()
-    assert names.split() == ["epoch", "step", "train_loss", "valid_loss", *ENDS] == list(history.epochs[0])
+    assert (
+        names.split()
+        == ["epoch", "step", "train_loss", "valid_loss", *ENDS]
+        == list(history.epochs[0])
+    )
     assert first.split()[:3] == ["1", "12", f"{history.epochs[0]['train_loss']:.4f}"]
     for text in (repr(history), history._repr_html_()):
         assert f"best: epoch {history.best['epoch']}, by valid_loss" in text

@@ -28,10 +28,15 @@ def expect(true: bool, otherwise: str) -> None:
 def check_samples(results: list[dict], data: reference.Numbers) -> None:
     """Raise unless batches, `evaluate` and `predict` had every sample once, with its label."""
     for name, (_, options) in on_cores.KINDS.items():
-        orders = [_order(name, [one["shown"][name][epoch] for one in results], data, **options) for epoch in range(2)]
+        orders = [
+            _order(name, [one["shown"][name][epoch] for one in results], data, **options)
+            for epoch in range(2)
+        ]
         if options.get("shuffle"):
             expect(orders[0] != orders[1], f"{name}: two epochs have the same order")
-            expect(sorted(orders[0]) != orders[0], f"{name}: the samples come in the dataset's order")
+            expect(
+                sorted(orders[0]) != orders[0], f"{name}: the samples come in the dataset's order"
+            )
     for rank, one in enumerate(results):
         for name, found in one["found"].items():
             count = len(data) if name == "all" else 1
@@ -70,7 +75,9 @@ def _order(name: str, shares: list[list], data: reference.Numbers, **options) ->
     steps = len(data) // full if options.get("drop_last") else math.ceil(len(data) / full)
     drawn = []
     for rank, batches in enumerate(shares):
-        expect(len(batches) == steps, f"{name}: core {rank} had {len(batches)} batches, not {steps}")
+        expect(
+            len(batches) == steps, f"{name}: core {rank} had {len(batches)} batches, not {steps}"
+        )
         images, labels, real = (torch.stack(part) for part in zip(*batches, strict=True))
         numbers = reference.numbers_of(images.flatten(0, 1)).long().reshape(real.shape)
         same_pixels = (images.numpy() == data.images[numbers].transpose(0, 1, 4, 2, 3)).all()
@@ -80,14 +87,18 @@ def _order(name: str, shares: list[list], data: reference.Numbers, **options) ->
         orders.append((numbers, real))
         drawn += [tuple(row) for row in labels[..., 3:].flatten(1).tolist() if row]
     expect(len({*drawn}) == len(drawn), f"{name}: batches were read with the same random numbers")
-    numbers, real = (torch.stack(part, dim=0 if "in order" in name else 1) for part in zip(*orders, strict=True))
+    numbers, real = (
+        torch.stack(part, dim=0 if "in order" in name else 1) for part in zip(*orders, strict=True)
+    )
     seen = numbers[real].tolist()
     wanted = steps * full if options.get("drop_last") else len(data)
     expect(
         len(seen) == wanted == len({*seen}),
         f"{name}: {len({*seen})} samples came, {len(seen)} times, of {wanted}",
     )
-    expect("in order" not in name or seen == [*range(len(data))], f"{name}: the samples came as {seen}")
+    expect(
+        "in order" not in name or seen == [*range(len(data))], f"{name}: the samples came as {seen}"
+    )
     expect(
         numbers.numel() == steps * cores * reference.BATCH,
         f"{name}: batches are not of {reference.BATCH}",
@@ -103,7 +114,10 @@ def check_by_hand(results: list[dict], data: reference.Numbers, near: float) -> 
         clips += [clip] * steps
     right = _reference(results, data, 1, steps, rates=[on_cores.RATE] * len(clips), clips=clips)
     losses = _expect_losses(results, right.losses, near)
-    share = max(_expect_state(f"core {rank}", one["state"], right.states[-1], near) for rank, one in enumerate(results))
+    share = max(
+        _expect_state(f"core {rank}", one["state"], right.states[-1], near)
+        for rank, one in enumerate(results)
+    )
     _expect_draws(results)
     for rank, one in enumerate(results):
         expect(
@@ -154,7 +168,9 @@ def check_fit(
         for epoch, state in enumerate(one["states"], 1):
             where = f"{name}: core {rank} after epoch {epoch}"
             shares.append(_expect_state(where, state, kept[epoch * steps - 1], near))
-            expect(_same(state, first["states"][epoch - 1]), f"{where} holds other weights than core 0")
+            expect(
+                _same(state, first["states"][epoch - 1]), f"{where} holds other weights than core 0"
+            )
     for epoch, state in enumerate(first["states"], 1):
         valid.append(reference.evaluate(state, held_out, bf16=bf16))
         wanted = [valid[-1], len(held_out), (len(held_out) - 1) / 2]
@@ -201,14 +217,18 @@ def check_resumed(results: list[dict], whole: list[dict], done: int, recipe: dic
             expect(one[name] == other[name], f"core {rank}: {name} {one[name]}, not {other[name]}")
         for name in ("numbers", "draws"):
             rest = other[name][done * recipe["accumulate"] :]
-            same = len(rest) == len(one[name]) and all(map(lambda a, b: a.equal(b), one[name], rest))
+            same = len(rest) == len(one[name]) and all(
+                map(lambda a, b: a.equal(b), one[name], rest)
+            )
             expect(same, f"core {rank}: other {name} after resuming, {one[name]}, not {rest}")
         rest = other["states"][done // steps :]
         same = len(rest) == len(one["states"]) and all(map(_same, one["states"], rest))
         expect(same and _same(one["state"], other["state"]), f"core {rank}: the weights are others")
 
 
-def _reference(results: list[dict], data, accumulate: int, of_epoch: int, **options) -> reference.Trained:
+def _reference(
+    results: list[dict], data, accumulate: int, of_epoch: int, **options
+) -> reference.Trained:
     """Train the reference on the samples that the cores had; no sample may repeat in an epoch."""
     had = []
     for one in results:
@@ -234,14 +254,18 @@ def _reference(results: list[dict], data, accumulate: int, of_epoch: int, **opti
 def _expect_losses(results: list[dict], right: list[float], near: float) -> list[float]:
     by_core = [[*map(float, one["losses"])] for one in results]
     for rank, losses in enumerate(by_core):
-        same = len(losses) == len(right) and all(map(lambda a, b: math.isclose(a, b, rel_tol=near), losses, right))
+        same = len(losses) == len(right) and all(
+            map(lambda a, b: math.isclose(a, b, rel_tol=near), losses, right)
+        )
         expect(same, f"core {rank}: losses {losses}, not {right}")
     return by_core[0]
 
 
 def _expect_state(where: str, state: dict, right: dict, near: float) -> float:
     share, name = reference.apart(state, right)
-    expect(share < near, f"{where}: {name} is {share:.1%} of its way from where plain PyTorch comes to")
+    expect(
+        share < near, f"{where}: {name} is {share:.1%} of its way from where plain PyTorch comes to"
+    )
     return share
 
 
@@ -252,9 +276,13 @@ def _expect_draws(results: list[dict]) -> None:
         for one in results:
             parts = [draws[part] for draws in one["draws"]]
             drawn += [tuple(numbers.tolist()) for numbers in parts if len(numbers)]
-        few = f"random numbers were drawn {len(drawn)} times {place}, {len({*drawn})} of them differ"
+        few = (
+            f"random numbers were drawn {len(drawn)} times {place}, {len({*drawn})} of them differ"
+        )
         expect(len({*drawn}) == len(drawn), few)
 
 
 def _same(state: dict, other: dict) -> bool:
-    return state.keys() == other.keys() and all(value.equal(other[name]) for name, value in state.items())
+    return state.keys() == other.keys() and all(
+        value.equal(other[name]) for name, value in state.items()
+    )

@@ -69,7 +69,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Write the row, or say why there is none to write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", help="the JSON of a proof, or all that it printed")
-    parser.add_argument("--evidence", type=Path, default=EVIDENCE, help="the page (default: docs/evidence.md)")
+    parser.add_argument(
+        "--evidence", type=Path, default=EVIDENCE, help="the page (default: docs/evidence.md)"
+    )
     given = parser.parse_args(arguments)
     try:
         found = read_result_of_a_chip(given.file)

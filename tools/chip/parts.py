@@ -123,7 +123,9 @@ class Proof:
                 nn.ReLU(),
             ]
             channels = wider
-        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
+        return nn.Sequential(
+            *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10)
+        )
 
     @functools.cached_property
     def images(self):
@@ -170,7 +172,10 @@ def launch_on_all(proof: Proof) -> dict:
         expect([one["rank"] for one in run.results] == [*range(cores)], f"ranks {run.results}")
         expect({one["world_size"] for one in run.results} == {cores}, f"sizes {run.results}")
         tensors = [one["tensor"] for one in run.results]
-        right = all(tensor.device.type == "cpu" and (tensor == rank).all() for rank, tensor in enumerate(tensors))
+        right = all(
+            tensor.device.type == "cpu" and (tensor == rank).all()
+            for rank, tensor in enumerate(tensors)
+        )
         expect(right, f"tensors that came home are {tensors}")
         processes = {one["process"] for one in run.results}
         expect(len(processes) == (proof.topology.processes or 1), f"{len(processes)} processes")
@@ -217,7 +222,9 @@ def train_with_fit(proof: Proof) -> dict:
     results = proof.launch(on_cores.train_with_fit, *given, matmul_precision="highest").results
     torch.save([one["float32"] for one in results], proof.folder / "fit.pt")
     return {
-        name: check_fit([one[name] for one in results], proof.data, held_out, recipe, folder / name, proof.near)
+        name: check_fit(
+            [one[name] for one in results], proof.data, held_out, recipe, folder / name, proof.near
+        )
         for name, recipe in recipes.items()
     }
 
@@ -246,7 +253,9 @@ def resume(proof: Proof) -> dict:
 def _recipes() -> dict[str, dict]:
     """Return the recipes for `fit`; each shows an error that another recipe would hide."""
     # The last epoch goes uphill, so the best is neither the first nor the last.
-    rates = [RATE * share for share in (1.1, 1.05, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)] + [-0.6 * RATE] * 4
+    rates = [RATE * share for share in (1.1, 1.05, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)] + [
+        -0.6 * RATE
+    ] * 4
     exact = {
         "epochs": 3,
         "rates": rates,
@@ -325,7 +334,9 @@ def be_interrupted(proof: Proof) -> dict:
 
 def record_a_profile(proof: Proof) -> dict:
     """A trace of some steps is written and can be read."""
-    files = [Path(file) for file in proof.launch(on_cores.record, proof.folder / "trace").results[0]]
+    files = [
+        Path(file) for file in proof.launch(on_cores.record, proof.folder / "trace").results[0]
+    ]
     traces = [file for file in files if file.name.endswith(".json.gz")]
     expect(bool(traces), f"no trace among the files {files}")
     events = len(json.loads(gzip.decompress(traces[0].read_bytes()))["traceEvents"])
@@ -348,7 +359,10 @@ def load_what_was_compiled(proof: Proof) -> dict:
     cold, warm = (proof.launch(on_cores.compile_some, compile_cache=folders) for _ in range(2))
     losses = {str(one["losses"]) for one in (*cold.results, *warm.results)}
     expect(len(losses) == 1, f"losses differ: {losses}")
-    compiled = {name: sum(one["compiled"] for one in run.results) for name, run in (("cold", cold), ("warm", warm))}
+    compiled = {
+        name: sum(one["compiled"] for one in run.results)
+        for name, run in (("cold", cold), ("warm", warm))
+    }
     loaded = sum(one["loaded"] for one in warm.results)
     expect(
         compiled["warm"] == 0 and loaded > 0,
@@ -390,7 +404,9 @@ def measure_rates(proof: Proof) -> dict:
     # A TPU rounds the inputs of products to bfloat16, 8 significant bits.
     expect(math.isclose(first, host, rel_tol=2e-2), f"first loss {first}, on the host {host}")
     expect(len({one["weights"] for one in results}) == 1, "cores ended with different weights")
-    expect(not any(one["compiled"] for one in results), "a step was compiled again while it was timed")
+    expect(
+        not any(one["compiled"] for one in results), "a step was compiled again while it was timed"
+    )
     images = plan.timed_steps * plan.batch_size * proof.topology.cores
     rates = {
         f"images_per_second_{kind}": round(images / max(one[kind] for one in results), 1)

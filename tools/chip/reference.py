@@ -22,10 +22,14 @@ class Numbers:
 
         numbers = numpy.arange(count)
         self.shape = (_SIDE, _SIDE, 3)
-        self.images = numpy.random.default_rng(0).integers(0, 256, (count, *self.shape), numpy.uint8)
+        self.images = numpy.random.default_rng(0).integers(
+            0, 256, (count, *self.shape), numpy.uint8
+        )
         self.images[:, 0, 0, 0] = numbers // 256
         self.images[:, 0, 0, 1] = numbers % 256
-        self.labels = numpy.stack([numbers, numbers * 7 % 11 / 11, numbers * 3 % 5 / 5], 1).astype(numpy.float32)
+        self.labels = numpy.stack([numbers, numbers * 7 % 11 / 11, numbers * 3 % 5 / 5], 1).astype(
+            numpy.float32
+        )
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -128,7 +132,9 @@ def train(data: Numbers, steps: list, *, rates: list, clips: list, bf16: bool = 
                 value.backward()
                 total += value.item()
             after.append(_buffers(model))
-        means = {name: torch.stack([one[name].double() for one in after]).mean(0) for name in before}
+        means = {
+            name: torch.stack([one[name].double() for one in after]).mean(0) for name in before
+        }
         model.load_state_dict(means, strict=False)
         if clip is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
@@ -172,7 +178,9 @@ def _samples(data: Numbers, numbers) -> tuple:
     import torch
 
     numbers = [int(number) for number in numbers]
-    return torch.from_numpy(data.images[numbers]).permute(0, 3, 1, 2), torch.from_numpy(data.labels[numbers])
+    return torch.from_numpy(data.images[numbers]).permute(0, 3, 1, 2), torch.from_numpy(
+        data.labels[numbers]
+    )
 
 
 def _buffers(model) -> dict:

@@ -75,9 +75,13 @@ def script(platform: str, arguments: Sequence[str], *, root: Path | None = None)
                 sent.append(path)
     files = {path.relative_to(root).as_posix(): path.read_bytes() for path in sent}
     packed = base64.encodebytes(_packed(files)).decode().strip()
-    text = _TEMPLATE.format(platform=platform, kit=packed, arguments=list(arguments), end=_END[platform])
+    text = _TEMPLATE.format(
+        platform=platform, kit=packed, arguments=list(arguments), end=_END[platform]
+    )
     if len(text) > MOST_BYTES:
-        raise ValueError(f"the script has {len(text):,} bytes, more than {MOST_BYTES:,}, which Kaggle may refuse")
+        raise ValueError(
+            f"the script has {len(text):,} bytes, more than {MOST_BYTES:,}, which Kaggle may refuse"
+        )
     return text
 
 
@@ -247,12 +251,17 @@ def _keep(found: dict | None, name: str, result: Path, otherwise: str) -> int:
 
 def _found(command: list[str]) -> list[str]:
     """Return a command with the path of its program: in the folder of this Python, or on PATH."""
-    program = shutil.which(command[0], path=str(Path(sys.executable).parent)) or shutil.which(command[0])
+    program = shutil.which(command[0], path=str(Path(sys.executable).parent)) or shutil.which(
+        command[0]
+    )
     if program is None:
-        package = {"colab": "google-colab-cli, which needs Python 3.12 or newer"}.get(command[0], command[0])
+        package = {"colab": "google-colab-cli, which needs Python 3.12 or newer"}.get(
+            command[0], command[0]
+        )
         raise NotSent(
             f"the command {command[0]} is not installed: {package}",
-            fix=f"in the clone, pip install '.[chip]'; or, for any Python: pipx install {package.partition(',')[0]}",
+            fix=f"in the clone, pip install '.[chip]'; "
+            f"or, for any Python: pipx install {package.partition(',')[0]}",
         )
     return [program, *command[1:]]
 

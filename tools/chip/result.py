@@ -87,7 +87,9 @@ def read_result_of_a_chip(file: str | Path) -> dict:
     """
     path = Path(file)
     if not path.is_file():
-        raise PathNotFoundError(f"no such file: {path}", fix="make chip-colab or make chip-kaggle writes one")
+        raise PathNotFoundError(
+            f"no such file: {path}", fix="make chip-colab or make chip-kaggle writes one"
+        )
     text = path.read_text(errors="replace")
     found = find_result(text)
     if found is None:
@@ -122,7 +124,9 @@ def read_result_of_a_chip(file: str | Path) -> dict:
     failed = {name: one for name, one in found["parts"].items() if not one["passed"]}
     if failed or not found["passed"]:
         errors = "; ".join(f"{name}: {one.get('error', '')[:200]}" for name, one in failed.items())
-        raise NoProof(f"{path} is of a proof that failed", found=errors, fix="correct it, and run it again")
+        raise NoProof(
+            f"{path} is of a proof that failed", found=errors, fix="correct it, and run it again"
+        )
     return found
 
 
@@ -140,7 +144,9 @@ def code_that_runs() -> str:
         )
         if at.returncode or Path(at.stdout.split("\n")[0]).resolve() != root.resolve():
             return f"version {__version__}"
-        changed = subprocess.run([*git, "status", "--porcelain", "--", "tpukit"], capture_output=True, text=True)
+        changed = subprocess.run(
+            [*git, "status", "--porcelain", "--", "tpukit"], capture_output=True, text=True
+        )
     except OSError:  # no git here
         return f"version {__version__}"
     mark = "+" if changed.stdout.strip() else ""
@@ -166,13 +172,21 @@ def _wrong_fields(found: dict) -> list[str]:
         },
         **{"rehearsal": bool | None, "versions": dict, "parts": dict},
     }
-    wrong = [f"{name} is {found.get(name)!r}" for name, kind in kinds.items() if not isinstance(found.get(name), kind)]
+    wrong = [
+        f"{name} is {found.get(name)!r}"
+        for name, kind in kinds.items()
+        if not isinstance(found.get(name), kind)
+    ]
     if wrong:
         return wrong
     texts = [found[name] for name in ("code", "platform", "generation")]
     texts += [found["versions"].get(name) for name in ("python", "torch", "torch_xla", "libtpu")]
     # They become words of a table: nothing may end its cell.
-    wrong += [f"{one!r} is no name or version" for one in texts if not re.fullmatch(r"[\w.+() -]{1,60}", one or "none")]
+    wrong += [
+        f"{one!r} is no name or version"
+        for one in texts
+        if not re.fullmatch(r"[\w.+() -]{1,60}", one or "none")
+    ]
     try:
         datetime.date.fromisoformat(found["date"])
     except ValueError:
@@ -184,7 +198,9 @@ def _wrong_fields(found: dict) -> list[str]:
             wrong.append(f"the part {name} does not say whether it passed")
     rates = found["parts"].get("rates")
     if not wrong and rates["passed"]:
-        numbers = [rates.get(f"images_per_second_{kind}") for kind in ("without_input", "with_input")]
+        numbers = [
+            rates.get(f"images_per_second_{kind}") for kind in ("without_input", "with_input")
+        ]
         numbers += [rates.get("size"), rates.get("batch_size")]
         is_right = all(isinstance(one, int | float) and one > 0 for one in numbers)
         wrong += [] if is_right and rates.get("network") == "resnet34" else [f"rates are {rates}"]

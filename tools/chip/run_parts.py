@@ -44,7 +44,9 @@ def main(
             began = time.monotonic()
             try:
                 outcome = {"passed": True, **PARTS[name](proof)}
-            except BaseException as error:  # SIGINT that came too late included: the other parts go on
+            except (
+                BaseException
+            ) as error:  # SIGINT that came too late included: the other parts go on
                 traceback.print_exc(file=sys.stdout)
                 # without the traceback of a core
                 told = f"{type(error).__name__}: {error}".partition("\n\n")[0]

@@ -41,7 +41,9 @@ def run_parts(
     outcomes = folder / "outcomes.jsonl"
     results = {}
     environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), environ.get("PYTHONPATH")]))
+    environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(Path(__file__).parents[2]), environ.get("PYTHONPATH")])
+    )
     while waiting := [name for name in parts if name not in results]:
         given = {
             "parts": waiting,
@@ -72,7 +74,9 @@ def run_parts(
     return results
 
 
-def _watch(process: subprocess.Popen, outcomes: Path, limit: float, say: Callable[[bytes], object]) -> str:
+def _watch(
+    process: subprocess.Popen, outcomes: Path, limit: float, say: Callable[[bytes], object]
+) -> str:
     """Hand on what the process prints until it ends, or a part lasts too long; say how that was."""
     part = None
     began = time.monotonic()

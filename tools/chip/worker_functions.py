@@ -43,7 +43,11 @@ def use_collectives(core) -> dict:
     for part in (_reductions_and_gathers, _means, _models):
         if not wrong:
             answers += part(core)
-            wrong = [f"{name}: {got}, not {expected}" for name, got, expected in answers if got != expected]
+            wrong = [
+                f"{name}: {got}, not {expected}"
+                for name, got, expected in answers
+                if got != expected
+            ]
     return {"answers": len(answers), "wrong": wrong}
 
 
@@ -55,14 +59,18 @@ def _reductions_and_gathers(core):
         mine = _values(core.rank, dtype).to(core.device)
         # Of truth values there is no sum.
         operations = [one for one in _OPERATIONS if dtype != "bool" or one in ("min", "max")]
-        answers = core.to_host({one: core.all_reduce(mine, one) for one in operations} | {"gather": core.gather(mine)})
+        answers = core.to_host(
+            {one: core.all_reduce(mine, one) for one in operations} | {"gather": core.gather(mine)}
+        )
         everyone = torch.cat([_values(rank, dtype) for rank in range(core.world_size)])
         for operation, answer in answers.items():
             name = f"{operation} of {dtype}"
             numbers = everyone.double()
             if operation == "mean":  # a share is rounded: to the dtype, or on its way there
                 expected = numbers.mean(0, keepdim=True)
-                close = torch.allclose(answer.double(), expected, rtol=1e-2 if "16" in dtype else 1e-6)
+                close = torch.allclose(
+                    answer.double(), expected, rtol=1e-2 if "16" in dtype else 1e-6
+                )
                 yield name, answer.tolist(), answer.tolist() if close else expected.tolist()
                 continue
             right = {"sum": numbers.sum(0), "min": numbers.amin(0), "max": numbers.amax(0)}
@@ -123,7 +131,9 @@ def count_samples(core, data) -> dict:
     for name, samples in {"all": data, "one": reference.Numbers(1)}.items():
         batches = core.batches(samples, batch_size=reference.BATCH)
         model = core.model(_Spell())
-        of_all = evaluate(core, model, how_far, batches, metrics={"samples": lambda outputs, _: len(outputs)})
+        of_all = evaluate(
+            core, model, how_far, batches, metrics={"samples": lambda outputs, _: len(outputs)}
+        )
         streamed = evaluate(core, model, how_far, batches, keep_outputs=False)
         found[name] = {
             "outputs": of_all.outputs,
@@ -189,11 +199,23 @@ def train_by_hand(core, data) -> dict:
 
 def train_with_fit(core, data, held_out, recipes: dict[str, dict], folder) -> dict:
     """Train with `fit` by each recipe, from the start or from a checkpoint; return the results."""
-    return {name: _fit(core, data, held_out, folder / name, **recipe) for name, recipe in recipes.items()}
+    return {
+        name: _fit(core, data, held_out, folder / name, **recipe)
+        for name, recipe in recipes.items()
+    }
 
 
 def _fit(
-    core, data, held_out, folder, *, rates: list, averaged: bool, accumulate: int, clip: float | None, **options
+    core,
+    data,
+    held_out,
+    folder,
+    *,
+    rates: list,
+    averaged: bool,
+    accumulate: int,
+    clip: float | None,
+    **options,
 ) -> dict:
     import torch
 
@@ -205,7 +227,9 @@ def _fit(
     model[-1].register_forward_hook(lambda layer, inputs, outputs: dtypes.add(str(outputs.dtype)))
     average = torch.optim.swa_utils.AveragedModel(model) if averaged else None
     # A step more than there are: a schedule is asked for the rate after the last one, too.
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: [*rates, rates[-1]][step] / RATE)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: [*rates, rates[-1]][step] / RATE
+    )
 
     def look(images, labels) -> tuple:
         numbers.append(reference.numbers_of(images))
@@ -221,10 +245,15 @@ def _fit(
         model,
         optimizer,
         reference.loss,
-        core.batches(reference.OneByOne(data), batch_size=reference.BATCH, shuffle=True, drop_last=True),
+        core.batches(
+            reference.OneByOne(data), batch_size=reference.BATCH, shuffle=True, drop_last=True
+        ),
         core.batches(held_out, batch_size=reference.BATCH),
         scheduler=schedule,
-        metrics={"samples": lambda outputs, _: len(outputs), "number": lambda _, labels: labels[:, 0].mean()},
+        metrics={
+            "samples": lambda outputs, _: len(outputs),
+            "number": lambda _, labels: labels[:, 0].mean(),
+        },
         preprocess=reference.prepare,
         augment=look,
         accumulate_grad_batches=accumulate,
@@ -242,7 +271,10 @@ def _fit(
     return core.snapshot(told) | {
         "losses": [row["train_loss"] for row in history.intervals],
         "rates": [row["lr"] for row in history.intervals],
-        "epochs": [[row[f"valid_{name}"] for name in ("loss", "samples", "number")] for row in history.epochs],
+        "epochs": [
+            [row[f"valid_{name}"] for name in ("loss", "samples", "number")]
+            for row in history.epochs
+        ],
         "best": history.best["epoch"],
         "states": states,
         "dtypes": sorted(dtypes),

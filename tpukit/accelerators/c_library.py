@@ -77,7 +77,9 @@ def compiled(
 
 
 def _key(compiler: str, flags: Iterable[str], files: Iterable[Path]) -> str:
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=False, timeout=60).stdout
+    version = subprocess.run(
+        [compiler, "--version"], capture_output=True, check=False, timeout=60
+    ).stdout
     key = hashlib.sha256(version)
     key.update(" ".join(flags).encode())
     for file in files:
@@ -125,7 +127,9 @@ def _compile(command: list[str], sources: Path, to: Path) -> None:
     with tempfile.TemporaryDirectory(dir=to.parent, prefix="compiling-") as folder:
         made = Path(folder) / to.name
         command = [*command, "-o", str(made), *files, "-ldl", "-lpthread"]
-        ended = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, timeout=300)
+        ended = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", check=False, timeout=300
+        )
         if ended.returncode:
             lines = ended.stderr.strip().splitlines()
             errors = [line for line in lines if "error" in line]

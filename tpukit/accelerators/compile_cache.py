@@ -112,7 +112,9 @@ class CompileCache:
                 remove_oldest(self.folders[0])
 
 
-def open_compile_cache(folders: Iterable[Path], say: Callable[[str], object]) -> CompileCache | None:
+def open_compile_cache(
+    folders: Iterable[Path], say: Callable[[str], object]
+) -> CompileCache | None:
     """Prepare the folders and the library for the workers of a launch.
 
     Args:

@@ -213,7 +213,9 @@ class ShardedRuntime(XlaRuntime):
         return ShardedTpu(topology.chips)
 
 
-def choose_sharded(shard: str, choose: Callable[[int | None], Topology], **others: object) -> Topology:
+def choose_sharded(
+    shard: str, choose: Callable[[int | None], Topology], **others: object
+) -> Topology:
     """Return the topology of one process with all chips; of a single device if there is only one.
 
     Args:
@@ -269,7 +271,8 @@ def how_it_is_cut(topology: Topology) -> str:
         return f"one process on {topology.device}; the weights are sharded over them"
     if topology.is_dry_run:
         return (
-            'one CPU process holds the whole model here; backend="xla" is a dry run that shards it as TPU chips would'
+            "one CPU process holds the whole model here; "
+            'backend="xla" is a dry run that shards it as TPU chips would'
         )
     return "one chip: there is nothing to shard"
 

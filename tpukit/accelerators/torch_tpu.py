@@ -206,7 +206,9 @@ class TorchTpuRuntime(CpuRuntime):
         with variable_set(_AUTOLOAD, "0"):
             super().load(topology)
 
-    def open_compile_cache(self, folders: Iterable[Path], say: Callable[[str], object]) -> CompileCache:
+    def open_compile_cache(
+        self, folders: Iterable[Path], say: Callable[[str], object]
+    ) -> CompileCache:
         # TorchTPU has its own cache. It uses one folder: `start` names the first.
         return CompileCache(own_folders(folders))
 
@@ -261,7 +263,9 @@ def load_torch_tpu() -> None:
                 f"torch_tpu {metadata.version('torch_tpu')}, torch {torch.__version__}; it looks "
                 "for chips from v4 on, and their nodes in /dev/vfio"
             ),
-            fix=("tpukit.check() names chips without a node; in a container, start it with --privileged"),
+            fix=(
+                "tpukit.check() names chips without a node; in a container, start it with --privileged"
+            ),
         )
 
 

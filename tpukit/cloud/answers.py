@@ -14,7 +14,8 @@ from tpukit.essentials.display import TpukitError
 
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 _LOGIN = (
-    "`gcloud auth application-default login`; on a machine without a browser, GOOGLE_APPLICATION_CREDENTIALS=key.json"
+    "`gcloud auth application-default login`; on a machine without a browser, "
+    "GOOGLE_APPLICATION_CREDENTIALS=key.json"
 )
 _LONGEST_MESSAGE = 300  # characters
 

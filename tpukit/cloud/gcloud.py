@@ -115,7 +115,9 @@ class GcloudTarget:
             script = Path(folder, "boot.sh")
             script.write_text(boot_script(plan, handle))
             try:
-                run_tool([*create_words(plan, handle), f"--metadata-from-file=startup-script={script}"])
+                run_tool(
+                    [*create_words(plan, handle), f"--metadata-from-file=startup-script={script}"]
+                )
             except CloudError as error:
                 # The VM may exist although the answer was lost, and it would cost money.
                 if error.answered or self._describe(handle) is None:

@@ -7,7 +7,9 @@ from tpukit.cloud.tpu_health import health
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `health`."""
-    parser.add_argument("name", nargs="?", help="of a TPU VM; without a name, the TPU of this machine")
+    parser.add_argument(
+        "name", nargs="?", help="of a TPU VM; without a name, the TPU of this machine"
+    )
     parser.add_argument("--zone", help="of the TPU VM")
     parser.add_argument("--project", help="the Google Cloud project")
     parser.add_argument(

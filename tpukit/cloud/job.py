@@ -50,7 +50,9 @@ from tpukit.essentials.display import (
 )
 from tpukit.profiling import find_tpu, parse_duration
 
-_TARGETS = {target.name: target for target in (LocalTarget, VertexTarget, GcloudTarget, SkyPilotTarget)}
+_TARGETS = {
+    target.name: target for target in (LocalTarget, VertexTarget, GcloudTarget, SkyPilotTarget)
+}
 TARGETS = tuple(_TARGETS)
 OVER = ("succeeded", "failed", "cancelled", "timed out")
 # The last lines of the log, which an error shows.
@@ -178,7 +180,9 @@ def submit(
     return _send(target, plan, sent, values)
 
 
-def _send(target: Target, plan: JobPlan, sent: Mapping[str, bytes | Path], parameters: dict) -> "Job":
+def _send(
+    target: Target, plan: JobPlan, sent: Mapping[str, bytes | Path], parameters: dict
+) -> "Job":
     """Write the job's folder and start the job, unless it was sent before."""
     folder = open_folder(plan.folder, project=plan.options.project)
     request = {"plan": _plan_as_json(plan), "parameters": parameters, "sent": time.time()}
@@ -190,7 +194,9 @@ def _send(target: Target, plan: JobPlan, sent: Mapping[str, bytes | Path], param
             difference = "has other contents"
             if is_over:
                 difference = f"is over: {job.state}"
-            raise InvalidValueError(f"there is a job {plan.name} already, which {difference}", fix="another name")
+            raise InvalidValueError(
+                f"there is a job {plan.name} already, which {difference}", fix="another name"
+            )
         if folder.read("handle.json"):
             print(f"{plan.name} was sent before, and is not sent again")
             return job
@@ -304,7 +310,9 @@ class Job:
                 self.target.cancel(handle)
         return self
 
-    def result(self, folder: str | os.PathLike | None = None, *, timeout: str | float | None = None) -> Result:
+    def result(
+        self, folder: str | os.PathLike | None = None, *, timeout: str | float | None = None
+    ) -> Result:
         """Wait, and return the executed notebook and the files.
 
         Args:
@@ -482,7 +490,9 @@ def _target(to: str | Target) -> Target:
     return _TARGETS[to]()
 
 
-def _sent_files(path: Path, book: JobNotebook, *, files, requirements, options: JobOptions) -> dict[str, bytes | Path]:
+def _sent_files(
+    path: Path, book: JobNotebook, *, files, requirements, options: JobOptions
+) -> dict[str, bytes | Path]:
     """Return all files that are sent, by their names in the folder `in`."""
     if isinstance(files, str | os.PathLike):
         raise InvalidValueError(f"files is a list, got {files!r}", fix=f'files=["{files}"]')

@@ -15,7 +15,9 @@ _TEXT_OPTIONS = ("zone", "region", "project", "reservation", "image", "service_a
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `job`."""
     parser.add_argument("notebook", help="train.ipynb or train.py")
-    parser.add_argument("--to", default="local", choices=TARGETS, help="local is a dry run (default: local)")
+    parser.add_argument(
+        "--to", default="local", choices=TARGETS, help="local is a dry run (default: local)"
+    )
     parser.add_argument("--chip", help="such as v5e-8 or v6e-1; needed except for local")
     parser.add_argument(
         *("-p", "--parameter"),
@@ -34,8 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--requirements", help="a requirements.txt")
     parser.add_argument("--name", help="of the job (default: the notebook's and the time)")
-    parser.add_argument("--bucket", help="gs://bucket/folder for the results; for local a folder (default: jobs)")
-    parser.add_argument("--timeout", default="1d", help="8h, 90m: all attempts together (default: 1d)")
+    parser.add_argument(
+        "--bucket", help="gs://bucket/folder for the results; for local a folder (default: jobs)"
+    )
+    parser.add_argument(
+        "--timeout", default="1d", help="8h, 90m: all attempts together (default: 1d)"
+    )
     parser.add_argument(
         "--secret",
         action="append",
@@ -43,13 +49,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=REFERENCE",
         help="HF_TOKEN=projects/P/secrets/hf/...",
     )
-    parser.add_argument("--wait", action="store_true", help="until the job is over; exit status 1 if it failed")
+    parser.add_argument(
+        "--wait", action="store_true", help="until the job is over; exit status 1 if it failed"
+    )
     rare = parser.add_argument_group("options")
     for name in _TEXT_OPTIONS:
         rare.add_argument(f"--{name.replace('_', '-')}", help="see tpukit.cloud.JobOptions")
-    rare.add_argument("--spot", action="store_true", help="a cheaper machine that the platform may take back")
-    rare.add_argument("--grace", type=float, default=JobOptions.grace, help="seconds for an interrupted cell")
-    rare.add_argument("--not-secret", action="append", default=[], metavar="TEXT", help="allow a false alarm")
+    rare.add_argument(
+        "--spot", action="store_true", help="a cheaper machine that the platform may take back"
+    )
+    rare.add_argument(
+        "--grace", type=float, default=JobOptions.grace, help="seconds for an interrupted cell"
+    )
+    rare.add_argument(
+        "--not-secret", action="append", default=[], metavar="TEXT", help="allow a false alarm"
+    )
 
 
 def run(given: argparse.Namespace) -> int:
@@ -90,7 +104,9 @@ class _OfJobs:
         """Add the arguments of `jobs`, `logs`, `result` or `cancel`."""
         if self._name != "jobs":
             parser.add_argument("name", help="of the job")
-        parser.add_argument("--bucket", default="jobs", help="the bucket or folder of the job (default: jobs)")
+        parser.add_argument(
+            "--bucket", default="jobs", help="the bucket or folder of the job (default: jobs)"
+        )
         if self._name == "result":
             parser.add_argument("--folder", help="for the results (default: jobs/NAME)")
 

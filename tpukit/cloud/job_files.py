@@ -46,7 +46,9 @@ _SECRET = re.compile("|".join(f"(?:{shape})" for shape in _SHAPES))
 _SHORTEST_ALLOWED = 8  # a shorter text would allow too much
 
 
-def named_files(folder: Path, named: Iterable[str | os.PathLike], *, not_secret: Sequence[str] = ()) -> dict[str, Path]:
+def named_files(
+    folder: Path, named: Iterable[str | os.PathLike], *, not_secret: Sequence[str] = ()
+) -> dict[str, Path]:
     """Return the files to send by their path from the notebook's folder.
 
     In a folder that was named, hidden files, keys and links that lead out of it are refused. Such a
@@ -82,7 +84,8 @@ def named_files(folder: Path, named: Iterable[str | os.PathLike], *, not_secret:
         raise InvalidValueError(
             f"{len(refused)} of the named files would not be sent",
             found=found_text,
-            fix="name only the files that the job needs; a file in a folder is sent if it is named itself",
+            fix="name only the files that the job needs; "
+            "a file in a folder is sent if it is named itself",
         )
     return found
 
@@ -116,7 +119,9 @@ def _reason_against(file: Path, name: str, place: Path | None) -> str:
     return ""
 
 
-def read_requirements(path: Path, packages: Sequence[str], *, not_secret: Sequence[str] = ()) -> bytes:
+def read_requirements(
+    path: Path, packages: Sequence[str], *, not_secret: Sequence[str] = ()
+) -> bytes:
     """Return the contents of a requirements file that another machine can install.
 
     Raises:
@@ -134,7 +139,8 @@ def read_requirements(path: Path, packages: Sequence[str], *, not_secret: Sequen
             raise InvalidValueError(
                 f"{place} names a file of this machine, which the job does not have",
                 found=line.strip(),
-                fix="write its lines into this file; or name a wheel in files=, and install it in a cell with %pip",
+                fix="write its lines into this file; "
+                "or name a wheel in files=, and install it in a cell with %pip",
             )
         _check_requirement(line, place, pins)
     return text.encode()
@@ -154,7 +160,8 @@ def _check_requirement(line: str, place: str, pins: Mapping[str, str]) -> None:
         raise InvalidValueError(
             f"{place} contradicts {name}=={pinned}, which every job with this torch installs",
             found=line.strip(),
-            fix=f'remove the line, or JobOptions(torch="...") with one of {", ".join(RELEASES)}, or torch="none"',
+            fix='remove the line, or JobOptions(torch="...") with one of '
+            f'{", ".join(RELEASES)}, or torch="none"',
         )
     if name == "jax" and not pins and "tpu" not in wanted.extras:
         raise InvalidValueError(

@@ -41,7 +41,9 @@ class Stored(NamedTuple):
     crc32c: str
 
 
-def open_folder(address: str | os.PathLike, *, project: str | None = None, credentials=None) -> "JobFolder":
+def open_folder(
+    address: str | os.PathLike, *, project: str | None = None, credentials=None
+) -> "JobFolder":
     """Return the folder at an address, which need not exist.
 
     Raises:
@@ -54,7 +56,9 @@ def open_folder(address: str | os.PathLike, *, project: str | None = None, crede
     found = _BUCKET.fullmatch(text.rstrip("/"))
     if not found:
         raise InvalidValueError(f"{text!r} is not a bucket", fix='"gs://my-bucket/runs"')
-    return BucketFolder(found[1], (found[2] or "").strip("/"), project=project, credentials=credentials)
+    return BucketFolder(
+        found[1], (found[2] or "").strip("/"), project=project, credentials=credentials
+    )
 
 
 def address_of(bucket: str | os.PathLike, name: str) -> str:
@@ -120,7 +124,11 @@ class PathFolder:
     def names(self, prefix: str = "") -> list[str]:
         """Return the names of all files that begin with a prefix, sorted."""
         place = self._path / prefix.rpartition("/")[0]
-        files = [path for path in place.rglob("*") if path.is_file() and not _UNFINISHED.search(path.name)]
+        files = [
+            path
+            for path in place.rglob("*")
+            if path.is_file() and not _UNFINISHED.search(path.name)
+        ]
         names = sorted(path.relative_to(self._path).as_posix() for path in files)
         return [name for name in names if name.startswith(prefix)]
 
@@ -166,7 +174,9 @@ class BucketFolder:
         self._repeated = {"timeout": _SECONDS, "retry": DEFAULT_RETRY}
         project = project or os.environ.get("GOOGLE_CLOUD_PROJECT")
         role = "roles/storage.objectAdmin"
-        self._service = Service("Cloud Storage", "storage.googleapis.com", role, project or "the project")
+        self._service = Service(
+            "Cloud Storage", "storage.googleapis.com", role, project or "the project"
+        )
         with self._service.asked(self.address):
             # Objects need no project; without one the client would look for it, and may find none.
             client = storage.Client(project=project or "none", credentials=credentials)
@@ -193,7 +203,9 @@ class BucketFolder:
     def create(self, name: str, content: bytes) -> bool:
         with self._asked(name):
             try:
-                self._blob(name).upload_from_string(content, timeout=_SECONDS, if_generation_match=0)
+                self._blob(name).upload_from_string(
+                    content, timeout=_SECONDS, if_generation_match=0
+                )
             except self._file_exists:
                 # A repeated request finds the file that the lost answer was about.
                 return self._blob(name).download_as_bytes(timeout=_SECONDS) == content

@@ -20,10 +20,14 @@ from tpukit.essentials.display import InvalidTypeError, InvalidValueError, PathN
 _MADE_BY_PAPERMILL = {"injected-parameters", "papermill-error-cell-tag"}  # cells of an earlier run
 _OF_A_RUN = ("widgets", "papermill")  # metadata that holds outputs or describes an earlier run
 NUMBER = "tpukit_cell"  # in the metadata of a cell that is sent: its number in the file, from 0
-_PERCENT = re.compile(r"^#[ ]?%%(.*)$", re.MULTILINE)  # begins a cell in Jupytext, VS Code and Spyder
+_PERCENT = re.compile(
+    r"^#[ ]?%%(.*)$", re.MULTILINE
+)  # begins a cell in Jupytext, VS Code and Spyder
 _KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
 # `runpy` and not %run, which prints the error of a script and then succeeds.
-_RUN_SCRIPT = "import runpy, sys\nsys.argv = [{0!r}]\n_ = runpy.run_path({0!r}, run_name='__main__')"
+_RUN_SCRIPT = (
+    "import runpy, sys\nsys.argv = [{0!r}]\n_ = runpy.run_path({0!r}, run_name='__main__')"
+)
 
 
 @dataclass(frozen=True)
@@ -54,9 +58,13 @@ def read_notebook(path: Path, *, not_secret: Sequence[str] = ()) -> JobNotebook:
             contains text that looks like a secret.
     """
     if path.suffix not in (".ipynb", ".py"):
-        raise InvalidValueError(f"a job runs a notebook or a script, got {path.name}", fix="a file .ipynb or .py")
+        raise InvalidValueError(
+            f"a job runs a notebook or a script, got {path.name}", fix="a file .ipynb or .py"
+        )
     if not path.is_file():
-        raise PathNotFoundError(f"no such file: {path}", fix="the path of the notebook, from this folder")
+        raise PathNotFoundError(
+            f"no such file: {path}", fix="the path of the notebook, from this folder"
+        )
     script = None
     if path.suffix == ".py":
         text = path.read_text(encoding="utf-8")
@@ -89,9 +97,11 @@ def check_parameters(notebook: JobNotebook, parameters: Mapping[str, object]) ->
     """Return parameters that the notebook has and that JSON keeps; refuse others."""
     if parameters and notebook.parameters_cell < 0:
         raise InvalidValueError(
-            f"the parameters {', '.join(parameters)} need a cell of parameters, and the notebook has none",
+            f"the parameters {', '.join(parameters)} need a cell of parameters, "
+            "and the notebook has none",
             found='no cell has the tag "parameters"',
-            fix='give the cell with the defaults that tag; in a script, `# %% tags=["parameters"]` above it',
+            fix="give the cell with the defaults that tag; "
+            'in a script, `# %% tags=["parameters"]` above it',
         )
     unknown = [name for name in parameters if name not in notebook.defaults]
     known = ", ".join(notebook.defaults)
@@ -141,9 +151,13 @@ def _load(path: Path) -> dict:
             fix="open and save it in Jupyter",
         ) from error
     if not is_notebook:
-        raise InvalidValueError(f"{path.name} has the format {version}", fix="open and save it in Jupyter, as format 4")
+        raise InvalidValueError(
+            f"{path.name} has the format {version}", fix="open and save it in Jupyter, as format 4"
+        )
     if language.lower() != "python":
-        raise InvalidValueError(f"{path.name} is a notebook in {language}", fix="a job runs notebooks in Python")
+        raise InvalidValueError(
+            f"{path.name} is a notebook in {language}", fix="a job runs notebooks in Python"
+        )
     return book
 
 

@@ -25,7 +25,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tpukit.accelerators import launch_on_host
-from tpukit.essentials.display import InvalidValueError, NotInstalledError, TpukitError, TpukitRuntimeError
+from tpukit.essentials.display import (
+    InvalidValueError,
+    NotInstalledError,
+    TpukitError,
+    TpukitRuntimeError,
+)
 from tpukit.essentials.environment import setup
 from tpukit.essentials.launcher import Core, Hosts, Run
 from tpukit.profiling import parse_duration
@@ -217,7 +222,9 @@ def hosts_of_slice(topology: str, accelerator: str | None) -> tuple[int, dict[st
     from ray.util.tpu import get_tpu_worker_resources
 
     try:
-        return get_tpu_worker_resources(topology=topology, accelerator_type=accelerator or "none", num_slices=1)
+        return get_tpu_worker_resources(
+            topology=topology, accelerator_type=accelerator or "none", num_slices=1
+        )
     except ValueError as error:
         raise InvalidValueError(
             f"there is no TPU slice topology={topology!r}, accelerator={accelerator!r}",
@@ -334,7 +341,9 @@ def _on_a_host(config: dict) -> None:
             print(f"{hosts.count} hosts begin again, from the checkpoint {checkpoint}", flush=True)
         reports = _Reports(train, folder, is_first=is_first)
         setup()
-        run = launch_on_host(hosts, task.on_core, *task.args, progress="text", loggers=reports.row, **task.options)
+        run = launch_on_host(
+            hosts, task.on_core, *task.args, progress="text", loggers=reports.row, **task.options
+        )
         reports.end()
         file = _RUN.format(hosts.number)
         (folder / file).write_bytes(cloudpickle.dumps(run))
@@ -377,7 +386,9 @@ class _Reports:
         self._done = threading.Event()
         self._reported = self._steps()
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._report_until_done, name="tpukit-reports", daemon=True)
+        self._thread = threading.Thread(
+            target=self._report_until_done, name="tpukit-reports", daemon=True
+        )
         self._thread.start()
 
     def row(self, row: dict) -> None:

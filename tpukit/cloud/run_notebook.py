@@ -192,7 +192,9 @@ class _Attempt:
         if self.number == 1:
             return
         count = len(self.files.copied)
-        self.log.write(f"tpukit: attempt {self.number}, with {count} files of the attempts before\n")
+        self.log.write(
+            f"tpukit: attempt {self.number}, with {count} files of the attempts before\n"
+        )
         earlier = self.folder.read("notebook.ipynb")
         if earlier:
             self.folder.write(f"notebook-attempt-{self.number - 1}.ipynb", earlier)
@@ -268,7 +270,9 @@ def main(arguments: list[str]) -> int:
 
 def _run(attempt: _Attempt, request: Mapping, source: Path, over: threading.Event) -> dict:
     plan = request["plan"]
-    threading.Thread(target=_watch, args=(attempt, float(plan["timeout"]), over), daemon=True).start()
+    threading.Thread(
+        target=_watch, args=(attempt, float(plan["timeout"]), over), daemon=True
+    ).start()
     os.environ |= read_secrets(plan.get("secrets", {}))
     os.environ |= {"TPUKIT_JOB": plan["name"], "TPUKIT_ATTEMPT": str(attempt.number)}
     attempt.restore(source)
@@ -423,7 +427,9 @@ def _finish(attempt: _Attempt, result: dict, request: Mapping) -> int:
         print("tpukit: another machine runs this job now; this one ends", flush=True)
         return 1
     if result["state"] == "timed out":
-        result["error"] = f"the time limit of {request['plan']['timeout']:.0f} s, counted from the first start"
+        result["error"] = (
+            f"the time limit of {request['plan']['timeout']:.0f} s, counted from the first start"
+        )
     if result["state"] != "interrupted":
         result |= {
             "attempt": attempt.number,
@@ -488,7 +494,9 @@ def _take_number(folder: JobFolder) -> tuple[int, float]:
     started = float(os.environ.get("TPUKIT_STARTED") or time.time())
     number = 1 + len(folder.names("attempts/"))
     # The process is in the content, so that two machines never write the same.
-    about = json.dumps({"started": started, "machine": f"{os.uname().nodename} {os.getpid()} {time.time_ns()}"})
+    about = json.dumps(
+        {"started": started, "machine": f"{os.uname().nodename} {os.getpid()} {time.time_ns()}"}
+    )
     while not folder.create(_attempt_file(number), about.encode()):
         number += 1
     first = read_json(folder, _attempt_file(1)).get("started", started)
@@ -514,13 +522,17 @@ def _key(path: Path) -> _Key:
     return status.st_mtime_ns, status.st_size, status.st_ino
 
 
-def read_secrets(secrets: Mapping[str, str], *, open_url: Callable = urllib.request.urlopen) -> dict[str, str]:
+def read_secrets(
+    secrets: Mapping[str, str], *, open_url: Callable = urllib.request.urlopen
+) -> dict[str, str]:
     """Return the values of secrets in Secret Manager, with the account of this machine.
 
     References of another kind ("env:NAME") are left out: the platform has put them into the
     environment.
     """
-    wanted = {name: reference for name, reference in secrets.items() if reference.startswith("projects/")}
+    wanted = {
+        name: reference for name, reference in secrets.items() if reference.startswith("projects/")
+    }
     if not wanted:
         return {}
     host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")

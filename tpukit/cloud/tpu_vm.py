@@ -20,7 +20,10 @@ _NAME = "[a-z]([a-z0-9-]{0,61}[a-z0-9])?"
 _LONG_NAME = re.compile("projects/([^/]+)/locations/([^/]+)/nodes/([^/]+)")
 
 _START = "`gcloud compute tpus tpu-vm start {name} --zone {zone} --project {project}`"
-_AGAIN = "delete it and create it again: `gcloud compute tpus tpu-vm delete {name} --zone {zone} --project {project}`"
+_AGAIN = (
+    "delete it and create it again: "
+    "`gcloud compute tpus tpu-vm delete {name} --zone {zone} --project {project}`"
+)
 _LATER = 'ask again, or wait longer: wait="30m"'
 # Every state of the API: its meaning, and the fix. The fix is None if the state passes by itself.
 _STATES = {
@@ -89,7 +92,9 @@ def node_health(
     return full, [*_findings(node, place, wait), *_more_findings(node)]
 
 
-def _settled(ask: Callable[[], dict], deadline: float, *, every: float, say: Callable[[str], None]) -> dict:
+def _settled(
+    ask: Callable[[], dict], deadline: float, *, every: float, say: Callable[[str], None]
+) -> dict:
     """Return the node once its state does not pass by itself, or at the deadline."""
     printed = None
     printed_at = 0.0
@@ -146,7 +151,9 @@ def _place(name: str, zone: str | None, project: str | None, environ: Mapping[st
 
 
 @contextlib.contextmanager
-def _client(place: Mapping[str, str], credentials, endpoint: str | None) -> Iterator[Callable[[], dict]]:
+def _client(
+    place: Mapping[str, str], credentials, endpoint: str | None
+) -> Iterator[Callable[[], dict]]:
     """Yield a function that requests the node once per call."""
     try:
         import cloud_tpu_client
@@ -172,7 +179,9 @@ def _client(place: Mapping[str, str], credentials, endpoint: str | None) -> Iter
         static_discovery=True,
         client_options={"api_endpoint": endpoint} if endpoint else None,
     )
-    client = cloud_tpu_client.Client(place["name"], zone=place["zone"], project=place["project"], service=service)
+    client = cloud_tpu_client.Client(
+        place["name"], zone=place["zone"], project=place["project"], service=service
+    )
     list_command = "`gcloud compute tpus tpu-vm list --zone {zone} --project {project}`"
     cloud = Service(
         name="Cloud TPU",

@@ -84,7 +84,10 @@ def jpeg_decoder():
     try:
         import simplejpeg
     except ImportError:
-        slower = "simplejpeg is not installed: Pillow decodes, at about half the speed, and does not notice all damage"
+        slower = (
+            "simplejpeg is not installed: Pillow decodes, at about half the speed, "
+            "and does not notice all damage"
+        )
         print(explain(slower, fix="pip install simplejpeg"))
         return None
     return simplejpeg
@@ -98,7 +101,9 @@ def _decode_jpeg(data: bytes, size: int | None, exact: bool, out):
         return None
     least = 0 if exact or size is None else size
     try:
-        height, width, colors, _ = decoder.decode_jpeg_header(data, min_height=least, min_width=least)
+        height, width, colors, _ = decoder.decode_jpeg_header(
+            data, min_height=least, min_width=least
+        )
     except ValueError as error:
         _raise_if_corrupt(error, data)
         return None  # Pillow may still be able to open it
@@ -236,6 +241,7 @@ def _not_whole(why: str, data: bytes) -> ValueError:
 def _check_pixels(width: int, height: int, data: bytes) -> None:
     if width * height > PIXEL_LIMIT:
         raise _not_whole(
-            f"it claims {width:,} x {height:,} pixels, and more than {PIXEL_LIMIT:,} are not decoded",
+            f"it claims {width:,} x {height:,} pixels, "
+            f"and more than {PIXEL_LIMIT:,} are not decoded",
             data,
         )

@@ -126,7 +126,10 @@ class Room:
         if needed > free:
             raise self._too_small(target, needed, free)
         if needed > _WORTH_A_LINE:
-            print(f"pack: about {human_size(needed)} are needed, {human_size(free)} are free in {target.folder}")
+            print(
+                f"pack: about {human_size(needed)} are needed, "
+                f"{human_size(free)} are free in {target.folder}"
+            )
 
     def _too_small(self, target: PackFolder, needed: int, free: int) -> DiskFullError:
         count = self._described.count
@@ -139,7 +142,8 @@ class Room:
                 settings.append(f"{key} {value}")
         ways = self._ways(target, needed, free)
         return DiskFullError(
-            f"{images} need about {human_size(needed)}, and {human_size(free)} are free in {target.folder}",
+            f"{images} need about {human_size(needed)}, "
+            f"and {human_size(free)} are free in {target.folder}",
             found=", ".join(settings),
             fix="; or ".join([*ways, "make room on this disk, and call it again"]),
         )
@@ -225,7 +229,10 @@ class Room:
                 continue
             is_other_disk = _device(place) != _device(target.folder)
             if is_other_disk and free_in(place) >= needed:
-                ways.append(f"a folder in {place}, where {human_size(free_in(place))} are free until the session ends")
+                ways.append(
+                    f"a folder in {place}, where {human_size(free_in(place))} are free "
+                    "until the session ends"
+                )
         if count:
             ways.append(f"some of the images: {int(count * free / needed):,} fit")
         return ways

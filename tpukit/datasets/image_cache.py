@@ -117,12 +117,18 @@ def choose_images(
         if why_not:
             reasons.append(why_not)
             continue
-        print(f"cache: {images}, made in {place}: {human_size(free)} free, {human_size(memory)} of memory")
+        print(
+            f"cache: {images}, made in {place}: {human_size(free)} free, {human_size(memory)} of memory"
+        )
         try:
-            return build_image_cache(packed, place, size=size, workers=workers, progress=progress, exact=exact)
+            return build_image_cache(
+                packed, place, size=size, workers=workers, progress=progress, exact=exact
+            )
         except DiskFullError as error:  # a quota, which the free space of the disk does not show
             reasons.append(str(error).partition("\n")[0])
-    print(f"no cache: {images}, but {'; '.join(reasons)}. Every epoch reads and decodes the packed images")
+    print(
+        f"no cache: {images}, but {'; '.join(reasons)}. Every epoch reads and decodes the packed images"
+    )
     return PackedImages(packed.folder, size).labelled_as(packed)
 
 
@@ -182,7 +188,9 @@ def build_image_cache(
     if target.is_finished:
         return _open(target).labelled_as(packed)
     if not is_writable(target.folder):
-        raise DiskFullError(f"nothing can be written to {folder}", fix="name a folder on another disk")
+        raise DiskFullError(
+            f"nothing can be written to {folder}", fix="name a folder on another disk"
+        )
     with target.locked():
         if target.is_finished:  # another process has built it meanwhile
             return _open(target).labelled_as(packed)
@@ -203,7 +211,9 @@ def _plan(packed: PackedImages, size: int, exact: bool) -> dict:
     try:
         size = whole_number("size", size or 0, 1)
     except ValueError:
-        raise InvalidValueError(f"size is the height and width in pixels, got {size!r}", fix="size=128") from None
+        raise InvalidValueError(
+            f"size is the height and width in pixels, got {size!r}", fix="size=128"
+        ) from None
     PackedImages(packed.folder, size)  # raises if the pack holds pixels of another size
     plan = {
         "pack": {"words": f"pack {packed.folder}", "digest": packed.digest},
@@ -223,8 +233,12 @@ def _no_pack(packed) -> InvalidValueError:
         fix = "PackedImages(folder)"
     inner = getattr(packed, "dataset", None)
     if isinstance(inner, PackedImages):
-        fix = f"cache all {len(inner):,} images of the PackedImages, and take the Subset of the cache"
-    return InvalidValueError(f"a cache is made of PackedImages, got {type(packed).__name__}", fix=fix)
+        fix = (
+            f"cache all {len(inner):,} images of the PackedImages, and take the Subset of the cache"
+        )
+    return InvalidValueError(
+        f"a cache is made of PackedImages, got {type(packed).__name__}", fix=fix
+    )
 
 
 def _open(target: CacheFolder) -> CachedImages:

@@ -62,7 +62,9 @@ def endings() -> tuple[str, ...]:
     return tuple(ending for ending, kind in Image.EXTENSION.items() if kind in kinds)
 
 
-def find_images(folder, classes: Sequence[str] | None = None, *, without: Path | None = None) -> FoundFiles:
+def find_images(
+    folder, classes: Sequence[str] | None = None, *, without: Path | None = None
+) -> FoundFiles:
     """Find the images of a folder, class by class, each class in the order of names.
 
     Names that begin with a dot (`.ipynb_checkpoints`, `._001.jpg` of a Mac), `__MACOSX`, packs,
@@ -82,7 +84,9 @@ def find_images(folder, classes: Sequence[str] | None = None, *, without: Path |
             the classes; or the classes lie one folder deeper.
     """
     if not os.path.isdir(folder):
-        raise PathNotFoundError(f"there is no folder {folder}", fix="pass the folder that holds one folder per class")
+        raise PathNotFoundError(
+            f"there is no folder {folder}", fix="pass the folder that holds one folder per class"
+        )
     above = (_identity(folder),)
     parts = [entry for entry in _entries(folder) if _is_part(entry, above, without)]
     found = [entry.name for entry in parts if entry.is_dir()]
@@ -150,7 +154,9 @@ def _refuse_deeper_classes(folder, names: list[str]) -> None:
     named = {name.lower() for name in classes}
     common = set.intersection(*folders_in.values())
     has_same_folders = all(folders == common for folders in folders_in.values())
-    are_deeper_classes = has_same_folders and len(common) > 1 and not common <= _PARTS and "" not in common
+    are_deeper_classes = (
+        has_same_folders and len(common) > 1 and not common <= _PARTS and "" not in common
+    )
     without_images = next((name for name in classes if "" not in folders_in[name]), None)
     if without_images is not None and (named <= _PARTS or are_deeper_classes):
         deeper = os.path.join(folder, without_images)
@@ -179,7 +185,9 @@ def most_frequent(endings: Mapping[str, int]) -> str:
     return ", ".join(f"{ending} {count:,}" for ending, count in counts)
 
 
-def _images(folder, inside: str, *, above: tuple, without: Path | None, others: Counter) -> Iterator[str]:
+def _images(
+    folder, inside: str, *, above: tuple, without: Path | None, others: Counter
+) -> Iterator[str]:
     """Yield the images of a folder, then those of its sub-folders; count other files.
 
     Args:

@@ -130,7 +130,9 @@ def _split_tuple(item) -> _Parts:
     for mask in masks:
         _check_mask(mask, image)
     if len(masks) > 1 or len(labels) > 1:
-        raise TypeError(f"{len(masks)} masks and {len(labels)} parts with labels, where one of each is read")
+        raise TypeError(
+            f"{len(masks)} masks and {len(labels)} parts with labels, where one of each is read"
+        )
     return _Parts(image, mask=next(iter(masks), None), labels=labels)
 
 

@@ -28,7 +28,14 @@ from tpukit.datasets.item_parts import Columns, brightest_of, check_item, label_
 from tpukit.datasets.label_arrays import are_other_numbers
 from tpukit.datasets.masks import is_masked, resize
 from tpukit.essentials.data import inside, only_iterates
-from tpukit.essentials.display import InvalidValueError, SystemFailureError, first_few, kind_of, parts_of, screen
+from tpukit.essentials.display import (
+    InvalidValueError,
+    SystemFailureError,
+    first_few,
+    kind_of,
+    parts_of,
+    screen,
+)
 
 # Items that are read twice, to find random transforms: a dataset that flips every second item
 # passes with a probability of 1 in 65,000.
@@ -106,7 +113,9 @@ class Items:
         if first_failure is not None:
             number, failed = first_failure
             failed.stop(number)
-        raise InvalidValueError("the source yields nothing", fix="check its path; a generator can be used only once")
+        raise InvalidValueError(
+            "the source yields nothing", fix="check its path; a generator can be used only once"
+        )
 
     def _refuse_random(self) -> None:
         """Raise if an item changes when it is read again: one random version would be packed."""
@@ -208,7 +217,9 @@ class Items:
                 fix="name all of them, in any order; classes=None takes the names of the dataset",
             )
         if not own and are_other_numbers(asked):
-            print(f"pack: the numbers of items are places in classes=, from 0: 0 stands for {asked[0]!r}")
+            print(
+                f"pack: the numbers of items are places in classes=, from 0: 0 stands for {asked[0]!r}"
+            )
         return asked
 
     def read(self) -> Iterator[tuple]:

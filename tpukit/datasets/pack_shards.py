@@ -71,7 +71,9 @@ class _Seen(NamedTuple):
     frames: bool  # True if only the first of several pages or frames is packed
 
 
-def write_shards(described: PackSource, target: PackFolder, *, skip: bool, workers: int | None, progress) -> None:
+def write_shards(
+    described: PackSource, target: PackFolder, *, skip: bool, workers: int | None, progress
+) -> None:
     """Write the shards that are not there yet, in several processes.
 
     Args:
@@ -133,7 +135,9 @@ def _missing(target: PackFolder, rank: int, workers: int) -> list[_MissingShard]
     return missing
 
 
-def _feed(items: Items, missing: list[_MissingShard], size: int | None, *, skip: bool) -> Iterator[bytes]:
+def _feed(
+    items: Items, missing: list[_MissingShard], size: int | None, *, skip: bool
+) -> Iterator[bytes]:
     """Read the items of some shards, in their order, for `ReceivedItems` in another process.
 
     This process reads them one after the other, because a dataset may hold something that other
@@ -279,7 +283,9 @@ class _Note:
         return json.dumps(note).encode()
 
 
-def _write(target: PackFolder, shard: _MissingShard, source, *, skip: bool, count_image: Callable) -> None:
+def _write(
+    target: PackFolder, shard: _MissingShard, source, *, skip: bool, count_image: Callable
+) -> None:
     """Write a shard and its note, then give the shard its name."""
     size = target.plan["size"]
     window = target.plan.get("window")
@@ -356,7 +362,9 @@ def _right_path(path: str) -> str:
     return f"check the path, from {os.getcwd()}"
 
 
-def prepare(source: Files | StoredItems | ReceivedItems, number: int, size: int | None, window=None) -> Prepared:
+def prepare(
+    source: Files | StoredItems | ReceivedItems, number: int, size: int | None, window=None
+) -> Prepared:
     """Read one image and return it as it is stored; of a damaged image the reason and a fix."""
     try:
         data = source[number]

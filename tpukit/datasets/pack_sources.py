@@ -133,7 +133,8 @@ def describe_source(
         if labels is not None or groups is not None:
             raise InvalidValueError(
                 "the labels of a folder are its sub-folders, and it has no groups",
-                fix="pass a DataFrame with a path column, with labels= and groups= the names of its columns",
+                fix="pass a DataFrame with a path column, "
+                "with labels= and groups= the names of its columns",
             )
         _refuse(columns, "a folder", "path", "root", "image", "masks")
         described = _of_files(os.fspath(source), find_images(source, classes, without=without))
@@ -172,7 +173,9 @@ def _in_their_order(classes) -> list[str]:
             fix = f"classes=range({classes})"
         elif isinstance(classes, set | frozenset):
             fix = f"a list, in which they have an order: classes={sorted(map(str, classes))}"
-        raise InvalidValueError(f"classes= is the names of all classes, in their order, got {classes!r}", fix=fix)
+        raise InvalidValueError(
+            f"classes= is the names of all classes, in their order, got {classes!r}", fix=fix
+        )
     return [str(name) for name in classes]
 
 
@@ -206,7 +209,9 @@ def _describe_table(source, labels: list, groups, classes, columns: Columns) -> 
     root = columns.root or ""
     if columns.root is None and is_table_file(source):
         root = os.path.dirname(source)
-    found = read_columns(table, path=path, labels=labels, groups=groups, masks=columns.masks, classes=classes)
+    found = read_columns(
+        table, path=path, labels=labels, groups=groups, masks=columns.masks, classes=classes
+    )
     return _of_files(os.fspath(root), found)
 
 
@@ -282,7 +287,8 @@ def _label_names(items: Items, asked: list | None) -> list[str]:
         names = [f"label_{number}" for number in range(items.labels)]
     if len(names) != items.labels:
         raise InvalidValueError(
-            f"the items have {items.labels} labels, and labels= names {len(names)}: {', '.join(names)}",
+            f"the items have {items.labels} labels, "
+            f"and labels= names {len(names)}: {', '.join(names)}",
             fix=f"a name for each of the {items.labels}, or none",
         )
     return names

@@ -42,7 +42,9 @@ def refuse_other_file(source: str) -> None:
         if source.lower().endswith(ending):
             fix = _with_pandas(source, call.format(file=source), " path=, labels=,")
             break
-    raise InvalidValueError(f"{source} is a file, and pack reads folders, CSV files and tables in memory", fix=fix)
+    raise InvalidValueError(
+        f"{source} is a file, and pack reads folders, CSV files and tables in memory", fix=fix
+    )
 
 
 def load_table(source, *, words: Sequence):
@@ -55,7 +57,9 @@ def load_table(source, *, words: Sequence):
     if not is_table_file(source):
         return source
     if not os.path.isfile(source):
-        raise PathNotFoundError(f"there is no file {source}", fix=f"check the path, from {os.getcwd()}")
+        raise PathNotFoundError(
+            f"there is no file {source}", fix=f"check the path, from {os.getcwd()}"
+        )
     import pandas
 
     separator = "\t" if ".tsv" in Path(source).suffixes else ","
@@ -75,7 +79,8 @@ def load_table(source, *, words: Sequence):
         fields = [str(field) for field in (table.index[0], *table.iloc[0])]
         raise _to_be_read_by(
             source,
-            "has rows of one field more than its first line: names of rows, index_col=0, or an end that is not read",
+            "has rows of one field more than its first line: "
+            "names of rows, index_col=0, or an end that is not read",
             f"{', '.join(map(str, table.columns))}; and {', '.join(fields)}",
             "index_col=False",
         )
@@ -92,7 +97,9 @@ def _with_pandas(source, call: str, columns: str = "") -> str:
     return f"pack(pandas.{call}, ...,{columns} root={root!r})"
 
 
-def read_columns(table, *, path: Hashable, labels: list, groups: Hashable, masks: Hashable, classes) -> FoundFiles:
+def read_columns(
+    table, *, path: Hashable, labels: list, groups: Hashable, masks: Hashable, classes
+) -> FoundFiles:
     """Read the columns of a DataFrame that are named by the arguments of `pack`.
 
     A single label may hold words, or numbers of `classes`.
@@ -102,7 +109,8 @@ def read_columns(table, *, path: Hashable, labels: list, groups: Hashable, masks
         raise InvalidValueError(
             f"groups= of a table is the name of one of its columns, got a {type(groups).__name__}",
             found=f"columns {', '.join(map(str, table.columns))}",
-            fix='groups="patient"; for values that are in no column, table.assign(patient=values) first',
+            fix='groups="patient"; '
+            "for values that are in no column, table.assign(patient=values) first",
         )
     optional = [name for name in (groups, masks) if name is not None]
     _check_columns(table, [path, *labels, *optional], path)
@@ -191,6 +199,7 @@ def _paths(column, name: Hashable) -> list[str]:
             raise InvalidValueError(
                 f"the path of row {row} holds a zero character, which no path can",
                 found=repr(path),
-                fix="check how the paths were made; a fixed-width field is cut with path.rstrip('\\0')",
+                fix="check how the paths were made; "
+                "a fixed-width field is cut with path.rstrip('\\0')",
             )
     return names

@@ -150,7 +150,9 @@ class PackedImages(StoredImages):
         lines += self._masks_in_words()
         frames = found.get("frames")
         if frames:
-            lines.append(f"of {counted(frames, 'file')} with several pages or frames the first is taken")
+            lines.append(
+                f"of {counted(frames, 'file')} with several pages or frames the first is taken"
+            )
         return "\n      ".join(lines)
 
     def _labels_in_words(self) -> str:
@@ -195,7 +197,10 @@ class PackedImages(StoredImages):
         values = self._manifest["mask_values"]
         lines = [f"masks hold {counted(len(values), 'value')}: {first_few(values, _FEW)}"]
         if 255 in values and set(values) <= {0, 255}:
-            lines.append("masks hold 0 and 255 alone: is 255 a class, divide by 255; or pixels that do not count?")
+            lines.append(
+                "masks hold 0 and 255 alone: "
+                "is 255 a class, divide by 255; or pixels that do not count?"
+            )
         for number, (colour, other) in self._manifest.get("mask_colours", {}).items():
             lines.append(
                 f"masks show class {number} in several colours, {tuple(colour)} and "
@@ -287,7 +292,8 @@ class PackedImages(StoredImages):
                 raise SystemFailureError(
                     f"image {index} of {self.folder} cannot be decoded: {self.name(index)}",
                     found=error,
-                    fix="leave it out, torch.utils.data.Subset(packed, indices), or pack the images again",
+                    fix="leave it out, torch.utils.data.Subset(packed, indices), "
+                    "or pack the images again",
                 ) from error
         pixels = numpy.frombuffer(stored, numpy.uint8).reshape(self.shape)
         if out is None:

@@ -175,7 +175,9 @@ def pack(
     columns = Columns(path, root, options.image, masks=masks, window=options.window)
     without = _folders(folder)[0]
     described = describe_source(source, labels, groups, classes, columns, without=without)
-    return pack_described(described, folder, size=size, damaged=damaged, progress=progress, options=options)
+    return pack_described(
+        described, folder, size=size, damaged=damaged, progress=progress, options=options
+    )
 
 
 def check_arguments(damaged: str | float, options: PackOptions, *, size: int | None) -> None:
@@ -273,7 +275,9 @@ def _reopen(described: PackSource, target: PackFolder) -> PackedImages:
                 raise target.damaged(fault)
         _compare_files(described, target, noted=target.folder, packed=packed.shards)
     elif described.is_stream:
-        print(f"pack: {target.folder} is finished; of a source without numbers only the first was compared")
+        print(
+            f"pack: {target.folder} is finished; of a source without numbers only the first was compared"
+        )
     target.remove_work()  # an earlier call may have been ended before it did this
     return packed
 
@@ -293,7 +297,9 @@ def _report_skipped(packed: PackedImages, share: float) -> None:
     print(f"pack: {left_out}: {_reasons(packed.skipped)}; PackedImages.skipped lists them")
 
 
-def _fill(target: PackFolder, described: PackSource, share: float, *, workers, progress, room: Room) -> None:
+def _fill(
+    target: PackFolder, described: PackSource, share: float, *, workers, progress, room: Room
+) -> None:
     """Pack the images that no earlier call has packed."""
     begun = target.unfinished_plan()
     if begun and target.find_outputs():
@@ -355,7 +361,9 @@ def _packed_rows(described: PackSource, target: PackFolder, progress: str | None
     return rows
 
 
-def _compare_files(described: PackSource, target: PackFolder, *, noted: Path, packed: Shards) -> None:
+def _compare_files(
+    described: PackSource, target: PackFolder, *, noted: Path, packed: Shards
+) -> None:
     """Raise FileExistsError if the files of a pack are no longer those of the source.
 
     Args:

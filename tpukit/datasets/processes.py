@@ -25,7 +25,10 @@ from tpukit.essentials.environment import cpus
 # Not joblib's loky (1.6.0): after a SIGKILL of the kernel its 2 workers and 2 trackers still ran at
 # 15 s. With a thread in each that watches the parent, KernelManager.restart_kernel(now=True) left
 # its 8 semaphores in /dev/shm.
-_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from tpukit.datasets.processes import _run; _run(sys.argv[2])"
+_CODE = (
+    "import sys; sys.path.insert(0, sys.argv[1]); "
+    "from tpukit.datasets.processes import _run; _run(sys.argv[2])"
+)
 _PARENT_OF_TPUKIT = str(Path(__file__).resolve().parents[2])
 # One thread each: the threads of numpy's libraries would compete with the other processes.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}

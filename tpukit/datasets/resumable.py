@@ -92,7 +92,9 @@ class ResumableFolder:
             manifest = unseal(data)
         except ValueError as error:
             if not data or b'"format": "tpukit' in data:
-                raise self.damaged(f"{self.manifest_name} is not what was written: {error}") from error
+                raise self.damaged(
+                    f"{self.manifest_name} is not what was written: {error}"
+                ) from error
             manifest = {}  # a file of another program
         if manifest.get("format") != self.format:
             raise self._of_another_kind(manifest.get("format", "something else"))
@@ -106,7 +108,9 @@ class ResumableFolder:
         fix = f"pass the folder that {self.make} has written"
         if UNFINISHED in found:
             fix = f"call {self.make} as before: it continues where it was interrupted"
-        return PathNotFoundError(f"{self.folder} holds no finished {self.kind}", found=found, fix=fix)
+        return PathNotFoundError(
+            f"{self.folder} holds no finished {self.kind}", found=found, fix=fix
+        )
 
     def _of_another_kind(self, found: str) -> InvalidValueError:
         """Return the error for a manifest of another format."""
@@ -130,7 +134,9 @@ class ResumableFolder:
             fix=self.repair.format(folder=self.folder),
         )
 
-    def differences(self, plan: dict, *, kind: type[TpukitError] = PathExistsError) -> TpukitError | None:
+    def differences(
+        self, plan: dict, *, kind: type[TpukitError] = PathExistsError
+    ) -> TpukitError | None:
         """Return the error for another plan in this folder; None if it is the same."""
         differences = []
         for key in {**self.plan, **plan}:
@@ -140,7 +146,9 @@ class ResumableFolder:
                 differences.append(_difference(key, found, asked))
         return self.another("; ".join(differences), kind=kind)
 
-    def another(self, found: str | None, *, kind: type[TpukitError] = PathExistsError) -> TpukitError | None:
+    def another(
+        self, found: str | None, *, kind: type[TpukitError] = PathExistsError
+    ) -> TpukitError | None:
         """Return the error, of this kind, for other contents; None if `found` is empty."""
         if not found:
             return None

@@ -98,7 +98,9 @@ def _choose(counts, share: float):
         groups = numpy.flatnonzero(kind_of == kind)
         groups = numpy.concatenate([groups[fits[groups]], groups[~fits[groups]]])
         missing = missing + share * counts[groups].sum(axis=0)
-        border = int(numpy.searchsorted(size[groups].cumsum(), share * size[groups].sum(), side="right"))
+        border = int(
+            numpy.searchsorted(size[groups].cumsum(), share * size[groups].sum(), side="right")
+        )
         first = max(0, min(border - tried // 2, len(groups) - tried))
         near = groups[first : first + tried]
         chosen[groups[:first]] = True
@@ -154,6 +156,7 @@ def _kinds(stratify, count: int) -> list:
         raise InvalidValueError(
             f"stratify= has {len(classes):,} classes for {count:,} images",
             found=classes[:4].tolist(),
-            fix="of a quantity, classes of it: numpy.digitize(values, numpy.quantile(values, [0.25, 0.5, 0.75]))",
+            fix="of a quantity, classes of it: "
+            "numpy.digitize(values, numpy.quantile(values, [0.25, 0.5, 0.75]))",
         )
     return [(numbers == number).astype(float) for number in range(len(classes))]

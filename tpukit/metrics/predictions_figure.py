@@ -202,7 +202,9 @@ def _listed(words: list[str], chances: np.ndarray, labels: Iterable[int]) -> str
     return ", ".join(f"{words[label]} {chances[label]:.2f}" for label in labels) or "none"
 
 
-def _bars(axes: Axes, names: list[str], chances: np.ndarray, truth: np.ndarray, *, threshold: float) -> None:
+def _bars(
+    axes: Axes, names: list[str], chances: np.ndarray, truth: np.ndarray, *, threshold: float
+) -> None:
     """Draw a bar per label: the whole range in grey, the probability in blue or hollow."""
     places = range(len(names))
     fills = [look.COLORS[0] if is_true else look.PAPER for is_true in truth]

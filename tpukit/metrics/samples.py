@@ -78,7 +78,9 @@ def _one_column(labels: Any, probabilities: Any) -> tuple[np.ndarray, np.ndarray
     else:
         fix = "labels[:, 0] and probabilities[:, 0] for the first label"
     shapes = f"{as_array(labels).shape} and {as_array(probabilities).shape}"
-    raise InvalidValueError(f"one label needs labels (N,) and probabilities (N,), got {shapes}", fix=fix)
+    raise InvalidValueError(
+        f"one label needs labels (N,) and probabilities (N,), got {shapes}", fix=fix
+    )
 
 
 def check_yes_or_no(labels: np.ndarray) -> None:
@@ -117,7 +119,9 @@ def _refuse_nan(chances: np.ndarray) -> None:
     is_nan = np.isnan(chances)
     if is_nan.any():
         found = f"{is_nan.sum()} of {is_nan.size} are nan"
-        raise InvalidValueError("probabilities are numbers", found=found, fix="look at the loss first")
+        raise InvalidValueError(
+            "probabilities are numbers", found=found, fix="look at the loss first"
+        )
 
 
 def group_numbers(groups: Any, count: int) -> np.ndarray:

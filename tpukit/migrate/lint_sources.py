@@ -14,7 +14,12 @@ from json.decoder import scanstring
 from json.scanner import py_make_scanner
 from pathlib import Path
 
-from tpukit.essentials.display import InvalidValueError, PathNotFoundError, SystemFailureError, TpukitError
+from tpukit.essentials.display import (
+    InvalidValueError,
+    PathNotFoundError,
+    SystemFailureError,
+    TpukitError,
+)
 from tpukit.migrate.code_pieces import split_lines
 
 # Folders of installed or built files, as ruff skips them; other environments have one of the marks.
@@ -54,7 +59,9 @@ class LintSource:
 
     def __init__(self, path: Path):
         if not path.is_file():
-            raise PathNotFoundError(f"there is no file {path}", fix=f"a path from here, {Path.cwd()}")
+            raise PathNotFoundError(
+                f"there is no file {path}", fix=f"a path from here, {Path.cwd()}"
+            )
         if path.suffix not in _FIXES:
             fix = "a file .ipynb or .py, or a folder"
             raise InvalidValueError(f"{path} is not a notebook and not a script", fix=fix)
@@ -127,7 +134,9 @@ def _cells_of(book: dict) -> list[dict]:
     return list(itertools.chain.from_iterable(sheet["cells"] for sheet in sheets))
 
 
-def files_in(paths: list[Path], *, skipped: list[Path], errors: list[TpukitError]) -> Iterator[Path]:
+def files_in(
+    paths: list[Path], *, skipped: list[Path], errors: list[TpukitError]
+) -> Iterator[Path]:
     """Give each file once, and the notebooks and scripts in folders.
 
     `skipped` receives the folders that are not searched, but hidden folders are not listed.

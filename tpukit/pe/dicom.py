@@ -242,7 +242,9 @@ def find_scale(file, path) -> tuple[Scale, list[str]]:
     if "RescaleSlope" in missing and modality is None:
         raise not_a_slice(path, "neither Modality nor RescaleSlope is given")
     if "ModalityLUTSequence" in file:
-        raise not_a_slice(path, "its Hounsfield units are in a Modality LUT, which is not supported")
+        raise not_a_slice(
+            path, "its Hounsfield units are in a Modality LUT, which is not supported"
+        )
     frames = int(file.get("NumberOfFrames") or 1)
     if frames > 1:
         raise not_a_slice(path, f"an enhanced CT: {frames} frames in one file, not supported")

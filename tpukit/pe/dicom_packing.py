@@ -190,7 +190,9 @@ def _check_form(form: str, *, quality: int, missing: str, crop: str | None, wind
     if crop not in (None, "lungs"):
         raise ValueError(f'crop is None or "lungs", got {crop!r}')
     if form == "int16" and window is not None:
-        raise InvalidValueError('form="int16" stores Hounsfield units, which need no window', fix="leave window out")
+        raise InvalidValueError(
+            'form="int16" stores Hounsfield units, which need no window', fix="leave window out"
+        )
 
 
 def _files_outside(folder, to) -> list[str]:
@@ -212,7 +214,9 @@ def _window(window) -> list[float] | None:
     except (TypeError, ValueError):
         level = width = 0
     if not width > 0:
-        raise ValueError(f"window is one of {', '.join(WINDOWS)}, or (level, width) in HU, got {window!r}")
+        raise ValueError(
+            f"window is one of {', '.join(WINDOWS)}, or (level, width) in HU, got {window!r}"
+        )
     return [level, width]
 
 

@@ -40,9 +40,9 @@ def check_exams(table):
     """Return a table of everything unusual about exams, with an example and advice.
 
     Exams are irregular if they have several series, slices at equal positions, a gap because a
-    slice is missing, or a spacing that changes, although the slices are numbered without a gap. For a table of `index_dicom` the result also lists files of other modalities
-    than CT, files that are no slices, incomplete headers, and series that are stored lying,
-    mirrored or upside down.
+    slice is missing, or a spacing that changes, although the slices are numbered without a gap. For
+    a table of `index_dicom` the result also lists files of other modalities than CT, files that are
+    no slices, incomplete headers, and series that are stored lying, mirrored or upside down.
 
     The table is not changed. `ExamSequences(..., irregular="keep")` reads irregular exams in the
     order of their positions; a submission must contain answers for them.

@@ -120,7 +120,9 @@ def find_files(folder) -> list[str]:
             is_found = name.lower().endswith(_ENDINGS) or _is_dicom_file(os.path.join(inner, name))
             (names if is_found else others).append(above + name)
     if others:
-        print(f"left out {len(others):,} files in {folder} that are not DICOM: {_by_ending(others)}")
+        print(
+            f"left out {len(others):,} files in {folder} that are not DICOM: {_by_ending(others)}"
+        )
     if links:
         example = links[0]
         print(f"{len(links)} links to folders in {folder} are not followed, for instance {example}")

@@ -38,10 +38,15 @@ class PoolingFirst(ResNet):
         layers = (self.conv1, self.bn1, self.relu, self.maxpool)
         if [type(layer) for layer in layers] != [nn.Conv2d, nn.BatchNorm2d, nn.ReLU, nn.MaxPool2d]:
             return False
-        if any("forward" in vars(layer) or any(getattr(layer, name) for name in _HOOKS) for layer in layers):
+        if any(
+            "forward" in vars(layer) or any(getattr(layer, name) for name in _HOOKS)
+            for layer in layers
+        ):
             return False
         norm = self.bn1
-        has_usual_statistics = norm.affine and norm.track_running_stats and norm.momentum is not None
+        has_usual_statistics = (
+            norm.affine and norm.track_running_stats and norm.momentum is not None
+        )
         return has_usual_statistics and self.conv1.bias is None and not self.maxpool.return_indices
 
 
@@ -49,17 +54,26 @@ def _stem(conv, norm, pool, x):
     """Return what ReLU gets, (N, C, H, W), and update the running statistics of a BatchNorm2d."""
     signs = torch.where(norm.weight.detach() < 0, -1.0, 1.0).to(norm.weight.dtype)
     x = conv._conv_forward(x, conv.weight * signs.view(-1, 1, 1, 1), None)
-    count, wide = x.numel() // x.shape[1], x.to(torch.promote_types(x.dtype, torch.float32))  # autocast makes bfloat16
+    count, wide = (
+        x.numel() // x.shape[1],
+        x.to(torch.promote_types(x.dtype, torch.float32)),
+    )  # autocast makes bfloat16
     if count == 1:  # BatchNorm2d's own words
-        raise ValueError(f"Expected more than 1 value per channel when training, got input size {x.size()}")
+        raise ValueError(
+            f"Expected more than 1 value per channel when training, got input size {x.size()}"
+        )
     mean = wide.mean((0, 2, 3))
     # Of two sums, as XLA does it for every BatchNorm: one pass, which it puts into the convolution.
     variance = ((wide * wide).mean((0, 2, 3)) - mean * mean).clamp(min=0)
     with torch.no_grad():
         norm.num_batches_tracked.add_(1)
         norm.running_mean.lerp_((mean * signs).to(norm.running_mean.dtype), norm.momentum)
-        norm.running_var.lerp_((variance * (count / (count - 1))).to(norm.running_var.dtype), norm.momentum)
+        norm.running_var.lerp_(
+            (variance * (count / (count - 1))).to(norm.running_var.dtype), norm.momentum
+        )
     scale = norm.weight * signs * torch.rsqrt(variance + norm.eps)
     shift = norm.bias - mean * scale
-    largest = functional.max_pool2d(x, pool.kernel_size, pool.stride, pool.padding, pool.dilation, pool.ceil_mode)
+    largest = functional.max_pool2d(
+        x, pool.kernel_size, pool.stride, pool.padding, pool.dilation, pool.ceil_mode
+    )
     return (largest * scale.view(-1, 1, 1) + shift.view(-1, 1, 1)).to(x.dtype)

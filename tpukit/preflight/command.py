@@ -87,7 +87,9 @@ def _scope(place: str, function: str) -> dict:
     if file.suffix not in (".py", ".ipynb"):
         return vars(importlib.import_module(place))
     if not file.is_file():
-        raise PathNotFoundError(f"there is no file {place}", fix=f"the path from here, {Path.cwd()}")
+        raise PathNotFoundError(
+            f"there is no file {place}", fix=f"the path from here, {Path.cwd()}"
+        )
     if file.suffix == ".py":
         return _scope_of_file(file)
     return _scope_of_notebook(file, function)

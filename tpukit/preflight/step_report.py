@@ -22,7 +22,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from tpukit.essentials.display import Finding, Findings, InvalidValueError, as_html, as_text, human_size
+from tpukit.essentials.display import (
+    Finding,
+    Findings,
+    InvalidValueError,
+    as_html,
+    as_text,
+    human_size,
+)
 from tpukit.essentials.environment import PRICES_OF
 from tpukit.essentials.launcher import WorkerError
 from tpukit.preflight.compiler import Compiled, OutOfMemoryError, compile_graph

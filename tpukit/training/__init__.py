@@ -30,8 +30,9 @@ def __getattr__(name: str):
 
 
 __all__ = [
-    "Augment", "Buckets", "Checkpoints", "CsvWriter", "EarlyStopping", "Evaluation", "FitOptions", "History", "Jobs",
-    "LARS", "LogWriters", "NonFiniteLossError", "Row", "RunFolder", "StreamBatches", "TensorBoardWriter", "evaluate", "fit",
-    "keep_settings", "launch_each", "parse_duration", "predict", "predict_to", "read_predictions", "run_folder",
-    "schedules", "show_history", "sync_batchnorm",
+    "Augment", "Buckets", "Checkpoints", "CsvWriter", "EarlyStopping", "Evaluation", "FitOptions",
+    "History", "Jobs", "LARS", "LogWriters", "NonFiniteLossError", "Row", "RunFolder",
+    "StreamBatches", "TensorBoardWriter", "evaluate", "fit", "keep_settings", "launch_each",
+    "parse_duration", "predict", "predict_to", "read_predictions", "run_folder", "schedules",
+    "show_history", "sync_batchnorm",
 ]  # fmt: skip

@@ -90,11 +90,15 @@ class Augment:
         for name, (most, meaning) in _RANGES.items():
             value = getattr(self, name)
             if not _is_number(value) or not 0 <= value <= most:
-                raise InvalidValueError(f"{name} is 0 (off) to {most}, got {value!r}", fix=f"it is {meaning}")
+                raise InvalidValueError(
+                    f"{name} is 0 (off) to {most}, got {value!r}", fix=f"it is {meaning}"
+                )
         _check_scale(self.scale)
         is_whole = isinstance(self.fill, int) and not isinstance(self.fill, bool)
         if not is_whole or not -256 <= self.fill <= 255:
-            raise InvalidValueError(f"fill is a class number, -256 to 255, got {self.fill!r}", fix="0, or 255")
+            raise InvalidValueError(
+                f"fill is a class number, -256 to 255, got {self.fill!r}", fix="0, or 255"
+            )
         _opposites(self.swap_labels, self.names)
 
     def __call__(self, images, labels):
@@ -210,7 +214,8 @@ class Augment:
             raise InvalidValueError(
                 f"with swap_labels={self.swap_labels!r}, labels are (N, L), here "
                 f"({len(flipped)}, {columns}), got {type(labels).__name__} {shape}",
-                fix="pass the labels of these images, one column per label; class numbers cannot be swapped",
+                fix="pass the labels of these images, one column per label; "
+                "class numbers cannot be swapped",
             )
         # Not labels[:, order]: the list of numbers would be copied to the device in every step.
         mirrored = [labels[:, opposites.get(column, column)] for column in range(columns)]
@@ -358,7 +363,8 @@ def _opposites(swap_labels, names) -> dict[int, int]:
             if isinstance(label, str) or not 0 <= label < (len(names) or math.inf):
                 raise InvalidValueError(
                     f"swap_labels={swap_labels!r} has no column for {label!r}; names={names!r}",
-                    fix="columns count from 0; for names, pass names= with all of them in the order of the columns",
+                    fix="columns count from 0; "
+                    "for names, pass names= with all of them in the order of the columns",
                 )
         one, other = columns
         if one == other or opposites.keys() & {one, other}:

@@ -29,7 +29,12 @@ from tpukit.essentials.display import (
     TpukitRuntimeError,
 )
 from tpukit.essentials.environment import part_of, write_whole
-from tpukit.training.checkpoints import CheckpointError, CheckpointStore, DamagedCheckpointError, step_of
+from tpukit.training.checkpoints import (
+    CheckpointError,
+    CheckpointStore,
+    DamagedCheckpointError,
+    step_of,
+)
 
 _BEST = "best.pt"
 _COMPILED = "compiled"  # the folder of compiled programs that travels with a run
@@ -149,7 +154,9 @@ class Backup:
             self._place.put(path, self._note_move)
         except Exception as error:  # of any kind: from a drive, a bucket, a network or fsspec
             if path.exists():  # if not, a newer one is complete, and waits
-                self._complain(f"{path.name} was not copied to the backup {self.address}: {_reason(error)}")
+                self._complain(
+                    f"{path.name} was not copied to the backup {self.address}: {_reason(error)}"
+                )
             return
         self._copied = path.name
         self.seconds = max(self.seconds, time.monotonic() - began)
@@ -238,7 +245,9 @@ class Backup:
             raise SystemFailureError(
                 f"the backup {self.address} cannot be read, and {checkpoints.folder} has nothing to continue from",
                 found=_reason(error),
-                fix=("mount it, or sign in, and run this again; to begin anew: another backup_dir, or None"),
+                fix=(
+                    "mount it, or sign in, and run this again; to begin anew: another backup_dir, or None"
+                ),
             ) from error
         self._complain(f"the backup {self.address} cannot be read: {_reason(error)}")
 
@@ -266,7 +275,9 @@ class Backup:
                 self._copied = name
                 self._say(f"{name} is taken from the backup {self.address}")
                 return
-            self._say(f"checkpoint {name} in the backup is skipped: damaged, its checksum is another")
+            self._say(
+                f"checkpoint {name} in the backup is skipped: damaged, its checksum is another"
+            )
 
     def _take_programs(self, folder: Path) -> None:
         self._programs.connect()
@@ -288,7 +299,9 @@ class Backup:
                 if not _is_whole_zip(part):
                     raise DamagedCheckpointError
         except DamagedCheckpointError:
-            self._say(f"{_BEST} in the backup is skipped: damaged; the next better epoch writes it again")
+            self._say(
+                f"{_BEST} in the backup is skipped: damaged; the next better epoch writes it again"
+            )
 
     def _pieces(self, name: str, place=None) -> Iterator[bytes]:
         try:
@@ -323,7 +336,9 @@ class _Folder:
         if not self.folder.is_dir() and not self.folder.parent.is_dir():
             raise PathNotFoundError(
                 f"no backup can be made in {self.folder.parent}, which is not there",
-                fix=(f"mount its drive, or, if that is where it belongs, make it: os.makedirs({str(self.folder)!r})"),
+                fix=(
+                    f"mount its drive, or, if that is where it belongs, make it: os.makedirs({str(self.folder)!r})"
+                ),
             )
         self.folder.mkdir(exist_ok=True)
         for part in self.folder.glob(".*.unfinished"):  # of a machine that was taken away

@@ -72,7 +72,8 @@ def takes_mask(batches: Batches, loss: Callable) -> bool:
         if is_required or "mask" in third.name:
             return True
     raise InvalidValueError(
-        "samples that are tuples are padded to the length of a bucket, and the loss would count the padding",
+        "samples that are tuples are padded to the length of a bucket, and the loss would count "
+        "the padding",
         found=f"{type(loss).__name__} takes outputs and targets",
         fix="a loss of (outputs, targets, mask), (B, L) bool, True for data; or samples that are "
         'mappings, {"series": ..., "labels": ...}, whose mask the model gets as attention_mask',
@@ -116,7 +117,8 @@ def call(model, inputs: object) -> object:
     unknown = [name for name in inputs if name not in parameters and name not in TARGETS]
     if unknown:
         raise InvalidTypeError(
-            f"{type(model).__name__}.forward has no argument {unknown[0]!r}, and a mapping is passed by name",
+            f"{type(model).__name__}.forward has no argument {unknown[0]!r}, and a mapping is "
+            "passed by name",
             found=f"inputs {', '.join(inputs)}; arguments {', '.join(parameters)}",
             fix="leave it out of the dataset, or pass what forward takes: "
             'preprocess=lambda inputs: {"image": inputs["image"]}',

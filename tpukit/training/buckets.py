@@ -38,7 +38,11 @@ class Buckets:
 
     def __post_init__(self):
         lengths = tuple(self.lengths) if isinstance(self.lengths, Sequence) else (self.lengths,)
-        if not lengths or list(lengths) != sorted(set(lengths)) or not all(_is_length(length) for length in lengths):
+        if (
+            not lengths
+            or list(lengths) != sorted(set(lengths))
+            or not all(_is_length(length) for length in lengths)
+        ):
             raise InvalidValueError(
                 f"buckets are lengths in ascending order, at least 1, got {self.lengths!r}",
                 fix="buckets=(64, 128, 256)",
@@ -59,8 +63,12 @@ class Buckets:
 
         sizes = self.sizes
         if sizes is None:
-            with seeded_in_turn((0,)):  # what the dataset draws meanwhile is not missing in the training
-                parts = (self._parts(dataset[sample], sample).values() for sample in range(len(dataset)))
+            with seeded_in_turn(
+                (0,)
+            ):  # what the dataset draws meanwhile is not missing in the training
+                parts = (
+                    self._parts(dataset[sample], sample).values() for sample in range(len(dataset))
+                )
                 sizes = [max(part.shape[self.axis] for part, _ in those) for those in parts]
         sizes = numpy.asarray(sizes)
         if sizes.shape != (len(dataset),):
@@ -69,7 +77,11 @@ class Buckets:
                 fix="sizes=[len(text) for text in dataset]",
             )
         if not self.truncate and sizes.max() > self.lengths[-1]:
-            sample, size, count = int(sizes.argmax()), int(sizes.max()), (sizes > self.lengths[-1]).sum()
+            sample, size, count = (
+                int(sizes.argmax()),
+                int(sizes.max()),
+                (sizes > self.lengths[-1]).sum(),
+            )
             others = f" ({count} samples are longer)" if count > 1 else ""
             more = ", ".join(map(str, (*self.lengths, size)))
             raise InvalidValueError(
@@ -89,8 +101,13 @@ class Buckets:
         """
         import torch
 
-        pairs = [self._padded(item, sample, length) for item, sample in zip(items, samples, strict=True)]
-        batch, sizes = collate([item for item, _ in pairs], samples), torch.tensor([size for _, size in pairs])
+        pairs = [
+            self._padded(item, sample, length) for item, sample in zip(items, samples, strict=True)
+        ]
+        batch, sizes = (
+            collate([item for item, _ in pairs], samples),
+            torch.tensor([size for _, size in pairs]),
+        )
         mask = torch.arange(length) < sizes[:, None]
         if isinstance(batch, Mapping):
             return batch if "attention_mask" in batch else {**batch, "attention_mask": mask.long()}
@@ -136,7 +153,11 @@ class Buckets:
         else:
             named, found = self.pad or {0: 0}, {0: item}
         if not named or not set(named) <= found.keys():
-            missing = f"sample {sample} has no {sorted(set(named) - found.keys(), key=str)[0]!r}" if named else "no pad"
+            missing = (
+                f"sample {sample} has no {sorted(set(named) - found.keys(), key=str)[0]!r}"
+                if named
+                else "no pad"
+            )
             what = ", ".join(f"{key!r}: 0" for key, part in found.items() if _has_length(part))
             raise InvalidValueError(
                 "which parts of a sample vary in length has to be said, and what fills them up",
@@ -147,7 +168,11 @@ class Buckets:
         for key, (part, value) in parts.items():
             kept = torch.tensor(value).to(part.dtype).item()
             # Floats round, 0.1 too, and only run over; and nan is a number to fill up with that is not even itself.
-            if math.isfinite(kept) != math.isfinite(value) if part.is_floating_point() else kept != value:
+            if (
+                math.isfinite(kept) != math.isfinite(value)
+                if part.is_floating_point()
+                else kept != value
+            ):
                 raise InvalidValueError(
                     f"pad fills {key!r} up with {value}, which {part.dtype} does not hold: it would be {kept}",
                     fix=f"another number; or the dataset gives {key!r} as a type that has it, such as torch.int64",
@@ -179,16 +204,23 @@ class BucketSampler(ShardedSampler):
 
     bucket_of: object = field(default=None, repr=False)
     lengths: tuple[int, ...] = ()
-    __eq__, __hash__ = object.__eq__, object.__hash__  # the inherited ones would not look at the buckets
+    __eq__, __hash__ = (
+        object.__eq__,
+        object.__hash__,
+    )  # the inherited ones would not look at the buckets
 
     def positions(self, done: int = 0, *, epoch: int = 0, seed: int = 0):
         """Return this core's positions in the epoch, (steps, batch_size) int64; from `count` on they are padding."""
-        steps = _arranged(self, epoch, seed)[0].reshape(-1, self.world_size, self.batch_size)[:, self.rank]
+        steps = _arranged(self, epoch, seed)[0].reshape(-1, self.world_size, self.batch_size)[
+            :, self.rank
+        ]
         return steps[done // self.samples_per_step :][: self.steps(done)]
 
     def step_lengths(self, done: int = 0, *, epoch: int = 0, seed: int = 0) -> list[int]:
         """Return the length of the batch of every step."""
-        buckets = _arranged(self, epoch, seed)[1][done // self.samples_per_step :][: self.steps(done)]
+        buckets = _arranged(self, epoch, seed)[1][done // self.samples_per_step :][
+            : self.steps(done)
+        ]
         return [self.lengths[bucket] for bucket in buckets]
 
     def shapes(self) -> list[int]:
@@ -211,7 +243,11 @@ class BucketSampler(ShardedSampler):
     def in_words(self) -> str:
         """Say how many graphs of a step these lengths make."""
         lengths = self.shapes()
-        shapes = f"{len(lengths)} shapes, so {len(lengths)} graphs" if len(lengths) > 1 else "one shape, so one graph"
+        shapes = (
+            f"{len(lengths)} shapes, so {len(lengths)} graphs"
+            if len(lengths) > 1
+            else "one shape, so one graph"
+        )
         return f"batches of length {', '.join(map(str, lengths))}: {shapes} of each step will be compiled"
 
     def checksum(self) -> int:
@@ -224,7 +260,9 @@ def _arranged(sampler: BucketSampler, epoch: int, seed: int) -> tuple:
     """Return the positions of all cores in every step, (steps, samples_per_step), and the buckets of the steps."""
     import numpy
 
-    count = ShardedSampler(sampler.count, sampler.batch_size, 0, sampler.world_size, False, sampler.drop_last).steps()
+    count = ShardedSampler(
+        sampler.count, sampler.batch_size, 0, sampler.world_size, False, sampler.drop_last
+    ).steps()
     positions = numpy.arange(count * sampler.samples_per_step)
     buckets = sampler.bucket_of[sampler.samples(positions, epoch=epoch, seed=seed)]
     buckets[sampler.count :] = len(sampler.lengths)  # padding comes last

@@ -139,7 +139,9 @@ class CheckpointStore:
         self._check_order(step)
         # A new thread for each save, not a pool. A pool made before a fork has no thread in the
         # child, and its first task there would wait forever.
-        self._thread = threading.Thread(target=self._write, args=(state, step, best), name="tpukit-checkpoint")
+        self._thread = threading.Thread(
+            target=self._write, args=(state, step, best), name="tpukit-checkpoint"
+        )
         self._thread.start()
 
     def close(self) -> None:
@@ -161,7 +163,9 @@ class CheckpointStore:
 
         `newest` would not find it, and the next save would remove it.
         """
-        later = [file for file in self._files() if file.step > step and file.path not in self._damaged]
+        later = [
+            file for file in self._files() if file.step > step and file.path not in self._damaged
+        ]
         if later:
             raise InvalidValueError(
                 f"step {step:,} cannot be saved after a later one, of step {later[-1].step:,}",
@@ -402,7 +406,9 @@ def _check_state(value: object, place: str) -> None:
             name += " with attributes"
         raise InvalidTypeError(
             f"{place} is a {name}, which torch.load(weights_only=True) does not load",
-            fix=("save plain values and tensors: float(number), torch.from_numpy(array), module.state_dict()"),
+            fix=(
+                "save plain values and tensors: float(number), torch.from_numpy(array), module.state_dict()"
+            ),
         )
 
 

@@ -106,7 +106,10 @@ def check_parameters(core: Core, model, loss, optimizer) -> None:
     if not any(parameter.requires_grad for parameter in of_model.values()):
         raise InvalidValueError(
             "the model has no parameters to train",
-            fix=("pass a torch.nn.Module with layers, and unfreeze some: parameter.requires_grad_(True)"),
+            fix=(
+                "pass a torch.nn.Module with layers, and unfreeze some: "
+                "parameter.requires_grad_(True)"
+            ),
         )
     _check_device(core, "model", model)
     _check_device(core, "loss", loss)
@@ -118,7 +121,8 @@ def check_parameters(core: Core, model, loss, optimizer) -> None:
         raise InvalidValueError(
             "the optimizer holds none of the model's parameters: it would train others",
             found=f"{len(held)} parameters in it, none of them among the model's {len(of_model)}",
-            fix="make it after core.model, which returns a copy: torch.optim.Adam(model.parameters())",
+            fix="make it after core.model, which returns a copy: "
+            "torch.optim.Adam(model.parameters())",
         )
     of_loss = [(f"loss.{name}", parameter) for name, parameter in _parameters(loss)]
     left_out = [
@@ -163,7 +167,8 @@ def check_statistics(core: Core, model) -> None:
     ]
     if stuck:
         raise InvalidValueError(
-            f"the running statistics of {first_few(stuck, 3)} have not moved in an epoch: evaluation would use 0 and 1",
+            f"the running statistics of {first_few(stuck, 3)} have not moved in an epoch: "
+            "evaluation would use 0 and 1",
             found=f"running_mean 0 and running_var 1 on {core.device}, after counted batches",
             fix="track_running_stats=False there, or GroupNorm; or train on another backend",
         )
@@ -196,7 +201,9 @@ class Best:
         return value < best if self.lower else value > best
 
 
-def best_of(core: Core, column: str, mode: str | None, *, metrics: Iterable[str], valid: bool) -> Best:
+def best_of(
+    core: Core, column: str, mode: str | None, *, metrics: Iterable[str], valid: bool
+) -> Best:
     """Return how epochs are compared. If the name of the column decides, that is printed once.
 
     Raises:
@@ -227,5 +234,8 @@ def best_of(core: Core, column: str, mode: str | None, *, metrics: Iterable[str]
             fix='mode="min" if lower is better, mode="max" if higher is',
         )
     if not column.endswith("_loss"):
-        core.print(f'the best epoch is that with the {direction}est {column}; mode="min" or "max" decides otherwise')
+        core.print(
+            f'the best epoch is that with the {direction}est {column}; mode="min" or "max" '
+            "decides otherwise"
+        )
     return Best(column, lower=direction == "low")

@@ -144,11 +144,16 @@ def evaluate_synced(
     steps = host_steps(core, model, batches, split, gather=gather, label=label, **options)
     with evaluating(model):
         if not keep_outputs:
-            return _streamed(core, steps, sampler=batches.sampler, loss=loss, metrics=streamed, masked=masked)
+            return _streamed(
+                core, steps, sampler=batches.sampler, loss=loss, metrics=streamed, masked=masked
+            )
         outputs, targets = in_dataset_order(steps, batches.sampler)
     targets, *mask = targets if masked else (targets,)
     value = _one_number("the loss", loss(outputs, targets, *mask))
-    numbers = {name: _one_number(name, _of_all(metric, outputs, targets)) for name, metric in (metrics or {}).items()}
+    numbers = {
+        name: _one_number(name, _of_all(metric, outputs, targets))
+        for name, metric in (metrics or {}).items()
+    }
     value, numbers = _from_core_0(core, (value, numbers))
     return Evaluation(value, numbers, outputs=outputs, targets=targets)
 
@@ -203,7 +208,9 @@ def _one_number(name: str, value: object) -> float:
                 "a loss that the model computes itself is None in an evaluation, because it is "
                 "of one batch with its padding"
             ),
-            fix=("compute it from the other outputs: lambda outputs, labels: cross_entropy(outputs.logits, labels)"),
+            fix=(
+                "compute it from the other outputs: lambda outputs, labels: cross_entropy(outputs.logits, labels)"
+            ),
         )
     size = value.numel() if hasattr(value, "numel") else 1
     if size != 1 or not hasattr(value, "__float__"):

@@ -141,7 +141,9 @@ def samples_per_second(intervals: list[dict]) -> float:
     """Return the rate of these log intervals together; NaN if there are none."""
     compiles = [0, *(row["compiles"] for row in intervals)]
     steady = [
-        row for row, (before, after) in zip(intervals, itertools.pairwise(compiles), strict=True) if before == after
+        row
+        for row, (before, after) in zip(intervals, itertools.pairwise(compiles), strict=True)
+        if before == after
     ]
     used = steady or intervals
     seconds = sum(row["seconds"] for row in used)

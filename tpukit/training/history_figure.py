@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_AXES = ("step", "epoch")  # candidates for the horizontal axis of a history; the first that it has is taken
+_AXES = (
+    "step",
+    "epoch",
+)  # candidates for the horizontal axis of a history; the first that it has is taken
 _VALIDATION = ("valid", "val", "validation", "test", "eval", "dev")
 _SPLITS = ("train", "training", *_VALIDATION)
 _NOISY = 50  # points; longer series are drawn pale, with their moving mean on top
@@ -50,7 +53,9 @@ def show_history(history: Any) -> Figure:
         ValueError: `history` contains no series of numbers.
     """
     axis, series, levels, notes = _series(history)
-    measures = _MEASURES | {"samples per second": ("speed", f"{getattr(history, 'of', 'samples')}/s", 1.0)}
+    measures = _MEASURES | {
+        "samples per second": ("speed", f"{getattr(history, 'of', 'samples')}/s", 1.0)
+    }
     series, constant = _what_varies(series, measures)
     panels: dict[str, dict] = {}
     for name, points in series.items():
@@ -61,18 +66,28 @@ def show_history(history: Any) -> Figure:
     beside = -(-(len(kinds) - 1) // 2)
     ends = [end for x, _ in series.values() for end in (x[0], x[-1])]
     span = max(ends) - min(ends)
-    limits = (min(ends) - 0.03 * span, max(ends) + 0.03 * span) if span else (ends[0] - 0.5, ends[0] + 0.5)
+    limits = (
+        (min(ends) - 0.03 * span, max(ends) + 0.03 * span)
+        if span
+        else (ends[0] - 0.5, ends[0] + 0.5)
+    )
 
     with look.style():
         figure = look.new_figure(min(look.WIDTH, 7 + 3 * beside), 3.9, layout="constrained")
-        grid = figure.add_gridspec(stack or 1, 1 + beside, width_ratios=[2.2 if beside < 2 else 1.7] + [1] * beside)
+        grid = figure.add_gridspec(
+            stack or 1, 1 + beside, width_ratios=[2.2 if beside < 2 else 1.7] + [1] * beside
+        )
         for index, kind in enumerate(kinds):
             column, row = (0, slice(None)) if index == 0 else ((index + 1) // 2, (index - 1) % 2)
             if index == len(kinds) - 1 and index % 2 == 1:
                 row = slice(None)  # the last of an odd number has its column to itself
             axes = figure.add_subplot(grid[row, column])
             axes.set_xlim(limits)
-            known = {name: levels.pop(name) for name in list(levels) if _kind(name).split()[-1:] == kind.split()[-1:]}
+            known = {
+                name: levels.pop(name)
+                for name in list(levels)
+                if _kind(name).split()[-1:] == kind.split()[-1:]
+            }
             _curves(axes, kind, panels[kind], known, axis, measures)
         notes += [f"{name} is one number: {value:.4g}" for name, value in levels.items()]
         below = [f"throughout: {', '.join(constant)}"] * bool(constant)
@@ -81,7 +96,10 @@ def show_history(history: Any) -> Figure:
             text = textwrap.fill("    ".join(below), look.letters(figure.get_figwidth()))
             figure.supxlabel(text, x=0.01, ha="left", fontsize=look.SMALL - 1, color=look.MUTED)
         figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
-        spans = [f"{name.replace('_', ' ')} from {y[0]:.4g} to {y[-1]:.4g}" for name, (_, y) in series.items()]
+        spans = [
+            f"{name.replace('_', ' ')} from {y[0]:.4g} to {y[-1]:.4g}"
+            for name, (_, y) in series.items()
+        ]
         across = f"{axis} {min(ends):.4g} to {max(ends):.4g}"
         look.describe(figure, f"Curves, {across}. {'; '.join([*spans, *below])}")
     return figure
@@ -103,7 +121,14 @@ def _what_varies(series: dict[str, tuple], measures: dict) -> tuple[dict[str, tu
     return (moving, constant) if moving else (series, [])
 
 
-def _curves(axes: Axes, kind: str, series: dict[str, tuple], levels: dict[str, float], axis: str, measures: dict):
+def _curves(
+    axes: Axes,
+    kind: str,
+    series: dict[str, tuple],
+    levels: dict[str, float],
+    axis: str,
+    measures: dict,
+):
     import numpy as np
 
     find_best = {"low": np.nanargmin, "high": np.nanargmax}.get(better(kind))
@@ -111,21 +136,36 @@ def _curves(axes: Axes, kind: str, series: dict[str, tuple], levels: dict[str, f
     rest = iter(look.COLORS[2:] * len(series))
     for name, (x, y) in series.items():
         split = _split(name)
-        color = look.COLORS[split in _VALIDATION] if split in ("train", "valid", "val") or alone else next(rest)
+        color = (
+            look.COLORS[split in _VALIDATION]
+            if split in ("train", "valid", "val") or alone
+            else next(rest)
+        )
         label = "" if alone else split or name
         noisy = len(y) >= _NOISY
         if noisy:
             axes.plot(x, y, color=color, alpha=0.28, linewidth=0.7)
         if find_best and split in _VALIDATION:
             at = int(find_best(y))
-            axes.plot(x[at], y[at], "o", markersize=10, markerfacecolor="none", markeredgecolor=color)
+            axes.plot(
+                x[at], y[at], "o", markersize=10, markerfacecolor="none", markeredgecolor=color
+            )
             below = f"{axis}    ○ best {y[at]:.4g} at {x[at]:.4g}"
         marks = {"marker": "o", "markersize": 4} if len(y) <= 12 else {}
-        axes.plot(x, _moving_mean(y) if noisy else y, color=color, linewidth=1.6, label=label or None, **marks)
+        axes.plot(
+            x,
+            _moving_mean(y) if noisy else y,
+            color=color,
+            linewidth=1.6,
+            label=label or None,
+            **marks,
+        )
     for name, value in levels.items():
         label = f"{name.replace('_', ' ').removesuffix(kind).strip() or name} {value:.4g}"
         axes.axhline(value, color=look.MUTED, linewidth=1, linestyle=(0, (1, 2)), label=label)
-    words, unit, _ = measures.get(kind, (next(iter(series)).replace("_", " ") if alone else kind, "", 1.0))
+    words, unit, _ = measures.get(
+        kind, (next(iter(series)).replace("_", " ") if alone else kind, "", 1.0)
+    )
     axes.set_title(words, loc="left", fontweight="bold")
     axes.set_xlabel(below)
     axes.set_ylabel(unit)
@@ -155,31 +195,49 @@ def _kind(name: str) -> str:
     return " ".join(word for word in name.lower().split("_") if word not in _SPLITS) or name
 
 
-def _series(history: Any) -> tuple[str, dict[str, tuple[np.ndarray, np.ndarray]], dict[str, float], list[str]]:
+def _series(
+    history: Any,
+) -> tuple[str, dict[str, tuple[np.ndarray, np.ndarray]], dict[str, float], list[str]]:
     """Return the name of the axis, the series as `{name: (x, y)}`, single numbers, and notes on the rest."""
     import numpy as np
 
     columns = _columns(history)
     numbers = {name: _numbers(values) for name, values in columns.items()}
-    notes = [f"{name} has no finite value" for name, y in numbers.items() if y is not None and not np.isfinite(y).any()]
+    notes = [
+        f"{name} has no finite value"
+        for name, y in numbers.items()
+        if y is not None and not np.isfinite(y).any()
+    ]
     curves = {name: y for name, y in numbers.items() if y is not None and np.isfinite(y).any()}
-    levels = {name: float(value) for name, value in columns.items() if isinstance(value, (int, float))}
-    notes += [f"{name} is not a series" for name, y in numbers.items() if y is None and name not in levels]
+    levels = {
+        name: float(value) for name, value in columns.items() if isinstance(value, (int, float))
+    }
+    notes += [
+        f"{name} is not a series" for name, y in numbers.items() if y is None and name not in levels
+    ]
     axis = next((name for name in _AXES if name in curves), None)
     places = curves.get(axis)
     curves = {name: y for name, y in curves.items() if name not in _AXES}
     if not curves:
         inside = next((name for name, value in columns.items() if _is_history(value)), None)
-        fix = f"pass history[{inside!r}]" if inside else 'pass {"train_loss": [0.41, 0.36], "valid_loss": [0.44, 0.40]}'
+        fix = (
+            f"pass history[{inside!r}]"
+            if inside
+            else 'pass {"train_loss": [0.41, 0.36], "valid_loss": [0.44, 0.40]}'
+        )
         found = "; ".join(notes + [f"{name} is one number" for name in levels]) or "nothing in it"
-        raise InvalidValueError("the history holds no series of numbers to draw", found=found, fix=fix)
+        raise InvalidValueError(
+            "the history holds no series of numbers to draw", found=found, fix=fix
+        )
     if places is None:
         places = np.arange(1.0, 1 + max(map(len, curves.values())))
 
     drawn = {}
     for name, y in curves.items():
         x, known = places if len(y) == len(places) else _spread(places, len(y)), np.isfinite(y)
-        if isinstance(columns[name], _Column):  # a row that lacks this measure is not a gap in the curve
+        if isinstance(
+            columns[name], _Column
+        ):  # a row that lacks this measure is not a gap in the curve
             x, y = x[known], y[known]
         elif not known.all():
             notes.append(f"{name}: {(~known).sum()} of {len(y)} values are nan or infinite")
@@ -201,11 +259,15 @@ def _columns(history: Any) -> Mapping[str, Any]:
         fix = 'pass {"train_loss": [...]} or [{"epoch": 1, "train_loss": ...}, ...]'
         if hasattr(history, "results"):
             fix = "pass what rank 0 returned: run.results[0]"
-        fact = f"show_history draws a dict of series or a list of rows, got {type(history).__name__}"
+        fact = (
+            f"show_history draws a dict of series or a list of rows, got {type(history).__name__}"
+        )
         raise InvalidTypeError(fact, fix=fix)
     if any(_numbers(value) is not None for row in history for value in row.values()):
         fact = f"show_history draws one history, got a list of {len(history)}"
-        raise InvalidTypeError(fact, fix="if they are the results of the ranks, pass run.results[0]")
+        raise InvalidTypeError(
+            fact, fix="if they are the results of the ranks, pass run.results[0]"
+        )
     keys = dict.fromkeys(key for row in history for key in row)
     return {str(key): _Column(row.get(key) for row in history) for key in keys}
 
@@ -222,12 +284,20 @@ def _numbers(values: Any) -> np.ndarray | None:
 
     if hasattr(values, "dtype"):
         array = figure_inputs.as_array(values)
-        return array.astype(float) if array.ndim == 1 and len(array) and array.dtype.kind in "biuf" else None
+        return (
+            array.astype(float)
+            if array.ndim == 1 and len(array) and array.dtype.kind in "biuf"
+            else None
+        )
     if not isinstance(values, (list, tuple)) or not values:
         return None
     try:
         return np.array([np.nan if value is None else float(value) for value in values])
-    except (TypeError, ValueError, RuntimeError):  # RuntimeError: float() of a tensor of several values
+    except (
+        TypeError,
+        ValueError,
+        RuntimeError,
+    ):  # RuntimeError: float() of a tensor of several values
         return None
 
 
@@ -236,4 +306,6 @@ def _spread(places: np.ndarray, count: int) -> np.ndarray:
     import numpy as np
 
     before = places[0] - (places[1] - places[0] if len(places) > 1 else 1)
-    return np.interp(np.arange(1, count + 1) / count, np.arange(len(places) + 1) / len(places), [before, *places])
+    return np.interp(
+        np.arange(1, count + 1) / count, np.arange(len(places) + 1) / len(places), [before, *places]
+    )

@@ -117,7 +117,9 @@ def launch_each(
     host = MachineInfo.read()
     configs = list(configs)
     if not configs:
-        raise InvalidValueError("launch_each needs at least one config, got none", fix="pass a list, such as range(5)")
+        raise InvalidValueError(
+            "launch_each needs at least one config, got none", fix="pass a list, such as range(5)"
+        )
     refuse_call(fn, (configs[0],))
     options = {"seed": seed_of(seed), "matmul_precision": matmul_precision, "timeout": timeout}
     tasks = [Task(fn, (config,), **options) for config in configs]
@@ -126,7 +128,9 @@ def launch_each(
     refuse_if_in_use(host)
     with sigterm_ends_the_run(), screen(progress) as display:
         if topology.is_dry_run:
-            display.line(f"dry run: {places} {topology.device} jobs at a time, each in place of a TPU core")
+            display.line(
+                f"dry run: {places} {topology.device} jobs at a time, each in place of a TPU core"
+            )
         with ready(topology, places, compile_cache, display) as topology:
             queue = _Queue(tasks, topology, places, limits, display)
             try:
@@ -165,7 +169,9 @@ class _Job:
 class _Queue:
     """The jobs that wait, run and are done, watched by one loop: an interrupt is raised in the main thread alone."""
 
-    def __init__(self, tasks: list[Task], topology: Topology, places: int, limits: Limits, display: Screen):
+    def __init__(
+        self, tasks: list[Task], topology: Topology, places: int, limits: Limits, display: Screen
+    ):
         self._tasks, self._topology, self._limits, self._display = tasks, topology, limits, display
         self._waiting = deque(range(len(tasks)))
         self._running: dict[int, _Job] = {}  # by the number of the device
@@ -189,14 +195,18 @@ class _Queue:
         finally:
             for job in self._running.values():  # all at once: `fit` may take seconds to save
                 job.group.tell_to_end()
-            with contextlib.ExitStack() as ends:  # another interrupt while one ends does not keep the rest
+            with (
+                contextlib.ExitStack() as ends
+            ):  # another interrupt while one ends does not keep the rest
                 for place in self._running:
                     ends.callback(self._end, place)
 
     def jobs(self, configs: list) -> Jobs:
         """Return what there is by now."""
         failures = dict(sorted(self._failures.items()))
-        return Jobs(configs, self._runs, failures, self._topology.device, time.monotonic() - self._began)
+        return Jobs(
+            configs, self._runs, failures, self._topology.device, time.monotonic() - self._began
+        )
 
     def _begin_some(self) -> None:
         for place, free_at in self._free_at.items():
@@ -207,7 +217,9 @@ class _Queue:
                 display = _JobScreen(self._display, number)
                 beside = [job.group for job in self._running.values()]
                 group = group_type(alone, self._tasks[number], self._limits, display, beside=beside)
-                self._running[place] = _Job(number, group, group.looks(_LOOK_SECONDS / len(self._free_at)))
+                self._running[place] = _Job(
+                    number, group, group.looks(_LOOK_SECONDS / len(self._free_at))
+                )
                 group.start()
 
     def _end(self, place: int) -> None:
@@ -221,9 +233,13 @@ class _Queue:
             return
         self._runs[job.number] = collect(job.group)
         if 0 not in job.group.results:
-            interrupt = Failure(0, time.monotonic(), "was ended by an interrupt", fix="run the cell again")
+            interrupt = Failure(
+                0, time.monotonic(), "was ended by an interrupt", fix="run the cell again"
+            )
             failure = job.group.failures.first() or interrupt
-            self._failures[job.number] = error = worker_failed(failure, job.group, f"job {job.number}: ")
+            self._failures[job.number] = error = worker_failed(
+                failure, job.group, f"job {job.number}: "
+            )
             self._display.line(error.summary)
         self._display.end_bar(f"job {job.number}")
         self._tell()
@@ -237,7 +253,9 @@ class _Queue:
         """Say whether the job could not start because its chip may still be busy with the job before."""
         seconds = time.monotonic() - self._first_failure.get(job.number, time.monotonic())
         workers = job.group.workers
-        return seconds < _BUSY_SECONDS and not (self._topology.is_dry_run or any(one.started for one in workers))
+        return seconds < _BUSY_SECONDS and not (
+            self._topology.is_dry_run or any(one.started for one in workers)
+        )
 
     def _try_again(self, place: int, number: int) -> None:
         if number not in self._first_failure:
@@ -283,9 +301,13 @@ class _JobScreen(Screen):
         inside = next((bar for bar in reversed(inner) if bar.running), None)
         words = (outer.label, f"{inside.label} {inside.count()}" if inside else "", self.doing)
         note = "  ".join(part for part in words if part)
-        unit = outer.unit or (outer.label if outer.label.endswith("s") and not outer.samples_per_step else None)
+        unit = outer.unit or (
+            outer.label if outer.label.endswith("s") and not outer.samples_per_step else None
+        )
         options = {"start": outer.start, "unit": unit, "note": note}
-        self._display.bar(name, outer.done, outer.total, outer.samples_per_step, outer.seconds, **options)
+        self._display.bar(
+            name, outer.done, outer.total, outer.samples_per_step, outer.seconds, **options
+        )
         self._changed = False
         return None
 

@@ -55,7 +55,8 @@ class LARS(torch.optim.Optimizer):
     ):
         if lr <= 0 or not 0 <= momentum < 1 or weight_decay < 0 or trust <= 0:
             raise InvalidValueError(
-                "LARS takes lr and trust above 0, momentum of 0 to below 1, weight_decay of 0 or more",
+                "LARS takes lr and trust above 0, momentum of 0 to below 1, "
+                "weight_decay of 0 or more",
                 found=f"{lr=}, {momentum=}, {weight_decay=}, {trust=}",
                 fix="LARS(model.parameters(), lr=1.0) leaves the others at their defaults",
             )

@@ -78,7 +78,9 @@ class CoreStrategy(ParallelStrategy):
     local_rank = property(lambda self: self.core.rank)
     world_size = property(lambda self: self.core.world_size)
     root_device = property(lambda self: self.core.device)
-    distributed_sampler_kwargs = property(lambda self: {"num_replicas": self.world_size, "rank": self.global_rank})
+    distributed_sampler_kwargs = property(
+        lambda self: {"num_replicas": self.world_size, "rank": self.global_rank}
+    )
 
     def setup_environment(self) -> None:
         """Set Lightning's rank; the launcher has started the processes."""
@@ -151,7 +153,9 @@ class CoreStrategy(ParallelStrategy):
     def all_gather(self, tensor, group=None, sync_grads: bool = False):
         """Return the tensors of all cores, stacked, without their gradients."""
         if sync_grads:
-            raise InvalidValueError("all_gather gives no gradients here", fix="all_gather(..., sync_grads=False)")
+            raise InvalidValueError(
+                "all_gather gives no gradients here", fix="all_gather(..., sync_grads=False)"
+            )
         return self.core.gather(tensor.to(self.root_device).unsqueeze(0)).to(tensor.device)
 
     def save_checkpoint(self, checkpoint: dict, filepath, storage_options=None) -> None:

@@ -26,7 +26,9 @@ class LogWriters:
         self._waiting: deque[tuple[Writer, Row]] = deque()
         for writer in self._writers:
             if not callable(writer):
-                raise TypeError(f"loggers takes a function of a row, or a list of such functions, got {writer!r}")
+                raise TypeError(
+                    f"loggers takes a function of a row, or a list of such functions, got {writer!r}"
+                )
 
     def add(self, rows: Iterable[Row]) -> None:
         """Take these rows in; `write` hands them on."""
@@ -38,7 +40,10 @@ class LogWriters:
             writer, row = self._waiting.popleft()
             try:
                 writer(dict(row))  # its own copy: the run keeps the row
-            except (Exception, KeyboardInterrupt) as error:  # a stranger's code, which must not cost the run
+            except (
+                Exception,
+                KeyboardInterrupt,
+            ) as error:  # a stranger's code, which must not cost the run
                 self._writers = [one for one in self._writers if one is not writer]
                 self._waiting = deque(pair for pair in self._waiting if pair[0] is not writer)
                 self._say(_failed(writer, row, error))
@@ -50,7 +55,8 @@ def _failed(writer: Writer, row: Row, error: Exception) -> str:
     name = getattr(writer, "__name__", type(writer).__name__)
     if isinstance(error, KeyboardInterrupt):
         return (
-            f"loggers={name} was interrupted and gets no more rows; it was given {row}, and `run.log` has all of them"
+            f"loggers={name} was interrupted and gets no more rows; it was given {row}, "
+            "and `run.log` has all of them"
         )
     return explain(
         f"loggers={name} raised {type(error).__name__}: {error}; the run goes on, and it gets no more rows",

@@ -123,7 +123,9 @@ class StepLosses:
         self.lr = state["lr"]
 
 
-def not_finite(step: PendingStep, *, rank: int, dataset, lr: float, checkpoint: str | None) -> NonFiniteLossError:
+def not_finite(
+    step: PendingStep, *, rank: int, dataset, lr: float, checkpoint: str | None
+) -> NonFiniteLossError:
     """Return the error for a step with a loss of NaN or infinity, after reading its samples again.
 
     Args:

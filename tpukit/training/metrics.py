@@ -110,7 +110,10 @@ def _check(name: str, metric: object) -> None:
             if getattr(reduce, "__name__", None) == "dim_zero_mean":
                 raise InvalidTypeError(
                     f"{name} cannot be combined exactly over the cores",
-                    found=(f"{type(part).__name__} takes the mean of the cores' {state!r}, whatever their samples"),
+                    found=(
+                        f"{type(part).__name__} takes the mean of the cores' {state!r}, whatever "
+                        "their samples"
+                    ),
                     fix="keep_outputs=True",
                 )
 

@@ -49,7 +49,9 @@ def predict(
     check_order("predict", batches.sampler)
     core.average_buffers(model)
     core.agreement.compare("in predict", modules={"": model}, data=batches.facts(), layers=False)
-    steps = host_steps(core, model, batches, inputs_only, preprocess=preprocess, bf16=bf16, gather=core.gather)
+    steps = host_steps(
+        core, model, batches, inputs_only, preprocess=preprocess, bf16=bf16, gather=core.gather
+    )
     with evaluating(model):
         outputs, _ = in_dataset_order(steps, batches.sampler)
     return outputs
@@ -60,7 +62,9 @@ def check_order(name: str, sampler: ShardedSampler) -> None:
     if isinstance(sampler, StreamSampler):
         raise InvalidValueError(
             f"{name} needs every sample once, and batches of a stream, with steps=, have no last one",
-            fix=("a dataset with a length, such as list(stream): core.batches(dataset, batch_size=...)"),
+            fix=(
+                "a dataset with a length, such as list(stream): core.batches(dataset, batch_size=...)"
+            ),
         )
     if sampler.shuffle or sampler.drop_last:
         raise InvalidValueError(
@@ -205,7 +209,9 @@ def _check_width(whole, leaf) -> None:
         raise InvalidValueError(
             "outputs and targets of all steps are joined, and these have the shapes "
             f"(B, {_rest(whole)}) and (B, {_rest(leaf)})",
-            found=("batches by length, and the model or the dataset returns a value for every position"),
+            found=(
+                "batches by length, and the model or the dataset returns a value for every position"
+            ),
             fix=(
                 "evaluate with one length, the largest: buckets=(256,), say; or "
                 "keep_outputs=False; or return one row per sample"

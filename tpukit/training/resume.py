@@ -181,7 +181,8 @@ class RunState:
             return None
         if not self._options.resume:
             raise InvalidValueError(
-                f"resume=False, and {self._store.folder} holds checkpoints of step {checkpoint.step}",
+                f"resume=False, and {self._store.folder} holds checkpoints "
+                f"of step {checkpoint.step}",
                 fix="another folder, or remove that one; resume=True continues from there",
             )
         self._load_parts(checkpoint)
@@ -224,7 +225,10 @@ class RunState:
             raise InvalidValueError(
                 f"{checkpoint.path} is of another {name}",
                 found=f"{saved}; this run has {here}",
-                fix=(f"make the {name} as it was when that was saved, or give this run a folder of its own"),
+                fix=(
+                    f"make the {name} as it was when that was saved, or give this run a folder "
+                    "of its own"
+                ),
             )
 
     @contextlib.contextmanager
@@ -288,7 +292,11 @@ def _settings(optimizer) -> list[dict]:
     settings = []
     for group in optimizer.param_groups:
         given = {**group, "lr": group.get("initial_lr", group["lr"])}
-        plain = {name: value for name, value in given.items() if isinstance(value, bool | int | float | tuple)}
+        plain = {
+            name: value
+            for name, value in given.items()
+            if isinstance(value, bool | int | float | tuple)
+        }
         settings.append(plain)
     return settings
 

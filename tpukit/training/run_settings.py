@@ -85,7 +85,10 @@ def _read(file: Path):
         raise InvalidValueError(
             f"{file} is not JSON",
             found=error,
-            fix=("put back the file that was written when this run began; or run_path of another folder"),
+            fix=(
+                "put back the file that was written when this run began; or run_path of another "
+                "folder"
+            ),
         ) from None
 
 

@@ -54,7 +54,9 @@ def stepped(optimizer, every: int, *, factor: float = 0.5, warmup: int = 0):
         ValueError: a number out of range, or a learning rate that is a tensor on an XLA device.
     """
     if every < 1 or factor <= 0:
-        raise ValueError(f"stepped takes every >= 1 step and a factor above 0, got {every=} and {factor=}")
+        raise ValueError(
+            f"stepped takes every >= 1 step and a factor above 0, got {every=} and {factor=}"
+        )
     return _scheduler(optimizer, warmup, lambda step: factor ** (step // every))
 
 
@@ -125,7 +127,10 @@ def _scheduler(optimizer, warmup: int, factor: Callable[[int], float]):
         if torch.is_tensor(rate) and rate.device.type == "xla":
             raise InvalidValueError(
                 "the learning rate is a tensor on the XLA device",
-                found=("every step would copy it to the host (aten::_local_scalar_dense), which a float does not"),
+                found=(
+                    "every step would copy it to the host (aten::_local_scalar_dense), "
+                    "which a float does not"
+                ),
                 fix="lr=0.1; a float that changes compiles nothing new",
             )
 

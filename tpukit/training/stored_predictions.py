@@ -151,7 +151,9 @@ def _begin(folder: Path, plan: dict) -> None:
         file.write(json.dumps(plan).encode())
 
 
-def _restore(backup: Path, folder: Path, *, plan: dict, say: Callable[[str], object]) -> Path | None:
+def _restore(
+    backup: Path, folder: Path, *, plan: dict, say: Callable[[str], object]
+) -> Path | None:
     """Copy pieces of this plan from the backup, and to it; return it, or None if that fails."""
     try:
         _begin(backup, plan)
@@ -199,8 +201,12 @@ def _halved(name: str, value):
     if lost.numel():
         output = f"the model's output {name!r}" if name else "the model's output"
         raise InvalidValueError(
-            f"float16, as which outputs are kept, ends at 65504: {output} goes up to {lost.abs().max().item():.6g}",
-            fix=("let the model return numbers near 1, such as logits; or predict(...), which keeps float32"),
+            f"float16, as which outputs are kept, ends at 65504: {output} "
+            f"goes up to {lost.abs().max().item():.6g}",
+            fix=(
+                "let the model return numbers near 1, such as logits; or predict(...), which "
+                "keeps float32"
+            ),
         )
     return half
 

@@ -70,7 +70,9 @@ class StreamBatches(Batches):
             )
         refuse_loader(dataset, batch_size)
         _check(dataset, steps)
-        numbers = range(max(1, steps) * max(1, batch_size) * world_size)  # as if the samples had these
+        numbers = range(
+            max(1, steps) * max(1, batch_size) * world_size
+        )  # as if the samples had these
         options |= {"rank": rank, "world_size": world_size, "workers": workers or 0}
         super().__init__(numbers, batch_size=batch_size, **options)
         refuse_shared(dataset, rank=rank, world_size=world_size, workers=workers or 0)
@@ -80,14 +82,22 @@ class StreamBatches(Batches):
     def _prepare(self, positions, samples) -> Iterator[object]:
         if self._batches is None:
             seed = self._seed, self.epoch, self._done // self.samples_per_step
-            shares = _Shares(self.dataset, self.sampler, self._workers, seed, in_turn=self._shares_process)
+            shares = _Shares(
+                self.dataset, self.sampler, self._workers, seed, in_turn=self._shares_process
+            )
             self._batches = iterate_loader(shares, itertools.count(), self._workers)
         # Nothing ahead of the loop but what loader processes hold: a loop that ends early loses no batch.
-        return (self._with_own_numbers(lambda: self._finish(next(self._batches), None)) for _ in samples)
+        return (
+            self._with_own_numbers(lambda: self._finish(next(self._batches), None)) for _ in samples
+        )
 
     def state_dict(self) -> dict:
         """Return the epoch and the steps of it that are done."""
-        return {"epoch": self.epoch, "steps": self._done // self.samples_per_step, "seed": self._seed}
+        return {
+            "epoch": self.epoch,
+            "steps": self._done // self.samples_per_step,
+            "seed": self._seed,
+        }
 
     def load_state_dict(self, state: dict) -> None:
         """Continue in that epoch with the steps that were left, on any number of cores, from the stream's start.
@@ -97,9 +107,14 @@ class StreamBatches(Batches):
         """
         if "steps" not in state:
             raise InvalidValueError(
-                "the state is of a dataset with a length, this one is a stream", fix="the same dataset"
+                "the state is of a dataset with a length, this one is a stream",
+                fix="the same dataset",
             )
-        self.epoch, self._done, self._seed = state["epoch"], state["steps"] * self.samples_per_step, state["seed"]
+        self.epoch, self._done, self._seed = (
+            state["epoch"],
+            state["steps"] * self.samples_per_step,
+            state["seed"],
+        )
         if not self.sampler.steps(self._done):
             self.epoch, self._done = self.epoch + 1, 0
         self._resumed, self._batches = True, None
@@ -124,8 +139,16 @@ class _OwnNumbers:
 class _Shares:
     """What the processes of a loader ask for batch by batch; each opens its own share and goes on in it."""
 
-    def __init__(self, dataset, sampler: StreamSampler, workers: int, seed: tuple[int, ...], *, in_turn: bool):
-        self.dataset, self.sampler, self.workers, self.seed, self.in_turn = dataset, sampler, workers, seed, in_turn
+    def __init__(
+        self, dataset, sampler: StreamSampler, workers: int, seed: tuple[int, ...], *, in_turn: bool
+    ):
+        self.dataset, self.sampler, self.workers, self.seed, self.in_turn = (
+            dataset,
+            sampler,
+            workers,
+            seed,
+            in_turn,
+        )
         self._samples: Iterator | None = None
         # Each share reads all of such a stream and keeps its part of it. So that all are parts of one order, all draw
         # the same numbers; a sample has its own, as each draws for all samples.

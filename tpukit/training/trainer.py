@@ -182,7 +182,9 @@ def fit(
     )
     check_parameters(core, model, loss, optimizer)
     best = best_of(core, monitor, mode, metrics=metrics or {}, valid=valid is not None)
-    interval = check_schedule(scheduler, options.scheduler_interval, column=best.column, lower=best.lower)
+    interval = check_schedule(
+        scheduler, options.scheduler_interval, column=best.column, lower=best.lower
+    )
     steps_per_epoch = _steps_per_epoch(core, train, steps_per_epoch, accumulate_grad_batches)
     if replay and steps_per_epoch < _STEPS_FOR_REPLAY:
         steps = counted(steps_per_epoch, "step")
@@ -257,7 +259,9 @@ def _steps_per_epoch(core: Core, train: Batches, wanted: int | None, accumulated
     if wanted is None:
         return available
     if wanted > available:
-        core.print(f"steps_per_epoch={wanted} is more than the data has: an epoch is {available} steps")
+        core.print(
+            f"steps_per_epoch={wanted} is more than the data has: an epoch is {available} steps"
+        )
     return min(wanted, available)
 
 
@@ -433,7 +437,9 @@ class Trainer:
             evaluated = self._evaluate()
             self.core.log(step=at.step, **evaluated)
             row |= evaluated
-        intervals = [interval for interval in self.history.intervals if interval["epoch"] == at.epoch]
+        intervals = [
+            interval for interval in self.history.intervals if interval["epoch"] == at.epoch
+        ]
         row["lr"] = self.losses.lr
         row["samples_per_second"] = samples_per_second(intervals)
         row["seconds"] = time.monotonic() - began
@@ -548,7 +554,9 @@ class Trainer:
         at = self.progress
         done = (at.epoch - 1 + at.in_epoch / at.steps_per_epoch) / self.epochs
         self._compare(f"before the checkpoint of step {at.step}")
-        self.history.stopped = f"the time is up after {at.step} steps, {done:.0%} of {self.epochs} epochs"
+        self.history.stopped = (
+            f"the time is up after {at.step} steps, {done:.0%} of {self.epochs} epochs"
+        )
         self._save()
         advice = "with checkpoints= it could be continued"
         if self.state.is_kept:

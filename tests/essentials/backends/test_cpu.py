@@ -41,11 +41,36 @@ def model(core):
 
 # What both cores did often, what core 0 is in then, what core 1 is in, and what the error has to name.
 APART = {
-    "two that are often": ((add, add_three), add, add_three, ("same shape", "core 0 (2,)", "core 1 (3,)")),
-    "another operation": ((add, largest), add, largest, ("core 0 all_reduce(sum)", "core 1 all_reduce(max)")),
-    "another operation, rarely": ((), add, largest, ("core 0 all_reduce(sum)", "core 1 all_reduce(max)")),
-    "one that is often, one that is not": ((average,), average, barrier, ("core 0 average", "core 1 barrier")),
-    "one that is not, one that is often": ((average,), model, average, ("core 0 all_reduce(max)", "core 1 average")),
+    "two that are often": (
+        (add, add_three),
+        add,
+        add_three,
+        ("same shape", "core 0 (2,)", "core 1 (3,)"),
+    ),
+    "another operation": (
+        (add, largest),
+        add,
+        largest,
+        ("core 0 all_reduce(sum)", "core 1 all_reduce(max)"),
+    ),
+    "another operation, rarely": (
+        (),
+        add,
+        largest,
+        ("core 0 all_reduce(sum)", "core 1 all_reduce(max)"),
+    ),
+    "one that is often, one that is not": (
+        (average,),
+        average,
+        barrier,
+        ("core 0 average", "core 1 barrier"),
+    ),
+    "one that is not, one that is often": (
+        (average,),
+        model,
+        average,
+        ("core 0 all_reduce(max)", "core 1 average"),
+    ),
 }
 
 

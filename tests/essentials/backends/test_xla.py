@@ -40,19 +40,27 @@ def in_python(code, **environ):
         ("unknown (0x1ae0:0x00ab)", "", ""),
     ],
 )
-def test_a_tpu_core_starts_with_the_compilers_flags_of_its_generation(generation, given, expected, monkeypatch):
+def test_a_tpu_core_starts_with_the_compilers_flags_of_its_generation(
+    generation, given, expected, monkeypatch
+):
     from tpukit.essentials.backends import xla
 
     found = []
     monkeypatch.setenv("LIBTPU_INIT_ARGS", given)
-    monkeypatch.setattr(xla, "start_pjrt", lambda *_, **__: found.append(os.environ["LIBTPU_INIT_ARGS"]))
+    monkeypatch.setattr(
+        xla, "start_pjrt", lambda *_, **__: found.append(os.environ["LIBTPU_INIT_ARGS"])
+    )
     runtime = xla.XlaRuntime()
     machine = dataclasses.replace(tpukit.machine_info(), chips=8, generation=generation)
-    runtime.start(lambda backend: None, runtime.topology(machine, None), process=0, meeting_point=None)
+    runtime.start(
+        lambda backend: None, runtime.topology(machine, None), process=0, meeting_point=None
+    )
     assert found == [expected]
 
 
-@pytest.mark.parametrize("processes", [1, 2], ids=["single-process start-up", "multi-process start-up"])
+@pytest.mark.parametrize(
+    "processes", [1, 2], ids=["single-process start-up", "multi-process start-up"]
+)
 def test_the_tpu_core_trains_through_torch_xlas_own_start_up(processes):
     out = in_python(
         f"""
@@ -143,7 +151,9 @@ def test_torch_xla_still_has_the_call(call, expected, monkeypatch):
     module, name = call.rsplit(".", 1)
     signature = inspect.signature(getattr(importlib.import_module(module), name))
     bare = signature.replace(
-        parameters=[p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()],
+        parameters=[
+            p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()
+        ],
         return_annotation=inspect.Signature.empty,
     )
     assert str(bare) == expected
@@ -158,14 +168,22 @@ def test_the_private_calls_exist():
 
 def with_chips(count, code, **environ):
     """Run a program on a machine of its own that shows v5e chips on its PCI bus."""
-    chip = (
-        "mkdir $bus/$i; echo 0x1ae0 > $bus/$i/vendor; echo 0x0063 > $bus/$i/device; echo 0 > $bus/$i/subsystem_device"
-    )
-    script = (
-        f'bus=/sys/bus/pci/devices; mount -t tmpfs none $bus && for i in $(seq {count}); do {chip}; done; exec "$@"'
-    )
+    chip = "mkdir $bus/$i; echo 0x1ae0 > $bus/$i/vendor; echo 0x0063 > $bus/$i/device"
+    chip += "; echo 0 > $bus/$i/subsystem_device"
+    script = f"bus=/sys/bus/pci/devices; mount -t tmpfs none $bus && for i in $(seq {count}); "
+    script += f'do {chip}; done; exec "$@"'
     return subprocess.run(
-        ["unshare", "--mount", "sh", "-c", script, "sh", sys.executable, "-c", textwrap.dedent(code)],
+        [
+            "unshare",
+            "--mount",
+            "sh",
+            "-c",
+            script,
+            "sh",
+            sys.executable,
+            "-c",
+            textwrap.dedent(code),
+        ],
         env={**os.environ, **environ},
         capture_output=True,
         text=True,
@@ -178,7 +196,10 @@ def test_a_metadata_server_that_does_not_answer_is_an_error_with_a_fix():
         pytest.skip("this user cannot mount a PCI bus of their own")
     code = "import tpukit\ntry: tpukit.launch(lambda core: core.rank)\nexcept RuntimeError as error: print(error)"
     done = with_chips(1, code)
-    assert "it asks Google Cloud's metadata server which TPU this is, and gets no answer" in done.stdout, done.stderr
+    assert (
+        "it asks Google Cloud's metadata server which TPU this is, and gets no answer"
+        in done.stdout
+    ), done.stderr
     assert "fix:   outside of Google Cloud set the variables yourself" in done.stdout
 
 
@@ -189,7 +210,9 @@ STRANGERS = {
     "xm.optimizer_step": lambda xm, one: xm.optimizer_step(None),
     "xm.mesh_reduce": lambda xm, one: xm.mesh_reduce("loss", 1.0, sum),
     "xm.rendezvous": lambda xm, one: xm.rendezvous("here"),
-    'dist.init_process_group("xla")': lambda xm, one: __import__("torch").distributed.init_process_group("xla"),
+    'dist.init_process_group("xla")': lambda xm, one: __import__(
+        "torch"
+    ).distributed.init_process_group("xla"),
 }
 
 
@@ -217,11 +240,15 @@ def test_torch_xlas_own_calls_are_true_or_refused_in_the_dry_run_joined_by_gloo(
         assert (world_size, ordinal, is_master) == (2, rank, rank == 0)
         assert refused.keys() == STRANGERS.keys()
         for name, message in refused.items():
-            assert message.startswith(f"{name} joins nothing in this dry run\n  found: 2 XLA:CPU processes")
+            assert message.startswith(
+                f"{name} joins nothing in this dry run\n  found: 2 XLA:CPU processes"
+            )
             assert "fix:   core.all_reduce" in message
 
 
-SIMULATOR = pytest.param("xla:simulator", marks=pytest.mark.skipif(bool(why_not()), reason=why_not() or ""))
+SIMULATOR = pytest.param(
+    "xla:simulator", marks=pytest.mark.skipif(bool(why_not()), reason=why_not() or "")
+)
 
 
 def recorded_precisions(backend, precision, make):
@@ -229,10 +256,14 @@ def recorded_precisions(backend, precision, make):
 
     def work(core):
         text = graph_text(make(core))
-        products = [line for line in text.splitlines() if " dot(" in line or " convolution(" in line]
+        products = [
+            line for line in text.splitlines() if " dot(" in line or " convolution(" in line
+        ]
         return [(re.findall("operand_precision={([^}]*)}", line) or [None])[0] for line in products]
 
-    return tpukit.launch(work, cores=1, backend=backend, matmul_precision=precision, progress="off").results[0]
+    return tpukit.launch(
+        work, cores=1, backend=backend, matmul_precision=precision, progress="off"
+    ).results[0]
 
 
 @pytest.mark.parametrize("backend", ["xla:cpu", SIMULATOR])
@@ -314,12 +345,20 @@ def test_running_variances_are_of_n_minus_1_samples_as_pytorchs(backend):
     class OwnForward(nn.BatchNorm2d):  # as timm's BatchNormAct2d has
         def forward(self, x):
             return nn.functional.batch_norm(
-                x, self.running_mean, self.running_var, self.weight, self.bias, self.training, 0.1, self.eps
+                x,
+                self.running_mean,
+                self.running_var,
+                self.weight,
+                self.bias,
+                self.training,
+                0.1,
+                self.eps,
             )
 
     def layers():
         made = {
-            what: getattr(nn, kind)(4, affine=True, track_running_stats=True) for what, (kind, _) in TRACKING.items()
+            what: getattr(nn, kind)(4, affine=True, track_running_stats=True)
+            for what, (kind, _) in TRACKING.items()
         }
         return nn.ModuleDict(made | {"a forward of its own": OwnForward(4)})
 
@@ -332,7 +371,9 @@ def test_running_variances_are_of_n_minus_1_samples_as_pytorchs(backend):
         batches = core.to_device(data)
         for _ in range(2):
             with core.step():
-                sum((norms[what](x) + norms[what](2 * x)).sum() for what, x in batches.items()).backward()
+                sum(
+                    (norms[what](x) + norms[what](2 * x)).sum() for what, x in batches.items()
+                ).backward()
                 synced(batches["a table"]).sum().backward()
         pickle.dumps(norms["a table"])
         variances = {what: norms[what].running_var for what in batches}

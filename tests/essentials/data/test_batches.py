@@ -70,8 +70,13 @@ def test_the_mask_joins_a_tensor_a_tuple_and_a_dict(item, expected):
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_a_source_gives_every_image_with_its_label_whoever_prepares_them(threads, workers):
-    batches = Batches(Pixels(150), batch_size=8, shuffle=True, mask=True, threads=threads, workers=workers)
-    for hold in (list, iter):  # all at once, so that no buffer may be used again meanwhile; then one after the other
+    batches = Batches(
+        Pixels(150), batch_size=8, shuffle=True, mask=True, threads=threads, workers=workers
+    )
+    for hold in (
+        list,
+        iter,
+    ):  # all at once, so that no buffer may be used again meanwhile; then one after the other
         seen = []
         for images, labels, mask in hold(batches):
             assert (images.shape, images.dtype, labels.shape) == ((8, 3, 2, 2), torch.uint8, (8, 1))
@@ -106,13 +111,21 @@ def test_a_loop_left_early_is_followed_by_the_next_epoch():
 def rest(dataset, state, **options):
     batches = Batches(dataset, batch_size=4, shuffle=True, **options)
     batches.load_state_dict(state)
-    return [torch.as_tensor(batch[0] if isinstance(batch, tuple) else batch).tolist() for batch in batches], batches
+    return [
+        torch.as_tensor(batch[0] if isinstance(batch, tuple) else batch).tolist()
+        for batch in batches
+    ], batches
 
 
 @pytest.mark.parametrize("taken", [0, 1, 5, 9, 10])
 @pytest.mark.parametrize(
     ("dataset", "options"),
-    [(Numbers(40), {}), (Pixels(40), {}), (Pixels(40), {"threads": 2}), (Noisy(40), {"workers": 1})],
+    [
+        (Numbers(40), {}),
+        (Pixels(40), {}),
+        (Pixels(40), {"threads": 2}),
+        (Noisy(40), {"workers": 1}),
+    ],
 )
 def test_a_state_saved_in_the_loop_brings_the_same_remaining_batches(dataset, options, taken):
     batches = Batches(dataset, batch_size=4, shuffle=True, seed=3, **options)
@@ -130,11 +143,20 @@ def test_a_state_saved_in_the_loop_brings_the_same_remaining_batches(dataset, op
         assert resumed.state_dict()["epoch"] == batches.epoch + 1
 
 
-@pytest.mark.parametrize(("before", "after"), [((1, 6), (3, 2)), ((2, 4), (1, 5)), ((3, 4), (2, 2))])
+@pytest.mark.parametrize(
+    ("before", "after"), [((1, 6), (3, 2)), ((2, 4), (1, 5)), ((3, 4), (2, 2))]
+)
 def test_an_epoch_begun_on_some_cores_is_finished_on_others(before, after):
     def ranks(cores, batch_size, state=None):
         made = [
-            Batches(Numbers(97), batch_size=batch_size, rank=r, world_size=cores, shuffle=True, mask=True)
+            Batches(
+                Numbers(97),
+                batch_size=batch_size,
+                rank=r,
+                world_size=cores,
+                shuffle=True,
+                mask=True,
+            )
             for r in range(cores)
         ]
         for batches in made:
@@ -158,15 +180,27 @@ def layout(**changed):
     ("options", "state", "message"),
     [
         ({"shuffle": True}, {"count": 41}, "dataset of 41 samples, this one has 40"),
-        ({}, layout(batch_size=8), "saved with cores=1, batch_size=8, drop_last=False; here cores=1, batch_size=4"),
+        (
+            {},
+            layout(batch_size=8),
+            "saved with cores=1, batch_size=8, drop_last=False; here cores=1, batch_size=4",
+        ),
         ({}, layout(cores=2), "saved with cores=2, batch_size=4, .*; here cores=1, batch_size=4"),
-        ({}, layout(drop_last=True), "batch_size=4, drop_last=True; here cores=1, batch_size=4, drop_last=False"),
+        (
+            {},
+            layout(drop_last=True),
+            "batch_size=4, drop_last=True; here cores=1, batch_size=4, drop_last=False",
+        ),
         (
             {},
             {"samples": 8, "layout": {"shuffle": True}},
             "8 samples into an epoch(.|\n)*saved with shuffle=True; here",
         ),
-        ({"shuffle": True}, layout(), "saved with cores=1, batch_size=4, drop_last=False; here shuffle=True"),
+        (
+            {"shuffle": True},
+            layout(),
+            "saved with cores=1, batch_size=4, drop_last=False; here shuffle=True",
+        ),
     ],
 )
 def test_a_state_that_does_not_fit_is_refused(options, state, message):
@@ -181,8 +215,13 @@ def test_an_epoch_in_order_is_continued_on_the_same_cores_only():
     again = Batches(Numbers(32), batch_size=4, rank=0, world_size=2)
     again.load_state_dict(saved.state_dict())
     assert torch.cat(list(again)).tolist() == list(range(4, 16))
-    other = Batches(Numbers(32), batch_size=2, rank=0, world_size=4)  # as many samples per step, and others
-    with pytest.raises(ValueError, match=r"(?s)saved with cores=2, batch_size=4.*; here cores=4.*fix: .*shuffle=True"):
+    other = Batches(
+        Numbers(32), batch_size=2, rank=0, world_size=4
+    )  # as many samples per step, and others
+    with pytest.raises(
+        ValueError,
+        match=r"(?s)saved with cores=2, batch_size=4.*; here cores=4.*fix: .*shuffle=True",
+    ):
         other.load_state_dict(saved.state_dict())
     list(saved)
     other.load_state_dict(saved.state_dict())  # between two epochs there is nothing to share out
@@ -207,7 +246,9 @@ for images, labels in batches:
 """
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, Path(__file__).parents[2:4]))}
     for stop in (["12"], ["60"], []):
-        ended = subprocess.run([sys.executable, "-c", code, str(tmp_path), *stop], env=environ, check=False)
+        ended = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path), *stop], env=environ, check=False
+        )
         assert ended.returncode == (-signal.SIGKILL if stop else 0)
     seen = [json.loads(line) for line in (tmp_path / "seen").read_text().splitlines()]
     assert seen == Batches(Pixels(96), batch_size=4, shuffle=True, seed=7).indices(0)

@@ -26,7 +26,10 @@ ODD = {
     "None": (None, "NoneType"),
     "another shape": ((torch.zeros(3, 5), 0), r"\(Tensor \(3, 5\) torch.float32, int\)"),
     "a part more": ((torch.zeros(3, 4), 0, 1), r"\(Tensor \(3, 4\) torch.float32, int, int\)"),
-    "a table, which has a shape and no one dtype": (pandas.DataFrame({"a": [1, 2]}), r"DataFrame \(2, 1\)"),
+    "a table, which has a shape and no one dtype": (
+        pandas.DataFrame({"a": [1, 2]}),
+        r"DataFrame \(2, 1\)",
+    ),
     "a part of no tensor": ((torch.zeros(3, 4), {1}), r"\(Tensor \(3, 4\) torch.float32, set\)"),
 }
 
@@ -64,5 +67,7 @@ def test_full_shared_memory_is_not_called_a_fault_of_the_samples():
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_key_that_one_sample_lacks_is_named(workers):
     batches = Batches(Given([{"x": 1, "mask": 2}, {"x": 1}]), batch_size=2, workers=workers)
-    with pytest.raises(ValueError, match=r"sample 0: \{'x': int, 'mask': int\}; sample 1: \{'x': int\}(.|\n)*fix:"):
+    with pytest.raises(
+        ValueError, match=r"sample 0: \{'x': int, 'mask': int\}; sample 1: \{'x': int\}(.|\n)*fix:"
+    ):
         list(batches)

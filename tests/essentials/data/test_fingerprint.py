@@ -36,16 +36,24 @@ DIFFER = {
     "an array": lambda turn: Holding(y=numpy.array(turn(HALF))),
     "a list of files": lambda turn: Holding(files=[Path(str(one)) for one in turn(HALF)]),
     "a list of pairs": lambda turn: Holding(samples=[(str(one), one) for one in turn(HALF)]),
-    "a list of rows": lambda turn: Holding(rows=[{"text": str(one), "label": one} for one in turn(HALF)]),
+    "a list of rows": lambda turn: Holding(
+        rows=[{"text": str(one), "label": one} for one in turn(HALF)]
+    ),
     "a table": lambda turn: Holding(table=turn(TABLE)),
-    "columns": lambda turn: Holding(columns={"text": [str(one) for one in turn(HALF)], "label": HALF}),
+    "columns": lambda turn: Holding(
+        columns={"text": [str(one) for one in turn(HALF)], "label": HALF}
+    ),
     "labels by name": lambda turn: Holding(label_of={str(one): one for one in turn(HALF)}),
     "names of classes": lambda turn: Holding(classes=turn(["cat", "dog"])),
-    "numbers of classes": lambda turn: Holding(number_of=dict(zip(["cat", "dog"], turn([0, 1]), strict=True))),
+    "numbers of classes": lambda turn: Holding(
+        number_of=dict(zip(["cat", "dog"], turn([0, 1]), strict=True))
+    ),
     "a subset": lambda turn: torch.utils.data.Subset(Holding(), turn(HALF)[:5]),
     "within a subset": lambda turn: torch.utils.data.Subset(Holding(y=turn(HALF)), range(5)),
     "a list": lambda turn: turn(HALF),
-    "Hugging Face's": lambda turn: __import__("datasets").Dataset.from_dict({"label": HALF}).select(turn(HALF)),
+    "Hugging Face's": lambda turn: (
+        __import__("datasets").Dataset.from_dict({"label": HALF}).select(turn(HALF))
+    ),
 }
 
 
@@ -60,8 +68,12 @@ def list_of(rows):
 
 
 MAY_DIFFER = {
-    "pixels that are read when they are asked for": lambda number: Holding(pixels=numpy.full((10, 64, 64), number)),
-    "a cache that fills": lambda number: Holding(cache=[None] * number + [torch.zeros(3)] * (10 - number)),
+    "pixels that are read when they are asked for": lambda number: Holding(
+        pixels=numpy.full((10, 64, 64), number)
+    ),
+    "a cache that fills": lambda number: Holding(
+        cache=[None] * number + [torch.zeros(3)] * (10 - number)
+    ),
     "functions": lambda number: Holding(transform=(abs, len)[number]),
     "numbers": lambda number: Holding(epoch=number),
     "a length that is none": lambda number: (itertools.count, zip)[0](),

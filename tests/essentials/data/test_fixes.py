@@ -101,7 +101,9 @@ def test_the_fixes_work_for_options_of_augment():
     assert "degrees to either side, for instance 10" in fix
     Augment(degrees=10)
 
-    with fixes("augment: scale is (smallest, largest) from 0.5 to 1.5, or None (off), got {}") as fix:
+    with fixes(
+        "augment: scale is (smallest, largest) from 0.5 to 1.5, or None (off), got {}"
+    ) as fix:
         Augment(scale=0.1)
     Augment(scale=fix.code(r"(?<=scale=).*?(?= is)"))
 
@@ -148,7 +150,9 @@ def test_the_fixes_work_for_states():
     with fixes("streams: the state is of a dataset with a length, this one is a stream"):
         core.batches(Stream(), **stream).load_state_dict(state)
     state = core.batches(Stream(), **stream).state_dict()
-    with fixes("batches: the saved state belongs to an iterable dataset, but this dataset is map-style"):
+    with fixes(
+        "batches: the saved state belongs to an iterable dataset, but this dataset is map-style"
+    ):
         core.batches(range(8), batch_size=2).load_state_dict(state)
     core.batches(Stream(), **stream).load_state_dict(state)
 
@@ -157,7 +161,9 @@ def test_the_fixes_work_for_states():
         next(iter(batches))
         return batches.state_dict()
 
-    with fixes("batches: the saved state is {} samples into an epoch that was divided in another way"):
+    with fixes(
+        "batches: the saved state is {} samples into an epoch that was divided in another way"
+    ):
         core.batches(range(16), batch_size=4).load_state_dict(begun(batch_size=2))
     core.batches(range(16), batch_size=2).load_state_dict(begun(batch_size=2))
     shuffled = core.batches(range(16), batch_size=4, world_size=2, shuffle=True)

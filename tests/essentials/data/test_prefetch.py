@@ -11,7 +11,9 @@ from tpukit.essentials.data.prefetch import Buffers, run_ahead
 
 
 def test_results_come_in_order_even_if_later_calls_are_faster():
-    calls = ((lambda number=number: time.sleep(0.02 * (number % 3)) or number) for number in range(12))
+    calls = (
+        (lambda number=number: time.sleep(0.02 * (number % 3)) or number) for number in range(12)
+    )
     assert list(run_ahead(calls, threads=3)) == list(range(12))
 
 
@@ -75,8 +77,13 @@ def test_buffers_that_a_loop_held_go_back_and_many_of_them_cost_no_more_each():
     assert sum(one() is not None for one in alive) <= 16
 
     def seconds(count):
-        small, began = Buffers((1,)), time.process_time()  # which others that use the processor do not add to
+        small, began = (
+            Buffers((1,)),
+            time.process_time(),
+        )  # which others that use the processor do not add to
         held = [small.get() for _ in range(count)]
         return (time.process_time() - began) / len(held)
 
-    assert min(seconds(8000) for _ in range(3)) < 8 * min(seconds(200) for _ in range(5))  # 40 where all are looked at
+    assert min(seconds(8000) for _ in range(3)) < 8 * min(
+        seconds(200) for _ in range(5)
+    )  # 40 where all are looked at

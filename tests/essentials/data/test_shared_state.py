@@ -29,7 +29,11 @@ class Numbers(torch.utils.data.Dataset):
 
 
 def read(core, dataset, workers=0):
-    return sorted(number for batch in core.batches(dataset, batch_size=4, workers=workers) for number in batch.tolist())
+    return sorted(
+        number
+        for batch in core.batches(dataset, batch_size=4, workers=workers)
+        for number in batch.tolist()
+    )
 
 
 def run(dataset, workers=0, cores=2):
@@ -47,10 +51,18 @@ def file(tmp_path):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_open_file_is_found_wherever_the_dataset_holds_it_and_the_fix_works(file, workers):
     with open(file, "rb") as opened, zipfile.ZipFile(file.with_name("zip")) as packed:
-        for dataset in (Numbers(opened), Subset(Numbers({"of": opened}), range(32)), Numbers(packed)):
-            with pytest.raises(WorkerError, match=r"dataset holds an open file(.|\n)*with open\(self.path"):
+        for dataset in (
+            Numbers(opened),
+            Subset(Numbers({"of": opened}), range(32)),
+            Numbers(packed),
+        ):
+            with pytest.raises(
+                WorkerError, match=r"dataset holds an open file(.|\n)*with open\(self.path"
+            ):
                 run(dataset, workers, cores=1 if workers else 2)
-    results = run(Numbers(opens=file), workers, cores=1 if workers else 2).results  # as the fix says
+    results = run(
+        Numbers(opens=file), workers, cores=1 if workers else 2
+    ).results  # as the fix says
     assert sorted(number for result in results for number in result) == list(range(32))
 
 
@@ -62,7 +74,11 @@ def test_a_handle_of_a_library_is_found_until_it_is_closed(tmp_path, module):
         opened["images"] = range(8)
         handles = [opened, opened["images"]]
     else:
-        opened = library.connect(tmp_path / "data") if module == "sqlite3" else library.open(str(tmp_path / "data"))
+        opened = (
+            library.connect(tmp_path / "data")
+            if module == "sqlite3"
+            else library.open(str(tmp_path / "data"))
+        )
         handles = [opened, opened.cursor() if module == "sqlite3" else opened.begin()]
     for handle in handles:
         with pytest.raises(ValueError, match="dataset holds an open file"):
@@ -95,7 +111,10 @@ GENERATORS = {
 
 @pytest.mark.parametrize("kind", GENERATORS)
 def test_a_generator_of_its_own_is_refused_and_one_of_a_library_is_named_once(kind, capfd):
-    with pytest.raises(WorkerError, match="dataset holds a random generator(.|\n)*default_rng\\(\\(seed, index\\)\\)"):
+    with pytest.raises(
+        WorkerError,
+        match="dataset holds a random generator(.|\n)*default_rng\\(\\(seed, index\\)\\)",
+    ):
         run(Numbers(GENERATORS[kind]()))
 
     class Transform:
@@ -105,7 +124,10 @@ def test_a_generator_of_its_own_is_refused_and_one_of_a_library_is_named_once(ki
     transform.generator = GENERATORS[kind]()
     run(Numbers(transform))
     assert (
-        capfd.readouterr().out.count("Numbers.held.generator is a random generator that each process has a copy") == 1
+        capfd.readouterr().out.count(
+            "Numbers.held.generator is a random generator that each process has a copy"
+        )
+        == 1
     )
 
 

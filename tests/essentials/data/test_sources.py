@@ -23,7 +23,12 @@ def test_a_source_is_itself():
 
 @pytest.mark.parametrize(
     "dataset",
-    [[1, 2, 3], torch.zeros(5, 3), TensorDataset(torch.zeros(5, 3)), Subset(TensorDataset(torch.zeros(5)), [1])],
+    [
+        [1, 2, 3],
+        torch.zeros(5, 3),
+        TensorDataset(torch.zeros(5, 3)),
+        Subset(TensorDataset(torch.zeros(5)), [1]),
+    ],
     ids=["list", "tensor", "dataset", "its subset"],
 )
 def test_any_other_dataset_is_not_a_source(dataset):
@@ -57,7 +62,9 @@ class ByItem(Pixels):
     take = Pixels.take
 
     def __getitem__(self, index):
-        return torch.full((3, 2, 2), index, dtype=torch.uint8), torch.from_numpy(self.labels[index].copy())
+        return torch.full((3, 2, 2), index, dtype=torch.uint8), torch.from_numpy(
+            self.labels[index].copy()
+        )
 
 
 def changed(sample):
@@ -135,7 +142,9 @@ class Ours(DataLoader):
     """A loader of a class of one's own."""
 
 
-@pytest.mark.parametrize("loader", [DataLoader(range(40), batch_size=8), Ours(Numbers(), batch_size=8)])
+@pytest.mark.parametrize(
+    "loader", [DataLoader(range(40), batch_size=8), Ours(Numbers(), batch_size=8)]
+)
 @pytest.mark.parametrize("as_stream", [False, True])
 def test_a_loader_is_refused_with_the_call_that_takes_its_dataset(loader, as_stream):
     with pytest.raises(InvalidTypeError, match="holds batches already") as error:

@@ -17,9 +17,15 @@ def tree(curves):
 @pytest.mark.parametrize(
     ("curves", "expected"),
     [
-        (("train_loss", "lr", "valid_loss"), [("loss", "train_loss valid_loss"), ("learning rate", "lr")]),
+        (
+            ("train_loss", "lr", "valid_loss"),
+            [("loss", "train_loss valid_loss"), ("learning rate", "lr")],
+        ),
         (("loss",), [("loss", "loss")]),
-        (("train_loss", "valid_accuracy"), [("loss", "train_loss"), ("accuracy", "valid_accuracy")]),
+        (
+            ("train_loss", "valid_accuracy"),
+            [("loss", "train_loss"), ("accuracy", "valid_accuracy")],
+        ),
         (("train_loss", "nll"), [("loss", "train_loss nll")]),
         (("acc", "train_acc"), [("acc", "acc train_acc")]),
         (("valid_auroc", "valid_f1"), [("metrics", "valid_auroc valid_f1")]),
@@ -34,7 +40,15 @@ def test_what_has_one_scale_shares_an_axis_and_a_learning_rate_stands_apart(curv
 
 
 def test_measures_of_other_scales_are_not_pressed_onto_one_axis():
-    found = axes({"loss": RISING, "mse": [(1, 500.0)], "accuracy": RISING, "grad_norm": [(1, 80.0)], "f1": RISING})
+    found = axes(
+        {
+            "loss": RISING,
+            "mse": [(1, 500.0)],
+            "accuracy": RISING,
+            "grad_norm": [(1, 80.0)],
+            "f1": RISING,
+        }
+    )
     assert [axis.names for axis in found] == [("loss",), ("mse", "grad_norm"), ("accuracy", "f1")]
 
 
@@ -50,7 +64,16 @@ def test_measures_of_other_scales_are_not_pressed_onto_one_axis():
         {"loss": [(1, 1e-320), (2, 2e-320)]},
         {"loss": [(1, math.nan), (2, 1.0), (3, math.nan), (4, 2.0), (5, 3.0)]},
     ],
-    ids=["one point", "level", "zero", "a name that is no HTML", "huge", "steps that go back", "tiny", "gaps"],
+    ids=[
+        "one point",
+        "level",
+        "zero",
+        "a name that is no HTML",
+        "huge",
+        "steps that go back",
+        "tiny",
+        "gaps",
+    ],
 )
 def test_any_curve_is_well_formed_svg_within_its_frame(curves):
     for drawing in tree(curves).iter("svg"):
@@ -76,7 +99,9 @@ def test_as_images_the_same_lines_are_drawn_in_colours_of_their_own_and_said_in_
     for (source, _), inline in zip(images, tree(curves).iter("svg"), strict=True):
         text = base64.b64decode(source).decode()
         drawing = xml.etree.ElementTree.fromstring(text)
-        assert drawing.tag == "{http://www.w3.org/2000/svg}svg", "without its namespace no browser draws it"
+        assert drawing.tag == "{http://www.w3.org/2000/svg}svg", (
+            "without its namespace no browser draws it"
+        )
         paths = [path.get("d") for path in drawing.iter("{http://www.w3.org/2000/svg}path")]
         assert paths == [path.get("d") for path in inline.iter("path")]
         assert "currentColor" not in text
@@ -109,7 +134,8 @@ def test_train_and_valid_have_the_same_colours_in_every_chart():
 
 
 @pytest.mark.parametrize(
-    ("low", "high"), [(0, 1), (0.1, 0.7), (-3, 3), (1, 1e6), (1e-9, 3e-9), (0, 0), (299, 300), (-1e300, 1e300)]
+    ("low", "high"),
+    [(0, 1), (0.1, 0.7), (-3, 3), (1, 1e6), (1e-9, 3e-9), (0, 0), (299, 300), (-1e300, 1e300)],
 )
 def test_ticks_are_few_round_numbers_inside(low, high):
     found = ticks(low, high, 4)

@@ -31,7 +31,10 @@ KIT = sorted((ROOT / "tpukit").rglob("*.py"))
         ({}, "a is wrong"),
         ({"found": 7}, "a is wrong\n  found: 7"),
         ({"fix": "a=1"}, "a is wrong\n  fix:   a=1"),
-        ({"found": "b\nc", "fix": "d\ne"}, "a is wrong\n  found: b\n         c\n  fix:   d\n         e"),
+        (
+            {"found": "b\nc", "fix": "d\ne"},
+            "a is wrong\n  found: b\n         c\n  fix:   d\n         e",
+        ),
         ({"found": None}, "a is wrong\n  found: None"),  # None may be what was found
     ],
 )
@@ -46,7 +49,11 @@ def test_an_error_is_also_the_built_in_one_and_keeps_its_parts():
     assert (error.fact, error.found, error.fix) == ("there is no a", "b", "c")
 
 
-KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, TpukitError)]
+KINDS = [
+    kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, TpukitError)
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -71,7 +78,9 @@ def test_every_class_of_an_error_that_is_raised_with_a_fix_is_an_explained_one()
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
                 call = node.exc
-                if {"found", "fix"} & {one.arg for one in call.keywords} and isinstance(call.func, ast.Name):
+                if {"found", "fix"} & {one.arg for one in call.keywords} and isinstance(
+                    call.func, ast.Name
+                ):
                     kind = getattr(importlib.import_module(module), call.func.id, None)
                     if isinstance(kind, type):
                         assert issubclass(kind, TpukitError), f"{module}:{call.lineno}"
@@ -101,12 +110,18 @@ def exceptions_of_tpukit():
     for path in KIT:
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         tree = ast.parse(path.read_text())
-        names = [node.name for node in tree.body if isinstance(node, ast.ClassDef) and node.name[0] != "_"]
+        names = [
+            node.name
+            for node in tree.body
+            if isinstance(node, ast.ClassDef) and node.name[0] != "_"
+        ]
         if not names or path.name == "__main__.py":
             continue
         try:
             defined = importlib.import_module(module)
-        except ModuleNotFoundError as error:  # an optional package, of a module that defines no exception
+        except (
+            ModuleNotFoundError
+        ) as error:  # an optional package, of a module that defines no exception
             is_our_own = error.name.partition(".")[0] == "tpukit"
             assert not is_our_own
             assert not any(name.endswith("Error") for name in names), module

@@ -40,7 +40,10 @@ def drawn(figure):
 
 
 def titles(figure):
-    return [axes.get_title(loc="left").replace("\N{NO-BREAK SPACE}", " ").replace("\n", " ") for axes in figure.axes]
+    return [
+        axes.get_title(loc="left").replace("\N{NO-BREAK SPACE}", " ").replace("\n", " ")
+        for axes in figure.axes
+    ]
 
 
 def caption(figure):
@@ -53,9 +56,15 @@ def visible_texts(figure):
     for axes in figure.axes:
         for axis in (axes.xaxis, axes.yaxis):
             low, high = sorted(axis.get_view_interval())
-            beyond |= {tick.label1 for tick in axis.get_major_ticks() if not low <= tick.get_loc() <= high}
+            beyond |= {
+                tick.label1 for tick in axis.get_major_ticks() if not low <= tick.get_loc() <= high
+            }
     texts = figure.findobj(matplotlib.text.Text)
-    return [text for text in texts if text.get_visible() and text.get_text().strip() and text not in beyond]
+    return [
+        text
+        for text in texts
+        if text.get_visible() and text.get_text().strip() and text not in beyond
+    ]
 
 
 AS_THEY_ARE = {
@@ -64,11 +73,23 @@ AS_THEY_ARE = {
     "int64 tensor, what torch.tensor(list) gives": (torch.from_numpy(BYTES).long(), BYTES),
     "float32 in [0, 1]": (UNIT, UNIT),
     "float64 array": (UNIT.astype(np.float64), UNIT),
-    "float16, exact for quarters": (np.round(UNIT * 4).astype(np.float16) / 4, np.round(UNIT * 4) / 4),
-    "bfloat16 tensor": (torch.from_numpy(UNIT).bfloat16(), torch.from_numpy(UNIT).bfloat16().float().numpy()),
-    "float8, what a quantised loader gives": (torch.ones(3, 3, 6, 5).to(torch.float8_e4m3fn), np.ones((3, 3, 6, 5))),
+    "float16, exact for quarters": (
+        np.round(UNIT * 4).astype(np.float16) / 4,
+        np.round(UNIT * 4) / 4,
+    ),
+    "bfloat16 tensor": (
+        torch.from_numpy(UNIT).bfloat16(),
+        torch.from_numpy(UNIT).bfloat16().float().numpy(),
+    ),
+    "float8, what a quantised loader gives": (
+        torch.ones(3, 3, 6, 5).to(torch.float8_e4m3fn),
+        np.ones((3, 3, 6, 5)),
+    ),
     "a tensor that wants a gradient": (torch.from_numpy(UNIT).requires_grad_(), UNIT),
-    "not contiguous: channels last": (torch.from_numpy(BYTES).contiguous(memory_format=torch.channels_last), BYTES),
+    "not contiguous: channels last": (
+        torch.from_numpy(BYTES).contiguous(memory_format=torch.channels_last),
+        BYTES,
+    ),
     "bool: a mask": (BYTES > 127, (BYTES > 127).astype(np.float32)),
     "all black": (np.zeros_like(UNIT), np.zeros_like(UNIT)),
 }
@@ -97,9 +118,17 @@ RESCALED = {
     ),
     "(x - 0.5) / 0.5 is not taken for ImageNet's": (UNIT * 2 - 1, UNIT, "-1 is black, 1 is white"),
     "floats in [0, 255]": (BYTES.astype(np.float32), UNIT, "0 is black, 255 is white"),
-    "standardised otherwise, beyond ImageNet's range": ((UNIT - 0.5) * 9, UNIT, "-4.5 is black, 4.5 is white"),
+    "standardised otherwise, beyond ImageNet's range": (
+        (UNIT - 0.5) * 9,
+        UNIT,
+        "-4.5 is black, 4.5 is white",
+    ),
     "a grey image has no three means": (((UNIT - MEAN) / STD)[:, :1], UNIT[:, :1], "stretched"),
-    "one value everywhere, no division by zero": (np.full_like(UNIT, 7), np.zeros_like(UNIT), "7 is black"),
+    "one value everywhere, no division by zero": (
+        np.full_like(UNIT, 7),
+        np.zeros_like(UNIT),
+        "7 is black",
+    ),
 }
 
 
@@ -108,7 +137,11 @@ def test_normalised_values_are_brought_back_and_the_caption_says_how(case):
     images, expected, said = RESCALED[case]
     figure = show_batch(images)
     picture = drawn(figure)
-    assert np.allclose(picture if picture.ndim == 4 else picture[..., None], expected.transpose(0, 2, 3, 1), atol=0.005)
+    assert np.allclose(
+        picture if picture.ndim == 4 else picture[..., None],
+        expected.transpose(0, 2, 3, 1),
+        atol=0.005,
+    )
     assert said in caption(figure)
 
 
@@ -122,7 +155,11 @@ LABELLED = {
     "a plain list": (MULTI_HOT.tolist(), NAMES, BY_NAME),
     "a table": (pd.DataFrame(MULTI_HOT), pd.Index(NAMES), BY_NAME),
     "no names: numbers": (MULTI_HOT, None, ["0 · 2", "none", "1"]),
-    "class numbers": (torch.tensor([2, 0, 1]), NAMES, ["leftsided pe", "pe present on image", "rv lv ratio gte 1"]),
+    "class numbers": (
+        torch.tensor([2, 0, 1]),
+        NAMES,
+        ["leftsided pe", "pe present on image", "rv lv ratio gte 1"],
+    ),
     "class numbers without names": ([7, 0, 1], None, ["7", "0", "1"]),
     "one label in a column": ([[1], [0], [1]], ["pe"], ["pe", "none", "pe"]),
     "a dollar sign is a dollar sign": ([0, 0, 0], ["$x$ and $y$"], ["$x$ and $y$"] * 3),
@@ -136,14 +173,20 @@ def test_labels_are_written_by_name(case):
 
 
 def test_a_dict_from_label_to_words_gives_the_words():
-    words = {"pe_present_on_image": "embolus on this image", "rv_lv_ratio_gte_1": "RV/LV ratio 1 or above", "l": "left"}
+    words = {
+        "pe_present_on_image": "embolus on this image",
+        "rv_lv_ratio_gte_1": "RV/LV ratio 1 or above",
+        "l": "left",
+    }
     figure = show_batch(BYTES, MULTI_HOT, names=words)
     assert titles(figure) == ["embolus on this image · left", "none", "RV/LV ratio 1 or above"]
     bars = show_predictions(BYTES, MULTI_HOT, MULTI_HOT * 0.9, names=words).axes[1]
     assert bars.get_yticklabels()[0].get_text() == "embolus on this image ●"
 
 
-@pytest.mark.parametrize("images", [BYTES, UNIT, (UNIT - MEAN) / STD], ids=["bytes", "floats", "normalised"])
+@pytest.mark.parametrize(
+    "images", [BYTES, UNIT, (UNIT - MEAN) / STD], ids=["bytes", "floats", "normalised"]
+)
 @pytest.mark.parametrize("channel", [0, 1, 2])
 def test_one_channel_is_drawn_in_grey_as_it_is_in_the_whole_image(images, channel):
     figure = show_batch(images, channel=channel)
@@ -153,9 +196,13 @@ def test_one_channel_is_drawn_in_grey_as_it_is_in_the_whole_image(images, channe
     assert f"channel {channel} alone" in caption(figure)
 
 
-@pytest.mark.parametrize(("images", "channel"), [(BYTES, 3), (BYTES, -1), (BYTES[:, :1], 1), (BYTES, "green")])
+@pytest.mark.parametrize(
+    ("images", "channel"), [(BYTES, 3), (BYTES, -1), (BYTES[:, :1], 1), (BYTES, "green")]
+)
 def test_a_channel_that_is_not_there_is_refused(images, channel):
-    with pytest.raises(ValueError, match=r"channel is one of 0 to [02] for images of [13] channels"):
+    with pytest.raises(
+        ValueError, match=r"channel is one of 0 to [02] for images of [13] channels"
+    ):
         show_batch(images, channel=channel)
 
 
@@ -166,9 +213,13 @@ def test_an_arrow_points_at_a_place_and_none_where_there_is_none():
     assert tips == [[(0.25, 0.5)], [], [(0.9, 0.9)]]
 
 
-@pytest.mark.parametrize("points", [np.zeros((2, 2)), np.zeros((3, 3)), np.full((3, 2), 64.0), np.full((3, 2), -0.1)])
+@pytest.mark.parametrize(
+    "points", [np.zeros((2, 2)), np.zeros((3, 3)), np.full((3, 2), 64.0), np.full((3, 2), -0.1)]
+)
 def test_points_that_are_no_shares_of_these_images_are_refused(points):
-    with pytest.raises(ValueError, match=r"points are \(N, 2\), x and y in \[0, 1\] for each of 3 images"):
+    with pytest.raises(
+        ValueError, match=r"points are \(N, 2\), x and y in \[0, 1\] for each of 3 images"
+    ):
         show_batch(BYTES, points=points)
 
 
@@ -179,14 +230,24 @@ def test_only_the_drawn_images_are_copied_and_labels_stay_with_them():
 
 
 def test_no_text_leaves_the_figure_or_touches_another():
-    names = [*NAMES, "a_label_with_a_name_so_long_that_no_line_holds_it_whole", "acute_and_chronic_pe", "x" * 60]
+    names = [
+        *NAMES,
+        "a_label_with_a_name_so_long_that_no_line_holds_it_whole",
+        "acute_and_chronic_pe",
+        "x" * 60,
+    ]
     images = np.zeros((8, 3, 32, 32), np.uint8)
     figures = [
         show_batch(images, np.ones((8, 6)), names=names),
         show_batch(images[:1], np.ones((1, 6)), names=names),
         show_predictions(images, np.ones((8, 6)), np.full((8, 6), 0.5), names=names),
         show_history(
-            {"train_loss": [3, 2, 1], "valid_loss": [3, 2, 1], "valid_auroc": [0.1, 0.2, 0.3], "lr": [1e-5] * 3}
+            {
+                "train_loss": [3, 2, 1],
+                "valid_loss": [3, 2, 1],
+                "valid_auroc": [0.1, 0.2, 0.3],
+                "lr": [1e-5] * 3,
+            }
         ),
     ]
     for figure in figures:
@@ -209,7 +270,10 @@ def test_eight_images_are_two_rows_of_four_about_ten_inches_wide():
 
 
 NO_BATCH = {
-    "(N, H, W, C)": (np.zeros((5, 8, 8, 3)), r"got \(5, 8, 8, 3\)\n  fix:   .*images.transpose\(0, 3, 1, 2\)"),
+    "(N, H, W, C)": (
+        np.zeros((5, 8, 8, 3)),
+        r"got \(5, 8, 8, 3\)\n  fix:   .*images.transpose\(0, 3, 1, 2\)",
+    ),
     "the same in torch's words": (torch.zeros(5, 8, 8, 3), r"images.permute\(0, 3, 1, 2\)"),
     "(C, H, W)": (np.zeros((3, 8, 8)), r"one image \(C, H, W\), pass images\[None\]"),
     "(H, W, C)": (np.zeros((8, 8, 3)), r"images.transpose\(2, 0, 1\)\[None\]"),
@@ -219,7 +283,10 @@ NO_BATCH = {
     "video": (np.zeros((2, 3, 4, 8, 8)), r"reshape"),
     "no image": (np.zeros((0, 3, 8, 8)), r"the batch is empty"),
     "no pixel": (np.zeros((2, 3, 0, 8)), r"the batch is empty"),
-    "one nan": (np.where(np.arange(96).reshape(2, 3, 4, 4) == 60, np.nan, 0.5), r"found: 1 of 96 values.* in image 1"),
+    "one nan": (
+        np.where(np.arange(96).reshape(2, 3, 4, 4) == 60, np.nan, 0.5),
+        r"found: 1 of 96 values.* in image 1",
+    ),
     "infinity": (np.full((2, 3, 4, 4), np.inf), r"got nan or infinity"),
     "integers that are no bytes": (np.full((2, 3, 4, 4), 300), r"got int64 in \[300, 300\]"),
 }
@@ -267,11 +334,23 @@ def test_what_is_no_array_of_numbers_is_refused(images, message):
         (MULTI_HOT * 2, NAMES, "must be 0 or 1, got 2\n  found: row 0"),
         (MULTI_HOT * 0.7, NAMES, "labels > 0.5"),
         (MULTI_HOT * np.nan, NAMES, "must be 0 or 1, got nan"),
-        ([[0], [5], [1]], ["cat", "dog"], r"must be 0 or 1, got 5\n  found: row 1\n  fix:   if .* pass labels\[:, 0\]"),
+        (
+            [[0], [5], [1]],
+            ["cat", "dog"],
+            r"must be 0 or 1, got 5\n  found: row 1\n  fix:   if .* pass labels\[:, 0\]",
+        ),
         ([0, 3, 1], NAMES, "class 3 has no name: there are 3"),
         ([0, 10**12, 1], NAMES, "class 1000000000000 has no name: there are 3"),
-        ([0, np.nan, 1], NAMES, r"class numbers from 0, got nan\n  found: row 1\n  fix:   look for what has no label"),
-        ([0, np.inf, 1], NAMES, r"class numbers from 0, got inf\n  found: row 1\n  fix:   look for what has no label"),
+        (
+            [0, np.nan, 1],
+            NAMES,
+            r"class numbers from 0, got nan\n  found: row 1\n  fix:   look for what has no label",
+        ),
+        (
+            [0, np.inf, 1],
+            NAMES,
+            r"class numbers from 0, got inf\n  found: row 1\n  fix:   look for what has no label",
+        ),
         ([0, -1, 1], NAMES, "class numbers from 0, got -1"),
         ([0.2, 0.9, 1.0], NAMES, "class numbers from 0, got 0.2"),
         (np.zeros((3, 2, 2)), NAMES, r"got \(3, 2, 2\)"),
@@ -279,7 +358,14 @@ def test_what_is_no_array_of_numbers_is_refused(images, message):
         (["a", "b", "c"], NAMES, "found: dtype"),
     ],
     ids=["too few", "a name short", "a name over", "a two", "probabilities", "nan"]
-    + ["a folder's, in a column", "no such class", "a huge class", "a class that is nan", "infinite", "minus one"]
+    + [
+        "a folder's, in a column",
+        "no such class",
+        "a huge class",
+        "a class that is nan",
+        "infinite",
+        "minus one",
+    ]
     + ["fractions", "three axes", "a number", "words"],
 )
 def test_labels_and_names_that_do_not_fit_are_refused(labels, names, message):
@@ -288,7 +374,9 @@ def test_labels_and_names_that_do_not_fit_are_refused(labels, names, message):
 
 
 def test_huge_class_numbers_cost_nothing():
-    began = time.process_time()  # a list as long as that would take minutes, if there were memory for it
+    began = (
+        time.process_time()
+    )  # a list as long as that would take minutes, if there were memory for it
     assert titles(show_batch(BYTES, torch.full((3,), 10**15))) == ["1000000000000000"] * 3
     assert time.process_time() - began < 60
 
@@ -318,10 +406,15 @@ def bars(axes):
     shown = axes.patches[len(names) :]  # the first half is the track behind them
     filled = [bar.get_facecolor() == bar.get_edgecolor() for bar in shown]
     assert [name.endswith("●") for name in names] == filled
-    return {name[:-2]: (bar.get_width(), fill) for name, bar, fill in zip(names, shown, filled, strict=True)}
+    return {
+        name[:-2]: (bar.get_width(), fill)
+        for name, bar, fill in zip(names, shown, filled, strict=True)
+    }
 
 
-@pytest.mark.parametrize("kind", [np.asarray, torch.tensor, lambda values: torch.tensor(values).bfloat16()])
+@pytest.mark.parametrize(
+    "kind", [np.asarray, torch.tensor, lambda values: torch.tensor(values).bfloat16()]
+)
 def test_a_bar_is_the_probability_and_filled_where_the_label_is_true(kind):
     figure = show_predictions(BYTES, kind(MULTI_HOT), kind(CHANCES), names=NAMES)
     assert np.array_equal(drawn(figure), BYTES.transpose(0, 2, 3, 1))
@@ -376,7 +469,11 @@ def test_drawing_leaves_the_readers_settings_and_pyplot_alone():
         pyplot.style.use("dark_background")
         matplotlib.rcParams["lines.linewidth"] = 7.5
         before, codes = dict(matplotlib.rcParams), dict(matplotlib.colors.colorConverter.colors)
-        figures = [show_batch(BYTES, MULTI_HOT), show_history(LOSSES), show_predictions(BYTES, MULTI_HOT, CHANCES)]
+        figures = [
+            show_batch(BYTES, MULTI_HOT),
+            show_history(LOSSES),
+            show_predictions(BYTES, MULTI_HOT, CHANCES),
+        ]
         assert dict(matplotlib.rcParams) == before
         assert dict(matplotlib.colors.colorConverter.colors) == codes
         assert pyplot.get_fignums() == []
@@ -431,9 +528,14 @@ def test_in_a_notebook_a_figure_appears_once_and_only_when_asked():
         "from tpukit import style_figure; own = style_figure(plt.subplots()[0], 'nothing')": 0,
         "style_figure(own, 'still nothing')": 1,
     }
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(source) for source in cells]
+    )
     NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(ROOT)}}).execute()
-    counts = {cell.source: sum("image/png" in out.get("data", {}) for out in cell.outputs) for cell in notebook.cells}
+    counts = {
+        cell.source: sum("image/png" in out.get("data", {}) for out in cell.outputs)
+        for cell in notebook.cells
+    }
     assert counts == cells
 
 
@@ -449,7 +551,9 @@ def test_masks_are_drawn_over_their_images_and_class_0_shows_the_image(images):
     assert shown.shape == (3, 6, 5, 3)
     assert np.allclose(shown[..., 0, :], bare[..., 0, :], atol=1e-6)
     assert np.abs(shown[..., 1, :] - bare[..., 1, :]).mean() > 0.1
-    assert np.allclose(2 * shown[0, 0, 1] - bare[0, 0, 1], matplotlib.colors.to_rgb(COLORS[0]), atol=1e-5)
+    assert np.allclose(
+        2 * shown[0, 0, 1] - bare[0, 0, 1], matplotlib.colors.to_rgb(COLORS[0]), atol=1e-5
+    )
     assert caption(figure).endswith("masks of classes 0, 1, 255")
 
 
@@ -477,18 +581,26 @@ def test_a_figure_of_ones_own_gets_the_background_of_all_and_is_forgotten_by_pyp
     assert plt.get_fignums() == before
     colours = {matplotlib.colors.to_hex(part.get_facecolor()) for part in (figure, *figure.axes)}
     assert colours == {matplotlib.colors.to_hex(show_batch(BYTES).get_facecolor())}
-    assert [side for side, spine in figure.axes[0].spines.items() if spine.get_visible()] == ["left", "bottom"]
+    assert [side for side, spine in figure.axes[0].spines.items() if spine.get_visible()] == [
+        "left",
+        "bottom",
+    ]
     with pytest.raises(ValueError, match="needs a description in words"):
         style_figure(figure, " ")
 
 
 DESCRIBED = {
     "a figure of one's own": (own_figure, ["Bars: a 1, b 3."]),
-    "a batch": (lambda: show_batch(BYTES, MULTI_HOT, names=NAMES), ["3 of 3 images", "1: pe present on image, lefts"]),
+    "a batch": (
+        lambda: show_batch(BYTES, MULTI_HOT, names=NAMES),
+        ["3 of 3 images", "1: pe present on image, lefts"],
+    ),
     "curves": (lambda: show_history(LOSSES), ["epoch 1 to 3", "valid loss from 0.6 to 0.5"]),
     "predictions": (
         lambda: show_predictions(BYTES, MULTI_HOT, 1 - MULTI_HOT * 0.75, names=NAMES),
-        ["1: true are pe present on image 0.25, leftsided pe 0.25; above 0.5 and not true: rv lv ratio gte 1 1.00"],
+        [
+            "1: true are pe present on image 0.25, leftsided pe 0.25; above 0.5 and not true: rv lv ratio gte 1 1.00"
+        ],
     ),
 }
 
@@ -500,7 +612,9 @@ def test_nbconvert_writes_what_a_figure_shows_as_the_alt_of_its_image(case):
     data["image/png"] = base64.b64encode(data["image/png"]).decode()
     output = nbformat.v4.new_output("display_data", data=data, metadata=metadata)
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("", outputs=[output])])
-    page, _ = nbconvert.HTMLExporter().from_notebook_node(notebook)  # its template prefers HTML, as JupyterLab does
+    page, _ = nbconvert.HTMLExporter().from_notebook_node(
+        notebook
+    )  # its template prefers HTML, as JupyterLab does
     assert metadata["image/png"]["alt"] == data["text/plain"]
     (alt,) = re.findall(r'<img[^>]*alt="([^"]*)"', page)
     for part in said:
@@ -517,5 +631,7 @@ def test_masks_and_labels_of_a_dict_are_both_drawn():
 
 @pytest.mark.parametrize("masks", [MASKS[:2], MASKS[:, :4], MASKS.float()])
 def test_what_is_no_mask_of_these_images_is_refused(masks):
-    with pytest.raises(ValueError, match=r"masks are \(N, H, W\) class numbers, here \(3, 6, 5\), got"):
+    with pytest.raises(
+        ValueError, match=r"masks are \(N, H, W\) class numbers, here \(3, 6, 5\), got"
+    ):
         show_batch(BYTES, masks)

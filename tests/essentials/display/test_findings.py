@@ -6,7 +6,12 @@ from tpukit.essentials.display.findings import Finding, Findings
 
 FINE = Finding("fork", "ok", "possible")
 SLOW = Finding("data", "warning", "the loop waits half of the time", "`tpukit.pack(dataset)` once")
-WRONG = Finding("PJRT_DEVICE", "failure", "CPU, although 8 chips are here", '`os.environ["PJRT_DEVICE"] = "TPU"`')
+WRONG = Finding(
+    "PJRT_DEVICE",
+    "failure",
+    "CPU, although 8 chips are here",
+    '`os.environ["PJRT_DEVICE"] = "TPU"`',
+)
 
 
 @dataclass(frozen=True, repr=False)

@@ -11,7 +11,14 @@ from tpukit.essentials.display.tables import counted, human_size
 from tpukit.training.history import History
 
 EPOCHS = [
-    {"epoch": 1, "step": 1200, "train_loss": 0.51234, "valid_loss": 0.6, "lr": 2e-4, "seconds": 61.04},
+    {
+        "epoch": 1,
+        "step": 1200,
+        "train_loss": 0.51234,
+        "valid_loss": 0.6,
+        "lr": 2e-4,
+        "seconds": 61.04,
+    },
     {
         "epoch": 2,
         "step": 2400,
@@ -30,7 +37,14 @@ def words(html):
 
 
 def run(**changes):
-    fields = {"results": [{}], "cores": 1, "device": "CPU", "seconds": 2.0, "memory": [2**29], "log": [{"step": 1}]}
+    fields = {
+        "results": [{}],
+        "cores": 1,
+        "device": "CPU",
+        "seconds": 2.0,
+        "memory": [2**29],
+        "log": [{"step": 1}],
+    }
     return tpukit.essentials.launcher.Run(**fields | changes)
 
 
@@ -43,8 +57,17 @@ def test_a_history_is_a_table_with_a_heading_for_each_column_and_nothing_where_a
 
 
 def test_the_rates_of_images_are_in_images_a_second():
-    steps = {"step": 9, "epoch": 1, "samples_per_second": 40.0, "seconds": 2.0, "data_wait": 0.5, "compiles": 1}
-    history = History(epochs=[EPOCHS[0] | {"samples_per_second": 40.0}], intervals=[steps], of="images")
+    steps = {
+        "step": 9,
+        "epoch": 1,
+        "samples_per_second": 40.0,
+        "seconds": 2.0,
+        "data_wait": 0.5,
+        "compiles": 1,
+    }
+    history = History(
+        epochs=[EPOCHS[0] | {"samples_per_second": 40.0}], intervals=[steps], of="images"
+    )
     html = words(history._repr_html_())
     assert "seconds images/s" in html
     assert "40 images/s on 1 core, 50% of the time waiting for batches, 1 graph compiled" in html
@@ -65,7 +88,9 @@ def test_a_run_of_one_core_has_one_number_and_no_plural():
 
 
 def test_a_run_of_several_cores_has_a_span_and_says_who_grew_most():
-    several = run(results=[1, 2], cores=2, memory=[2**29, 2**30], memory_growth=[2**20, 2**21], log=[])
+    several = run(
+        results=[1, 2], cores=2, memory=[2**29, 2**30], memory_growth=[2**20, 2**21], log=[]
+    )
     html = words(several._repr_html_())
     assert "512 to 1,024 MiB per core core 1 grew most, by 2 MiB" in html
     assert "int from each core" in html
@@ -81,8 +106,12 @@ def records(tmp_path):
 
 
 def test_records_say_how_many_images_in_how_many_files(records):
-    assert re.search(r"6 of 24 x 24 x 3, \w+ folder .* \d+ KiB in 1 file\b", words(records._repr_html_()))
-    assert re.fullmatch(r"PackedImages\('.*pack'\): 6 images of 24 x 24 x 3, \w+, \d+ KiB in 1 file", repr(records))
+    assert re.search(
+        r"6 of 24 x 24 x 3, \w+ folder .* \d+ KiB in 1 file\b", words(records._repr_html_())
+    )
+    assert re.fullmatch(
+        r"PackedImages\('.*pack'\): 6 images of 24 x 24 x 3, \w+, \d+ KiB in 1 file", repr(records)
+    )
 
 
 def test_a_cache_says_the_size_of_its_pixels(records, tmp_path):
@@ -92,7 +121,9 @@ def test_a_cache_says_the_size_of_its_pixels(records, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("number", "text"), [(0, "0 files"), (1, "1 file"), (2, "2 files"), (12345, "12,345 files")], ids=str
+    ("number", "text"),
+    [(0, "0 files"), (1, "1 file"), (2, "2 files"), (12345, "12,345 files")],
+    ids=str,
 )
 def test_there_is_one_file_and_there_are_two_files(number, text):
     assert counted(number, "file") == text
@@ -117,7 +148,10 @@ def test_a_size_is_in_the_unit_that_fits(size, text):
 
 
 def test_no_table_has_a_colour_of_its_own_for_text_or_ground():
-    html = History(epochs=[{"epoch": 1, "<a>": 0.5}], stopped="n & m")._repr_html_() + run()._repr_html_()
+    html = (
+        History(epochs=[{"epoch": 1, "<a>": 0.5}], stopped="n & m")._repr_html_()
+        + run()._repr_html_()
+    )
     assert "<a>" not in html
     assert "n &amp; m" in html
     assert set(re.findall(r"[;\"](?:color|background):([^;\"]+)", html)) <= {"inherit", "none"}

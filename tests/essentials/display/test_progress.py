@@ -29,7 +29,9 @@ def test_many_updates_are_few_drawings():
         shown.bar("train", 1, 10)
         shown.draw()
     shown.close()
-    assert 2 <= shown.drawn <= 3 * (time.monotonic() - began) + 3  # three a second, the first and the last
+    assert (
+        2 <= shown.drawn <= 3 * (time.monotonic() - began) + 3
+    )  # three a second, the first and the last
 
 
 def test_nothing_new_is_not_drawn_again():
@@ -49,8 +51,14 @@ def test_nothing_new_is_not_drawn_again():
         (Bar("read", 7, None, 0, seconds=0.5), r"read  7  14.0 steps/s"),
         (Bar("empty", 0, 0, 0), r"empty  0  in .* s"),
         (Bar("jobs", 1, 3, None, seconds=2.0), r"jobs  1/3  33%  4 s left"),
-        (Bar("train", 3, 12, 64, seconds=2.0, unit="images"), r"train  3/12  25%  96 images/s  6 s left"),
-        (Bar("draw", 30, 120, 0, seconds=2.0, unit="studies"), r"draw  30/120  25%  15.0 studies/s  6 s left"),
+        (
+            Bar("train", 3, 12, 64, seconds=2.0, unit="images"),
+            r"train  3/12  25%  96 images/s  6 s left",
+        ),
+        (
+            Bar("draw", 30, 120, 0, seconds=2.0, unit="studies"),
+            r"draw  30/120  25%  15.0 studies/s  6 s left",
+        ),
         (Bar("epochs", 3, 12, 0, seconds=36.0), r"epochs  3/12  25%  12 s each  1 min 48 s left"),
         (Bar("epochs", 5, 6, 0, seconds=20.0, start=3), r"epochs  5/6  83%  10 s each  10 s left"),
         (Bar("train", 4, 8, 64, seconds=0.0, start=4), r"train  4/8  50%"),
@@ -120,14 +128,17 @@ def test_a_curve_keeps_its_ends_and_never_more_points_than_it_can_show():
 
 def test_an_unknown_screen_is_refused():
     with (
-        pytest.raises(ValueError, match="progress is one of 'panel', 'line', 'text', 'off' or None, got 'bar'"),
+        pytest.raises(
+            ValueError, match="progress is one of 'panel', 'line', 'text', 'off' or None, got 'bar'"
+        ),
         screen("bar"),
     ):
         pass
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (125, "2 min 05 s"), (7500, "2 h 05 min")]
+    ("seconds", "text"),
+    [(0, "0 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (125, "2 min 05 s"), (7500, "2 h 05 min")],
 )
 def test_a_duration_is_told_in_the_units_that_a_person_uses(seconds, text):
     assert duration(seconds) == text
@@ -197,7 +208,11 @@ def test_ninety_loops_of_their_own_names_are_no_wall_and_what_runs_is_always_the
 
 def test_names_that_are_no_html_are_shown_as_they_are():
     page = panel_html(
-        [Bar("<b>&", 1, 2)], {"<i>&'\"": [(1, 0.5)]}, "busy", "<script>alert(1)</script>", [("<u>", "&amp;")]
+        [Bar("<b>&", 1, 2)],
+        {"<i>&'\"": [(1, 0.5)]},
+        "busy",
+        "<script>alert(1)</script>",
+        [("<u>", "&amp;")],
     )
     assert "<b>& 1 / 2" in words(page)
     assert "<script" not in page
@@ -217,7 +232,9 @@ def test_the_curves_of_a_run_that_is_over_are_images_which_a_notebook_keeps_that
 
 def test_the_panel_has_neither_script_nor_style_of_its_own_nor_black_or_white():
     page = panel_html([Bar("train", 1, 2)], {"loss": [(1, 0.5), (2, 0.4)]}, "running", "running")
-    assert not re.findall(r"<(script|style|link|img|iframe)|\bon\w+=|class=|id=|#fff|#000|black|white\b(?!-)", page)
+    assert not re.findall(
+        r"<(script|style|link|img|iframe)|\bon\w+=|class=|id=|#fff|#000|black|white\b(?!-)", page
+    )
     assert "currentColor" in page
 
 
@@ -232,7 +249,8 @@ def test_the_panel_is_drawn_at_most_three_times_a_second_and_its_clock_goes_on()
 
 
 @pytest.mark.parametrize(
-    ("outcome", "text"), [("done", "done in 0 s"), ("failed", "failed after 0 s"), ("interrupted", "interrupted after")]
+    ("outcome", "text"),
+    [("done", "done in 0 s"), ("failed", "failed after 0 s"), ("interrupted", "interrupted after")],
 )
 def test_the_last_panel_says_how_the_run_ended_and_no_longer_what_it_does(outcome, text):
     shown = Notebook()
@@ -267,11 +285,15 @@ def test_a_notebook_whose_display_fails_gets_text_and_the_run_goes_on(monkeypatc
     shown.curve([{"step": 1, "loss": 0.5}])
     shown.close()
     out = capsys.readouterr().out
-    assert out.startswith("the panel is not drawn any more (RuntimeError: no comm); lines of text follow\n")
+    assert out.startswith(
+        "the panel is not drawn any more (RuntimeError: no comm); lines of text follow\n"
+    )
     assert "train  10/10" in out
 
 
-def test_a_panel_is_one_output_that_changes_and_carries_text_for_those_that_show_no_html(monkeypatch):
+def test_a_panel_is_one_output_that_changes_and_carries_text_for_those_that_show_no_html(
+    monkeypatch,
+):
     import IPython.display
 
     shown, calls = Panel(), []
@@ -312,7 +334,8 @@ def test_values_beside_a_loop_that_is_over_are_the_newest_of_that_loop(capsys):
 
     launch(work, cores=1, progress="text")
     lines = [
-        re.sub(r"  [\d.,]+ (steps|epochs)/s|  in [\d.]+ s", "", line) for line in capsys.readouterr().out.splitlines()
+        re.sub(r"  [\d.,]+ (steps|epochs)/s|  in [\d.]+ s", "", line)
+        for line in capsys.readouterr().out.splitlines()
     ]
     assert lines[1:] == [
         "train  50/50  train_loss 49",
@@ -410,4 +433,6 @@ def test_fit_has_one_bar_for_epochs_one_for_steps_and_does_not_show_its_trial(ca
     assert bars == [["train", "4/4"], ["valid", "4/4"]] * 3 + [["epochs", "3/3"]]
     for line in lines:
         assert ("train_loss" in " ".join(line)) == (line[0][:5] in ("train", "epoch"))
-        assert line[0] != "train" or "valid_loss" not in " ".join(line)  # it would be that of an epoch ago
+        assert line[0] != "train" or "valid_loss" not in " ".join(
+            line
+        )  # it would be that of an epoch ago

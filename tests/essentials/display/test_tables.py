@@ -33,7 +33,10 @@ def test_a_table_without_a_title_or_without_rows_leaves_no_empty_lines():
 
 
 def test_a_column_of_empty_cells_is_drawn():
-    assert tables.as_text([("ok", "", "fork"), ("failure", "", "memory")]) == "ok         fork\nfailure    memory"
+    assert (
+        tables.as_text([("ok", "", "fork"), ("failure", "", "memory")])
+        == "ok         fork\nfailure    memory"
+    )
 
 
 def test_columns_are_aligned_and_lines_carry_no_trailing_space():
@@ -61,12 +64,16 @@ def test_no_cell_breaks_the_table(cell, reason, position):
     assert "".join(lines).isprintable(), reason
     letters = re.sub(r"\W", "", cell.replace("\x1b", "").replace("\x07", ""))
     if position == 2:
-        assert re.sub(r"\W", "", "".join(lines)).startswith("okname" + letters), f"{reason}: something was lost"
+        assert re.sub(r"\W", "", "".join(lines)).startswith("okname" + letters), (
+            f"{reason}: something was lost"
+        )
 
 
 @pytest.mark.parametrize("width", range(24, 60, 3))
 def test_options_and_chip_names_are_not_broken_at_their_hyphens(width):
-    text = tables.as_text([("fix", "pip install --no-deps torch_xla==2.9.0 on a v5e-1 of your own")], width=width)
+    text = tables.as_text(
+        [("fix", "pip install --no-deps torch_xla==2.9.0 on a v5e-1 of your own")], width=width
+    )
     assert {"--no-deps", "v5e-1"} <= set(text.split())
 
 
@@ -85,7 +92,9 @@ def test_html_escapes_what_processes_and_variables_bring():
 def test_html_sets_no_background_and_no_text_colour():
     html = tables.as_html([("ok", "x"), ("warning", "y"), ("failure", "z")])
     assert set(re.findall(r"background:([^;\"]+)", html)) == {"none"}
-    words = re.sub(r'<span style="color:#\w+">&#9679;</span>', "", html)  # the dots are coloured, nothing else
+    words = re.sub(
+        r'<span style="color:#\w+">&#9679;</span>', "", html
+    )  # the dots are coloured, nothing else
     assert set(re.findall(r"[;\"]color:([^;\"]+)", words)) == {"inherit"}
 
 

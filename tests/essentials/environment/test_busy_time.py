@@ -79,5 +79,7 @@ def test_a_program_that_sleeps_is_idle(start):
 
 
 def test_what_children_do_counts(start):
-    busy = share(start("import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"))
+    busy = share(
+        start("import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])")
+    )
     assert busy > 0.6

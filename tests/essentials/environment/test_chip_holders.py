@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tpukit.essentials.environment.chip_holders import DeviceBusyError, ancestors, chip_holders, command, wait_for_chips
+from tpukit.essentials.environment.chip_holders import (
+    DeviceBusyError,
+    ancestors,
+    chip_holders,
+    command,
+    wait_for_chips,
+)
 from tpukit.essentials.environment.platforms import Machine
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc")
@@ -58,7 +64,9 @@ def busy_until(moment, *nodes):
 def wait(dev, needed=2, environ=None, open_node=os.open, **options):
     said = []
     began = time.monotonic()
-    wait_for_chips(needed, said.append, machine=Machine(environ or {}, dev=dev, open_node=open_node), **options)
+    wait_for_chips(
+        needed, said.append, machine=Machine(environ or {}, dev=dev, open_node=open_node), **options
+    )
     return said, time.monotonic() - began
 
 
@@ -87,21 +95,29 @@ def test_chips_that_stay_busy_are_an_error_with_node_and_holder(dev):
     assert fact == "2 of 2 chips are still busy after 1 s"
     assert sorted(re.findall(r"vfio/\d", found)) == ["vfio/0", "vfio/1"]
     assert found.endswith(" by no process that is visible from here")
-    assert fix[0].startswith("  fix:   shut down the notebook or program that holds them; tpukit.cleanup()")
+    assert fix[0].startswith(
+        "  fix:   shut down the notebook or program that holds them; tpukit.cleanup()"
+    )
 
 
 def test_a_run_of_one_core_needs_one_free_chip(dev):
     assert wait(dev, needed=1, open_node=busy_until(float("inf"), "0"))[0] == []
 
 
-@pytest.mark.parametrize(("chip", "node"), [(1, "1"), (2, "10")])  # by number: as text "10" comes before "2"
+@pytest.mark.parametrize(
+    ("chip", "node"), [(1, "1"), (2, "10")]
+)  # by number: as text "10" comes before "2"
 def test_one_chosen_chip_is_waited_for_and_the_others_may_be_busy(dev, chip, node):
     (dev / "vfio" / "10").touch()
     others = {"0", "1", "10"} - {node}
     assert wait(dev, needed=1, chip=chip, open_node=busy_until(float("inf"), *others))[0] == []
-    said, seconds = wait(dev, needed=1, chip=chip, open_node=busy_until(time.monotonic() + 0.6, node))
+    said, seconds = wait(
+        dev, needed=1, chip=chip, open_node=busy_until(time.monotonic() + 0.6, node)
+    )
     assert seconds >= 0.6
-    assert said[0].startswith(f"waiting for 1 of 1 chips to become free, 60 s at most: {dev}/vfio/{node} by ")
+    assert said[0].startswith(
+        f"waiting for 1 of 1 chips to become free, 60 s at most: {dev}/vfio/{node} by "
+    )
 
 
 def test_a_chosen_chip_that_stays_busy_is_left_to_libtpu_which_may_count_the_nodes_otherwise(dev):

@@ -14,7 +14,9 @@ def names(folder):
 
 
 @pytest.mark.parametrize("ended_by", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_a_file_that_is_not_written_to_its_end_leaves_the_old_one_and_nothing_else(tmp_path, ended_by):
+def test_a_file_that_is_not_written_to_its_end_leaves_the_old_one_and_nothing_else(
+    tmp_path, ended_by
+):
     (tmp_path / "a").write_bytes(b"old")
 
     def write_some():

@@ -9,13 +9,20 @@ import pytest
 from tpukit.essentials.environment.hardware import MachineInfo
 from tpukit.essentials.environment.platforms import Machine
 
-V2, V3 = {"device": "0x0027", "subsystem_device": "0x004e"}, {"device": "0x0027", "subsystem_device": "0x004f"}
+V2, V3 = (
+    {"device": "0x0027", "subsystem_device": "0x004e"},
+    {"device": "0x0027", "subsystem_device": "0x004f"},
+)
 V4, V5P, V5E, V6E, V7X = ({"device": f"0x00{name}"} for name in ("5e", "62", "63", "6f", "76"))
 GVNIC = {"device": "0x0042", "class": "0x020000"}
 DISK = {"device": "0x001f", "class": "0x010802"}
 BOARD = {"device": "0x0065", "class": "0x088000"}
 NEWER = {"device": "0x00ab"}
-INTEL = {"vendor": "0x8086", "device": "0x0063", "class": "0xff0000"}  # a v5e's device number, another vendor's
+INTEL = {
+    "vendor": "0x8086",
+    "device": "0x0063",
+    "class": "0xff0000",
+}  # a v5e's device number, another vendor's
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc")
 
 
@@ -33,7 +40,11 @@ def bus(folder: Path, *devices: dict[str, str]) -> Path:
 def look(tmp_path: Path, environ=(), devices=(), **arguments):
     """Look at a machine that has nothing but what is given."""
     (tmp_path / "empty").mkdir(exist_ok=True)
-    where = {"proc": tmp_path / "empty", "cgroup": tmp_path / "empty", "installed": {}.get} | arguments
+    where = {
+        "proc": tmp_path / "empty",
+        "cgroup": tmp_path / "empty",
+        "installed": {}.get,
+    } | arguments
     return MachineInfo.read(Machine(dict(environ), bus(tmp_path / "pci", *devices), **where))
 
 
@@ -60,11 +71,17 @@ def look(tmp_path: Path, environ=(), devices=(), **arguments):
         ({"KAGGLE_USERNAME": "me"}, [], "laptop"),
         ({"KAGGLE_KERNEL_RUN_TYPE": "", "COLAB_RELEASE_TAG": "x"}, [], "Colab"),
         ({"CLOUD_ML_JOB_ID": "7"}, [V5E], "Vertex AI"),
-        ({"CLOUD_ML_JOB_ID": "7", "COLAB_RELEASE_TAG": "x"}, [], "Vertex AI"),  # a job that runs Colab's image
+        (
+            {"CLOUD_ML_JOB_ID": "7", "COLAB_RELEASE_TAG": "x"},
+            [],
+            "Vertex AI",
+        ),  # a job that runs Colab's image
         ({"VERTEX_PRODUCT": "COLAB_ENTERPRISE"}, [], "Vertex AI"),
     ],
 )
-def test_the_platform_is_recognised_by_variables_that_only_it_sets(tmp_path, environ, devices, platform):
+def test_the_platform_is_recognised_by_variables_that_only_it_sets(
+    tmp_path, environ, devices, platform
+):
     assert look(tmp_path, environ, devices).platform == platform
 
 
@@ -154,7 +171,10 @@ def test_looking_imports_no_torch_and_works_where_linux_is_not():
         "assert not {'torch', 'torch_xla', 'numpy', 'pandas', 'matplotlib'} & set(sys.modules)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, cwd=Path(__file__).parents[3]
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[3],
     )
     assert done.returncode == 0, done.stderr
 

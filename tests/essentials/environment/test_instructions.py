@@ -3,14 +3,28 @@ from dataclasses import replace
 import pytest
 from machines import COLAB
 
-from tpukit.essentials.environment.instructions import how_to_get_a_tpu, how_to_restart, how_to_start_afresh
+from tpukit.essentials.environment.instructions import (
+    how_to_get_a_tpu,
+    how_to_restart,
+    how_to_start_afresh,
+)
 
 
 @pytest.mark.parametrize(
     ("platform", "tpu", "restart", "afresh"),
     [
-        ("Colab", "Runtime > Change runtime type > v5e-1 TPU", "Runtime > Restart session", "Disconnect and delete"),
-        ("Kaggle", "Settings > Accelerator > TPU v5e-8", "Run > Restart & clear", "Run > Factory reset"),
+        (
+            "Colab",
+            "Runtime > Change runtime type > v5e-1 TPU",
+            "Runtime > Restart session",
+            "Disconnect and delete",
+        ),
+        (
+            "Kaggle",
+            "Settings > Accelerator > TPU v5e-8",
+            "Run > Restart & clear",
+            "Run > Factory reset",
+        ),
         ("Vertex AI", "ct5lp-hightpu-8t", "restart the kernel", "a fresh environment"),
         ("TPU VM", "on Colab", "Kernel > Restart", "a fresh environment"),
         ("laptop", "on Colab", "Kernel > Restart", "a fresh environment"),

@@ -107,7 +107,9 @@ def test_no_worker_survives_that_ignores_every_signal_it_can():
 def test_a_process_that_has_got_the_id_of_an_orphan_is_not_signalled(tmp_path, monkeypatch):
     orphan = tmp_path / "proc" / "4321"
     (orphan / "fd").mkdir(parents=True)
-    (orphan / "fd" / "3").symlink_to("/memfd:tpukit-99-7 (deleted)")  # of kernel 99, which is not there
+    (orphan / "fd" / "3").symlink_to(
+        "/memfd:tpukit-99-7 (deleted)"
+    )  # of kernel 99, which is not there
     sent = []
 
     def started(at):

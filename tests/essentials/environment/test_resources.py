@@ -37,7 +37,12 @@ def machine(folder, groups="", files=(), meminfo="", affinity=None):
     [
         ("0::/\n", {"cpu.max": "200000 100000"}, 2, "CPU quota in"),
         ("0::/box\n", {"box/cpu.max": "200000 100000"}, 2, "box"),
-        ("0::/box\n", {"box/cpu.max": "max 100000", "cpu.max": "200000 100000"}, 2, "CPU quota in"),  # the group above
+        (
+            "0::/box\n",
+            {"box/cpu.max": "max 100000", "cpu.max": "200000 100000"},
+            2,
+            "CPU quota in",
+        ),  # the group above
         ("0::/box\n", {"box/cpu.max": "150000 100000"}, 2, "box"),  # one and a half are two
         ("0::/\n", {"cpu.max": "50000 100000"}, 1, "CPU quota in"),  # half a processor is still one
         (
@@ -46,14 +51,21 @@ def machine(folder, groups="", files=(), meminfo="", affinity=None):
             2,
             "CPU quota in",
         ),
-        ("1:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 96, "affinity"),
+        (
+            "1:cpu:/\n",
+            {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"},
+            96,
+            "affinity",
+        ),
         ("0::/\n", {"cpu.max": "max 100000"}, 96, "affinity"),
         ("0::/\n", {"cpu.max": "20000000 100000"}, 96, "affinity"),  # a quota of 200 allows all
         ("0::/\n", {"cpu.max": "nonsense"}, 96, "affinity"),
         ("", {}, 96, "affinity"),
     ],
 )
-def test_a_containers_quota_counts_on_a_machine_of_96_processors(tmp_path, groups, files, expected, evidence):
+def test_a_containers_quota_counts_on_a_machine_of_96_processors(
+    tmp_path, groups, files, expected, evidence
+):
     found, source = find_cpus(machine(tmp_path, groups, files, affinity=96))
     assert found == expected
     assert evidence in source
@@ -78,7 +90,11 @@ def test_without_a_quota_the_affinity_of_this_process_counts(tmp_path):
         ({"memory.max": 999 * GIB}, 64, "meminfo"),
         ({"mine/memory.max": 8 * GIB, "memory.max": 16 * GIB}, 8, "mine/memory.max"),
         ({"mine/memory.max": "max", "memory.max": 16 * GIB}, 16, "memory.max"),
-        ({"memory/memory.limit_in_bytes": "9223372036854771712"}, 64, "meminfo"),  # version 1: no limit
+        (
+            {"memory/memory.limit_in_bytes": "9223372036854771712"},
+            64,
+            "meminfo",
+        ),  # version 1: no limit
         ({"memory/old/memory.limit_in_bytes": 4 * GIB}, 4, "memory.limit_in_bytes"),
     ],
 )
@@ -94,10 +110,18 @@ STAT_2 = "anon 100\nfile 60\ninactive_file 20\nactive_file 30\n"
 STAT_1 = "cache 1\nactive_file 1\ninactive_file 1\ntotal_inactive_file 20\ntotal_active_file 30\n"
 LEFT = {  # in KiB, as /proc/meminfo has it
     "no limit": ({}, "", 800),
-    "version 2": ({"box/memory.max": 500, "box/memory.current": 200, "box/memory.stat": STAT_2}, "0::/box", 350),
+    "version 2": (
+        {"box/memory.max": 500, "box/memory.current": 200, "box/memory.stat": STAT_2},
+        "0::/box",
+        350,
+    ),
     "version 2, no limit": ({"box/memory.max": "max", "box/memory.current": 200}, "0::/box", 800),
     "the limit of a group above": ({"memory.max": 300, "memory.current": 200}, "0::/box", 100),
-    "a limit above what is free": ({"box/memory.max": 5000, "box/memory.current": 1}, "0::/box", 800),
+    "a limit above what is free": (
+        {"box/memory.max": 5000, "box/memory.current": 1},
+        "0::/box",
+        800,
+    ),
     "version 1": (
         {
             "memory/memory.limit_in_bytes": 500,
@@ -114,9 +138,15 @@ LEFT = {  # in KiB, as /proc/meminfo has it
 @pytest.mark.parametrize("name", LEFT)
 def test_available_memory_is_what_the_kernel_and_every_limit_leave(tmp_path, name):
     files, groups, expected = LEFT[name]
-    in_bytes = {file: re.sub(r"\d+", lambda kib: str(int(kib[0]) * 1024), str(text)) for file, text in files.items()}
+    in_bytes = {
+        file: re.sub(r"\d+", lambda kib: str(int(kib[0]) * 1024), str(text))
+        for file, text in files.items()
+    }
     meminfo = "MemTotal:  1 kB\nMemFree:   10 kB\nMemAvailable:     800 kB\n"
-    assert available_memory(machine(tmp_path, groups and f"{groups}\n", in_bytes, meminfo)) == expected * 1024
+    assert (
+        available_memory(machine(tmp_path, groups and f"{groups}\n", in_bytes, meminfo))
+        == expected * 1024
+    )
 
 
 @pytest.mark.skipif(not hasattr(os, "sysconf"), reason="Windows has no sysconf")
@@ -134,7 +164,9 @@ def test_peak_memory_grows_with_what_is_allocated_and_never_shrinks():
     during = peak_memory()
     del block
     assert during >= before + 64 * 2**20
-    assert peak_memory() >= during - 2**20  # what each processor has not yet told the kernel is missing in it
+    assert (
+        peak_memory() >= during - 2**20
+    )  # what each processor has not yet told the kernel is missing in it
 
 
 @LINUX
@@ -145,12 +177,16 @@ def test_the_peak_of_a_process_is_not_that_of_the_one_that_started_it():
     assert peak < len(held)
 
 
-def test_the_most_of_own_memory_counts_what_came_and_went_between_two_reads_and_no_mapped_file(tmp_path):
+def test_the_most_of_own_memory_counts_what_came_and_went_between_two_reads_and_no_mapped_file(
+    tmp_path,
+):
     status = tmp_path / "self" / "status"
     status.parent.mkdir()
 
     def now(own, mapped, peak):
-        status.write_text(f"VmHWM: {peak} kB\nRssAnon:\t {own} kB\nRssFile:\t {mapped} kB\nRssShmem:\t 1 kB\n")
+        status.write_text(
+            f"VmHWM: {peak} kB\nRssAnon:\t {own} kB\nRssFile:\t {mapped} kB\nRssShmem:\t 1 kB\n"
+        )
 
     now(100, 9, 500)  # the peak of before is not this one's
     memory = OwnMemory(Machine(proc=tmp_path))

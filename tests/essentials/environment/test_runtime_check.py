@@ -36,7 +36,10 @@ def look(dev, tmp_path):
     """Check a machine on which nothing else runs."""
 
     def look(host, **places):
-        return check(Machine(**{"environ": READY, "modules": {}, "dev": dev, "proc": tmp_path, **places}), info=host)
+        return check(
+            Machine(**{"environ": READY, "modules": {}, "dev": dev, "proc": tmp_path, **places}),
+            info=host,
+        )
 
     return look
 
@@ -44,7 +47,10 @@ def look(dev, tmp_path):
 def found(outcome, name):
     """The finding of that name that matters most."""
     order = ("failure", "warning", "info", "ok")
-    return min((f for f in outcome.findings if f.name == name), key=lambda finding: order.index(finding.state))
+    return min(
+        (f for f in outcome.findings if f.name == name),
+        key=lambda finding: order.index(finding.state),
+    )
 
 
 def do(fix, environ, machine):
@@ -72,25 +78,87 @@ def test_a_ready_machine_is_ok_from_top_to_bottom(look, machine):
     [
         (KAGGLE, {}, "PJRT_DEVICE", "warning", "unset"),
         (KAGGLE, {"PJRT_DEVICE": ""}, "PJRT_DEVICE", "warning", "unset"),
-        (KAGGLE, {"PJRT_DEVICE": "CPU"}, "PJRT_DEVICE", "failure", "would not use them, without a message"),
+        (
+            KAGGLE,
+            {"PJRT_DEVICE": "CPU"},
+            "PJRT_DEVICE",
+            "failure",
+            "would not use them, without a message",
+        ),
         (COLAB, {"PJRT_DEVICE": "CUDA"}, "PJRT_DEVICE", "failure", "1 v5e chip"),
         (LAPTOP, READY, "PJRT_DEVICE", "warning", "but there is no chip"),
-        (KAGGLE, READY | {"TPU_PROCESS_ADDRESSES": "local"}, "variables", "failure", "an address of its own"),
+        (
+            KAGGLE,
+            READY | {"TPU_PROCESS_ADDRESSES": "local"},
+            "variables",
+            "failure",
+            "an address of its own",
+        ),
         (KAGGLE, READY | {"CLOUD_TPU_TASK_ID": "0"}, "variables", "failure", "a number of its own"),
-        (COLAB, READY | {"TPU_PROCESS_ADDRESSES": "local"}, "variables", "warning", "TPU_PROCESS_ADDRESSES=local"),
+        (
+            COLAB,
+            READY | {"TPU_PROCESS_ADDRESSES": "local"},
+            "variables",
+            "warning",
+            "TPU_PROCESS_ADDRESSES=local",
+        ),
         (KAGGLE, READY | {"XRT_WORKERS": "x"}, "variables", "warning", "no longer reads it"),
-        (KAGGLE, READY | {"XLA_USE_BF16": "1"}, "variables", "warning", "while their dtype says float32"),
-        (KAGGLE, READY | {"XLA_DOWNCAST_BF16": "1"}, "variables", "warning", "while their dtype says float32"),
+        (
+            KAGGLE,
+            READY | {"XLA_USE_BF16": "1"},
+            "variables",
+            "warning",
+            "while their dtype says float32",
+        ),
+        (
+            KAGGLE,
+            READY | {"XLA_DOWNCAST_BF16": "1"},
+            "variables",
+            "warning",
+            "while their dtype says float32",
+        ),
         (KAGGLE, READY | {"XLA_USE_FP16": "1"}, "variables", "warning", "deprecated"),
         (KAGGLE, READY | {"XLA_USE_SPMD": "1"}, "variables", "warning", "one process"),
-        (KAGGLE, READY | {"XLA_TENSOR_ALLOCATOR_MAXSIZE": "9"}, "variables", "warning", "no longer read by anything"),
-        (KAGGLE, READY | {"COLAB_TPU_ADDR": "10.0.0.2:8470"}, "variables", "warning", "another machine"),
-        (KAGGLE, READY | {"TPU_VISIBLE_CHIPS": "0"}, "variables", "failure", "all 8 workers would inherit it"),
-        (KAGGLE, READY | {"TPU_PROCESS_BOUNDS": "1,1,1"}, "variables", "failure", "all 8 workers would inherit it"),
-        (TPU_VM, READY | {"PJRT_LOCAL_PROCESS_RANK": "0"}, "variables", "failure", "all 4 workers would inherit it"),
+        (
+            KAGGLE,
+            READY | {"XLA_TENSOR_ALLOCATOR_MAXSIZE": "9"},
+            "variables",
+            "warning",
+            "no longer read by anything",
+        ),
+        (
+            KAGGLE,
+            READY | {"COLAB_TPU_ADDR": "10.0.0.2:8470"},
+            "variables",
+            "warning",
+            "another machine",
+        ),
+        (
+            KAGGLE,
+            READY | {"TPU_VISIBLE_CHIPS": "0"},
+            "variables",
+            "failure",
+            "all 8 workers would inherit it",
+        ),
+        (
+            KAGGLE,
+            READY | {"TPU_PROCESS_BOUNDS": "1,1,1"},
+            "variables",
+            "failure",
+            "all 8 workers would inherit it",
+        ),
+        (
+            TPU_VM,
+            READY | {"PJRT_LOCAL_PROCESS_RANK": "0"},
+            "variables",
+            "failure",
+            "all 4 workers would inherit it",
+        ),
     ],
 )
-def test_a_misleading_variable_is_found_and_its_fix_removes_it(look, machine, environ, name, state, words):
+def test_a_misleading_variable_is_found_and_its_fix_removes_it(
+    look, machine, environ, name, state, words
+):
     environ = dict(environ)
     finding = found(look(machine, environ=environ), name)
     assert (finding.state, words in finding.fact) == (state, True), finding
@@ -102,7 +170,10 @@ def test_a_misleading_variable_is_found_and_its_fix_removes_it(look, machine, en
     ("machine", "environ"),
     [
         (KAGGLE, {"XLA_USE_BF16": "0", "XLA_USE_SPMD": "false", "COLAB_TPU_ADDR": ""}),
-        (COLAB, {"TPU_VISIBLE_CHIPS": "0", "TPU_CHIPS_PER_HOST_BOUNDS": "2,2,1"}),  # one chip is one worker's anyway
+        (
+            COLAB,
+            {"TPU_VISIBLE_CHIPS": "0", "TPU_CHIPS_PER_HOST_BOUNDS": "2,2,1"},
+        ),  # one chip is one worker's anyway
         (LAPTOP, {"PJRT_DEVICE": "CPU"}),
     ],
 )
@@ -112,7 +183,13 @@ def test_a_variable_that_misleads_nobody_is_no_finding(look, machine, environ):
 
 
 def test_where_torchtpu_takes_the_place_of_torch_xla_it_is_told_to_be_experimental(look):
-    versions = {"python": "3.12.1", "torch": "2.15.0", "torch_tpu": "0.2.0", "torch_xla": None, "libtpu": "0.0.52"}
+    versions = {
+        "python": "3.12.1",
+        "torch": "2.15.0",
+        "torch_tpu": "0.2.0",
+        "torch_xla": None,
+        "libtpu": "0.0.52",
+    }
     finding = found(look(replace(TPU_VM, versions=versions)), "versions")
     assert (finding.state, finding.fix != "") == ("warning", True)
     assert "torch_tpu 0.2.0: experimental, tpukit has not tested it on a chip" in finding.fact
@@ -121,11 +198,17 @@ def test_where_torchtpu_takes_the_place_of_torch_xla_it_is_told_to_be_experiment
     assert 'backend="torch_tpu"' in found(look(replace(LAPTOP, versions=versions)), "dry run").fact
     both = found(look(replace(TPU_VM, versions=versions | {"torch_xla": "2.9.0"})), "versions")
     assert (both.state, "a launch takes torch_tpu" in both.fact) == ("warning", True)
-    older = found(look(replace(TPU_VM, versions=versions | {"torch_xla": "2.9.0", "torch": "2.9.0"})), "versions")
+    older = found(
+        look(replace(TPU_VM, versions=versions | {"torch_xla": "2.9.0", "torch": "2.9.0"})),
+        "versions",
+    )
     assert "torch_tpu" not in older.fact
     for apart in ({"torch": "2.9.0"}, {"torch": "2.10.1"}, {"libtpu": None}):
         finding = found(look(replace(TPU_VM, versions=versions | apart)), "versions")
-        assert (finding.state, "it needs libtpu, and torch 2.11 to 2.15" in finding.fact) == ("failure", True)
+        assert (finding.state, "it needs libtpu, and torch 2.11 to 2.15" in finding.fact) == (
+            "failure",
+            True,
+        )
         assert "pip install --upgrade 'torch>=2.11,<2.16' torch_tpu" in finding.fix
 
 
@@ -140,19 +223,91 @@ def test_where_torchtpu_takes_the_place_of_torch_xla_it_is_told_to_be_experiment
             "the chips cannot be used",
             "`%pip install torch_xla==2.9.0`, then Runtime",
         ),
-        (KAGGLE, {"torch_xla": None}, "failure", "the chips cannot be used", "Always use latest environment"),
-        (TPU_VM, {"torch_xla": None}, "failure", "the chips cannot be used", "`pip install torch_xla==2.9.0`"),
-        (COLAB, {"torch": "2.11.0", "torch_xla": None}, "failure", "cannot be used", "Disconnect and delete runtime"),
-        (TPU_VM, {"torch_xla": None, "python": "3.14.1"}, "failure", "cannot be used", "Python 3.11 to 3.13"),
-        (TPU_VM, {"torch": "2.15.0"}, "failure", "do not work together", "`pip install torch==2.9.0"),
-        (KAGGLE, {"torch": "2.9.0"}, "failure", "do not work together", "%pip install torch_xla==2.9.0"),
-        (COLAB, {"torch": "2.15.0"}, "failure", "do not work together", "Disconnect and delete runtime"),
-        (LAPTOP, {"torch": "2.15.0"}, "failure", "do not work together", "`pip install torch==2.9.0"),
-        (COLAB, {"torch": "2.10.0", "torch_xla": "2.10.0"}, "warning", "not tested with this pair", "torch 2.9.0"),
-        (COLAB, {"torch": "2.7.0", "torch_xla": "2.7.0"}, "failure", "needs 2.8.0 or later", "Disconnect and delete"),
+        (
+            KAGGLE,
+            {"torch_xla": None},
+            "failure",
+            "the chips cannot be used",
+            "Always use latest environment",
+        ),
+        (
+            TPU_VM,
+            {"torch_xla": None},
+            "failure",
+            "the chips cannot be used",
+            "`pip install torch_xla==2.9.0`",
+        ),
+        (
+            COLAB,
+            {"torch": "2.11.0", "torch_xla": None},
+            "failure",
+            "cannot be used",
+            "Disconnect and delete runtime",
+        ),
+        (
+            TPU_VM,
+            {"torch_xla": None, "python": "3.14.1"},
+            "failure",
+            "cannot be used",
+            "Python 3.11 to 3.13",
+        ),
+        (
+            TPU_VM,
+            {"torch": "2.15.0"},
+            "failure",
+            "do not work together",
+            "`pip install torch==2.9.0",
+        ),
+        (
+            KAGGLE,
+            {"torch": "2.9.0"},
+            "failure",
+            "do not work together",
+            "%pip install torch_xla==2.9.0",
+        ),
+        (
+            COLAB,
+            {"torch": "2.15.0"},
+            "failure",
+            "do not work together",
+            "Disconnect and delete runtime",
+        ),
+        (
+            LAPTOP,
+            {"torch": "2.15.0"},
+            "failure",
+            "do not work together",
+            "`pip install torch==2.9.0",
+        ),
+        (
+            COLAB,
+            {"torch": "2.10.0", "torch_xla": "2.10.0"},
+            "warning",
+            "not tested with this pair",
+            "torch 2.9.0",
+        ),
+        (
+            COLAB,
+            {"torch": "2.7.0", "torch_xla": "2.7.0"},
+            "failure",
+            "needs 2.8.0 or later",
+            "Disconnect and delete",
+        ),
         (COLAB, {"torch": "2.9.1"}, "warning", "not tested with this pair", "torch 2.9.0"),
-        (COLAB, {"libtpu": None}, "failure", "would use the CPU, without a message", "`%pip install libtpu==0.0.21.1`"),
-        (KAGGLE, {"libtpu": "0.0.21"}, "warning", "released with 0.0.17", "`%pip install libtpu==0.0.17`"),
+        (
+            COLAB,
+            {"libtpu": None},
+            "failure",
+            "would use the CPU, without a message",
+            "`%pip install libtpu==0.0.21.1`",
+        ),
+        (
+            KAGGLE,
+            {"libtpu": "0.0.21"},
+            "warning",
+            "released with 0.0.17",
+            "`%pip install libtpu==0.0.17`",
+        ),
         (COLAB, {"libtpu": "0.0.21"}, "ok", "libtpu 0.0.21", ""),
         (KAGGLE, {"torch_xla": "2.8.1"}, "ok", "torch_xla 2.8.1", ""),
         (LAPTOP, {"torch": "2.15.0", "torch_xla": None}, "ok", "no torch_xla, but a dry run", ""),
@@ -165,7 +320,9 @@ def test_versions_that_do_not_belong_together_are_found_and_the_fix_is_a_line(
     machine = replace(machine, versions=dict(machine.versions) | versions)
     finding = found(look(machine), "versions")
     assert (finding.state, fact in finding.fact, fix in finding.fix) == (state, True, True), finding
-    installed = dict(re.findall(r"(\w+)==([\d.]+\d)", (re.findall("`([^`]+)`", finding.fix) or [""])[0]))
+    installed = dict(
+        re.findall(r"(\w+)==([\d.]+\d)", (re.findall("`([^`]+)`", finding.fix) or [""])[0])
+    )
     if installed:  # what pip would leave behind
         machine = replace(machine, versions=dict(machine.versions) | installed)
         assert found(look(machine), "versions").state == "ok"
@@ -173,7 +330,12 @@ def test_versions_that_do_not_belong_together_are_found_and_the_fix_is_a_line(
 
 def test_a_libtpu_of_ones_own_is_taken_at_its_word(look):
     machine = replace(COLAB, versions=dict(COLAB.versions) | {"libtpu": None})
-    assert found(look(machine, environ=READY | {"TPU_LIBRARY_PATH": "/lib/libtpu.so"}), "versions").state == "ok"
+    assert (
+        found(
+            look(machine, environ=READY | {"TPU_LIBRARY_PATH": "/lib/libtpu.so"}), "versions"
+        ).state
+        == "ok"
+    )
 
 
 @pytest.mark.parametrize(
@@ -248,7 +410,9 @@ def end(process):
 @LINUX
 @pytest.mark.parametrize("grandchild", [False, True])
 def test_a_process_that_holds_a_chip_is_named_and_killing_it_frees_the_chip(look, dev, grandchild):
-    process = holding(dev / "vfio" / "0", dev / "vfio" / "3", dev / "vfio" / "vfio", grandchild=grandchild)
+    process = holding(
+        dev / "vfio" / "0", dev / "vfio" / "3", dev / "vfio" / "vfio", grandchild=grandchild
+    )
     try:
         finding = found(check(Machine(environ=READY, modules={}, dev=dev), info=KAGGLE), "in use")
         assert finding.state == "failure"
@@ -262,7 +426,10 @@ def test_a_process_that_holds_a_chip_is_named_and_killing_it_frees_the_chip(look
             process.wait(600)
     finally:
         end(process)
-    assert found(check(Machine(environ=READY, modules={}, dev=dev), info=KAGGLE), "in use").state == "ok"
+    assert (
+        found(check(Machine(environ=READY, modules={}, dev=dev), info=KAGGLE), "in use").state
+        == "ok"
+    )
 
 
 @LINUX
@@ -271,7 +438,10 @@ def test_a_kernel_that_holds_a_chip_itself_has_to_restart(dev):
         finding = found(check(Machine(environ=READY, modules={}, dev=dev), info=COLAB), "in use")
     assert "this kernel (process" in finding.fact
     assert finding.fix == "Runtime > Restart session"
-    assert found(check(Machine(environ=READY, modules={}, dev=dev), info=COLAB), "in use").state == "ok"
+    assert (
+        found(check(Machine(environ=READY, modules={}, dev=dev), info=COLAB), "in use").state
+        == "ok"
+    )
 
 
 def process(proc, pid, parent, *targets, command=b"python\0train.py\0"):
@@ -297,7 +467,9 @@ def process(proc, pid, parent, *targets, command=b"python\0train.py\0"):
         ("../socket:[123]", False),
     ],
 )
-def test_another_programs_chip_is_distinguished_from_its_other_files(look, dev, tmp_path, target, held):
+def test_another_programs_chip_is_distinguished_from_its_other_files(
+    look, dev, tmp_path, target, held
+):
     proc = tmp_path / "proc"
     process(proc, 4321, 1, dev / target)
     (proc / "99" / "fd").parent.mkdir()
@@ -306,12 +478,20 @@ def test_another_programs_chip_is_distinguished_from_its_other_files(look, dev, 
     finding = found(look(KAGGLE, proc=proc), "in use")
     assert finding.state == ("failure" if held else "ok")
     if held:
-        assert f"process 4321, another program, holds {dev / target}: python train.py" in finding.fact
+        assert (
+            f"process 4321, another program, holds {dev / target}: python train.py" in finding.fact
+        )
         assert "shut down its notebook, or `!kill 4321`" in finding.fix
 
 
 def test_a_long_command_with_terminal_escapes_does_not_break_the_table(look, dev, tmp_path):
-    process(tmp_path / "proc", 7, 1, dev / "accel0", command=b"python\0-c\0" + b"\x1b[2J\xff x = 1\n" * 200)
+    process(
+        tmp_path / "proc",
+        7,
+        1,
+        dev / "accel0",
+        command=b"python\0-c\0" + b"\x1b[2J\xff x = 1\n" * 200,
+    )
     text = str(look(KAGGLE, proc=tmp_path / "proc"))
     assert "\x1b" not in text
     assert max(map(len, text.splitlines())) <= 120
@@ -342,8 +522,18 @@ def test_tensorflow_that_takes_the_tpus_library_is_found(look, machine, versions
 @pytest.mark.parametrize(
     ("machine", "name", "words", "fixed"),
     [
-        (replace(KAGGLE, memory=4 * 2**30), "memory", "4.0 GiB for 8 workers", {"memory": 9 * 2**30}),
-        (replace(LAPTOP, memory=2 * 2**30, cpus=1), "memory", "2.0 GiB for 2 workers", {"memory": 3 * 2**30}),
+        (
+            replace(KAGGLE, memory=4 * 2**30),
+            "memory",
+            "4.0 GiB for 8 workers",
+            {"memory": 9 * 2**30},
+        ),
+        (
+            replace(LAPTOP, memory=2 * 2**30, cpus=1),
+            "memory",
+            "2.0 GiB for 2 workers",
+            {"memory": 3 * 2**30},
+        ),
         (replace(KAGGLE, shm=64 * 2**20), "/dev/shm", "64 MiB", {"shm": 8 * 2**30}),
     ],
 )
@@ -365,7 +555,9 @@ def test_windows_cannot_fork_and_macos_can_with_a_word(look):
     finding = found(look(mac, can_fork=True), "fork")
     assert finding.state == "warning"
     (assignment,) = re.findall(r"\w+=YES", finding.fix)
-    assert found(look(mac, environ=dict([assignment.split("=")]), can_fork=True), "fork").state == "ok"
+    assert (
+        found(look(mac, environ=dict([assignment.split("=")]), can_fork=True), "fork").state == "ok"
+    )
 
 
 def test_failures_are_raised_with_fact_evidence_and_fix(look):
@@ -386,9 +578,23 @@ def test_failures_are_raised_with_fact_evidence_and_fix(look):
 
 
 def test_every_finding_that_is_not_ok_has_a_fix_and_every_ok_one_has_none(look):
-    environ = {"PJRT_DEVICE": "CPU", "XLA_USE_BF16": "1", "TPU_PROCESS_ADDRESSES": "local", "TPU_VISIBLE_CHIPS": "0"}
-    bad = replace(KAGGLE, memory=2**30, shm=2**20, versions={"python": "3.12.1", "torch": "2.8.0", "tensorflow": "2"})
-    for outcome in (look(bad, environ=environ, can_fork=False, started=lambda: True), look(LAPTOP), look(KAGGLE)):
+    environ = {
+        "PJRT_DEVICE": "CPU",
+        "XLA_USE_BF16": "1",
+        "TPU_PROCESS_ADDRESSES": "local",
+        "TPU_VISIBLE_CHIPS": "0",
+    }
+    bad = replace(
+        KAGGLE,
+        memory=2**30,
+        shm=2**20,
+        versions={"python": "3.12.1", "torch": "2.8.0", "tensorflow": "2"},
+    )
+    for outcome in (
+        look(bad, environ=environ, can_fork=False, started=lambda: True),
+        look(LAPTOP),
+        look(KAGGLE),
+    ):
         for finding in outcome.findings:
             assert finding.state in ("ok", "info", "warning", "failure")
             assert bool(finding.fix) == (finding.state in ("warning", "failure")), finding

@@ -34,8 +34,18 @@ KAGGLE = {
     ("environ", "machine", "changes", "reason"),
     [
         ({}, LAPTOP, {}, "nothing to do"),
-        ({"TPU_PROCESS_ADDRESSES": "local"}, EIGHT, {"TPU_PROCESS_ADDRESSES": None, "PJRT_DEVICE": "TPU"}, "Kaggle"),
-        ({"TPU_PROCESS_ADDRESSES": ""}, LAPTOP, {"TPU_PROCESS_ADDRESSES": None}, "torch_xla keeps an empty one too"),
+        (
+            {"TPU_PROCESS_ADDRESSES": "local"},
+            EIGHT,
+            {"TPU_PROCESS_ADDRESSES": None, "PJRT_DEVICE": "TPU"},
+            "Kaggle",
+        ),
+        (
+            {"TPU_PROCESS_ADDRESSES": ""},
+            LAPTOP,
+            {"TPU_PROCESS_ADDRESSES": None},
+            "torch_xla keeps an empty one too",
+        ),
         (
             {"CLOUD_TPU_TASK_ID": "0", "PJRT_DEVICE": "TPU"},
             EIGHT,
@@ -63,8 +73,18 @@ KAGGLE = {
         ({"PJRT_DEVICE": ""}, COLAB, {"PJRT_DEVICE": "TPU"}, "present but empty is not chosen"),
         ({"PJRT_DEVICE": "CPU"}, COLAB, {}, "somebody's choice: check names it"),
         ({"PJRT_DEVICE": "TPU"}, LAPTOP, {}, "a lie that check names"),
-        ({"XLA_USE_BF16": "1", "COLAB_TPU_ADDR": "10.0.0.2:8470"}, LAPTOP, {}, "somebody may mean it: check names it"),
-        ({"TPU_VISIBLE_CHIPS": "0,1", "PJRT_DEVICE": "TPU"}, EIGHT, {}, "two notebooks may share the chips"),
+        (
+            {"XLA_USE_BF16": "1", "COLAB_TPU_ADDR": "10.0.0.2:8470"},
+            LAPTOP,
+            {},
+            "somebody may mean it: check names it",
+        ),
+        (
+            {"TPU_VISIBLE_CHIPS": "0,1", "PJRT_DEVICE": "TPU"},
+            EIGHT,
+            {},
+            "two notebooks may share the chips",
+        ),
         ({"KAGGLE_XRT_TPU": "1", "PATH": "/usr/bin"}, LAPTOP, {}, "other names are none of ours"),
     ],
 )
@@ -73,7 +93,9 @@ def test_only_what_stops_a_fork_or_is_dead_is_changed(environ, machine, changes,
     made = setup(Machine(after), info=machine)
     assert {change.variable: change.after for change in made.changes} == changes, reason
     untouched = {name: value for name, value in environ.items() if name not in changes}
-    assert after == untouched | {name: value for name, value in changes.items() if value is not None}
+    assert after == untouched | {
+        name: value for name, value in changes.items() if value is not None
+    }
     assert all(change.why for change in made.changes)
     printed = capsys.readouterr().out
     assert all(name in printed for name in changes)
@@ -119,7 +141,9 @@ print(json.dumps([before, [worker(rank) for rank in range(8)]]))
     assert done.returncode == 0, done.stderr
     before, after = json.loads(done.stdout.splitlines()[-1])
     assert before == [["local", "0"]] * 8
-    assert {addresses for addresses, _ in after} == {",".join(f"localhost:{port}" for port in range(8476, 8484))}
+    assert {addresses for addresses, _ in after} == {
+        ",".join(f"localhost:{port}" for port in range(8476, 8484))
+    }
     assert [task for _, task in after] == [str(rank) for rank in range(8)]
 
 
@@ -131,14 +155,18 @@ def test_a_notebook_shows_the_changes_exactly_once_wherever_the_call_stands():
         "changes",  # later, and on purpose
         "setup()",
     ]
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(source) for source in sources]
+    )
     nbclient.NotebookClient(
         notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": ROOT}}
     ).execute()
     for cell in notebook.cells:
         assert [output.output_type for output in cell.outputs] == ["display_data"], cell.source
     shown = [cell.outputs[0]["data"] for cell in notebook.cells]
-    assert all("<table" in data["text/html"] and "XRT_WORKERS" in data["text/plain"] for data in shown[:3])
+    assert all(
+        "<table" in data["text/html"] and "XRT_WORKERS" in data["text/plain"] for data in shown[:3]
+    )
     assert "nothing had to be changed" in shown[3]["text/html"]
 
 
@@ -195,7 +223,11 @@ def test_for_a_dry_run_of_graphs_torch_xla_is_added_where_there_is_no_chip(versi
 
 
 def test_torchtpu_is_kept_out_of_the_kernel_before_torch_is_imported():
-    there = replace(EIGHT, platform="TPU VM", versions={"python": "3.12.1", "torch": "2.15.0", "torch_tpu": "0.2.0"})
+    there = replace(
+        EIGHT,
+        platform="TPU VM",
+        versions={"python": "3.12.1", "torch": "2.15.0", "torch_tpu": "0.2.0"},
+    )
     environ = {"PJRT_DEVICE": "TPU"}
     (change,) = setup(Machine(environ), info=there).changes
     assert (change.variable, change.after) == ("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")

@@ -38,7 +38,9 @@ class Start(torch.nn.Linear):
         return super().forward(x)
 
 
-def loop(core, model=None, *, lr=0.1, data=PAIRS, seed=0, step=None, allow_different=(), scheduled=False):
+def loop(
+    core, model=None, *, lr=0.1, data=PAIRS, seed=0, step=None, allow_different=(), scheduled=False
+):
     """Train by a loop of one's own: two epochs of four steps."""
     model = core.model(model or torch.nn.Linear(4, 1), allow_different=allow_different)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
@@ -167,26 +169,59 @@ def samples(core, count):
 
 # What a core does with others, and what the error has to name.
 REFUSED = {
-    "weights": (without_core_model, ("weights", "parameter 0 of the SGD", "after the first step", "core.model(model)")),
-    "settings": (lambda core: loop(core, lr=0.1 * (1 + core.rank)), ("lr of SGD", "0.1 on core 0, 0.2 on core 1")),
+    "weights": (
+        without_core_model,
+        ("weights", "parameter 0 of the SGD", "after the first step", "core.model(model)"),
+    ),
+    "settings": (
+        lambda core: loop(core, lr=0.1 * (1 + core.rank)),
+        ("lr of SGD", "0.1 on core 0, 0.2 on core 1"),
+    ),
     "a schedule by this core's own loss": (
         lambda core: loop(core, scheduled=True),
         ("lr of SGD", "core.mean(loss)", "after step 4 it was the same"),
     ),
-    "seed of the batches": (lambda core: loop(core, seed=core.rank), ("dataset", "seed of core.batches: 0 on core 0")),
+    "seed of the batches": (
+        lambda core: loop(core, seed=core.rank),
+        ("dataset", "seed of core.batches: 0 on core 0"),
+    ),
     "order of samples": (lambda core: loop(core, data=samples(core, 64)), ("dataset", "tensors")),
     "number of samples": (
         lambda core: loop(core, data=torch.utils.data.Subset(PAIRS, range(64 - core.rank))),
         ("dataset", "length of dataset: 64 on core 0, 63 on core 1"),
     ),
-    "another activation": (lambda core: loop(core, other_activation(core)), ("different models", "ReLU", "GELU")),
-    "another function": (lambda core: loop(core, other_attribute(core)), ("different models", "relu", "tanh")),
-    "another order of layers": (lambda core: loop(core, other_order(core)), ("different models", "one", "two")),
-    "layers frozen by rank": (frozen_on_one, ("different models", "0.weight: (4, 4)", "none on core 1")),
-    "weights tied on one core": (tied_on_one, ("different models", "1.weight: (4, 4)", "none on core 1")),
-    "another dtype": (halves_on_one, ("different models", "float32 on core 0", "float64 on core 1")),
-    "steps of another size": (accumulated_otherwise, ("different collectives", "core 0 average", "core 1 all_reduce")),
-    "a lazy layer": (lambda core: loop(core, torch.nn.LazyLinear(1)), ("lazy", "weight", "call the model once")),
+    "another activation": (
+        lambda core: loop(core, other_activation(core)),
+        ("different models", "ReLU", "GELU"),
+    ),
+    "another function": (
+        lambda core: loop(core, other_attribute(core)),
+        ("different models", "relu", "tanh"),
+    ),
+    "another order of layers": (
+        lambda core: loop(core, other_order(core)),
+        ("different models", "one", "two"),
+    ),
+    "layers frozen by rank": (
+        frozen_on_one,
+        ("different models", "0.weight: (4, 4)", "none on core 1"),
+    ),
+    "weights tied on one core": (
+        tied_on_one,
+        ("different models", "1.weight: (4, 4)", "none on core 1"),
+    ),
+    "another dtype": (
+        halves_on_one,
+        ("different models", "float32 on core 0", "float64 on core 1"),
+    ),
+    "steps of another size": (
+        accumulated_otherwise,
+        ("different collectives", "core 0 average", "core 1 all_reduce"),
+    ),
+    "a lazy layer": (
+        lambda core: loop(core, torch.nn.LazyLinear(1)),
+        ("lazy", "weight", "call the model once"),
+    ),
     "another order of names": (
         lambda core: loop(core, data=ByName([["a", "b"], ["b", "a"]][core.rank])),
         ("dataset", "dataset.names: "),
@@ -203,8 +238,14 @@ REFUSED = {
         lambda core: loop(core, torch.nn.Linear(4, 1 + core.rank)),
         ("different models", "out_features=1", "out_features=2"),
     ),
-    "whole numbers": (lambda core: loop(core, Counting()), ("buffers", "counts", 'allow_different=["*counts"]')),
-    "weights from the first batch": (lambda core: loop(core, Start(4, 1)), ("weights", "weight", "first batch")),
+    "whole numbers": (
+        lambda core: loop(core, Counting()),
+        ("buffers", "counts", 'allow_different=["*counts"]'),
+    ),
+    "weights from the first batch": (
+        lambda core: loop(core, Start(4, 1)),
+        ("weights", "weight", "first batch"),
+    ),
     "plain step": (
         lambda core: loop(core, step=lambda optimizer: optimizer.step()),
         ("core.optimizer_step(optimizer)", "launch_each"),
@@ -217,7 +258,10 @@ REFUSED = {
         lambda core: loop(core, step=lambda optimizer: optimizer.step(lambda: None)),
         ("weights", "after the first step", "core.optimizer_step(optimizer)"),
     ),
-    "no optimizer": (without_optimizer, ("weights", "after the second step", "core.optimizer_step")),
+    "no optimizer": (
+        without_optimizer,
+        ("weights", "after the second step", "core.optimizer_step"),
+    ),
     "a teacher": (beside_the_optimizer, ("weights", "1.bias", "after the first step")),
 }
 
@@ -242,7 +286,9 @@ def said():
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_differs_between_the_cores_is_an_error_that_names_it(said, name):
     assert said[0].get(name) == said[1].get(name)
-    missing = [part for part in REFUSED[name][1] if part not in said[0].get(name, "nothing was said")]
+    missing = [
+        part for part in REFUSED[name][1] if part not in said[0].get(name, "nothing was said")
+    ]
     assert not missing, said[0].get(name)
 
 
@@ -252,16 +298,22 @@ def test_what_differs_when_the_worker_functions_return_is_an_error_that_keeps_th
         model.weight.data += core.rank
         return core.rank
 
-    with pytest.raises(WorkerError, match=r"different weights, and(.|\n)*when the worker function returned") as failure:
+    with pytest.raises(
+        WorkerError, match=r"different weights, and(.|\n)*when the worker function returned"
+    ) as failure:
         launch(work, cores=2, backend="cpu", progress="off")
     assert failure.value.run.results == [0, 1]
 
 
 def test_batches_that_are_only_read_have_to_be_the_same_as_well():
     def work(core):
-        return [batch.tolist() for batch in core.batches(X, batch_size=8, shuffle=True, seed=core.rank)]
+        return [
+            batch.tolist() for batch in core.batches(X, batch_size=8, shuffle=True, seed=core.rank)
+        ]
 
-    with pytest.raises(WorkerError, match=r"different datasets(.|\n)*seed of core.batches, batches 1: 0 on core 0"):
+    with pytest.raises(
+        WorkerError, match=r"different datasets(.|\n)*seed of core.batches, batches 1: 0 on core 0"
+    ):
         launch(work, cores=2, backend="cpu", progress="off")
 
 
@@ -289,16 +341,24 @@ def test_a_save_on_core_0_alone_is_told_that_every_core_calls_it(tmp_path):
         if core.is_main:
             core.save(model.state_dict(), tmp_path / "model.pt")
 
-    with pytest.raises(WorkerError, match=r"waits for it in save\(\)(.|\n)*not under `if core.is_main`"):
+    with pytest.raises(
+        WorkerError, match=r"waits for it in save\(\)(.|\n)*not under `if core.is_main`"
+    ):
         launch(work, cores=2, backend="cpu", progress="off")
 
 
 def test_what_is_the_same_or_may_differ_is_no_error():
     def work(core):
         loop(core)
-        loop(core, torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Dropout(), torch.nn.Linear(4, 1)))
+        loop(
+            core,
+            torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Dropout(), torch.nn.Linear(4, 1)),
+        )
         counts = loop(core, Counting(), allow_different=["counts"]).counts.item()
-        one, two = torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)  # two models, each with an optimizer of its own
+        one, two = (
+            torch.nn.Linear(4, 1),
+            torch.nn.Linear(4, 1),
+        )  # two models, each with an optimizer of its own
 
         def average(optimizer):  # a stranger's own averaging
             for group in optimizer.param_groups:
@@ -321,7 +381,9 @@ def test_what_is_the_same_or_may_differ_is_no_error():
 def adversaries(core):
     """Two models, each with an optimizer of its own, that step in turn."""
     models = [core.model(torch.nn.Linear(4, 1)) for _ in range(2)]
-    optimizers = [torch.optim.Adam(model.parameters(), lr=0.1 * (at + 1)) for at, model in enumerate(models)]
+    optimizers = [
+        torch.optim.Adam(model.parameters(), lr=0.1 * (at + 1)) for at, model in enumerate(models)
+    ]
     for inputs, _ in core.batches(PAIRS, batch_size=8):
         for model, optimizer in zip(models, optimizers, strict=True):
             with core.step():
@@ -352,8 +414,14 @@ def wrapped(core):
 
 def test_a_large_model_comes_into_host_memory_in_portions(monkeypatch):
     def work(core):
-        model = core.model(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 4)))
-        return core_values.held_tensors(core, {"": model}, (), averaged=False, allow_different=["*.bias"])
+        model = core.model(
+            torch.nn.Sequential(
+                torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 4)
+            )
+        )
+        return core_values.held_tensors(
+            core, {"": model}, (), averaged=False, allow_different=["*.bias"]
+        )
 
     whole, _ = launch(work, cores=2, backend="cpu", progress="off").results
     assert whole["weights"].keys() == {"0.weight", "1.weight", "2.weight"}
@@ -375,18 +443,26 @@ def test_complex_buffers_are_averaged_as_float_ones_are():
 
 
 @pytest.mark.parametrize("backend", ["cpu", pytest.param("xla", marks=pytest.mark.xla)])
-def test_the_worker_function_begins_with_the_same_random_numbers_and_its_steps_with_their_own(backend):
+def test_the_worker_function_begins_with_the_same_random_numbers_and_its_steps_with_their_own(
+    backend,
+):
     def work(core):
         first = host_numbers()
         on_device = core.to_host(torch.rand(2, device=core.device)).tolist()
         with core.step():
             inside = host_numbers()
-            mask = core.to_host(torch.nn.functional.dropout(torch.ones(64, device=core.device))).tolist()
+            mask = core.to_host(
+                torch.nn.functional.dropout(torch.ones(64, device=core.device))
+            ).tolist()
         split, _ = torch.utils.data.random_split(range(20), [10, 10])
         drawn = [row for batch in core.batches(Drawing(), batch_size=2) for row in batch.tolist()]
         loader = torch.utils.data.DataLoader(Drawing(), batch_size=2, num_workers=1)
         strangers = [row for batch in loader for row in batch.tolist()]
-        loaded = [row for batch in core.batches(Drawing(), batch_size=2, workers=1) for row in batch.tolist()]
+        loaded = [
+            row
+            for batch in core.batches(Drawing(), batch_size=2, workers=1)
+            for row in batch.tolist()
+        ]
         outside = host_numbers()
         core.same_seed(1)
         with core.step():
@@ -440,7 +516,9 @@ def test_a_core_is_found_from_anywhere_in_its_worker_and_nowhere_else():
         tpukit.current_core()
 
 
-BACKENDS = pytest.mark.parametrize("backend", ["cpu", pytest.param("xla:simulator", marks=pytest.mark.xla)])
+BACKENDS = pytest.mark.parametrize(
+    "backend", ["cpu", pytest.param("xla:simulator", marks=pytest.mark.xla)]
+)
 
 
 @BACKENDS
@@ -448,7 +526,10 @@ def test_the_mean_of_numbers_is_exact_where_float32_is_not(backend):
     def work(core):
         return core.mean(16777217 + 2 * core.rank), core.mean(float("inf"))
 
-    assert launch(work, cores=2, backend=backend, progress="off").results == [(16777218.0, float("inf"))] * 2
+    assert (
+        launch(work, cores=2, backend=backend, progress="off").results
+        == [(16777218.0, float("inf"))] * 2
+    )
 
 
 @BACKENDS
@@ -457,7 +538,9 @@ def test_the_gradient_flows_through_gather_to_the_core_that_each_row_came_from(b
         mine = torch.full((2, 1), 1.0 + core.rank, device=core.device, requires_grad=True)
         with core.step():
             everyone = core.gather(mine)
-            (everyone.squeeze() * torch.arange(4.0, device=core.device) * (core.rank + 1)).sum().backward()
+            (
+                everyone.squeeze() * torch.arange(4.0, device=core.device) * (core.rank + 1)
+            ).sum().backward()
         return core.to_host(mine.grad).flatten().tolist(), core.gather(mine.detach()).requires_grad
 
     (one, _), (two, cut) = launch(work, cores=2, backend=backend, progress="off").results
@@ -491,7 +574,9 @@ def test_the_default_group_of_torch_distributed_is_joined_only_where_it_is_asked
 def test_torch_xlas_own_calls_are_told_of_the_rehearsal_that_joins_them(capsys, monkeypatch):
     pytest.importorskip("torch_xla")
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
-    torch.nn.Parameter(torch.ones(2)).sum().backward()  # which starts the engine that the processes inherit
+    torch.nn.Parameter(
+        torch.ones(2)
+    ).sum().backward()  # which starts the engine that the processes inherit
 
     def evaluates(core):
         import torch_xla.runtime as xr
@@ -499,7 +584,10 @@ def test_torch_xlas_own_calls_are_told_of_the_rehearsal_that_joins_them(capsys, 
         return torch.ones(2, device="xla").sum().item() * xr.world_size()
 
     assert launch(evaluates, cores=2, backend="cpu", progress="text").results == [2.0, 2.0]
-    assert "torch_xla was used, and each CPU process of this dry run is alone with it" in capsys.readouterr().out
+    assert (
+        "torch_xla was used, and each CPU process of this dry run is alone with it"
+        in capsys.readouterr().out
+    )
 
     def trains(core):
         import torch_xla.core.xla_model as xm
@@ -508,7 +596,9 @@ def test_torch_xlas_own_calls_are_told_of_the_rehearsal_that_joins_them(capsys, 
         weight.sum().backward()
         xm.optimizer_step(torch.optim.SGD([weight], lr=0.1))
 
-    with pytest.raises(WorkerError, match=r'a device of its own(.|\n)*launch\(..., backend="xla"\)'):
+    with pytest.raises(
+        WorkerError, match=r'a device of its own(.|\n)*launch\(..., backend="xla"\)'
+    ):
         launch(trains, cores=2, backend="cpu", progress="off")
 
 

@@ -42,9 +42,16 @@ def test_the_words_of_other_launchers_are_translated():
     with pytest.raises(InvalidTypeError, match="no option 'nprocs'") as error:
         tpukit.launch(train, nprocs=8)
     assert "partial" not in error.value.fix
-    run = eval(of_fix(error), {"launch": functools.partial(tpukit.launch, progress="off"), "train": train})
+    run = eval(
+        of_fix(error), {"launch": functools.partial(tpukit.launch, progress="off"), "train": train}
+    )
     assert run.results == [None] * run.cores
-    assert launch(train, **dict([re.search(r"(cores)=(1)", error.value.fix).groups()]) | {"cores": 1}).cores == 1
+    assert (
+        launch(
+            train, **dict([re.search(r"(cores)=(1)", error.value.fix).groups()]) | {"cores": 1}
+        ).cores
+        == 1
+    )
     with pytest.raises(InvalidTypeError, match="no option 'args'") as error:
         tpukit.launch(train, args=({"rate": 1},))
     run = eval(of_fix(error), {"launch": launch, "train": train, "config": {"rate": 1}})
@@ -91,7 +98,8 @@ def test_jobs_are_told_the_same():
 @pytest.mark.parametrize(("given", "name"), [(None, "None"), ({"loss": 1}, "a dict")])
 def test_what_a_function_returned_is_no_function(given, name):
     with pytest.raises(
-        InvalidTypeError, match=f"launch runs a function, got {name}$|launch runs a function, got {name}\n"
+        InvalidTypeError,
+        match=f"launch runs a function, got {name}$|launch runs a function, got {name}\n",
     ) as error:
         launch(given)
     assert eval(of_fix(error), {"launch": launch, "train": train}).results == [None, None]
@@ -113,7 +121,9 @@ def test_cuda_in_a_worker_is_answered_with_the_call_that_any_device_takes():
         with pytest.raises(tpukit.WorkerError) as error:
             launch(fn)
         fix = re.search(r"^  fix:   (.*)", str(error.value), re.MULTILINE)[1]
-        assert fix.startswith("core.model(model) in place of model.cuda(), and .to(core.device) of .cuda()")
+        assert fix.startswith(
+            "core.model(model) in place of model.cuda(), and .to(core.device) of .cuda()"
+        )
         torch.cuda.is_available()  # as in many first cells; torch then says of a fork that it should be spawned
 
     def for_any(core):

@@ -16,7 +16,13 @@ from torch import nn
 from tpukit.essentials.backends.protocol import Topology
 from tpukit.essentials.display.progress import Screen
 from tpukit.essentials.launcher import messages
-from tpukit.essentials.launcher.channel import Receiver, Sender, SerializationError, deserialize, serialize
+from tpukit.essentials.launcher.channel import (
+    Receiver,
+    Sender,
+    SerializationError,
+    deserialize,
+    serialize,
+)
 from tpukit.essentials.launcher.signals import Terminated
 from tpukit.essentials.launcher.watchdog import Limits
 from tpukit.essentials.launcher.worker_group import WorkerGroup
@@ -104,7 +110,12 @@ def test_a_bounding_box_of_torchvisions_arrives_whole():
 
 
 def test_values_arrive_with_their_types():
-    value = {"a": 1, "b": (2.5, None, "text"), "c": numpy.float64(3.0), "d": numpy.arange(4).reshape(2, 2)}
+    value = {
+        "a": 1,
+        "b": (2.5, None, "text"),
+        "c": numpy.float64(3.0),
+        "d": numpy.arange(4).reshape(2, 2),
+    }
     (came,) = there_and_back(value)
     assert came["b"] == (2.5, None, "text")
     assert type(came["c"]) is numpy.float64
@@ -189,9 +200,15 @@ def showered(number, function):
         while not over.wait(0.0002):
             os.kill(os.getpid(), number)
 
-    before, interval, unraisable = signal.signal(number, handle), sys.getswitchinterval(), sys.unraisablehook
+    before, interval, unraisable = (
+        signal.signal(number, handle),
+        sys.getswitchinterval(),
+        sys.unraisablehook,
+    )
     sys.setswitchinterval(1e-5)
-    sys.unraisablehook = lambda _: None  # a generator that is closed cannot raise; pytest's would be showered as well
+    sys.unraisablehook = lambda _: (
+        None
+    )  # a generator that is closed cannot raise; pytest's would be showered as well
     thread = threading.Thread(target=shower)
     thread.start()
     try:
@@ -207,7 +224,9 @@ def showered(number, function):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_while_the_kernel_reads_does_not_end_the_reading(number):
     (reading, writing), (printed, printing) = os.pipe(), os.pipe()
-    one = types.SimpleNamespace(receive=Receiver(reading).receive, output=WorkerOutput(printed), rank=0)
+    one = types.SimpleNamespace(
+        receive=Receiver(reading).receive, output=WorkerOutput(printed), rank=0
+    )
     group = WorkerGroup(Topology("cpu", "CPU", 1, 1), task=None, limits=Limits(), display=Screen())
     sender = Sender(writing)
     with showered(number, WorkerGroup._read) as raised:

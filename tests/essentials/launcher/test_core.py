@@ -22,14 +22,24 @@ def distance(first: dict, second: dict) -> float:
     return max(float((first[name] - second[name]).abs().max()) for name in first)
 
 
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int64, torch.uint8, torch.bool)
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+)
 
 
 @pytest.mark.parametrize("backend", DRY_RUNS)
 @pytest.mark.parametrize("norm", [False, True], ids=["no norm", "BatchNorm"])
 def test_after_ten_steps_the_weights_agree_across_ranks_to_the_last_bit(backend, norm):
     first, second = quietly(train, norm, 8, backend=backend).results
-    assert all(torch.equal(first["weights"][name], second["weights"][name]) for name in first["weights"])
+    assert all(
+        torch.equal(first["weights"][name], second["weights"][name]) for name in first["weights"]
+    )
     assert distance(first["weights"], weights(small_net(norm))) > 0.01  # they did move
 
 
@@ -38,7 +48,9 @@ def test_two_cores_train_as_one_with_the_joined_batch(backend):
     two = quietly(train, False, 8, backend=backend).results[0]
     one = quietly(train, False, 16, backend=backend, cores=1).results[0]
     assert distance(two["weights"], one["weights"]) < 1e-6
-    assert torch.stack(two["losses"]).tolist() == pytest.approx(torch.stack(one["losses"]).tolist(), abs=1e-6)
+    assert torch.stack(two["losses"]).tolist() == pytest.approx(
+        torch.stack(one["losses"]).tolist(), abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("backend", DRY_RUNS)
@@ -75,7 +87,10 @@ def test_model_gives_every_core_rank_0s_weights_and_buffers():
         with torch.no_grad():
             for tensor in [*model.parameters(), *model.buffers()]:
                 tensor.fill_(core.rank + 1)
-        return {name: float(tensor.float().mean()) for name, tensor in core.model(model).state_dict().items()}
+        return {
+            name: float(tensor.float().mean())
+            for name, tensor in core.model(model).state_dict().items()
+        }
 
     first, second = quietly(work).results
     assert set(first.values()) == set(second.values()) == {1.0}
@@ -128,15 +143,30 @@ def test_weights_under_several_names_stay_one_on_the_device_and_train_as_one(bac
             with core.step():
                 torch.nn.functional.cross_entropy(model(words), words.flip(0)).backward()
                 core.optimizer_step(optimizer)
-        same = (model.head.weight is model.embed.weight, model.head.scale is model.scale, model.first is model.second)
-        return len(list(model.parameters())), len(list(model.buffers())), same, core.to_host(model.state_dict())
+        same = (
+            model.head.weight is model.embed.weight,
+            model.head.scale is model.scale,
+            model.first is model.second,
+        )
+        return (
+            len(list(model.parameters())),
+            len(list(model.buffers())),
+            same,
+            core.to_host(model.state_dict()),
+        )
 
     tied, control = (quietly(work, tied, backend=backend).results[0] for tied in (True, False))
-    assert tied[:3] == (len(list(Tied().parameters())), 1, (True, True, True)) == (3, 1, (True, True, True))
+    assert (
+        tied[:3]
+        == (len(list(Tied().parameters())), 1, (True, True, True))
+        == (3, 1, (True, True, True))
+    )
     assert control[:3] == (4, 1, (False, True, True))
     assert torch.equal(tied[3]["head.weight"], tied[3]["embed.weight"])
     plain = quietly(work, True, cores=1, backend="cpu").results[0]
-    assert all(torch.allclose(tensor, plain[3][name], atol=1e-5) for name, tensor in tied[3].items())
+    assert all(
+        torch.allclose(tensor, plain[3][name], atol=1e-5) for name, tensor in tied[3].items()
+    )
 
 
 @pytest.mark.parametrize("backend", DRY_RUNS)
@@ -159,7 +189,10 @@ def test_cores_may_have_gradients_for_different_parameters(backend, width):
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert not torch.equal(before["a.weight"], first["a.weight"])
     assert not torch.equal(before["b.weight"], first["b.weight"])
-    for name in ("unused.weight", "frozen.weight"):  # no core had a gradient: not even the weight decay
+    for name in (
+        "unused.weight",
+        "frozen.weight",
+    ):  # no core had a gradient: not even the weight decay
         assert torch.equal(before[name], first[name])
 
 
@@ -220,9 +253,18 @@ def test_gather_in_order_is_every_sample_once():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda core: core.gather(torch.ones(core.rank + 1)), r"core 0 \(1,\) float32, core 1 \(2,\) float32"),
-        (lambda core: core.all_reduce(torch.ones(1), "median"), "sum, mean, min and max, got 'median'"),
-        (lambda core: core.log(loss=torch.ones(3)), r"one-element tensors, got loss = Tensor\(3,\)"),
+        (
+            lambda core: core.gather(torch.ones(core.rank + 1)),
+            r"core 0 \(1,\) float32, core 1 \(2,\) float32",
+        ),
+        (
+            lambda core: core.all_reduce(torch.ones(1), "median"),
+            "sum, mean, min and max, got 'median'",
+        ),
+        (
+            lambda core: core.log(loss=torch.ones(3)),
+            r"one-element tensors, got loss = Tensor\(3,\)",
+        ),
         (lambda core: core.log(note="text"), "got note = str"),
         (lambda core: core.log(note="3"), "got note = str"),
         (lambda core: core.log(loss=numpy.ones(3)), r"got loss = ndarray\(3,\)"),
@@ -252,7 +294,10 @@ def test_save_writes_once_from_core_0_and_loads_anywhere(backend, tmp_path):
 @pytest.mark.parametrize("backend", DRY_RUNS)
 def test_a_snapshot_stays_as_it_was_where_its_tensors_change_in_place(backend):
     def work(core):
-        there, here = core.to_device([torch.ones(3)])[0], torch.ones(())  # Adam counts its steps on the host
+        there, here = (
+            core.to_device([torch.ones(3)])[0],
+            torch.ones(()),
+        )  # Adam counts its steps on the host
         kept = core.snapshot({"there": there, "here": [here], "view": here.detach()})
         for one in (there, here):
             one += 1
@@ -283,7 +328,10 @@ def test_xla_workers_can_go_backward_though_the_kernel_did():
         (weight * 3).sum().backward()
         return weight.grad
 
-    assert [result.tolist() for result in quietly(work, backend="xla:cpu").results] == [[3, 3], [3, 3]]
+    assert [result.tolist() for result in quietly(work, backend="xla:cpu").results] == [
+        [3, 3],
+        [3, 3],
+    ]
 
 
 @pytest.mark.xla
@@ -311,7 +359,12 @@ def test_logging_every_step_copies_nothing_between_messages():
 def test_whatever_is_a_number_can_be_logged():
     def work(core):
         core.log(
-            a=numpy.float32(0.5), b=numpy.int64(2), c=numpy.float64(3), d=numpy.array(4.0), e=Fraction(1, 4), f=True
+            a=numpy.float32(0.5),
+            b=numpy.int64(2),
+            c=numpy.float64(3),
+            d=numpy.array(4.0),
+            e=Fraction(1, 4),
+            f=True,
         )
 
     (row,) = quietly(work).log
@@ -338,13 +391,19 @@ def train_by_an_optimizer_of_the_notebook(core):
 @pytest.mark.parametrize("cores", [1, 2])
 def test_an_optimizer_whose_parameters_have_no_gradient_is_told_once(cores, capfd):
     quietly(train_by_an_optimizer_of_the_notebook, cores=cores, backend="cpu")
-    assert capfd.readouterr().out.count("no parameter of the optimizer has a gradient: it trains nothing") == 1
+    assert (
+        capfd.readouterr().out.count(
+            "no parameter of the optimizer has a gradient: it trains nothing"
+        )
+        == 1
+    )
 
 
 @pytest.mark.xla
 def test_an_optimizer_whose_parameters_are_not_on_the_device_is_refused():
     with pytest.raises(
-        WorkerError, match=r"not on this core's device(.|\n)*on cpu(.|\n)*fix: .*make it after core.model"
+        WorkerError,
+        match=r"not on this core's device(.|\n)*on cpu(.|\n)*fix: .*make it after core.model",
     ):
         quietly(train_by_an_optimizer_of_the_notebook, backend="xla:cpu")
 
@@ -363,7 +422,10 @@ def test_max_and_min_are_right_for_every_dtype(backend):
     def work(core):
         values = torch.tensor([core.rank, 1 - core.rank, 5])
         return {
-            dtype: (core.all_reduce(values.to(dtype), "max"), core.all_reduce(values.to(dtype), "min"))
+            dtype: (
+                core.all_reduce(values.to(dtype), "max"),
+                core.all_reduce(values.to(dtype), "min"),
+            )
             for dtype in DTYPES
         }
 

@@ -34,10 +34,16 @@ FIRST, SECOND = Compiling(1, None), Compiling(2, 17.2)
     ("beats", "words"),
     [
         ({0: (0, None, FIRST), 1: (0, None, FIRST)}, "compiling graph 1 for 5 s"),
-        ({0: (1, None, SECOND), 1: (1, "step", SECOND)}, "compiling graph 2 for 5 s; graph 1 took 17 s"),
+        (
+            {0: (1, None, SECOND), 1: (1, "step", SECOND)},
+            "compiling graph 2 for 5 s; graph 1 took 17 s",
+        ),
         ({0: (0, None, Compiling(1, None, "loading"))}, "loading graph 1 for 5 s"),
         (
-            {0: (0, None, FIRST), 1: (0, None, Compiling(1, None, "waiting for another process to compile", True))},
+            {
+                0: (0, None, FIRST),
+                1: (0, None, Compiling(1, None, "waiting for another process to compile", True)),
+            },
             "compiling graph 1 for 5 s",
         ),
         (
@@ -49,7 +55,10 @@ FIRST, SECOND = Compiling(1, None), Compiling(2, 17.2)
             {0: (1, "gather", None), 1: (1, None, "tracing")},
             "core 1: tracing the step, for 5 s",
         ),
-        ({0: (1, "gather", None), 1: (1, None, None)}, "core 0: waiting in gather() for core 1, for 5 s"),
+        (
+            {0: (1, "gather", None), 1: (1, None, None)},
+            "core 0: waiting in gather() for core 1, for 5 s",
+        ),
         (
             {0: (1, "gather", None), 1: (1, None, "data")},
             "core 0: waiting in gather() for core 1, for 5 s, which is waiting for data for 5 s",
@@ -59,7 +68,10 @@ FIRST, SECOND = Compiling(1, None), Compiling(2, 17.2)
             "waiting, each for the other: core 0 in gather(), core 1 in barrier(), for 5 s",
         ),
         ({0: (1, "barrier", None), 1: (1, "barrier", None)}, "all cores in barrier() for 5 s"),
-        ({0: (1, "step", "running"), 1: (1, "step", "running")}, "running the step on the device, for 5 s"),
+        (
+            {0: (1, "step", "running"), 1: (1, "step", "running")},
+            "running the step on the device, for 5 s",
+        ),
         ({0: (1, None, "data"), 1: (1, None, "data")}, "waiting for data, for 5 s"),
         ({0: (1, None, None), 1: (1, None, None)}, ""),
     ],
@@ -73,7 +85,9 @@ def test_a_run_that_moves_says_nothing():
     states = CoreStates(range(2), clock=clock)
     for step in range(20):
         for rank in (0, 1):
-            states.beat(rank, step, "step" if step % 2 else None, "running" if step % 2 else "tracing")
+            states.beat(
+                rank, step, "step" if step % 2 else None, "running" if step % 2 else "tracing"
+            )
         clock.now += 1.0
         assert states.words() == ""
         assert states.rows() == []
@@ -171,8 +185,12 @@ def test_a_core_that_compiles_says_so_while_it_does(monkeypatch, backend):
             with core.step():
                 if step == 2:
                     time.sleep(4.0)  # as the tracing of a large model does
-                for size in range(operations):  # every operation of another shape, so that none is compiled for another
-                    values = torch.cumsum(torch.nn.functional.pad(values, (0, 1 + size % 2)), 1)[:, : 8 + size % 7]
+                for size in range(
+                    operations
+                ):  # every operation of another shape, so that none is compiled for another
+                    values = torch.cumsum(torch.nn.functional.pad(values, (0, 1 + size % 2)), 1)[
+                        :, : 8 + size % 7
+                    ]
         return core.backend.compiling()
 
     monkeypatch.setattr(launcher, "screen", screen)

@@ -33,7 +33,14 @@ def quietly(fn, *args, **options):
 def process_of_two_threads():
     """Return a worker process's own view of two cores: one whose thread has ended, one that runs in this thread."""
     reading, writing = os.pipe()
-    unused = {"kernel": 0, "folder": None, "heartbeat": 1.0, "output": -1, "control": -1, "inherited": ()}
+    unused = {
+        "kernel": 0,
+        "folder": None,
+        "heartbeat": 1.0,
+        "output": -1,
+        "control": -1,
+        "inherited": (),
+    }
     process = worker._Worker(worker.WorkerPipes(rank=0, messages=writing, **unused))
     thread = threading.Thread(target=lambda: None)
     thread.start()
@@ -73,11 +80,15 @@ def test_sigterm_is_told_of_the_core_that_still_runs():
 
 
 @pytest.mark.parametrize(("sent", "blamed"), [(signal.SIGKILL, 1), (signal.SIGABRT, 0)])
-def test_a_killed_core_is_blamed_though_the_kernel_sees_it_after_what_another_raises_for_its_lack(sent, blamed):
+def test_a_killed_core_is_blamed_though_the_kernel_sees_it_after_what_another_raises_for_its_lack(
+    sent, blamed
+):
     failures = Failures()
     failures.add(exception_raised(0, RuntimeError("core 1 has gone")))
     failures.add(process_ended(1, -sent, started=True, memory=None, last_output=""))
-    assert failures.first().rank == blamed  # libraries abort because others have gone; nobody kills for that
+    assert (
+        failures.first().rank == blamed
+    )  # libraries abort because others have gone; nobody kills for that
 
 
 def test_of_a_huge_text_the_middle_is_left_out_and_the_whole_is_in_the_traceback():
@@ -106,7 +117,9 @@ def test_an_optimizer_in_a_worker_leaves_no_temporary_folder(tmp_path):
     tpukit.launch(work, cores=2, backend="cpu", progress="off")
     """
     ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], env={**os.environ, "TMPDIR": str(tmp_path)}, check=True
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        check=True,
     )
     assert ended.returncode == 0
     assert os.listdir(tmp_path) == []
@@ -154,12 +167,19 @@ def never_comes(core):
 
 def test_an_interrupt_of_a_hung_run_shows_where_the_cores_stood():
     error = interrupted(never_comes, 8.0)
-    assert "the run was interrupted; its workers were ended\n\nwhere the cores stood:\ncore 0:\n" in str(error)
+    assert (
+        "the run was interrupted; its workers were ended\n\nwhere the cores stood:\ncore 0:\n"
+        in str(error)
+    )
     assert "core.barrier()" in error.stacks[0]
     assert "time.sleep(99)" in error.stacks[1]
     assert error.stacks[1] in str(error)
     for again in copies(error):
-        assert (str(again), again.stacks, again.run.results) == (str(error), error.stacks, [None, None])
+        assert (str(again), again.stacks, again.run.results) == (
+            str(error),
+            error.stacks,
+            [None, None],
+        )
 
 
 def test_an_interrupt_of_a_run_that_moves_is_one_line_and_keeps_the_stacks():

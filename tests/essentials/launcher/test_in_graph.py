@@ -76,7 +76,9 @@ def test_a_core_that_returns_early_is_named_though_the_others_wait_in_sync():
     def work(core):
         stepping(core, lambda step: [step() for _ in range(3 if core.rank else 2)])
 
-    with pytest.raises(WorkerError, match=r"core 0 of 2 returned while core 1 still waits for it in step\(\)"):
+    with pytest.raises(
+        WorkerError, match=r"core 0 of 2 returned while core 1 still waits for it in step\(\)"
+    ):
         quietly(work, timeout=600)
 
 
@@ -148,8 +150,13 @@ def test_a_core_whose_large_result_is_on_its_way_is_not_taken_for_waiting(monkey
         return torch.zeros(count if core.rank == 0 else 1)
 
     seconds = []
-    for count in (2 * 10**7, 6 * 10**7):  # how much a look of the kernel takes in is the machine's affair
-        run = launch(work, count, cores=2, backend="cpu", progress="off", limits=tpukit.Limits(heartbeat=0.2))
+    for count in (
+        2 * 10**7,
+        6 * 10**7,
+    ):  # how much a look of the kernel takes in is the machine's affair
+        run = launch(
+            work, count, cores=2, backend="cpu", progress="off", limits=tpukit.Limits(heartbeat=0.2)
+        )
         assert len(run.results[0]) == count
         seconds.append(run.seconds)
         if run.seconds > 8:  # longer than an early return is given

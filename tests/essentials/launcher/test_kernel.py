@@ -35,7 +35,12 @@ def test_launch_again_after_an_exception_and_nothing_is_left(kernel):
     assert "found: work(), cell " in trace
     assert "tensor([1., 1.])" in kernel.run("print(tpukit.launch(work, cores=2).results)")
     assert kernel.workers() == []
-    assert kernel.run("from tpukit.essentials.backends import xla; print(xla.runtime_started())").strip() == "False"
+    assert (
+        kernel.run(
+            "from tpukit.essentials.backends import xla; print(xla.runtime_started())"
+        ).strip()
+        == "False"
+    )
 
 
 def test_print_from_a_worker_arrives_in_whole_lines(kernel):
@@ -78,7 +83,9 @@ def test_an_interrupt_ends_the_workers_keeps_the_log_and_the_next_launch_works(k
 def test_a_killed_kernel_takes_its_workers_along():
     kernel = Kernel()
     try:
-        kernel.client.execute("import time, tpukit\ntpukit.launch(lambda core: time.sleep(600), cores=2)")
+        kernel.client.execute(
+            "import time, tpukit\ntpukit.launch(lambda core: time.sleep(600), cores=2)"
+        )
         workers = kernel.wait_for_workers(2)
         kernel.process.kill()
         gone, alive = psutil.wait_procs(workers, timeout=HANGS)
@@ -95,7 +102,9 @@ def test_two_notebooks_at_once_do_not_collide(kernel):
         waiting = other.client.execute(many)
         assert kernel.run(many).splitlines()[-1] == "True"
         assert other.client.get_shell_msg(timeout=HANGS)["parent_header"]["msg_id"] == waiting
-        assert other.run("print(tpukit.launch(work, cores=2).results)").count("tensor([1., 1.])") == 2
+        assert (
+            other.run("print(tpukit.launch(work, cores=2).results)").count("tensor([1., 1.])") == 2
+        )
     finally:
         other.close()
 
@@ -133,7 +142,9 @@ def test_a_figure_of_a_worker_is_an_image_in_the_notebook(kernel):
     came = shown(kernel, "plt.plot([1, 2]); plt.show()", options="cores=1")
     (image,) = [data["image/png"] for kind, data in came if kind == "display_data"]
     assert base64.b64decode(image).startswith(b"\x89PNG")
-    assert "shows:" not in "".join(data for kind, data in came if kind == "stream")  # there is one core
+    assert "shows:" not in "".join(
+        data for kind, data in came if kind == "stream"
+    )  # there is one core
 
 
 def test_a_display_can_be_updated_from_the_worker(kernel):
@@ -152,9 +163,21 @@ def test_a_display_can_be_updated_from_the_worker(kernel):
 @pytest.mark.parametrize(
     ("work", "line", "most"),
     [
-        ("display(HTML('x' * 11_000_000))", "a display of more than 10 MB is not shown; save it to a file", 0),
-        ("for n in range(500): display(HTML(str(n)))", "displays above 10 per second are not shown", 60),
-        ("import ipywidgets; display(ipywidgets.IntSlider())", "a widget cannot be shown from a worker", 0),
+        (
+            "display(HTML('x' * 11_000_000))",
+            "a display of more than 10 MB is not shown; save it to a file",
+            0,
+        ),
+        (
+            "for n in range(500): display(HTML(str(n)))",
+            "displays above 10 per second are not shown",
+            60,
+        ),
+        (
+            "import ipywidgets; display(ipywidgets.IntSlider())",
+            "a widget cannot be shown from a worker",
+            0,
+        ),
     ],
     ids=["too large", "too many", "a widget"],
 )
@@ -179,5 +202,9 @@ def test_log_lines_of_a_worker_name_the_core(kernel):
     kernel.run("import logging; logging.basicConfig(level=logging.INFO, force=True)")
     came = shown(kernel, "logging.info('here'); logging.getLogger('mine').warning('there')")
     lines = "".join(data for kind, data in came if kind == "stream").splitlines()
-    wanted = [f"[core {rank}] {line}" for rank in range(2) for line in ("INFO:root:here", "WARNING:mine:there")]
+    wanted = [
+        f"[core {rank}] {line}"
+        for rank in range(2)
+        for line in ("INFO:root:here", "WARNING:mine:there")
+    ]
     assert sorted(line for line in lines if line.startswith("[core")) == sorted(wanted)

@@ -34,7 +34,11 @@ def quietly(fn, *args, **options):
 
 
 def children():
-    return [child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
+    return [
+        child
+        for child in psutil.Process().children(recursive=True)
+        if child.status() != psutil.STATUS_ZOMBIE
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -126,7 +130,9 @@ def test_the_same_seed_draws_the_same_numbers_on_every_core():
     first, second, other = (quietly(work, cores=2, seed=seed).results for seed in (0, 0, 5))
     assert torch.equal(first[0][0], second[0][0])
     assert first[0][1].tolist() == second[0][1].tolist()
-    assert torch.equal(first[0][0], first[1][0])  # each core's own begin with its first step: test_same.py
+    assert torch.equal(
+        first[0][0], first[1][0]
+    )  # each core's own begin with its first step: test_same.py
     assert not torch.equal(first[0][0], other[0][0])
 
 
@@ -190,7 +196,9 @@ def test_the_rank_that_failed_first_is_named_though_the_others_fail_in_a_collect
     error = caught.value
     assert error.rank == culprit
     assert isinstance(error.__cause__, KeyError)
-    assert str(error).startswith(f"core {culprit} of 3 raised KeyError: 'SOPInstanceUID' (the other 2 were ended)")
+    assert str(error).startswith(
+        f"core {culprit} of 3 raised KeyError: 'SOPInstanceUID' (the other 2 were ended)"
+    )
     assert error.found.splitlines()[-1].startswith("work(), ")
     assert error.fix == "correct that line and run the cell again; the kernel need not be restarted"
     assert error.details == f"its traceback:\n{error.traceback}"
@@ -303,18 +311,29 @@ WITH_XLA = {"torch": "2.9.0", "torch_xla": "2.9.0", "python": "3.12.3"}
     ],
 )
 def test_a_run_has_a_process_per_chip_and_a_rank_per_core(facts, asked, expected):
-    chosen = choose_topology(machine(**facts, versions=WITH_XLA), asked.get("cores"), asked.get("backend"))
+    chosen = choose_topology(
+        machine(**facts, versions=WITH_XLA), asked.get("cores"), asked.get("backend")
+    )
     assert (chosen.backend, chosen.is_dry_run, chosen.cores, chosen.processes) == expected
 
 
 def test_a_chosen_device_is_one_core_of_that_number():
     chosen = choose_device(machine(**EIGHT, versions=WITH_XLA), 5, None, None)
-    assert (chosen.backend, chosen.cores, chosen.processes, chosen.device_number) == ("xla", 1, 1, 5)
+    assert (chosen.backend, chosen.cores, chosen.processes, chosen.device_number) == (
+        "xla",
+        1,
+        1,
+        5,
+    )
     assert quietly(lambda core: core.world_size, device=1).results == [1]
 
 
-@pytest.mark.parametrize(("obstacle", "expected"), [(None, "xla:simulator"), ("no C compiler is here", "xla:cpu")])
-def test_xla_without_a_chip_is_rehearsed_on_the_stand_in_where_it_can_be_had(obstacle, expected, monkeypatch):
+@pytest.mark.parametrize(
+    ("obstacle", "expected"), [(None, "xla:simulator"), ("no C compiler is here", "xla:cpu")]
+)
+def test_xla_without_a_chip_is_rehearsed_on_the_stand_in_where_it_can_be_had(
+    obstacle, expected, monkeypatch
+):
     monkeypatch.setattr("tpukit.simulator.runtime.why_not", lambda: obstacle)
     assert choose_topology(machine(chips=0, versions=WITH_XLA), None, "xla").backend == expected
     assert choose_topology(machine(**EIGHT, versions=WITH_XLA), None, "xla").backend == "xla"
@@ -324,7 +343,11 @@ def test_xla_without_a_chip_is_rehearsed_on_the_stand_in_where_it_can_be_had(obs
 @pytest.mark.parametrize(
     ("facts", "options", "message"),
     [
-        (EIGHT, {"cores": 3}, r"cores=3 is not supported: torch_xla uses 1 core or all 8\n  found: 8 v5e chips"),
+        (
+            EIGHT,
+            {"cores": 3},
+            r"cores=3 is not supported: torch_xla uses 1 core or all 8\n  found: 8 v5e chips",
+        ),
         (V3, {"cores": 4}, r"all 8\n  found: 4 v3 chips"),
         ({"chips": 0}, {"cores": 0}, "at least 1, or None for all there are, got 0"),
         ({"chips": 0}, {"cores": -2}, "got -2"),
@@ -347,18 +370,30 @@ def test_xla_without_a_chip_is_rehearsed_on_the_stand_in_where_it_can_be_had(obs
             {"backend": "xla"},
             "fix:   Linux on x86-64, Python 3.11 to 3.13 and torch 2.8 or 2.9: torch_xla has no other wheels; or",
         ),
-        (EIGHT, {"device": 8}, r"one chip, 0 to 7 here, and runs one core\n  found: device=8, cores=None\n  fix:"),
+        (
+            EIGHT,
+            {"device": 8},
+            r"one chip, 0 to 7 here, and runs one core\n  found: device=8, cores=None\n  fix:",
+        ),
         (EIGHT, {"device": 2, "cores": 8}, "found: device=2, cores=8"),
         ({"chips": 0}, {"device": -1}, "found: device=-1"),
         ({"chips": 0}, {"device": True}, "found: device=True"),
         ({"chips": 0}, {"timeout": 0}, "timeout is a number of seconds above 0, got 0\n  fix:"),
-        ({"chips": 0}, {"limits": {"stall": "1h"}}, "stall is a number of seconds above 0, got '1h'\n  fix:"),
+        (
+            {"chips": 0},
+            {"limits": {"stall": "1h"}},
+            "stall is a number of seconds above 0, got '1h'\n  fix:",
+        ),
         (
             {"chips": 0},
             {"matmul_precision": "bf16"},
             "'high', 'highest', or None for the device's own, got 'bf16'",
         ),
-        ({"chips": 0}, {"limits": {"heartbeat": None}}, "heartbeat is a number of seconds above 0, got None"),
+        (
+            {"chips": 0},
+            {"limits": {"heartbeat": None}},
+            "heartbeat is a number of seconds above 0, got None",
+        ),
     ],
 )
 def test_what_cannot_be_had_is_refused_with_the_fix(facts, options, message):
@@ -387,9 +422,17 @@ def in_python(code, **environ):
 
 
 def test_a_kernel_that_started_the_runtime_is_refused_and_one_that_only_imported_is_not():
-    if importlib.util.find_spec("torch_xla") is None:  # to import it here would start processes with torch 2.8
+    if (
+        importlib.util.find_spec("torch_xla") is None
+    ):  # to import it here would start processes with torch 2.8
         pytest.skip("torch_xla has no wheel for this machine")
-    calls = ["torch_xla.device()", "xr.world_size()", "xm.master_print('')", "torch_xla.sync()", "met.metrics_report()"]
+    calls = [
+        "torch_xla.device()",
+        "xr.world_size()",
+        "xm.master_print('')",
+        "torch_xla.sync()",
+        "met.metrics_report()",
+    ]
     out = in_python(
         f"""
         import os, sys
@@ -488,7 +531,9 @@ def test_a_launch_works_beside_more_than_a_thousand_open_files():
 
     def work(core):
         time.sleep(0.5)
-        return any("obey" in thread.name for thread in threading.enumerate())  # the thread that hears the kernel
+        return any(
+            "obey" in thread.name for thread in threading.enumerate()
+        )  # the thread that hears the kernel
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
@@ -574,7 +619,9 @@ def test_a_hundred_megabytes_without_an_end_of_line_are_read_as_fast_as_they_com
 def test_a_bar_that_writes_over_its_line_is_seen_before_it_ends(monkeypatch):
     monkeypatch.setattr("tpukit.essentials.launcher.worker_output._SECONDS_BETWEEN_STATES", 0.5)
     seen = []
-    monkeypatch.setattr("tpukit.essentials.display.progress.Screen.line", lambda self, text: seen.append(text))
+    monkeypatch.setattr(
+        "tpukit.essentials.display.progress.Screen.line", lambda self, text: seen.append(text)
+    )
 
     def work(core):
         for percent in range(0, 100, 5):
@@ -591,7 +638,9 @@ def test_a_bar_that_writes_over_its_line_is_seen_before_it_ends(monkeypatch):
 
 def test_a_torch_that_is_older_than_the_kit_can_run_is_refused_before_a_fork():
     here = tpukit.machine_info()
-    old = dataclasses.replace(here, versions={**here.versions, "torch": "2.7.0", "torch_xla": "2.7.0"})
+    old = dataclasses.replace(
+        here, versions={**here.versions, "torch": "2.7.0", "torch_xla": "2.7.0"}
+    )
     for backend in ("cpu", "xla"):
         with on_machine(old), pytest.raises(ValueError, match=r"torch 2\.7\.0 is not supported"):
             launch(lambda core: core.rank, cores=1, backend=backend, progress="off")
@@ -616,7 +665,9 @@ def test_cores_that_do_not_find_each_other_fail_before_the_worker_function(lonel
     def work(core):
         (tmp_path / "ran").touch()
 
-    with pytest.raises(WorkerError, match="the devices did not become one run: 1 of its 2 cores") as failed:
+    with pytest.raises(
+        WorkerError, match="the devices did not become one run: 1 of its 2 cores"
+    ) as failed:
         launch(work, cores=2, backend="lonely", progress="off")
     assert "TPU_PROCESS_BOUNDS=1,1,1" in failed.value.found
     assert "restart the kernel" in failed.value.fix
@@ -632,7 +683,9 @@ def test_hosts_that_do_not_find_each_other_fail_with_a_fix_for_hosts(lonely, tmp
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         hosts = backends.Hosts(0, 4, listener.getsockname(), listener)
-        with pytest.raises(WorkerError, match="the devices did not become one run: 1 of its 8 cores") as failed:
+        with pytest.raises(
+            WorkerError, match="the devices did not become one run: 1 of its 8 cores"
+        ) as failed:
             launch_on_host(hosts, work, cores=2, backend="lonely", progress="off")
     assert "a run over 4 hosts" in failed.value.found
     assert "TPU_WORKER_HOSTNAMES" in failed.value.fix

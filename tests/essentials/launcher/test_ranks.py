@@ -21,7 +21,9 @@ class Reversed(CpuRuntime):
     name = "reversed"
 
     def start(self, body, topology, *, process, meeting_point):
-        super().start(body, topology, process=topology.cores - 1 - process, meeting_point=meeting_point)
+        super().start(
+            body, topology, process=topology.cores - 1 - process, meeting_point=meeting_point
+        )
 
 
 @pytest.fixture(autouse=True)

@@ -7,9 +7,21 @@ from tpukit.essentials.launcher.watchdog import Limits, Watchdog
 LIMIT = 0.2
 
 
-def stall_of(beats, *, returned=(), cpu=lambda rank: 0.0, quiet=0.3, cores=3, timeout=None, others=False, **limits):
+def stall_of(
+    beats,
+    *,
+    returned=(),
+    cpu=lambda rank: 0.0,
+    quiet=0.3,
+    cores=3,
+    timeout=None,
+    others=False,
+    **limits,
+):
     """Let cores beat once, stay quiet for a while, and return what the watchdog says then, and after the CPU sample."""
-    watchdog = Watchdog(range(cores), Limits(**{"stall": LIMIT, **limits}), cpu, timeout=timeout, others=others)
+    watchdog = Watchdog(
+        range(cores), Limits(**{"stall": LIMIT, **limits}), cpu, timeout=timeout, others=others
+    )
     for rank, waiting in beats.items():
         watchdog.beat(rank, activity=1, waiting=waiting)
     time.sleep(quiet)
@@ -34,7 +46,10 @@ def test_the_core_that_does_not_come_is_named():
 
 
 def test_a_core_that_compiles_is_not_stalled():
-    assert stall_of({0: "all_reduce", 1: None, 2: "all_reduce"}, cpu=lambda rank: time.monotonic()) is None
+    assert (
+        stall_of({0: "all_reduce", 1: None, 2: "all_reduce"}, cpu=lambda rank: time.monotonic())
+        is None
+    )
 
 
 def test_cores_that_wait_for_another_process_s_compile_are_not_stalled():

@@ -38,7 +38,9 @@ SMALL = {"studies": 3, "slices": 4, "size": 64}
 
 def contents(folder):
     return {
-        path.relative_to(folder).as_posix(): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in Path(folder).rglob("*")
+        if path.is_file()
     }
 
 
@@ -108,8 +110,12 @@ def test_a_phantom_that_has_lost_one_image_is_made_again(tmp_path, form):
 
 
 INTERRUPTIONS = {
-    "before the manifest": lambda folder: (folder / "phantom.json").write_text('{"complete": false}'),
-    "while the manifest was written": lambda folder: (folder / "phantom.json").write_text('{"recipe": 1, "stu'),
+    "before the manifest": lambda folder: (folder / "phantom.json").write_text(
+        '{"complete": false}'
+    ),
+    "while the manifest was written": lambda folder: (folder / "phantom.json").write_text(
+        '{"recipe": 1, "stu'
+    ),
     "and a study is gone": lambda folder: shutil.rmtree(next((folder / "train-jpegs").iterdir())),
     "and the table is gone": lambda folder: (folder / "train.csv").unlink(),
 }
@@ -123,19 +129,36 @@ def test_an_interrupted_phantom_is_made_again(made, tmp_path, interrupted):
     assert contents(folder) == contents(made)
 
 
-def test_processes_that_draw_the_same_into_one_folder_take_turns_and_others_are_refused(made, tmp_path):
+def test_processes_that_draw_the_same_into_one_folder_take_turns_and_others_are_refused(
+    made, tmp_path
+):
     calls = [
         f"from tpukit.pe import phantom; phantom({str(tmp_path)!r}, 3, {slices}, size=64, workers=1)"
         for slices in (3, 4, 4)
     ]
     kit = Path(__file__).parents[3]
-    started = [subprocess.Popen([sys.executable, "-c", call], cwd=kit, stderr=subprocess.PIPE) for call in calls]
+    started = [
+        subprocess.Popen([sys.executable, "-c", call], cwd=kit, stderr=subprocess.PIPE)
+        for call in calls
+    ]
     errors = [process.communicate(timeout=600)[1] for process in started]
     slices = json.loads((tmp_path / "phantom.json").read_text())["plan"]["slices"]
-    assert [process.returncode == 0 for process in started] == [slices == 3, slices == 4, slices == 4]
-    assert all(b"holds another phantom" in error for error, one in zip(errors, started, strict=True) if one.returncode)
+    assert [process.returncode == 0 for process in started] == [
+        slices == 3,
+        slices == 4,
+        slices == 4,
+    ]
+    assert all(
+        b"holds another phantom" in error
+        for error, one in zip(errors, started, strict=True)
+        if one.returncode
+    )
     assert len(index_images(read_labels(tmp_path), tmp_path / "train-jpegs")) == 3 * slices
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["phantom.json", "train-jpegs", "train.csv"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [
+        "phantom.json",
+        "train-jpegs",
+        "train.csv",
+    ]
 
 
 def test_what_a_killed_run_left_is_cleared(made, tmp_path):
@@ -192,10 +215,22 @@ def test_dicom_phantoms_are_the_same_slices_in_the_competitions_layout(tmp_path)
     drawn = phantom(tmp_path / "jpeg", **SMALL)
     assert (folder / "train.csv").read_text() == (drawn / "train.csv").read_text()
     for row in index_images(read_labels(drawn), drawn / "train-jpegs").itertuples():
-        path = folder / "train" / row.StudyInstanceUID / row.SeriesInstanceUID / f"{row.SOPInstanceUID}.dcm"
+        path = (
+            folder
+            / "train"
+            / row.StudyInstanceUID
+            / row.SeriesInstanceUID
+            / f"{row.SOPInstanceUID}.dcm"
+        )
         header = pydicom.dcmread(path)
-        assert (header.WindowCenter, header.WindowWidth, header.RescaleIntercept) == (40, 400, -1024)
-        assert header.ImagePositionPatient[2] == pytest.approx(HEIGHT * (0.03 + 0.94 * row.position / 3), abs=0.001)
+        assert (header.WindowCenter, header.WindowWidth, header.RescaleIntercept) == (
+            40,
+            400,
+            -1024,
+        )
+        assert header.ImagePositionPatient[2] == pytest.approx(
+            HEIGHT * (0.03 + 0.94 * row.position / 3), abs=0.001
+        )
         with Image.open(row.path) as picture:
             seen = three_windows(read_dicom(path)).astype(float)
             assert abs(seen - np.asarray(picture)).mean() < 10  # the loss of a JPEG of noise
@@ -203,7 +238,9 @@ def test_dicom_phantoms_are_the_same_slices_in_the_competitions_layout(tmp_path)
 
 def test_a_process_that_fails_is_told_with_its_traceback_and_leaves_nothing_complete(tmp_path):
     with pytest.raises(RuntimeError, match="(?s)ended with status 1.*Error"):
-        phantom(tmp_path / "new", studies=2, slices=2, size=10**7)  # more than can be addressed: MemoryError
+        phantom(
+            tmp_path / "new", studies=2, slices=2, size=10**7
+        )  # more than can be addressed: MemoryError
     assert not (tmp_path / "new" / "phantom.json").exists()
 
 
@@ -218,7 +255,9 @@ def test_drawing_says_how_far_it_is_once_at_the_end_in_a_log_and_nothing_when_of
 def test_one_line_in_a_shell_is_enough(tmp_path):
     call = f"import tpukit; print(tpukit.pe.phantom({str(tmp_path / 'x')!r}, 2, 2, size=32))"
     kit = Path(__file__).parents[3]
-    done = subprocess.run([sys.executable, "-c", call], cwd=kit, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", call], cwd=kit, capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines()[-1] == str(tmp_path / "x")
 
 
@@ -232,7 +271,12 @@ def test_the_shares_of_exams_are_met_and_every_kind_of_embolus_occurs(seed):
     assert sum(exam.positive for exam in exams) == 23
     assert sum(exam.indeterminate for exam in exams) == 4
     seen = pd.DataFrame([exam.labels for exam in exams]).sum()
-    assert (seen[["leftsided_pe", "rightsided_pe", "central_pe", "rv_lv_ratio_gte_1", "rv_lv_ratio_lt_1"]] > 0).all()
+    assert (
+        seen[
+            ["leftsided_pe", "rightsided_pe", "central_pe", "rv_lv_ratio_gte_1", "rv_lv_ratio_lt_1"]
+        ]
+        > 0
+    ).all()
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.0, 0), (1.0, 64), (0.5, 32)])
@@ -242,7 +286,9 @@ def test_any_share_of_positive_exams_can_be_had(share, expected):
 
 
 def drawn(findings, z, *, size=128, seed=5):
-    hounsfield, mask = scan(make_patient(np.random.default_rng(seed), findings), z, size, np.random.default_rng(0))
+    hounsfield, mask = scan(
+        make_patient(np.random.default_rng(seed), findings), z, size, np.random.default_rng(0)
+    )
     return hounsfield, mask.any()
 
 
@@ -253,7 +299,9 @@ SIDES = {"left": Findings(left=True, acute=True), "right": Findings(right=True, 
 @pytest.mark.parametrize("old", [False, True])
 def test_an_embolus_darkens_an_artery_on_the_side_its_label_names(side, old):
     """Draw the same patient without the clots: what differs is the clot, and it lies on one side."""
-    patient = make_patient(np.random.default_rng(5), replace(SIDES[side], acute=not old, chronic=old))
+    patient = make_patient(
+        np.random.default_rng(5), replace(SIDES[side], acute=not old, chronic=old)
+    )
     without = replace(patient, emboli=[])
     shown = 0
     for level in np.linspace(0.3, 0.75, 10):
@@ -263,7 +311,9 @@ def test_an_embolus_darkens_an_artery_on_the_side_its_label_names(side, old):
         changed = np.abs(with_clot - clean) > 40
         assert mask.any() == changed.any()
         if mask.any():
-            assert (mask & changed).sum() > 0.8 * max(mask.sum(), changed.sum())  # but for a blurred edge
+            assert (mask & changed).sum() > 0.8 * max(
+                mask.sum(), changed.sum()
+            )  # but for a blurred edge
             shown += 1
             # The picture shows the patient from the feet: the left side is on the right.
             assert (np.argwhere(changed)[:, 1].mean() > 63.5) == (side == "left")
@@ -279,7 +329,8 @@ def test_a_slice_shows_an_embolus_or_nothing_of_it():
     top = clot.start[0, 2] - clot.start_radius[0]  # where the round end of the first clot begins
     for z in np.linspace(top - 1, top + 5, 13):
         (with_clot, mask), (clean, _) = (
-            scan(one, z, 64, np.random.default_rng(0)) for one in (patient, replace(patient, emboli=[]))
+            scan(one, z, 64, np.random.default_rng(0))
+            for one in (patient, replace(patient, emboli=[]))
         )
         assert mask.any() == (with_clot != clean).any()
         seen.add(bool(mask.any()))
@@ -287,11 +338,14 @@ def test_a_slice_shows_an_embolus_or_nothing_of_it():
 
 
 def test_a_central_embolus_lies_in_the_trunk_or_a_main_artery():
-    patient = make_patient(np.random.default_rng(5), Findings(left=True, right=True, central=True, acute=True))
+    patient = make_patient(
+        np.random.default_rng(5), Findings(left=True, right=True, central=True, acute=True)
+    )
     middle = 0
     for level in np.linspace(0.43, 0.53, 6):
         (with_clot, _), (clean, _) = (
-            scan(one, level * HEIGHT, 128, np.random.default_rng(0)) for one in (patient, replace(patient, emboli=[]))
+            scan(one, level * HEIGHT, 128, np.random.default_rng(0))
+            for one in (patient, replace(patient, emboli=[]))
         )
         columns = np.argwhere(np.abs(with_clot - clean) > 40)[:, 1]
         middle += np.count_nonzero(np.abs(columns - 63.5) * patient.field_of_view / 128 < 30)
@@ -299,13 +353,17 @@ def test_a_central_embolus_lies_in_the_trunk_or_a_main_artery():
 
 
 def test_an_exam_without_emboli_has_no_positive_slice():
-    findings = Findings(flow_artifact=True, defect_not_pe=True, motion=True, poor_contrast=True, indeterminate=True)
+    findings = Findings(
+        flow_artifact=True, defect_not_pe=True, motion=True, poor_contrast=True, indeterminate=True
+    )
     assert not any(drawn(findings, z)[1] for z in np.linspace(10, 240, 12))
 
 
 @pytest.mark.parametrize("ratio", [0.7, 0.85, 1.15, 1.5])
 def test_the_ventricles_have_the_ratio_the_label_says(ratio):
-    chambers = make_patient(np.random.default_rng(2), Findings(right=True, acute=True, rv_lv_ratio=ratio)).chambers
+    chambers = make_patient(
+        np.random.default_rng(2), Findings(right=True, acute=True, rv_lv_ratio=ratio)
+    ).chambers
     left, right = chambers["left ventricle"], chambers["right ventricle"]
     assert right.short / left.short == pytest.approx(ratio)
     # Neither covers the other, so the diameters can be measured in the picture: a septum lies between them.
@@ -370,7 +428,11 @@ def test_the_places_of_emboli_show_clot_and_no_contrast(tmp_path):
 
 def test_masks_are_where_the_emboli_were_drawn_and_the_images_are_the_same_without(made, tmp_path):
     folder = phantom(tmp_path / "masks", **SMALL, masks=True, workers=1)
-    images = {name: data for name, data in contents(folder).items() if not name.startswith(("masks", "phantom.json"))}
+    images = {
+        name: data
+        for name, data in contents(folder).items()
+        if not name.startswith(("masks", "phantom.json"))
+    }
     assert images == {name: data for name, data in contents(made).items() if name != "phantom.json"}
     table = index_images(read_labels(folder), folder / "train-jpegs")
     masks, places = embolus_masks(folder, table), embolus_places(folder, table)
@@ -405,7 +467,9 @@ def test_short_emboli_show_on_two_to_six_slices_and_nowhere_else():
 
 
 def test_phantoms_with_short_emboli_have_consistent_labels_at_any_number_of_slices(tmp_path):
-    folder = phantom(tmp_path, 4, 6, size=64, positive=1.0, short=True, form="dicom", masks=True, workers=1)
+    folder = phantom(
+        tmp_path, 4, 6, size=64, positive=1.0, short=True, form="dicom", masks=True, workers=1
+    )
     labels = read_labels(folder)  # a positive exam without a positive image would be refused
     shown = labels.groupby("StudyInstanceUID").pe_present_on_image.sum()
     assert shown.between(1, 5).all()

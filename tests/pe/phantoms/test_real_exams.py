@@ -36,6 +36,9 @@ def test_the_exams_are_odd_as_a_hospitals_are_and_every_slice_of_them_is_read(tm
         "1 series stored mirrored, upside down or lying: their images are turned",
     ]
     assert REAL["unread"](table) == 0
-    images = [path.read_bytes()[-48 * 48 * 2 :] for path in sorted((tmp_path / "train" / "000001").rglob("*.dcm"))]
+    images = [
+        path.read_bytes()[-48 * 48 * 2 :]
+        for path in sorted((tmp_path / "train" / "000001").rglob("*.dcm"))
+    ]
     assert len(set(images)) == -(-130 // REAL["EVERY"]), "copies between those that are drawn"
     capsys.readouterr()

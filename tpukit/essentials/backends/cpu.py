@@ -303,7 +303,9 @@ class Cpu(Backend):
 
     # Tensors: there and back.
 
-    def _change(self, tensors: list, send: Callable, *, finish: Callable = lambda flat: None) -> None:
+    def _change(
+        self, tensors: list, send: Callable, *, finish: Callable = lambda flat: None
+    ) -> None:
         """Change tensors by a collective.
 
         A large tensor is changed in place if it is contiguous. All small ones of a dtype travel in
@@ -319,7 +321,10 @@ class Cpu(Backend):
         if self.world_size == 1:
             return
         # torch 2.8's gloo has no complex numbers; as pairs they are the same memory.
-        tensors = [torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor for tensor in tensors]
+        tensors = [
+            torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor
+            for tensor in tensors
+        ]
         hosts = self._for_collectives(tensors)
         messages = _messages(hosts)
         for message in messages:

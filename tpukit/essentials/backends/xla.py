@@ -316,7 +316,9 @@ def import_torch_xla(device_type: str) -> None:
         import torch_xla._internal.pjrt  # noqa: F401
 
 
-def start_pjrt(device_type: str, on_core: Callable[[], None], topology: Topology, *, process: int) -> None:
+def start_pjrt(
+    device_type: str, on_core: Callable[[], None], topology: Topology, *, process: int
+) -> None:
     """Start the chip of a worker process, and call a function on each core of the chip.
 
     A run on one chip starts in torch_xla's single-process way: Colab's chip reports the bounds of

@@ -107,7 +107,9 @@ class Batches:
         self._source = as_batch_source(dataset)
         if buckets is not None:
             if self._source is not None:
-                raise InvalidValueError("the images of records and caches have one size", fix="leave out buckets=")
+                raise InvalidValueError(
+                    "the images of records and caches have one size", fix="leave out buckets="
+                )
             self.sampler = buckets.sampler(self.sampler, dataset)
         if workers is None:
             # Only decoding is worth processes; threads read a cache in memory.

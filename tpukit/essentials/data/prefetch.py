@@ -135,7 +135,9 @@ class _Requested(NamedTuple):
     buffer: object | None  # the array that its images are written into
 
 
-def _load_images(source: BatchSource, jobs: list, *, workers: int, seed: tuple[int, ...]) -> Iterator[object]:
+def _load_images(
+    source: BatchSource, jobs: list, *, workers: int, seed: tuple[int, ...]
+) -> Iterator[object]:
     """Yield a source's batches from processes that write into shared memory.
 
     So the images are not copied, and /dev/shm is not used.

@@ -32,7 +32,8 @@ _FIXES = {
     _FILE: "open it in __getitem__: with open(self.path, 'rb') as file, or h5py.File(self.path)",
     _GENERATOR: "numpy.random.default_rng((seed, index)) in __getitem__; or random, numpy.random "
     "and torch themselves, which are seeded for each batch",
-    _THREADS: "make it in __getitem__ where there is none; or without it, core.batches(..., workers=2)",
+    _THREADS: "make it in __getitem__ where there is none; or without it, "
+    "core.batches(..., workers=2)",
 }
 _GENERATORS = ("Generator", "RandomState")  # classes of numpy.random and torch
 _HANDLES = {

@@ -148,7 +148,8 @@ def refuse_loader(dataset: object, batch_size: int) -> None:
     if any(base.__name__.endswith("DataLoader") for base in kind.__mro__):
         size = getattr(dataset, "batch_size", None) or batch_size
         raise InvalidTypeError(
-            f"a {kind.__name__} holds batches already, and core.batches makes each core's own of samples",
+            f"a {kind.__name__} holds batches already, and core.batches makes each core's own of "
+            "samples",
             fix=f"core.batches(loader.dataset, batch_size={size}), samples per core and step, with "
             "shuffle= and drop_last= as the loader has them, and with steps= if its dataset can "
             "only be read in order;\n"

@@ -336,4 +336,7 @@ def _line(points: Points, frame: _Frame, *, color: str) -> str:
     shown = dots if len(dots) <= _MOST_DOTS else dots[-1:]
     circles = "".join(f"<circle cx='{x:.1f}' cy='{y:.1f}' r='2.4'/>" for x, y in shown)
     style = "stroke-width='1.7' stroke-linejoin='round' stroke-linecap='round'"
-    return f"<path d='{''.join(path)}' fill='none' stroke='{color}' {style}/><g fill='{color}'>{circles}</g>"
+    return (
+        f"<path d='{''.join(path)}' fill='none' stroke='{color}' {style}/>"
+        f"<g fill='{color}'>{circles}</g>"
+    )

@@ -128,7 +128,9 @@ def _check_shape(images: Any, who: str) -> None:
             unpacked = f"images, labels = batch, then {who}(images, labels)"
             fix = f"if it is a batch of a loader: {unpacked}"
         kind = type(images).__name__
-        raise InvalidTypeError(f"{who} draws a tensor or an array (N, C, H, W), got {kind}", fix=fix)
+        raise InvalidTypeError(
+            f"{who} draws a tensor or an array (N, C, H, W), got {kind}", fix=fix
+        )
     shape = tuple(images.shape)
     is_drawable = len(shape) == 4 and shape[1] in (1, 3) and 0 not in shape
     if not is_drawable:
@@ -164,7 +166,8 @@ def _not_finite(array: np.ndarray, who: str) -> InvalidValueError:
     return InvalidValueError(
         f"{who} draws finite values, got nan or infinity",
         found=f"{is_bad.sum()} of {is_bad.size} values, the first in image {first}",
-        fix="look at the code that computed them: often it divides by a deviation of zero or takes the log of zero",
+        fix="look at the code that computed them: "
+        "often it divides by a deviation of zero or takes the log of zero",
     )
 
 
@@ -178,7 +181,9 @@ def labels_and_masks(targets: Any) -> tuple[Any, Any]:
     return (targets, None)
 
 
-def under_masks(images: np.ndarray, masks: Any, count: int, colors: Sequence[str]) -> tuple[np.ndarray, str]:
+def under_masks(
+    images: np.ndarray, masks: Any, count: int, colors: Sequence[str]
+) -> tuple[np.ndarray, str]:
     """Return images with their masks drawn over them, and the classes of these masks.
 
     Args:
@@ -225,13 +230,16 @@ def points(places: Any, images: int) -> np.ndarray:
     is_float = array.dtype.kind == "f"
     if array.shape != (images, 2) or not is_float or (array < 0).any() or (array > 1).any():
         raise InvalidValueError(
-            f"points are (N, 2), x and y in [0, 1] for each of {images} images, got {array.shape} {array.dtype}",
+            f"points are (N, 2), x and y in [0, 1] for each of {images} images, "
+            f"got {array.shape} {array.dtype}",
             fix="divide columns by the width and rows by the height; nan for no point",
         )
     return array
 
 
-def titles(labels: Any, names: Sequence[str] | Mapping[str, str] | None, images: int) -> list[list[str]]:
+def titles(
+    labels: Any, names: Sequence[str] | Mapping[str, str] | None, images: int
+) -> list[list[str]]:
     """Return the names of each image's labels.
 
     Args:
@@ -294,7 +302,8 @@ def label_array(labels: Any, images: int) -> np.ndarray:
     is_numeric = array.dtype.kind in _NUMBERS
     if array.ndim not in (1, 2) or len(array) != images or not is_numeric:
         raise InvalidValueError(
-            f"labels are (N, L) zeros and ones, or (N,) class numbers, for {images} images; got {array.shape}",
+            f"labels are (N, L) zeros and ones, or (N,) class numbers, for {images} images; "
+            f"got {array.shape}",
             found="" if is_numeric else f"dtype {array.dtype}",
             fix="pass the labels of these images, one row per image",
         )
@@ -329,7 +338,9 @@ def _wrong_label(array: np.ndarray, is_wrong: np.ndarray) -> InvalidValueError:
         if are_class_numbers:
             fix = "if they are class numbers, as a folder's, pass labels[:, 0]"
     row = np.argwhere(is_wrong)[0][0]
-    return InvalidValueError(f"labels must be {expected}, got {wrong:.4g}", found=f"row {row}", fix=fix)
+    return InvalidValueError(
+        f"labels must be {expected}, got {wrong:.4g}", found=f"row {row}", fix=fix
+    )
 
 
 def as_array(values: Any) -> np.ndarray:

@@ -167,7 +167,9 @@ def axes_at(figure: Figure, left: float, bottom: float, width: float, height: fl
     return figure.add_axes((left / across, bottom / up, width / across, height / up))
 
 
-def image_at(figure: Figure, pixels: np.ndarray, left: float, bottom: float, width: float, height: float) -> Axes:
+def image_at(
+    figure: Figure, pixels: np.ndarray, left: float, bottom: float, width: float, height: float
+) -> Axes:
     """Draw an image at a position given in inches.
 
     Args:

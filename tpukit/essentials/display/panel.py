@@ -28,10 +28,14 @@ _DOTS = {
 _OVER = ("done", "interrupted", "failed")
 _FIGURES = "font-variant-numeric:tabular-nums"
 _ROW = "background:none;border:none;"
-_CELL = "border:none;text-align:left;vertical-align:middle;white-space:nowrap;padding:2px 16px 2px 0;"
+_CELL = (
+    "border:none;text-align:left;vertical-align:middle;white-space:nowrap;padding:2px 16px 2px 0;"
+)
 _NUMBER = f"{_CELL}text-align:right;{_FIGURES};"
 _QUIET = "opacity:.7;"
-_TABLE = "border-collapse:collapse;border:none;background:none;color:inherit;font:inherit;margin:2px 0 0"
+_TABLE = (
+    "border-collapse:collapse;border:none;background:none;color:inherit;font:inherit;margin:2px 0 0"
+)
 
 
 def panel_html(

@@ -222,7 +222,9 @@ class Text(Screen):
         super().__init__()
         self._next_line = time.monotonic() + _SECONDS_BETWEEN_TEXT_LINES
 
-    def bar(self, label: str, done: int, total: int | None, *others: object, **options: object) -> None:
+    def bar(
+        self, label: str, done: int, total: int | None, *others: object, **options: object
+    ) -> None:
         """Record the progress of a loop; its end is printed at once."""
         before = self.bars.get(label)
         super().bar(label, done, total, *others, **options)

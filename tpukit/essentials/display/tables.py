@@ -106,7 +106,9 @@ def as_html(rows: Sequence[Sequence[str]], *, title: str = "") -> str:
     if title:
         text = _html.escape(title)
         heading = f'<div style="padding:0 0 4px;font-weight:600">{text}</div>'
-    style = "border-collapse:collapse;border:none;background:none;color:inherit;font:inherit;margin:0"
+    style = (
+        "border-collapse:collapse;border:none;background:none;color:inherit;font:inherit;margin:0"
+    )
     table = f'<table style="{style}">{"".join(parts)}</table>'
     return f'<div style="font-size:13px;line-height:1.45">{heading}{table}</div>'
 

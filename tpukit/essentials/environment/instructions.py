@@ -5,7 +5,8 @@ from tpukit.essentials.environment.hardware import MachineInfo
 _GET_A_TPU = {
     "Colab": "Runtime > Change runtime type > v5e-1 TPU, then run the first cell again",
     "Kaggle": "Settings > Accelerator > TPU v5e-8, then run the first cell again",
-    "Vertex AI": "submit the job with a TPU machine type, such as ct5lp-hightpu-8t (eight v5e chips)",
+    "Vertex AI": "submit the job with a TPU machine type, such as ct5lp-hightpu-8t "
+    "(eight v5e chips)",
 }
 _OPEN_ON_A_PLATFORM = (
     "open the notebook on Colab (Runtime > Change runtime type > v5e-1 TPU) "

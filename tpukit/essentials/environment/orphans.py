@@ -124,7 +124,9 @@ def cleanup(machine: Machine = THIS_MACHINE) -> CleanupReport:
     started = {orphan.pid: _started(machine.proc, orphan.pid) for orphan in orphans}
 
     def alive() -> list[int]:
-        return [pid for pid, when in started.items() if when and _started(machine.proc, pid) == when]
+        return [
+            pid for pid, when in started.items() if when and _started(machine.proc, pid) == when
+        ]
 
     for number in (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
         for pid in alive():

@@ -211,12 +211,17 @@ def needed_changes(environ: Mapping[str, str], info: MachineInfo) -> tuple[Chang
     if info.versions.get("torch_tpu") and loads_torch_tpu:
         # Seen in torch_tpu 0.2.0: the first backward(), of CPU tensors too, counts its devices and
         # so starts libtpu.
-        why = "`import torch` would load torch_tpu, whose first backward() takes the chips; workers load it themselves"
+        why = (
+            "`import torch` would load torch_tpu, whose first backward() takes the chips; "
+            "workers load it themselves"
+        )
         change("TORCH_DEVICE_BACKEND_AUTOLOAD", "0", why=why)
     return tuple(changes)
 
 
-def folders_of(given: Folders | bool | None, environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
+def folders_of(
+    given: Folders | bool | None, environ: Mapping[str, str] = os.environ
+) -> tuple[Path, ...]:
     """Return the folders of `compile_cache`, as absolute paths.
 
     Args:

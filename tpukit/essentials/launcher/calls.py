@@ -31,7 +31,8 @@ def refuse_call(fn: Callable, args: tuple) -> None:
         given = "None" if fn is None else f"a {type(fn).__name__}"
         raise InvalidTypeError(
             f"launch runs a function, got {given}",
-            fix="launch(train), the function itself: launch(train()) calls it here, and passes on its result",
+            fix="launch(train), the function itself: launch(train()) calls it here, and passes on "
+            "its result",
         )
     remember(fn, args)
     try:

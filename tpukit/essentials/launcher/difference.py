@@ -52,7 +52,9 @@ _FIXES = {
         'allow_different=["*counts"])'
     ),
 }
-_NOT_FROM_CORE_MODEL = "model = core.model(model), and the same for a loss with parameters: every core gets rank 0's"
+_NOT_FROM_CORE_MODEL = (
+    "model = core.model(model), and the same for a loss with parameters: every core gets rank 0's"
+)
 
 
 class OutOfSyncError(TpukitError, ValueError):

@@ -431,7 +431,10 @@ def _sendable(error: BaseException) -> BaseException | None:
 
 def _fix_of_an_exception(what: str) -> str:
     if any(words in what for words in _NO_CUDA):
-        return "core.model(model) in place of model.cuda(), and .to(core.device) of .cuda(); batches are there already"
+        return (
+            "core.model(model) in place of model.cuda(), and .to(core.device) of .cuda(); "
+            "batches are there already"
+        )
     if "DataLoader worker (pid" in what:
         return _fix_of_a_dead_loader()
     return Failure.fix
@@ -450,7 +453,10 @@ def _fix_of_a_dead_loader() -> str:
 def _fix_of_a_start(text: str) -> str:
     """Return the fix for a device that did not start, given the text of torch_xla about it."""
     if "worker addresses" in text:
-        return "tpukit.setup() removes TPU_PROCESS_ADDRESSES, which all workers would share; then run this cell again"
+        return (
+            "tpukit.setup() removes TPU_PROCESS_ADDRESSES, which all workers would share; "
+            "then run this cell again"
+        )
     return (
         "chips stay busy for some seconds after a worker was killed: wait half a minute and run "
         "the cell again;\nif that does not help, tpukit.check() names who holds them, and a "

@@ -304,7 +304,9 @@ def run_on_cores(fn: Callable, args: tuple, options: LaunchOptions) -> Run:
     # The kernel compares, because a core that returns must not wait for the others.
     error = difference_at_end([group.states[rank] for rank in sorted(group.states)])
     if error is not None:
-        raise WorkerError(error.fact, found=error.found, fix=error.fix, run=collect(group)) from error
+        raise WorkerError(
+            error.fact, found=error.found, fix=error.fix, run=collect(group)
+        ) from error
     return collect(group)
 
 

@@ -268,13 +268,19 @@ def forward_displays(send: Callable[[object], None], rank: Callable[[], int]) ->
 def _why_not_shown(data: dict, shown: deque[float]) -> str | None:
     """Return the reason if a display is not sent; None if it is."""
     if _WIDGET in data:
-        return "a widget cannot be shown from a worker; core.progress and core.log draw bars and curves"
+        return (
+            "a widget cannot be shown from a worker; core.progress and core.log draw bars and "
+            "curves"
+        )
     size = 0
     for part in data.values():
         text = part if isinstance(part, str | bytes) else str(part)
         size += len(text)
     if size > _LARGEST_DISPLAY:
-        return f"a display of more than {_LARGEST_DISPLAY / 1e6:.0f} MB is not shown; save it to a file, or return it"
+        return (
+            f"a display of more than {_LARGEST_DISPLAY / 1e6:.0f} MB is not shown; "
+            "save it to a file, or return it"
+        )
     is_full = len(shown) == shown.maxlen
     if is_full and time.monotonic() - shown[0] < 1:
         return f"displays above {_DISPLAYS_PER_SECOND} per second are not shown"

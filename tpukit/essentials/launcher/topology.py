@@ -93,7 +93,9 @@ def _choose_runtime(host: MachineInfo, backend: str | None) -> Runtime:
     """
     if backend is None:
         present = [
-            runtime for runtime in runtimes().values() if runtime.dry_run_of is None and runtime.is_present(host)
+            runtime
+            for runtime in runtimes().values()
+            if runtime.dry_run_of is None and runtime.is_present(host)
         ]
         fastest = present[0]
         for runtime in present:

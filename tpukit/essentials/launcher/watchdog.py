@@ -201,9 +201,15 @@ class Watchdog:
         if not returned or not late or not all_wait:
             return None
         collective = running[late[0]].waiting
-        fix = "let every core do the same number of steps: core.batches gives each the same number of batches"
+        fix = (
+            "let every core do the same number of steps: core.batches gives each the same number "
+            "of batches"
+        )
         if collective == "save":
-            fix = "core.save(...) on every core, not under `if core.is_main`: core 0 alone writes the file"
+            fix = (
+                "core.save(...) on every core, not under `if core.is_main`: core 0 alone writes "
+                "the file"
+            )
         what = f"returned while core {late[0]} still waits for it in {collective}()"
         return Stall(min(returned), what, fix)
 
@@ -244,7 +250,8 @@ class Watchdog:
         first = next(rank for rank, beat in running.items() if beat.waiting)
         return Stall(
             late,
-            f"has not moved for {quiet[late]:.0f} s, while core {first} waits for it in {running[first].waiting}()",
+            f"has not moved for {quiet[late]:.0f} s, while core {first} waits for it in "
+            f"{running[first].waiting}()",
             f"see below where core {late} stands; {_LONGER} allows more than {self.limits.stall:g}",
         )
 
@@ -262,7 +269,9 @@ class Watchdog:
         still = f"{quiet[longest]:.0f} s, nor used a processor"
         everyone = f"has not moved for {still}, and neither has any other core"
         if not self._in_graph:
-            fix = f"see below where it stands, at a lock perhaps; {_LONGER}, or None, for a long wait"
+            fix = (
+                f"see below where it stands, at a lock perhaps; {_LONGER}, or None, for a long wait"
+            )
             return Stall(longest, everyone, fix)
         fix = (
             "the same collectives in the same order on every core, also before what is read with "
@@ -304,7 +313,10 @@ class Watchdog:
         if seconds < _CPU_SAMPLE_SECONDS:
             return False
         self._sample = None
-        return all(busy_seconds[rank] - before.busy_seconds[rank] < _IDLE * seconds for rank in busy_seconds)
+        return all(
+            busy_seconds[rank] - before.busy_seconds[rank] < _IDLE * seconds
+            for rank in busy_seconds
+        )
 
 
 def _late(running: dict[int, Heartbeat], now: float) -> list[int]:

@@ -72,7 +72,8 @@ class Task:
             refuse_seconds("timeout", self.timeout, fix="timeout=3600, or None for no limit")
         if self.matmul_precision not in (None, "high", "highest"):
             raise InvalidValueError(
-                f"matmul_precision is 'high', 'highest', or None for the device's own, got {self.matmul_precision!r}",
+                "matmul_precision is 'high', 'highest', or None for the device's own, "
+                f"got {self.matmul_precision!r}",
                 fix="for bfloat16 everywhere pass bf16=True to fit, or use torch.autocast",
             )
 
@@ -250,7 +251,8 @@ def _refuse_another_world(core: Core, world: World) -> None:
     else:
         fix = "restart the kernel without variables that are meant for one process"
     raise TpukitRuntimeError(
-        f"the devices did not become one run: {core.world_size} of its {world.size} cores are joined here",
+        f"the devices did not become one run: {core.world_size} of its {world.size} cores "
+        "are joined here",
         found=", ".join(evidence),
         fix=fix,
     )
@@ -359,7 +361,9 @@ class _Worker:
             started.core.end_requested = True
         here = threading.get_ident()
         interrupted = [
-            started.core for started in self.cores if started.thread == here and not started.core.ends_between_steps
+            started.core
+            for started in self.cores
+            if started.thread == here and not started.core.ends_between_steps
         ]
         if interrupted or not self.cores:
             raise signals.Terminated
@@ -391,7 +395,9 @@ class _Worker:
     def _running(self) -> list[tuple[Core, int, object]]:
         """Return (core, thread, frame) for each core; a core that is done may have no thread."""
         frames = sys._current_frames()
-        return [(core, thread, frames[thread]) for core, thread, _ in self.cores if thread in frames]
+        return [
+            (core, thread, frames[thread]) for core, thread, _ in self.cores if thread in frames
+        ]
 
 
 def _detach(pipes: WorkerPipes) -> None:
