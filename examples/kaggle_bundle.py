@@ -1,4 +1,4 @@
-"""Make a folder to upload as a Kaggle dataset: the kit, wheels and networks, for a notebook without internet.
+"""Make a folder to upload as a Kaggle dataset: tpukit, wheels and networks, for a notebook without internet.
 
     python examples/kaggle_bundle.py runs/exams/runs/04b build/kaggle-bundle
 
@@ -36,7 +36,7 @@ NOTEBOOK = (
     (
         "markdown",
         "# Pulmonary embolism: a submission\n\nSettings: accelerator *TPU*, internet *off*. Inputs: the competition, "
-        "and this dataset. The first cell installs the kit from the dataset; the second answers `test.csv`.",
+        "and this dataset. The first cell installs tpukit from the dataset; the second answers `test.csv`.",
     ),
     (
         "code",
@@ -86,7 +86,8 @@ def main() -> int:
     known = set(runpy.run_path(str(ROOT / "examples" / "submission.py"))["SETTINGS"])
     if other := known ^ json.loads((options.run / "settings.json").read_text()).keys():
         print(
-            f"{options.run}/settings.json is not of this kit's 04b: {', '.join(sorted(other))}\n  fix: run it again"
+            f"{options.run}/settings.json is not of this version of 04b: "
+            f"{', '.join(sorted(other))}\n  fix: run it again"
         )
         return 1
     if (options.to / "wheels").is_dir():

@@ -5,7 +5,7 @@
 Every exam of test.csv is answered: an image that is odd from its neighbours, an exam that cannot be read by how often
 each label was true in training. Which, and why, is printed and written beside it, in submission-report.csv. A file with
 the means is written first, so only where there is no test.csv there is no submission. `make kaggle-bundle` puts this
-file beside the kit's wheels and the networks; Kaggle scores its notebook offline.
+file beside the wheels of tpukit and the networks; Kaggle scores its notebook offline.
 """
 
 import argparse

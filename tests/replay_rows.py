@@ -95,7 +95,7 @@ def in_buckets(core):
 
 
 class Helped(nn.Module):
-    """What docs/from_pytorch.md offers in place of Python: drawn there, counted in a buffer, set by `on_epoch`."""
+    """What docs/from_pytorch.md offers in place of Python: drawn there, counted in a buffer, set by `on_epoch_end`."""
 
     def __init__(self):
         super().__init__()
@@ -135,11 +135,11 @@ def taught_by_copies(core):
 def copied_after_an_epoch(core):
     one, kept = Trained(core), []
 
-    def on_epoch(history):
+    def note_epoch(history):
         kept.append(copy.deepcopy(one.model))
         core.sync()
 
-    one.options = {"on_epoch_end": on_epoch}
+    one.options = {"on_epoch_end": note_epoch}
     run = one.run
     one.run = lambda *how: (
         (found := run(*how))
@@ -281,11 +281,11 @@ def with_threshold(core):
     gc.set_threshold(700, 10, 10)
     one = Trained(core, Own(by_threshold))
 
-    def on_epoch(history):
+    def note_epoch(history):
         gc.set_threshold(701, 10, 10)
 
     one.options = {
-        "on_epoch_end": on_epoch,
+        "on_epoch_end": note_epoch,
         "log_every": 4,
     }  # so that of an epoch's six steps 4 and 6 are replayed
     return one

@@ -232,14 +232,20 @@ def by_fit(core, epochs, folder=None, network="gpt"):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     sent, told = core.backend.metrics()["OutboundData"], {}
 
-    def on_epoch(history):  # a run that resumes calls this before its first step
+    def note_epoch(history):  # a run that resumes calls this before its first step
         if history.resumed and core.chips > 1 and "resumed with" not in told:
             held = [*model.parameters()], state_of(optimizer)
             told["resumed with"] = [(on_each_chip(core, part), size_of(part)) for part in held]
 
     train = core.batches(data(64), batch_size=16, shuffle=True, drop_last=True)
     valid = core.batches(data(43), batch_size=16)
-    options = {"epochs": epochs, "log_every": 1, "folder": folder, "on_epoch_end": on_epoch, **more}
+    options = {
+        "epochs": epochs,
+        "log_every": 1,
+        "folder": folder,
+        "on_epoch_end": note_epoch,
+        **more,
+    }
     history = tpukit.fit(core, model, optimizer, loss, train, valid, **grouped(options))
     told |= {
         "train": [row["train_loss"] for row in history.intervals],

@@ -33,7 +33,7 @@ FILES = {"test_a": False, "test_b": False, "test_c": True, "test_d": False, "tes
 
 
 def run(folder, *options, **environ):
-    """Run the tests of a folder as those of the kit are run."""
+    """Run the tests of a folder as those of tpukit are run."""
     shutil.copy(Path(__file__).with_name("conftest.py"), folder)
     (folder / "pytest.ini").write_text(
         "[pytest]\nmarkers = alone\n xla\n every_machine\n soak\n only_soak\n"

@@ -107,7 +107,7 @@ def test_collectives_give_the_numbers_they_give_on_a_cpu():
     assert torch.equal(gathered, every.reshape(-1))
 
 
-def test_a_training_on_gpus_is_that_of_the_rehearsal_to_float_tolerance():
+def test_a_training_on_gpus_is_that_of_the_dry_run_to_float_tolerance():
     gpus = on_gpus(train).results[0]
     cpu = launch(
         train, backend="cpu", cores=len(on_gpus(lambda core: 0).results), progress="off"

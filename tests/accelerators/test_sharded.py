@@ -29,7 +29,7 @@ def work(core):
     return core.rank, core.world_size, core.chips, len(core.batches(range(12), batch_size=6))
 
 
-def test_a_cpu_rehearsal_runs_whole_in_one_process_and_says_so(capsys):
+def test_a_cpu_dry_run_runs_whole_in_one_process_and_says_so(capsys):
     run = tpukit.launch(work, backend="cpu", shard="fsdp", progress="text")
     assert run.results == [(0, 1, 1, 2)]
     assert (

@@ -33,7 +33,7 @@ def on(*, chips=8, generation="v5e", **packages):
     return replace(KAGGLE, platform="TPU VM", chips=chips, generation=generation, versions=versions)
 
 
-def rehearse(fn, *args, **options):
+def on_the_simulator(fn, *args, **options):
     return launch(fn, *args, backend="torch_tpu:cpu", cores=2, progress="off", **options)
 
 
@@ -127,7 +127,7 @@ def test_each_core_finds_in_its_environment_what_torchrun_would_set():
         )
 
     before = dict(os.environ)
-    found = rehearse(work).results
+    found = on_the_simulator(work).results
     for rank, (environ, told, transport, device) in enumerate(found):
         sizes = {
             "RANK": str(rank),
@@ -151,11 +151,11 @@ def test_addresses_of_another_number_of_processes_are_refused(monkeypatch):
         "TORCH_TPU_SLICEBUILDER_ADDRESSES", "localhost:1,localhost:2,localhost:3,localhost:4"
     )
     with pytest.raises(WorkerError, match="names 4 processes, and this run has 2") as caught:
-        rehearse(lambda core: core.rank)
+        on_the_simulator(lambda core: core.rank)
     exec(
         str(caught.value).partition("fix:   ")[2].partition("\n")[0], {"os": os}
     )  # as the fix says
-    assert rehearse(lambda core: core.rank).results == [0, 1]
+    assert on_the_simulator(lambda core: core.rank).results == [0, 1]
 
 
 def test_every_collective_gives_the_numbers_of_the_cpu_backend():
@@ -170,7 +170,10 @@ def test_every_collective_gives_the_numbers_of_the_cpu_backend():
         core.barrier()
         return found, [tensor.unique().tolist() for tensor in tensors], core.mean(core.rank)
 
-    assert rehearse(work).results == launch(work, backend="cpu", cores=2, progress="off").results
+    assert (
+        on_the_simulator(work).results
+        == launch(work, backend="cpu", cores=2, progress="off").results
+    )
 
 
 class Handle(torch.Tensor):
@@ -188,7 +191,7 @@ def test_an_average_reaches_every_tensor_whatever_their_addresses_are():
         core.backend.average(tensors)
         return [tensor.unique().tolist() for tensor in tensors]
 
-    assert rehearse(work).results == [[[0.5]] * 3] * 2
+    assert on_the_simulator(work).results == [[[0.5]] * 3] * 2
 
 
 def train(core):
@@ -203,7 +206,7 @@ def train(core):
 
 
 def test_a_training_is_that_of_the_cpu_backend_to_the_bit():
-    (losses, weights), other = rehearse(train).results
+    (losses, weights), other = on_the_simulator(train).results
     (expected, theirs), _ = launch(train, backend="cpu", cores=2, progress="off").results
     assert losses == expected == other[0]
     assert losses[-1] < losses[0]
@@ -244,7 +247,7 @@ def test_a_core_that_raises_is_named():
         core.barrier()
 
     with pytest.raises(WorkerError, match="core 1 of 2 raised KeyError: 'labels'"):
-        rehearse(work)
+        on_the_simulator(work)
 
 
 def test_what_rehearses_is_what_runs_on_a_chip():

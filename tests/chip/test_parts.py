@@ -53,7 +53,7 @@ def test_a_proof_prints_one_line_of_json_last(tmp_path):
     assert ended.returncode == 0, ended.stdout + ended.stderr
     told = json.loads(ended.stdout.splitlines()[-1])
     assert told == json.loads((tmp_path / "runs/it.json").read_text()) == find_result(ended.stdout)
-    assert (told["passed"], told["code"], told["backend"], told["rehearsal"]) == (
+    assert (told["passed"], told["code"], told["backend"], told["dry_run"]) == (
         True,
         "mine",
         "cpu",
@@ -300,7 +300,7 @@ def of_a_chip(tmp_path):
 
 def test_the_proof_of_a_chip_is_read(of_a_chip):
     found = read_result_of_a_chip(of_a_chip())
-    assert (found["chips"], found["cores"], found["rehearsal"], found["passed"]) == (
+    assert (found["chips"], found["cores"], found["dry_run"], found["passed"]) == (
         1,
         1,
         False,
@@ -313,11 +313,11 @@ def fail_one(found):
 
 
 REFUSED = {
-    "a rehearsal": (
-        {"chips": 0, "generation": None, "rehearsal": True, "backend": "cpu"},
+    "a dry run": (
+        {"chips": 0, "generation": None, "dry_run": True, "backend": "cpu"},
         "is not of a TPU",
     ),
-    "the stand-in": ({"rehearsal": True, "backend": "xla:simulator"}, "is not of a TPU"),
+    "the simulator": ({"dry_run": True, "backend": "xla:simulator"}, "is not of a TPU"),
     "a GPU": ({"chips": 0, "generation": None, "backend": "cuda"}, "is not of a TPU"),
     "one of eight chips": ({"chips": 8}, "part of a TPU: 1 cores of 8 chips"),
     "a part that failed": (
@@ -325,7 +325,7 @@ REFUSED = {
         "failed\n  found: fault: core 7 was not named",
     ),
     "a part that failed in a whole that passed": ({"change": fail_one}, "failed\n  found: fault"),
-    "another format": ({"tpukit_proof": 2}, "format 2, this kit reads 1"),
+    "another format": ({"tpukit_proof": 2}, "format 2, this tpukit reads 1"),
     "a part too few": (
         {"change": lambda found: found["parts"].pop("resume")},
         "the parts resume are missing",

@@ -51,7 +51,7 @@ def test_the_script_proves_the_kit_it_carries_in_an_empty_folder(tmp_path, backe
     assert ended.returncode == 0, ended.stdout + ended.stderr
     found = json.loads(ended.stdout.splitlines()[-1])
     assert found == json.loads((folder / "it.json").read_text())
-    assert (found["run"], found["passed"], found["backend"], found["rehearsal"]) == (
+    assert (found["run"], found["passed"], found["backend"], found["dry_run"]) == (
         "here",
         True,
         backend,

@@ -1,4 +1,4 @@
-"""Every graph that the kit itself makes, as a worker function that repeats it, and the machines it is compiled for."""
+"""Every graph that tpukit itself makes, as a worker function that repeats it, and the machines it is compiled for."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Compile every graph that the kit makes with the TPU's own compiler, for three machines; print a table.
+"""Compile every graph that tpukit makes with the TPU's own compiler, for three machines; print a table.
 
     python tests/compiler/table.py [--only WORD] [--libtpu VERSION]
 

@@ -1,4 +1,4 @@
-"""Graphs of the kit, compiled for real by the TPU's own compiler; `make compile-check` does it with all of them."""
+"""Graphs of tpukit, compiled for real by the TPU's own compiler; `make compile-check` does it with all of them."""
 
 import pytest
 from compiler.graphs import compile_for, ones, record_graph
@@ -33,7 +33,7 @@ def test_the_compiler_takes_the_graph(name):
 
 
 def largest_by_torch_xla(core):
-    """Take the max of int64 over the cores as torch_xla does, and not as the kit."""
+    """Take the max of int64 over the cores as torch_xla does, and not as tpukit."""
     import torch_xla.core.xla_model as xm
 
     kept = xm.all_reduce(xm.REDUCE_MAX, ones(core, "int64"))

@@ -99,7 +99,7 @@ class Fault:
     run first, `patience` the seconds that the fault needs by its nature to be noticed (a stall limit), `interrupt` the
     seconds after the moment of the fault at which the user interrupts, `cause` the type of the original exception,
     `prints` a pattern of what the cell prints. A fault `alone` has a kernel of its own; those of one `wrap` share one. One
-    `in_graph` is about collectives that are part of the graph: on the stand-in they are, on CPU processes they are
+    `in_graph` is about collectives that are part of the graph: on the simulator they are, on CPU processes they are
     put off to the end of the step.
     """
 

@@ -64,7 +64,7 @@ class Subject:
     Attributes:
         kind: its row in the table.
         data: its bytes.
-        read: from bytes and an empty folder to what the kit makes of them.
+        read: from bytes and an empty folder to what tpukit makes of them.
         truth: what `read` returns for `data`.
         other: the same by an independent reader, if there is one.
         reveals: the damages that the format can reveal, so that nothing else than `truth` may come.
@@ -211,7 +211,7 @@ def encoded(kind: str, how: str, draw: random.Random) -> bytes:
 
 
 def by_kit(data: bytes, folder: Path) -> np.ndarray:
-    """Decode as the kit does."""
+    """Decode as tpukit does."""
     from tpukit.datasets.decoding import decode
 
     return decode(data)

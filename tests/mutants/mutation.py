@@ -1,10 +1,10 @@
-"""Break the kit on purpose, one mutant at a time, and see the self-test of tools/chip say no to each.
+"""Break tpukit on purpose, one mutant at a time, and see the self-test of tools/chip say no to each.
 
     python tests/mutants/mutation.py [--backend cpu] [--cores 2] [--only WORD]
 
 Every mutant is a copy of tpukit/ and tools/ in which one text has become another. First the self-test has to pass on a
 copy without a change. Only its parts that ask whether the answers are right are run. The last line is JSON; the exit
-status is 1 where a mutant survives, or the kit as it is does not pass.
+status is 1 where a mutant survives, or tpukit as it is does not pass.
 """
 
 import argparse
@@ -25,7 +25,7 @@ PARTS = "launch,collectives,samples,by hand,fit,resume"
 
 @dataclass(frozen=True)
 class Mutant:
-    """A mistake in the kit.
+    """A mistake in tpukit.
 
     Attributes:
         name: in a few words.
@@ -39,7 +39,7 @@ class Mutant:
     new: str
 
     def apply(self, root: Path) -> None:
-        """Change the copy of the kit below a folder."""
+        """Change the copy of tpukit below a folder."""
         path = root / "tpukit" / self.file
         text = path.read_text()
         if text.count(self.old) != 1:
@@ -317,7 +317,7 @@ def copy_kit(root: Path) -> None:
 
 
 def self_test(mutant: Mutant | None, *, backend: str, cores: int, parts: str = PARTS) -> str | None:
-    """Run the self-test on a copy of the kit with this mistake; return what it says no with, None where all passes.
+    """Run the self-test on a copy of tpukit with this mistake; return what it says no with, None where all passes.
 
     Raises:
         RuntimeError: it has not come to an end.
@@ -383,12 +383,12 @@ def main() -> int:
         failed = self_test(mutant, backend=given.backend, cores=given.cores)
         longest = max(longest, time.monotonic() - began)
         if mutant is None and failed:
-            print(f"the kit as it is does not pass: {failed}")
+            print(f"tpukit as it is does not pass: {failed}")
             return 1
         if mutant is not None and not failed:
             survived.append(mutant.name)
         said = failed or ("SURVIVED" if mutant else "passes")
-        print(f"{mutant.name if mutant else 'the kit as it is':<44}{said[:120]}", flush=True)
+        print(f"{mutant.name if mutant else 'tpukit as it is':<44}{said[:120]}", flush=True)
     print(f"on {given.backend}; the longest took {longest:.0f} s")
     print(json.dumps({"mutants": len(chosen), "caught": len(chosen) - len(survived)}))
     return bool(survived)

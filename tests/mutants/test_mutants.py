@@ -1,4 +1,4 @@
-"""Mistakes in the kit, each of which the self-test of tools/chip finds: all of them by `make mutants`, three here."""
+"""Mistakes in tpukit, each of which the self-test of tools/chip finds: all of them by `make mutants`, three here."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Run notebooks 01 to 06, as they are but for small parameters, on the chips that the stand-in plays for TorchTPU.
+"""Run notebooks 01 to 06, as they are but for small parameters, on the chips that the simulator provides for TorchTPU.
 
 Each runs from top to bottom in a kernel of its own, whose first cell, which is not the notebook's, has a launch that
 asks for no backend take "torch_tpu". Names as arguments choose some of them. The last line is their number.

@@ -1,6 +1,6 @@
-"""A notebook alone in an empty folder: the ways in which its first cell finds the kit, and what it says without one.
+"""A notebook alone in an empty folder: the ways in which its first cell finds tpukit, and what it says without one.
 
-Each runs in a Python that has every package of this one but the kit, without the repository on its path, with a home
+Each runs in a Python that has every package of this one but tpukit, without the repository on its path, with a home
 folder that does not exist, and with an index of packages that answers nobody.
 """
 
@@ -61,7 +61,7 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory):
-    """The packages of this Python but the kit, as links."""
+    """The packages of this Python but tpukit, as links."""
     folder = tmp_path_factory.mktemp("packages")
     for where in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
         for path in Path(where).iterdir():
@@ -71,7 +71,7 @@ def packages(tmp_path_factory):
 
 
 class Bare:
-    """A Python without the kit, and an empty folder."""
+    """A Python without tpukit, and an empty folder."""
 
     def __init__(self, folder, packages):
         self.folder = folder / "alone"
@@ -103,7 +103,7 @@ class Bare:
         return done.returncode, done.stdout
 
     def cells(self, *cells, **environ):
-        """Return what the cells say, one after the other in one session; the last of it is where the kit is."""
+        """Return what the cells say, one after the other in one session; the last of it is where tpukit is."""
         code = "\n".join(f"get_ipython().run_cell({one!r}).raise_error()" for one in (*cells, TELL))
         status, said = self.run(
             "-m", "IPython", "--no-banner", "--colors=NoColor", "-c", code, **environ

@@ -4,7 +4,7 @@ The second time in a kernel the exercises are filled in with their folded answer
 The second kernel finds the files of the first; a notebook that leaves none has nothing to find. Of BY_PROGRAMS
 papermill runs the first kernel and nbconvert the second, as people do; the others are run from here, where no program
 has to start, and after a restart by `make soak`: the walkthrough's is killed and run again in any case. They run in an
-empty folder: the kit is found where it is installed, and files go where they can be thrown away.
+empty folder: tpukit is found where it is installed, and files go where they can be thrown away.
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""Rebuild Colab's and Kaggle's TPU images, install the kit there as their users would, and run the test suite.
+"""Rebuild Colab's and Kaggle's TPU images, install tpukit there as their users would, and run the test suite.
 
 The images are rebuilt from `colab-tpu.txt` and `kaggle-tpu.txt`, on the CPU. Three times the list of packages is
 compared with the image's own: after a notebook's bootstrap cell, after `pip install .`, and after the packages that
@@ -109,7 +109,7 @@ def check(name: str, outcome: Outcome, *, tests: bool) -> None:
     shutil.copytree(ROOT, source, ignore=left_out)
     # The bootstrap cell of a notebook that is alone with a wheel.
     with tempfile.TemporaryDirectory() as empty:
-        step(name, "the kit's wheel", [sys.executable, source / "tools" / "wheel.py", empty])
+        step(name, "tpukit's wheel", [sys.executable, source / "tools" / "wheel.py", empty])
         step(
             name,
             "a notebook's bootstrap cell",
@@ -150,7 +150,7 @@ def interpreter(version: str) -> str:
         *([on_path] if on_path else []),
         *sorted(pyenv.glob(f"versions/{version}.*/bin/python")),
     ]:
-        # pyenv's stand-in on the path ends with an error where no version of it is switched on
+        # pyenv's shim on the path ends with an error where no version of it is switched on
         if subprocess.run([candidate, "-c", ""], capture_output=True).returncode == 0:
             return str(candidate)
     return version
@@ -167,7 +167,7 @@ def changes(before: dict[str, str], after: dict[str, str]) -> dict[str, str]:
 
 
 def freeze(python: Path) -> dict[str, str]:
-    """Return the packages of that environment but the kit itself, as {name: version}."""
+    """Return the packages of that environment but tpukit itself, as {name: version}."""
     command = [sys.executable, "-m", "uv", "pip", "list", "--format=json", "--python", python]
     listed = subprocess.run(command, check=True, capture_output=True).stdout
     return {row["name"]: row["version"] for row in json.loads(listed) if row["name"] != "tpukit"}

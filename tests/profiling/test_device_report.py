@@ -124,7 +124,7 @@ def test_a_shape_that_depends_on_values_has_a_fix_of_its_own():
 
 
 @XLA
-def test_the_rehearsals_own_copies_are_not_held_against_the_loop():
+def test_the_dry_runs_own_copies_are_not_held_against_the_loop():
     assert not reported(fine, cores=2, rank=1).warnings
     finding = found(reported(WRONG["a tensor decides"][0], cores=2), "copies to the host")
     assert finding.state == "warning"

@@ -7,7 +7,7 @@ from tpukit.simulator import build
 
 @pytest.fixture(scope="session")
 def library():
-    """The compiled stand-in; where it cannot be had, the test is skipped with the words a user would read."""
+    """The compiled simulator; where it cannot be had, the test is skipped with the words a user would read."""
     reason = build.why_not()
     if reason:
         pytest.skip(reason)

@@ -1,4 +1,4 @@
-"""Run a function on every core of a machine that the stand-in plays, through torch_xla's own start-up."""
+"""Run a function on every core of a machine that the simulator provides, through torch_xla's own start-up."""
 
 import contextlib
 import ctypes

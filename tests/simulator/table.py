@@ -1,4 +1,4 @@
-"""Execute the TPU path on the five machines that the stand-in plays, with both versions of torch_xla; print a table.
+"""Execute the TPU path on five simulated machines, with both versions of torch_xla; print a table.
 
     python tests/simulator/table.py [--only VERSION]
 
@@ -26,7 +26,7 @@ ELSEWHERE = "no machine of its own"
 
 
 def python_with(version: str) -> str:
-    """Return an interpreter with this torch and torch_xla, the kit and the plugin; made where it is not this one."""
+    """Return an interpreter with this torch and torch_xla, tpukit and the plugin; made where it is not this one."""
     if importlib.metadata.version("torch_xla") == version:
         return sys.executable
     folder = ROOT / ".platforms" / f"simulator-{version}"
@@ -95,7 +95,7 @@ def main() -> int:
     only = parser.parse_args().only
     reason = build.why_not()
     if reason:
-        print(f"the stand-in cannot be had here: {reason}")
+        print(f"the simulator cannot be had here: {reason}")
         return 1
     reports = {version: ROOT / ".platforms" / f"simulator-{version}.xml" for version in RELEASES}
     for version in [only] if only else reports:

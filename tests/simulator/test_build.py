@@ -1,4 +1,4 @@
-"""The stand-in's library is compiled once, safely, and says what is missing where it cannot be."""
+"""The simulator's library is compiled once, safely, and says what is missing where it cannot be."""
 
 import os
 import re
@@ -187,7 +187,7 @@ def test_the_sources_compile_without_a_warning(library, tmp_path):
 
 def test_looking_for_it_loads_no_torch():
     code = (
-        "import sys; from tpukit.simulator import build, shared_memory, shapes; build.why_not(); shapes.rehearsal(2)\n"
+        "import sys; from tpukit.simulator import build, shared_memory, shapes; build.why_not(); shapes.dry_run(2)\n"
         "sys.exit(bool({'torch', 'torch_xla', 'numpy'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -206,9 +206,9 @@ def test_kaggle_s_machine_has_kaggle_s_own_address():
 
 
 @pytest.mark.parametrize("cores", [0, 9, -1])
-def test_a_rehearsal_has_one_to_eight_cores(cores):
+def test_a_dry_run_has_one_to_eight_cores(cores):
     with pytest.raises(ValueError, match=f"the simulator has 1 to 8 cores, got {cores}"):
-        shapes.rehearsal(cores)
+        shapes.dry_run(cores)
 
 
 def test_the_environment_names_everything_the_library_reads():

@@ -3,12 +3,12 @@ import torch
 from simulator.checks import CHECKS, run_all
 from simulator.machine import machines, results, run
 
-from tpukit.simulator.shapes import SHAPES, rehearsal
+from tpukit.simulator.shapes import SHAPES, dry_run
 
 MACHINES = {
-    "one core": rehearsal(1),
-    "two cores": rehearsal(2),
-    "three cores": rehearsal(3),
+    "one core": dry_run(1),
+    "two cores": dry_run(2),
+    "three cores": dry_run(3),
     "colab v5e-1": SHAPES["colab v5e-1"],
     "v4-8": SHAPES["v4-8"],
     "kaggle v5e-8": SHAPES["kaggle v5e-8"],

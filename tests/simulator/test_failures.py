@@ -9,7 +9,7 @@ import torch
 from simulator.machine import on_every_core, run
 
 from tpukit.simulator import shared_memory
-from tpukit.simulator.shapes import SHAPES, rehearsal
+from tpukit.simulator.shapes import SHAPES, dry_run
 
 pytestmark = pytest.mark.xla
 
@@ -108,7 +108,7 @@ WRONG = [
     ("body", "ours", "theirs", "told"), WRONG, ids=[row[0].__name__ for row in WRONG]
 )
 def test_ranks_that_disagree_are_told_what_each_runs(body, ours, theirs, told, library):
-    for ended in run(rehearsal(2), body, library=library):
+    for ended in run(dry_run(2), body, library=library):
         assert told in ended.said
         assert ours in ended.said
         assert theirs in ended.said
@@ -117,7 +117,7 @@ def test_ranks_that_disagree_are_told_what_each_runs(body, ours, theirs, told, l
 
 
 def test_a_rank_that_is_killed_is_named_long_before_patience_ends(library):
-    first, killed, third = run(rehearsal(3), _is_killed, library=library)
+    first, killed, third = run(dry_run(3), _is_killed, library=library)
     assert killed.status == -signal.SIGKILL
     for ended in (first, third):
         assert "rank 1 has gone before collective 2" in ended.said
@@ -126,7 +126,7 @@ def test_a_rank_that_is_killed_is_named_long_before_patience_ends(library):
 
 
 def test_a_rank_that_returns_early_is_named(library):
-    waiting, left = run(rehearsal(2), _leaves_early, library=library)
+    waiting, left = run(dry_run(2), _leaves_early, library=library)
     assert "rank 1 has gone before collective 2" in waiting.said
     assert (left.status, left.error) == (0, "")
 
@@ -136,7 +136,7 @@ def test_a_rank_that_does_not_come_is_named_when_patience_ends(library):
         "SIMULATOR_TIMEOUT": "6"
     }  # also of what comes late to the first one, on a busy machine
     waiting, missing = run(
-        rehearsal(2), _misses_one, library=library, environ=patience, after_the_first=0.0
+        dry_run(2), _misses_one, library=library, environ=patience, after_the_first=0.0
     )
     assert "rank 1 has not come to collective 2 for 6 s" in waiting.said
     assert "is alive and has come to 1" in waiting.said
@@ -149,7 +149,7 @@ def test_a_slow_rank_is_waited_for(library):
         time.sleep(3 * _rank())
         return _total(torch.ones(1)).item()
 
-    assert on_every_core(rehearsal(2), slow, library=library) == {0: 2.0, 1: 2.0}
+    assert on_every_core(dry_run(2), slow, library=library) == {0: 2.0, 1: 2.0}
 
 
 def test_a_core_that_fails_on_a_chip_of_two_ends_all_eight(library):
@@ -165,10 +165,10 @@ def test_busy_chips_say_so_until_they_are_free(library):
         {"SIMULATOR_BUSY_UNTIL": str(int(time.time()) + seconds)} for seconds in (3600, -1)
     )
     for number, ended in enumerate(
-        run(rehearsal(2), _dies_before_it_starts, library=library, environ=busy)
+        run(dry_run(2), _dies_before_it_starts, library=library, environ=busy)
     ):
         assert f"open(/dev/vfio/{number}): Device or resource busy" in ended.said
-    on_every_core(rehearsal(2), _dies_before_it_starts, library=library, environ=free)
+    on_every_core(dry_run(2), _dies_before_it_starts, library=library, environ=free)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_busy_chips_say_so_until_they_are_free(library):
 )
 def test_an_environment_that_cannot_be_is_refused_in_words(environ, told, library):
     ended = run(
-        rehearsal(2),
+        dry_run(2),
         _dies_before_it_starts,
         library=library,
         environ={"SIMULATOR_TIMEOUT": "1"} | environ,
@@ -219,7 +219,7 @@ def test_nothing_is_left_in_shared_memory_even_of_processes_that_are_killed(libr
         _total(torch.ones(1 << 20))
         os.kill(os.getpid(), signal.SIGKILL)
 
-    ended = run(rehearsal(2), big_then_killed, library=library)
+    ended = run(dry_run(2), big_then_killed, library=library)
     assert [process.status for process in ended] == [-signal.SIGKILL] * 2
     assert sorted(os.listdir("/dev/shm")) == before
 

@@ -1,4 +1,4 @@
-"""The kit on the machines that the stand-in plays: the code that a TPU would run, from `launch` to a resumed `fit`."""
+"""tpukit on simulated machines: the code that a TPU would run, from `launch` to a resumed `fit`."""
 
 import contextlib
 import copy
@@ -507,7 +507,7 @@ def test_a_trace_is_written(tmp_path):
 
 
 def strangers(core):
-    """What a user's own torch_xla code does, beside the kit."""
+    """What a user's own torch_xla code does, beside tpukit."""
     import torch.distributed as dist
     import torch_xla.core.xla_model as xm
     import torch_xla.distributed.xla_backend  # noqa: F401

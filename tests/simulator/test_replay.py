@@ -1,4 +1,4 @@
-"""A step that is run again on the machines that the stand-in plays, where the cores' gradients meet within it."""
+"""A step that is run again on the machines that the simulator provides, where the cores' gradients meet within it."""
 
 import re
 import time

@@ -44,12 +44,12 @@ pytestmark = [
 
 def cut(chips, fn, *args, **options):
     """Launch on a machine of so many chips, as one core."""
-    return on(shapes.rehearsal(chips), fn, *args, shard="fsdp", seed=0, **options)
+    return on(shapes.dry_run(chips), fn, *args, shard="fsdp", seed=0, **options)
 
 
 @functools.cache
 def one_chip(fn, *args):
-    return on(shapes.rehearsal(1), fn, *args, seed=0).results[0]
+    return on(shapes.dry_run(1), fn, *args, seed=0).results[0]
 
 
 def differ(one, other):
@@ -142,7 +142,7 @@ def test_a_checkpoint_of_eight_chips_goes_on_with_four_with_two_and_with_one(net
         start = (
             functools.partial(cut, chips)
             if chips > 1
-            else functools.partial(on, shapes.rehearsal(1), seed=0)
+            else functools.partial(on, shapes.dry_run(1), seed=0)
         )
         found = start(by_fit, 3, tmp_path / str(chips), network).results[0]
         assert differ(found["train"], whole["train"]) < 1e-4
@@ -230,7 +230,7 @@ def odd(core):
 
 
 def test_what_cannot_be_cut_is_refused_or_said(capsys):
-    run = on(shapes.rehearsal(4), odd, shard="fsdp")
+    run = on(shapes.dry_run(4), odd, shard="fsdp")
     assert run.results == [8]
     said = capsys.readouterr().out
     assert "stay whole on every chip\n  found: weight (61, 1601)\n" in said
@@ -238,7 +238,7 @@ def test_what_cannot_be_cut_is_refused_or_said(capsys):
 
 
 def test_over_one_chip_it_is_an_ordinary_launch(capsys):
-    run = on(shapes.rehearsal(1), lambda core: (core.world_size, core.chips), shard="fsdp")
+    run = on(shapes.dry_run(1), lambda core: (core.world_size, core.chips), shard="fsdp")
     assert run.results == [(1, 1)]
     assert "one chip: there is nothing to shard" in capsys.readouterr().out
 

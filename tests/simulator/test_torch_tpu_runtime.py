@@ -1,4 +1,4 @@
-"""TorchTPU itself on the chips that the stand-in plays: `make torchtpu`, which has it in an environment of its own."""
+"""TorchTPU itself on simulated chips: `make torchtpu`, which has it in an environment of its own."""
 
 import importlib.util
 import itertools

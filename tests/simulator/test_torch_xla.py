@@ -1,4 +1,4 @@
-"""What code that knows nothing of this kit asks of torch_xla and torch.distributed."""
+"""What code that knows nothing of tpukit asks of torch_xla and torch.distributed."""
 
 import copy
 
@@ -7,12 +7,12 @@ import torch
 from simulator.machine import machines, on_every_core, results, run
 from torch import nn
 
-from tpukit.simulator.shapes import SHAPES, rehearsal
+from tpukit.simulator.shapes import SHAPES, dry_run
 
 pytestmark = pytest.mark.xla
 
 STEPS = 4
-MACHINES = {"two cores": rehearsal(2)} | {
+MACHINES = {"two cores": dry_run(2)} | {
     name: SHAPES[name] for name in ("v4-8", "kaggle v5e-8", "v3-8")
 }
 ASKED = ["two cores", "kaggle v5e-8", "v3-8"]
@@ -191,8 +191,8 @@ def who_am_i():
 @pytest.mark.parametrize(
     ("shape", "order", "expected"),
     [
-        (rehearsal(4), "2,0,3,1", [1, 3, 0, 2]),  # by rank, the process that has it
-        (rehearsal(2), "1,0", [1, 0]),
+        (dry_run(4), "2,0,3,1", [1, 3, 0, 2]),  # by rank, the process that has it
+        (dry_run(2), "1,0", [1, 0]),
         (SHAPES["v3-8"], "3,2,1,0", [3, 3, 2, 2, 1, 1, 0, 0]),
     ],
     ids=["four in disorder", "two swapped", "v3-8 reversed"],

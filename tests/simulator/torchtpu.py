@@ -21,7 +21,7 @@ NOTEBOOKS = ("01", "02", "03", "04_", "04b", "05", "06")
 
 
 class Count:
-    """How the tests ended, and the most processes of a launch on the stand-in's chips."""
+    """How the tests ended, and the most processes of a launch on the simulator's chips."""
 
     def __init__(self):
         self.passed = self.failed = self.processes = 0
@@ -43,7 +43,7 @@ def main() -> int:
     version = metadata.version("torch_tpu")
     if version != SEEN:
         print(
-            f"torch_tpu {version}: this kit was written for {SEEN}; what it has moved fails by name",
+            f"torch_tpu {version}: tpukit was written for {SEEN}; what it has moved fails by name",
             flush=True,
         )
     count = Count()

@@ -1,4 +1,4 @@
-"""Run one of pytorch/xla's own test files for TPUs on four chips of the stand-in.
+"""Run one of pytorch/xla's own test files for TPUs on four chips of the simulator.
 
     python tests/simulator/upstream.py CHECKOUT/test/pjrt/test_collective_ops_tpu.py
 
@@ -38,7 +38,7 @@ def main(file: str, *others: str) -> int:
     plugin = build.find_plugin().library
     with shared_memory.meeting_place() as path:
         variables = shapes.environment(
-            shapes.rehearsal(CHIPS), library=build.library(), plugin=plugin, memory=path
+            shapes.dry_run(CHIPS), library=build.library(), plugin=plugin, memory=path
         )
         test = Path(file).resolve()
         command = [

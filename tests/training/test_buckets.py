@@ -277,7 +277,7 @@ def test_fit_compiles_its_step_once_for_each_length_and_says_so(cores, capfd):
     out = capfd.readouterr().out
     assert "batches of length 4, 8, 16: 3 shapes, so 3 graphs of each step will be compiled" in out
     assert "compiled again" not in out
-    if cores == 1:  # with more, a rehearsal cuts each step into several graphs
+    if cores == 1:  # with more, a dry run cuts each step into several graphs
         one, three = counts.values()
         assert three - one == 2
 

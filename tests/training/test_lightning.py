@@ -23,7 +23,7 @@ SIMULATOR = pytest.param(
 )
 XLA_CPU = pytest.param(
     "xla:cpu", marks=[pytest.mark.xla, pytest.mark.only_soak]
-)  # the stand-in goes further
+)  # the simulator goes further
 EVERY_BACKEND = pytest.mark.parametrize("backend", ["cpu", XLA_CPU, SIMULATOR])
 
 inputs = torch.randn(128, 8, generator=torch.Generator().manual_seed(0))

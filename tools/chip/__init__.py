@@ -1,1 +1,1 @@
-"""A proof: what a machine was shown to do with this kit, part by part, in one line of JSON."""
+"""A proof: what a machine was shown to do with tpukit, part by part, in one line of JSON."""

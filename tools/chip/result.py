@@ -56,7 +56,7 @@ def summarize(
         "backend": topology.backend if topology else None,
         "device": topology.device if topology else None,
         "cores": topology.cores if topology else 0,
-        "rehearsal": topology.is_dry_run if topology else None,
+        "dry_run": topology.is_dry_run if topology else None,
         "versions": {name: host.versions.get(name) for name in names},
         "parts": outcomes,
     }
@@ -100,8 +100,8 @@ def read_result_of_a_chip(file: str | Path) -> dict:
         )
     if found["tpukit_proof"] != FORMAT:
         raise NoProof(
-            f"{path} is a proof of format {found['tpukit_proof']!r}, this kit reads {FORMAT}",
-            fix="run it again with this kit",
+            f"{path} is a proof of format {found['tpukit_proof']!r}, this tpukit reads {FORMAT}",
+            fix="run it again with this tpukit",
         )
     wrong = _wrong_fields(found)
     if wrong:
@@ -110,7 +110,7 @@ def read_result_of_a_chip(file: str | Path) -> dict:
             found=f"{'; '.join(wrong)}",
             fix="give the line as it was printed, unchanged and not cut off",
         )
-    if not found["chips"] or found["rehearsal"] or found["backend"] != "xla":
+    if not found["chips"] or found["dry_run"] or found["backend"] != "xla":
         raise NoProof(
             f"{path} is not of a TPU: it proves nothing about one",
             found=f"{found['platform']}, {found['chips']} chips, backend {found['backend']!r}, {found['device']}",
@@ -170,7 +170,7 @@ def _wrong_fields(found: dict) -> list[str]:
             "device": str | None,
             "cores": int,
         },
-        **{"rehearsal": bool | None, "versions": dict, "parts": dict},
+        **{"dry_run": bool | None, "versions": dict, "parts": dict},
     }
     wrong = [
         f"{name} is {found.get(name)!r}"

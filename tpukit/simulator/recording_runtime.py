@@ -22,7 +22,7 @@ from tpukit.essentials.backends import (
 )
 from tpukit.simulator.build import find_plugin, library
 from tpukit.simulator.runtime import SimulatorRuntime, play
-from tpukit.simulator.shapes import environment, rehearsal
+from tpukit.simulator.shapes import dry_run, environment
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class RecordingRuntime(SimulatorRuntime):
 
     @contextlib.contextmanager
     def meeting_point(self, topology: Imagined) -> Iterator[dict[str, str]]:
-        shape = rehearsal(topology.world_size * topology.chips)
+        shape = dry_run(topology.world_size * topology.chips)
         plugin = find_plugin().library
         # One process needs no shared memory.
         machine = environment(shape, library=library(), plugin=plugin, memory="")

@@ -21,7 +21,7 @@ from tpukit.essentials.backends import (
     start_pjrt,
 )
 from tpukit.simulator.build import find_plugin, library, why_not
-from tpukit.simulator.shapes import environment, rehearsal
+from tpukit.simulator.shapes import dry_run, environment
 from tpukit.simulator.shared_memory import meeting_place
 
 # torch_xla sets these for each worker with setdefault, so a value found here would go to all.
@@ -53,7 +53,7 @@ class SimulatorRuntime(Runtime):
 
     def topology(self, machine, cores: int | None) -> Topology:
         cores = cores or dry_run_cores(machine)
-        rehearsal(cores)  # raises for a number that the simulator does not have
+        dry_run(cores)  # raises for a number that the simulator does not have
         return Topology(self.name, "XLA:CPU", cores, processes=cores, is_dry_run=True)
 
     def load(self, topology: Topology) -> None:
@@ -64,7 +64,7 @@ class SimulatorRuntime(Runtime):
     @contextlib.contextmanager
     def meeting_point(self, topology: Topology) -> Iterator[dict[str, str]]:
         """Yield the variables with which torch_xla sees the machine."""
-        shape = rehearsal(topology.cores * topology.chips)
+        shape = dry_run(topology.cores * topology.chips)
         plugin = find_plugin().library
         with meeting_place() as memory:  # inherited by the workers, which are forks
             yield environment(shape, library=library(), plugin=plugin, memory=memory)

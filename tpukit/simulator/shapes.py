@@ -29,7 +29,7 @@ class Shape:
     environ: Mapping[str, str] = field(default_factory=dict)
 
 
-def rehearsal(cores: int) -> Shape:
+def dry_run(cores: int) -> Shape:
     """Return a machine of 1 to 8 v5e chips with one core each; Google builds none with 3, 5 or 7.
 
     Raises:
@@ -40,10 +40,10 @@ def rehearsal(cores: int) -> Shape:
         raise InvalidValueError(fact, fix="pass a number from 1 to 8")
     bounds = {4: "2,2,1", 6: "2,3,1", 8: "2,4,1"}.get(cores, f"{cores},1,1")
     environ = _image(f"v5litepod-{cores}", bounds)
-    return Shape(f"rehearsal of {cores}", "v5e", chips=cores, environ=environ)
+    return Shape(f"dry run of {cores}", "v5e", chips=cores, environ=environ)
 
 
-def torch_tpu_rehearsal(cores: int) -> Shape:
+def torch_tpu_dry_run(cores: int) -> Shape:
     """Return a machine of v4 chips for TorchTPU, which treats a chip as one core.
 
     Raises:

@@ -11,7 +11,7 @@ from tpukit.essentials.backends import Backend, Topology, dry_run_cores
 from tpukit.essentials.display import TpukitRuntimeError
 from tpukit.simulator.build import find_plugin, library, why_not
 from tpukit.simulator.runtime import play
-from tpukit.simulator.shapes import environment, torch_tpu_rehearsal
+from tpukit.simulator.shapes import environment, torch_tpu_dry_run
 from tpukit.simulator.shared_memory import meeting_place
 
 # The names inside torch_tpu that this module replaces. INSIDES of the backend are those that it
@@ -37,7 +37,7 @@ class SimulatedTorchTpuRuntime(TorchTpuRuntime):
 
     def topology(self, machine, cores: int | None) -> Topology:
         cores = cores or dry_run_cores(machine)
-        torch_tpu_rehearsal(cores)  # raises for a number that TorchTPU does not know
+        torch_tpu_dry_run(cores)  # raises for a number that TorchTPU does not know
         return Topology(self.name, "TorchTPU core", cores, processes=cores, is_dry_run=True)
 
     def load(self, topology: Topology) -> None:
@@ -54,7 +54,7 @@ class SimulatedTorchTpuRuntime(TorchTpuRuntime):
     @contextlib.contextmanager
     def meeting_point(self, topology: Topology) -> Iterator[tuple]:
         """Yield the address of the processes, and the variables that describe the machine."""
-        shape = torch_tpu_rehearsal(topology.cores)
+        shape = torch_tpu_dry_run(topology.cores)
         plugin = find_plugin().library
         with super().meeting_point(topology) as address, meeting_place() as memory:
             machine = environment(shape, library=library(), plugin=plugin, memory=memory)

@@ -101,7 +101,7 @@ def launch_each(
     Args:
         fn: the worker function; its first argument is a `Core`.
         configs: the second argument of each job: a fold, a seed, a dict of settings.
-        cores: jobs at a time; None for one a chip, GPU or CPU process that a rehearsal would have. A v2 or v3 chip has
+        cores: jobs at a time; None for one per chip, GPU, or CPU process of a dry run. A v2 or v3 chip has
             two cores, of which its job uses one.
         backend, limits, matmul_precision, compile_cache: as in `launch`; the limits hold for each job.
         seed: of every job's random numbers, as in `launch`, the same for all: jobs differ by their configs alone.

@@ -571,7 +571,7 @@ def test_the_default_group_of_torch_distributed_is_joined_only_where_it_is_asked
     assert launch(work, cores=2, backend=backend, progress="off").results == [(False, 3.0, 2)] * 2
 
 
-def test_torch_xlas_own_calls_are_told_of_the_rehearsal_that_joins_them(capsys, monkeypatch):
+def test_torch_xlas_own_calls_are_told_of_the_dry_run_that_joins_them(capsys, monkeypatch):
     pytest.importorskip("torch_xla")
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
     torch.nn.Parameter(

@@ -163,7 +163,7 @@ def test_a_core_that_compiles_says_so_while_it_does(monkeypatch, backend):
     from tpukit.essentials.display.progress import Screen
 
     if backend not in runtimes():
-        pytest.skip("no stand-in here")
+        pytest.skip("no simulator here")
     said = []
     operations = {"xla:cpu": 240, "xla:simulator": 800}[backend]  # seconds of compiling
 

@@ -1,4 +1,4 @@
-"""tools/real_exams.py: its exams are as odd as they should be, and what the kit makes of them is right."""
+"""tools/real_exams.py: its exams are as odd as they should be, and what tpukit makes of them is right."""
 
 import runpy
 from pathlib import Path
