@@ -31,7 +31,16 @@ EXECUTED = (
     ("build/executed/{name}", "*The outputs are those of a test, which uses small numbers.*"),
     ("notebooks/{name}", "*This page has no outputs: run the notebook to see them.*"),
 )
-FIRST = ["from_pytorch", "migrating", "from_torch_xla_1x", "jobs", "cheat_sheet", "torchtpu"]
+FIRST = [
+    "from_pytorch",
+    "train_with_fit",
+    "supported_versions",
+    "migrating",
+    "from_torch_xla_1x",
+    "jobs",
+    "cheat_sheet",
+    "torchtpu",
+]
 # Public modules that need a package which tpukit does not require, and so stand in no `__all__`.
 OPTIONAL_MODULES = {"training": {"lightning": ["trainer_options"]}}
 DIRECTIVES = {"function": "autofunction", "class": "autoclass"}
