@@ -202,5 +202,5 @@ def check_allowed(texts: Sequence[str]) -> None:
     if short:
         raise InvalidValueError(
             f"not_secret={short[0]!r} is too short",
-            fix=f"at least {_SHORTEST_ALLOWED} characters of it",
+            fix=f"give at least {_SHORTEST_ALLOWED} characters of the text that is not a secret",
         )

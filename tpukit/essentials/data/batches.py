@@ -411,9 +411,12 @@ def _check_steps(sampler: ShardedSampler) -> None:
     if sampler.steps():
         return
     cores = sampler.world_size
+    fix = "drop_last=False"
+    if sampler.count >= cores:
+        fix = f"batch_size={sampler.count // cores}, or {fix}"
     raise InvalidValueError(
         f"{sampler.count} samples do not fill one batch of {sampler.batch_size} on each of {cores} cores",
-        fix=f"batch_size={max(1, sampler.count // cores)}, or drop_last=False",
+        fix=fix,
     )
 
 
