@@ -114,3 +114,7 @@ def test_groups_are_one_per_sample_and_of_any_type():
     kinds += [pandas.Series(numbers).astype("category"), pandas.Series(numbers)]
     tables = [auroc_table(LABELS, CHANCES, groups=groups) for groups in kinds]
     assert all(table.equals(tables[0]) for table in tables)
+    pairs = [("site", number) for number in numbers]
+    assert auroc_table(LABELS, CHANCES, groups=pairs).equals(tables[0])
+    large = torch.from_numpy(numbers) + 2**60
+    assert auroc_table(LABELS, CHANCES, groups=large).equals(tables[0])

@@ -125,7 +125,9 @@ def _refuse_nan(chances: np.ndarray) -> None:
 
 
 def group_numbers(groups: Any, count: int) -> np.ndarray:
-    """Return the number of each sample's group, (N,) from 0; None for a group per sample.
+    """Return the number of each sample's group, (N,) from 0.
+
+    With `groups=None` each sample is its own group.
 
     Raises:
         ValueError: there is not one group per sample, or a sample has none: all samples without a
@@ -137,15 +139,15 @@ def group_numbers(groups: Any, count: int) -> np.ndarray:
     if groups is None:
         return np.arange(count)
     if hasattr(groups, "detach"):
-        groups = as_array(groups)
-    names = np.asarray(groups, dtype=object)
-    if names.shape != (count,):
+        groups = groups.detach().cpu().numpy()  # not as float, which would join large numbers
+    shape = (len(groups), *getattr(groups, "shape", ())[1:])
+    if shape != (count,):
         raise InvalidValueError(
-            f"groups are one per sample, ({count},), got {names.shape}",
+            f"groups are one per sample, ({count},), got {shape}",
             fix="pass them of the same samples, in the same order",
         )
-    names = [None if isinstance(name, str) and not name.strip() else name for name in names]
-    numbers, _ = pandas.factorize(np.array([*names, None], dtype=object)[:-1])
+    names = [None if isinstance(name, str) and not name.strip() else name for name in groups]
+    numbers, _ = pandas.factorize(pandas.Series(names, dtype=object))
     missing = np.flatnonzero(numbers < 0)
     if len(missing):
         raise InvalidValueError(

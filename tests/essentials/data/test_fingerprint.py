@@ -33,6 +33,9 @@ def turned(rows):
 DIFFER = {
     "a tensor": lambda turn: Holding(labels=torch.tensor(turn(HALF))),
     "half precision": lambda turn: Holding(labels=torch.tensor(turn(HALF), dtype=torch.bfloat16)),
+    "a column in half precision": lambda turn: Holding(
+        labels=torch.tensor([turn(HALF), turn(HALF)], dtype=torch.bfloat16).T[:, 0]
+    ),
     "an array": lambda turn: Holding(y=numpy.array(turn(HALF))),
     "a list of files": lambda turn: Holding(files=[Path(str(one)) for one in turn(HALF)]),
     "a list of pairs": lambda turn: Holding(samples=[(str(one), one) for one in turn(HALF)]),

@@ -151,7 +151,7 @@ def _as_array(tensor):
         return tensor
     tensor = tensor.detach()
     if tensor.dtype == torch.bfloat16:  # numpy has no bfloat16
-        tensor = tensor.view(torch.uint8)
+        tensor = tensor.contiguous().view(torch.uint8)
     return tensor.resolve_conj().numpy()
 
 
