@@ -20,7 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--chip", help="such as v5e-8 or v6e-1; needed except for local")
     parser.add_argument(
-        *("-p", "--parameter"),
+        "-p",
+        "--parameter",
         nargs=2,
         action="append",
         default=[],
@@ -74,6 +75,7 @@ def run(given: argparse.Namespace) -> int:
         raise InvalidValueError("--secret is a name and a reference", fix=fix)
     not_secret = tuple(given.not_secret)
     names = (*_TEXT_OPTIONS, "spot", "grace")
+    # The defaults in the notebook decide whether the text of a parameter is a number.
     book = read_notebook(Path(given.notebook).absolute(), not_secret=not_secret)
     job = submit(
         given.notebook,

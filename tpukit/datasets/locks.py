@@ -84,8 +84,15 @@ def hold(path: Path, *, seconds: float) -> Iterator[None]:
 # have that number by now.
 @contextlib.contextmanager
 def claim(unfinished: Path) -> Iterator[None]:
-    """Create a file and keep it locked, so that `remove_unclaimed` elsewhere keeps it."""
-    while fcntl:
+    """Create a file and keep it locked, so that `remove_unclaimed` elsewhere keeps it.
+
+    It uses flock, because the caller opens and closes the file while it is claimed: that would drop
+    a lockf lock.
+    """
+    if fcntl is None:
+        yield  # Windows does not remove a file that a process has open
+        return
+    while True:
         with unfinished.open("wb") as file:
             with contextlib.suppress(OSError):  # a drive without locks
                 fcntl.flock(file, fcntl.LOCK_EX)
@@ -93,13 +100,13 @@ def claim(unfinished: Path) -> Iterator[None]:
                 yield
                 return
         # Between `open` and the lock another process removed the file as a leftover, so try again.
-    yield  # Windows does not remove a file that a process has open
 
 
 def remove_unclaimed(files: Iterable[Path]) -> None:
     """Remove the files that no living process has claimed.
 
-    A drive without locks keeps all files, except on Windows, which refuses to remove open files.
+    A drive without locks keeps all files. Windows has no locks either, but it refuses to remove
+    open files, so there every file is tried.
     """
     for path in files:
         # Suppressed: locked by a living process, or gone already, or a drive without locks.

@@ -56,13 +56,14 @@ class StoredImages:
         labels = numpy.ascontiguousarray(index["labels"])
         self.groups = numpy.ascontiguousarray(index["group"])
         self.rows = numpy.ascontiguousarray(index["row"])
-        if "groups.npy" in manifest["files"]:
+        if "groups.npy" in manifest["files"]:  # equal images joined groups of the index
             self.groups = numpy.load(folder / "groups.npy")
         if self.classes:
             self.names = self.classes
             labels = labels[:, 0].astype(numpy.int64)
         self._labels = self._stored_labels = labels
-        # A pickle, as for the processes of a DataLoader, would lose changes made in place.
+        # A pickle, as for the processes of a DataLoader, holds only the folder and assigned labels,
+        # so it would lose changes made in place.
         for array in (labels, self.groups, self.rows):
             array.setflags(write=False)
 

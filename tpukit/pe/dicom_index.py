@@ -88,7 +88,7 @@ def index_dicom(
             Path(work),
             workers=workers,
             progress=progress,
-            decoders=not keep,
+            decoders=not keep,  # `keep` reports compressed files as odd
         )
     noticed = _notice_others(folder, names, others)
     headers = headers[headers["image"].argsort(kind="stable")]
@@ -105,6 +105,7 @@ def index_dicom(
             noticed.append([f"{count:,} {fact}", f"series {first}", advice])
     paths = [os.path.join(folder, names[file]) for file in headers["file"].tolist()]
     if keep:
+        # The header was not read, so the name of the file is the only identifier.
         reasons = {Path(names[number]).stem: reason for number, reason in others}
         table = _with_odd(_no_file(labels, reasons), rows, headers, position=position, paths=paths)
     else:

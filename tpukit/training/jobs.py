@@ -30,7 +30,7 @@ from tpukit.essentials.launcher import (
 )
 
 _LOOK_SECONDS = 0.1  # in which every job is looked at
-# A chip may be busy for 10 to 30 s after the process that held it has ended: that of the job before, here.
+# A chip may stay busy for 10 to 30 s after its process has ended: here, after the job before.
 _BUSY_SECONDS = 60.0
 _RETRY_SECONDS = 3.0
 _LONGEST_TEXT = 60  # characters of a config or a result in the table
@@ -195,9 +195,8 @@ class _Queue:
         finally:
             for job in self._running.values():  # all at once: `fit` may take seconds to save
                 job.group.tell_to_end()
-            with (
-                contextlib.ExitStack() as ends
-            ):  # another interrupt while one ends does not keep the rest
+            # The rest are ended even if another interrupt comes while one of them ends.
+            with contextlib.ExitStack() as ends:
                 for place in self._running:
                     ends.callback(self._end, place)
 
