@@ -668,7 +668,7 @@ def test_a_notebook_ends_with_an_exercise_three_links_and_the_next_notebook(path
 
 
 @EACH_NOTEBOOK
-def test_a_notebook_explains_at_least_six_words_for_each_line_of_code(path):
+def test_a_notebook_explains_at_least_five_words_for_each_line_of_code(path):
     cells = load(path)["cells"]
     prose = " ".join(source(cell) for cell in cells if cell["cell_type"] == "markdown")
     prose = re.sub(r"\]\([^)]*\)", "]", prose)  # an address is no word
@@ -679,7 +679,7 @@ def test_a_notebook_explains_at_least_six_words_for_each_line_of_code(path):
         if line.strip()
     ]
     words = re.findall(r"[A-Za-z][\w'.-]*", prose)
-    assert len(words) >= 6 * len(code), (
+    assert len(words) >= 5 * len(code), (
         f"{len(words)} words, {len(code)} lines: {len(words) / len(code):.1f} a line"
     )
 

@@ -48,9 +48,7 @@ def train(core, name, options, dtype=torch.float32, rest=False):
 
 
 def on_xla(*args, whole=False):
-    kept = (
-        mock.patch("tpukit.accelerators.adam.shorten_adam") if whole else contextlib.nullcontext()
-    )
+    kept = mock.patch("tpukit.accelerators.shorten_adam") if whole else contextlib.nullcontext()
     with kept:
         return launch(train, *args, cores=1, backend="xla:cpu", progress="off").results[0]
 
@@ -136,11 +134,7 @@ def every_setting(core):
 
 def test_every_combination_of_settings_gives_the_same_bits():
     def bits(whole):
-        with (
-            mock.patch("tpukit.accelerators.adam.shorten_adam")
-            if whole
-            else contextlib.nullcontext()
-        ):
+        with mock.patch("tpukit.accelerators.shorten_adam") if whole else contextlib.nullcontext():
             return launch(every_setting, cores=1, backend="xla:cpu", progress="off").results[0]
 
     ours, theirs = bits(False), bits(True)

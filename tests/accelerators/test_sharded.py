@@ -9,6 +9,7 @@ import pytest
 from machines import COLAB, KAGGLE, on_machine
 
 import tpukit
+from tpukit.accelerators import launch_on_host
 from tpukit.accelerators.sharded import choose_sharded
 from tpukit.essentials.backends import Hosts, runtimes
 from tpukit.essentials.launcher.topology import (
@@ -73,8 +74,11 @@ def test_one_chip_is_an_ordinary_launch():
 )
 def test_what_is_refused_beside_it(options, words, fix):
     given = {"shard": "fsdp"} | options
+    start = tpukit.launch
+    if "hosts" in given:
+        start = functools.partial(launch_on_host, given.pop("hosts"))
     with on_machine(LAPTOP), pytest.raises(ValueError, match=re.escape(words)) as refused:
-        tpukit.launch(work, progress="off", **given)
+        start(work, progress="off", **given)
     assert re.search(fix, refused.value.fix)
 
 

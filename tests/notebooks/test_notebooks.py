@@ -256,7 +256,7 @@ def test_a_preset_for_a_tpu_replaces_parameters_that_there_are_by_values_of_thei
 
 def test_the_messages_that_the_notebook_on_your_own_data_explains_are_those_of_the_kit():
     notebook = nbformat.read(ROOT / "notebooks" / "06_your_own_data.ipynb", as_version=4)
-    (table,) = [cell.source for cell in notebook.cells if "| if it says |" in cell.source]
+    (table,) = [cell.source for cell in notebook.cells if "| the error has |" in cell.source]
     said_by_the_kit = "".join(
         node.value
         for path in (ROOT / "tpukit").rglob("*.py")

@@ -135,7 +135,7 @@ MODULES = {
         lambda: Changing(torch.zeros(4), center),
         "works: it is averaged",
     ),
-    "the same, written in place": (
+    "a float buffer that is written in place": (
         lambda: Changing(torch.zeros(4), center_in_place),
         "works: it is averaged",
     ),
