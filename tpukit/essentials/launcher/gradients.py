@@ -39,7 +39,7 @@ class GradientAverage:
         if self._backend.world_size == 1 and not is_first:
             return
         parameters = parameters_of(optimizer)
-        trained = [one for one in parameters if one.requires_grad or one.grad is not None]
+        trained = list(filter(_is_trained, parameters))
         here = tuple(one.grad is not None for one in trained)
         if self._backend.world_size == 1:
             self._anywhere[optimizer] = {}
@@ -129,3 +129,8 @@ class GradientAverage:
         if has_gradient and not any(has_gradient):
             fact = "no parameter of the optimizer has a gradient: it trains nothing"
             self._say(explain(fact, fix=_REMAKE))
+
+
+def _is_trained(parameter) -> bool:
+    """Return whether a parameter takes part in training, or has a gradient all the same."""
+    return parameter.requires_grad or parameter.grad is not None
