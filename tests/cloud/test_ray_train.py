@@ -37,7 +37,7 @@ def test_without_ray_the_message_names_the_extra(monkeypatch):
     ("arguments", "said"),
     [
         ({"hosts": 1}, "a run over several hosts needs at least two, got hosts=1"),
-        ({}, "got hosts=None, and no topology"),
+        ({}, "got hosts=None and no topology"),
         ({"topology": "4x4"}, "there is no TPU slice topology='4x4', accelerator=None"),
         ({"topology": "5x5", "accelerator": "TPU-V6E"}, "there is no TPU slice topology='5x5'"),
         (
