@@ -43,7 +43,8 @@ def main() -> None:
     checkpoints = folder / f"{size}-{options.epochs}"
     run = tpukit.launch(functools.partial(train, folder=checkpoints, epochs=options.epochs), labels)
     outputs, loss = run.results[0]
-    chances, truth = outputs.sigmoid().numpy(), apart[list(pe.LABELS)].to_numpy()
+    chances = outputs.sigmoid().numpy()
+    truth = apart[list(pe.LABELS)].to_numpy()
     chosen = choose(chances, truth)
     image, _ = pe.PEImages(apart, None)[chosen]
     save(draw(image[1].numpy(), truth[chosen] == 1, chances[chosen]), ROOT / "docs" / "gallery.png")

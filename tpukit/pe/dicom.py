@@ -141,7 +141,12 @@ def open_dataset(path, **options):
         pydicom.errors.InvalidDicomError: the content is not DICOM.
     """
     pydicom = load_pydicom()
-    file = pydicom.dcmread(path, force=is_dicom(path), **options)
+    try:
+        file = pydicom.dcmread(path, **options)
+    except pydicom.errors.InvalidDicomError:  # it lacks the preamble, or is something else
+        if not is_dicom(path):
+            raise
+        file = pydicom.dcmread(path, force=True, **options)
     if "TransferSyntaxUID" not in file.file_meta:
         is_implicit, _ = file.original_encoding
         uids = pydicom.uid

@@ -38,7 +38,6 @@ from tpukit.pe.series import (
     find_files,
     header_type,
     read_headers,
-    series_numbers,
     without_others,
 )
 
@@ -304,7 +303,8 @@ class _Slices:
         headers["file"] = [number_of[name] for name in self.indexed]
         for field, column in columns.items():
             headers[field] = labels[column].to_numpy().astype("S")
-        order = numpy.lexsort((labels["position"].to_numpy(), series_numbers(headers)))
+        position = labels["position"].to_numpy()
+        order = numpy.lexsort((position, headers["series"], headers["study"]))
         return headers, numpy.arange(len(labels)), order
 
     def _by_headers(self, work: Path) -> tuple:
@@ -346,8 +346,9 @@ class _Slices:
         rows["group"] = groups
         if number_of_labels:
             rows["labels"] = self.labels[list(LABELS)].to_numpy("float32")[numbers]
-        series = series_numbers(headers)
-        is_last = numpy.append(series[1:] != series[:-1], True)
+        is_other_study = headers["study"][1:] != headers["study"][:-1]
+        is_other_series = headers["series"][1:] != headers["series"][:-1]
+        is_last = numpy.append(is_other_study | is_other_series, True)
         self._write_neighbours(numbers, is_last, work)
         names = [""] * (numbers.max() + 1)
         for number, file in zip(numbers.tolist(), headers["file"].tolist(), strict=True):
