@@ -16,6 +16,7 @@ from unittest import mock
 
 import pytest
 import torch
+from helpers.launching import DTYPES
 from machines import on_machine
 from simulator.machine import machines
 from torch import nn
@@ -164,17 +165,6 @@ def test_chips_that_are_busy_are_waited_for_before_anything_is_forked(
     ):
         on(shapes.SHAPES["colab v5e-1"], everything)
     assert multiprocessing.active_children() == []
-
-
-DTYPES = (
-    torch.float32,
-    torch.float64,
-    torch.bfloat16,
-    torch.int32,
-    torch.int64,
-    torch.uint8,
-    torch.bool,
-)
 
 
 def test_max_and_min_are_right_for_every_dtype_and_use_what_the_tpus_compiler_can_lower():

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.launching import DTYPES
 from torch import nn
 from workers import Pairs, small_net
 
@@ -79,17 +80,6 @@ def test_the_packages_own_running_statistics_still_need_the_correction(name):
         return own, (mean.cpu() - 0.1 * x.cpu().mean((0, 2))).abs().max() < 1e-6, str(x.device)
 
     assert on_chips(work).results == [(([0.0] * 4, [1.0] * 4), True, "tpu:0")]
-
-
-DTYPES = (
-    torch.float32,
-    torch.float64,
-    torch.bfloat16,
-    torch.int32,
-    torch.int64,
-    torch.uint8,
-    torch.bool,
-)
 
 
 def collectives(core):

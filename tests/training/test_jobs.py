@@ -8,6 +8,7 @@ import time
 import psutil
 import pytest
 import torch
+from helpers.launching import children
 from kernels import Kernel
 from machines import KAGGLE, on_machine
 from torch import nn
@@ -27,14 +28,6 @@ REHEARSALS = ["cpu", pytest.param("xla:cpu", marks=pytest.mark.xla), SIMULATOR]
 
 def quietly(fn, configs, **options):
     return launch_each(fn, configs, progress="off", **options)
-
-
-def children():
-    return [
-        child
-        for child in psutil.Process().children(recursive=True)
-        if child.status() != psutil.STATUS_ZOMBIE
-    ]
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy
 import pytest
 import torch
-from helpers.launching import DRY_RUNS, quietly
+from helpers.launching import DRY_RUNS, DTYPES, quietly
 from workers import Branches, Pairs, Tied, small_net, train, train_in_shares, weights
 
 from tpukit import WorkerError
@@ -20,17 +20,6 @@ from tpukit.essentials.launcher.core import Core
 
 def distance(first: dict, second: dict) -> float:
     return max(float((first[name] - second[name]).abs().max()) for name in first)
-
-
-DTYPES = (
-    torch.float32,
-    torch.float64,
-    torch.bfloat16,
-    torch.int32,
-    torch.int64,
-    torch.uint8,
-    torch.bool,
-)
 
 
 @pytest.mark.parametrize("backend", DRY_RUNS)

@@ -13,9 +13,9 @@ import threading
 import time
 
 import numpy
-import psutil
 import pytest
 import torch
+from helpers.launching import children
 from machines import on_machine
 
 import tpukit
@@ -31,14 +31,6 @@ from tpukit.essentials.launcher.worker_process import WorkerProcess
 
 def quietly(fn, *args, **options):
     return launch(fn, *args, progress="off", **options)
-
-
-def children():
-    return [
-        child
-        for child in psutil.Process().children(recursive=True)
-        if child.status() != psutil.STATUS_ZOMBIE
-    ]
 
 
 @pytest.fixture(autouse=True)
