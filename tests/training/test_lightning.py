@@ -7,9 +7,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from tpukit import launch
+from tpukit import WorkerError, launch
 from tpukit.simulator.runtime import why_not
 
+torchmetrics = pytest.importorskip("torchmetrics")
 lightning = pytest.importorskip(
     "lightning", reason="lightning is not installed: pip install lightning"
 )
@@ -181,3 +182,121 @@ def test_cores_that_share_a_process_are_refused_with_a_fix():
 
     with pytest.raises(Exception, match=r"(?s)one rank for each process.*cores=1\), or tpukit.fit"):
         launch(shared, cores=1, progress="off")
+
+
+def quiet_trainer(core, **options):
+    from tpukit.training.lightning import trainer_options
+
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    options = {
+        "max_epochs": 1,
+        "enable_checkpointing": False,
+        "enable_model_summary": False,
+        **options,
+        **trainer_options(core),
+    }
+    return lightning.Trainer(**options)
+
+
+class Scored(Module):
+    """A module with metric objects, one of them made in a hook."""
+
+    def __init__(self):
+        super().__init__()
+        self.error = torchmetrics.MeanMetric()
+
+    def on_validation_start(self):
+        self.all = torchmetrics.CatMetric()
+
+    def validation_step(self, batch, number):
+        self.error.update(batch[1].mean())
+        self.all.update(batch[0][:, 0])
+        self.log("error", self.error)
+
+    def on_validation_epoch_end(self):
+        self.count = len(self.all.compute())
+
+
+@EVERY_BACKEND
+def test_metric_objects_hold_the_samples_of_all_cores(backend):
+    def work(core):
+        module = Scored()
+        trainer = quiet_trainer(core)
+        trainer.validate(module, DataLoader(data, 16), verbose=False)
+        # The module leaves the run as it came, so its metrics hold no core any more.
+        is_free = module.error.dist_sync_fn is None
+        return trainer.callback_metrics["error"].item(), module.count, is_free
+
+    run = launch(work, cores=2, backend=backend, progress="off")
+    for error, count, is_free in run.results:
+        assert error == pytest.approx(data.tensors[1].mean().item(), abs=1e-6)
+        assert count == 128
+        assert is_free
+
+
+def test_sync_batchnorm_of_the_trainer_is_that_of_the_joined_batch():
+    class Plain(Module):
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def work(core, sync):
+        module = Plain()
+        trainer = quiet_trainer(core, sync_batchnorm=sync, max_steps=1)
+        trainer.fit(module, core.batches(data, batch_size=64))
+        return module.network.state_dict(), type(module.network[1]).__name__
+
+    module = Plain()
+    optimizer = module.configure_optimizers()
+    nn.functional.mse_loss(module.network(data.tensors[0]), data.tensors[1]).backward()
+    optimizer.step()
+    found = {}
+    for sync in (False, True):
+        run = launch(work, sync, cores=2, backend="cpu", progress="off")
+        weights, kind = run.results[0]
+        assert kind == "BatchNorm1d"
+        found[sync] = torch.allclose(weights["0.weight"], module.network[0].weight, atol=1e-6)
+    assert found == {False: False, True: True}
+
+
+@EVERY_BACKEND
+def test_tied_weights_stay_tied_over_validate_and_two_fits(backend):
+    class Tied(Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(8, 8, bias=False)
+            self.outer = nn.Linear(8, 8, bias=False)
+            self.outer.weight = self.inner.weight
+            self.network = nn.Sequential(self.inner, nn.Tanh(), self.outer, nn.Linear(8, 1))
+
+    def work(core):
+        module = Tied()
+        quiet_trainer(core).validate(module, DataLoader(data, 16), verbose=False)
+        for _ in range(2):
+            quiet_trainer(core).fit(module, DataLoader(data, 16))
+        return module.inner.weight is module.outer.weight
+
+    assert launch(work, cores=2, backend=backend, progress="off").results == [True, True]
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __init__(self, first, step):
+        self.numbers = range(first, 128, step)
+
+    def __iter__(self):
+        return map(data.__getitem__, self.numbers)
+
+
+def fit_stream(core, is_divided):
+    stream = Stream(core.rank, core.world_size) if is_divided else Stream(0, 1)
+    quiet_trainer(core).fit(Module(), DataLoader(stream, 16))
+    return True
+
+
+def test_a_stream_that_gives_every_core_the_same_batches_is_refused():
+    with pytest.raises(WorkerError, match="does not divide a stream") as caught:
+        launch(fit_stream, False, cores=2, backend="cpu", progress="off")
+    assert "core.batches(stream, batch_size=16" in caught.value.fix
+
+
+def test_a_stream_that_the_user_has_divided_trains():
+    assert launch(fit_stream, True, cores=2, backend="cpu", progress="off").results == [True] * 2

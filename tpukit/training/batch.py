@@ -1,6 +1,7 @@
 """Split a batch into the inputs of the model and the targets of the loss."""
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 
 from tpukit.essentials.data import Batches
@@ -15,6 +16,8 @@ _LONGEST_TEXT = 40  # characters of a text that an error shows
 
 def inputs_and_targets(batch: object) -> tuple:
     """Return (inputs, targets) of a batch: its first two parts, or a mapping and its "labels".
+
+    `FurtherParts` has the others.
 
     Raises:
         TypeError: the batch has no targets, or holds something that is not a tensor; the message
@@ -45,13 +48,69 @@ def inputs_and_targets(batch: object) -> tuple:
     )
 
 
-def inputs_targets_and_mask(batch: tuple) -> tuple:
-    """Return (inputs, (targets, mask)) of a batch of tuples from buckets.
+class FurtherParts:
+    """The parts of a batch after (inputs, targets), which the loss gets as further arguments.
 
-    Its last part, the mask, is True for data and False for padding.
+    Samples of three parts, such as (inputs, targets, weight), need a loss of three arguments.
+    Batches of tuples from buckets have a mask of the data as a last part.
+
+    Raises:
+        ValueError: padding would be counted; see `takes_mask`.
     """
-    inputs, targets = inputs_and_targets(batch)
-    return inputs, (targets, batch[-1])
+
+    def __init__(self, batches: Batches, loss: Callable):
+        self._loss = loss
+        self._wanted = _further_arguments(loss)
+        is_padded = batches.buckets is not None and isinstance(batches.dataset[0], list | tuple)
+        self._drops_mask = is_padded and not takes_mask(batches, loss)
+
+    def __call__(self, batch: object) -> tuple:
+        """Return the further parts of a batch.
+
+        Raises:
+            TypeError: the loss does not take them.
+        """
+        if not isinstance(batch, list | tuple) or len(batch) < 3 or self._drops_mask:
+            return ()
+        further = tuple(batch[2:])
+        if self._wanted in (len(further), math.inf):
+            return further
+        raise InvalidTypeError(
+            f"a batch has {len(batch)} parts, and the loss takes {2 + self._wanted}: part "
+            f"{3 + self._wanted} would not be used",
+            found=f"the loss is {getattr(self._loss, '__name__', type(self._loss).__name__)}",
+            fix="a loss that takes all of them, loss=lambda outputs, targets, weight: "
+            "(weight * entropy(outputs, targets)).mean(); or to ignore them, "
+            "loss=lambda outputs, targets, *_: loss(outputs, targets)",
+        )
+
+    def split(self, batch: object) -> tuple:
+        """Return (inputs, (targets, further parts)) of a batch."""
+        inputs, targets = inputs_and_targets(batch)
+        return inputs, (targets, self(batch))
+
+
+def _further_arguments(loss: Callable) -> float:
+    """Return the number of arguments that a loss takes after (outputs, targets).
+
+    An optional argument counts only by its name, because torch's functions have the weights of
+    classes in that place. It is infinite for a loss of *args.
+    """
+    try:
+        parameters = inspect.signature(getattr(loss, "forward", loss)).parameters.values()
+    except (TypeError, ValueError):  # a function in C
+        return 0
+    if any(one.kind is one.VAR_POSITIONAL for one in parameters):
+        return math.inf
+    positional = [
+        one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+    ]
+    return sum(_is_per_sample(one) for one in positional[2:])
+
+
+def _is_per_sample(parameter: inspect.Parameter) -> bool:
+    is_named = "mask" in parameter.name or parameter.name in ("sample_weight", "sample_weights")
+    return parameter.default is parameter.empty or is_named
 
 
 def takes_mask(batches: Batches, loss: Callable) -> bool:
@@ -65,12 +124,8 @@ def takes_mask(batches: Batches, loss: Callable) -> bool:
     pads = batches.buckets.pad or {}
     if 1 in pads and pads[1] == getattr(loss, "ignore_index", _IGNORE_INDEX):
         return False
-    parameters = list(inspect.signature(getattr(loss, "forward", loss)).parameters.values())
-    third = parameters[2] if len(parameters) > 2 else None
-    if third is not None:
-        is_required = third.default is third.empty
-        if is_required or "mask" in third.name:
-            return True
+    if _further_arguments(loss):
+        return True
     raise InvalidValueError(
         "samples that are tuples are padded to the length of a bucket, and the loss would count "
         "the padding",

@@ -57,6 +57,23 @@ def sync_batchnorm(core, module):
     return module
 
 
+def unsynced_layers(module) -> list:
+    """Return the BatchNorm layers of a module that `sync_batchnorm` has not changed yet."""
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    layers = []
+    for layer in module.modules():
+        if isinstance(layer, _BatchNorm) and not hasattr(type(layer), "unsynced"):
+            layers.append(layer)
+    return layers
+
+
+def unsync_batchnorm(layers) -> None:
+    """Make layers plain BatchNorm again, in place."""
+    for layer in layers:
+        layer.__class__ = getattr(type(layer), "unsynced", type(layer))
+
+
 def _refused(name: str, found: str, *, fix: str) -> InvalidTypeError:
     return InvalidTypeError(
         "sync_batchnorm replaces the forward of torch's BatchNorm1d, 2d and 3d",

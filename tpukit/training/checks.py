@@ -9,9 +9,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tpukit.essentials.data import Batches, inside
-from tpukit.essentials.display import InvalidTypeError, InvalidValueError, better, first_few
+from tpukit.essentials.display import (
+    InvalidTypeError,
+    InvalidValueError,
+    better,
+    check_count,
+    check_flag,
+    check_number,
+    first_few,
+)
 from tpukit.essentials.launcher import Core
-from tpukit.training.fit_options import check_count
 
 
 def check_batches(name: str, batches: object) -> None:
@@ -83,12 +90,16 @@ def check_numbers(
     steps_per_epoch: int | None,
     epochs: int,
     accumulate_grad_batches: int,
+    bf16: bool,
 ) -> None:
-    """Raise for numbers with which `fit` would train nothing, or uphill."""
+    """Raise for numbers with which `fit` would train nothing, or uphill, and for other kinds."""
+    check_flag("bf16", bf16)
     check_count("epochs", epochs)
     check_count("accumulate_grad_batches", accumulate_grad_batches)
     if steps_per_epoch is not None:
         check_count("steps_per_epoch", steps_per_epoch, otherwise="None for all the data")
+    if max_grad_norm is not None:
+        check_number("max_grad_norm", max_grad_norm, fix="max_grad_norm=1.0, or None")
     # `not ... > 0`, because NaN is refused as well.
     if max_grad_norm is not None and not max_grad_norm > 0:
         raise InvalidValueError(

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from tpukit.essentials.data import Batches, ShardedSampler
-from tpukit.essentials.display import InvalidValueError
+from tpukit.essentials.display import InvalidValueError, check_flag
 from tpukit.essentials.launcher import Core, gather_objects
-from tpukit.training.batch import inputs_and_targets, inputs_targets_and_mask, takes_mask
+from tpukit.training.batch import FurtherParts
 from tpukit.training.checks import check_classes
-from tpukit.training.metrics import StreamedMetrics, as_classes, has_state
+from tpukit.training.metrics import StreamedMetrics, as_classes, has_state, separate_metrics
 from tpukit.training.prediction import check_order, evaluating, host_steps, in_dataset_order
 
 
@@ -80,7 +80,7 @@ def evaluate(
         model: from a batch's inputs to outputs (B, ...), or to a tuple or dict of such tensors.
         loss: from (outputs, targets) to one number. A module is copied to the CPU first.
         batches: `core.batches(dataset, batch_size=...)`, not shuffled, nothing dropped.
-        metrics: functions of (outputs, targets), or torchmetrics' metrics, by name.
+        metrics: functions of (outputs, targets), or torchmetrics' metrics, by name; see `fit`.
         preprocess: changes the inputs on the device, as in `fit`.
         bf16: run the forward pass under autocast to bfloat16.
         keep_outputs: gather and return all outputs and targets. Use False if they do not fit
@@ -93,6 +93,9 @@ def evaluate(
         TypeError: a batch, or an output of the model, has an unknown type; or a metric cannot be
             updated step by step.
     """
+    metrics = separate_metrics(core, metrics or {})
+    check_flag("bf16", bf16)
+    check_flag("keep_outputs", keep_outputs)
     check_classes(model, batches, "evaluation")
     core.average_buffers(model)
     core.agreement.compare("in evaluate", modules={"": model}, data=batches.facts(), layers=False)
@@ -139,17 +142,14 @@ def evaluate_synced(
         loss = copy.deepcopy(loss).cpu()
     streamed = None if keep_outputs else StreamedMetrics(core, metrics or {})
     gather = core.gather if keep_outputs else torch.Tensor.detach
-    masked = takes_mask(batches, loss)
-    split = inputs_targets_and_mask if masked else inputs_and_targets
+    split = FurtherParts(batches, loss).split
     steps = host_steps(core, model, batches, split, gather=gather, label=label, **options)
     with evaluating(model):
         if not keep_outputs:
-            return _streamed(
-                core, steps, sampler=batches.sampler, loss=loss, metrics=streamed, masked=masked
-            )
+            return _streamed(core, steps, sampler=batches.sampler, loss=loss, metrics=streamed)
         outputs, targets = in_dataset_order(steps, batches.sampler)
-    targets, *mask = targets if masked else (targets,)
-    value = _one_number("the loss", loss(outputs, targets, *mask))
+    targets, further = targets
+    value = _one_number("the loss", loss(outputs, targets, *further))
     numbers = {
         name: _one_number(name, _of_all(metric, outputs, targets))
         for name, metric in (metrics or {}).items()
@@ -176,7 +176,6 @@ def _streamed(
     sampler: ShardedSampler,
     loss: Callable,
     metrics: StreamedMetrics,
-    masked: bool,
 ) -> Evaluation:
     """Return the `Evaluation` without outputs: each core sees its own samples only."""
     from torch.utils import _pytree as tree
@@ -191,8 +190,8 @@ def _streamed(
             return None if leaf is None else leaf[:real]
 
         outputs, targets = tree.tree_map(without_padding, step)
-        targets, *mask = targets if masked else (targets,)
-        total += real * _one_number("the loss", loss(outputs, targets, *mask))
+        targets, further = targets
+        total += real * _one_number("the loss", loss(outputs, targets, *further))
         metrics.update(outputs, targets)
     mean = sum(gather_objects(core, total)) / sampler.count
     numbers = {name: _one_number(name, value) for name, value in metrics.compute().items()}
@@ -211,6 +210,13 @@ def _one_number(name: str, value: object) -> float:
             fix=(
                 "compute it from the other outputs: lambda outputs, labels: cross_entropy(outputs.logits, labels)"
             ),
+        )
+    if isinstance(value, Mapping):
+        part = next(iter(value), "name")
+        raise InvalidValueError(
+            f"{name} is one number, got a {type(value).__name__} of {', '.join(map(repr, value))}",
+            fix="a function for each of its numbers: "
+            f"lambda outputs, targets: {name}(outputs, targets)[{part!r}]",
         )
     size = value.numel() if hasattr(value, "numel") else 1
     if size != 1 or not hasattr(value, "__float__"):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
 
-from tpukit.essentials.display import InvalidTypeError, InvalidValueError
+from tpukit.essentials.display import InvalidTypeError, InvalidValueError, check_count, check_flag
 from tpukit.profiling import parse_duration
 from tpukit.training.history import History
 
@@ -27,8 +27,8 @@ class FitOptions:
         augment_from: first epoch with augmentation. Earlier epochs cannot be the best once it is
             reached. On few data a network learns faster from unchanged images at first. On a TPU
             the step is compiled once more in that epoch.
-        averaged_model: `torch.optim.swa_utils.AveragedModel` of the model, updated after every
-            step; it is evaluated and kept in place of the model. Make it after `core.model` and
+        averaged_model: `torch.optim.swa_utils.AveragedModel` of the model, or timm's `ModelEmaV3`,
+            updated after every step; it is evaluated and kept in place of the model. Make it after `core.model` and
             without `device=`. With device="xla" its counter is on the device, and Python compares
             it with 0: two copies to the host per step, which cut the step into three graphs
             (measured on torch_xla 2.9).
@@ -56,6 +56,8 @@ class FitOptions:
     def __post_init__(self):
         check_count("augment_from", self.augment_from)
         check_count("log_every", self.log_every)
+        check_flag("keep_outputs", self.keep_outputs)
+        check_flag("same_seed", self.same_seed)
         if self.scheduler_interval not in ("step", "epoch"):
             raise InvalidValueError(
                 f'scheduler_interval is "step" or "epoch", got {self.scheduler_interval!r}',
@@ -90,6 +92,7 @@ class EarlyStopping:
     restore_best_weights: bool = False
 
     def __post_init__(self):
+        check_flag("restore_best_weights", self.restore_best_weights)
         if self.patience is not None:
             check_count("patience", self.patience, otherwise="None for no limit")
 
@@ -127,6 +130,7 @@ class Checkpoints:
         _check_folder(self.folder)
         check_count("keep_last", self.keep_last)
         parse_duration(self.save_every, "save_every")
+        check_flag("resume", self.resume)
         if self.backup_dir is None:
             return
         if not isinstance(self.backup_dir, str | os.PathLike):
@@ -178,17 +182,6 @@ def as_fit_options(given: object) -> FitOptions:
         f"options is a FitOptions, got a {type(given).__name__}",
         fix="options=tpukit.FitOptions(log_every=10)",
     )
-
-
-def check_count(name: str, value: object, *, otherwise: str = "") -> None:
-    """Raise unless an argument is a whole number of at least 1; `otherwise` extends the fix."""
-    fix = f"{name}=1"
-    if otherwise:
-        fix += f", or {otherwise}"
-    if not isinstance(value, Integral) or isinstance(value, bool):
-        raise InvalidTypeError(f"{name} is a whole number, got {value!r}", fix=fix)
-    if value < 1:
-        raise InvalidValueError(f"{name} is at least 1, got {value}", fix=fix)
 
 
 def absolute(folder: str | os.PathLike) -> Path:

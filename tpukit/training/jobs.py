@@ -121,9 +121,9 @@ def launch_each(
             "launch_each needs at least one config, got none", fix="pass a list, such as range(5)"
         )
     refuse_call(fn, (configs[0],))
+    topology = choose_topology(host, 1, backend)  # first, because the seed is torch's
     options = {"seed": seed_of(seed), "matmul_precision": matmul_precision, "timeout": timeout}
     tasks = [Task(fn, (config,), **options) for config in configs]
-    topology = choose_topology(host, 1, backend)
     places = min(_places(host, cores, backend), len(configs))
     refuse_if_in_use(host)
     with sigterm_ends_the_run(), screen(progress) as display:

@@ -11,10 +11,14 @@ from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.strategies import ParallelStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from torch.utils import _pytree as tree
 
+from tpukit.essentials.data import only_iterates
 from tpukit.essentials.display import InvalidValueError
-from tpukit.essentials.launcher import Core, gather_objects
+from tpukit.essentials.launcher import Core, checksum, gather_objects, move_module
+from tpukit.training.batchnorm import sync_batchnorm, unsync_batchnorm, unsynced_layers
 
 
 def trainer_options(core: Core) -> dict:
@@ -31,7 +35,12 @@ def trainer_options(core: Core) -> dict:
     divides a `DataLoader` among the cores as always; `core.batches(...)` is divided already.
     Clipping applies to the averaged gradients, and accumulation sends them once. Use
     `self.log(..., sync_dist=True)` for numbers that decide about all cores, such as those of
-    early stopping and of the best checkpoint.
+    early stopping and of the best checkpoint. Metric objects of torchmetrics that are attributes
+    of the module gather their states from all cores. `Trainer(sync_batchnorm=True)` uses
+    `tpukit.training.sync_batchnorm`.
+
+    Lightning does not divide a `DataLoader` of an IterableDataset. If all cores get the same
+    first batch from it, training raises: use `core.batches(stream, batch_size=..., steps=...)`.
 
     Args:
         core: this core.
@@ -58,6 +67,9 @@ def trainer_options(core: Core) -> dict:
     }
 
 
+_JOINING = ("dist_sync_fn", "distributed_available_fn")  # attributes of torchmetrics' metrics
+
+
 class CoreAccelerator(CPUAccelerator):
     """The device of a core: one per process, as Lightning's CPU. The strategy knows which."""
 
@@ -71,6 +83,10 @@ class CoreStrategy(ParallelStrategy):
     def __init__(self, core: Core):
         super().__init__(accelerator=CoreAccelerator())
         self.core = core
+        # Metrics with their own functions, by id: the hash of a metric changes with its state.
+        self._joined: dict[int, tuple[torch.nn.Module, dict]] = {}
+        self._synced: list[torch.nn.Module] = []  # BatchNorm layers that this call has changed
+        self._has_compared_batches = False
 
     # If this is true, Lightning divides a DataLoader among the ranks.
     is_distributed = property(lambda self: self.core.world_size > 1)
@@ -92,7 +108,77 @@ class CoreStrategy(ParallelStrategy):
         if isinstance(self.precision_plugin, MixedPrecision):
             # It takes every device that is not a CPU for a GPU.
             self.precision_plugin.device = self.root_device.type
+        # Lightning leaves this to each strategy; its own layer runs on CUDA only.
+        if trainer.state.fn == TrainerFn.FITTING and self._layer_sync:
+            self._synced = unsynced_layers(self.model)
+            sync_batchnorm(self.core, self.model)
+        self._join_metrics()
         super().setup(trainer)
+
+    def teardown(self) -> None:
+        """Move the module back to the host, as it came: tied weights, metrics, BatchNorm."""
+        if self.lightning_module is not None:
+            # Lightning's `module.cpu()` would make a tensor per name of a tied weight on XLA.
+            move_module(self.lightning_module, "cpu")
+        unsync_batchnorm(self._synced)
+        self._synced = []
+        for metric, own in self._joined.values():
+            vars(metric).update(own)
+        self._joined = {}
+        super().teardown()
+
+    def _join_metrics(self) -> None:
+        """Let torchmetrics' metrics of the module gather through the core.
+
+        They ask torch.distributed, which does not join the cores on a TPU.
+        """
+        for metric in self.lightning_module.modules():
+            is_metric = all(name in vars(metric) for name in _JOINING)
+            if not is_metric or id(metric) in self._joined or self.world_size == 1:
+                continue
+            own = {name: vars(metric)[name] for name in _JOINING}
+            self._joined[id(metric)] = (metric, own)
+            metric.dist_sync_fn = self._gather_all
+            metric.distributed_available_fn = lambda: True
+
+    def _gather_all(self, tensor: torch.Tensor, group: object = None) -> list[torch.Tensor]:
+        """Return the tensors of all cores, whose first axes may differ, in order of rank."""
+        parts = gather_objects(self.core, self.core.to_host(tensor.detach()))
+        return [part.to(tensor.device) for part in parts]
+
+    def on_train_start(self) -> None:
+        """Join metrics that a hook of the module has made."""
+        self._join_metrics()
+
+    def on_validation_start(self) -> None:
+        """Join metrics that a hook of the module has made."""
+        self._join_metrics()
+
+    def on_test_start(self) -> None:
+        """Join metrics that a hook of the module has made."""
+        self._join_metrics()
+
+    def on_train_batch_start(self, batch: object, batch_idx: int) -> None:
+        """Raise if a stream gives every core the same first batch."""
+        if self._has_compared_batches or self.world_size == 1:
+            return
+        self._has_compared_batches = True
+        loaders = tree.tree_leaves(self.lightning_module.trainer.train_dataloader)
+        streams = [loader for loader in loaders if _is_stream(loader)]
+        if not streams:
+            return
+        tensors = [leaf for leaf in tree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+        mine = [checksum(tensor) for tensor in self.core.to_host(tensors)]
+        everyone = gather_objects(self.core, mine)
+        if mine and all(other == mine for other in everyone):
+            size = getattr(streams[0], "batch_size", None) or 32
+            raise InvalidValueError(
+                "every core would train on the same batches: Lightning does not divide a stream",
+                found=f"a DataLoader of a {type(streams[0].dataset).__name__}, whose first batch "
+                f"is the same on all {self.world_size} cores",
+                fix=f"core.batches(stream, batch_size={size}, steps=1000) in place of the "
+                "DataLoader, which gives each core a share",
+            )
 
     def model_to_device(self) -> None:
         """Move the module in place, so that the Trainer's own module is the one that trains."""
@@ -162,6 +248,12 @@ class CoreStrategy(ParallelStrategy):
         """Write from core 0, with tensors in host memory: the file opens on any machine."""
         checkpoint = self.core.to_host(checkpoint)
         super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
+
+
+def _is_stream(loader: object) -> bool:
+    """Return whether this is a DataLoader whose dataset can only be read in order."""
+    is_loader = isinstance(loader, torch.utils.data.DataLoader)
+    return is_loader and only_iterates(loader.dataset)
 
 
 class CoreLogger(Logger):

@@ -10,7 +10,8 @@ With `keep_outputs=False` no core sees all outputs. For an accuracy over 10 samp
 
 import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from tpukit.essentials.display import InvalidTypeError
 from tpukit.essentials.launcher import gather_objects
@@ -21,6 +22,45 @@ _OF_CLASSES = (
     "torchmetrics.retrieval",
     "torchmetrics.segmentation",
 )
+
+
+def separate_metrics(core, metrics: Mapping[str, object]) -> dict[str, object]:
+    """Return metrics each of which is one function of (outputs, targets), or one with a state.
+
+    A MetricCollection of torchmetrics is taken apart. A function that takes the truth first gets
+    its arguments in that order, and core 0 prints its name.
+    """
+    separate = {}
+    for name, metric in metrics.items():
+        if hasattr(metric, "update") and hasattr(metric, "items"):
+            separate |= {f"{name}_{key}": part for key, part in metric.items()}
+        elif _takes_truth_first(metric):
+            core.print(f"{name} takes the truth first (y_true), so it gets (targets, outputs)")
+            separate[name] = TruthFirst(metric)
+        else:
+            separate[name] = metric
+    return separate
+
+
+@dataclass(frozen=True)
+class TruthFirst:
+    """A metric of (y_true, y_pred), as scikit-learn's, as one of (outputs, targets)."""
+
+    metric: Callable
+
+    def __call__(self, outputs, targets) -> object:
+        """Return the metric of these outputs."""
+        return self.metric(targets, outputs)
+
+
+def _takes_truth_first(metric: object) -> bool:
+    if not callable(metric) or has_state(metric):
+        return False
+    try:
+        names = list(inspect.signature(metric).parameters)
+    except (TypeError, ValueError):  # a function in C
+        return False
+    return names[:1] in (["y_true"], ["labels_true"])
 
 
 def own_metrics(metrics: Mapping[str, object], *, one_core: bool) -> dict[str, object]:

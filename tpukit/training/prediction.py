@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from tpukit.essentials.data import Batches, ShardedSampler
-from tpukit.essentials.display import InvalidTypeError, InvalidValueError
+from tpukit.essentials.display import InvalidTypeError, InvalidValueError, check_flag
 from tpukit.essentials.launcher import Core
 from tpukit.training.batch import inputs_only
 from tpukit.training.step import forward
@@ -46,6 +46,7 @@ def predict(
             samples.
         TypeError: a batch, or an output of the model, has an unknown type.
     """
+    check_flag("bf16", bf16)
     check_order("predict", batches.sampler)
     core.average_buffers(model)
     core.agreement.compare("in predict", modules={"": model}, data=batches.facts(), layers=False)

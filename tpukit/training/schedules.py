@@ -28,6 +28,7 @@ import math
 from collections.abc import Callable
 
 from tpukit.essentials.display import InvalidValueError
+from tpukit.training.interfaces import check_step_of_scheduler
 
 
 def constant(optimizer, *, warmup: int = 0):
@@ -104,8 +105,11 @@ def check_schedule(scheduler, interval: str, *, column: str, lower: bool) -> str
 
     Raises:
         ValueError: a ReduceLROnPlateau waits for `column` to change the wrong way.
+        TypeError: it is of another package, and its `step` needs arguments.
     """
     if not is_plateau(scheduler):
+        if scheduler is not None:
+            check_step_of_scheduler(scheduler)
         return interval
     mode = "min" if lower else "max"
     if scheduler.mode != mode:

@@ -1,7 +1,6 @@
 """One step of a model on the device: forward pass, gradients, optimizer, averaged weights."""
 
 import contextlib
-import inspect
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from tpukit.essentials.launcher import Core, averaged_places
 from tpukit.profiling import RecompileMonitor
 from tpukit.training.batch import call, inputs_and_targets
 from tpukit.training.host_time import Moment, advice
+from tpukit.training.interfaces import average_update, check_optimizer
 from tpukit.training.replay import Replay
 
 
@@ -63,8 +63,8 @@ class TrainStep:
     Attributes:
         arrange: converts a batch, as it was sent, into the form that a loop gets. It runs within
             the step, because a replayed step could not do it otherwise.
+        further_parts: returns what the loss gets after (outputs, targets).
         shapes: how many shapes of batches are expected, each with a compilation.
-        masked: whether the loss gets the last entry of a batch as a mask.
     """
 
     core: Core
@@ -72,6 +72,7 @@ class TrainStep:
     optimizer: object
     loss: Callable
     arrange: Callable[[object], object]
+    further_parts: Callable[[object], tuple]
     scheduler: object = None
     preprocess: Callable | None = None
     augment: Callable | None = None
@@ -79,11 +80,11 @@ class TrainStep:
     max_grad_norm: float | None = None
     averaged_model: object = None
     shapes: int = 1
-    masked: bool = False
     replay: bool = False
 
     def __post_init__(self):
-        _check_optimizer(self.optimizer)
+        check_optimizer(self.optimizer)
+        self._update_average = average_update(self.averaged_model)
         backend = self.core.backend
         self._buffers = averaged_places(self.model, self.loss)
         self._programs = programs_of(backend)
@@ -223,7 +224,7 @@ class TrainStep:
 
     def _loss(self, batch):
         """Return the loss of one batch, a tensor with one element."""
-        mask = batch[-1:] if self.masked else ()
+        further = self.further_parts(batch)
         if self.augment:
             parts = (batch,) if isinstance(batch, Mapping) else inputs_and_targets(batch)
             batch = self.augment(*parts)
@@ -231,7 +232,7 @@ class TrainStep:
         if self.preprocess:
             inputs = self.preprocess(inputs)
         outputs = forward(self.core, self.model, inputs, bf16=self.bf16)
-        loss = self.loss(outputs, targets, *mask)
+        loss = self.loss(outputs, targets, *further)
         if not hasattr(loss, "numel") or loss.numel() != 1:
             found = f"{type(loss).__name__} {tuple(getattr(loss, 'shape', ()))}"
             raise InvalidValueError(
@@ -251,17 +252,5 @@ class TrainStep:
         averaged = [reduced, *self._buffers()]
         self.core.optimizer_step(self.optimizer, clip=self.max_grad_norm, average_also=averaged)
         if self.averaged_model:
-            self.averaged_model.update_parameters(self.model)
+            self._update_average(self.model)
         return reduced
-
-
-def _check_optimizer(optimizer) -> None:
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if closure is not None and closure.default is closure.empty:
-        name = type(optimizer).__name__
-        several = f"{name} evaluates the loss several times in each"
-        raise InvalidTypeError(
-            f"fit computes the gradients once per step, and {several}",
-            found=f"{name}.step needs a closure",
-            fix="Adam or SGD; on few data, a loop of your own on one core: launch(fn, cores=1)",
-        )

@@ -18,7 +18,7 @@ from tpukit.essentials.data import (
     seed_host,
     seeded_in_turn,
 )
-from tpukit.essentials.display import InvalidTypeError, InvalidValueError
+from tpukit.essentials.display import InvalidTypeError, InvalidValueError, check_count
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,4 @@ def _check(dataset: object, steps: int) -> None:
             f"a {type(dataset).__name__} can be read only once, and a stream starts over where it ends",
             fix="a function that makes it: core.batches(lambda share, shares: ..., steps=..., batch_size=...)",
         )
-    if steps < 1:
-        raise InvalidValueError(
-            f"steps is the number of batches in an epoch, at least 1, got {steps}", fix="steps=1000"
-        )
+    check_count("steps", steps)

@@ -29,7 +29,7 @@ from tpukit.essentials.display import InvalidTypeError, InvalidValueError, count
 from tpukit.essentials.environment import peak_memory
 from tpukit.essentials.launcher import Core, Terminated, gather_objects
 from tpukit.profiling import parse_duration
-from tpukit.training.batch import kind_of_samples, takes_mask
+from tpukit.training.batch import FurtherParts, kind_of_samples
 from tpukit.training.checks import (
     Best,
     best_of,
@@ -50,8 +50,9 @@ from tpukit.training.fit_options import (
     as_fit_options,
 )
 from tpukit.training.history import History, samples_per_second
+from tpukit.training.interfaces import naming_closures
 from tpukit.training.losses import PendingStep, StepLosses, not_finite
-from tpukit.training.metrics import fresh_metrics, own_metrics
+from tpukit.training.metrics import fresh_metrics, own_metrics, separate_metrics
 from tpukit.training.modes import LayerModes, OptimizerModes
 from tpukit.training.plain_names import PlainNames
 from tpukit.training.resume import Progress, RunState, TimeLimit
@@ -100,7 +101,8 @@ def fit(
 
     How a batch reaches the model and the loss:
 
-    - A tuple `(inputs, targets)`: `loss(model(inputs), targets)`. Further parts are ignored.
+    - A tuple `(inputs, targets)`: `loss(model(inputs), targets)`. Further parts, such as weights
+      of the samples, are further arguments of the loss; `fit` raises if it does not take them.
     - A mapping with exactly one of the keys "labels", "label", "targets" and "target", as Hugging
       Face's datasets return: `loss(model(**batch), batch["labels"])`. If the model's `forward` has
       no argument "labels", it does not get that entry. If it has, the model may compute the loss:
@@ -132,7 +134,9 @@ def fit(
         scheduler: any of torch.optim.lr_scheduler. It is stepped after every optimizer step; see
             `FitOptions.scheduler_interval`.
         metrics: functions of (outputs, targets), or torchmetrics' metrics, by name. The history
-            has them as `valid_<name>`.
+            has them as `valid_<name>`. A `MetricCollection` named "all" becomes its metrics,
+            `valid_all_<name>`. A function whose first argument is named `y_true`, as all of
+            scikit-learn's, gets the targets first, and `fit` prints a line.
         preprocess: changes the inputs on the device, in training and evaluation; for example, it
             normalises. It gets a batch that is a mapping as a whole. If it returns anything but
             a mapping, the model gets that as its only argument.
@@ -182,9 +186,11 @@ def fit(
         steps_per_epoch=steps_per_epoch,
         epochs=epochs,
         accumulate_grad_batches=accumulate_grad_batches,
+        bf16=bf16,
     )
     check_parameters(core, model, loss, optimizer)
-    best = best_of(core, monitor, mode, metrics=metrics or {}, valid=valid is not None)
+    metrics = separate_metrics(core, metrics or {})
+    best = best_of(core, monitor, mode, metrics=metrics, valid=valid is not None)
     interval = check_schedule(
         scheduler, options.scheduler_interval, column=best.column, lower=best.lower
     )
@@ -205,7 +211,7 @@ def fit(
         max_grad_norm=max_grad_norm,
         averaged_model=options.averaged_model,
         shapes=train.shapes,
-        masked=takes_mask(train, loss),
+        further_parts=FurtherParts(train, loss),
         replay=bool(replay),
     )
     trainer = Trainer(
@@ -216,7 +222,7 @@ def fit(
         epochs=epochs,
         steps_per_epoch=steps_per_epoch,
         scheduler=scheduler,
-        metrics=own_metrics(metrics or {}, one_core=not core.backend.shares_process),
+        metrics=own_metrics(metrics, one_core=not core.backend.shares_process),
         augment=augment,
         accumulate_grad_batches=accumulate_grad_batches,
         best=best,
@@ -225,7 +231,8 @@ def fit(
         max_time=max_time,
         options=options,
     )
-    return trainer.run()
+    with naming_closures(optimizer):
+        return trainer.run()
 
 
 def _check_replay(replay: object) -> None:

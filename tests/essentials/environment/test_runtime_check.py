@@ -290,7 +290,7 @@ def test_where_torchtpu_takes_the_place_of_torch_xla_it_is_told_to_be_experiment
             COLAB,
             {"torch": "2.7.0", "torch_xla": "2.7.0"},
             "failure",
-            "needs 2.8.0 or later",
+            "the first supported version is 2.8.0",
             "Disconnect and delete",
         ),
         (COLAB, {"torch": "2.9.1"}, "warning", "not tested with this pair", "torch 2.9.0"),

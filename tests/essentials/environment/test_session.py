@@ -6,9 +6,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from helpers.machines import COLAB
+from helpers.machines import COLAB, on_machine
 from helpers.machines import KAGGLE as EIGHT
 
+from tpukit import check, launch
 from tpukit.essentials.environment.platforms import Machine
 from tpukit.essentials.environment.session import Changes, install_line, needed_changes, setup
 
@@ -99,6 +100,21 @@ def test_only_what_stops_a_fork_or_is_dead_is_changed(environ, machine, changes,
     assert all(change.why for change in made.changes)
     printed = capsys.readouterr().out
     assert all(name in printed for name in changes)
+
+
+@pytest.mark.parametrize("torch", [None, "2.7.1"])
+@pytest.mark.parametrize("machine", [COLAB, EIGHT, LAPTOP])
+def test_setup_check_and_launch_report_the_same_of_no_torch_and_of_an_old_one(torch, machine):
+    versions = {name: text for name, text in machine.versions.items() if name != "torch"}
+    if torch:
+        versions["torch"] = torch
+    info = replace(machine, versions=versions)
+    found = next(finding for finding in check(info=info).failures if finding.name == "versions")
+    changes = setup(Machine({}), info=info)
+    assert changes.title == f"not ready to launch: {found.fact}; {found.fix}"
+    with on_machine(info), pytest.raises((ValueError, ModuleNotFoundError)) as caught:
+        launch(lambda core: core.rank)
+    assert (caught.value.fact, caught.value.fix) == (found.fact, found.fix)
 
 
 def test_a_second_time_there_is_nothing_to_do(capsys):

@@ -16,6 +16,11 @@ from tpukit import WorkerError
 from tpukit.essentials.backends.protocol import Backend
 from tpukit.essentials.data.batches import Batches
 from tpukit.essentials.launcher.core import Core
+from tpukit.essentials.launcher.difference import OutOfSyncError
+from tpukit.simulator.runtime import why_not
+from tpukit.training import launch_each
+
+SIMULATED = [pytest.mark.xla, pytest.mark.skipif(bool(why_not()), reason=why_not() or "")]
 
 
 def distance(first: dict, second: dict) -> float:
@@ -228,6 +233,78 @@ def test_collectives_return_what_they_say_on_every_core(backend):
     assert first["untouched"].tolist() == [1, 2]
     assert second["untouched"].tolist() == [2, 4]
     assert all(torch.equal(first[name], second[name]) for name in ("sum", "mean", "gather"))
+
+
+@pytest.mark.parametrize("backend", DRY_RUNS)
+def test_the_mean_of_a_dict_is_by_name_in_any_order(backend):
+    def work(core):
+        order = ["cat", "dog"] if core.rank == 0 else ["dog", "cat"]
+        numbers = {name: {"cat": 0.0, "dog": 1.0}[name] + core.rank for name in order}
+        tensors = {name: core.to_device([torch.tensor(numbers[name])])[0] for name in order}
+        found = core.mean({"of": numbers, "tensors": tensors, "cat": 16_777_217 + core.rank})
+        with core.step():
+            within = core.mean(tensors)
+        return core.to_host((found, within))
+
+    for found, within in quietly(work, backend=backend).results:
+        assert found["of"] == {"cat": 0.5, "dog": 1.5}
+        assert found["cat"] == 16_777_217.5
+        for tensors in (found["tensors"], within):
+            assert {name: float(tensor) for name, tensor in tensors.items()} == found["of"]
+
+
+@pytest.mark.parametrize(
+    ("mine", "found"),
+    [
+        ([{"loss": 1.0, "even": 1}, {"loss": 1.0, "odd": 1}], "even: a number on core 0, none on"),
+        ([{"a": 1.0}, {}], "a: a number on core 0, none on core 1"),
+        ([{"a": {"b": 1.0}}, {"a": 1.0}], "a.b: a number on core 0, none on core 1"),
+        ([{"a": 1.0}, {"a": torch.ones(2)}], r"a: a number on core 0, \(2,\) torch.float32 on"),
+    ],
+)
+def test_the_mean_of_a_dict_with_other_names_on_another_core_is_refused(mine, found):
+    with pytest.raises(WorkerError, match=f"different names(.|\n)*{found}") as caught:
+        quietly(lambda core: core.mean(mine[core.rank]))
+    assert isinstance(caught.value.__cause__, OutOfSyncError)
+
+
+def train_alone(core, joined):
+    model = torch.nn.Linear(2, 1).to(core.device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.ones(3, 2, device=core.device)).sum().backward()
+    if joined == "optimizer_step":
+        core.optimizer_step(optimizer)
+    elif joined == "torch_xla":
+        import torch_xla.core.xla_model
+
+        torch_xla.core.xla_model.optimizer_step(optimizer)
+    elif joined != "one core" or core.rank == 0:
+        optimizer.step()
+    if joined == "mean":
+        core.mean(1.0)
+    core.to_host(model.weight.detach())
+
+
+@pytest.mark.parametrize(
+    ("backend", "joined", "is_named"),
+    [
+        ("cpu", "", True),
+        ("cpu", "optimizer_step", False),
+        ("cpu", "mean", False),
+        ("cpu", "one core", False),
+        pytest.param("xla", "", True, marks=pytest.mark.xla),
+        pytest.param("xla:simulator", "torch_xla", False, marks=SIMULATED),
+    ],
+)
+def test_cores_that_trained_without_ever_meeting_are_named(backend, joined, is_named, capsys):
+    quietly(train_alone, joined, backend=backend)
+    assert ("each has trained a model of its own" in capsys.readouterr().out) == is_named
+
+
+def test_a_single_core_and_independent_runs_are_not_named(capsys):
+    quietly(train_alone, "", cores=1, backend="cpu")
+    launch_each(train_alone, ["", ""], cores=1, backend="cpu", progress="off")
+    assert "of its own" not in capsys.readouterr().out
 
 
 def test_gather_in_order_is_every_sample_once():

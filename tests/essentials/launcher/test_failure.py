@@ -278,3 +278,28 @@ def test_an_exception_of_a_signal_handler_after_the_worker_function_is_not_a_dev
     with pytest.raises(WorkerError, match="of 2 raised") as caught:
         quietly(signal_late)
     assert "could not start its device" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "fix"),
+    [
+        ("Input tensor is not an XLA tensor: CPUFloatType", "core.model(model)"),
+        ("Check failed: xtensor: Expected XLA tensor. Got: torch.FloatTensor", "core.model(model)"),
+        ("expected scalar type Long but found Float", "targets.long()"),
+    ],
+)
+def test_a_text_of_torch_that_has_one_cause_gets_its_fix(text, fix):
+    assert fix in exception_raised(0, RuntimeError(text)).fix
+
+
+def test_a_core_that_something_outside_ends_gets_no_line_to_correct():
+    def work(core):
+        if core.rank == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        while True:
+            time.sleep(0.01)
+
+    with pytest.raises(WorkerError, match="was ended by SIGTERM") as caught:
+        quietly(work)
+    assert "backup_dir" in caught.value.fix
+    assert "correct that line" not in str(caught.value)

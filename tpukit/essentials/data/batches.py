@@ -24,7 +24,7 @@ from tpukit.essentials.data.sources import (
     refuse_loader,
     split_masks,
 )
-from tpukit.essentials.display import InvalidTypeError, InvalidValueError
+from tpukit.essentials.display import InvalidTypeError, InvalidValueError, check_count, check_flag
 from tpukit.essentials.environment import cpus
 
 _MOST_WORKERS = 16  # of a core, by default
@@ -63,7 +63,8 @@ class Batches:
         drawn: the time of the last request for a batch, by `time.perf_counter`; 0 before.
 
     Raises:
-        TypeError: the dataset is a DataLoader, or can only be read in order.
+        TypeError: the dataset is a DataLoader, or can only be read in order; or an argument has
+            the wrong type.
         ValueError: an argument is out of range, the dataset is empty or too small, or the cores
             would share its open files, random generators or threads.
     """
@@ -90,6 +91,10 @@ class Batches:
         shares_process: bool = False,
         numbers: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
     ):
+        _check_arguments(
+            {"batch_size": batch_size, "workers": workers, "threads": threads},
+            {"shuffle": shuffle, "drop_last": drop_last, "mask": mask},
+        )
         _check_dataset(dataset, batch_size)
         self.sampler = ShardedSampler(
             len(dataset),
@@ -101,7 +106,6 @@ class Batches:
         )
         _check_steps(self.sampler)
         refuse_shared(dataset, rank=rank, world_size=world_size, workers=workers or 0)
-        _check_readers(threads, workers)
         self.dataset = dataset
         self.buckets = buckets
         self._source = as_batch_source(dataset)
@@ -379,17 +383,12 @@ class Batches:
 
 
 def _check_dataset(dataset: object, batch_size: int) -> None:
-    """Raise for a dataset without numbered samples, and for a batch size below 1."""
+    """Raise for a dataset without numbered samples, and for an empty one."""
     refuse_loader(dataset, batch_size)
     if only_iterates(dataset):
         raise InvalidTypeError(
             f"a {type(dataset).__name__} can only be read in order, so its samples cannot be dealt out by number",
             fix=f"core.batches(dataset, steps=1000, batch_size={batch_size}): the steps of an epoch",
-        )
-    if batch_size < 1:
-        raise InvalidValueError(
-            f"batch_size is the number of samples per core and step, at least 1, got {batch_size}",
-            fix="batch_size=1",
         )
     if len(dataset) == 0:
         raise InvalidValueError(
@@ -398,12 +397,13 @@ def _check_dataset(dataset: object, batch_size: int) -> None:
         )
 
 
-def _check_readers(threads: int, workers: int | None) -> None:
-    if threads < 1 or (workers or 0) < 0:
-        raise InvalidValueError(
-            f"threads is 1 or more and workers 0 or more, got threads={threads}, workers={workers}",
-            fix="threads=1, workers=0",
-        )
+def _check_arguments(counts: Mapping[str, object], flags: Mapping[str, object]) -> None:
+    """Raise for a number or a switch of another kind, such as the text of a form."""
+    for name, value in counts.items():
+        if value is not None:
+            check_count(name, value, least=0 if name == "workers" else 1)
+    for name, value in flags.items():
+        check_flag(name, value)
 
 
 def _check_steps(sampler: ShardedSampler) -> None:

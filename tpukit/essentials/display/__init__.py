@@ -1,6 +1,7 @@
 """The display: sample batches, tables, curves, progress, errors as text, the style of figures."""
 
 from tpukit.essentials.display import figure_inputs, figure_style
+from tpukit.essentials.display.arguments import check_count, check_flag, check_number
 from tpukit.essentials.display.bars import duration
 from tpukit.essentials.display.errors import (
     AccessDeniedError,
@@ -40,8 +41,8 @@ __all__ = [
     "AccessDeniedError", "ErrorFields", "ErrorParts", "Finding", "Findings", "InvalidIndexError",
     "InvalidTypeError", "InvalidValueError", "NotInstalledError", "PathExistsError",
     "PathNotFoundError", "Screen", "SystemFailureError", "Table", "TpukitError",
-    "TpukitRuntimeError", "as_html", "as_text", "better", "counted", "current_cell", "duration",
-    "explain", "figure_inputs", "figure_style", "first_few", "human_size", "kind_of",
-    "optional_subpackage", "parts_of", "plural", "running_shell", "screen", "show_batch",
-    "style_figure",
+    "TpukitRuntimeError", "as_html", "as_text", "better", "check_count", "check_flag",
+    "check_number", "counted", "current_cell", "duration", "explain", "figure_inputs",
+    "figure_style", "first_few", "human_size", "kind_of", "optional_subpackage", "parts_of",
+    "plural", "running_shell", "screen", "show_batch", "style_figure",
 ]  # fmt: skip

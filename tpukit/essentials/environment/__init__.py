@@ -31,9 +31,10 @@ from tpukit.essentials.environment.session import (
     Changes,
     Folders,
     folders_of,
+    how_to_install,
     install_line,
-    is_too_old,
     setup,
+    torch_problem,
 )
 
 __all__ = [
@@ -41,7 +42,7 @@ __all__ = [
     "Folders", "GENERATIONS", "Generation", "IMAGES", "KEEP_VARIABLE", "Machine", "MachineInfo",
     "OLDEST_TORCH", "ONE_PROCESS_VARIABLES", "OwnMemory", "PRICES_OF", "RELEASES", "THIS_MACHINE",
     "available_memory", "check", "chip_nodes", "cleanup", "cpus", "find_chips", "folders_of",
-    "how_to_restart", "how_to_start_afresh", "install_line", "is_too_old", "machine_info",
-    "orphans", "own_memory", "part_of", "peak_memory", "runtime_started", "setup", "wait_for_chips",
-    "why_no_simulator", "write_whole",
+    "how_to_install", "how_to_restart", "how_to_start_afresh", "install_line", "machine_info",
+    "orphans", "own_memory", "part_of", "peak_memory", "runtime_started", "setup", "torch_problem",
+    "wait_for_chips", "why_no_simulator", "write_whole",
 ]  # fmt: skip

@@ -24,13 +24,14 @@ from tpukit.essentials.environment.instructions import (
 from tpukit.essentials.environment.platforms import THIS_MACHINE, Machine
 from tpukit.essentials.environment.session import (
     IMAGES,
-    OLDEST_TORCH,
     ONE_PROCESS_VARIABLES,
     RELEASES,
     base,
+    how_to_install,
     install_line,
-    is_too_old,
     needed_changes,
+    percent,
+    torch_problem,
 )
 
 _GIB = 2**30
@@ -178,12 +179,10 @@ def _device(info: MachineInfo, environ: Mapping[str, str]) -> Finding:
 
 def _versions(info: MachineInfo, environ: Mapping[str, str]) -> Finding:
     name = "versions"
-    torch = info.versions.get("torch")
-    if not torch:
-        return Finding(name, "failure", fact="torch is not installed", fix=_how_to_install(info))
-    if is_too_old(torch):
-        fact = f"torch {torch}: tpukit needs {OLDEST_TORCH} or later, and launch refuses it"
-        return Finding(name, "failure", fact=fact, fix=_how_to_install(info))
+    problem = torch_problem(info)
+    if problem:
+        return Finding(name, "failure", fact=problem, fix=how_to_install(info))
+    torch = info.versions["torch"]
     libtpu = info.versions.get("libtpu") or environ.get("TPU_LIBRARY_PATH")
     if info.tpu_package == "torch_tpu":
         return _torch_tpu_versions(info, torch, libtpu=libtpu)
@@ -203,7 +202,7 @@ def _torch_tpu_versions(info: MachineInfo, torch: str, *, libtpu: str | None) ->
     if is_too_old_for_it or lacks_libtpu:
         fact += f", libtpu {libtpu}: it needs libtpu, and torch 2.11 to 2.15"
         line = "pip install --upgrade 'torch>=2.11,<2.16' torch_tpu"
-        fix = f"`{_percent(info)}{line}`, then {how_to_restart(info)}"
+        fix = f"`{percent(info)}{line}`, then {how_to_restart(info)}"
         return Finding(name, "failure", fact=fact, fix=fix)
     if not info.chips:
         return Finding(name, "ok", fact=fact)
@@ -218,11 +217,14 @@ def _without_torch_xla(info: MachineInfo, torch: str) -> Finding:
     if not info.chips:
         fact = f"torch {torch}; no torch_xla, but a dry run on plain CPU processes does not need it"
         return Finding(name, "ok", fact=fact)
-    fix = _how_to_install(info)
-    if install_line(info):
-        if info.platform == "Kaggle":  # an old notebook keeps its old image, which may be for CPUs
-            fix = f"Session options > Environment > Always use latest environment, or {fix}"
-    elif base(torch) in RELEASES:
+    fix = how_to_install(info)
+    # A notebook may be pinned to an old image, or to that for CPUs. A factory reset starts the same.
+    if info.platform == "Kaggle":
+        fix = (
+            "Settings > Environment > Always use latest environment, and no docker_image in "
+            f"kernel-metadata.json; then {fix}"
+        )
+    elif not install_line(info) and base(torch) in RELEASES:
         fix = "use Python 3.11 to 3.13 on Linux x86-64: torch_xla has no wheel for newer ones or other systems"
     fact = f"torch {torch}, no torch_xla, so the chips cannot be used"
     return Finding(name, "failure", fact=fact, fix=fix)
@@ -232,7 +234,7 @@ def _torch_xla_versions(info: MachineInfo, torch: str, *, libtpu: str | None) ->
     name = "versions"
     torch_xla = info.versions["torch_xla"]
     release = RELEASES.get(base(torch))
-    install = _how_to_install(info)
+    install = how_to_install(info)
     pair = f"torch {torch}, torch_xla {torch_xla}"
     if numbers(torch) != numbers(torch_xla):
         fact = f"{pair}: these versions do not work together, and torch_xla will not import"
@@ -252,18 +254,6 @@ def _torch_xla_versions(info: MachineInfo, torch: str, *, libtpu: str | None) ->
         fact = f"libtpu {libtpu} with torch_xla {torch_xla}, {released}"
         return Finding(name, "warning", fact=fact, fix=install)
     return Finding(name, "ok", fact=f"{pair}, libtpu {libtpu}")
-
-
-def _how_to_install(info: MachineInfo) -> str:
-    line = install_line(info)
-    if not line:
-        return how_to_start_afresh(info)
-    return f"`{_percent(info)}{line}`, then {how_to_restart(info)}"
-
-
-def _percent(info: MachineInfo) -> str:
-    """Return the "%" of a notebook's pip command, on platforms that are notebooks only."""
-    return "%" if info.platform in ("Colab", "Kaggle") else ""
 
 
 def _variables(info: MachineInfo, environ: Mapping[str, str]) -> list[Finding]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tpukit.essentials.display import InvalidTypeError, Table, as_html, current_cell
 from tpukit.essentials.environment.hardware import MachineInfo, numbers
+from tpukit.essentials.environment.instructions import how_to_restart, how_to_start_afresh
 from tpukit.essentials.environment.platforms import THIS_MACHINE, Machine
 
 Folders = str | os.PathLike | Sequence[str | os.PathLike]  # the type of `compile_cache`
@@ -81,11 +82,13 @@ class Changes(Table):
         changes: the changed variables.
         left: variables that would make a launch fail, but may be set on purpose, so they stay.
         cell: number of the notebook cell that already displays them; None outside of IPython.
+        problem: why no launch can start with this machine's torch, with the fix; "" if one can.
     """
 
     changes: tuple[Change, ...]
     left: tuple[str, ...] = ()
     cell: int | None = None
+    problem: str = ""
 
     def __len__(self) -> int:
         return len(self.changes)
@@ -93,6 +96,8 @@ class Changes(Table):
     @property
     def title(self) -> str:
         """The outcome in one line."""
+        if self.problem:
+            return f"not ready to launch: {self.problem}"
         if self.left:
             stays = f"{', '.join(self.left)} may be set on purpose, and stays"
             return f"not ready to launch on all chips: {stays}; see tpukit.check()"
@@ -163,7 +168,10 @@ def setup(
         else:
             environ[change.variable] = change.after
     left = tuple(f"{name}={environ[name]}" for name in _left_variables(environ, info))
-    shown = Changes(changes, left, cell=current_cell())
+    problem = torch_problem(info)
+    if problem:
+        problem += f"; {how_to_install(info)}"
+    shown = Changes(changes, left, cell=current_cell(), problem=problem)
     shown._show()
     return shown
 
@@ -300,6 +308,32 @@ def _can_replace(torch: str, info: MachineInfo) -> bool:
 def is_too_old(torch: str) -> bool:
     """Return whether tpukit does not support a torch version because it is too old."""
     return numbers(torch) < numbers(OLDEST_TORCH)
+
+
+def torch_problem(info: MachineInfo) -> str:
+    """Return why no launch can start with this machine's torch, "" if one can.
+
+    `setup`, `check` and `launch` all report this, with the fix of `how_to_install`.
+    """
+    torch = info.versions.get("torch")
+    if not torch:
+        return "torch is not installed"
+    if is_too_old(torch):
+        return f"torch {torch} is not supported: the first supported version is {OLDEST_TORCH}"
+    return ""
+
+
+def how_to_install(info: MachineInfo) -> str:
+    """Return the line that installs torch, torch_xla and libtpu, and how to restart after it."""
+    line = install_line(info)
+    if not line:
+        return how_to_start_afresh(info)
+    return f"`{percent(info)}{line}`, then {how_to_restart(info)}"
+
+
+def percent(info: MachineInfo) -> str:
+    """Return the "%" of a notebook's pip command, on platforms that are notebooks only."""
+    return "%" if info.platform in ("Colab", "Kaggle") else ""
 
 
 def base(version: str) -> str:

@@ -44,6 +44,11 @@ _OFTEN_UNTIL = 64  # steps; up to here the cores are compared after each power o
 _STEPS_BETWEEN = 100  # at least so many steps between two later comparisons
 _LAYOUTS = "layouts"  # the entry of a state at the end for the batches that were made
 _MOST_LAYOUTS = 20  # of batches, compared at the end
+# Counters of torch_xla. xm.optimizer_step, for example, counts "xla::AllReduceInPlace".
+_XLA_COLLECTIVES = (
+    *("xla::AllReduce", "xla::AllGather", "xla::AllToAll"),
+    *("xla::ReduceScatter", "xla::CollectivePermute"),
+)
 _NOT_JOINED = "each CPU process of this dry run is alone with it"
 
 
@@ -102,6 +107,7 @@ class Agreement:
         self._other_optimizers = weakref.WeakSet()  # they train nothing that is from core.model
         self._runtime_was_started = runtime_started()  # by the notebook, before the fork
         self._in_optimizer_step = False
+        self._has_stepped_alone = False  # one of the other optimizers
         self.forget()
 
     def forget(self) -> None:
@@ -251,6 +257,8 @@ class Agreement:
     def after_step(self, optimizer) -> None:
         """Count a step of an optimizer, and compare if it is time to."""
         loop = self._loop
+        if optimizer in self._other_optimizers:
+            self._has_stepped_alone = True
         if optimizer not in loop.steps or not self._watches():
             return
         loop.steps[optimizer] += 1
@@ -324,6 +332,20 @@ class Agreement:
         if is_changed or not self.is_on:
             return None
         return self._describe(self._loop_state()) | {_LAYOUTS: loop.layouts}
+
+    def has_trained_alone(self) -> bool:
+        """Return whether this core has stepped an optimizer, and was in no collective at all.
+
+        Not only tpukit's collectives count, but also those of torch_xla and torch.distributed.
+        """
+        import torch
+
+        if not self._has_stepped_alone or self._core.has_met:
+            return False
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return False
+        counters = self._core.backend.metrics()
+        return not any(name.startswith(_XLA_COLLECTIVES) for name in counters)
 
     def _watches(self) -> bool:
         return self.is_on and not self._core.in_fit

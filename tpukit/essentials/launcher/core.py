@@ -12,15 +12,21 @@ from pathlib import Path
 
 from tpukit.essentials.backends import Backend, BackendMismatchError
 from tpukit.essentials.data import Batches, BatchSource, MapDataset
-from tpukit.essentials.display import InvalidTypeError, InvalidValueError, optional_subpackage
+from tpukit.essentials.display import (
+    InvalidTypeError,
+    InvalidValueError,
+    check_count,
+    optional_subpackage,
+)
 from tpukit.essentials.environment import write_whole
 from tpukit.essentials.launcher import messages
 from tpukit.essentials.launcher.agreement import Agreement
 from tpukit.essentials.launcher.core_values import averaged_places, parameters_of
 from tpukit.essentials.launcher.gradients import GradientAverage
 from tpukit.essentials.launcher.notebook_output import NotebookOutput
+from tpukit.essentials.launcher.objects import mean_by_name
 from tpukit.essentials.launcher.random_numbers import RandomNumbers
-from tpukit.essentials.launcher.tensors import save_tensors
+from tpukit.essentials.launcher.tensors import move_module, refuse_scripted, save_tensors
 
 _REDUCTIONS = ("sum", "mean", "min", "max")
 _STEPS_IN_MEDIAN = 64  # steps that compiled are rare among so many
@@ -48,6 +54,7 @@ class Core(NotebookOutput):
         agreement: checks that the cores are in sync; see `tpukit.essentials.launcher.agreement`.
         in_fit: True while `fit` trains, which compares the cores itself.
         open_steps: number of `step` blocks that the worker function is in.
+        has_met: whether this core has completed a collective.
     """
 
     hosts = 1
@@ -66,6 +73,7 @@ class Core(NotebookOutput):
         self.in_fit = False
         self.numbers = RandomNumbers(self)
         self.open_steps = 0
+        self.has_met = False
         self._began = time.monotonic()
         # Called in every step; it keeps the pattern of gradients of each optimizer.
         self._average_gradients = GradientAverage(backend, self.agreement.names_of, self.print)
@@ -97,17 +105,18 @@ class Core(NotebookOutput):
 
         Raises:
             OutOfSyncError: the cores pass different modules.
-            InvalidTypeError: the module cannot be copied; with `shard`, another library has
+            InvalidTypeError: the module cannot be copied, or is scripted or traced; with `shard`, another library has
                 sharded it already.
             InvalidValueError: a lazy layer has no weights yet.
         """
+        refuse_scripted(module)
         # Before the first weight is sent: different models would make the broadcast hang or fail.
         self.agreement.before_model(module)
         is_here = any(one.device.type == self.device.type for one in module.parameters())
         is_too_large_to_copy = self.chips > 1 and not is_here
         if not (in_place or is_too_large_to_copy):
             module = _copy(module)
-        module = _move(module, self.device)
+        module = move_module(module, self.device)
         self.agreement.add_model(module, allow_different)
         with self._together("model"):
             notice = self.backend.place_model(module)
@@ -191,6 +200,7 @@ class Core(NotebookOutput):
             InvalidTypeError: `steps` is missing for a dataset that is read in order, or set for
                 another.
         """
+        check_count("batch_size", batch_size)
         if batch_size % self.chips:
             next_multiple = math.ceil(batch_size / self.chips) * self.chips
             raise InvalidValueError(
@@ -393,12 +403,14 @@ class Core(NotebookOutput):
     def mean(self, value):
         """Return the mean over the cores of a number, a tensor, or a dict of them. Collective.
 
-        A tensor stays on the device, so this does not wait for it; a number becomes a float.
+        A tensor stays on the device, so this does not wait for it; a number becomes a float. A
+        dict is averaged by name, in any order; all cores must have the same names.
         """
         import torch
 
         if isinstance(value, dict):
-            return {name: self.mean(part) for name, part in value.items()}
+            with self._together("mean"):
+                return mean_by_name(self, value)
         if isinstance(value, torch.Tensor):
             return self.all_reduce(value, "mean")
         # Sent in two parts, because float32, the only type of some devices, cannot hold
@@ -526,12 +538,18 @@ class Core(NotebookOutput):
         finally:
             self.waiting = outer
         self.activity += 1
+        self.has_met = True
 
-    def _in_graph(self, name: str) -> contextlib.AbstractContextManager:
+    @contextlib.contextmanager
+    def _in_graph(self, name: str) -> Iterator[None]:
         """Mark a wait for the device, which contains collectives if they are part of the graph."""
-        if self.backend.in_graph and self.waiting is None:
-            return self._together(name)
-        return contextlib.nullcontext()
+        if not self.backend.in_graph or self.waiting is not None:
+            yield
+            return
+        has_met = self.has_met  # the graph may as well be of this core alone
+        with self._together(name):
+            yield
+        self.has_met = has_met
 
 
 def _with_gradient(core: Core, tensor):
@@ -567,20 +585,3 @@ def _copy(module):
             found=error,
             fix="core.model(model, in_place=True), which moves the model itself",
         ) from error
-
-
-def _move(module, device):
-    """Move a module to a device; a tensor with several names stays a single tensor.
-
-    On XLA `Module.to` makes a tensor per name, and these are then trained separately.
-    """
-    places: dict[int, list[tuple[dict, str]]] = {}
-    for layer in module.modules():
-        for tensors in (layer._parameters, layer._buffers):
-            for name, tensor in tensors.items():
-                places.setdefault(id(tensor), []).append((tensors, name))
-    module = module.to(device)
-    for (first_tensors, first_name), *others in places.values():
-        for tensors, name in others:
-            tensors[name] = first_tensors[first_name]
-    return module

@@ -133,6 +133,15 @@ def _row_text(name: str, values: list[str]) -> str:
     return f"{name}: {', '.join(texts)}"
 
 
+def different_names(states: list[Mapping]) -> str:
+    """Return the names whose values differ between the cores, with the cores that have them."""
+    rows = _different_rows(states)
+    lines = [_row_text(name, rows[name]) for name in list(rows)[:_MOST_SHOWN]]
+    if len(rows) > _MOST_SHOWN:
+        lines.append(f"and {len(rows) - _MOST_SHOWN} more")
+    return "\n".join(lines)
+
+
 def _ranks_by_value(values: list[str]) -> dict[str, list[int]]:
     ranks: dict[str, list[int]] = {}
     for rank, value in enumerate(values):

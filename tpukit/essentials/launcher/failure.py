@@ -48,7 +48,16 @@ _NO_CUDA = (
     "No CUDA GPUs are available",
     "Cannot re-initialize CUDA in forked subprocess",
 )
+# Texts of torch_xla for a tensor that is still in host memory.
+_NOT_ON_XLA = ("Expected XLA tensor", "not an XLA tensor")
+# Texts of torch for targets of classes that are floats.
+_NOT_CLASSES = ("expected scalar type Long but found",)
 _TERMINATED = "was ended by SIGTERM"
+_FIX_OF_SIGTERM = (
+    "something outside of the notebook ended it: the platform (a spot machine, its time is up) or "
+    "a kill;\nwith fit(checkpoints=tpukit.Checkpoints(folder, backup_dir=...)) the same cell "
+    "continues from the last checkpoint"
+)
 
 
 class Place(NamedTuple):
@@ -196,6 +205,7 @@ def sigterm_received(rank: int, frame: object) -> Failure:
         _TERMINATED,
         trace=stack_text(frame),
         title="where it stood",
+        fix=_FIX_OF_SIGTERM,
     )
 
 
@@ -437,6 +447,15 @@ def _fix_of_an_exception(what: str) -> str:
         )
     if "DataLoader worker (pid" in what:
         return _fix_of_a_dead_loader()
+    if _TERMINATED in what:
+        return _FIX_OF_SIGTERM
+    if any(words in what for words in _NOT_ON_XLA):
+        return (
+            "model = core.model(model) before the optimizer is made, and .to(core.device) for "
+            "tensors that the function makes itself; batches are there already"
+        )
+    if any(words in what for words in _NOT_CLASSES):
+        return "targets of classes are int64: targets.long(), in the dataset or before the loss"
     return Failure.fix
 
 

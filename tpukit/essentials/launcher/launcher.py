@@ -35,12 +35,17 @@ from tpukit.essentials.launcher.topology import (
     choose_topology,
     refuse_if_in_use,
     refuse_one_process_variables,
+    refuse_torch,
 )
 from tpukit.essentials.launcher.watchdog import Limits
 from tpukit.essentials.launcher.worker import Task, seed_of
 from tpukit.essentials.launcher.worker_group import InProcessGroup, WorkerGroup
 
 _MIB = 2**20
+_EACH_ALONE = (
+    "no core has waited for another: each has trained a model of its own, alone. core.model, "
+    "core.batches and core.optimizer_step join the cores; tpukit.launch_each is for independent runs"
+)
 Logger = Callable[[dict], object]
 
 
@@ -277,6 +282,7 @@ def launch(
 def run_on_cores(fn: Callable, args: tuple, options: LaunchOptions) -> Run:
     """Do the work of `launch`, once the call itself has been checked."""
     host = MachineInfo.read()
+    refuse_torch(host)  # before the seed, which is torch's
     task = Task(
         fn,
         args,
@@ -298,6 +304,8 @@ def run_on_cores(fn: Callable, args: tuple, options: LaunchOptions) -> Run:
         ):
             _print_layout(topology, options.shard, display)
             failure = _watch(group, display)
+            if failure is None and len(group.alone) > 1 and group.alone.issuperset(group.ranks):
+                display.line(_EACH_ALONE)
     # After the group has ended: the error has the complete log and no worker is left.
     if failure is not None:
         raise worker_failed(failure, group)

@@ -57,10 +57,14 @@ class Result(NamedTuple):
 
 
 class StateAtEnd(NamedTuple):
-    """The state that must be in sync when the worker functions return; None if there is none."""
+    """The state that must be in sync when the worker functions return; None if there is none.
+
+    `alone` is True if the core has trained, and was in no collective.
+    """
 
     rank: int
     state: dict | None
+    alone: bool = False
 
 
 class CoreFailed(NamedTuple):

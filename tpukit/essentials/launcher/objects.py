@@ -1,6 +1,14 @@
-"""Gather Python objects of all cores through the device's collectives."""
+"""Gather Python objects of all cores, and average numbers by name, through the device's collectives.
 
+core 0    mean_by_name(core, {"cat": 0.9, "dog": 0.5})    {"cat": 0.5, "dog": 0.6}
+core 1    mean_by_name(core, {"dog": 0.7, "cat": 0.1})    {"dog": 0.6, "cat": 0.5}
+"""
+
+import math
 import pickle
+from collections.abc import Mapping
+
+from tpukit.essentials.launcher.difference import OutOfSyncError, different_names
 
 
 def gather_objects(core, value: object) -> list:
@@ -30,3 +38,71 @@ def gather_objects(core, value: object) -> list:
     for row, length in zip(rows, lengths, strict=True):
         objects.append(pickle.loads(row[:length].numpy().tobytes()))
     return objects
+
+
+def mean_by_name(core, values: Mapping) -> dict:
+    """Return the means over the cores of numbers and tensors with the same name. Collective.
+
+    Dicts may be nested. Numbers and names travel in one message. If there are only tensors, and
+    the call is within a step that is recorded as a graph, the names are not compared, because that
+    would cut the graph in two; the tensors are then averaged in the order of their names.
+
+    Raises:
+        OutOfSyncError: the cores have different names, or different kinds of values.
+    """
+    import torch
+
+    flat = _flat(values)
+    tensors = {name: value for name, value in flat.items() if isinstance(value, torch.Tensor)}
+    numbers = {name: float(value) for name, value in flat.items() if name not in tensors}
+    in_graph = core.backend.traced and core.open_steps > 0 and not numbers
+    if not in_graph and not core.backend.is_recording:
+        kinds = {name: _kind(value) for name, value in flat.items()}
+        everyone = gather_objects(core, (kinds, numbers))
+        _refuse_different_names([kinds for kinds, _ in everyone])
+        for name in numbers:
+            parts = [theirs[name] for _, theirs in everyone]
+            numbers[name] = math.fsum(parts) / len(parts)
+    means = dict(numbers)
+    for name in sorted(tensors, key=repr):
+        means[name] = core.mean(tensors[name])
+    return _nested(values, means)
+
+
+def _flat(values: Mapping, path: tuple = ()) -> dict[tuple, object]:
+    """Return the values of nested dicts by their path of keys."""
+    flat = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, (*path, key))
+        else:
+            flat[*path, key] = value
+    return flat
+
+
+def _nested(like: Mapping, means: Mapping[tuple, object], path: tuple = ()) -> dict:
+    nested = {}
+    for key, value in like.items():
+        here = (*path, key)
+        nested[key] = _nested(value, means, here) if isinstance(value, Mapping) else means[here]
+    return nested
+
+
+def _kind(value: object) -> str:
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"{tuple(value.shape)} {value.dtype}"
+    return "a number"
+
+
+def _refuse_different_names(everyone: list[dict[tuple, str]]) -> None:
+    if all(kinds == everyone[0] for kinds in everyone):
+        return
+    named = []
+    for kinds in everyone:
+        named.append({".".join(map(str, path)): kind for path, kind in kinds.items()})
+    raise OutOfSyncError(
+        "core.mean of a dict averages by name, and the cores have different names",
+        found=different_names(named),
+        fix="the same names on every core, with 0 for a class that this core has not seen: "
+        "core.mean({name: values.get(name, 0.0) for name in names})",
+    )

@@ -1,7 +1,9 @@
-"""`torch.save` without the memory leak that it has in torch 2.8 and 2.9."""
+"""Save and move tensors without what torch loses: memory in `torch.save`, tied weights on XLA."""
 
 import pickle
 import types
+
+from tpukit.essentials.display import InvalidTypeError
 
 
 def save_tensors(value: object, file) -> None:
@@ -29,3 +31,38 @@ def save_tensors(value: object, file) -> None:
     finally:
         for kind in made:
             kind.persistent_id = None
+
+
+def move_module(module, device):
+    """Move a module to a device; a tensor with several names stays a single tensor.
+
+    On XLA `Module.to` makes a tensor per name, and these are then trained separately.
+    """
+    places: dict[int, list[tuple[dict, str]]] = {}
+    for layer in module.modules():
+        for tensors in (layer._parameters, layer._buffers):
+            for name, tensor in tensors.items():
+                places.setdefault(id(tensor), []).append((tensors, name))
+    module = module.to(device)
+    for (first_tensors, first_name), *others in places.values():
+        for tensors, name in others:
+            tensors[name] = first_tensors[first_name]
+    return module
+
+
+def refuse_scripted(module) -> None:
+    """Raise an InvalidTypeError for modules of torch.jit.
+
+    A copy of one has weights that no optimizer takes, and on XLA the move to the device fails in
+    an assertion of torch or in a segmentation fault (torch 2.9).
+    """
+    import torch
+
+    layers = module.named_modules() if hasattr(module, "named_modules") else ()
+    for name, layer in layers:
+        if isinstance(layer, torch.jit.ScriptModule):
+            raise InvalidTypeError(
+                "core.model takes modules of Python, not those of torch.jit",
+                found=f"{name or 'the module'} is a {type(layer).__name__}",
+                fix="core.model(module) of the module before torch.jit.script or torch.jit.trace",
+            )

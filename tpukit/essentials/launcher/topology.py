@@ -15,14 +15,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tpukit.essentials.backends import REGISTRY, Runtime, Topology, runtimes
-from tpukit.essentials.display import InvalidValueError, TpukitError
+from tpukit.essentials.display import InvalidValueError, NotInstalledError, TpukitError
 from tpukit.essentials.environment import (
-    OLDEST_TORCH,
     ONE_PROCESS_VARIABLES,
     MachineInfo,
+    how_to_install,
     how_to_restart,
     install_line,
-    is_too_old,
+    torch_problem,
 )
 
 WORKER = "tpukit core"  # the name of a worker process begins like this
@@ -52,14 +52,7 @@ def choose_topology(host: MachineInfo, cores: int | None, backend: str | None) -
                 f"cores is a whole number, at least 1, or None for all there are, got {cores!r}",
                 fix="leave cores out for all, or cores=1",
             )
-    # Without torch the launch fails later, with torch's own message.
-    torch = host.versions.get("torch") or OLDEST_TORCH
-    if is_too_old(torch):
-        raise InvalidValueError(
-            f"torch {torch} is not supported: the first supported version is {OLDEST_TORCH}",
-            found=f"torch {torch}, torch_xla {host.versions.get('torch_xla')}",
-            fix=install_line(host) or f"an environment with torch {OLDEST_TORCH} or later",
-        )
+    refuse_torch(host)
     runtime = _choose_runtime(host, backend)
     if runtime.package and host.versions.get(runtime.package) is None:
         line = runtime.how_to_install or install_line(host, for_graphs=True) or _WHEELS
@@ -69,6 +62,20 @@ def choose_topology(host: MachineInfo, cores: int | None, backend: str | None) -
             fix=f"{line}; or backend='cpu'",
         )
     return runtime.topology(host, cores)
+
+
+def refuse_torch(host: MachineInfo) -> None:
+    """Raise if torch is not installed, or too old, as `setup` and `check` report it."""
+    problem = torch_problem(host)
+    if not problem:
+        return
+    if not host.versions.get("torch"):
+        raise NotInstalledError(problem, fix=how_to_install(host))
+    raise InvalidValueError(
+        problem,
+        found=f"torch_xla {host.versions.get('torch_xla') or 'is not installed'}",
+        fix=how_to_install(host),
+    )
 
 
 def _check_backend(host: MachineInfo, backend: str | None) -> None:

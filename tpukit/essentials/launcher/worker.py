@@ -217,7 +217,9 @@ def run_core(
         # on XLA, because it only records the graph.
         with torch.autograd.set_multithreading_enabled(False), signals.children_heard():
             result = task.fn(core, *task.args)
-        send(messages.StateAtEnd(core.rank, core.agreement.state_at_end()))
+        agreement = core.agreement
+        alone = agreement.has_trained_alone()
+        send(messages.StateAtEnd(core.rank, agreement.state_at_end(), alone))
         core.flush()
         _flush_streams()  # a last line without an end must leave before the result does
         send(_memory_of(core, memory))

@@ -61,6 +61,7 @@ class WorkerGroup:
         ranks: of the cores. A core has the rank that it will probably have until it has reported.
         results: the results so far, by rank.
         states: the states that must be in sync at the end, by rank.
+        alone: cores that have trained, and were in no collective.
         memory: peak host memory in bytes, by rank.
         memory_growth: largest growth of the process since its start in bytes, by rank.
         log: the rows of `core.log` so far.
@@ -86,6 +87,7 @@ class WorkerGroup:
         self.workers: list[WorkerProcess] = []
         self.results: dict[int, object] = {}
         self.states: dict[int, dict | None] = {}
+        self.alone: set[int] = set()
         self.memory: dict[int, int] = {}
         self.memory_growth: dict[int, int] = {}
         self.log: list[dict] = []
@@ -246,8 +248,10 @@ class WorkerGroup:
                 self._activity.beat(rank, activity, waiting, doing)
             case messages.Result(rank, value):
                 self.results[rank] = value
-            case messages.StateAtEnd(rank, state):
+            case messages.StateAtEnd(rank, state, alone):
                 self.states[rank] = state
+                if alone:
+                    self.alone.add(rank)
             case messages.CoreFailed(failure):
                 self.failures.add(failure)
             case messages.Stack(rank, text):

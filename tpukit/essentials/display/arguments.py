@@ -1,0 +1,51 @@
+"""Refuse arguments of the wrong kind by name: texts for numbers, numbers for switches.
+
+A parameter cell or a form gives text. Python would compare "3" with a number deep inside, and
+takes "False" for true.
+
+    check_count("epochs", "3")      epochs is a whole number, got '3'     fix: epochs=3
+    check_flag("bf16", "False")     bf16 is True or False, got 'False'    fix: bf16=False
+"""
+
+from numbers import Integral, Real
+
+from tpukit.essentials.display.errors import InvalidTypeError, InvalidValueError
+
+
+def check_count(name: str, value: object, *, least: int = 1, otherwise: str = "") -> None:
+    """Raise unless an argument is a whole number of at least `least`.
+
+    Args:
+        name: of the argument.
+        value: of the argument.
+        least: the smallest allowed value.
+        otherwise: extends the fix.
+
+    Raises:
+        TypeError: it is no whole number.
+        ValueError: it is too small.
+    """
+    fix = f"{name}={least}"
+    if isinstance(value, str) and value.strip().isdecimal():
+        fix = f"{name}={int(value)}"
+    if otherwise:
+        fix += f", or {otherwise}"
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise InvalidTypeError(f"{name} is a whole number, got {value!r}", fix=fix)
+    if value < least:
+        raise InvalidValueError(f"{name} is at least {least}, got {value}", fix=fix)
+
+
+def check_number(name: str, value: object, *, fix: str) -> None:
+    """Raise a TypeError unless an argument is a number; one of numpy or of torch counts as well."""
+    is_number = isinstance(value, Real) or (hasattr(value, "__float__") and hasattr(value, "dtype"))
+    if not is_number or isinstance(value, bool):
+        raise InvalidTypeError(f"{name} is a number, got {value!r}", fix=fix)
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raise a TypeError unless an argument is True or False; numpy's bool counts as well."""
+    if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
+        return
+    is_false = value is None or str(value).strip().lower() in ("false", "no", "off", "0", "")
+    raise InvalidTypeError(f"{name} is True or False, got {value!r}", fix=f"{name}={not is_false}")

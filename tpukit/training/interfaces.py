@@ -1,0 +1,103 @@
+"""Check optimizers, schedulers and averages of other packages by the methods that `fit` calls.
+
+fit calls                                  another package has              then
+optimizer.step()                           SAM: first_step, second_step     refuse, with a loop
+scheduler.step()                           timm: step(epoch)                refuse
+averaged_model.update_parameters(model)    timm: update(model)              call that
+"""
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+
+from tpukit.essentials.display import InvalidTypeError, TpukitError
+
+# Averaged in the closure, the gradients are those of all cores each time.
+_LOOP_WITH_A_CLOSURE = """a loop of your own, whose closure averages the gradients:
+for inputs, targets in batches:
+    def closure():
+        optimizer.zero_grad()
+        value = loss(model(inputs), targets)
+        value.backward()
+        core.average_gradients(optimizer)
+        return core.mean(value)
+    closure()
+    optimizer.step(closure)"""
+_AVERAGED_MODEL = (
+    "torch.optim.swa_utils.AveragedModel(model, "
+    "multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.999))"
+)
+
+
+def check_optimizer(optimizer) -> None:
+    """Raise a TypeError for an optimizer that computes the loss several times in each step."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    needs_closure = closure is not None and closure.default is closure.empty
+    has_two_steps = hasattr(optimizer, "first_step") and hasattr(optimizer, "second_step")
+    if needs_closure or has_two_steps:
+        raise _needs_closure(optimizer)
+
+
+@contextlib.contextmanager
+def naming_closures(optimizer) -> Iterator[None]:
+    """Turn an error about a missing closure, which an optimizer raises in its step, into a fix.
+
+    Many optimizers take `closure=None`, and raise if they get None.
+    """
+    try:
+        yield
+    except TpukitError:
+        raise
+    except Exception as error:
+        words = f"{type(error).__name__} {error}".lower()
+        if "closure" not in words:
+            raise
+        raise _needs_closure(optimizer) from error
+
+
+def _needs_closure(optimizer) -> InvalidTypeError:
+    name = type(optimizer).__name__
+    return InvalidTypeError(
+        f"fit computes the gradients once per step, and {name} evaluates the loss several times",
+        found=f"{name}.step needs a closure",
+        fix=f"Adam or SGD; or {_LOOP_WITH_A_CLOSURE}",
+    )
+
+
+def check_step_of_scheduler(scheduler) -> None:
+    """Raise a TypeError for a scheduler whose `step` needs arguments, as timm's do."""
+    name = type(scheduler).__name__
+    needed = ["no such method"]
+    if hasattr(scheduler, "step"):
+        parameters = inspect.signature(scheduler.step).parameters.values()
+        kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        needed = [
+            one.name for one in parameters if one.default is one.empty and one.kind not in kinds
+        ]
+    if needed:
+        raise InvalidTypeError(
+            f"fit calls scheduler.step() without arguments, as torch's schedulers take it; got a {name}",
+            found=f"{name}.step needs {', '.join(needed)}",
+            fix="torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=epochs), or another "
+            "of torch.optim.lr_scheduler; or tpukit.training.schedules.cosine(optimizer, steps)",
+        )
+
+
+def average_update(averaged_model) -> Callable | None:
+    """Return the method that updates an averaged model; None without one.
+
+    Raises:
+        InvalidTypeError: it has no such method, or no `module`.
+    """
+    if averaged_model is None:
+        return None
+    update = getattr(averaged_model, "update_parameters", None)
+    if update is None:
+        update = getattr(averaged_model, "update", None)
+    if update is None or not hasattr(averaged_model, "module"):
+        raise InvalidTypeError(
+            "averaged_model has `update_parameters`, or timm's `update`, and `module`",
+            found=f"a {type(averaged_model).__name__}",
+            fix=_AVERAGED_MODEL,
+        )
+    return update
