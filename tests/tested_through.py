@@ -33,7 +33,7 @@ TESTED_THROUGH = {
     "essentials/launcher/test_agreement.py": [
         "essentials/launcher/difference.py",
         "essentials/launcher/core_values.py",
-        "essentials/launcher/objects.py",
+        "essentials/launcher/gathering.py",
         "essentials/launcher/random_numbers.py",
         "essentials/launcher/core_lookup.py",
     ],

@@ -203,8 +203,8 @@ MUTANTS = [
     Mutant(
         "average_buffers does nothing",
         CORE,
-        'with self._together("average_buffers"):',
-        'with self._together("average_buffers"):\n            return',
+        'with self.internal.together("average_buffers"):',
+        'with self.internal.together("average_buffers"):\n            return',
     ),
     # What fit evaluates and keeps in place of the model was never trained.
     Mutant(

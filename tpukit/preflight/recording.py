@@ -272,7 +272,7 @@ class _Watcher:
         self._clock.wait()
         facts = self._facts_of_step | self._facts_at_end()
         facts["host_seconds"] = self._clock.seconds
-        self._core._send(messages.Result(self._core.rank, facts))
+        self._core.internal.send(messages.Result(self._core.rank, facts))
 
     def _facts(self) -> dict:
         counters = {name: total for name, (total, _) in self._backend.metrics().items()}

@@ -95,7 +95,9 @@ def evaluate(
     """
     check_classes(model, batches, "evaluation")
     core.average_buffers(model)
-    core.agreement.compare("in evaluate", modules={"": model}, data=batches.facts(), layers=False)
+    core.internal.agreement.compare(
+        "in evaluate", modules={"": model}, data=batches.facts(), layers=False
+    )
     return evaluate_synced(
         core,
         model,

@@ -48,7 +48,9 @@ def predict(
     """
     check_order("predict", batches.sampler)
     core.average_buffers(model)
-    core.agreement.compare("in predict", modules={"": model}, data=batches.facts(), layers=False)
+    core.internal.agreement.compare(
+        "in predict", modules={"": model}, data=batches.facts(), layers=False
+    )
     steps = host_steps(
         core, model, batches, inputs_only, preprocess=preprocess, bf16=bf16, gather=core.gather
     )

@@ -166,7 +166,7 @@ class Replay:
         if numbers is None:
             return None
         state = self._places.values()
-        with self._core.replayed_step():
+        with self._core.internal.replayed_step():
             pool = [*state, *leaves, flag, self._programs.next_seed(), *numbers]
             results = self._programs.run(program.key, [pool[place] for place in program.order])
         losses = self._put(state, program.puts, results)

@@ -127,8 +127,10 @@ class RunState:
             state = {}
             for name, part in self._parts.items():
                 state[name] = None if part is None else part.state_dict()
-            state |= {"kinds": self._kinds, "seed": self._core.seed_of_launch}
-            self._store.save(self._core.snapshot(_without_numpy(state)), step=step, best=best)
+            state |= {"kinds": self._kinds, "seed": self._core.internal.seed_of_launch}
+            self._store.save(
+                self._core.internal.snapshot(_without_numpy(state)), step=step, best=best
+            )
         self._saved = time.monotonic()
 
     def save_best(self, model, *, in_memory: bool = False) -> None:
@@ -139,7 +141,7 @@ class RunState:
         if self.is_kept:
             self._core.save(model.state_dict(), self._store.folder / "best.pt")
         elif in_memory:
-            self._best = self._core.snapshot(model.state_dict())
+            self._best = self._core.internal.snapshot(model.state_dict())
 
     def best_weights(self) -> dict:
         """Return the weights of the last `save_best`, in host memory."""
@@ -157,7 +159,7 @@ class RunState:
 
     def _stay_alive(self) -> None:
         # The other cores wait, and the watchdog must not report that this core hangs.
-        self._core.activity += 1
+        self._core.internal.activity.count += 1
 
     def load(self) -> str | None:
         """Load the newest whole checkpoint into the parts.
@@ -192,7 +194,7 @@ class RunState:
 
     def _load_parts(self, checkpoint: Checkpoint) -> None:
         # If nobody has seeded the generator of this kernel, its seed is another one.
-        self._core.seed_of_launch = checkpoint.state["seed"]
+        self._core.internal.seed_of_launch = checkpoint.state["seed"]
         optimizer = self._parts["optimizer"]
         given = _settings(optimizer)
         for name, part in self._parts.items():
@@ -266,7 +268,7 @@ class RunState:
         With checkpoints the other cores continue for `STEP_SECONDS`. Core 0 may be within a step,
         which needs all of them, and has to end it before it can save.
         """
-        if not self._core.end_requested:
+        if not self._core.internal.end_requested:
             return False
         if self._core.is_main or not self.is_kept:
             return True

@@ -350,7 +350,7 @@ class Trainer:
             is_between_epochs = self.history.epochs and not self.progress.in_epoch
             if is_between_epochs and self.progress.epoch <= self.epochs:
                 self._stop_early()  # a run that was stopped stays stopped
-            with self.core.finishing_steps():
+            with self.core.internal.finishing_steps():
                 self._train_epochs()
             self.optimizer_modes.eval()
             if self.early_stopping.restore_best_weights and self.history.best:
@@ -656,18 +656,20 @@ class Trainer:
         self.core.flush()  # so that the newest numbers are shown with it
         done = min(self.progress.epoch - 1, self.epochs)
         total = done if self.history.stopped else self.epochs
-        self.core.report_progress("epochs", done, total, seconds=seconds, start=epochs_before)
+        self.core.internal.output.report_progress(
+            "epochs", done, total, seconds=seconds, start=epochs_before
+        )
 
     @contextlib.contextmanager
     def _in_fit(self) -> Iterator[None]:
         """Follow no loop of the user; afterwards random numbers are as if nothing was drawn."""
-        self.core.agreement.forget()
-        self.core.in_fit = True
+        self.core.internal.agreement.forget()
+        self.core.internal.in_fit = True
         try:
-            with self.core.numbers.kept():
+            with self.core.internal.numbers.kept():
                 yield
         finally:
-            self.core.in_fit = False
+            self.core.internal.in_fit = False
 
     def _compare(self, when: str, *, first: bool = False) -> None:
         """Raise unless the cores are in sync. Collective.
@@ -687,7 +689,7 @@ class Trainer:
         functions = {}
         if first:
             functions = {name: getattr(step, name) for name in ("loss", "preprocess", "augment")}
-        self.core.agreement.compare(
+        self.core.internal.agreement.compare(
             when,
             modules={name: module for name, module in modules.items() if module is not None},
             optimizers=[step.optimizer],

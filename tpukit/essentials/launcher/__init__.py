@@ -9,6 +9,7 @@ from tpukit.essentials.launcher.core_lookup import current_core
 from tpukit.essentials.launcher.core_values import averaged_places
 from tpukit.essentials.launcher.difference import OutOfSyncError
 from tpukit.essentials.launcher.failure import Failure
+from tpukit.essentials.launcher.gathering import gather_objects
 from tpukit.essentials.launcher.launcher import (
     LaunchInterrupted,
     LaunchOptions,
@@ -21,7 +22,6 @@ from tpukit.essentials.launcher.launcher import (
     run_on_cores,
     worker_failed,
 )
-from tpukit.essentials.launcher.objects import gather_objects
 from tpukit.essentials.launcher.signals import (
     STEP_SECONDS,
     Terminated,

@@ -32,7 +32,7 @@ class RandomNumbers:
 
     def start(self) -> None:
         """Begin with the same random numbers on every core, on the host and on the device."""
-        self._core.backend.seed(seed_in_turn((self._core.seed_of_launch,)))
+        self._core.backend.seed(seed_in_turn((self._core.internal.seed_of_launch,)))
 
     def seed(self, *words: int, own: bool = True) -> None:
         """Seed by these numbers, within steps as well.
@@ -42,7 +42,7 @@ class RandomNumbers:
             own: seed this core's own numbers, on the device as well; otherwise the host's, the
                 same on all cores.
         """
-        seed = self._core.seed_of_launch
+        seed = self._core.internal.seed_of_launch
         self._shared = False
         self.seeded += 1
         if own:
@@ -64,7 +64,9 @@ class RandomNumbers:
         seeded = self.seeded
         self._shared = False
         if self._own is None:
-            self._core.backend.seed(seed_in_turn((self._core.seed_of_launch, self._core.rank)))
+            self._core.backend.seed(
+                seed_in_turn((self._core.internal.seed_of_launch, self._core.rank))
+            )
         else:
             put_back(self._own)
         try:

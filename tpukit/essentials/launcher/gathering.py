@@ -1,4 +1,4 @@
-"""Gather Python objects of all cores through the device's collectives."""
+"""Gather tensors with their gradient, and Python objects, of all cores."""
 
 import pickle
 
@@ -30,3 +30,21 @@ def gather_objects(core, value: object) -> list:
     for row, length in zip(rows, lengths, strict=True):
         objects.append(pickle.loads(row[:length].numpy().tobytes()))
     return objects
+
+
+def gather_with_gradient(core, tensor):
+    """Gather a tensor; backward gives each core the sum of all cores' gradients for its rows."""
+    import torch
+
+    class Gather(torch.autograd.Function):
+        @staticmethod
+        def forward(context, mine):
+            with core.internal.together("gather"):
+                return core.backend.gather(mine.detach())
+
+        @staticmethod
+        def backward(context, gradient):
+            with core.internal.together("gather's backward"):
+                return core.backend.reduce_scatter(gradient.contiguous())
+
+    return Gather.apply(tensor)
