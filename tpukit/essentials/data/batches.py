@@ -330,6 +330,21 @@ class Batches:
         with self._numbers():
             return call()
 
+    @contextlib.contextmanager
+    def checking(self, check: Callable[[list], object]) -> Iterator[None]:
+        """Call a function within on the tensors of each batch, before they are sent."""
+        send = self._send
+
+        def check_and_send(tensors: list) -> list:
+            check(tensors)
+            return send(tensors)
+
+        self._send = check_and_send
+        try:
+            yield
+        finally:
+            self._send = send
+
     def _request(self, samples, step: int, *, real) -> Callable[[], tuple]:
         """Return the call that makes a batch of a source in a thread.
 
