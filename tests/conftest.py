@@ -66,8 +66,8 @@ def _processes_meet_where_pytest_cleans_up(tmp_path_factory):
 def _packs_are_made_by_forks():
     """A pack of ten images takes two processes, each of which would import for half a second."""
     with pytest.MonkeyPatch.context() as patch:
-        if hasattr(os, "fork") and (HERE / "forks.py").exists():
-            import forks
+        if hasattr(os, "fork") and (HERE / "helpers" / "forks.py").exists():
+            from helpers import forks
 
             patch.setattr("tpukit.datasets.processes.subprocess", forks.in_place_of_subprocess)
         yield

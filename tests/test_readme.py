@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from kernels import Kernel
+from helpers.kernels import Kernel
 
 ROOT = Path(__file__).parents[1]
 

@@ -57,7 +57,7 @@ import tpukit
 from tpukit.essentials.backends import runtimes
 
 sys.path.append(FOLDER_OF_TESTS)
-from machines import KAGGLE, on_machine
+from helpers.machines import KAGGLE, on_machine
 
 HOST, TORCH_TPU = KAGGLE, {{"torch": "2.11.0", "torch_tpu": "0.2.0"}}
 

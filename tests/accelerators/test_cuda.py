@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.workers import Pairs, small_net
 from torch import nn
-from workers import Pairs, small_net
 
 import tpukit
 from tpukit import FitOptions, WorkerError, evaluate, fit, launch

@@ -6,7 +6,7 @@ import os
 import re
 
 import pytest
-from machines import COLAB, KAGGLE, on_machine
+from helpers.machines import COLAB, KAGGLE, on_machine
 
 import tpukit
 from tpukit.accelerators import launch_on_host

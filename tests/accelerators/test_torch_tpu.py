@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from machines import KAGGLE
+from helpers.machines import KAGGLE
 from torch import nn
 
 import tpukit

@@ -15,7 +15,7 @@ import numpy
 import pandas
 import pytest
 from helpers.jupyter import CHROMIUM, KERNEL, TRIES, jupyter_server, run_cell
-from notebook_parameters import small
+from helpers.notebook_parameters import small
 
 import tpukit
 from tpukit.essentials.display.panel import panel_html

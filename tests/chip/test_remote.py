@@ -16,7 +16,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from loopback import loopback
+from helpers.loopback import loopback
 
 from tools.chip import remote
 from tools.chip.remote import (

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import papermill
 import pytest
-from executed import outputs
+from helpers.executed import outputs
 
 from tpukit.cloud.answers import CloudError
 from tpukit.cloud.job import OVER, CellFailedError, Job, JobFailedError, find, jobs, submit

@@ -14,7 +14,7 @@ import pytest
 import torch
 from doubles.cloud_tools import CloudTools
 from doubles.vertex_double import processes_of
-from executed import outputs
+from helpers.executed import outputs
 
 from tpukit.cloud.job import CellFailedError, JobFailedError, find, submit
 from tpukit.cloud.job_folder import read_json

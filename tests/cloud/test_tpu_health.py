@@ -10,8 +10,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from loopback import HANG, LOSE, loopback, refusal
-from machines import KAGGLE
+from helpers.loopback import HANG, LOSE, loopback, refusal
+from helpers.machines import KAGGLE
 
 from tpukit.cloud import tpu_vm
 from tpukit.cloud.answers import CloudError

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 from cloud.test_options import RESERVATION, plan
-from loopback import HANG, LOSE, loopback, refusal
+from helpers.loopback import HANG, LOSE, loopback, refusal
 
 from tpukit.cloud.answers import CloudError
 from tpukit.cloud.target import JobOptions

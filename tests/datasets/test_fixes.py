@@ -20,9 +20,9 @@ import pytest
 import torch
 from helpers import pictures
 from helpers.fixes import Fixes
+from helpers.one_process import in_this_process
 from helpers.pictures import folder_of, picture, png_of
 from helpers.tfrecords import example, write
-from one_process import in_this_process
 from PIL import Image, ImageOps
 from torch.utils.data import ConcatDataset, Subset
 

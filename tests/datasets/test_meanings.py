@@ -10,8 +10,8 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from helpers.one_process import in_this_process
 from helpers.pictures import folder_of, picture, png_of, quietly, table_of
-from one_process import in_this_process
 from PIL import Image, ImageOps
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 

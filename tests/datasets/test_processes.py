@@ -57,7 +57,7 @@ def one_fails(job):
 def run(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "tpukit.datasets.processes.subprocess", subprocess
-    )  # fresh ones, see tests/forks.py
+    )  # fresh ones, see tests/helpers/forks.py
     (tmp_path / "tasks.py").write_text(TASKS)
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
 

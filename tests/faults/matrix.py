@@ -29,7 +29,7 @@ from pathlib import Path
 import psutil
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
-from kernels import Kernel, ServedKernel, is_alive  # noqa: E402
+from helpers.kernels import Kernel, ServedKernel, is_alive  # noqa: E402
 
 from tpukit.simulator.build import why_not  # noqa: E402
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
-from kernels import Kernel  # noqa: E402
+from helpers.kernels import Kernel  # noqa: E402
 
 MOST_MIB = (
     16  # that the kernel's memory may grow after the first tenth; it moves by a few either way

@@ -27,7 +27,7 @@ import pandas
 from PIL import Image
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from one_process import in_this_process
+from helpers.one_process import in_this_process
 
 SIDE = 24
 WIDE = SIDE + 8  # wider than high, so that an image that lies on its side is another

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import nbformat
+from helpers.notebook_parameters import small
 from nbclient import NotebookClient
-from notebook_parameters import small
 from test_notebooks import ROOT, SECONDS_A_CELL, SMALL, with_the_kit
 
 from tpukit.simulator import build

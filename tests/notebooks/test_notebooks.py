@@ -24,10 +24,10 @@ import nbformat
 import pandas
 import psutil
 import pytest
+from helpers.notebook_parameters import small
 from nbclient import NotebookClient
 from nbclient.exceptions import DeadKernelError
 from nbconvert import HTMLExporter
-from notebook_parameters import small
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))

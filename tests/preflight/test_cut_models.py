@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 import torch
-from preflight_workers import Drawn
+from helpers.preflight_workers import Drawn
 from torch import nn
 
 import tpukit

@@ -15,10 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import nbformat
-import preflight_workers as workers
 import psutil
 import pytest
 import torch
+from helpers import preflight_workers as workers
 from IPython.core.inputtransformer2 import TransformerManager
 
 import tpukit
@@ -550,7 +550,7 @@ def test_what_a_tpu_cannot_do_is_named_in_the_compilers_words(real_libtpu):
 def test_a_function_is_found_in_a_file_a_module_and_a_notebook(tmp_path):
     (tmp_path / "trainer.py").write_text("def train(core):\n    return 1\n")
     assert find_function(f"{tmp_path / 'trainer.py'}:train")(None) == 1
-    assert find_function("preflight_workers:by_hand") is workers.by_hand
+    assert find_function("helpers.preflight_workers:by_hand") is workers.by_hand
     cells = ["size = 3", "def train(core):\n    return size", "raise RuntimeError('not run')"]
     assert find_function(f"{notebook(tmp_path, *cells)}:train")(None) == 3
 
@@ -607,7 +607,7 @@ def test_a_file_that_is_no_python_is_told(tmp_path):
     [
         ("train", ValueError, "a function is named file.py:train"),
         ("nowhere.py:train", FileNotFoundError, "there is no file nowhere.py"),
-        ("preflight_workers:absent", ValueError, "has no function absent"),
+        ("helpers.preflight_workers:absent", ValueError, "has no function absent"),
     ],
 )
 def test_a_function_that_is_not_there_is_told(name, error, words):

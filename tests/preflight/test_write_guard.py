@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import preflight_workers as workers
 import pytest
+from helpers import preflight_workers as workers
 
 import tpukit
 from tpukit.preflight.recording import record

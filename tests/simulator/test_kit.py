@@ -17,10 +17,10 @@ from unittest import mock
 import pytest
 import torch
 from helpers.launching import DTYPES
-from machines import on_machine
+from helpers.machines import on_machine
+from helpers.workers import Branches, Pairs, Tied, small_net
 from simulator.machine import machines
 from torch import nn
-from workers import Branches, Pairs, Tied, small_net
 
 import tpukit
 from tpukit import FitOptions, WorkerError, evaluate, fit, launch

@@ -4,8 +4,8 @@ import re
 import time
 
 import pytest
-from replay_rows import guarded, guarded_rows, right
-from replay_workers import Trained, assert_same, both, net
+from helpers.replay_rows import guarded, guarded_rows, right
+from helpers.replay_workers import Trained, assert_same, both, net
 from simulator.machine import machines
 from simulator.test_kit import on
 from torch import nn

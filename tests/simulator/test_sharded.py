@@ -10,8 +10,8 @@ import time
 
 import pytest
 import torch
-from machines import on_machine
-from sharded_workers import (
+from helpers.machines import on_machine
+from helpers.sharded_workers import (
     GPT,
     TRIED,
     by_fit,

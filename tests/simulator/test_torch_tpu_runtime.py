@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.launching import DTYPES
+from helpers.workers import Pairs, small_net
 from torch import nn
-from workers import Pairs, small_net
 
 import tpukit
 from tpukit import WorkerError, evaluate, fit, launch, predict

@@ -8,8 +8,8 @@ import textwrap
 
 import pytest
 import torch
+from helpers.workers import Pairs, small_net, weights
 from torch import nn
-from workers import Pairs, small_net, weights
 
 from tpukit import launch
 from tpukit.training.batchnorm import sync_batchnorm

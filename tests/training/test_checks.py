@@ -7,8 +7,8 @@ import pytest
 import torch
 from helpers.fit_arguments import grouped
 from helpers.launching import DRY_RUNS, quietly
+from helpers.workers import Pairs, Tied, small_net
 from torch import nn
-from workers import Pairs, Tied, small_net
 
 from tpukit import WorkerError, evaluate, fit, launch
 from tpukit.training.metrics import _takes_classes

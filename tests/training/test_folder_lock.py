@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch
 from helpers.launching import quietly
-from workers import Pairs, small_net
+from helpers.workers import Pairs, small_net
 
 from tpukit import FitOptions, WorkerError, fit
 from tpukit.training import checkpoints

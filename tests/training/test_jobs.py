@@ -8,12 +8,12 @@ import time
 import psutil
 import pytest
 import torch
+from helpers.kernels import Kernel
 from helpers.launching import children
-from kernels import Kernel
-from machines import KAGGLE, on_machine
+from helpers.machines import KAGGLE, on_machine
+from helpers.waiting import HANGS, interrupt_when, wait_until
+from helpers.workers import Pairs, small_net
 from torch import nn
-from waiting import HANGS, interrupt_when, wait_until
-from workers import Pairs, small_net
 
 import tpukit
 from tpukit import Checkpoints, FitOptions, LaunchInterrupted, fit, launch, launch_each

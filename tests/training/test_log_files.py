@@ -11,8 +11,8 @@ import time
 import pytest
 import torch
 from helpers.launching import quietly
+from helpers.workers import Pairs, small_net
 from torch import nn
-from workers import Pairs, small_net
 
 import tpukit
 from tpukit import FitOptions, LaunchInterrupted, WorkerError, fit

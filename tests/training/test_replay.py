@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from replay_rows import (
+from helpers.replay_rows import (
     changed_by_the_dataset,
     growing,
     guarded,
@@ -19,9 +19,9 @@ from replay_rows import (
     scheduled,
     with_threshold,
 )
-from replay_workers import STEPS, Trained, assert_same, both, net
+from helpers.replay_workers import STEPS, Trained, assert_same, both, net
+from helpers.workers import Pairs
 from torch import nn
-from workers import Pairs
 
 from tpukit import WorkerError, launch
 from tpukit.training.replay import Replay

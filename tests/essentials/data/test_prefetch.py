@@ -5,7 +5,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from waiting import wait_until
+from helpers.waiting import wait_until
 
 from tpukit.essentials.data.prefetch import Buffers, run_ahead
 

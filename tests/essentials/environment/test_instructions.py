@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 import pytest
-from machines import COLAB
+from helpers.machines import COLAB
 
 from tpukit.essentials.environment.instructions import (
     how_to_get_a_tpu,

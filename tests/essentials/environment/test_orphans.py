@@ -7,7 +7,7 @@ import time
 
 import psutil
 import pytest
-from kernels import is_alive
+from helpers.kernels import is_alive
 
 import tpukit
 from tpukit.essentials.environment import Machine, orphans

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from machines import COLAB, KAGGLE
+from helpers.machines import COLAB, KAGGLE
 
 from tpukit.essentials.environment.platforms import Machine
 from tpukit.essentials.environment.runtime_check import EnvironmentCheckError, check

@@ -6,8 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from machines import COLAB
-from machines import KAGGLE as EIGHT
+from helpers.machines import COLAB
+from helpers.machines import KAGGLE as EIGHT
 
 from tpukit.essentials.environment.platforms import Machine
 from tpukit.essentials.environment.session import Changes, install_line, needed_changes, setup

@@ -10,7 +10,7 @@ import numpy
 import pytest
 import torch
 from helpers.launching import DRY_RUNS, DTYPES, quietly
-from workers import Branches, Pairs, Tied, small_net, train, train_in_shares, weights
+from helpers.workers import Branches, Pairs, Tied, small_net, train, train_in_shares, weights
 
 from tpukit import WorkerError
 from tpukit.essentials.backends.protocol import Backend

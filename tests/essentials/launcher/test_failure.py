@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from waiting import interrupt_when, wait_until
+from helpers.waiting import interrupt_when, wait_until
 
 import tpukit
 from tpukit import LaunchInterrupted, WorkerError, launch

@@ -4,8 +4,8 @@ import time
 
 import pytest
 import torch
+from helpers.workers import small_net
 from torch import nn
-from workers import small_net
 
 import tpukit
 from tpukit import WorkerError, launch

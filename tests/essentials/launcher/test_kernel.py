@@ -5,7 +5,7 @@ import textwrap
 
 import psutil
 import pytest
-from kernels import HANGS, Kernel
+from helpers.kernels import HANGS, Kernel
 
 WORK = """
 import os, time, torch, tpukit

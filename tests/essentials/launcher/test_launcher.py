@@ -16,7 +16,7 @@ import numpy
 import pytest
 import torch
 from helpers.launching import children
-from machines import on_machine
+from helpers.machines import on_machine
 
 import tpukit
 from tpukit import WorkerError, launch

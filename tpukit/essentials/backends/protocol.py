@@ -216,11 +216,11 @@ class Backend:
         raise NotImplementedError
 
     def to_device(self, tensors: list) -> list:
-        """Return the tensors of a batch on the device, in one transfer; any thread may call it."""
+        """Copy the tensors of a batch to the device, in a single transfer. Any thread may call it."""
         raise NotImplementedError
 
     def to_cpu(self, tensors: list) -> list:
-        """Return the tensors in host memory, in one transfer; those there already are unchanged."""
+        """Copy tensors to host memory, in a single transfer; return host tensors unchanged."""
         raise NotImplementedError
 
     def compiles(self) -> tuple[int, float] | None:

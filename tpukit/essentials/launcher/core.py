@@ -232,11 +232,14 @@ class Core(NotebookOutput):
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """Wrap one training step: on a TPU it becomes a single graph and a single dispatch.
+        """Run the training step inside the `with` block; on a TPU, compile it as one graph.
 
-        Random numbers within it are this core's own: dropout, noise, augmentation. Outside of
-        steps all cores draw the same numbers on the host, for example to split the data, unless
-        `seed` was called.
+        Put the forward pass, the backward pass and the optimizer step of a batch into the block.
+        On a TPU they run as one program when the block ends.
+
+        Inside the block each core draws its own random numbers: dropout, noise, augmentation.
+        Outside of it, all cores draw the same numbers on the host, so a random split of the data is
+        the same on every core. After a call of `seed`, they differ outside as well.
         """
         began = time.monotonic()
         traced = self.backend.traced
@@ -497,7 +500,14 @@ class Core(NotebookOutput):
         return self.to_host(tree.tree_map_only(torch.Tensor, cloned, value))
 
     def to_device(self, tensors: list) -> list:
-        """Return tensors in host memory on the device, in a single transfer."""
+        """Copy tensors from host memory to this core's device, in a single transfer.
+
+        Args:
+            tensors: of any shapes and dtypes, on the CPU.
+
+        Returns:
+            the copies, in the same order.
+        """
         return self.backend.to_device(tensors)
 
     @property

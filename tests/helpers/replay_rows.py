@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy
 import torch
-from replay_workers import Trained, net
+from helpers.replay_workers import Trained, net
+from helpers.workers import Pairs
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from workers import Pairs
 
 from tpukit import Augment, Buckets
 from tpukit.training import LARS, schedules
@@ -517,7 +517,7 @@ def guarded():
         ),
         "a class of optimizer of one's own": (
             lambda core: Trained(core, optimizer=Lookahead),
-            step + "replay_rows.Lookahead is not one of torch.optim's own optimizers",
+            step + "helpers.replay_rows.Lookahead is not one of torch.optim's own optimizers",
         ),
         "a hook of the optimizer": (with_hook_of_optimizer, step + "Adam has a hook"),
         "another step of the optimizer": (

@@ -4,8 +4,8 @@ import os
 
 import torch
 from helpers.fit_arguments import grouped
+from helpers.workers import Pairs
 from torch import nn
-from workers import Pairs
 
 from tpukit import fit
 
