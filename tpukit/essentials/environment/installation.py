@@ -5,11 +5,11 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-import tpukit
 from tpukit.essentials.display import TpukitRuntimeError
 from tpukit.essentials.environment.hardware import MachineInfo
 from tpukit.essentials.environment.instructions import how_to_restart
 
+_LOADED = sys.modules["tpukit"].__version__
 # `pack` needs both. Colab has array_record, Kaggle has neither.
 _FOR_PACKS = ("array_record", "simplejpeg")
 _ROOT = Path(__file__).parents[3]  # the folder that contains the package
@@ -37,15 +37,15 @@ def finish_install(wheels: str | Path = ".") -> None:
         _install_packages(Path(wheels))
         if not _has_packages():
             missing = f"; without {' and '.join(_FOR_PACKS)}, which `pack` needs"
-    print(f"tpukit {tpukit.__version__} from {_ROOT}{missing}")
+    print(f"tpukit {_LOADED} from {_ROOT}{missing}")
 
 
 def _refuse_newer_wheel(folder: Path) -> None:
     for wheel in folder.glob("tpukit-*.whl"):
         version = wheel.name.split("-")[1]
-        if _as_numbers(version) > _as_numbers(tpukit.__version__):
+        if _as_numbers(version) > _as_numbers(_LOADED):
             raise TpukitRuntimeError(
-                f"this kernel has loaded tpukit {tpukit.__version__}, and {wheel.name} is newer",
+                f"this kernel has loaded tpukit {_LOADED}, and {wheel.name} is newer",
                 found=f"loaded from {_ROOT}",
                 fix=f"restart the runtime: {how_to_restart(MachineInfo.read())}; "
                 "then run this cell again",
