@@ -1,8 +1,8 @@
 """Keep the losses of steps on the device, and copy them to the host once per log point.
 
 Reading a loss makes the host wait until the device has finished that step, and it prepares no
-further step meanwhile. So losses wait on the device and are copied together, in one transfer. A
-loss that is not finite is traced to its samples.
+further step meanwhile. So losses wait on the device and are copied together, in a single transfer.
+A loss that is not finite is traced to its samples.
 """
 
 import math
@@ -76,7 +76,7 @@ class StepLosses:
         self._pending.append(step)
 
     def fetch(self) -> PendingStep | None:
-        """Copy the pending losses to the host, in one transfer.
+        """Copy the pending losses to the host, in a single transfer.
 
         Returns:
             the first step whose loss is not finite, with its losses on the host; or None.
@@ -142,7 +142,7 @@ def not_finite(
         rank: of this core.
         dataset: of the training.
         lr: the learning rate of the step.
-        checkpoint: the name of the newest one.
+        checkpoint: the name of the newest.
     """
     import numpy
 

@@ -11,7 +11,7 @@ from tpukit.training.index_checks import IndexChecks, can_watch, integers_of
 from tpukit.training.step import forward
 from tpukit.training.streams import StreamSampler
 
-# Outputs stay on the device for this many steps or bytes, and are then copied in one transfer.
+# Outputs stay on the device for this many steps or bytes, and are then copied in a single transfer.
 # More would save little, and would occupy more of the device's memory.
 _STEPS_BETWEEN_COPIES = 32
 _BYTES_BETWEEN_COPIES = 1 << 28

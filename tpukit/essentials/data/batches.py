@@ -57,7 +57,7 @@ class Batches:
     Attributes:
         dataset: the dataset, as it was passed.
         sampler: the samples that this core sees.
-        epoch: the current epoch, or between two loops the next one.
+        epoch: the current epoch, or between two loops the next.
         wait_seconds: seconds that loops have waited for batches, in total.
         current: (batch_size,) int64, the samples of the last batch.
         drawn: the time of the last request for a batch, by `time.perf_counter`; 0 before.
@@ -371,7 +371,7 @@ class Batches:
         return gather
 
     def _finish(self, batch: object, real) -> object:
-        """Add the mask, and send all tensors to the device in one transfer."""
+        """Add the mask, and send all tensors to the device in a single transfer."""
         import torch
         from torch.utils import _pytree as tree
 
