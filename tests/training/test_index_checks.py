@@ -213,3 +213,37 @@ def test_a_weighted_mean_over_several_batches_is_named_with_the_lines_to_write(k
     assert not [line for line in lines if "mean of means" in line]
     lines = quietly(train, Labels(), F.cross_entropy, 2, cores=1, backend=backend).results[0]
     assert not [line for line in lines if "mean of means" in line]
+
+
+class Table(torch.utils.data.Dataset):
+    """Rows of two categories; the second has a number that the embedding does not have."""
+
+    def __init__(self, wrong):
+        self.rows = torch.stack([torch.arange(16) % 5, torch.arange(16) % 7], 1)
+        self.rows[2, 1] = wrong
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return self.rows[index], torch.tensor([1.0])
+
+
+class Categories(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Embedding(5, 1), nn.Embedding(7, 1)
+
+    def forward(self, rows):
+        return self.first(rows[:, 0]) + self.second(rows[..., 1])
+
+
+@pytest.mark.parametrize("backend", DRY_RUNS)
+@pytest.mark.parametrize("wrong", [7, -1, 6])
+def test_a_category_of_a_table_that_its_embedding_does_not_have_is_refused(wrong, backend):
+    arguments = (Table(wrong), F.mse_loss, 1, Categories())
+    if wrong == 6:
+        quietly(train, *arguments, cores=2, backend=backend)
+        return
+    with pytest.raises(WorkerError, match=f"token id {wrong} is out of range"):
+        quietly(train, *arguments, cores=2, backend=backend)
