@@ -85,6 +85,24 @@ def test_a_model_that_is_wholly_in_evaluation_mode_is_trained_and_a_line_says_so
     assert "all layers were in evaluation mode" in lines[0]
 
 
+@pytest.mark.parametrize("change", [lambda model: model.train(), lambda model: model.eval()])
+def test_modes_that_are_changed_during_fit_are_restored_in_the_next_epoch(change):
+    def work(core):
+        model = core.model(network())
+        freeze_body(model)
+        modes = []
+        model.register_forward_hook(
+            lambda *_: modes.append((model.training, model[0].training, model[1].training))
+        )
+        options = FitOptions(on_epoch_end=lambda history: change(model) and None)
+        _, lines = trained(core, model, epochs=3, options=options)
+        return set(modes), [line for line in lines if "during fit" in line], change(model).training
+
+    modes, lines, is_thawed = quietly(work, backend="cpu", cores=1).results[0]
+    assert modes == {(True, False, True)}
+    assert len(lines) == is_thawed
+
+
 class FreezesItself(nn.Sequential):
     def train(self, mode=True):
         super().train(mode)
