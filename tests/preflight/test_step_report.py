@@ -193,6 +193,10 @@ def test_what_comes_after_the_step_changes_nothing():
     assert found.batches == ((((4, 192), "float32"), ((4, 10), "float32")),)
 
 
+def test_a_loss_with_a_weight_is_recorded():
+    assert record(workers.by_fit_with_a_weighted_loss, chip=CHIP, progress="off").is_steady
+
+
 def test_steps_of_two_networks_by_turns_have_no_time_of_the_host():
     found = record(workers.two_by_turns, chip=CHIP, progress="off")
     assert (len(found.graphs), found.host_seconds) == (2, None)

@@ -90,7 +90,8 @@ class StepLosses:
             if not math.isfinite(local + mean):
                 return replace(step, local=local.item(), reduced=reduced)
             weight = weights[0] if weights else float(len(step.samples))
-            self._since_log.append([mean, weight])
+            # A weight of 0 gives NaN above, except in preflight, whose steps have no results.
+            self._since_log.append([mean, weight or 1.0])
             flags = round(flag * self._core.world_size)  # the sum over the cores
             self.time_is_up |= flags % DUE > 0
             self.save_is_due = flags >= DUE
