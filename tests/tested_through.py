@@ -20,6 +20,8 @@ TESTED_THROUGH = {
     ],
     "essentials/environment/test_hardware.py": ["essentials/environment/platforms.py"],
     "essentials/launcher/test_core.py": [
+        "essentials/launcher/core_internal.py",
+        "essentials/launcher/random_numbers.py",
         "essentials/launcher/gradients.py",
         "essentials/launcher/tensors.py",
     ],
@@ -34,7 +36,6 @@ TESTED_THROUGH = {
         "essentials/launcher/difference.py",
         "essentials/launcher/core_values.py",
         "essentials/launcher/gathering.py",
-        "essentials/launcher/random_numbers.py",
         "essentials/launcher/core_lookup.py",
     ],
     "essentials/launcher/test_channel.py": ["essentials/launcher/worker_output.py"],

@@ -16,6 +16,7 @@ from tpukit import WorkerError
 from tpukit.essentials.backends.protocol import Backend
 from tpukit.essentials.data.batches import Batches
 from tpukit.essentials.launcher.core import Core
+from tpukit.essentials.launcher.core_internal import CoreInternal
 
 
 def distance(first: dict, second: dict) -> float:
@@ -58,6 +59,7 @@ def test_batchnorm_sees_its_cores_share_and_nothing_else_differs(backend):
 def test_the_public_names_of_a_core_are_for_worker_functions():
     """Everything that only tpukit calls is behind `core.internal`, so that the reference does not list it."""
     core = Core(Sharing(0), lambda message: None)
+    assert isinstance(core.internal, CoreInternal)
     names = {name for name in dir(core) if not name.startswith("_")}
     collectives = {
         "all_reduce",
