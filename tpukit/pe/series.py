@@ -21,6 +21,7 @@ from tpukit.essentials.display import PathNotFoundError
 from tpukit.pe.dicom import (
     OTHER_KINDS,
     NotACTSliceError,
+    Scale,
     check_decoder,
     find_scale,
     found_in,
@@ -49,7 +50,7 @@ _DESCENDING = "series numbered from the head to the feet, the left or the back: 
 
 _ENDINGS = (".dcm", ".dicom")  # files with other names are DICOM if their content is
 _AXIAL_DIRECTIONS = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
-_HIGHEST_FOR_AIR = -500.0  # an unsigned slice with a higher intercept has no value for air, -1000
+_HIGHEST_FOR_AIR = -500.0  # a slice whose lowest value is higher has none for air, -1000
 _TILT = 0.5  # mm that the slices of a series may be shifted across their normal
 _SAME_ORIENTATION = 0.02  # per number, -1 to 1: scanners write them with small differences
 _SAME_STEP = 0.01  # mm: positions are rounded when they are written
@@ -311,7 +312,7 @@ def _read_header(path: str) -> _Header | str:
             orientation=orientation,
             shape=(int(file.Rows), int(file.Columns)),
             scale=(scale.slope, scale.intercept),
-            airless=not scale.signed and scale.intercept > _HIGHEST_FOR_AIR,
+            airless=_lowest(scale) > _HIGHEST_FOR_AIR,
             unscaled=bool(missing),
             unnamed=not file.get("Modality"),
         )
@@ -323,6 +324,15 @@ def _read_header(path: str) -> _Header | str:
         return found_in(error)
     except Exception as error:  # pydicom raises many types for a damaged header
         return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _lowest(scale: Scale) -> float:
+    """Return the lowest Hounsfield units that a slice of this scale can hold."""
+    if scale.table is not None:
+        return min(scale.table.entries)
+    if scale.signed:
+        return -math.inf
+    return scale.intercept
 
 
 def _numbers(file, name: str, *, count: int) -> list[float]:
