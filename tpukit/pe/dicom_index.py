@@ -90,7 +90,7 @@ def index_dicom(
             progress=progress,
             decoders=not keep,  # `keep` reports compressed files as odd
         )
-    noticed = _notice_others(folder, names, others)
+    noticed = notice_others(folder, names, others)
     headers = headers[headers["image"].argsort(kind="stable")]
     if keep:
         headers = headers[np.unique(headers["image"], return_index=True)[1]]
@@ -118,7 +118,7 @@ def index_dicom(
     return table
 
 
-def _notice_others(folder, names: list[str], others: list) -> list[list[str]]:
+def notice_others(folder, names: list[str], others: list) -> list[list[str]]:
     """Print the files that are no CT slices, and return them as rows of `check_exams`."""
     noticed = []
     for files, example in of_other_kinds(names, others):

@@ -357,6 +357,17 @@ def of_other_kinds(names: list[str], others: list) -> list[tuple[str, str]]:
     return [(f"{len(files):,} files of {kind}", files[0]) for kind, files in found.items()]
 
 
+def without_copies(headers):
+    """Return the headers without the later files of the same image."""
+    import numpy
+
+    _, first = numpy.unique(headers["image"], return_index=True)
+    copies = len(headers) - len(first)
+    if copies:
+        print(f"left out {copies:,} files of images that another file holds already")
+    return headers[numpy.sort(first)]
+
+
 def series_numbers(headers):
     """Return the number of each header's series, from 0.
 
