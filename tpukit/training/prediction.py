@@ -78,10 +78,12 @@ def check_order(name: str, sampler: ShardedSampler) -> None:
 def evaluating(model) -> Iterator[None]:
     """Switch to evaluation, and afterwards every layer back to its mode: some may be frozen."""
     modes = [(module, module.training) for module in model.modules()]
+    was_training = model.training
     model.eval()
     try:
         yield
     finally:
+        model.train(was_training)  # for classes with a `train` of their own, as LoRA's layers
         for module, mode in modes:
             module.training = mode
 

@@ -52,6 +52,8 @@ from tpukit.training.fit_options import (
 from tpukit.training.history import History, samples_per_second
 from tpukit.training.losses import PendingStep, StepLosses, not_finite
 from tpukit.training.metrics import fresh_metrics, own_metrics
+from tpukit.training.modes import LayerModes, OptimizerModes
+from tpukit.training.plain_names import PlainNames
 from tpukit.training.resume import Progress, RunState, TimeLimit
 from tpukit.training.schedules import check_schedule, is_plateau
 from tpukit.training.step import TrainStep
@@ -115,9 +117,10 @@ def fit(
 
     Args:
         core: this core.
-        model: from `core.model`.
+        model: from `core.model`. Layers in evaluation mode stay in it, unless all are.
         optimizer: any of torch.optim's except LBFGS, over the model's parameters. A resumed run
-            takes its settings from the checkpoint.
+            takes its settings from the checkpoint. Its `train()` and `eval()` are called if it
+            has them.
         loss: function of (outputs, targets) that returns one number, the mean over the samples.
             A module is saved in the checkpoints. If it has parameters, pass it through
             `core.model`, and its parameters to the optimizer.
@@ -313,13 +316,17 @@ class Trainer:
             samples_per_step=self.train.samples_per_step * self.accumulate_grad_batches,
             steps_per_epoch=self.steps_per_epoch,
         )
-        loss = self.step.loss
+        self.layer_modes = LayerModes(self.core, self.step.model)
+        self.optimizer_modes = OptimizerModes(self.core, self.step.optimizer)
+        modules = {}
+        for name in ("model", "loss", "averaged_model"):
+            module = getattr(self.step, name)
+            modules[name] = PlainNames(module) if hasattr(module, "load_state_dict") else None
         parts = {
-            "model": self.step.model,
-            "loss": loss if hasattr(loss, "load_state_dict") else None,
+            "optimizer_mode": self.optimizer_modes if self.optimizer_modes.has_modes else None,
+            **modules,
             "optimizer": self.step.optimizer,
             "scheduler": self.scheduler,
-            "averaged_model": self.step.averaged_model,
             "train": self.train,
             "losses": self.losses,
             "progress": self.progress,
@@ -345,6 +352,7 @@ class Trainer:
                 self._stop_early()  # a run that was stopped stays stopped
             with self.core.finishing_steps():
                 self._train_epochs()
+            self.optimizer_modes.eval()
             if self.early_stopping.restore_best_weights and self.history.best:
                 self._restore_best()
         return self.history
@@ -366,7 +374,8 @@ class Trainer:
 
     def _train_epoch(self) -> None:
         at = self.progress
-        self.step.model.train()
+        self.layer_modes.train()
+        self.optimizer_modes.train()
         is_augmented = at.epoch >= self.options.augment_from
         if self.augment and not self.step.augment and is_augmented:
             self.step.begin_augmenting(self.augment)
@@ -433,6 +442,7 @@ class Trainer:
         if self.valid is not None:
             self._save()  # before the evaluation, which may raise, run out of memory, or be killed
         self.train.end_epoch()
+        self.optimizer_modes.eval()
         if self.valid is not None:
             evaluated = self._evaluate()
             self.core.log(step=at.step, **evaluated)
@@ -450,7 +460,7 @@ class Trainer:
         self._print_epoch(row)
         if is_best:  # before the checkpoint, so that a run that resumes from it finds these weights
             in_memory = self.early_stopping.restore_best_weights
-            self.state.save_best(self.step.evaluated_model, in_memory=in_memory)
+            self.state.save_best(PlainNames(self.step.evaluated_model), in_memory=in_memory)
         if self.step.scheduler is None and self.scheduler is not None:
             self._step_scheduler(row)  # before the checkpoint, which holds its state
         self._save(best=is_best)
@@ -637,7 +647,7 @@ class Trainer:
         # With several hosts core 0 has written the best weights, on its host only.
         only_on_main = self.core.hosts > 1 and self.state.is_kept
         if self.core.is_main or not only_on_main:
-            model.load_state_dict(self.state.best_weights())
+            PlainNames(model).load_state_dict(self.state.best_weights())
         if only_on_main:
             self.core.model(model, in_place=True)
 
