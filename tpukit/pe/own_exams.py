@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tpukit.essentials.display import InvalidValueError, first_few
 from tpukit.pe.dicom import load_pydicom, open_dataset
-from tpukit.pe.dicom_index import notice_others
+from tpukit.pe.dicom_index import ADVICE, notice_others
 from tpukit.pe.labels import IMAGE, SERIES, STUDY, check_yes_or_no
 from tpukit.pe.missing_images import check_missing, leave_out
 from tpukit.pe.series import find_files, find_places, read_headers, series_numbers, without_copies
@@ -98,7 +98,8 @@ def _find_slices(folder, workers: int | None, progress: str | None):
     position, facts = find_places(headers, series)
     for fact, (count, first) in facts.items():
         print(f"{count:,} {fact}; series {first}")
-        noticed.append([f"{count:,} {fact}", f"series {first}", "look at this series"])
+        if fact in ADVICE:  # the others are printed, or found by `check_exams`
+            noticed.append([f"{count:,} {fact}", f"series {first}", ADVICE[fact]])
     has_place = np.isfinite(position)
     is_placed = np.bincount(series, weights=has_place)[series] > 0
     # A series without any place keeps the order of its numbers.
