@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpukit.essentials.display import InvalidValueError, figure_inputs
 from tpukit.essentials.display import figure_style as look
-from tpukit.metrics import as_array
+from tpukit.metrics import as_array, check_probabilities
 from tpukit.pe.activation import attention_in_mask, enlarge, mean_map
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ def show_activation(
     pixels, _ = figure_inputs.pixels(images, limit, "show_activation")
     _check_lengths(images, maps=maps, masks=masks, probabilities=probabilities, notes=notes)
     count = len(pixels)
+    if probabilities is not None:
+        check_probabilities(as_array(probabilities))
     others = maps if others is None else others
     large = enlarge(maps[:count], (count, *pixels.shape[1:3]))
     mean = enlarge(mean_map(others)[None], (1, *pixels.shape[1:3]))[0]

@@ -223,7 +223,7 @@ def read_headers(
 
     load_pydicom()
     chunks = range(math.ceil(len(names) / CHUNK))
-    write_file(work / "files", Names.encode(names))
+    work.mkdir(parents=True, exist_ok=True)
     _forget_changed(folder, names, work)
     workers = how_many(len(chunks), workers)
     run_in_processes(
@@ -250,6 +250,13 @@ def _forget_changed(folder, names: list[str], work: Path) -> None:
     """Remove the chunks of files that have changed since their headers were read."""
     import numpy
 
+    encoded = Names.encode(names)
+    file = work / "files"
+    if not file.exists() or file.read_bytes() != encoded:
+        # The chunks count the files of another list.
+        for other in [*work.glob("headers-*"), *work.glob("looks-of-headers.npy")]:
+            other.unlink()
+        write_file(file, encoded)
     now = look_at(names, os.fspath(folder))
     looks = work / "looks-of-headers.npy"
     if looks.exists():
