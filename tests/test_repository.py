@@ -352,6 +352,21 @@ def test_a_folder_of_tests_is_a_subpackage():
             assert there != (name in WITHOUT_A_MODULE.get(folder, ())), path
 
 
+def test_what_tests_share_is_in_their_folder_of_helpers():
+    loose = {path.stem for path in (ROOT / "tests").glob("*.py")}
+    assert {name for name in loose if not name.startswith("test_")} == {
+        "conftest",
+        "tested_through",
+    }
+    helpers = {path.stem for path in (ROOT / "tests/helpers").glob("*.py")}
+    for path in (ROOT / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                modules = [node.module]
+            assert not helpers & set(modules), f"{path.name}: from helpers import {modules[0]}"
+
+
 # Documents
 
 

@@ -84,6 +84,7 @@ TESTED_THROUGH = {
     "pe/test_hospital_exports.py": ["pe/jpeg_12_bits.py"],
     "pe/test_exam_sequences.py": ["pe/baselines.py", "pe/exam_network.py"],
     "pe/test_reader.py": ["pe/data_notice.py"],
+    "notebooks/test_alone.py": ["essentials/environment/installation.py"],
     "preflight/test_step_report.py": [
         "preflight/command.py",
         "preflight/compiler.py",
@@ -115,6 +116,7 @@ TESTED_THROUGH = {
         "training/step_numbers.py",
     ],
     "training/test_trainer.py": [
+        "training/step_batches.py",
         "training/history.py",
         "training/losses.py",
         "training/resume.py",

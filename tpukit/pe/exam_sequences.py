@@ -26,11 +26,18 @@ class _Pairs(NamedTuple):
 
 
 class ExamSequences:
-    """A map-style dataset of exams for `core.batches`, all with the same number of parts.
+    """Exams as sequences of image features, all of the same length, for `core.batches`.
 
-    `[i]` is `(features, targets)`. The features are (slices, 2F) float32, from the feet to the
-    head. The targets are for `exam_loss`: "answers" in the order of `answers`, "images" (slices,)
-    in [0, 1], and "image_weight" (slices,). Without labels it is the features alone.
+    Exams have different numbers of slices, but a TPU needs fixed shapes. So each exam is divided
+    into the same number of parts, from the feet to the head. A part is a group of adjacent slices;
+    in an exam with fewer slices than parts, a slice fills several parts.
+
+    Item i is `(features, targets)`, or `features` alone if the table has no labels:
+
+    - features: (slices, 2F) float32; the mean over the slices of a part, then their maximum.
+    - targets: a dict for `exam_loss`. "answers" are the labels of the exam in the order of
+      `answers`. "images" (slices,) is the share of positive slices in each part, and
+      "image_weight" (slices,) the weight of each part in the loss.
 
     Args:
         table: a row per image, in any order, as `index_images` and `index_dicom` return it: the

@@ -179,7 +179,7 @@ REFUSED = {
     ),
     "a schedule by this core's own loss": (
         lambda core: loop(core, scheduled=True),
-        ("lr of SGD", "core.mean(loss)", "after step 4 it was the same"),
+        ("lr of SGD", "core.mean(loss)", "after step 4 the cores were in sync"),
     ),
     "seed of the batches": (
         lambda core: loop(core, seed=core.rank),

@@ -232,11 +232,14 @@ class Core(NotebookOutput):
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """Wrap one training step: on a TPU it becomes a single graph and a single dispatch.
+        """Run the training step inside the `with` block; on a TPU, compile it as one graph.
 
-        Random numbers within it are this core's own: dropout, noise, augmentation. Outside of
-        steps all cores draw the same numbers on the host, for example to split the data, unless
-        `seed` was called.
+        Put the forward pass, the backward pass and the optimizer step of a batch into the block.
+        On a TPU they run as one program when the block ends.
+
+        Inside the block each core draws its own random numbers: dropout, noise, augmentation.
+        Outside of it, all cores draw the same numbers on the host, so a random split of the data is
+        the same on every core. After a call of `seed`, they differ outside as well.
         """
         began = time.monotonic()
         traced = self.backend.traced
@@ -288,6 +291,7 @@ class Core(NotebookOutput):
         *,
         clip: float | None = None,
         average_also: Iterable = (),
+        weight=None,
     ) -> None:
         """Average the gradients over the cores, step, and clear them. Collective.
 
@@ -303,6 +307,9 @@ class Core(NotebookOutput):
                 gradients, which is a different result.
             average_also: float tensors, such as buffers and losses, to overwrite with their mean
                 over the cores in the same message.
+            weight: float32 tensor, (); this core's weight, if the gradients are those of a sum,
+                as over tokens. They are divided by the weight of all cores. It is overwritten
+                with its mean over the cores.
 
         Raises:
             InvalidValueError: with several cores, parameters are not on the device, or gradients
@@ -311,7 +318,14 @@ class Core(NotebookOutput):
         """
         import torch
 
+        if weight is not None:
+            average_also = [*average_also, weight]
         self.average_gradients(optimizer, average_also=average_also)
+        if weight is not None:
+            for parameter in parameters_of(optimizer):
+                if parameter.grad is not None:
+                    # The mean of sums by the mean of weights is the sum by the summed weight.
+                    parameter.grad.div_(weight)
         if clip is not None:
             torch.nn.utils.clip_grad_norm_(parameters_of(optimizer), clip)
         with self.agreement.own_step():
@@ -497,7 +511,14 @@ class Core(NotebookOutput):
         return self.to_host(tree.tree_map_only(torch.Tensor, cloned, value))
 
     def to_device(self, tensors: list) -> list:
-        """Return tensors in host memory on the device, in a single transfer."""
+        """Copy tensors from host memory to this core's device, in a single transfer.
+
+        Args:
+            tensors: of any shapes and dtypes, on the CPU.
+
+        Returns:
+            the copies, in the same order.
+        """
         return self.backend.to_device(tensors)
 
     @property
