@@ -108,5 +108,5 @@ def test_logits_and_numbers_that_are_none_are_no_probabilities(values):
     table = pandas.DataFrame(
         {"StudyInstanceUID": ["a", "a"], "position": [0, 1], "pe_present_on_image": [0, 1]}
     )
-    with pytest.raises(ValueError, match="probabilit"):
+    with pytest.raises(ValueError, match="probabilities|nan"):
         pe.show_exams(table, values)
