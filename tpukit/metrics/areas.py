@@ -45,7 +45,8 @@ class Scores:
 
     Attributes:
         positives, samples: of the label.
-        positive_groups, negative_groups: groups with at least one positive sample, and without.
+        groups: all of them.
+        positive_groups, negative_groups: groups with a positive sample, and with a negative one.
         auroc, average_precision: of all samples.
         auroc_interval, average_precision_interval: (low, high), (2,) float64.
         recall_band: (2, 201) true positive rate, low and high, at 201 false positive rates from 0
@@ -55,6 +56,7 @@ class Scores:
 
     positives: int
     samples: int
+    groups: int
     positive_groups: int
     negative_groups: int
     auroc: float
@@ -196,6 +198,7 @@ def score(
     return Scores(
         positives=int(truth.sum()),
         samples=len(truth),
+        groups=int(numbers.max()) + 1,
         positive_groups=positive,
         negative_groups=negative,
         auroc=float(roc_auc_score(truth, chances)),

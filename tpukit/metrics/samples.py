@@ -159,7 +159,9 @@ def group_numbers(groups: Any, count: int) -> np.ndarray:
 
 
 def count_groups(truth, groups) -> tuple[int, int]:
-    """Return the numbers of groups with and without a positive sample.
+    """Return the numbers of groups with a positive sample, and of groups with a negative one.
+
+    A bootstrap of groups needs some of each; a group may have both.
 
     Args:
         truth: (N,) zeros and ones.
@@ -167,9 +169,7 @@ def count_groups(truth, groups) -> tuple[int, int]:
     """
     import numpy as np
 
-    positive = len(np.unique(groups[truth == 1]))
-    count = int(groups.max()) + 1
-    return positive, count - positive
+    return len(np.unique(groups[truth == 1])), len(np.unique(groups[truth == 0]))
 
 
 def as_array(values: Any) -> np.ndarray:

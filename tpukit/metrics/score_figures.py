@@ -57,7 +57,7 @@ def show_roc(
     band = f"band: middle 95 % of {resamples} draws"
     unit = sample  # that the bootstrap draws
     if groups is not None:
-        all_groups = counted(found.positive_groups + found.negative_groups, group)
+        all_groups = counted(found.groups, group)
         counts += f", in {found.positive_groups:,} of {all_groups}"
         band += f" of whole {plural(group)}"
         unit = group
