@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from tpukit.essentials.data.fingerprint import fingerprint
 from tpukit.essentials.data.prefetch import Buffers, load_batches, run_ahead
-from tpukit.essentials.data.sampler import ShardedSampler
+from tpukit.essentials.data.sampler import ShardedSampler, sample_shares
 from tpukit.essentials.data.shared_state import refuse_shared
 from tpukit.essentials.data.sources import (
     BatchSource,
@@ -43,6 +43,8 @@ class Batches:
         rank: the number of this core.
         world_size: the number of cores.
         shuffle: another order in every epoch.
+        weights: one number per sample. An epoch draws as many samples as the dataset has, with
+            replacement, each with a probability in proportion to its weight.
         drop_last: leave out the last samples if they do not fill a step; otherwise padding repeats
             some samples.
         mask: add to each batch a (batch_size,) bool tensor, False for padding.
@@ -80,6 +82,7 @@ class Batches:
         rank: int = 0,
         world_size: int = 1,
         shuffle: bool = False,
+        weights=None,
         drop_last: bool = False,
         mask: bool = False,
         buckets=None,
@@ -91,13 +94,18 @@ class Batches:
         numbers: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
     ):
         _check_dataset(dataset, batch_size)
+        shares = None
+        if weights is not None:
+            _check_no_buckets(buckets)
+            shares = sample_shares(weights, len(dataset))
         self.sampler = ShardedSampler(
             len(dataset),
             batch_size,
             rank=rank,
             world_size=world_size,
-            shuffle=shuffle,
+            shuffle=shuffle or shares is not None,
             drop_last=drop_last,
+            shares=shares,
         )
         _check_steps(self.sampler)
         refuse_shared(dataset, rank=rank, world_size=world_size, workers=workers or 0)
@@ -395,6 +403,14 @@ def _check_dataset(dataset: object, batch_size: int) -> None:
         raise InvalidValueError(
             "the dataset is empty: its length is 0",
             fix="check the path and the fold that it was made from",
+        )
+
+
+def _check_no_buckets(buckets) -> None:
+    if buckets is not None:
+        raise InvalidValueError(
+            "weights= and buckets= cannot be combined: buckets arrange a permutation by length",
+            fix="weights= with samples of one length, padded in the dataset; or buckets= alone",
         )
 
 

@@ -123,6 +123,7 @@ class Core(NotebookOutput):
         batch_size: int,
         steps: int | None = None,
         shuffle: bool = False,
+        weights: Sequence[float] | object | None = None,
         drop_last: bool = False,
         mask: bool = False,
         buckets: Sequence[int] | object | None = None,
@@ -172,6 +173,9 @@ class Core(NotebookOutput):
             shuffle: use a new order in each epoch, the same on every core. Otherwise every core
                 has one stretch, and `core.gather(outputs)[:len(dataset)]` is each sample once, in
                 dataset order.
+            weights: (N,) numbers from 0 on, one per sample, as for torch's WeightedRandomSampler.
+                Each epoch draws N samples with replacement, in proportion to the weights. The
+                draw depends on seed and epoch only, so it is the same for any number of cores.
             drop_last: leave out samples that do not fill a step; otherwise samples are repeated.
             mask: add a bool tensor of (batch_size,) to every batch, False for repeated samples.
             buckets: lengths to pad to, or a `tpukit.Buckets`.
@@ -186,8 +190,8 @@ class Core(NotebookOutput):
 
         Raises:
             InvalidValueError: the dataset is empty or too small for `drop_last`; a number is out
-                of range; a sample is longer than the largest bucket; `shuffle`, `mask` or
-                `buckets` is set for a dataset that is read in order.
+                of range; a sample is longer than the largest bucket; `shuffle`, `weights`, `mask`
+                or `buckets` is set for a dataset that is read in order.
             InvalidTypeError: `steps` is missing for a dataset that is read in order, or set for
                 another.
         """
@@ -200,6 +204,7 @@ class Core(NotebookOutput):
         options = {
             "batch_size": batch_size,
             "shuffle": shuffle,
+            "weights": weights,
             "mask": mask,
             "seed": seed,
             "workers": workers,
