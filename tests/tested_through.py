@@ -114,6 +114,7 @@ TESTED_THROUGH = {
         "training/step_numbers.py",
     ],
     "training/test_trainer.py": [
+        "training/step_batches.py",
         "training/history.py",
         "training/losses.py",
         "training/resume.py",

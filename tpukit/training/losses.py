@@ -32,7 +32,8 @@ class PendingStep:
         number: of the optimizer step, from 1.
         samples: for each of its batches (batch_size,) int64, the numbers of its samples.
         local: () float32, this core's loss.
-        reduced: (2,) float32, means over the cores: of the loss, and of the flag of `TimeLimit`.
+        reduced: (2,) float32, means over the cores: of the loss, and of the flag of `TimeLimit`;
+            or (3,) with the weight of the loss.
         lr: the learning rate of this step; a tensor if the optimizer's is a tensor.
     """
 
@@ -60,8 +61,9 @@ class StepLosses:
         self._core = core
         self._pending: list[PendingStep] = []
         # On the host already, because of a save between two log points.
-        self._since_log: list[float] = []
-        # [mean loss, steps] of each log interval of this epoch. Lists, because JSON and
+        # [loss, weight] of each step: the weight of the loss, or the number of its batches.
+        self._since_log: list[list[float]] = []
+        # [mean loss, weight] of each log interval of this epoch. Lists, because JSON and
         # `torch.load(weights_only=True)` keep them.
         self._intervals: list[list] = []
 
@@ -83,11 +85,12 @@ class StepLosses:
         self._pending = []
         values = self._core.to_host([(step.local, step.reduced, step.lr) for step in pending])
         for step, (local, reduced, lr) in zip(pending, values, strict=True):
-            mean, flag = reduced.tolist()
+            mean, flag, *weights = reduced.tolist()
             self.lr = float(lr)
             if not math.isfinite(local + mean):
                 return replace(step, local=local.item(), reduced=reduced)
-            self._since_log.append(mean)
+            weight = weights[0] if weights else float(len(step.samples))
+            self._since_log.append([mean, weight])
             flags = round(flag * self._core.world_size)  # the sum over the cores
             self.time_is_up |= flags % DUE > 0
             self.save_is_due = flags >= DUE
@@ -98,15 +101,14 @@ class StepLosses:
 
         Call `fetch` before.
         """
-        mean = sum(self._since_log) / len(self._since_log)
-        self._intervals.append([mean, len(self._since_log)])
+        interval = _joined(self._since_log)
+        self._intervals.append(interval)
         self._since_log = []
-        return mean
+        return interval[0]
 
     def epoch_mean(self) -> float:
         """Return the mean loss of the epoch so far."""
-        total = sum(mean * steps for mean, steps in self._intervals)
-        return total / sum(steps for _, steps in self._intervals)
+        return _joined(self._intervals)[0]
 
     def start_epoch(self) -> None:
         """Forget the intervals of the epoch that is over."""
@@ -121,6 +123,13 @@ class StepLosses:
         self._since_log = state["since_log"]
         self._intervals = state["intervals"]
         self.lr = state["lr"]
+
+
+def _joined(losses: list[list[float]]) -> list[float]:
+    """Return the weighted mean of [loss, weight], and the summed weight."""
+    total = sum(loss * weight for loss, weight in losses)
+    weight = sum(weight for _, weight in losses)
+    return [total / weight, weight]
 
 
 def not_finite(
@@ -139,6 +148,12 @@ def not_finite(
 
     samples = numpy.concatenate(step.samples).tolist()
     shown = first_few(samples, 8)
+    if step.reduced[2:].eq(0).any():
+        return NonFiniteLossError(
+            f"the weight of the loss is 0 at step {step.number}, on all cores together",
+            found=f"none of the targets counts; on core {rank} samples {shown}",
+            fix="leave out the samples whose targets are all ignored, or a larger batch_size",
+        )
     if only_iterates(dataset):
         found = "its samples come from a stream and cannot be read again"
     else:

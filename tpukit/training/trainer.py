@@ -16,16 +16,14 @@ same weights, bit for bit, as the uninterrupted run.
 
 import contextlib
 import copy
-import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from tpukit.essentials.data import Batches
-from tpukit.essentials.display import InvalidTypeError, InvalidValueError, counted
+from tpukit.essentials.display import InvalidTypeError, counted
 from tpukit.essentials.environment import peak_memory
 from tpukit.essentials.launcher import Core, Terminated, gather_objects
 from tpukit.profiling import parse_duration
@@ -57,6 +55,13 @@ from tpukit.training.plain_names import PlainNames
 from tpukit.training.resume import Progress, RunState, TimeLimit
 from tpukit.training.schedules import check_schedule, is_plateau
 from tpukit.training.step import TrainStep
+from tpukit.training.step_batches import (
+    Sent,
+    StepBatches,
+    has_short_step,
+    next_step,
+    steps_of_epoch,
+)
 
 # An epoch's first step is captured and its last one ends it: replay needs one in between.
 _STEPS_FOR_REPLAY = 3
@@ -121,8 +126,10 @@ def fit(
         optimizer: any of torch.optim's except LBFGS, over the model's parameters. A resumed run
             takes its settings from the checkpoint. Its `train()` and `eval()` are called if it
             has them.
-        loss: function of (outputs, targets) that returns one number, the mean over the samples.
-            A module is saved in the checkpoints. If it has parameters, pass it through
+        loss: function of (outputs, targets) that returns one number, the mean over the samples;
+            or `(total, weight)`, with `ignore_index` or weights of classes. Gradients and losses
+            are then totals divided by the weight of all cores and accumulated batches. A module
+            is saved in the checkpoints. If it has parameters, pass it through
             `core.model`, and its parameters to the optimizer.
         train: from `core.batches(..., shuffle=True, drop_last=True)`.
         valid: from `core.batches(...)`, not shuffled; evaluated after every epoch as `evaluate`
@@ -140,7 +147,8 @@ def fit(
             `preprocess`, in training only.
         bf16: run the forward pass under autocast to bfloat16. The loss, BatchNorm's statistics
             and the optimizer stay float32.
-        accumulate_grad_batches: batches per optimizer step, all in one graph.
+        accumulate_grad_batches: batches per optimizer step, all in one graph. The last step of an
+            epoch may have fewer, and its loss is the mean over these.
         max_grad_norm: longer gradients are shortened to this norm; None for no limit.
         monitor: column of the history that decides which epoch is best. NaN is never best.
         mode: "min" if lower values of `monitor` are better, "max" if higher; None decides by the
@@ -188,7 +196,8 @@ def fit(
     interval = check_schedule(
         scheduler, options.scheduler_interval, column=best.column, lower=best.lower
     )
-    steps_per_epoch = _steps_per_epoch(core, train, steps_per_epoch, accumulate_grad_batches)
+    steps_per_epoch = steps_of_epoch(core, train, steps_per_epoch, accumulate_grad_batches)
+    has_short = has_short_step(train, steps_per_epoch, accumulate_grad_batches)
     if replay and steps_per_epoch < _STEPS_FOR_REPLAY:
         steps = counted(steps_per_epoch, "step")
         core.print(f"replay=True has no effect: of an epoch of {steps} none is replayed")
@@ -204,7 +213,7 @@ def fit(
         bf16=bf16,
         max_grad_norm=max_grad_norm,
         averaged_model=options.averaged_model,
-        shapes=train.shapes,
+        shapes=train.shapes + has_short,  # a step with fewer batches is a graph of its own
         masked=takes_mask(train, loss),
         replay=bool(replay),
     )
@@ -242,37 +251,6 @@ def _check_data(model, train: Batches, valid: Batches | None) -> None:
     if valid is not None:
         check_batches("valid", valid)
         check_classes(model, valid, "validation")
-
-
-def _steps_per_epoch(core: Core, train: Batches, wanted: int | None, accumulated: int) -> int:
-    """Return the optimizer steps per epoch; raise if `accumulate_grad_batches` leaves none."""
-    argument = f"accumulate_grad_batches={accumulated}"
-    if accumulated > 1 and train.shapes > 1:
-        raise InvalidValueError(
-            f"{argument} puts batches of several lengths into one step, a graph for each combination",
-            found=f"{train.shapes} lengths of batches",
-            fix="accumulate_grad_batches=1, or a single bucket",
-        )
-    available = len(train) // accumulated
-    if available < 1:
-        raise InvalidValueError(
-            f"an epoch has {len(train)} batches, which is less than {argument}",
-            fix=f"accumulate_grad_batches={len(train)}, or a smaller batch_size",
-        )
-    if wanted is None:
-        return available
-    if wanted > available:
-        core.print(
-            f"steps_per_epoch={wanted} is more than the data has: an epoch is {available} steps"
-        )
-    return min(wanted, available)
-
-
-class _Sent(NamedTuple):
-    """A batch as it was sent to the device, and the numbers of its samples."""
-
-    batch: object
-    samples: object
 
 
 @dataclass
@@ -384,9 +362,8 @@ class Trainer:
         while at.in_epoch < at.steps_per_epoch and not self.history.stopped:
             # Before the batch is made, because a dataset may draw random numbers, too.
             self.core.seed(at.step)
-            group = self._next_group(batches)
-            if len(group) < self.accumulate_grad_batches:
-                # After resuming on more cores, the rest of an epoch may not fill a step.
+            group = next_step(self.train, batches, self.accumulate_grad_batches)
+            if not group:  # after resuming on more cores, the rest of an epoch has fewer steps
                 at.in_epoch = at.steps_per_epoch
                 break
             self._train_step(group)
@@ -401,14 +378,10 @@ class Trainer:
         """Return the remaining batches of this epoch, with a progress bar."""
         start = self.progress.in_epoch * self.accumulate_grad_batches
         total = self.progress.steps_per_epoch * self.accumulate_grad_batches
-        return iter(self.core.progress(_AsSent(self.train), "train", total=total, start=start))
+        total = min(total, len(self.train))
+        return iter(self.core.progress(StepBatches(self.train), "train", total=total, start=start))
 
-    def _next_group(self, batches: Iterator[object]) -> list[_Sent]:
-        """Return the batches of one optimizer step; fewer at the end of the data."""
-        group = itertools.islice(batches, self.accumulate_grad_batches)
-        return [_Sent(batch, samples=self.train.current) for batch in group]
-
-    def _train_step(self, group: list[_Sent]) -> None:
+    def _train_step(self, group: list[Sent]) -> None:
         at = self.progress
         number = at.step + 1
         is_first = number == self._first_step
@@ -427,6 +400,7 @@ class Trainer:
         )
         at.step += 1
         at.in_epoch += 1
+        self._interval_batches += len(group)
         if is_first:
             self._compare("after the first step of fit")
         samples = tuple(sent.samples for sent in group)
@@ -510,6 +484,7 @@ class Trainer:
     def _start_interval(self) -> None:
         self._interval_began = time.monotonic()
         self._interval_step = self.progress.step
+        self._interval_batches = 0
         self._waited_before = self.train.wait_seconds
         self.step.start_interval()
 
@@ -527,7 +502,7 @@ class Trainer:
             "epoch": at.epoch,
             "train_loss": self.losses.end_interval(),
             "lr": self.losses.lr,
-            "samples_per_second": steps * at.samples_per_step / seconds,
+            "samples_per_second": self._interval_batches * self.train.samples_per_step / seconds,
             "seconds": seconds,
             "data_wait": (self.train.wait_seconds - self._waited_before) / seconds,
             "compiles": self.step.monitor.compiles,
@@ -715,14 +690,3 @@ class Trainer:
             "metrics": sorted(self.metrics),
             "checkpoint in the folder": self.history.resumed,
         }
-
-
-class _AsSent:
-    """Batches as they arrive on the device, because the step itself calls `arrange`."""
-
-    def __init__(self, batches: Batches):
-        self._batches = batches
-        self.samples_per_step = batches.samples_per_step
-
-    def __iter__(self) -> Iterator[object]:
-        return self._batches.epoch_as_sent()

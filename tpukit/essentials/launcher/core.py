@@ -296,6 +296,7 @@ class Core(NotebookOutput):
         *,
         clip: float | None = None,
         average_also: Iterable = (),
+        weight=None,
     ) -> None:
         """Average the gradients over the cores, step, and clear them. Collective.
 
@@ -311,6 +312,9 @@ class Core(NotebookOutput):
                 gradients, which is a different result.
             average_also: float tensors, such as buffers and losses, to overwrite with their mean
                 over the cores in the same message.
+            weight: float32 tensor, (); this core's weight, if the gradients are those of a sum,
+                as over tokens. They are divided by the weight of all cores. It is overwritten
+                with its mean over the cores.
 
         Raises:
             InvalidValueError: with several cores, parameters are not on the device, or gradients
@@ -319,7 +323,14 @@ class Core(NotebookOutput):
         """
         import torch
 
+        if weight is not None:
+            average_also = [*average_also, weight]
         self.average_gradients(optimizer, average_also=average_also)
+        if weight is not None:
+            for parameter in parameters_of(optimizer):
+                if parameter.grad is not None:
+                    # The mean of sums by the mean of weights is the sum by the summed weight.
+                    parameter.grad.div_(weight)
         if clip is not None:
             torch.nn.utils.clip_grad_norm_(parameters_of(optimizer), clip)
         with self.agreement.own_step():
