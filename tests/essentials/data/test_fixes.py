@@ -146,6 +146,12 @@ def test_the_fixes_work_for_states():
     core.batches(range(8), batch_size=2).load_state_dict(state)
     all_of(core.batches(range(6), batch_size=2))
 
+    with fixes("batches: the saved state belongs to another {}") as fix:
+        core.batches(range(8, 16), batch_size=2).load_state_dict(state)
+    assert "pass the dataset that the state was saved with" in fix
+    core.batches(range(8), batch_size=2).load_state_dict(state)
+    all_of(core.batches(range(8, 16), batch_size=2))
+
     stream = {"steps": 3, "batch_size": 2}
     with fixes("streams: the state is of a dataset with a length, this one is a stream"):
         core.batches(Stream(), **stream).load_state_dict(state)

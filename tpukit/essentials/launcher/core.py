@@ -359,7 +359,8 @@ class Core(NotebookOutput):
     def seed(self, *words: int) -> None:
         """Seed this core's random numbers by the run's seed, these numbers and the rank.
 
-        `fit` calls it with the number of each step, so a resumed run draws the same numbers.
+        `fit` calls it with the number of each step, so a resumed run draws the same numbers. A
+        second call of `fit` in a launch passes the number of the calls before it as well.
 
         On v2 and v3 two cores are threads of one process. Numbers that the device or a dataset in
         `core.batches` draws are each core's own there, too; without `workers=` the cores read in
