@@ -83,6 +83,7 @@ TESTED_THROUGH = {
     "pe/test_dicom_packing.py": ["pe/dicom_slices.py", "pe/phantoms/dicom_files.py"],
     "pe/test_exam_sequences.py": ["pe/baselines.py", "pe/exam_network.py"],
     "pe/test_reader.py": ["pe/data_notice.py"],
+    "notebooks/test_alone.py": ["essentials/environment/installation.py"],
     "preflight/test_step_report.py": [
         "preflight/command.py",
         "preflight/compiler.py",

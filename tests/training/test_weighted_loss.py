@@ -291,3 +291,64 @@ def test_a_loop_of_ones_own_divides_by_the_weight_of_all_cores():
         quietly(train, 8 // cores, cores=cores, backend="cpu").results[0] for cores in (1, 2)
     )
     assert (whole - divided).abs().max() < 1e-6
+
+
+class Masks(torch.utils.data.Dataset):
+    """Segmentation: 6 x 6 masks of 3 classes, of which a part that varies is 255, not labelled."""
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        numbers = torch.Generator().manual_seed(index)
+        mask = torch.randint(3, (6, 6), generator=numbers)
+        mask[: index % 6] = 255
+        return torch.randn(3, 6, 6, generator=numbers), mask
+
+
+def of_pixels(outputs, masks):
+    weights = torch.tensor(WEIGHTS, device=outputs.device)
+    total = F.cross_entropy(outputs, masks, weight=weights, ignore_index=255, reduction="sum")
+    return total, weights[masks.where(masks != 255, 0)].where(masks != 255, 0).sum()
+
+
+@pytest.mark.parametrize("backend", DRY_RUNS)
+def test_segmentation_with_a_clipped_norm_and_momentum_equals_pytorch_over_epochs(backend):
+    def network():
+        torch.manual_seed(1)
+        return nn.Conv2d(3, 3, 1)
+
+    def work(core):
+        model = core.model(network())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
+        batches = core.batches(Masks(), batch_size=1, shuffle=True)
+        history = fit(
+            core, model, optimizer, of_pixels, batches,
+            epochs=2, accumulate_grad_batches=4, max_grad_norm=0.3,
+        )  # fmt: skip
+        order = [batches.indices(epoch) for epoch in range(2)]
+        return core.to_host([*model.parameters()]), order, history.epochs[-1]["train_loss"]
+
+    results = quietly(work, cores=2, backend=backend).results
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
+    data = Masks()
+    loss = nn.CrossEntropyLoss(torch.tensor(WEIGHTS), ignore_index=255)
+    for epoch in range(2):
+        cores = [order[epoch] for _, order, _ in results]
+        totals = torch.zeros(2)
+        for step in (slice(0, 4), slice(4, 6)):
+            samples = []
+            for one in cores:
+                samples += [batch[0] for batch in one[step]]
+            images, masks = torch.utils.data.default_collate([data[one] for one in samples])
+            outputs = model(images)
+            totals += torch.tensor([part.item() for part in of_pixels(outputs, masks)])
+            loss(outputs, masks).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+            optimizer.step()
+            optimizer.zero_grad()
+    for weights, _, train_loss in results:
+        for mine, other in zip(weights, model.parameters(), strict=True):
+            assert (mine - other).abs().max() < 1e-6
+        assert train_loss == pytest.approx((totals[0] / totals[1]).item(), abs=1e-6)

@@ -178,7 +178,7 @@ def remove_oldest(folder: Path, limit: int = _MOST_BYTES) -> None:
     """Remove the programs that were unused for longest, until the others fit into the limit.
 
     Args:
-        folder: with one file per program; a use sets its modification time.
+        folder: with a file per program; a use sets its modification time.
         limit: bytes.
     """
     files = []

@@ -7,7 +7,7 @@ Every measure has an interval from a bootstrap, which draws the samples again wi
 
 A draw is a weight per sample, so the order of the probabilities is computed once. If samples belong
 to groups, such as the images of a study, the bootstrap draws whole groups: samples of a group are
-nearly one observation, and drawing them separately would make the interval too narrow.
+nearly a single observation, and drawing them separately would make the interval too narrow.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def auroc_table(
 ) -> pandas.DataFrame:
     """Return a table with a row per label: positives, and AUROC with its 95 % interval.
 
-    An area of 0.5 is guessing, 1 is perfect. Images of one study are nearly one observation, so
+    An area of 0.5 is guessing, 1 is perfect. Images of a study are nearly a single observation, so
     pass the studies as `groups`: positives are then counted in groups, and the bootstrap draws
     whole groups. A label with fewer than 5 positive or negative groups has no interval, and the
     column "note" gives the reason. A label that every sample has, or none, has no area.

@@ -32,7 +32,7 @@ def show_roc(
     resamples: int = 500,
     seed: int = 0,
 ) -> Figure:
-    """Draw the ROC curve of one label, and its precision against recall, with 95 % bands.
+    """Draw the ROC curve of a label, and its precision against recall, with 95 % bands.
 
     The title gives the number of samples that have the label, and of groups with such a sample.
 
@@ -41,7 +41,7 @@ def show_roc(
     or fewer than 5 negative groups, the title contains a warning, and no interval is drawn.
 
     Args:
-        labels, probabilities, groups, group, resamples, seed: as for `auroc_table`, of one label.
+        labels, probabilities, groups, group, resamples, seed: as for `auroc_table`, of a label.
         name: of the label, for the title.
         sample: the name of a sample, such as "exam".
         specificity: a ring marks the highest sensitivity at this specificity or above, see

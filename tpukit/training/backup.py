@@ -243,10 +243,12 @@ class Backup:
             raise error
         if is_lost:
             raise SystemFailureError(
-                f"the backup {self.address} cannot be read, and {checkpoints.folder} has nothing to continue from",
+                f"the backup {self.address} cannot be read, and "
+                f"{checkpoints.folder} has nothing to continue from",
                 found=_reason(error),
                 fix=(
-                    "mount it, or sign in, and run this again; to begin anew: another backup_dir, or None"
+                    "mount it, or sign in, and run this again; to begin "
+                    "anew: another backup_dir, or None"
                 ),
             ) from error
         self._complain(f"the backup {self.address} cannot be read: {_reason(error)}")
@@ -337,7 +339,8 @@ class _Folder:
             raise PathNotFoundError(
                 f"no backup can be made in {self.folder.parent}, which is not there",
                 fix=(
-                    f"mount its drive, or, if that is where it belongs, make it: os.makedirs({str(self.folder)!r})"
+                    "mount its drive, or, if that is where it belongs, make "
+                    f"it: os.makedirs({str(self.folder)!r})"
                 ),
             )
         self.folder.mkdir(exist_ok=True)

@@ -9,6 +9,7 @@ from tpukit.essentials.display import InvalidValueError
 from tpukit.essentials.launcher import Core, gather_objects
 from tpukit.training.batch import inputs_and_targets, inputs_targets_and_mask, takes_mask
 from tpukit.training.checks import check_classes
+from tpukit.training.index_checks import watched_loss
 from tpukit.training.metrics import StreamedMetrics, as_classes, has_state
 from tpukit.training.prediction import check_order, evaluating, host_steps, in_dataset_order
 from tpukit.training.weighted_loss import Loss, as_loss
@@ -150,7 +151,7 @@ def evaluate_synced(
             )
         outputs, targets = in_dataset_order(steps, batches.sampler)
     targets, *mask = targets if masked else (targets,)
-    value = _loss(loss(outputs, targets, *mask)).mean
+    value = _loss(watched_loss(loss, outputs, targets, *mask)).mean
     numbers = {
         name: _one_number(name, _of_all(metric, outputs, targets))
         for name, metric in (metrics or {}).items()
@@ -194,7 +195,7 @@ def _streamed(
 
         outputs, targets = tree.tree_map(without_padding, step)
         targets, *mask = targets if masked else (targets,)
-        value = _loss(loss(outputs, targets, *mask))
+        value = _loss(watched_loss(loss, outputs, targets, *mask))
         if value.weight is None:
             value = Loss(real * float(value.total), real)
         total += float(value.total)

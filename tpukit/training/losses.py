@@ -1,8 +1,8 @@
 """Keep the losses of steps on the device, and copy them to the host once per log point.
 
 Reading a loss makes the host wait until the device has finished that step, and it prepares no
-further step meanwhile. So losses wait on the device and are copied together, in one transfer. A
-loss that is not finite is traced to its samples.
+further step meanwhile. So losses wait on the device and are copied together, in a single transfer.
+A loss that is not finite is traced to its samples.
 """
 
 import math
@@ -76,7 +76,7 @@ class StepLosses:
         self._pending.append(step)
 
     def fetch(self) -> PendingStep | None:
-        """Copy the pending losses to the host, in one transfer.
+        """Copy the pending losses to the host, in a single transfer.
 
         Returns:
             the first step whose loss is not finite, with its losses on the host; or None.
@@ -90,7 +90,8 @@ class StepLosses:
             if not math.isfinite(local + mean):
                 return replace(step, local=local.item(), reduced=reduced)
             weight = weights[0] if weights else float(len(step.samples))
-            self._since_log.append([mean, weight])
+            # A weight of 0 gives NaN above, except in preflight, whose steps have no results.
+            self._since_log.append([mean, weight or 1.0])
             flags = round(flag * self._core.world_size)  # the sum over the cores
             self.time_is_up |= flags % DUE > 0
             self.save_is_due = flags >= DUE
@@ -142,7 +143,7 @@ def not_finite(
         rank: of this core.
         dataset: of the training.
         lr: the learning rate of the step.
-        checkpoint: the name of the newest one.
+        checkpoint: the name of the newest.
     """
     import numpy
 

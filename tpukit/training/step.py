@@ -12,6 +12,7 @@ from tpukit.essentials.launcher import Core, averaged_places
 from tpukit.profiling import RecompileMonitor
 from tpukit.training.batch import call, inputs_and_targets
 from tpukit.training.host_time import Moment, advice
+from tpukit.training.index_checks import IndexChecks, can_watch, integers_of
 from tpukit.training.replay import Replay
 from tpukit.training.weighted_loss import Loss, as_loss, check_gradient, weight_on_device
 
@@ -91,6 +92,8 @@ class TrainStep:
         self._python_seconds = 0.0  # of this thread, for all steps so far
         self._interval_start: Moment | None = None
         self._has_advised = False
+        self.index_checks = IndexChecks()
+        self._can_watch_model = False
         self._is_weighted: bool | None = None  # whether the loss returns (total, weight)
         self.begin_augmenting(self.augment)
         if self.replay and not self._replay and backend.traced and not backend.is_recording:
@@ -190,6 +193,9 @@ class TrainStep:
     def _capture(self, number: int, batches: tuple, flag) -> tuple:
         """Run the Python of a step, and the program that it describes."""
         self.monitor.start_step(batches)
+        first_step = contextlib.nullcontext()
+        if self.index_checks.is_due:
+            first_step = self._checking_indices(batches)
         capturing = contextlib.nullcontext([])
         watching_forward = contextlib.nullcontext()
         if self._replay:
@@ -197,7 +203,7 @@ class TrainStep:
             watching_forward = self._replay.watching_forward()
         with self.core.step(), capturing as losses:
             began = time.thread_time()
-            with watching_forward:
+            with watching_forward, first_step:
                 loss = self._backward(batches)
             losses += self._update(loss, flag)
             del loss  # a captured step may hold no tensor besides its results
@@ -209,6 +215,18 @@ class TrainStep:
             self.monitor.expect()
         return tuple(losses)
 
+    def _checking_indices(self, batches: tuple) -> contextlib.AbstractContextManager:
+        """Check labels and token ids within, and learn the limits of those in later batches."""
+        on_cpu = not self.core.backend.traced
+        functions = (self.loss, self.preprocess, self.augment)
+        can_watch_functions = all(can_watch(function, on_cpu=on_cpu) for function in functions)
+        if self.core.backend.is_recording or not can_watch_functions:
+            self.index_checks.end({})
+            return contextlib.nullcontext()
+        self._can_watch_model = can_watch(self.model, on_cpu=on_cpu)
+        sent = integers_of(batches)
+        return self.index_checks.first_step(sent, self.core.to_host(sent))
+
     def _backward(self, batches: tuple) -> Loss:
         """Compute the gradients of all batches; return the mean of their losses, () float32.
 
@@ -216,7 +234,7 @@ class TrainStep:
         """
         total = None
         weight = None
-        for batch in map(self.arrange, batches):
+        for batch in batches:
             loss = self._loss(batch)
             value = loss.total
             # Only if it changes something, because each is one more operation in every step.
@@ -234,16 +252,22 @@ class TrainStep:
         return Loss(total, weight)
 
     def _loss(self, batch) -> Loss:
-        """Return the loss of one batch."""
-        mask = batch[-1:] if self.masked else ()
-        if self.augment:
-            parts = (batch,) if isinstance(batch, Mapping) else inputs_and_targets(batch)
-            batch = self.augment(*parts)
-        inputs, targets = inputs_and_targets(batch)
-        if self.preprocess:
-            inputs = self.preprocess(inputs)
-        outputs = forward(self.core, self.model, inputs, bf16=self.bf16)
-        loss = as_loss(self.loss(outputs, targets, *mask))
+        """Return the loss of one batch, as it was sent."""
+        watching = self.index_checks.watching
+        with watching:
+            batch = self.arrange(batch)
+            mask = batch[-1:] if self.masked else ()
+            if self.augment:
+                parts = (batch,) if isinstance(batch, Mapping) else inputs_and_targets(batch)
+                batch = self.augment(*parts)
+            inputs, targets = inputs_and_targets(batch)
+            if self.preprocess:
+                inputs = self.preprocess(inputs)
+        with watching if self._can_watch_model else contextlib.nullcontext():
+            outputs = forward(self.core, self.model, inputs, bf16=self.bf16)
+        with watching:
+            value = self.loss(outputs, targets, *mask)
+        loss = as_loss(value)
         check_gradient(loss)
         is_weighted = loss.weight is not None
         if is_weighted and self._is_weighted is None:

@@ -49,6 +49,7 @@ from tpukit.training.fit_options import (
     as_fit_options,
 )
 from tpukit.training.history import History, samples_per_second
+from tpukit.training.index_checks import unequal_advice
 from tpukit.training.losses import PendingStep, StepLosses, not_finite
 from tpukit.training.metrics import fresh_metrics, own_metrics
 from tpukit.training.modes import LayerModes, OptimizerModes
@@ -172,7 +173,7 @@ def fit(
         OutOfSyncError: the cores are out of sync in weights, buffers, data or settings. Checked
             before and after the first step, after each epoch and before each checkpoint.
         NonFiniteLossError: the loss became NaN or infinite.
-        ValueError: an argument is out of range; the model has no parameters, or the optimizer
+        ValueError: an argument, a label or a token id is out of range; the model has no parameters, or the optimizer
             holds none of them; the loss or a metric is not one number; `monitor` is no column, or
             its name does not say which numbers are better; the scheduler ends before the run; or
             the checkpoint belongs to another architecture, optimizer, scheduler or dataset.
@@ -283,6 +284,7 @@ class Trainer:
     options: FitOptions
     _compared: int | None = None  # step after which the cores were last compared
     _first_step: int = 1  # of this call
+    _has_reported: bool = False
 
     def __post_init__(self):
         seconds = math.inf
@@ -324,7 +326,8 @@ class Trainer:
 
     def run(self) -> History:
         """Train to the last epoch, or until something stops the training."""
-        with self.state.held(), self._in_fit():
+        checking = self.train.checking(self.step.index_checks.check)
+        with self.state.held(), self._in_fit(), checking:
             self._resume()
             # A resumed run keeps the number that it had, and the next call gets the one after it.
             self.core.numbers.fits = max(self.core.numbers.fits, self.progress.call) + 1
@@ -412,6 +415,7 @@ class Trainer:
             self.time_limit.flag,
             is_last=at.in_epoch + 1 == at.steps_per_epoch,
         )
+        self._report_unequal(len(group))
         at.step += 1
         at.in_epoch += 1
         self._interval_batches += len(group)
@@ -419,6 +423,14 @@ class Trainer:
             self._compare("after the first step of fit")
         samples = tuple(sent.samples for sent in group)
         self.losses.add(PendingStep(number, samples, local=local, reduced=reduced, lr=lr))
+
+    def _report_unequal(self, batches: int) -> None:
+        """Print once that the means of batches are averaged, although they count differently."""
+        reason = self.step.index_checks.unequal
+        if self._has_reported or reason is None or batches * self.core.world_size == 1:
+            return
+        self._has_reported = True
+        self.core.print(unequal_advice(reason))
 
     def _end_epoch(self, began: float) -> None:
         """Evaluate, add a row to the history, and save."""

@@ -60,7 +60,7 @@ class Batches:
     Attributes:
         dataset: the dataset, as it was passed.
         sampler: the samples that this core sees.
-        epoch: the current epoch, or between two loops the next one.
+        epoch: the current epoch, or between two loops the next.
         wait_seconds: seconds that loops have waited for batches, in total.
         current: (batch_size,) int64, the samples of the last batch.
         drawn: the time of the last request for a batch, by `time.perf_counter`; 0 before.
@@ -367,6 +367,21 @@ class Batches:
         with self._numbers():
             return call()
 
+    @contextlib.contextmanager
+    def checking(self, check: Callable[[list], object]) -> Iterator[None]:
+        """Call a function within on the tensors of each batch, before they are sent."""
+        send = self._send
+
+        def check_and_send(tensors: list) -> list:
+            check(tensors)
+            return send(tensors)
+
+        self._send = check_and_send
+        try:
+            yield
+        finally:
+            self._send = send
+
     def _request(self, samples, step: int, *, real) -> Callable[[], tuple]:
         """Return the call that makes a batch of a source in a thread.
 
@@ -393,7 +408,7 @@ class Batches:
         return gather
 
     def _finish(self, batch: object, real) -> object:
-        """Add the mask, and send all tensors to the device in one transfer."""
+        """Add the mask, and send all tensors to the device in a single transfer."""
         import torch
         from torch.utils import _pytree as tree
 

@@ -15,7 +15,7 @@ import math
 import zlib
 from collections.abc import Iterable, Mapping
 
-# Bytes of one part that are read, in even steps; all of MNIST's 60,000 images would take 30 ms.
+# Bytes of a part that are read, in even steps; all of MNIST's 60,000 images would take 30 ms.
 _MOST_BYTES = 1 << 22
 # Bytes per sample. Labels, indices and names have fewer; a larger part may be filled while samples
 # are read.

@@ -23,8 +23,8 @@ class ShardedSampler:
 
     Shuffled: in step `i`, all cores together see the samples from `i * n` to `(i + 1) * n` of a
     permutation, where n is `samples_per_step`. The permutation depends only on seed and epoch. So
-    two cores with batch size B see in a step the same samples as one core with 2 B, and an epoch
-    can be resumed on another number of cores.
+    two cores with batch size B see in a step the same samples as a single core with 2 B, and an
+    epoch can be resumed on another number of cores.
 
     In order: core 0 has the first part of the samples, core 1 the next, and the padding is at the
     very end. So `gather(outputs)[:count]` is every sample once, in order.
@@ -127,7 +127,7 @@ class ShardedSampler:
         Padding is left out. With a `limit`, the places are those among the samples seen.
 
         Yields:
-            (rows, places), one pair per core: `whole[places] = gathered[rows]`.
+            (rows, places), a pair per core: `whole[places] = gathered[rows]`.
         """
         for rank in range(self.world_size):
             start = (rank * self.steps() + step) * self.batch_size

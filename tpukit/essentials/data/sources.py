@@ -17,7 +17,7 @@ class MapDataset(Protocol):
 
 
 class BatchSource(Protocol):
-    """A dataset that returns whole batches in one call, as `PackedImages` and `CachedImages` do.
+    """A dataset that returns whole batches, as `PackedImages` and `CachedImages` do.
 
     `take(indices, out)` returns (n, height, width, 3) uint8 images, written into `out` if it is
     given. A fourth channel is their mask, see `split_masks`. Three attributes are optional:

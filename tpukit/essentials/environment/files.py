@@ -1,10 +1,15 @@
-"""Write a file so that it is either complete or absent."""
+"""Write a file so that it is either complete or absent, and read a notebook's file."""
 
 import contextlib
+import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
+
+from tpukit.essentials.display import InvalidValueError
+
+_NOTEBOOK_FORMAT = 4  # of Jupyter since 2015
 
 
 def part_of(file: Path) -> Path:
@@ -56,3 +61,28 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def load_notebook(path: Path) -> dict:
+    """Return the content of a notebook's file in Jupyter's format 4.
+
+    Raises:
+        InvalidValueError: the file is not a notebook, or has an older format.
+    """
+    try:
+        book = json.loads(path.read_text(encoding="utf-8"))
+        version = int(book["nbformat"])
+        if version >= _NOTEBOOK_FORMAT:
+            iter(book["cells"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidValueError(
+            f"{path.name} is not a notebook",
+            found=f"{type(error).__name__}: {error}",
+            fix="open it in Jupyter and save it",
+        ) from error
+    if version != _NOTEBOOK_FORMAT:
+        raise InvalidValueError(
+            f"{path.name} has notebook format {version}, and tpukit reads format {_NOTEBOOK_FORMAT}",
+            fix=f"jupyter nbconvert --to notebook --inplace {path.name}",
+        )
+    return book

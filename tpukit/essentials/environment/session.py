@@ -92,7 +92,7 @@ class Changes(Table):
 
     @property
     def title(self) -> str:
-        """The outcome in one line."""
+        """The outcome in a line."""
         if self.left:
             stays = f"{', '.join(self.left)} may be set on purpose, and stays"
             return f"not ready to launch on all chips: {stays}; see tpukit.check()"
@@ -143,7 +143,7 @@ def setup(
     `check` names it. You can call it again at any time.
 
     Args:
-        machine: the machine, if not this one.
+        machine: the machine; None for this machine.
         compile_cache: the folder, or a list of folders, for the compilation cache of all later
             launches that name none themselves; see `launch`. False switches it off.
         info: the facts about the machine, if they are known already.

@@ -17,7 +17,7 @@ from tpukit.essentials.display import InvalidTypeError, running_shell
 from tpukit.essentials.launcher import messages
 
 _SECONDS_BETWEEN_MESSAGES = 0.25
-_DISPLAYS_PER_SECOND = 10  # of one process; the first above the limit is reported
+_DISPLAYS_PER_SECOND = 10  # of a process; the first above the limit is reported
 _LARGEST_DISPLAY = 10 * 10**6  # bytes or characters; the first above the limit is reported
 _WIDGET = "application/vnd.jupyter.widget-view+json"  # the view of a widget of this process
 
