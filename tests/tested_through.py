@@ -120,7 +120,6 @@ TESTED_THROUGH = {
         "training/step_batches.py",
         "training/history.py",
         "training/losses.py",
-        "training/resume.py",
         "training/step.py",
     ],
 }

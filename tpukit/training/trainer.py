@@ -28,6 +28,7 @@ from tpukit.essentials.environment import peak_memory
 from tpukit.essentials.launcher import Core, Terminated, gather_objects
 from tpukit.profiling import parse_duration
 from tpukit.training.batch import kind_of_samples, takes_mask
+from tpukit.training.built_with import check_length
 from tpukit.training.checks import (
     Best,
     best_of,
@@ -53,7 +54,7 @@ from tpukit.training.losses import PendingStep, StepLosses, not_finite
 from tpukit.training.metrics import fresh_metrics, own_metrics
 from tpukit.training.modes import LayerModes, OptimizerModes
 from tpukit.training.plain_names import PlainNames
-from tpukit.training.resume import Progress, RunState, TimeLimit
+from tpukit.training.resume import HeldOutData, Progress, RunState, TimeLimit
 from tpukit.training.schedules import check_schedule, is_plateau
 from tpukit.training.step import TrainStep
 from tpukit.training.step_batches import (
@@ -100,9 +101,9 @@ def fit(
 
     Gradients, float buffers and the loss are averaged over the cores in one message, so all cores
     hold the same model after every step. Losses stay on the device and are copied to the host
-    every `log_every` steps. Random numbers depend only on the seed of the run, the step and the
-    rank, so a resumed run equals the uninterrupted one, bit for bit; see `Core.seed` for v2 and
-    v3.
+    every `log_every` steps. Random numbers depend only on the seed of the run, the step, the rank
+    and the number of calls of `fit` before this one in the launch. So a resumed run equals the
+    uninterrupted one, bit for bit; see `Core.seed` for v2 and v3.
 
     How a batch reaches the model and the loss:
 
@@ -174,8 +175,8 @@ def fit(
         NonFiniteLossError: the loss became NaN or infinite.
         ValueError: an argument, a label or a token id is out of range; the model has no parameters, or the optimizer
             holds none of them; the loss or a metric is not one number; `monitor` is no column, or
-            its name does not say which numbers are better; or the checkpoint belongs to another
-            architecture, optimizer or dataset.
+            its name does not say which numbers are better; the scheduler ends before the run; or
+            the checkpoint belongs to another architecture, optimizer, scheduler or dataset.
         TypeError: an argument has the wrong type, or `train` or `valid` is not from
             `core.batches`.
         OSError: a checkpoint cannot be written, or another run uses the folder; or, at the start,
@@ -295,6 +296,7 @@ class Trainer:
         self.progress = Progress(
             samples_per_step=self.train.samples_per_step * self.accumulate_grad_batches,
             steps_per_epoch=self.steps_per_epoch,
+            call=self.core.internal.numbers.fits,
         )
         self.layer_modes = LayerModes(self.core, self.step.model)
         self.optimizer_modes = OptimizerModes(self.core, self.step.optimizer)
@@ -308,6 +310,7 @@ class Trainer:
             "optimizer": self.step.optimizer,
             "scheduler": self.scheduler,
             "train": self.train,
+            "valid": HeldOutData(self.valid) if self.valid is not None else None,
             "losses": self.losses,
             "progress": self.progress,
             "history": self.history,
@@ -326,6 +329,11 @@ class Trainer:
         checking = self.train.checking(self.step.index_checks.check)
         with self.state.held(), self._in_fit(), checking:
             self._resume()
+            # A resumed run keeps the number that it had, and the next call gets the one after it.
+            self.core.internal.numbers.fits = (
+                max(self.core.internal.numbers.fits, self.progress.call) + 1
+            )
+            check_length(self.scheduler, self._scheduler_steps())
             self._compare("before the first step of fit", first=True)
             self._first_step = self.progress.step + 1
             is_between_epochs = self.history.epochs and not self.progress.in_epoch
@@ -337,6 +345,14 @@ class Trainer:
             if self.early_stopping.restore_best_weights and self.history.best:
                 self._restore_best()
         return self.history
+
+    def _scheduler_steps(self) -> int:
+        """Return how often the scheduler is stepped until the last epoch."""
+        at = self.progress
+        epochs = max(0, self.epochs - at.epoch + 1)
+        if self.step.scheduler is None:
+            return epochs
+        return max(0, epochs * at.steps_per_epoch - at.in_epoch)
 
     def _train_epochs(self) -> None:
         if not self.is_over:
@@ -364,7 +380,7 @@ class Trainer:
         batches = self._batches()
         while at.in_epoch < at.steps_per_epoch and not self.history.stopped:
             # Before the batch is made, because a dataset may draw random numbers, too.
-            self.core.seed(at.step)
+            self.core.seed(*at.seed_words)
             group = next_step(self.train, batches, self.accumulate_grad_batches)
             if not group:  # after resuming on more cores, the rest of an epoch has fewer steps
                 at.in_epoch = at.steps_per_epoch
@@ -392,7 +408,7 @@ class Trainer:
             self.history.of = kind_of_samples(self.train.arrange(group[0].batch))
         if self.options.same_seed:
             # After the batch is made, because augmentation stays different on each core.
-            self.core.same_seed(at.step)
+            self.core.same_seed(*at.seed_words)
         lr = self.step.lr  # before the step, at whose end a scheduler sets the next one's
         self.time_limit.update(save_is_due=self.core.is_main and self.state.is_due)
         local, reduced = self.step(
@@ -694,6 +710,7 @@ class Trainer:
             "epochs": self.epochs,
             "steps_per_epoch": self.progress.steps_per_epoch,
             "step": self.progress.step,
+            "calls of fit before": self.progress.call,
             "accumulate_grad_batches": self.accumulate_grad_batches,
             "max_grad_norm": self.step.max_grad_norm,
             "log_every": self.options.log_every,

@@ -147,6 +147,15 @@ def refuse_loader(dataset: object, batch_size: int) -> None:
         )
     if any(base.__name__.endswith("DataLoader") for base in kind.__mro__):
         size = getattr(dataset, "batch_size", None) or batch_size
+        of_sampler = "its sampler is not used"
+        sampler = getattr(dataset, "sampler", None)
+        if hasattr(sampler, "weights"):
+            of_sampler = "its WeightedRandomSampler: weights=loader.sampler.weights"
+        elif hasattr(sampler, "indices"):
+            of_sampler = (
+                "its SubsetRandomSampler: "
+                "torch.utils.data.Subset(loader.dataset, loader.sampler.indices)"
+            )
         raise InvalidTypeError(
             f"a {kind.__name__} holds batches already, and core.batches makes each core's own of "
             "samples",
@@ -154,8 +163,7 @@ def refuse_loader(dataset: object, batch_size: int) -> None:
             "shuffle= and drop_last= as the loader has them, and with steps= if its dataset can "
             "only be read in order;\n"
             "its collate_fn is not used: buckets= pads, and the dataset does the rest;\n"
-            "its sampler is not used: "
-            "torch.utils.data.Subset(loader.dataset, list(loader.sampler))",
+            f"{of_sampler}",
         )
 
 

@@ -162,6 +162,7 @@ class Core:
         batch_size: int,
         steps: int | None = None,
         shuffle: bool = False,
+        weights: Sequence[float] | object | None = None,
         drop_last: bool = False,
         mask: bool = False,
         buckets: Sequence[int] | object | None = None,
@@ -211,6 +212,9 @@ class Core:
             shuffle: use a new order in each epoch, the same on every core. Otherwise every core
                 has one stretch, and `core.gather(outputs)[:len(dataset)]` is each sample once, in
                 dataset order.
+            weights: (N,) numbers from 0 on, one per sample, as for torch's WeightedRandomSampler.
+                Each epoch draws N samples with replacement, in proportion to the weights. The
+                draw depends on seed and epoch only, so it is the same for any number of cores.
             drop_last: leave out samples that do not fill a step; otherwise samples are repeated.
             mask: add a bool tensor of (batch_size,) to every batch, False for repeated samples.
             buckets: lengths to pad to, or a `tpukit.Buckets`.
@@ -225,8 +229,8 @@ class Core:
 
         Raises:
             InvalidValueError: the dataset is empty or too small for `drop_last`; a number is out
-                of range; a sample is longer than the largest bucket; `shuffle`, `mask` or
-                `buckets` is set for a dataset that is read in order.
+                of range; a sample is longer than the largest bucket; `shuffle`, `weights`, `mask`
+                or `buckets` is set for a dataset that is read in order.
             InvalidTypeError: `steps` is missing for a dataset that is read in order, or set for
                 another.
         """
@@ -239,6 +243,7 @@ class Core:
         options = {
             "batch_size": batch_size,
             "shuffle": shuffle,
+            "weights": weights,
             "mask": mask,
             "seed": seed,
             "workers": workers,
@@ -358,7 +363,8 @@ class Core:
     def seed(self, *words: int) -> None:
         """Seed this core's random numbers by the run's seed, these numbers and the rank.
 
-        `fit` calls it with the number of each step, so a resumed run draws the same numbers.
+        `fit` calls it with the number of each step, so a resumed run draws the same numbers. A
+        second call of `fit` in a launch passes the number of the calls before it as well.
 
         On v2 and v3 two cores are threads of one process. Numbers that the device or a dataset in
         `core.batches` draws are each core's own there, too; without `workers=` the cores read in

@@ -19,6 +19,7 @@ class RandomNumbers:
 
     Attributes:
         seeded: number of times that the worker function has seeded them.
+        fits: number of calls of `fit` in this launch, so that a second call draws other numbers.
     """
 
     def __init__(self, core):
@@ -29,6 +30,7 @@ class RandomNumbers:
         self._shared = core.world_size > 1 and self._can_put_back
         self._own: tuple | None = None  # the state of this core's own, between two steps
         self.seeded = 0
+        self.fits = 0
 
     def start(self) -> None:
         """Begin with the same random numbers on every core, on the host and on the device."""
