@@ -1,4 +1,4 @@
-"""Write a file so that it is either complete or absent, and read a notebook's file."""
+"""Write a file so that it is either complete or absent, and facts about files."""
 
 import contextlib
 import json
@@ -9,6 +9,7 @@ from typing import BinaryIO
 
 from tpukit.essentials.display import InvalidValueError
 
+_WRITABLE_BY_OTHERS = 0o022  # by the group, or by everybody
 _NOTEBOOK_FORMAT = 4  # of Jupyter since 2015
 
 
@@ -51,6 +52,22 @@ def write_whole(
             _sync_folder(name.parent)
     finally:
         part.unlink(missing_ok=True)
+
+
+def is_writable_by_others(path: Path) -> bool:
+    """Return whether another user than this one and root can change a file or folder.
+
+    Its files must then not be loaded as code. A folder that belongs to another user is safe only
+    if it is read-only, as Kaggle's inputs are.
+    """
+    if os.name == "nt":  # Windows has no such mode
+        return False
+    facts = path.stat()
+    if facts.st_mode & _WRITABLE_BY_OTHERS:
+        return True
+    is_ours = facts.st_uid in (os.getuid(), 0)
+    is_read_only = bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+    return not (is_ours or is_read_only)
 
 
 def _sync_folder(folder: Path) -> None:
