@@ -2,7 +2,7 @@
 
 from tpukit.essentials.data.batches import Batches
 from tpukit.essentials.data.collating import collate
-from tpukit.essentials.data.identity import different_parts, identity
+from tpukit.essentials.data.identities import different_parts, identity
 from tpukit.essentials.data.prefetch import iterate_loader, run_ahead
 from tpukit.essentials.data.sampler import ShardedSampler
 from tpukit.essentials.data.seeding import (

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 from tpukit.essentials.data.fingerprint import fingerprint
-from tpukit.essentials.data.identity import different_parts, identity
+from tpukit.essentials.data.identities import different_parts, identity
 from tpukit.essentials.data.prefetch import Buffers, load_batches, run_ahead
 from tpukit.essentials.data.sampler import ShardedSampler, sample_shares
 from tpukit.essentials.data.shared_state import refuse_shared
