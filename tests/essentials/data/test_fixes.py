@@ -108,7 +108,9 @@ def test_the_fixes_work_for_options_of_augment():
     Augment(scale=fix.code(r"(?<=scale=).*?(?= is)"))
 
     images = torch.zeros(2, 2, 8, 8, dtype=torch.uint8)
-    with fixes("augment: augment cannot move images of two bytes per pixel: it would mix low and ..."):
+    with fixes(
+        "augment: augment cannot move images of two bytes per pixel: it would mix low and ..."
+    ):
         Augment()(images, torch.zeros(2))
     Augment()((pe.hounsfield(images) + 1024) / 4096, torch.zeros(2))
 
@@ -247,7 +249,9 @@ class Matrices(Texts):
 
 def test_the_fixes_work_for_what_fills_samples_up():
     for pad in ({"words": 0}, None):
-        with fixes("buckets: pad= must name the parts of a sample that vary in length, and their ...") as fix:
+        with fixes(
+            "buckets: pad= must name the parts of a sample that vary in length, and their ..."
+        ) as fix:
             padded(pad=pad)
     made = fix.code(r"^.*?(?=, without)")
     padded(pad=made.pad, lengths=made.lengths)
