@@ -119,7 +119,10 @@ MUTANTS = [
     ),
     # The seed of a step leaves its number out.
     Mutant(
-        "the same dropout in every step", TRAINER, "self.core.seed(*at.seed_words)", "self.core.seed(0)"
+        "the same dropout in every step",
+        TRAINER,
+        "self.core.seed(*at.seed_words)",
+        "self.core.seed(0)",
     ),
     # Each batch that a process makes is augmented by the random numbers of the one before.
     Mutant(
