@@ -4,7 +4,7 @@
 # The path of this folder may have blanks, so recipes name files relative to it, or between quotes.
 PYTHON ?= python3
 .DEFAULT_GOAL := help
-.PHONY: headers help check test test-cloud torchtpu faults soak fuzz mutants walkthrough exams wheel kaggle-bundle gallery screenshot docs platforms simulator
+.PHONY: headers help check quick test test-cloud torchtpu faults soak fuzz mutants walkthrough exams wheel kaggle-bundle gallery screenshot docs platforms simulator
 .PHONY: compile-check lint-old bench bench-input bench-packing bench-step bench-unet bench-recording bench-compile bench-exams
 .PHONY: bench-preflight bench-sharded bench-robustness
 .PHONY: chip-colab chip-kaggle chip-report clean
@@ -15,8 +15,14 @@ installed := .venv/installed
 uv_install := $(python) -m uv pip install --python $(python)
 # The tests that need no torch, so that `make check` takes seconds.
 machine := $(addsuffix .py,chip_holders hardware instructions resources runtime_check session)
-quick := tests/test_repository.py $(addprefix tests/essentials/environment/test_,$(machine)) \
+without_torch := tests/test_repository.py $(addprefix tests/essentials/environment/test_,$(machine)) \
     $(addprefix tests/essentials/display/test_,findings.py tables.py)
+# Folders in which few tests start processes, without a long file: 1,600 tests, 4 minutes of processor time.
+quick := tests/test_repository.py $(addprefix tests/,$(addprefix essentials/,display environment data) metrics migrate pe) \
+    --ignore=tests/pe/test_dicom_packing.py
+# make test ONLY=training: the subpackage's own tests, and others that import it. Notebooks and browsers take minutes.
+named = grep -rlE --include='test_*.py' --exclude-dir=notebooks --exclude-dir=browser 'tpukit\.$(subst /,.,$(ONLY))\b' tests
+tested = $(if $(ONLY),tests/$(ONLY) $(filter-out tests/$(ONLY)/%,$(shell $(named))))
 notebook := 04_pulmonary_embolism
 exams := 04b_exams_and_submission
 spelled := *.md Makefile pyproject.toml requirements.txt benchmarks docs/*.md docs/*.py examples notebooks tests tools tpukit
@@ -30,13 +36,19 @@ check: $(installed)  ## seconds: ruff on code and notebooks, spelling, the tests
 	$(python) -m ruff check .
 	$(python) -m ruff format --check .
 	$(python) -m codespell_lib $(spelled)
-	$(python) -m pytest -m "not xla" $(quick)
+	$(python) -m pytest -m "not xla" $(without_torch)
 
-test: $(installed)  ## all that CI runs
+quick: $(installed)  ## at most three minutes: ruff, spelling, and the tests that start few processes
 	$(python) -m ruff check .
 	$(python) -m ruff format --check .
 	$(python) -m codespell_lib $(spelled)
-	$(python) -m pytest $(streams) --durations=20
+	$(python) -m pytest $(streams) -m "not xla and not alone and not soak" $(quick)
+
+test: $(installed)  ## all that CI runs; ONLY=training or ONLY=essentials/data for the tests of a subpackage
+	$(python) -m ruff check .
+	$(python) -m ruff format --check .
+	$(python) -m codespell_lib $(spelled)
+	$(python) -m pytest $(streams) --durations=20 $(tested)
 
 test-cloud: .venv/clouded  ## minutes: notebooks as jobs on doubles of Vertex AI, gcloud and SkyPilot, health, two hosts, all on this machine
 	$(python) -m pytest tests/cloud tests/chip/test_remote.py tests/test_examples.py

@@ -26,7 +26,7 @@ def measure(core: Core, repeats: int) -> dict[str, float]:
         began = time.monotonic()
         used = time.process_time()
         compiled = (core.backend.compiles() or (0, 0))[0]
-        core.agreement.compare(
+        core.internal.agreement.compare(
             "in a benchmark",
             modules={"": model},
             optimizers=[optimizer],

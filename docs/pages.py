@@ -39,6 +39,7 @@ FIRST = [
     "from_torch_xla_1x",
     "jobs",
     "cheat_sheet",
+    "security",
     "torchtpu",
 ]
 # Public modules that need a package which tpukit does not require, and so stand in no `__all__`.

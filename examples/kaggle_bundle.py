@@ -30,6 +30,15 @@ NETWORKS = {
     "settings.json": "settings.json",
 }
 
+OWN_NAMES = {
+    "wheels",
+    "networks",
+    *[f"networks/{name}" for name in NETWORKS],
+    "submission.py",
+    "submission.ipynb",
+    "dataset-metadata.json",
+}
+
 SLUG = "rsna-str-pulmonary-embolism-detection"
 
 NOTEBOOK = (
@@ -44,6 +53,9 @@ NOTEBOOK = (
         "import pathlib\n\n"
         'inputs = pathlib.Path("/kaggle/input")\n'
         'found = [*inputs.glob("*/submission.py"), *inputs.glob("datasets/*/*/submission.py")]\n'
+        'found = [file for file in found if (file.parent / "networks/settings.json").is_file()]\n'
+        "if len(found) > 1:  # code of another dataset must not run\n"
+        '    raise FileExistsError(f"several bundles, detach all but one: {found}")\n'
         "if not found:\n"
         '    raise FileNotFoundError("no submission.py in /kaggle/input: Add Input > Datasets > your tpukit-bundle")\n'
         "bundle = found[0].parent\n"
@@ -70,7 +82,9 @@ def main() -> int:
     """Make the folder, and print what is in it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path, help="run_path of notebook 04b, after it ran")
-    parser.add_argument("to", type=Path, help="the folder to make; one that is there is made anew")
+    parser.add_argument(
+        "to", type=Path, help="the folder to make; an earlier bundle there is replaced"
+    )
     parser.add_argument(
         "--python",
         default=PYTHON,
@@ -90,8 +104,13 @@ def main() -> int:
             f"{', '.join(sorted(other))}\n  fix: run it again"
         )
         return 1
-    if (options.to / "wheels").is_dir():
-        shutil.rmtree(options.to)
+    other = not_of_a_bundle(options.to)
+    if other:
+        print(
+            f"{options.to} is not a bundle: it holds {other}\n  fix: name another folder, such as build/kaggle-bundle"
+        )
+        return 1
+    shutil.rmtree(options.to, ignore_errors=True)
     (options.to / "networks").mkdir(parents=True)
     for name, source in NETWORKS.items():
         shutil.copy(options.run / source, options.to / "networks" / name)
@@ -121,6 +140,18 @@ def main() -> int:
     (options.to / "dataset-metadata.json").write_text(json.dumps(metadata, indent=1) + "\n")
     print_what_to_do(options.to)
     return 0
+
+
+def not_of_a_bundle(folder: Path) -> str:
+    """Return the name of a file that no bundle has, "" for a bundle and for a folder without files."""
+    if folder.is_symlink() or folder.is_file():
+        return folder.name
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        is_wheel = path.parent == folder / "wheels" and path.suffix == ".whl"
+        if name not in OWN_NAMES and not is_wheel:
+            return name
+    return ""
 
 
 def notebook() -> dict:

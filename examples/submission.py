@@ -58,7 +58,11 @@ def main() -> int:
         networks = Networks.load(options.networks)
         index = pe.index_dicom(table, options.images, missing="keep")
         for part in answer(index, options, networks, report, lambda: time.monotonic() > until):
-            parts.append(part)  # one by one: what was answered stays, whatever comes then
+            parts.append(part)
+            # On the disk at once: Kaggle may end the process at any time.
+            draft = Report(list(report.rows), quiet=True)
+            draft.tell("all other exams", "the mean", "the networks did not get as far")
+            write(fill(index, pandas.concat(parts), frequencies, draft), draft, options.to)
     except Exception as error:  # whatever it is, there is a submission
         report.tell("all other exams" if parts else "all exams", "the mean", error)
     said = pandas.concat(parts) if parts else index.iloc[:0]
@@ -116,13 +120,14 @@ class Report:
     """What was not answered by both networks, and why."""
 
     rows: list[tuple[str, str, str]] = field(default_factory=list)
+    quiet: bool = False
 
     def tell(self, what: str, by: str, why: Exception | str, *, quiet: bool = False) -> None:
         """Note that an image, an exam, or several were answered by something else, and say so in one line."""
         if isinstance(why, Exception):
             why = f"{type(why).__name__}: {' '.join(str(why).split())}"
         self.rows.append((what, by, why))
-        if not quiet:
+        if not (quiet or self.quiet):
             print(f"{what}: answered by {by}, as {why}")
 
     def write(self, path: Path) -> None:

@@ -70,6 +70,18 @@ def links(name: str, repository: str) -> dict[str, str]:
     }
 
 
+def install_cell(repository: str) -> str:
+    """Return the cell that installs tpukit. With an address, it clones that if no wheel is found."""
+    if not repository:
+        return BOOTSTRAP
+    wheel = next(line for line in BOOTSTRAP.splitlines() if "%pip" in line)
+    pip = wheel.replace("%pip", '!"{sys.executable}" -m pip')
+    clone = f"git clone -q --depth 1 https://github.com/{repository} tpukit-clone"
+    # A backslash continues a shell command in IPython.
+    lines = [f"{pip} 2> /dev/null", "|| test -d tpukit-clone", f"|| {clone}"]
+    return BOOTSTRAP.replace(wheel, " \\\n        ".join(lines))
+
+
 def notebook(name: str, text: str, repository: str) -> str:
     """Return a notebook's JSON with its badges and its bootstrap cell as they should be."""
     content = json.loads(text)
@@ -79,8 +91,7 @@ def notebook(name: str, text: str, repository: str) -> str:
     badges = " ".join(f"[![Open in {where}]({BADGES[where]})]({link})" for where, link in opens)
     body = "\n".join(lines).strip("\n")
     header["source"] = "\n\n".join(filter(None, [title, badges, body])).splitlines(True)
-    source = BOOTSTRAP.replace("ADDRESS", f"https://github.com/{repository}" if repository else "")
-    bootstrap["source"] = source.splitlines(True)
+    bootstrap["source"] = install_cell(repository).splitlines(True)
     bootstrap["metadata"] = HIDDEN
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 

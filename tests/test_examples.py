@@ -465,6 +465,10 @@ def test_the_bundles_notebook_finds_itself_and_the_data_where_kaggle_puts_them(
         found()
     (tmp_path / bundle).mkdir(parents=True)
     (tmp_path / bundle / "submission.py").touch()
+    with pytest.raises(FileNotFoundError, match="Add Input > Datasets > your tpukit-bundle"):
+        found()  # the file of another dataset
+    (tmp_path / bundle / "networks").mkdir()
+    (tmp_path / bundle / "networks" / "settings.json").touch()
     with pytest.raises(FileNotFoundError, match=f"Add Input > Competitions > {made['SLUG']}"):
         found()
     data = tmp_path / f"{place}{made['SLUG']}"
@@ -473,6 +477,48 @@ def test_the_bundles_notebook_finds_itself_and_the_data_where_kaggle_puts_them(
     looked.clear()
     assert found() == (tmp_path / bundle, data)
     assert not [folder for folder in looked if folder.startswith(str(data / "test"))]
+
+
+def test_only_an_earlier_bundle_is_replaced(tmp_path):
+    made = runpy.run_path(str(ROOT / "examples" / "kaggle_bundle.py"))
+    other = made["not_of_a_bundle"]
+    folder = tmp_path / "kaggle"
+    assert other(folder) == ""
+    for name in (*made["NETWORKS"], "wheels/tpukit-1.whl"):
+        file = folder / (name if "/" in name else f"networks/{name}")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    assert other(folder) == ""
+    for name in ("04b/slices/best.pt", "thesis.tex", "wheels/notes.txt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+        assert other(folder)
+        shutil.rmtree(folder / "04b", ignore_errors=True)
+        (folder / name).unlink(missing_ok=True)
+    assert other(folder) == ""
+
+
+def test_answers_are_on_the_disk_while_others_are_computed(drawn, networks, tmp_path, monkeypatch):
+    folder, index = drawn
+    space = runpy.run_path(str(SUBMISSION))
+    to = tmp_path / "submission.csv"
+
+    def taken_after_the_first(*arguments):
+        part = index.iloc[:1].assign(**dict.fromkeys(tpukit.pe.LABELS, 0.125))
+        yield part
+        raise KeyboardInterrupt
+
+    main = space["main"]
+    monkeypatch.setitem(main.__globals__, "answer", taken_after_the_first)
+    arguments = {"table": folder / "test.csv", "images": folder / "train", "networks": networks}
+    given = [word for name, value in arguments.items() for word in (f"--{name}", str(value))]
+    monkeypatch.setattr(sys, "argv", ["submission.py", *given, "--to", str(to)])
+    with pytest.raises(KeyboardInterrupt):
+        main()
+    answers = tpukit.pe.read_submission(to, index)
+    study = index["StudyInstanceUID"].iloc[0]
+    assert (answers[answers["StudyInstanceUID"] == study]["chronic_pe"] == 0.125).all()
+    assert "networks did not get as far" in (tmp_path / "submission-report.csv").read_text()
 
 
 def test_the_notebook_of_the_bundle_is_one_and_a_run_that_is_not_there_is_said(tmp_path):

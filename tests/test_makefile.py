@@ -103,6 +103,35 @@ def test_the_command_for_a_new_machine_runs_in_a_path_with_a_blank_and_an_umlaut
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+# Some of the tests
+
+
+def given_to_pytest(command, folder):
+    """Return the files and folders of tests that a command gives to pytest."""
+    done = shell(command, folder)
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if "-m pytest" in line]
+    return {word for word in line.split() if word.startswith("tests")}
+
+
+@NEEDS_MAKE
+def test_a_subpackages_tests_are_its_own_and_those_that_import_it(clone):
+    found = given_to_pytest("make -n test ONLY=training", clone)
+    assert {"tests/training", "tests/cloud/test_ray_train.py"} <= found
+    assert all((ROOT / path).exists() for path in found)
+    assert not any(path.startswith(("tests/training/", "tests/notebooks")) for path in found)
+    within = given_to_pytest("make -n test ONLY=essentials/data", clone)
+    assert {"tests/essentials/data", "tests/datasets/test_masks.py"} <= within
+    assert given_to_pytest("make -n test", clone) == set()
+
+
+@NEEDS_MAKE
+def test_the_quick_tests_are_there_and_are_not_all(clone):
+    found = given_to_pytest("make -n quick", clone)
+    assert "tests/test_repository.py" in found
+    assert all((ROOT / path).exists() for path in found)
+
+
 # TORCH=cpu
 
 

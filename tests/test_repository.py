@@ -286,7 +286,7 @@ WITHOUT_A_MODULE = {  # subjects of tests that are no single module
     "essentials/launcher": {"in_graph", "kernel", "ranks"},
     "essentials/display": {"html_tables"},
     "datasets": {"fixes", "meanings"},
-    "pe": {"robustness"},
+    "pe": {"hospital_exports", "robustness"},
     "preflight": {"cut_models"},
     "simulator": {"collectives", "failures", "kit", "replay", "sharded", "torch_xla"},
     "training": {"early_stopping", "folder_lock", "same_in_fit"},
@@ -350,6 +350,21 @@ def test_a_folder_of_tests_is_a_subpackage():
             name = path.stem.removeprefix("test_")
             there = (ROOT / "tpukit" / folder / f"{name}.py").exists()
             assert there != (name in WITHOUT_A_MODULE.get(folder, ())), path
+
+
+def test_what_tests_share_is_in_their_folder_of_helpers():
+    loose = {path.stem for path in (ROOT / "tests").glob("*.py")}
+    assert {name for name in loose if not name.startswith("test_")} == {
+        "conftest",
+        "tested_through",
+    }
+    helpers = {path.stem for path in (ROOT / "tests/helpers").glob("*.py")}
+    for path in (ROOT / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                modules = [node.module]
+            assert not helpers & set(modules), f"{path.name}: from helpers import {modules[0]}"
 
 
 # Documents

@@ -20,6 +20,8 @@ TESTED_THROUGH = {
     ],
     "essentials/environment/test_hardware.py": ["essentials/environment/platforms.py"],
     "essentials/launcher/test_core.py": [
+        "essentials/launcher/core_internal.py",
+        "essentials/launcher/random_numbers.py",
         "essentials/launcher/gradients.py",
         "essentials/launcher/tensors.py",
     ],
@@ -33,8 +35,7 @@ TESTED_THROUGH = {
     "essentials/launcher/test_agreement.py": [
         "essentials/launcher/difference.py",
         "essentials/launcher/core_values.py",
-        "essentials/launcher/objects.py",
-        "essentials/launcher/random_numbers.py",
+        "essentials/launcher/gathering.py",
         "essentials/launcher/core_lookup.py",
     ],
     "essentials/launcher/test_channel.py": ["essentials/launcher/worker_output.py"],
@@ -81,8 +82,10 @@ TESTED_THROUGH = {
     "pe/test_challenge.py": ["pe/consistency.py", "pe/rules.py"],
     "pe/test_dicom_index.py": ["pe/missing_images.py"],
     "pe/test_dicom_packing.py": ["pe/dicom_slices.py", "pe/phantoms/dicom_files.py"],
+    "pe/test_hospital_exports.py": ["pe/jpeg_12_bits.py"],
     "pe/test_exam_sequences.py": ["pe/baselines.py", "pe/exam_network.py"],
     "pe/test_reader.py": ["pe/data_notice.py"],
+    "notebooks/test_alone.py": ["essentials/environment/installation.py"],
     "preflight/test_step_report.py": [
         "preflight/command.py",
         "preflight/compiler.py",
@@ -114,9 +117,9 @@ TESTED_THROUGH = {
         "training/step_numbers.py",
     ],
     "training/test_trainer.py": [
+        "training/step_batches.py",
         "training/history.py",
         "training/losses.py",
-        "training/resume.py",
         "training/step.py",
     ],
 }

@@ -28,7 +28,13 @@ if TYPE_CHECKING:  # the same names as in `_NAMES`; a test compares them
     )
     from tpukit.datasets import PackedImages, PackOptions, cached_images, pack
     from tpukit.essentials.display import TpukitError, show_batch, style_figure
-    from tpukit.essentials.environment import check, cleanup, machine_info, setup
+    from tpukit.essentials.environment import (
+        check,
+        cleanup,
+        finish_install,
+        machine_info,
+        setup,
+    )
     from tpukit.essentials.launcher import (
         Core,
         LaunchInterrupted,
@@ -58,7 +64,7 @@ _SUBPACKAGES = (
     "profiling", "simulator", "training",
 )  # fmt: skip
 _NAMES = {
-    "essentials.environment": ("check", "cleanup", "machine_info", "setup"),
+    "essentials.environment": ("check", "cleanup", "finish_install", "machine_info", "setup"),
     "essentials.launcher": (
         "Core",
         "LaunchInterrupted",

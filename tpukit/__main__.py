@@ -8,8 +8,10 @@ import sys
 from typing import NamedTuple
 
 from tpukit.essentials.display import (
+    InvalidTypeError,
     InvalidValueError,
     NotInstalledError,
+    PathNotFoundError,
     TpukitError,
     optional_subpackage,
 )
@@ -40,7 +42,7 @@ _COMMANDS = {
     "job": _Command(
         "tpukit.cloud.job_command",
         "run a notebook on a TPU, on Vertex AI or by gcloud or SkyPilot, or a dry run of that here",
-        "Check, show and send a notebook or a script. Exit status: 0, or 1 if it was refused.",
+        "Check, show and send a notebook or a script. Exit status: 0, 1 if it was refused, 2 for wrong arguments.",
     ),
     "lint": _Command(
         "tpukit.migrate.lint_command",
@@ -70,15 +72,21 @@ _COMMANDS = {
     "preflight": _Command(
         "tpukit.preflight.command",
         "memory, time and cost of a step on a TPU, from the TPU's own compiler, without a TPU",
-        "Compile a worker function's step for a TPU. Exit status: 0, or 1 if it does not fit.",
+        "Compile a worker function's step for a TPU. Exit status: 0, 1 if it does not fit, 2 for wrong arguments.",
     ),
 }
 # The command line prints only the text of these errors, without a traceback.
+_WRONG_ARGUMENTS = (InvalidValueError, InvalidTypeError, PathNotFoundError)
 _EXPECTED = (TpukitError, FileNotFoundError, ImportError, TypeError, ValueError, WorkerError)
+# Exit statuses. argparse itself ends with 2 after wrong arguments.
+_FAILED = 1
+_USAGE = 2
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command and return its exit status.
+    """Run a command and return its exit status: 0, 1 after a failure, 2 for wrong arguments.
+
+    Without arguments it lists the commands.
 
     Args:
         arguments: without the program's name; None for those of this process.
@@ -87,9 +95,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tpukit",
         description="Show this machine, and whether it can run PyTorch on every TPU core.",
-        epilog="check and info start no XLA runtime, import no torch, use no network and open no device.",
+        epilog="Example: python -m tpukit check. It opens no device, imports no torch and uses no network.",
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    commands = parser.add_subparsers(dest="command", metavar="command")
     commands.add_parser(
         "check",
         help="problems and their fixes; exit status 1 if a launch would fail",
@@ -104,7 +112,10 @@ def main(arguments: list[str] | None = None) -> int:
         command = _add_commands(commands, wanted=arguments[:1])
     except NotInstalledError as error:  # before argparse refuses arguments that it does not know
         print(error, file=sys.stderr)
-        return 1
+        return _FAILED
+    if not arguments:
+        parser.print_help()
+        return 0
     given = parser.parse_args(arguments)
     if given.command == "info":
         print(machine_info())
@@ -117,9 +128,12 @@ def main(arguments: list[str] | None = None) -> int:
         if "args" in given:  # of a worker function
             given.args = _worker_arguments(given.args)
         return command.run(given)
+    except _WRONG_ARGUMENTS as error:
+        print(error, file=sys.stderr)
+        return _USAGE
     except _EXPECTED as error:
         print(error, file=sys.stderr)
-        return 1
+        return _FAILED
 
 
 def _add_commands(parsers, *, wanted: list[str]):

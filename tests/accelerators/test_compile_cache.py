@@ -389,10 +389,20 @@ def test_what_is_no_folder_is_refused(given):
 
 
 def test_folders_are_those_named_or_else_those_of_prepare():
-    here, set_before = Path.cwd(), {KEEP_VARIABLE: f"a{os.pathsep}b"}
+    here, set_before = Path.cwd(), {KEEP_VARIABLE: '["a", "b"]'}
     assert folders_of(None, set_before) == folders_of(["a", Path("b")]) == (here / "a", here / "b")
     assert folders_of("c", set_before) == (here / "c",)
     assert folders_of(False, set_before) == folders_of(None, {}) == ()
+
+
+@pytest.mark.parametrize("name", ["a:b", "a;b", "a,b", "[a]", "a b", 'a"b'])
+def test_a_folder_of_any_name_that_setup_stores_is_one_folder(name, tmp_path, monkeypatch):
+    monkeypatch.delenv(KEEP_VARIABLE, raising=False)
+    tpukit.setup(compile_cache=[tmp_path / name, tmp_path / "second"])
+    assert folders_of(None) == (tmp_path / name, tmp_path / "second")
+    tpukit.setup(compile_cache=tmp_path / name)
+    assert folders_of(None) == (tmp_path / name,)
+    tpukit.setup(compile_cache=False)
 
 
 def test_those_that_nobody_has_used_for_longest_are_removed_past_the_limit(tmp_path):

@@ -60,13 +60,13 @@ def test_a_notebook_is_submitted_listed_read_fetched(
         (["logs", "none"], "no job none"),
     ],
 )
-def test_what_is_wrong_is_one_message_and_exit_status_1(
+def test_what_is_wrong_is_one_message_and_exit_status_2(
     make_notebook, tmp_path, monkeypatch, capsys, arguments, message
 ):
     monkeypatch.chdir(tmp_path)
     make_notebook("1", parameters="epochs = 1")
     status, _, err = run(*arguments, capsys=capsys)
-    assert status == 1
+    assert status == 2
     assert message in err
     assert not (tmp_path / "jobs").exists()
 

@@ -39,8 +39,8 @@ def test_outputs_and_cells_of_an_earlier_run_are_not_sent(make_notebook):
     [
         ("{", "is not a notebook"),
         ("[]", "is not a notebook"),
-        ('{"cells": 1, "nbformat": 4}', "has the format|is not a notebook"),
-        ('{"worksheets": [], "nbformat": 3}', "is not a notebook"),
+        ('{"cells": 1, "nbformat": 4}', "is not a notebook"),
+        ('{"worksheets": [], "nbformat": 3}', "has notebook format 3"),
         (
             '{"cells": [], "nbformat": 4, "metadata": {"kernelspec": {"language": "R"}}}',
             "a notebook in R",

@@ -478,7 +478,7 @@ def test_a_computation_that_does_not_end_is_ended_and_a_failure(tmp_path):
     [
         (["health"], 0, "computation"),
         (["health", "my_tpu"], 1, "is not the name of a TPU VM"),
-        (["health", "my-tpu", "--wait", "soon"], 1, "a time is written"),
+        (["health", "my-tpu", "--wait", "soon"], 2, "a time is written"),
     ],
 )
 def test_the_command_line_says_it_with_an_exit_status(arguments, status, words):

@@ -239,3 +239,20 @@ def by_fit_of_four_batches(core):
         batches,
         **options,
     )
+
+
+def by_fit_with_a_weighted_loss(core):
+    def loss(outputs, labels):
+        total = nn.functional.binary_cross_entropy_with_logits(outputs, labels, reduction="sum")
+        return total, (labels >= 0).sum()
+
+    model = core.model(network())
+    tpukit.fit(
+        core,
+        model,
+        torch.optim.Adam(model.parameters()),
+        loss,
+        core.batches(Drawn(), batch_size=4, drop_last=True),
+        preprocess=lambda images: images.float() / 255,
+        accumulate_grad_batches=2,
+    )

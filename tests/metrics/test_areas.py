@@ -201,3 +201,14 @@ def test_a_ring_marks_it_on_the_curve():
     ]
     assert f"; {point}." in figure.alt
     assert "exams positive" in figure.alt
+
+
+def test_groups_that_nearly_all_have_both_classes_have_an_interval():
+    random = np.random.default_rng(0)
+    patient = np.repeat(np.arange(40), 20)
+    truth = (random.random(800) < 0.3).astype(int)
+    chances = truth + random.normal(0, 1, 800)
+    found = score(truth, chances, patient, resamples=50)
+    assert (found.groups, found.positive_groups, found.negative_groups) == (40, 39, 40)
+    assert found.auroc_interval[0] < found.auroc < found.auroc_interval[1]
+    assert found.too_few() == ""

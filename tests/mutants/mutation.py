@@ -119,7 +119,10 @@ MUTANTS = [
     ),
     # The seed of a step leaves its number out.
     Mutant(
-        "the same dropout in every step", TRAINER, "self.core.seed(at.step)", "self.core.seed(0)"
+        "the same dropout in every step",
+        TRAINER,
+        "self.core.seed(*at.seed_words)",
+        "self.core.seed(0)",
     ),
     # Each batch that a process makes is augmented by the random numbers of the one before.
     Mutant(
@@ -151,8 +154,8 @@ MUTANTS = [
     Mutant(
         "gradients scaled by the accumulation",
         STEP,
-        "loss = loss / len(batches)",
-        "loss = loss * 1",
+        "value = value / len(batches)",
+        "value = value * 1",
     ),
     # Each core shortens its own gradient, and the mean of these is another, shorter one.
     Mutant(
@@ -203,8 +206,8 @@ MUTANTS = [
     Mutant(
         "average_buffers does nothing",
         CORE,
-        'with self._together("average_buffers"):',
-        'with self._together("average_buffers"):\n            return',
+        'with self.internal.together("average_buffers"):',
+        'with self.internal.together("average_buffers"):\n            return',
     ),
     # What fit evaluates and keeps in place of the model was never trained.
     Mutant(
@@ -217,23 +220,23 @@ MUTANTS = [
     Mutant(
         "the loss of core 0 alone",
         STEP,
-        "return reduced",
-        "return torch.stack([local, reduced[1]])",
+        "return [local, reduced]",
+        "return [local, torch.stack([local, reduced[1]])]",
     ),
     # Samples that do not fill a step are not in the validation's loss.
     Mutant(
         "evaluation drops the last batch",
         EVALUATION,
-        'value = _one_number("the loss", loss(outputs, targets, *mask))\n    numbers',
+        "value = _loss(watched_loss(loss, outputs, targets, *mask)).mean",
         "full = max(1, len(targets) // batches.samples_per_step) * batches.samples_per_step\n"
-        '    value = _one_number("the loss", loss(outputs[:full], targets[:full]))\n    numbers',
+        "    value = _loss(loss(outputs[:full], targets[:full])).mean",
     ),
     # With keep_outputs=False the samples that only fill the last step weigh in the loss.
     Mutant(
         "evaluation counts padding twice",
         EVALUATION,
-        "total += real * _one_number",
-        "total += len(positions) * _one_number",
+        "Loss(real * float(value.total), real)",
+        "Loss(len(positions) * float(value.total), real)",
     ),
     # The outputs are those of other samples.
     Mutant(
@@ -290,7 +293,7 @@ MUTANTS = [
     Mutant(
         "the best weights are not given back",
         TRAINER,
-        "model.load_state_dict(self.state.best_weights())",
+        "PlainNames(model).load_state_dict(self.state.best_weights())",
         "self.state.best_weights()",
     ),
     # core.mean and core.all_reduce do not divide.

@@ -16,11 +16,15 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+import tpukit
+from notebooks import headers
 from tools.wheel import BESIDE
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = {path.name.partition("_")[0]: path for path in (ROOT / "notebooks").glob("*.ipynb")}
 HANGS = 600  # seconds
+HUB = "github.com"  # apart from the name: no address that somebody made up stands in the repository
+VERSION = tpukit.__version__
 TELL = "\nprint('from', tpukit.__file__)"
 LEARN = """
 import torch, tpukit
@@ -33,12 +37,12 @@ if __name__ == "__main__":
 """
 
 
-def cell(number="01", *, kaggle="/kaggle/input", address=""):
-    """Return the first cell of a notebook, with another folder of datasets, and as `make headers` writes an address."""
-    source = json.loads(NOTEBOOKS[number].read_text())["cells"][1]["source"]
-    line = next(line for line in source if line.startswith("kit = "))
-    source[source.index(line)] = f'{line.rpartition(", ")[0]}, "{address}")\n'
-    return "".join(source).replace("/kaggle/input", str(kaggle))
+def cell(number="01", *, dataset="", address=""):
+    """Return the install cell of a notebook, with a Kaggle dataset, and as `make headers` writes an address."""
+    source = "".join(json.loads(NOTEBOOKS[number].read_text())["cells"][1]["source"])
+    if address:
+        source = headers.install_cell("jane/kit").replace(f"https://{HUB}/jane/kit", address)
+    return source.replace('KAGGLE_DATASET = ""', f'KAGGLE_DATASET = "{dataset}"')
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +84,7 @@ class Bare:
         (site,) = (folder / "env").glob("lib/*/site-packages")
         (site / "packages.pth").write_text(f"{packages}\n")
         self.python = folder / "env" / "bin" / "python"
-        left = {"PYTHONPATH", "TPUKIT_SOURCE", "VIRTUAL_ENV", "PIP_FIND_LINKS"}
+        left = {"PYTHONPATH", "VIRTUAL_ENV", "PIP_FIND_LINKS"}
         self.environ = {key: value for key, value in os.environ.items() if key not in left}
         nowhere = {
             "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
@@ -102,12 +106,15 @@ class Bare:
         )
         return done.returncode, done.stdout
 
+    def ipython(self, *cells, **environ):
+        """Run cells one after the other in one session, until one fails; return its status and output."""
+        code = "\n".join(f"get_ipython().run_cell({text!r}).raise_error()" for text in cells)
+        ipython = ("-m", "IPython", "--no-banner", "--colors=NoColor", "-c", code)
+        return self.run(*ipython, **environ)
+
     def cells(self, *cells, **environ):
         """Return what the cells say, one after the other in one session; the last of it is where tpukit is."""
-        code = "\n".join(f"get_ipython().run_cell({one!r}).raise_error()" for one in (*cells, TELL))
-        status, said = self.run(
-            "-m", "IPython", "--no-banner", "--colors=NoColor", "-c", code, **environ
-        )
+        status, said = self.ipython(*cells, TELL, **environ)
         assert status == 0, said
         return said, Path(said.strip().splitlines()[-1].removeprefix("from "))
 
@@ -122,7 +129,7 @@ def clone(folder):
     shutil.copytree(
         ROOT / "tpukit", folder / "tpukit", ignore=shutil.ignore_patterns("__pycache__")
     )
-    for name in BESIDE:
+    for name in (*BESIDE, "notebooks/first_cell.txt"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
     return folder
@@ -140,87 +147,108 @@ def repository(tmp_path):
     return folder.as_uri()
 
 
-def test_a_wheel_beside_it_is_installed_the_newest_of_several_twice_and_after_a_restart(
-    bare, wheel
-):
+def test_a_wheel_beside_it_is_installed_twice_and_after_a_restart(bare, wheel):
     shutil.copy(wheel, bare.folder)
     for older in ("0.0.9", "0.0.10"):
         (bare.folder / f"tpukit-{older}-py3-none-any.whl").write_text("no wheel at all")
     said, where = bare.cells(cell(), cell())
-    assert said.count(f"tpukit: {bare.folder / wheel.name}\n") == 2
+    assert said.count(f"tpukit {VERSION} from {bare.python.parents[1]}") == 2
     assert where.is_relative_to(bare.python.parents[1]), "in the environment's own packages"
     assert bare.cells(cell())[1] == where
 
 
-@pytest.mark.parametrize(
-    "place", ["my-kit", "my-kit/wheels", "datasets/jane/my-kit", "datasets/jane/my-kit/wheels"]
-)
-def test_a_wheel_in_an_attached_dataset_is_found(place, bare, wheel, tmp_path):
-    (tmp_path / "input" / place).mkdir(parents=True)
-    shutil.copy(wheel, tmp_path / "input" / place)
-    said, _ = bare.cells(cell(kaggle=tmp_path / "input"))
-    assert f"tpukit: {tmp_path / 'input' / place / wheel.name}\n" in said
+def test_a_wheel_in_the_named_dataset_is_installed(bare, wheel, tmp_path):
+    dataset = tmp_path / "input/my-tpukit"
+    dataset.mkdir(parents=True)
+    shutil.copy(wheel, dataset)
+    said, _ = bare.cells(cell(dataset=dataset))
+    assert f"tpukit {VERSION} from {bare.python.parents[1]}" in said
 
 
-@pytest.mark.parametrize("place", ["around", "beside", "attached"])
-def test_a_clone_around_it_beside_it_or_attached_is_taken_before_a_wheel(place, bare, tmp_path):
+@pytest.mark.parametrize("place", ["around", "beside"])
+def test_a_clone_around_it_or_beside_it_is_taken_before_a_wheel(place, bare, tmp_path):
+    if place == "around":
+        home = tmp_path / "my-clone"
+        clone(home)
+        bare.folder = home / "notebooks"
+    else:
+        home = clone(bare.folder / "tpukit")
     (bare.folder / "tpukit-9.9.9-py3-none-any.whl").write_text("no wheel at all")
-    home = {
-        "around": tmp_path,
-        "beside": bare.folder / "tpukit",
-        "attached": tmp_path / "input/datasets/jane/kit",
-    }[place]
-    clone(home)
-    said, where = bare.cells(cell(kaggle=tmp_path / "input"), cell(kaggle=tmp_path / "input"))
+    said, where = bare.cells(cell(), cell())
     assert where == home / "tpukit/__init__.py"
-    assert f"tpukit: {home}\n" in said
+    assert said.count(f"tpukit {VERSION} from {home}\n") == 2
 
 
-@pytest.mark.parametrize(
-    "form", ["a clone", "a wheel", "a wheel's URL", "a git URL", "pip's git URL"]
-)
-def test_tpukit_source_is_any_of_these(form, bare, wheel, repository, tmp_path):
-    source = {
-        "a clone": str(tmp_path / "repository"),
-        "a wheel": str(wheel),
-        "a wheel's URL": wheel.as_uri(),
-        "a git URL": repository,
-        "pip's git URL": f"git+{repository}",
-    }[form]
-    said, where = bare.cells(cell(), cell(), TPUKIT_SOURCE=source)
-    assert f"tpukit: {source}\n" in said
-    assert bare.cells(cell(), TPUKIT_SOURCE=source)[1] == where, "after a restart"
-    if "git" in form:
-        assert where == bare.folder / "tpukit/tpukit/__init__.py"
+def stranger(folder):
+    """Make a package tpukit that must not be imported."""
+    (folder / "tpukit").mkdir(parents=True)
+    (folder / "tpukit/__init__.py").write_text("print('THE CODE OF A STRANGER')")
+
+
+def test_no_folder_above_and_no_other_dataset_is_searched(bare, wheel, tmp_path):
+    shutil.copy(wheel, bare.folder)
+    stranger(bare.folder.parent)
+    stranger(bare.folder / "input/images")
+    stranger(bare.folder.parent / "notebooks")
+    said, where = bare.cells(cell(dataset=bare.folder))
+    assert "STRANGER" not in said
+    assert where.is_relative_to(bare.python.parents[1])
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no mode of a folder")
+@pytest.mark.parametrize("place", ["the notebook's folder", "the clone"])
+def test_a_folder_that_others_can_write_to_is_refused_with_its_name(place, bare, wheel, tmp_path):
+    shared = bare.folder
+    if place == "the clone":
+        shared = tmp_path / "shared"
+        clone(shared)
+        stranger(shared / "elsewhere")
+        bare.folder = shared / "notebooks"
+    else:
+        shutil.copy(wheel, shared)
+    shared.chmod(0o1777)  # as /tmp has it
+    status, said = bare.ipython(cell())
+    assert status != 0
+    assert f"other users can write to {shared}: move the notebook to a folder of your own" in said
+    assert "tpukit 0" not in said
+
+
+def test_a_wheel_newer_than_the_loaded_version_stops_with_restart_the_runtime(bare, wheel):
+    shutil.copy(wheel, bare.folder)
+    newer = bare.folder / "tpukit-9.9.0-py3-none-any.whl"
+    code = f"from pathlib import Path; Path({str(newer)!r}).write_text('another one')"
+    status, said = bare.ipython(cell(), code, cell())
+    assert status != 0
+    assert f"has loaded tpukit {VERSION}, and {newer.name} is newer" in said
+    assert "restart the runtime: " in said
 
 
 def test_the_address_that_make_headers_wrote_is_the_last_resort(bare, repository):
     said, where = bare.cells(cell(address=repository), cell(address=repository))
-    assert where == bare.folder / "tpukit/tpukit/__init__.py"
-    assert f"tpukit: {repository}\n" in said
+    home = bare.folder / "tpukit-clone"
+    assert where == home / "tpukit/__init__.py"
+    assert said.count(f"tpukit {VERSION} from {home}\n") == 2
+    assert "ERROR" not in said
 
 
-@pytest.mark.parametrize("source", ["", "/nonexistent/kit", "file:///nonexistent/kit.git"])
-def test_where_there_is_none_one_sentence_says_what_was_looked_for_and_the_one_thing_to_do(
-    source, bare
-):
-    code = f"get_ipython().run_cell({cell()!r}).raise_error()"
-    status, said = bare.run(
-        "-m", "IPython", "--no-banner", "--colors=NoColor", "-c", code, TPUKIT_SOURCE=source
-    )
+def test_a_wheel_is_taken_before_the_address(bare, wheel, repository):
+    shutil.copy(wheel, bare.folder)
+    _, where = bare.cells(cell(address=repository))
+    assert where.is_relative_to(bare.python.parents[1])
+
+
+def test_without_any_the_error_says_where_a_wheel_comes_from(bare):
+    status, said = bare.ipython(cell())
     assert status != 0
-    looked = f"nothing at {source}" if source else "no TPUKIT_SOURCE"
-    assert (
-        f"no tpukit: no clone or wheel of it in {bare.folder} or a dataset, {looked}. "
-        f"Put tpukit-*.whl into {bare.folder} and run this cell again."
-    ) in said
+    assert "ModuleNotFoundError" in said
+    assert "Put the file tpukit-*.whl, which `make wheel` builds in a clone, beside" in said
     assert "127.0.0.1" not in said, "no index was asked"
 
 
 def test_without_array_record_and_without_internet_it_says_so_and_goes_on(bare, wheel):
     shutil.copy(wheel, bare.folder)
     said, _ = bare.cells("import sys; sys.modules['array_record'] = None", cell())
-    assert "; no array_record, which packs need: no internet?\n" in said
+    assert "; without array_record and simplejpeg, which `pack` needs\n" in said
 
 
 @pytest.mark.parametrize(("number", "name"), [("07", "Scenes"), ("11", "VertexDouble")])
@@ -232,12 +260,13 @@ def test_what_a_notebook_reads_beside_the_kit_comes_with_it(
     (reads,) = [text for text in cells if "sys.path += " in text]
     lines = reads[reads.index("kit = ") :].splitlines()
     taken = "\n".join(line for line in lines if line.startswith(("kit = ", "sys.path", "from ")))
-    said, _ = bare.cells(
-        cell(number),
-        f"{taken}\n{name}",
-        TPUKIT_SOURCE=str(wheel) if way == "a wheel" else repository,
-    )
-    assert "tpukit: " in said
+    address = ""
+    if way == "a wheel":
+        shutil.copy(wheel, bare.folder)
+    else:
+        address = repository
+    said, _ = bare.cells(cell(number, address=address), f"import pathlib\n{taken}\n{name}")
+    assert f"tpukit {VERSION} from " in said
 
 
 def test_a_whole_notebook_runs_from_a_wheel_beside_it(bare, wheel, monkeypatch):
@@ -251,10 +280,10 @@ def test_a_whole_notebook_runs_from_a_wheel_beside_it(bare, wheel, monkeypatch):
     client = NotebookClient(
         notebook, timeout=HANGS, kernel_name="bare", resources={"metadata": {"path": bare.folder}}
     )
-    for name in ("PYTHONPATH", "TPUKIT_SOURCE"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
     client.execute(env=bare.environ)
-    assert wheel.name in "".join(output.get("text", "") for output in notebook.cells[1].outputs)
+    printed = "".join(output.get("text", "") for output in notebook.cells[1].outputs)
+    assert f"tpukit {VERSION} from {bare.python.parents[1]}" in printed
 
 
 def test_the_wheel_in_a_fresh_environment_checks_launches_and_has_what_it_compiles(bare, wheel):

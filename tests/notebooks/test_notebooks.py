@@ -118,10 +118,26 @@ SMALL = {
         "epochs": 1,
         "fine_epochs": 1,
     },
+    "14_your_own_ct_exams": {
+        "studies": 20,
+        "slices": 6,
+        "phantom_size": 64,
+        "num_folds": 3,
+        "image_size": 32,
+        "batch_size": 8,
+        "slice_epochs": 1,
+        "exam_slices": 6,
+        "exam_batch_size": 2,
+        "exam_epochs": 2,
+    },
 }
 
 # What a notebook installs itself where it is missing; without a network its test is skipped.
-NEEDS = {"04b_exams_and_submission": "pydicom", "08_lightning_on_tpu": "lightning"}
+NEEDS = {
+    "04b_exams_and_submission": "pydicom",
+    "08_lightning_on_tpu": "lightning",
+    "14_your_own_ct_exams": "pydicom",
+}
 
 PROBE = """
 import json, sys, psutil

@@ -6,6 +6,7 @@ import torch
 
 import tpukit
 from tpukit import pe
+from tpukit.pe.activation import enlarge
 
 
 def small_network(seed=0):
@@ -48,6 +49,49 @@ def test_a_map_points_at_what_the_network_was_made_to_see():
     inside = pe.attention_in_mask(pe.class_activation(network, layer="0")(images), masks)
     assert inside.in_mask[0] > 0.9
     assert inside.mask_area[0] == pytest.approx(36 / 256)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3])
+@pytest.mark.parametrize(("height", "width"), [(64, 64), (64, 128)])
+def test_a_map_lies_at_the_centre_of_the_receptive_field(stages, height, width):
+    layers = [torch.nn.Conv2d(1, 1, 3, 2, 1, bias=False) for _ in range(stages)]
+    network = torch.nn.Sequential(*layers)
+    for layer in layers:
+        layer.weight.data = torch.ones(1, 1, 3, 3)
+    stride = 2**stages
+    places = [(3 * stride, 4 * stride), (2 * stride, 3 * stride)]
+    images = torch.zeros(2, 1, height, width)
+    for image, (row, column) in zip(images, places, strict=True):
+        image[0, row, column] = 1.0
+    with torch.no_grad():
+        maps = network(images)[:, 0]
+    large = enlarge(maps, (2, height, width))
+    for found, (row, column) in zip(large, places, strict=True):
+        middle = [(found.sum(1 - axis) * np.arange(found.shape[axis])).sum() for axis in (0, 1)]
+        assert np.array(middle) / found.sum() == pytest.approx([row, column], abs=0.5)
+
+
+def test_the_mean_map_is_the_baseline_of_a_network_that_answers_by_position():
+    masks = np.zeros((4, 32, 32), bool)
+    for number, mask in enumerate(masks):
+        mask[8 * number : 8 * number + 4, :4] = True
+    same = np.zeros((4, 4, 4))
+    same[:, 1, 0] = [1, 2, 3, 4]
+    inside = pe.attention_in_mask(same, masks)
+    assert inside.in_mask.tolist() == pytest.approx(inside.mean_map.tolist())
+    images = np.full((4, 1, 32, 32), 90, np.uint8)
+    assert "no better than their mean" in _note(pe.show_activation(images, same, masks))
+    sharp = np.zeros((4, 4, 4))
+    sharp[range(4), range(4), 0] = 1
+    inside = pe.attention_in_mask(sharp, masks)
+    assert (inside.in_mask > 2 * inside.mean_map).all()
+    assert "no better" not in _note(pe.show_activation(images, sharp, masks))
+    alone = pe.attention_in_mask(sharp[:1], masks[:1], others=sharp)
+    assert alone.mean_map[0] == pytest.approx(inside.mean_map[0])
+
+
+def _note(figure):
+    return " ".join(text.get_text() for text in figure.texts)
 
 
 def work(core, network, dataset):
@@ -144,6 +188,6 @@ def test_the_figure_says_the_share_of_each_image_beside_chance(tmp_path):
     share = 100 * pe.attention_in_mask(maps, masks).in_mask[1]
     assert f"probability 0.20 {share:.1f} % inside chance: 6.2 %" in figure.alt
     assert "probability 0.10 no embolus" in figure.alt
-    assert len(figure.axes) == 2 * 5
+    assert len(figure.axes) == 3 * 5
     figure.savefig(tmp_path / "figure.png")
     pe.show_activation(images[:1], maps[:1]).savefig(tmp_path / "without.png")

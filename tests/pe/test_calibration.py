@@ -138,3 +138,16 @@ def test_the_ladder_says_that_phantoms_do_not_stand_on_it(tmp_path):
     figure.savefig(tmp_path / "figure.png")
     with pytest.raises(ValueError, match="numbers above 0, got {'exams': nan}"):
         pe.show_ladder({"exams": float("nan")})
+
+
+def test_answers_of_exactly_0_and_1_are_calibrated_as_they_were_fitted():
+    truth, sure = exams(200, seed=3, sure=40.0)
+    fitted = pe.fit_temperatures(truth, sure)
+    others, answers = exams(200, seed=4, sure=40.0)
+    others["StudyInstanceUID"] = answers["StudyInstanceUID"] = "b" + others["StudyInstanceUID"]
+    rounded = answers.copy()
+    for name in pe.LABELS:
+        rounded[name] = answers[name].astype("float32").astype("float64")
+    tables = [pe.calibration_table(others, said, fitted.apply(said)) for said in (answers, rounded)]
+    calibrated = [table.loc["central pe", "calibrated"] for table in tables]
+    assert calibrated[1] < 1.5 * calibrated[0]

@@ -170,3 +170,21 @@ def test_with_keep_every_row_stays_and_what_is_odd_about_its_image_is_said(copy,
         path.unlink()
     again = pe.index_dicom(labels, copy / "train", missing="keep", progress="off")
     assert (again.odd == "").sum() == 1  # the copy under another name is left
+
+
+def test_headers_that_were_read_are_kept_until_their_file_changes(copy, tmp_path, monkeypatch):
+    whole = index(copy, cache=tmp_path / "headers")
+    chunks = {path: path.stat().st_mtime_ns for path in (tmp_path / "headers").glob("*.npy")}
+    again = index(copy, cache=tmp_path / "headers")
+    assert again.equals(whole)
+    same = {path: path.stat().st_mtime_ns for path in chunks if path.name.startswith("headers")}
+    assert same == {path: chunks[path] for path in same}
+    changed = whole["path"][0]
+    file = pydicom.dcmread(changed)
+    file.ImagePositionPatient = [0, 0, 5000]
+    file.save_as(changed)
+    moved = index(copy, cache=tmp_path / "headers")
+    assert moved["position"].max() == 5000
+    shutil.copy(changed, changed.replace(".dcm", "-copy.dcm"))
+    with pytest.raises(ValueError, match="two files are of one image"):
+        index(copy, cache=tmp_path / "headers")

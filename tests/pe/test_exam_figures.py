@@ -99,3 +99,14 @@ def test_positions_in_millimetres_are_counted():
     line = figure.axes[0].get_lines()[0]
     assert list(line.get_xdata()) == list(range(10))
     assert np.allclose(line.get_ydata()[:4], 0.9, atol=0.01)
+
+
+@pytest.mark.parametrize("values", [[0.3, 2.0], [float("nan"), 0.5]])
+def test_logits_and_numbers_that_are_none_are_no_probabilities(values):
+    import pandas
+
+    table = pandas.DataFrame(
+        {"StudyInstanceUID": ["a", "a"], "position": [0, 1], "pe_present_on_image": [0, 1]}
+    )
+    with pytest.raises(ValueError, match="probabilities|nan"):
+        pe.show_exams(table, values)

@@ -91,3 +91,8 @@ def test_images_of_another_pack_have_no_preparation(tmp_path):
     )
     with pytest.raises(ValueError, match="does not say how its images were made of DICOM slices"):
         pe.Preparation.of(records)
+
+
+def test_images_that_are_put_together_are_no_preparation():
+    with pytest.raises(ValueError, match="does not describe object"):
+        pe.Preparation.of(object())

@@ -193,6 +193,10 @@ def test_what_comes_after_the_step_changes_nothing():
     assert found.batches == ((((4, 192), "float32"), ((4, 10), "float32")),)
 
 
+def test_a_loss_with_a_weight_is_recorded():
+    assert record(workers.by_fit_with_a_weighted_loss, chip=CHIP, progress="off").is_steady
+
+
 def test_steps_of_two_networks_by_turns_have_no_time_of_the_host():
     found = record(workers.two_by_turns, chip=CHIP, progress="off")
     assert (len(found.graphs), found.host_seconds) == (2, None)
@@ -557,9 +561,8 @@ def test_a_function_is_found_in_a_file_a_module_and_a_notebook(tmp_path):
 
 def notebook(folder, *cells):
     file = folder / "n.ipynb"
-    file.write_text(
-        json.dumps({"cells": [{"cell_type": "code", "source": [text]} for text in cells]})
-    )
+    book = {"cells": [{"cell_type": "code", "source": [text]} for text in cells], "nbformat": 4}
+    file.write_text(json.dumps(book))
     return file
 
 
@@ -616,7 +619,7 @@ def test_a_function_that_is_not_there_is_told(name, error, words):
         find_function(name)
 
 
-def test_the_command_says_what_is_wrong_in_one_message_and_exits_with_1(tmp_path):
+def test_the_command_says_what_is_wrong_in_one_message_and_exits_with_2(tmp_path):
     command = [
         sys.executable,
         "-m",
@@ -630,6 +633,6 @@ def test_the_command_says_what_is_wrong_in_one_message_and_exits_with_1(tmp_path
     ended = subprocess.run(
         command, capture_output=True, text=True, env=environ, cwd=tmp_path, check=False
     )
-    assert ended.returncode == 1
+    assert ended.returncode == 2
     assert "there is no TPU 'v9-8'" in ended.stderr
     assert "Traceback" not in ended.stderr

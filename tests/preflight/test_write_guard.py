@@ -36,6 +36,13 @@ WAYS = {
     "numpy": 'numpy.save("kept.npy", numpy.zeros(3))',
     "sqlite": 'sqlite3.connect("kept")',
     "a link": 'os.symlink("kept", "link")',
+    "remove, by its folder's descriptor": 'os.remove("kept", dir_fd=os.open(".", os.O_RDONLY))',
+    "a folder, by a descriptor": 'os.mkdir("folder", dir_fd=os.open(".", os.O_RDONLY))',
+    "utime": 'os.utime("kept", (0, 0))',
+    "out of the temporary folder, by a descriptor": (
+        'Path(tempfile.gettempdir(), "x").write_text("x") and os.rename("x", "x", '
+        'src_dir_fd=os.open(tempfile.gettempdir(), os.O_RDONLY), dst_dir_fd=os.open(".", os.O_RDONLY))'
+    ),
 }
 ALLOWED = {
     "reading": 'Path("kept").read_text()',
@@ -44,6 +51,15 @@ ALLOWED = {
     "a folder that is there": 'Path(".").mkdir(exist_ok=True)',
     "nowhere": 'open(os.devnull, "w").write("x")',
     "the cache": 'Path(os.environ["XDG_CACHE_HOME"], "weights").write_text("x")',
+    "its own temporary folder, deleted": (
+        'shutil.rmtree(Path(shutil.copy("kept", tempfile.mkdtemp())).parent)'
+    ),
+    "a folder of folders, deleted": (
+        'shutil.rmtree(Path(shutil.copytree(".", Path(tempfile.mkdtemp(), "copy"))).parent)'
+    ),
+    "a cache of Hugging Face": 'Path(os.environ["HF_HOME"], "weights").write_text("x")',
+    "a cache of torch.hub": 'Path(os.environ["TORCH_HOME"], "weights").write_text("x")',
+    "a cache of Kaggle": 'Path(os.environ["KAGGLEHUB_CACHE"], "weights").write_text("x")',
     "memory": 'sqlite3.connect(":memory:")',
     "a buffer": "torch.save({}, io.BytesIO())",
 }
@@ -71,6 +87,8 @@ def test_no_way_of_writing_changes_a_file(tmp_path):
         folder.mkdir()
     (user / "kept").write_text("mine")
     environ = os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(cache)}
+    for variable in ("HF_HOME", "TORCH_HOME", "KAGGLEHUB_CACHE"):
+        environ[variable] = str(tmp_path / variable.lower())
     command = [sys.executable, "-c", TRY, str(temporary), json.dumps(WAYS | ALLOWED)]
     ran = subprocess.run(
         command, cwd=user, env=environ, capture_output=True, text=True, timeout=600, check=False

@@ -602,3 +602,15 @@ def test_on_an_xla_device_masks_move_with_their_images_in_one_graph():
     assert "gather" not in graph
     assert set(masks.unique().tolist()) <= {0, 7, 255}
     assert ((masks == 7) != (images[:, 0] > 127)).float().mean() < 0.04
+
+
+def test_images_of_two_bytes_per_pixel_are_refused_and_the_fix_works():
+    from tpukit import pe
+
+    images = torch.zeros(2, 2, 8, 8, dtype=torch.uint8)
+    labels = torch.zeros(2, 10)
+    with pytest.raises(ValueError, match="would mix low and high bytes") as caught:
+        pe.augment()(images, labels)
+    assert "pe.hounsfield" in caught.value.fix
+    moved, _ = pe.augment()((pe.hounsfield(images) + 1024) / 4096, labels)
+    assert moved.shape == (2, 1, 8, 8)

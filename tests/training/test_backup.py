@@ -129,6 +129,19 @@ def test_compiled_programs_in_the_runs_folder_travel_with_it(kind, tmp_path, buc
     ).stat().st_mode & 0o777 == 0o700  # else the launch refuses to load code from there
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no mode of a folder")
+@pytest.mark.parametrize("unsafe", ["compiled", "compiled/0a.pjrt"])
+def test_compiled_programs_that_others_can_replace_are_not_taken(unsafe, tmp_path):
+    (tmp_path / "a/compiled").mkdir(parents=True)
+    (tmp_path / "a/compiled/0a.pjrt").write_bytes(b"a program")
+    assert backed_up(tmp_path / "a", tmp_path / "drive", 5) == []
+    (tmp_path / "drive" / unsafe).chmod(0o777)
+    step, said = taken(tmp_path / "b", tmp_path / "drive")
+    assert step == 5, "checkpoints are no code"
+    assert f"other users can write to {tmp_path / 'drive' / unsafe}" in said[0]
+    assert not (tmp_path / "b/compiled").exists()
+
+
 def test_a_backup_that_takes_no_programs_takes_checkpoints(tmp_path):
     (tmp_path / "a/compiled").mkdir(parents=True)
     (tmp_path / "a/compiled/0a.pjrt").write_bytes(b"a program")

@@ -85,6 +85,24 @@ def test_a_model_that_is_wholly_in_evaluation_mode_is_trained_and_a_line_says_so
     assert "all layers were in evaluation mode" in lines[0]
 
 
+@pytest.mark.parametrize("change", [lambda model: model.train(), lambda model: model.eval()])
+def test_modes_that_are_changed_during_fit_are_restored_in_the_next_epoch(change):
+    def work(core):
+        model = core.model(network())
+        freeze_body(model)
+        modes = []
+        model.register_forward_hook(
+            lambda *_: modes.append((model.training, model[0].training, model[1].training))
+        )
+        options = FitOptions(on_epoch_end=lambda history: change(model) and None)
+        _, lines = trained(core, model, epochs=3, options=options)
+        return set(modes), [line for line in lines if "during fit" in line], change(model).training
+
+    modes, lines, is_thawed = quietly(work, backend="cpu", cores=1).results[0]
+    assert modes == {(True, False, True)}
+    assert len(lines) == is_thawed
+
+
 class FreezesItself(nn.Sequential):
     def train(self, mode=True):
         super().train(mode)
@@ -210,3 +228,48 @@ def test_an_optimizer_with_modes_is_evaluated_and_saved_at_its_own_weights(backe
     quietly(work, parts, 1, backend=backend, cores=1)
     resumed = quietly(work, parts, 2, backend=backend, cores=1).results[0]
     assert torch.equal(resumed[2], weights)
+
+
+class LowRank(nn.Module):
+    """A layer whose low-rank part is merged into its weight in evaluation mode, as loralib does."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(8)[:2].clone(), requires_grad=False)
+        self.down = nn.Parameter(torch.full((1, 8), 0.1))
+        self.up = nn.Parameter(torch.full((2, 1), 0.1))
+        self.is_merged = False
+
+    def train(self, mode=True):
+        super().train(mode)
+        if self.is_merged == mode:
+            sign = -1 if mode else 1
+            self.weight.data = self.weight.data + sign * (self.up @ self.down).detach()
+            self.is_merged = not mode
+        return self
+
+    def forward(self, inputs):
+        weight = self.weight if self.is_merged else self.weight + self.up @ self.down
+        return nn.functional.linear(inputs, weight)
+
+
+def test_a_layer_that_merges_weights_in_evaluation_goes_on_training_after_evaluate():
+    """In a loop of the user's own, with `evaluate` between two steps."""
+
+    def work(core):
+        model = core.model(nn.Sequential(LowRank(), nn.Linear(2, 1)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        batches = core.batches(data(), batch_size=8)
+        changed = []
+        for inputs, _ in batches:
+            before = model[0].up.detach().clone()
+            with core.step():
+                model(inputs).square().mean().backward()
+                core.optimizer_step(optimizer)
+            changed.append(not torch.equal(before, model[0].up))
+            evaluate(
+                core, model, lambda outputs, _: outputs.mean(), core.batches(data(), batch_size=8)
+            )
+        return changed
+
+    assert all(quietly(work, backend="cpu", cores=1).results[0])

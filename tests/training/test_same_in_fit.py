@@ -113,7 +113,7 @@ MODULES = {
         "works: running statistics are averaged",
     ),
     "`Dropout`": (linear(lambda layer: layer, nn.Dropout()), "works: each core draws its own"),
-    "`nn.utils.parametrize` with a module of one's own": (linear(symmetric), "works"),
+    "`nn.utils.parametrize` with a module of your own": (linear(symmetric), "works"),
     "`nn.utils.weight_norm`, `nn.utils.spectral_norm`, the older ones": (
         linear(older_norms),
         "works",

@@ -194,7 +194,7 @@ def train_by_hand(core, data) -> dict:
         "again": again,
         "state": model.state_dict(),
     }
-    return core.snapshot(told) | {"compiles": core.backend.compiles()}
+    return core.internal.snapshot(told) | {"compiles": core.backend.compiles()}
 
 
 def train_with_fit(core, data, held_out, recipes: dict[str, dict], folder) -> dict:
@@ -238,7 +238,7 @@ def _fit(
 
     def keep_state(_history) -> None:
         trained = average.module if averaged else model
-        states.append(core.snapshot(trained.state_dict()))
+        states.append(core.internal.snapshot(trained.state_dict()))
 
     history = fit(
         core,
@@ -268,7 +268,7 @@ def _fit(
         "draws": draws,
         "state": (average.module if averaged else model).state_dict(),
     }
-    return core.snapshot(told) | {
+    return core.internal.snapshot(told) | {
         "losses": [row["train_loss"] for row in history.intervals],
         "rates": [row["lr"] for row in history.intervals],
         "epochs": [

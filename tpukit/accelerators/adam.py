@@ -1,4 +1,4 @@
-"""Adam's step, recorded as one operation for each parameter.
+"""Adam's step, recorded as a single operation for each parameter.
 
     PyTorch     param, grad, two averages, seven numbers    7 operations for each parameter
     tpukit      the same                                    1 operation for each parameter

@@ -23,12 +23,12 @@ from pathlib import Path
 
 from tpukit.accelerators.c_library import BuildError, compiled
 from tpukit.essentials.display import InvalidValueError, counted
+from tpukit.essentials.environment import is_writable_by_others
 
 _SOURCES = Path(__file__).parent / "kept"
 _MOST_BYTES = 2 * 10**9  # per folder
 # Seconds after which an unfinished file belongs to a process that was killed.
 _ONE_DAY = 86400.0
-_WRITABLE_BY_OTHERS = 0o022
 _WAITING = 3  # the last of the states that keeper.c numbers
 
 
@@ -159,13 +159,9 @@ def own_folders(folders: Iterable[Path]) -> tuple[Path, ...]:
 
 
 def _refuse_writable_by_others(folder: Path) -> None:
-    facts = folder.stat()
-    has_safe_mode = not facts.st_mode & _WRITABLE_BY_OTHERS
-    has_safe_owner = facts.st_uid in (os.getuid(), 0)
-    # Kaggle's inputs are read-only and belong to another user. The user attached them.
-    is_read_only = bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
-    if has_safe_mode and (has_safe_owner or is_read_only):
+    if not is_writable_by_others(folder):
         return
+    facts = folder.stat()
     mode = f"{facts.st_mode & 0o777:o}"
     raise InvalidValueError(
         f"compile_cache loads the files of {folder} as code, and other users can write to it",
@@ -178,7 +174,7 @@ def remove_oldest(folder: Path, limit: int = _MOST_BYTES) -> None:
     """Remove the programs that were unused for longest, until the others fit into the limit.
 
     Args:
-        folder: with one file per program; a use sets its modification time.
+        folder: with a file per program; a use sets its modification time.
         limit: bytes.
     """
     files = []

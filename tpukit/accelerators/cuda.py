@@ -1,4 +1,4 @@
-"""Run on NVIDIA GPUs: one process per GPU, and NCCL for the collectives."""
+"""Run on NVIDIA GPUs: a process per GPU, and NCCL for the collectives."""
 
 import os
 import sys
@@ -69,7 +69,7 @@ class Cuda(Cpu):
 
 
 class CudaRuntime(CpuRuntime):
-    """One process per GPU; the processes start as CPU processes do."""
+    """A process per GPU; the processes start as CPU processes do."""
 
     name = "cuda"
     backend = Cuda

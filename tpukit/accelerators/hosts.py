@@ -32,7 +32,7 @@ def launch_on_host(hosts: Hosts, fn: Callable, *args: object, **options: object)
 
 
 def _run_and_wait(fn: Callable, core: Core, *args: object) -> object:
-    """Run the worker function as one core, and return when all cores of all hosts have."""
+    """Run the worker function as a single core, and return when all cores of all hosts have."""
     result = fn(core, *args)
     # If this host left now, the others would lose its part of their last collective.
     core.barrier()

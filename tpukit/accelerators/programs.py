@@ -1,4 +1,4 @@
-"""Compile a captured step as one program, and run that program again with other inputs.
+"""Compile a captured step as a single program, and run that program again with other inputs.
 
     program.compile([weight, loss])    key, [(id, weight), (id, images), (id, labels)]
     program.run(key, [weight, images, labels])    the next weight and loss

@@ -1,4 +1,4 @@
-"""Train a model sharded over all TPU chips of a host, which act as one core.
+"""Train a model sharded over all TPU chips of a host, which act as a single core.
 
 Each chip holds a part of every weight and computes its share of the batch. With 8 chips:
 
@@ -36,7 +36,7 @@ _LARGE_SHARE = 0.01
 
 
 class ShardedTpu(Tpu):
-    """All chips as one core. Its collectives return at once, because there is one rank."""
+    """All chips as a single core. Its collectives return at once, because there is one rank."""
 
     def __init__(self, chips: int) -> None:
         import numpy
@@ -216,7 +216,7 @@ class ShardedRuntime(XlaRuntime):
 def choose_sharded(
     shard: str, choose: Callable[[int | None], Topology], **others: object
 ) -> Topology:
-    """Return the topology of one process with all chips; of a single device if there is only one.
+    """Return the topology of a single process with all chips, or with the only device.
 
     Args:
         shard: "fsdp".

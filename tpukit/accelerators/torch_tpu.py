@@ -156,7 +156,7 @@ class TorchTpuCpu(TorchTpuProcess):
 
 
 class TorchTpuRuntime(CpuRuntime):
-    """One process per device of a TPU from v4 on."""
+    """A process per device of a TPU from v4 on."""
 
     name = "torch_tpu"
     backend = TorchTpu
@@ -241,8 +241,8 @@ def load_torch_tpu() -> None:
     """Load torch_tpu as `import torch` does by default.
 
     Raises:
-        TpukitRuntimeError: it finds no chip. A tensor for a chip would then end the process by SIGABRT, without
-            a message.
+        TpukitRuntimeError: it finds no chip. A tensor for a chip would then end the process by
+            SIGABRT, without a message.
     """
     import torch
 
@@ -264,7 +264,8 @@ def load_torch_tpu() -> None:
                 "for chips from v4 on, and their nodes in /dev/vfio"
             ),
             fix=(
-                "tpukit.check() names chips without a node; in a container, start it with --privileged"
+                "tpukit.check() names chips without a node; in a "
+                "container, start it with --privileged"
             ),
         )
 
@@ -283,7 +284,8 @@ def inside(place: str):
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise TpukitRuntimeError(
-            f"torch_tpu {metadata.version('torch_tpu')} has no {name} in {module}, which tpukit uses",
+            f"torch_tpu {metadata.version('torch_tpu')} has no "
+            f"{name} in {module}, which tpukit uses",
             found=f"{error}; torch_tpu {SEEN} has it",
             fix=f"update tpukit; or, in a separate environment, pip install torch_tpu=={SEEN}",
         ) from error

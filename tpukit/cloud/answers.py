@@ -165,7 +165,7 @@ def _is_of_grpc(error: BaseException) -> bool:
 
 
 def _message(error: BaseException) -> str:
-    """Return the message of an error as one line."""
+    """Return the message of an error as a single line."""
     text = getattr(error, "reason", None) or getattr(error, "message", None) or str(error)
     line = " ".join(str(text or type(error).__name__).split())
     line = re.sub("^(GET|POST|PUT) [^ ]+: ", "", line)

@@ -122,8 +122,8 @@ def submit(
 
     The notebook runs from top to bottom in a fresh kernel. Its relative paths are in a working
     directory that has the named files. The directory is copied into the job's folder every few
-    seconds, so `fit(..., checkpoints="run")` continues from its own checkpoints if the platform starts
-    the job again.
+    seconds, so `fit(..., checkpoints="run")` continues from its own checkpoints if the platform
+    starts the job again.
 
     Args:
         notebook: an .ipynb or .py file. A script with cells (`# %%`) becomes a notebook; another
@@ -329,9 +329,13 @@ class Job:
         result = read_json(self.folder, "result.json")
         if "ename" in result:
             raise CellFailedError(
-                f"cell {result['cell']} of {self.name} raised {result['ename']}: {result['evalue']}",
+                f"cell {result['cell']} of {self.name} raised "
+                f"{result['ename']}: {result['evalue']}",
                 found=result["traceback"],
-                fix="correct the cell and submit it again; job.download() has everything up to there",
+                fix=(
+                    "correct the cell and submit it again; "
+                    "job.download() has everything up to there"
+                ),
                 cell=result["cell"],
                 ename=result["ename"],
                 evalue=result["evalue"],
@@ -409,9 +413,13 @@ class Job:
         for name, stored in read_json(self.folder, "manifest.json").items():
             if self.folder.stored(name) != tuple(stored):
                 raise CloudError(
-                    f"the machine of {self.name} was not deleted: {name} is not complete in the folder",
+                    f"the machine of {self.name} was not deleted: "
+                    f"{name} is not complete in the folder",
                     found=f"{self.address}/{name} differs from manifest.json",
-                    fix="job.wait() again; when you have copied the files yourself, delete the machine",
+                    fix=(
+                        "job.wait() again; when you have copied the "
+                        "files yourself, delete the machine"
+                    ),
                 )
         self.target.clean_up(handle)
         write_json(self.folder, "handle.json", handle | {"is_cleaned_up": True})

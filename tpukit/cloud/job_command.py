@@ -9,11 +9,23 @@ from tpukit.cloud.job_notebook import parse_parameters, read_notebook
 from tpukit.cloud.target import JobOptions
 from tpukit.essentials.display import InvalidValueError
 
-_TEXT_OPTIONS = ("zone", "region", "project", "reservation", "image", "service_account", "torch")
+# As in `JobOptions`.
+_TEXT_OPTIONS = {
+    "zone": "such as us-west4-a; gcloud needs it",
+    "region": "such as us-central1; for vertex and skypilot",
+    "project": "of Google Cloud (default: $GOOGLE_CLOUD_PROJECT)",
+    "reservation": "of TPUs: its full name, or for gcloud any",
+    "image": "of the container (default: Python's)",
+    "service_account": "that the job uses on its machine",
+    "torch": "release of torch (default: the newest)",
+}
+_EXAMPLE = "Example: python -m tpukit job train.ipynb --to vertex --chip v5e-8 -p epochs 3"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `job`."""
+    parser.usage = "python -m tpukit job [options] notebook"
+    parser.epilog = _EXAMPLE
     parser.add_argument("notebook", help="train.ipynb or train.py")
     parser.add_argument(
         "--to", default="local", choices=TARGETS, help="local is a dry run (default: local)"
@@ -35,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="files and folders that the notebook needs",
     )
-    parser.add_argument("--requirements", help="a requirements.txt")
+    parser.add_argument("--requirements", metavar="FILE", help="a requirements.txt")
     parser.add_argument("--name", help="of the job (default: the notebook's and the time)")
     parser.add_argument(
         "--bucket", help="gs://bucket/folder for the results; for local a folder (default: jobs)"
@@ -53,9 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--wait", action="store_true", help="until the job is over; exit status 1 if it failed"
     )
-    rare = parser.add_argument_group("options")
-    for name in _TEXT_OPTIONS:
-        rare.add_argument(f"--{name.replace('_', '-')}", help="see tpukit.cloud.JobOptions")
+    rare = parser.add_argument_group("the machine (tpukit.cloud.JobOptions)")
+    for name, text in _TEXT_OPTIONS.items():
+        rare.add_argument(f"--{name.replace('_', '-')}", metavar="TEXT", help=text)
     rare.add_argument(
         "--spot", action="store_true", help="a cheaper machine that the platform may take back"
     )

@@ -30,7 +30,7 @@ from tpukit.essentials.display import InvalidValueError, NotInstalledError
 from tpukit.essentials.environment import write_whole
 
 _BUCKET = re.compile(r"gs://([a-z0-9][a-z0-9._-]{1,61}[a-z0-9])(?:/(.*))?")
-_SECONDS = 60.0  # for one request
+_SECONDS = 60.0  # for a request
 _UNFINISHED = re.compile(r"[.]\d+[.]part$")  # a file that `write_whole` is writing
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tpukit.cloud.job_files import refuse_secret
 from tpukit.essentials.display import InvalidTypeError, InvalidValueError, PathNotFoundError
+from tpukit.essentials.environment import load_notebook
 
 _MADE_BY_PAPERMILL = {"injected-parameters", "papermill-error-cell-tag"}  # cells of an earlier run
 _OF_A_RUN = ("widgets", "papermill")  # metadata that holds outputs or describes an earlier run
@@ -139,21 +140,9 @@ def parse_parameters(notebook: JobNotebook, pairs: Sequence[Sequence[str]]) -> d
 
 
 def _load(path: Path) -> dict:
-    try:
-        book = json.loads(path.read_text(encoding="utf-8"))
-        version = book["nbformat"]
-        language = book.get("metadata", {}).get("kernelspec", {}).get("language", "python")
-        is_notebook = isinstance(book["cells"], list) and version == 4
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise InvalidValueError(
-            f"{path.name} is not a notebook",
-            found=f"{type(error).__name__}: {error}",
-            fix="open and save it in Jupyter",
-        ) from error
-    if not is_notebook:
-        raise InvalidValueError(
-            f"{path.name} has the format {version}", fix="open and save it in Jupyter, as format 4"
-        )
+    book = load_notebook(path)
+    kernel = book.get("metadata", {}).get("kernelspec", {})
+    language = kernel.get("language", "python")
     if language.lower() != "python":
         raise InvalidValueError(
             f"{path.name} is a notebook in {language}", fix="a job runs notebooks in Python"

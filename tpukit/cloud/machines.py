@@ -1,4 +1,4 @@
-"""Name the TPUs of one host as Google does, and start the container of a job."""
+"""Name the TPUs of a host as Google does, and start the container of a job."""
 
 import shlex
 

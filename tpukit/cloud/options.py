@@ -176,7 +176,7 @@ def _check_secrets(plan: JobPlan) -> None:
 
 
 def largest_cost(plan: JobPlan) -> str:
-    """Return the price per hour and the largest possible cost, as one line."""
+    """Return the price per hour and the largest possible cost, as a single line."""
     if plan.target == "local" or plan.tpu is None:
         return "nothing: it runs on this machine"
     hours = plan.timeout / 3600

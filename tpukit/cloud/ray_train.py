@@ -55,7 +55,7 @@ def launch_on_hosts(
     resources: dict[str, float] | None = None,
     **options: object,
 ) -> Run:
-    """Run `fn(core, *args)` on every core of several hosts as one run, and return all results.
+    """Run `fn(core, *args)` on every core of several hosts as a single run, and return all results.
 
     Call it on a machine of a Ray cluster. `core.rank` and `core.world_size` count the cores of all
     hosts. On each host the function runs in an empty folder, so give `fit` a relative path: its
@@ -189,13 +189,16 @@ def _scaling(
     if topology is None and (not isinstance(hosts, int) or hosts < 2):
         raise InvalidValueError(
             f"a run over several hosts needs at least two, got hosts={hosts!r} and no topology",
-            fix='hosts=2; or topology="4x4", accelerator="TPU-V5LITEPOD"; for one host, tpukit.launch',
+            fix=(
+                'hosts=2; or topology="4x4", '
+                'accelerator="TPU-V5LITEPOD"; for one host, tpukit.launch'
+            ),
         )
     if topology is None:
         return {
             "num_workers": hosts,
             "resources_per_worker": more,
-            "placement_strategy": "STRICT_SPREAD",  # one worker per host
+            "placement_strategy": "STRICT_SPREAD",  # a worker per host
         }
     count, per_host = hosts_of_slice(topology, accelerator)
     if hosts not in (None, count):
@@ -312,7 +315,7 @@ class _Task:
     options: dict = field(default_factory=dict)
 
     def on_core(self, core: Core, *args: object) -> tuple[int, object]:
-        """Run the function on one core; return (rank, result).
+        """Run the function on a core; return (rank, result).
 
         On a TPU the chips of a host may have any ranks.
         """

@@ -32,8 +32,8 @@ _BETWEEN_LOOKS = 5.0  # seconds, at the marker that cancels the job
 _LONGEST_WAIT = 10.0  # seconds, of a file that changes all the time, for its copy
 _CHECKPOINT = re.compile(r"(?:^|/)step-\d{8,}(?:-best)?-[0-9a-f]{8}[.]pt$")  # as `fit` names it
 _LOG_PIECE = 256 * 2**10  # characters; a piece is written again until it is full
-_LONGEST_LOG = 200 * 2**20  # characters of one attempt
-_LONGEST_OUTPUT = 10 * 2**20  # characters of one cell, in the notebook
+_LONGEST_LOG = 200 * 2**20  # characters of an attempt
+_LONGEST_OUTPUT = 10 * 2**20  # characters of a cell, in the notebook
 _FINAL_TRIES = 8  # of the last copy, over about four minutes
 _PAPERMILL_ERROR = "papermill-error-cell-tag"  # of the cells that papermill inserts
 _Key = tuple[int, int, int]  # of a file: another one after every change
@@ -41,7 +41,7 @@ _EXIT_CODES = {"succeeded": 0, "interrupted": 75}
 
 
 class _Log:
-    """The output of one attempt: to standard output at once, and to the job's folder in pieces."""
+    """The output of an attempt: to standard output at once, and to the job's folder in pieces."""
 
     def __init__(self, attempt: int):
         self._attempt = attempt
@@ -161,7 +161,7 @@ class _WorkingDirectory:
 
 
 class _Attempt:
-    """One start of a job on one machine.
+    """One start of a job on a single machine.
 
     Attributes:
         number: from 1. The machine that makes the file of the next number takes over the job.
@@ -552,7 +552,8 @@ def _get_json(address: str, headers: Mapping[str, str], open_url: Callable) -> d
             return json.load(answer)
     except OSError as error:
         raise OSError(
-            f"{address}: {error}; the job's service account needs roles/secretmanager.secretAccessor"
+            f"{address}: {error}; the job's service account needs "
+            "roles/secretmanager.secretAccessor"
         ) from error
 
 

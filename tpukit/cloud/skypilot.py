@@ -63,7 +63,7 @@ class SkyPilotTarget:
         return handle
 
     def state(self, handle: dict) -> PlatformState:
-        """Return the state of the managed job; the newest one counts if there are several."""
+        """Return the state of the managed job; the newest counts if there are several."""
         try:
             answer = run_tool(["sky", "jobs", "queue", "--refresh", "--all", "--output=json"])
         except CloudError as error:

@@ -129,7 +129,7 @@ def variables_of(plan: JobPlan) -> dict[str, str]:
     return values
 
 
-# queued: accepted, no machine yet. running: a machine exists, or the platform starts the next one.
+# queued: accepted, no machine yet. running: a machine exists, or the platform starts the next.
 # succeeded, failed, cancelled: reported by the platform. gone: no machine, and none will follow.
 Word = Literal["queued", "running", "succeeded", "failed", "cancelled", "gone"]
 

@@ -46,7 +46,7 @@ class VertexTarget:
         endpoint: of the API; None for the region's own.
         transport: "grpc", "rest", or a transport of the SDK's JobServiceClient.
         pauses: seconds before each repetition of a request to create that was refused for now.
-        request_timeout: seconds for one answer.
+        request_timeout: seconds for an answer.
     """
 
     name = "vertex"
@@ -131,7 +131,7 @@ class VertexTarget:
 
 
 class _CustomJobs:
-    """The custom jobs of one project and region. Each request is sent once, with a time-out."""
+    """The custom jobs of a project and region. Each request is sent once, with a time-out."""
 
     def __init__(self, project: str, region: str, *, timeout: float, **client: object):
         try:

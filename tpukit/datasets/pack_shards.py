@@ -336,7 +336,7 @@ def _cannot_pack(number: int, name: str, prepared: Prepared) -> SystemFailureErr
     return SystemFailureError(
         f"image {number} cannot be packed: {name}",
         found=why,
-        fix=f'{fix}; or pack(..., damaged="skip") leaves such images out and lists them',
+        fix=f'{fix}; or the same call with damaged="skip" leaves such images out and lists them',
     )
 
 

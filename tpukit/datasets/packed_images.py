@@ -1,4 +1,4 @@
-"""Read packed images at random: whole batches in one call, with a checksum for every image."""
+"""Read packed images at random: whole batches in a single call, with a checksum for every image."""
 
 import hashlib
 from functools import partial

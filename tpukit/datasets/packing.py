@@ -292,7 +292,7 @@ def _report_skipped(packed: PackedImages, share: float) -> None:
         raise InvalidValueError(
             f"{left_out} of this pack as damaged",
             found=_reasons(packed.skipped),
-            fix='pack(..., damaged="skip") agrees to that; or copy the images again and pack into a new folder',
+            fix='the same call with damaged="skip" agrees to that; or copy the images again and pack into a new folder',
         )
     print(f"pack: {left_out}: {_reasons(packed.skipped)}; PackedImages.skipped lists them")
 

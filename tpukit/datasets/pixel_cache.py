@@ -25,7 +25,7 @@ BLOCK = 1024
 
 
 class CacheFolder(ResumableFolder):
-    """A folder that `cached_images` writes: all pixels in one file, and the index of the pack."""
+    """A folder that `cached_images` writes: all pixels in a file, and the index of the pack."""
 
     kind = "cache"
     version = 4

@@ -67,6 +67,11 @@ class StoredImages:
         for array in (labels, self.groups, self.rows):
             array.setflags(write=False)
 
+    def checkpoint_identity(self) -> dict[str, object]:
+        """Return the facts by which a checkpoint recognises these images, in a pack or a cache."""
+        names = ("shape", "made", "names", "labels", "rows", "groups", "group_names")
+        return {name: getattr(self, name) for name in names}
+
     @property
     def labels(self):
         """The labels of all images."""

@@ -4,10 +4,10 @@ from tpukit.metrics.areas import FEW, auroc_table
 from tpukit.metrics.operating_point import OperatingPoint, sensitivity_at
 from tpukit.metrics.outcomes import choose_predictions, hardest_mistakes, show_outcomes
 from tpukit.metrics.predictions_figure import show_predictions
-from tpukit.metrics.samples import as_array, count_groups
+from tpukit.metrics.samples import as_array, check_probabilities, count_groups
 from tpukit.metrics.score_figures import show_roc
 
 __all__ = [
-    "FEW", "OperatingPoint", "as_array", "auroc_table", "choose_predictions", "count_groups",
-    "hardest_mistakes", "sensitivity_at", "show_outcomes", "show_predictions", "show_roc",
+    "FEW", "OperatingPoint", "as_array", "auroc_table", "check_probabilities", "choose_predictions",
+    "count_groups", "hardest_mistakes", "sensitivity_at", "show_outcomes", "show_predictions", "show_roc",
 ]  # fmt: skip

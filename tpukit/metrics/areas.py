@@ -7,7 +7,7 @@ Every measure has an interval from a bootstrap, which draws the samples again wi
 
 A draw is a weight per sample, so the order of the probabilities is computed once. If samples belong
 to groups, such as the images of a study, the bootstrap draws whole groups: samples of a group are
-nearly one observation, and drawing them separately would make the interval too narrow.
+nearly a single observation, and drawing them separately would make the interval too narrow.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class Scores:
 
     Attributes:
         positives, samples: of the label.
-        positive_groups, negative_groups: groups with at least one positive sample, and without.
+        groups: all of them.
+        positive_groups, negative_groups: groups with a positive sample, and with a negative one.
         auroc, average_precision: of all samples.
         auroc_interval, average_precision_interval: (low, high), (2,) float64.
         recall_band: (2, 201) true positive rate, low and high, at 201 false positive rates from 0
@@ -55,6 +56,7 @@ class Scores:
 
     positives: int
     samples: int
+    groups: int
     positive_groups: int
     negative_groups: int
     auroc: float
@@ -90,7 +92,7 @@ def auroc_table(
 ) -> pandas.DataFrame:
     """Return a table with a row per label: positives, and AUROC with its 95 % interval.
 
-    An area of 0.5 is guessing, 1 is perfect. Images of one study are nearly one observation, so
+    An area of 0.5 is guessing, 1 is perfect. Images of a study are nearly a single observation, so
     pass the studies as `groups`: positives are then counted in groups, and the bootstrap draws
     whole groups. A label with fewer than 5 positive or negative groups has no interval, and the
     column "note" gives the reason. A label that every sample has, or none, has no area.
@@ -196,6 +198,7 @@ def score(
     return Scores(
         positives=int(truth.sum()),
         samples=len(truth),
+        groups=int(numbers.max()) + 1,
         positive_groups=positive,
         negative_groups=negative,
         auroc=float(roc_auc_score(truth, chances)),

@@ -40,7 +40,7 @@ def outcomes(labels: Any, probabilities: Any, *, threshold: float = 0.5) -> np.n
     """Return the outcome of each prediction: "hit", "miss", "false alarm" or "true negative".
 
     Args:
-        labels: (N,) zeros and ones, of one label.
+        labels: (N,) zeros and ones, of a label.
         probabilities: (N,) of that label, in [0, 1], not logits.
         threshold: in [0, 1]; probabilities from here on are a yes.
 
@@ -141,7 +141,7 @@ def show_outcomes(
 
     Args:
         images: as for `show_batch`; `images[:, 1:2]` is the second channel in grey.
-        labels: (N,) zeros and ones, of one label.
+        labels: (N,) zeros and ones, of a label.
         probabilities: (N,) of that label, in [0, 1].
         threshold: probabilities from here on are a yes.
         notes: N short texts, one under each image; None for none.
@@ -149,7 +149,7 @@ def show_outcomes(
 
     Raises:
         TypeError: `images` is not an array, or has a dtype that cannot be drawn.
-        ValueError: the shapes do not match one another.
+        ValueError: the shapes do not match.
     """
     figure_inputs.at_least_one(limit=limit)
     pixels, caption = figure_inputs.pixels(images, limit, "show_outcomes")
@@ -193,7 +193,7 @@ class _Layout:
 
 def _layout(pixels: np.ndarray, *, has_notes: bool) -> _Layout:
     count = len(pixels)
-    # Up to four images stand in one row; with more of them, each gets less space.
+    # Up to four images stand in a row; with more of them, each gets less space.
     columns = count if count <= 4 else min(count, 6)
     # One or two images are not drawn larger than four.
     image_width = _IMAGES_WIDTH / max(columns, 4) - look.MARGIN

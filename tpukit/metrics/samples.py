@@ -1,7 +1,7 @@
 """Check the labels, probabilities and groups that measures and figures are given.
 
 Every measure and every figure of this subpackage reads its arguments here, so that each of them
-refuses the same mistakes: two columns for one label, logits in place of probabilities, nan, and
+refuses the same mistakes: two columns for a label, logits in place of probabilities, nan, and
 samples without a group.
 """
 
@@ -24,7 +24,7 @@ class Samples(NamedTuple):
 
 
 def one_label(labels: Any, probabilities: Any, groups: Any = None) -> Samples:
-    """Check the samples of one label that some samples have, and some lack.
+    """Check the samples of a label that some samples have, and some lack.
 
     Args:
         labels: (N,) or (N, 1) zeros and ones.
@@ -48,7 +48,7 @@ def one_label(labels: Any, probabilities: Any, groups: Any = None) -> Samples:
 
 
 def one_label_with_threshold(labels: Any, probabilities: Any, threshold: float) -> Samples:
-    """Check the samples of one label, of which a threshold makes yes and no.
+    """Check the samples of a label, of which a threshold makes yes and no.
 
     Args:
         labels: (N,) or (N, 1) zeros and ones.
@@ -131,7 +131,7 @@ def group_numbers(groups: Any, count: int) -> np.ndarray:
 
     Raises:
         ValueError: there is not one group per sample, or a sample has none: all samples without a
-            patient would count as one patient.
+            patient would count as a single patient.
     """
     import numpy as np
     import pandas
@@ -159,7 +159,9 @@ def group_numbers(groups: Any, count: int) -> np.ndarray:
 
 
 def count_groups(truth, groups) -> tuple[int, int]:
-    """Return the numbers of groups with and without a positive sample.
+    """Return the numbers of groups with a positive sample, and of groups with a negative one.
+
+    A bootstrap of groups needs some of each; a group may have both.
 
     Args:
         truth: (N,) zeros and ones.
@@ -167,9 +169,7 @@ def count_groups(truth, groups) -> tuple[int, int]:
     """
     import numpy as np
 
-    positive = len(np.unique(groups[truth == 1]))
-    count = int(groups.max()) + 1
-    return positive, count - positive
+    return len(np.unique(groups[truth == 1])), len(np.unique(groups[truth == 0]))
 
 
 def as_array(values: Any) -> np.ndarray:

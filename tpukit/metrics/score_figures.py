@@ -32,15 +32,16 @@ def show_roc(
     resamples: int = 500,
     seed: int = 0,
 ) -> Figure:
-    """Draw the ROC curve of one label, and its precision against recall, with 95 % bands.
+    """Draw the ROC curve of a label, and its precision against recall, with 95 % bands.
 
-    The title gives the numbers of samples and groups that have the label. If fewer than 5 groups
-    have it, or lack it, the title contains a warning, and no interval is drawn. Samples of a study
-    or patient are nearly one observation: pass these as `groups`, and the bootstrap draws whole
-    groups, which gives the band its true width.
+    The title gives the number of samples that have the label, and of groups with such a sample.
+
+    Samples of the same patient are not independent. Pass the patients as `groups`, so that the
+    bootstrap draws whole patients. Otherwise the band is too narrow. With fewer than 5 positive
+    or fewer than 5 negative groups, the title contains a warning, and no interval is drawn.
 
     Args:
-        labels, probabilities, groups, group, resamples, seed: as for `auroc_table`, of one label.
+        labels, probabilities, groups, group, resamples, seed: as for `auroc_table`, of a label.
         name: of the label, for the title.
         sample: the name of a sample, such as "exam".
         specificity: a ring marks the highest sensitivity at this specificity or above, see
@@ -56,7 +57,7 @@ def show_roc(
     band = f"band: middle 95 % of {resamples} draws"
     unit = sample  # that the bootstrap draws
     if groups is not None:
-        all_groups = counted(found.positive_groups + found.negative_groups, group)
+        all_groups = counted(found.groups, group)
         counts += f", in {found.positive_groups:,} of {all_groups}"
         band += f" of whole {plural(group)}"
         unit = group

@@ -12,6 +12,7 @@ from tpukit.migrate.linting import lint, printable
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
+    parser.epilog = "Example: python -m tpukit lint old.ipynb --diff"
     add = parser.add_argument
     add("files", nargs="+", type=Path, metavar="file", help="notebooks, scripts, or their folders")
     add("--fix", action="store_true", help="write the renames that cannot change a meaning")

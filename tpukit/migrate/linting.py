@@ -63,7 +63,7 @@ class LintReport:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
             os.chmod(name, target.stat().st_mode & 0o7777)
-            os.replace(name, target)  # after a power cut the old file is there or the new one
+            os.replace(name, target)  # after a power cut the old file is there or the new
         except OSError as error:
             fix = f"chmod u+w {target.parent}"
             raise SystemFailureError(f"{target} cannot be written: {error}", fix=fix) from error

@@ -52,7 +52,7 @@ class SafeFixes:
         return None if added is None else [*added, Edit(piece, *piece.span(node), new)]
 
     def _new_name(self, node: ast.AST) -> str:
-        """Return the name of today if this use of the old one means the same, "" otherwise."""
+        """Return the name of today if this use of the old means the same, "" otherwise."""
         entry = entry_of(self._names.full_name(node))
         above = self._names.parents[node]
         is_bare_call = isinstance(above, ast.Call) and not above.args and not above.keywords

@@ -25,6 +25,7 @@ from tpukit.pe.ladder import show_ladder
 from tpukit.pe.lungs import lung_box
 from tpukit.pe.model import augment, normalize, resnet34
 from tpukit.pe.neighbours import NeighbouringSlices
+from tpukit.pe.own_exams import read_exams
 from tpukit.pe.phantoms.drawing import phantom
 from tpukit.pe.phantoms.emboli import embolus_masks, embolus_places
 from tpukit.pe.preparation import Preparation
@@ -48,7 +49,7 @@ __all__ = [
     "calibration_table", "challenge_loss", "check_consistency", "check_exams", "class_activation",
     "embolus_masks", "embolus_places", "exam_loss", "fit_temperatures", "hounsfield", "index_dicom",
     "index_images", "lung_box", "make_consistent", "normalize", "notice", "pack_dicom", "phantom",
-    "pool_slices", "position_prior", "read_dicom", "read_labels", "read_submission", "resnet34",
+    "pool_slices", "position_prior", "read_dicom", "read_exams", "read_labels", "read_submission", "resnet34",
     "show_activation", "show_calibration", "show_exams", "show_ladder", "show_slices", "show_study",
     "three_windows", "write_submission",
 ]  # fmt: skip

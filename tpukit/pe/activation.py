@@ -6,6 +6,9 @@ The embolus is known for phantoms only.
 from tpukit.essentials.display import InvalidValueError
 from tpukit.pe.labels import LABELS
 
+# Of a place, from its edge to its centre: the middle of the first of 8 pixels, the stride of layer2.
+_CENTRE = 1 / 16
+
 
 def class_activation(model, label: str = LABELS[0], *, layer: str = "layer2"):
     """Return a model that outputs class activation maps for one label, in place of logits.
@@ -18,7 +21,11 @@ def class_activation(model, label: str = LABELS[0], *, layer: str = "layer2"):
     have 32, 16, 8 and 4 places per side. Measured with a network that was trained on phantoms
     (AUROC of the images 0.997; 38 slices): in 84 % of the maps of layer2 the highest place was
     within 15 of 256 pixels of the embolus, in 53 % for layer1, and in 21 % for layer3. With
-    Grad-CAM it was 76 %, 45 % and 16 %, and 32 % for layer4.
+    Grad-CAM it was 76 %, 45 % and 16 %, and 32 % for layer4. A network that answers by position has
+    the same map for all images: compare with the mean map, see `attention_in_mask`.
+
+    In a network such as a ResNet, whose strided layers have odd kernels that are padded by half,
+    place i looks at pixel i times the stride. The functions that compare maps with images use that.
 
     Args:
         model: a network with `LABELS` as outputs, such as `resnet34()`, in the worker.
@@ -48,19 +55,21 @@ def class_activation(model, label: str = LABELS[0], *, layer: str = "layer2"):
     return LayerCAM(model, module, LABELS.index(label))
 
 
-def attention_in_mask(maps, masks):
-    """Return the share of each map's mass inside its mask, and the mask's share of the image.
+def attention_in_mask(maps, masks, others=None):
+    """Return the share of each map's mass inside its mask, and two baselines.
 
-    A map that is the same everywhere has a share inside that equals the area of the mask. Therefore
-    compare `in_mask` with `mask_area`.
+    A map that is the same everywhere has a share inside that equals the area of the mask. A network
+    that answers by position reaches the share of the mean map. Therefore compare `in_mask` with
+    both.
 
     Args:
         maps: (N, h, w), 0 or more, tensor or array; enlarged to the masks' size, bilinearly.
         masks: (N, H, W), true inside.
+        others: (M, h, w) maps of all images, for the mean map; None for `maps`.
 
     Returns:
-        A DataFrame with a row per image, `in_mask` and `mask_area`, 0 to 1. A value is nan if the
-        mask is empty, or if the map is 0 everywhere.
+        A DataFrame with a row per image, `in_mask`, `mean_map` and `mask_area`, 0 to 1. A value is
+        nan if the mask is empty, or if the map is 0 everywhere.
 
     Raises:
         ValueError: the shapes do not match, or a map has negative values, nan or infinity.
@@ -70,22 +79,41 @@ def attention_in_mask(maps, masks):
 
     masks = np.asarray(masks).astype(bool)
     large = enlarge(maps, masks.shape)
-    mass = large.sum((1, 2))
-    inside = (large * masks).sum((1, 2))
+    mean = enlarge(mean_map(maps if others is None else others)[None], (1, *masks.shape[1:]))
     area = masks.mean((1, 2))
-    unknown = np.full(len(mass), np.nan)
-    shares = np.divide(inside, mass, out=unknown, where=(mass > 0) & (area > 0))
-    return pd.DataFrame({"in_mask": shares, "mask_area": np.where(area > 0, area, np.nan)})
+    columns = {"in_mask": _share_inside(large, masks), "mean_map": _share_inside(mean, masks)}
+    return pd.DataFrame({**columns, "mask_area": np.where(area > 0, area, np.nan)})
+
+
+def mean_map(maps):
+    """Return the (h, w) mean of (N, h, w) maps, each of which counts with a mass of 1."""
+    import numpy as np
+
+    array = _as_array(maps)
+    mass = array.sum((1, 2), keepdims=True)
+    return np.divide(array, mass, out=np.zeros_like(array), where=mass > 0).mean(0)
+
+
+def _share_inside(large, masks):
+    """Return (N,) the share of each map's mass inside its mask; nan if there is none."""
+    import numpy as np
+
+    mass = np.broadcast_to(large.sum((1, 2)), len(masks))
+    unknown = np.full(len(masks), np.nan)
+    is_known = (mass > 0) & masks.any((1, 2))
+    return np.divide((large * masks).sum((1, 2)), mass, out=unknown, where=is_known)
 
 
 def enlarge(maps, shape: tuple):
-    """Return (N, h, w) maps as (N, H, W) float64, bilinearly; raises as `attention_in_mask`."""
+    """Return (N, h, w) maps as (N, H, W) float64, bilinearly; raises as `attention_in_mask`.
+
+    A place lies at the centre of its receptive field, the first of the pixels that it stands for,
+    and not in the middle of them: at 128 pixels that would be 3.5 pixels too far to the right.
+    """
     import numpy as np
     from PIL import Image
 
-    if hasattr(maps, "detach"):
-        maps = maps.detach().cpu()
-    array = np.asarray(maps, np.float32)
+    array = _as_array(maps)
     if array.ndim != 3 or len(shape) != 3 or len(array) != shape[0]:
         given = f"got {array.shape} and {tuple(shape)}"
         raise InvalidValueError(
@@ -98,6 +126,19 @@ def enlarge(maps, shape: tuple):
             fix="the outputs of class_activation(model), as they are",
         )
     _, height, width = shape
-    size = (width, height)
-    large = [Image.fromarray(values).resize(size, Image.Resampling.BILINEAR) for values in array]
+    _, rows, columns = array.shape
+    shift = 0.5 - _CENTRE
+    box = (shift, shift, columns + shift, rows + shift)
+    large = []
+    for values in np.pad(array, ((0, 0), (0, 1), (0, 1)), mode="edge"):
+        image = Image.fromarray(values)
+        large.append(image.resize((width, height), Image.Resampling.BILINEAR, box=box))
     return np.array(large, np.float64)
+
+
+def _as_array(maps):
+    import numpy as np
+
+    if hasattr(maps, "detach"):
+        maps = maps.detach().cpu()
+    return np.asarray(maps, np.float32)

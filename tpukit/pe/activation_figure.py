@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from tpukit.essentials.display import InvalidValueError, figure_inputs
 from tpukit.essentials.display import figure_style as look
-from tpukit.metrics import as_array
-from tpukit.pe.activation import attention_in_mask, enlarge
+from tpukit.metrics import as_array, check_probabilities
+from tpukit.pe.activation import attention_in_mask, enlarge, mean_map
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,12 +29,14 @@ def show_activation(
     *,
     probabilities: Any = None,
     notes: Sequence[str] | None = None,
+    others: Any = None,
     limit: int = 5,
 ) -> Figure:
     """Draw slices, and below each the same slice under its class activation map, in orange.
 
     Each map is drawn from 0 to its own highest value, so a weak map looks like a strong one:
-    compare its place, not its brightness. The edge of the mask is green. Titles of the lower row
+    compare its place, not its brightness. The third row has the mean map of all images. If a map
+    looks like the mean, the network may answer by position. The edge of the mask is green. Titles
     give the share of the map's mass inside the mask, and the share of the image that the mask
     covers, which is the share by chance.
 
@@ -44,6 +46,7 @@ def show_activation(
         masks: (N, H', W') true inside the embolus; None if it is not known, as for patients.
         probabilities: (N,) output of the network.
         notes: N short texts, one under each column.
+        others: (M, h, w) maps of all images, for the mean map; None for `maps`.
         limit: the most images to draw.
 
     Returns:
@@ -57,30 +60,36 @@ def show_activation(
     pixels, _ = figure_inputs.pixels(images, limit, "show_activation")
     _check_lengths(images, maps=maps, masks=masks, probabilities=probabilities, notes=notes)
     count = len(pixels)
+    if probabilities is not None:
+        check_probabilities(as_array(probabilities))
+    others = maps if others is None else others
     large = enlarge(maps[:count], (count, *pixels.shape[1:3]))
+    mean = enlarge(mean_map(others)[None], (1, *pixels.shape[1:3]))[0]
     edges = None
     inside = None
     if masks is not None:
         edges = as_array(masks)[:count] > 0.5
-        inside = attention_in_mask(maps[:count], edges)
+        inside = attention_in_mask(maps[:count], edges, others)
     side = min(2.6, (look.WIDTH - look.MARGIN) / count - look.MARGIN)
     below = 0.06 if notes is None else 0.22
     width = count * (side + look.MARGIN) + look.MARGIN
-    height = 2 * (side + _TITLE) + below + 0.34
+    height = 3 * (side + _TITLE) + below + 0.34
     with look.style():
         figure = look.new_figure(width, height)
         descriptions = []
         for index, image in enumerate(pixels):
             left = look.MARGIN + index * (side + look.MARGIN)
-            upper, lower = _draw_pair(figure, image, left=left, side=side)
-            _overlay(lower, large[index])
+            upper, middle, lower = _draw_column(figure, image, left=left, side=side)
+            _overlay(middle, large[index])
+            _overlay(lower, mean)
+            lower.set_title("mean of all maps" if index == 0 else "", **_HEADING)
             words = ""
             if probabilities is not None:
                 words = f"probability {as_array(probabilities)[index]:.2f}"
             upper.set_title(words, **_HEADING)
             if inside is not None:
-                _draw_edge((upper, lower), edges[index])
-                shares = _write_shares(lower, inside.iloc[index])
+                _draw_edge((upper, middle, lower), edges[index])
+                shares = _write_shares(middle, lower, inside.iloc[index])
                 descriptions.append(f"{words} {shares}".strip())
             if notes is not None:
                 small = {"fontsize": look.SMALL, "color": look.MUTED}
@@ -88,6 +97,8 @@ def show_activation(
         legend = "orange: what raised the output, each map to its own maximum"
         if masks is not None:
             legend += "    green: the edge of the embolus, as the phantom was drawn"
+            if inside.in_mask.mean() <= inside.mean_map.mean():
+                legend += "\nthe maps are no better than their mean: it may answer by position"
         look.note(figure, legend)
         text = "; ".join(descriptions)
         look.describe(figure, f"Class activation maps over {count} slices. {text}")
@@ -108,15 +119,15 @@ def _check_lengths(images: Any, **others: Any) -> None:
         )
 
 
-def _draw_pair(figure: Figure, image: np.ndarray, *, left: float, side: float) -> list[Axes]:
-    """Draw an image twice, one below the other, at a distance from the left in inches."""
+def _draw_column(figure: Figure, image: np.ndarray, *, left: float, side: float) -> list[Axes]:
+    """Draw an image three times, one below the other, at a distance from the left in inches."""
     height = figure.get_figheight()
-    pair = []
-    for row in (1, 2):
+    column = []
+    for row in (1, 2, 3):
         bottom = height - row * (_TITLE + side)
         place = {"left": left, "bottom": bottom, "width": side, "height": side}
-        pair.append(look.image_at(figure, image, **place))
-    return pair
+        column.append(look.image_at(figure, image, **place))
+    return column
 
 
 def _overlay(axes: Axes, large: np.ndarray) -> None:
@@ -140,14 +151,17 @@ def _draw_edge(both: Sequence[Axes], mask: np.ndarray) -> None:
         axes.contour(mask, levels=[0.5], origin="upper", extent=extent, **style)
 
 
-def _write_shares(axes: Axes, row: Any) -> str:
-    """Write a row of `attention_in_mask` above an image, and return it in words."""
+def _write_shares(axes: Axes, lower: Axes, row: Any) -> str:
+    """Write a row of `attention_in_mask` above a map and the mean map, and return it in words."""
 
     inside = "no embolus"
     chance = ""
+    mean = ""
     if not math.isnan(row.mask_area):
         inside = f"{100 * row.in_mask:.1f} % inside"
         chance = f"chance: {100 * row.mask_area:.1f} %"
+        mean = f"mean map: {100 * row.mean_map:.1f} %"
     axes.set_title(inside, fontweight="bold", **_HEADING)
     axes.set_title(chance, loc="right", fontsize=look.SMALL, color=look.MUTED, pad=4)
-    return f"{inside} {chance}"
+    lower.set_title(mean, **_HEADING)
+    return f"{inside} {chance} {mean}"

@@ -14,6 +14,7 @@ from tpukit.pe.challenge import IMAGE_WEIGHT, STUDY, image_share, log_loss, matc
 from tpukit.pe.labels import EXAM_LABELS, LABELS
 
 # Bounds of a temperature: beyond them all answers would be right, or guesses.
+_LEAST = 1e-12  # of a probability, and of its distance from 1
 _LOWEST = 0.1
 _HIGHEST = 10.0
 
@@ -49,7 +50,7 @@ class Temperatures:
             ValueError: an exam of the table was in the fit: its result is not valid for others.
         """
         import numpy as np
-        from scipy.special import expit, logit
+        from scipy.special import expit
 
         both = self.studies & set(table[STUDY])
         if both:
@@ -60,9 +61,9 @@ class Temperatures:
             )
         changed = table.copy()
         for name, temperature in self.values.items():
-            values = table[name].to_numpy(np.float64, copy=True)
-            has_logit = (values > 0) & (values < 1)  # 0 and 1 stay at any temperature
-            values[has_logit] = expit(logit(values[has_logit]) / temperature)
+            values = table[name].to_numpy(np.float64)
+            if temperature != 1:
+                values = expit(_logits(values) / temperature)
             changed[name] = values
         return changed
 
@@ -99,9 +100,9 @@ def fit_temperatures(labels, predictions) -> Temperatures:
 def _best_temperature(one: "Answers") -> float:
     import numpy as np
     from scipy.optimize import minimize_scalar
-    from scipy.special import expit, logit
+    from scipy.special import expit
 
-    logits = logit(np.clip(one.probabilities, 1e-12, 1 - 1e-12))
+    logits = _logits(one.probabilities)
 
     def cost(log_temperature):
         return one.mean(log_loss(one.truth, expit(logits / np.exp(log_temperature))))
@@ -109,6 +110,17 @@ def _best_temperature(one: "Answers") -> float:
     bounds = (np.log(_LOWEST), np.log(_HIGHEST))
     found = minimize_scalar(cost, bounds=bounds, method="bounded")
     return float(np.exp(found.x))
+
+
+def _logits(probabilities):
+    """Return logits; 0 and 1, which a float32 is from a logit of 17 on, get finite ones.
+
+    The fit and its application must do the same with them.
+    """
+    import numpy as np
+    from scipy.special import logit
+
+    return logit(np.clip(probabilities, _LEAST, 1 - _LEAST))
 
 
 def calibration_table(labels, before, after=None):

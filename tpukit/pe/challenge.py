@@ -157,8 +157,8 @@ def exam_loss(outputs: Mapping, targets: Mapping):
     """Return the challenge's score as a loss, for `fit`: outputs come first, as in PyTorch.
 
     Args:
-        outputs: logits of an `ExamNetwork` for B exams: (B, 9) "answers" in the order of
-            `EXAM_LABELS` and (B, S) "images".
+        outputs: logits of an `ExamNetwork` for B exams: (B, A) "answers" and (B, S) "images". The
+            nine answers of the challenge have its weights, all others count the same.
         targets: of `ExamSequences`: "answers" and "images" in [0, 1], and (B, S) "image_weight",
             the weight of all images in each part of an exam.
 
@@ -179,10 +179,13 @@ def exam_loss(outputs: Mapping, targets: Mapping):
     answers = cross_entropy(outputs["answers"], targets["answers"], reduction="none").sum(0)
     images = cross_entropy(outputs["images"], targets["images"], reduction="none")
     # Python numbers: a tensor of weights would be copied to the device in every step.
-    loss = sum(weight * answers[column] for column, weight in enumerate(WEIGHTS))
+    weights = WEIGHTS
+    if len(answers) != len(WEIGHTS):
+        weights = [1 / len(answers)] * len(answers)
+    loss = sum(weight * answers[column] for column, weight in enumerate(weights))
     loss = loss + (images * targets["image_weight"]).sum()
     exams = len(outputs["answers"])
-    return loss / (exams * sum(WEIGHTS) + targets["image_weight"].sum())
+    return loss / (exams * sum(weights) + targets["image_weight"].sum())
 
 
 def match_tables(labels, predictions) -> tuple[Exams, Exams]:

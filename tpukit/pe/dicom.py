@@ -12,9 +12,11 @@ process (SIGSEGV, 7 of 7), and packing spends most of its time elsewhere.
 
 import functools
 import math
+import struct
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tpukit.essentials.display import (
     InvalidValueError,
@@ -22,6 +24,7 @@ from tpukit.essentials.display import (
     SystemFailureError,
     TpukitError,
 )
+from tpukit.pe import jpeg_12_bits
 from tpukit.pe.ct import see
 
 AIR = -1000  # HU
@@ -30,6 +33,7 @@ OTHER_KINDS = ("modality ", "localizers", "secondary captures", "reports", "Resc
 # RescaleType of Hounsfield units; US is "unspecified", which some scanners write for them.
 _HOUNSFIELD = ("", "HU", "HU_MOD", "US")
 _CT_IMAGES = ("1.2.840.10008.5.1.4.1.1.2", "1.2.840.10008.5.1.4.1.1.2.1")  # CT, and enhanced CT
+_BIG_ENDIAN = "1.2.840.10008.1.2.2"
 _SECONDARY_CAPTURE = "1.2.840.10008.5.1.4.1.1.7"
 # The first bytes of a data set without preamble: group 2, or group 8 with its usual first elements.
 _FIRST_ELEMENTS = (b"\2\0\0\0", b"\x08\0\0\0", b"\x08\0\5\0", b"\x08\0\x08\0", b"\x08\0\x16\0")
@@ -53,6 +57,13 @@ DECODERS = {
 }
 
 
+class ModalityTable(NamedTuple):
+    """The Hounsfield units of stored values, for a scanner whose scale is not linear."""
+
+    first: int  # the stored value of the first entry
+    entries: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Scale:
     """The meaning of the stored values of a slice; nearly always the same in a whole series."""
@@ -62,6 +73,21 @@ class Scale:
     slope: float
     intercept: float  # Hounsfield units are stored values times slope plus intercept
     padding: tuple[int, int] | None  # lowest and highest stored value of pixels not measured
+    table: ModalityTable | None = None  # in the place of slope and intercept
+
+    def units(self, values):
+        """Return the float32 Hounsfield units of an array of stored values."""
+        import numpy as np
+
+        if self.table is None:
+            return values.astype(np.float32) * self.slope + self.intercept
+        pydicom = load_pydicom()
+        item = pydicom.Dataset()
+        item.add_new("LUTDescriptor", "SS", [len(self.table.entries), self.table.first, 16])
+        item.add_new("LUTData", "US", list(self.table.entries))
+        file = pydicom.Dataset()
+        file.ModalityLUTSequence = [item]
+        return pydicom.pixels.apply_modality_lut(values.astype(int), file).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -76,9 +102,10 @@ class StoredSlice:
 def read_dicom(path):
     """Read a CT slice from a DICOM file, in Hounsfield units.
 
-    Hounsfield units are stored values times RescaleSlope plus RescaleIntercept. If the file lacks
-    them, 1 and 0 are used, with a warning. A missing Modality causes a warning, too. Pixels that
-    PixelPaddingValue marks as not measured are not denser than air.
+    Hounsfield units are stored values times RescaleSlope plus RescaleIntercept, or are looked up in
+    the Modality LUT. If the file lacks both, 1 and 0 are used, with a warning. A missing Modality
+    causes a warning, too. Pixels that PixelPaddingValue marks as not measured are not denser than
+    air.
 
     Args:
         path: of the file; it contains a single grey slice.
@@ -195,6 +222,7 @@ def load_pydicom():
             "DICOM files need pydicom 3, which is not installed",
             fix="%pip install pydicom (compressed slices also need python-gdcm)",
         ) from None
+    jpeg_12_bits.add_decoder()
     return pydicom
 
 
@@ -226,7 +254,10 @@ def undecodable(syntax: str) -> str | None:
     if uid == pydicom.uid.DeflatedExplicitVRLittleEndian:
         return None
     try:
-        if pydicom.pixels.get_decoder(uid).is_available:
+        is_available = pydicom.pixels.get_decoder(uid).is_available
+        if uid == jpeg_12_bits.SYNTAX:  # Pillow would be available, and take 8 bits only
+            is_available = jpeg_12_bits.has_gdcm()
+        if is_available:
             return None
     except NotImplementedError:  # pydicom has no decoder for it at all
         pass
@@ -239,23 +270,22 @@ def find_scale(file, path) -> tuple[Scale, list[str]]:
     Raises:
         ValueError: the file is not of a CT, or its scale is not usable.
     """
-    missing = [name for name in _DEFAULTS if file.get(name) in (None, "")]
+    table = _find_table(file)
+    missing = []
+    if table is None:
+        missing = [name for name in _DEFAULTS if file.get(name) in (None, "")]
     modality = file.get("Modality") or None
     other_kind = _other_kind(file)
     if other_kind:
         raise not_a_slice(path, other_kind)
     if "RescaleSlope" in missing and modality is None:
         raise not_a_slice(path, "neither Modality nor RescaleSlope is given")
-    if "ModalityLUTSequence" in file:
-        raise not_a_slice(
-            path, "its Hounsfield units are in a Modality LUT, which is not supported"
-        )
     frames = int(file.get("NumberOfFrames") or 1)
     if frames > 1:
         raise not_a_slice(path, f"an enhanced CT: {frames} frames in one file, not supported")
     values = dict(_DEFAULTS)
     for name in _DEFAULTS:
-        if name not in missing:
+        if table is None and name not in missing:
             values[name] = float(file[name].value)
     for name, value in values.items():
         is_zero_slope = name == "RescaleSlope" and value == 0
@@ -267,6 +297,7 @@ def find_scale(file, path) -> tuple[Scale, list[str]]:
         slope=values["RescaleSlope"],
         intercept=values["RescaleIntercept"],
         padding=_find_padding(file),
+        table=table,
     )
     return scale, missing
 
@@ -275,6 +306,8 @@ def _other_kind(file) -> str:
     """Return the kind of an image that has no Hounsfield units, in the words of `OTHER_KINDS`."""
     modality = file.get("Modality") or "CT"
     rescale_type = file.get("RescaleType") or ""
+    if file.get("ModalityLUTSequence"):
+        rescale_type = file.ModalityLUTSequence[0].get("ModalityLUTType") or ""
     if modality != "CT":  # PET has a RescaleSlope, too, to becquerels
         return f"modality {modality}"
     if "LOCALIZER" in (file.get("ImageType") or ()):
@@ -287,6 +320,22 @@ def _other_kind(file) -> str:
     if rescale_type not in _HOUNSFIELD:  # an iodine map has milligrams per millilitre
         return f"RescaleType {rescale_type}"
     return ""
+
+
+def _find_table(file) -> ModalityTable | None:
+    """Return the Modality LUT of a file; None if it has a slope and an intercept instead."""
+    if not file.get("ModalityLUTSequence"):
+        return None
+    item = file.ModalityLUTSequence[0]
+    count, first, _ = item.LUTDescriptor
+    count = count or 65536  # 16 bits cannot hold this number
+    if file.get("PixelRepresentation") == 1 and first >= 32768:
+        first -= 65536  # written without its sign
+    entries = item.LUTData
+    if isinstance(entries, bytes):
+        order = ">" if file.file_meta.TransferSyntaxUID == _BIG_ENDIAN else "<"
+        entries = struct.unpack(f"{order}{count}H", entries[: 2 * count])
+    return ModalityTable(first, tuple(entries))
 
 
 def _find_padding(file) -> tuple[int, int] | None:
@@ -313,13 +362,13 @@ def hounsfield_table(scale: Scale):
     if spare and not scale.padding:
         # Decoders leave an overlay in the bits above BitsStored, if the pixels are compressed.
         values = (codes << spare).view(values.dtype) >> spare
-    units = values.astype(np.float32) * scale.slope + scale.intercept
+    units = scale.units(values)
     if scale.padding:
         # Files write -2000 also as 63536, in the header and in the pixels. Read as unsigned, it
         # would be denser than everything else in the picture.
         ends = np.array([end % 65536 for end in scale.padding], np.uint16).view(values.dtype)
         is_padding = (values >= ends.min()) & (values <= ends.max())
-        as_signed = codes.view(np.int16).astype(np.float32) * scale.slope + scale.intercept
+        as_signed = scale.units(codes.view(np.int16))
         units[is_padding] = np.minimum(units, np.minimum(as_signed, AIR))[is_padding]
     units.flags.writeable = False  # all slices of a series share it
     return units

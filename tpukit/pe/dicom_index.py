@@ -5,6 +5,7 @@ SOPInstanceUID    path                    position    odd (with missing="keep")
 3c4d...                                   nan         it has no file
 """
 
+import contextlib
 import os
 import tempfile
 from pathlib import Path
@@ -31,7 +32,7 @@ from tpukit.pe.series import (
 
 _FIELDS = {STUDY: "study", SERIES: "series"}  # of a header, by the column of the labels
 _COPY_AGAIN = "copy them again, if they are slices"
-_ADVICE = {  # for facts of `find_places`; `check_exams` finds missing and shared places by position
+ADVICE = {  # for facts of `find_places`; `check_exams` finds missing and shared places by position
     TURNED: "nothing",
     TILTED: "nothing: positions are along the normal of the slices",
     NO_ORIENTATION: "look at one: slices of another plane would be in a wrong order",
@@ -47,6 +48,7 @@ def index_dicom(
     folder,
     *,
     missing: str = "raise",
+    cache=None,
     workers: int | None = None,
     progress: str | None = None,
 ):
@@ -63,6 +65,8 @@ def index_dicom(
         folder: train, the folder that contains the study folders.
         missing: "raise" if a row has no file, or "drop" to leave such rows out and print how many.
             "keep" returns all rows, with a column `odd`: the problem with the image, "" for none.
+        cache: folder for the headers. The next call, or one after an interruption, reads only the
+            files that are new or have changed. None to read all of them.
         workers, progress: as for `pack_dicom`.
 
     Returns:
@@ -81,7 +85,8 @@ def index_dicom(
     check_missing(missing, "keep")
     keep = missing == "keep"
     names = find_files(folder)
-    with tempfile.TemporaryDirectory() as work:
+    with contextlib.ExitStack() as stack:
+        work = cache or stack.enter_context(tempfile.TemporaryDirectory())
         headers, others = read_headers(
             folder,
             names,
@@ -90,7 +95,7 @@ def index_dicom(
             progress=progress,
             decoders=not keep,  # `keep` reports compressed files as odd
         )
-    noticed = _notice_others(folder, names, others)
+    noticed = notice_others(folder, names, others)
     headers = headers[headers["image"].argsort(kind="stable")]
     if keep:
         headers = headers[np.unique(headers["image"], return_index=True)[1]]
@@ -99,7 +104,7 @@ def index_dicom(
     call = "index_dicom(labels, folder"
     headers, rows = match_headers(headers, labels, missing, folder=folder, call=call)
     position, facts = find_places(headers, series_numbers(headers))
-    for fact, advice in _ADVICE.items():
+    for fact, advice in ADVICE.items():
         if fact in facts:
             count, first = facts[fact]
             noticed.append([f"{count:,} {fact}", f"series {first}", advice])
@@ -118,7 +123,7 @@ def index_dicom(
     return table
 
 
-def _notice_others(folder, names: list[str], others: list) -> list[list[str]]:
+def notice_others(folder, names: list[str], others: list) -> list[list[str]]:
     """Print the files that are no CT slices, and return them as rows of `check_exams`."""
     noticed = []
     for files, example in of_other_kinds(names, others):

@@ -38,6 +38,7 @@ from tpukit.pe.series import (
     find_files,
     header_type,
     read_headers,
+    without_copies,
     without_others,
 )
 
@@ -58,6 +59,7 @@ def pack_dicom(
     missing: str = "raise",
     damaged: str | float = "raise",
     progress: str | None = None,
+    columns: Sequence[str] = LABELS,
     options: PackOptions = _DEFAULTS,
 ):
     """Pack a folder of CT series, one image per slice, without another copy of the DICOM files.
@@ -77,7 +79,7 @@ def pack_dicom(
             ending is a slice.
         to: a new or empty folder, or one in which the same pack was begun; or several folders, as
             for `tpukit.pack`.
-        labels: the table of `read_labels`, or some of its rows: the ten LABELS, joined by
+        labels: the table of `read_labels` or `read_exams`, or some of its rows, joined by
             SOPInstanceUID. Images without a row are left out, and counted. None packs all slices
             without labels. The table of `index_dicom` also names the file and position of each
             image, so no header is read again.
@@ -100,6 +102,7 @@ def pack_dicom(
             adjacent slices, up to a tenth of all; or the share that may be left out, such as 0.5.
             `PackedImages.skipped` lists those whose header is whole.
         progress: as for `tpukit.pack`.
+        columns: the columns of `labels` that are labels; () for a table without labels.
         options: `PackOptions(shard_size, workers)`; the other options are not supported.
 
     Returns:
@@ -123,7 +126,9 @@ def pack_dicom(
     _check_form(form, quality=quality, missing=missing, crop=crop, window=window)
     if labels is not None:
         fix = "labels=tpukit.pe.read_labels(path), or some of its rows"
-        check_columns(labels, ("SOPInstanceUID", *LABELS), "the labels have", fix=fix)
+        if "exam" in labels.columns:
+            fix = 'pack_dicom(..., columns=["embolus"]), with the names of your labels'
+        check_columns(labels, ("SOPInstanceUID", *columns), "the labels have", fix=fix)
     indexed = _indexed(labels, folder)
     if indexed is not None:
         names = sorted(indexed)
@@ -141,6 +146,7 @@ def pack_dicom(
         folder=folder,
         names=names,
         labels=labels,
+        columns=list(columns),
         indexed=indexed,
         settings=settings,
         share=share_of(damaged),
@@ -243,7 +249,7 @@ class _Slices:
     Attributes:
         folder: of the DICOM files.
         names: the files, relative to the folder.
-        labels: as for `pack_dicom`.
+        labels, columns: as for `pack_dicom`.
         indexed: the file of each row of an index; None if the headers must be read.
         settings: the entries of the plan of the pack.
         share: of the files that may be damaged.
@@ -253,6 +259,7 @@ class _Slices:
     folder: object
     names: list[str]
     labels: object
+    columns: list[str]
     indexed: list[str] | None
     settings: Mapping
     share: float
@@ -265,9 +272,9 @@ class _Slices:
         label_names = []
         if self.labels is not None:
             count = min(count, len(self.labels))
-            label_names = list(LABELS)
+            label_names = self.columns
         return PackSource(
-            facts=_facts(self.names, self.labels),
+            facts=_facts(self.names, self.labels, self.columns),
             label_names=label_names,
             classes=[],
             group_names=[],
@@ -313,7 +320,7 @@ class _Slices:
 
         headers, others = read_headers(self.folder, self.names, work, self.workers, self.progress)
         _report_others(self.folder, self.names, others, share=self.share, slices=len(headers))
-        headers = _without_copies(headers)
+        headers = without_copies(headers)
         rows = None
         if self.labels is not None:
             headers, rows = match_headers(
@@ -340,12 +347,12 @@ class _Slices:
         studies, groups = numpy.unique(headers["study"], return_inverse=True)
         number_of_labels = 0
         if self.labels is not None:
-            number_of_labels = len(LABELS)
+            number_of_labels = len(self.columns)
         rows = numpy.zeros(len(headers), row_type(number_of_labels))
         rows["row"] = numbers
         rows["group"] = groups
         if number_of_labels:
-            rows["labels"] = self.labels[list(LABELS)].to_numpy("float32")[numbers]
+            rows["labels"] = self.labels[self.columns].to_numpy("float32")[numbers]
         is_other_study = headers["study"][1:] != headers["study"][:-1]
         is_other_series = headers["series"][1:] != headers["series"][:-1]
         is_last = numpy.append(is_other_study | is_other_series, True)
@@ -386,13 +393,13 @@ class _Slices:
         write_file(work / "series.npy", npy(series))
 
 
-def _facts(names: list[str], labels) -> dict:
+def _facts(names: list[str], labels, columns: list[str]) -> dict:
     """Return the entries of a plan that tell these slices from others."""
     files = "\0".join(names).encode(errors="surrogateescape")
     labels_fact = fact("no labels", b"")
     if labels is not None:
         values = "\0".join(labels["SOPInstanceUID"]).encode()
-        values += labels[list(LABELS)].to_numpy("float32").tobytes()
+        values += labels[columns].to_numpy("float32").tobytes()
         labels_fact = fact(f"labels of {len(labels):,} images", values)
     return {
         "files": fact(f"{len(names):,} files, {names[0]} to {names[-1]}", files),
@@ -432,14 +439,3 @@ def _report_others(folder, names, others, *, share: float, slices: int) -> None:
             fix=f"copy them again or remove them; or pack_dicom(..., damaged={enough}) leaves them out",
         )
     print(f"left out {len(others):,} of {len(names):,} files that are no CT slices, {found}")
-
-
-def _without_copies(headers):
-    """Return the headers without the later files of the same image."""
-    import numpy
-
-    _, first = numpy.unique(headers["image"], return_index=True)
-    copies = len(headers) - len(first)
-    if copies:
-        print(f"left out {copies:,} files of images that another file holds already")
-    return headers[numpy.sort(first)]

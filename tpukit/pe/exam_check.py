@@ -143,13 +143,13 @@ def _usual_steps(exams: _Exams, steps):
     for start, end in zip(exams.starts[:-1], exams.starts[1:], strict=True):
         apart = steps[start : end - 1]
         apart = apart[apart > _SAME]
-        # The lower median: of two steps, the larger one may be a gap.
+        # The lower median: of two steps, the larger may be a gap.
         usual.append(np.quantile(apart, 0.5, method="lower") if len(apart) else 0.0)
     return np.array(usual)[exams.number[1:]]
 
 
 def _describe(exams: _Exams, row: int, usual: float) -> str:
-    """Return in words where two slices lie, the one of this row and the next one."""
+    """Return in words where two slices lie, the one of this row and the next."""
     first = f"{exams.image[row]} at {exams.position[row]:g}"
     second = f"{exams.image[row + 1]} at {exams.position[row + 1]:g}"
     step = f"whose slices are {usual:g} apart"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpukit.essentials.display import InvalidValueError
 from tpukit.essentials.display import figure_style as look
-from tpukit.metrics import as_array
+from tpukit.metrics import as_array, check_probabilities
 from tpukit.pe.labels import LABELS, STUDY, check_columns, check_yes_or_no
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ def show_exams(
 def _table(labels: Any, probabilities: Any, consistent: Any, *, attention: Any) -> pd.DataFrame:
     """Check the arguments; return a table by exam and position, with a column for each of them."""
     count = len(labels)
+    check_probabilities(as_array(probabilities))
     weights = None
     if attention is not None:
         weights = as_array(attention)

@@ -48,16 +48,24 @@ class ExamNetwork(nn.Module):
     number of parts.
 
     Takes (B, S, 2F) float32, as `ExamSequences` returns them: mean and maximum of each part.
-    Returns logits, "answers" (B, 9) in the order of `EXAM_LABELS` and "images" (B, S), and
-    "attention" (B, S), which adds up to 1 over an exam.
+    Returns logits, "answers" (B, answers), by default in the order of `EXAM_LABELS`, and "images"
+    (B, S), and "attention" (B, S), which adds up to 1 over an exam.
 
     Args:
         features: F, the number of features per slice.
         hidden: width of the GRU in each direction.
         dropout: share of the numbers that are dropped in training, before and after the GRU.
+        answers: number of labels per exam.
     """
 
-    def __init__(self, features: int, hidden: int = 64, dropout: float = 0.3):
+    def __init__(
+        self,
+        features: int,
+        hidden: int = 64,
+        dropout: float = 0.3,
+        *,
+        answers: int = len(EXAM_LABELS),
+    ):
         super().__init__()
         pooled = 2 * features
         layers = [
@@ -73,7 +81,7 @@ class ExamNetwork(nn.Module):
         self.leave = nn.Dropout(dropout)
         self.image = nn.Linear(2 * hidden, 1)
         self.attend = nn.Linear(2 * hidden, 1)
-        self.exam = nn.Linear(4 * hidden, len(EXAM_LABELS))
+        self.exam = nn.Linear(4 * hidden, answers)
         self.register_load_state_dict_pre_hook(_check_weights)
 
     def forward(self, features: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -9,6 +9,7 @@ The features of a part are the mean over its slices, followed by the maximum. An
 slices does not vanish in the maximum. If slices are fewer than parts, a slice is in several parts.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from tpukit.essentials.display import InvalidValueError
@@ -25,20 +26,30 @@ class _Pairs(NamedTuple):
 
 
 class ExamSequences:
-    """A map-style dataset of exams for `core.batches`, all with the same number of parts.
+    """Exams as sequences of image features, all of the same length, for `core.batches`.
 
-    `[i]` is `(features, targets)`. The features are (slices, 2F) float32, from the feet to the
-    head. The targets are for `exam_loss`: "answers" (9,) in the order of `EXAM_LABELS`, "images"
-    (slices,) in [0, 1], and "image_weight" (slices,). Without labels it is the features alone.
+    Exams have different numbers of slices, but a TPU needs fixed shapes. So each exam is divided
+    into the same number of parts, from the feet to the head. A part is a group of adjacent slices;
+    in an exam with fewer slices than parts, a slice fills several parts.
+
+    Item i is `(features, targets)`, or `features` alone if the table has no labels:
+
+    - features: (slices, 2F) float32; the mean over the slices of a part, then their maximum.
+    - targets: a dict for `exam_loss`. "answers" are the labels of the exam in the order of
+      `answers`. "images" (slices,) is the share of positive slices in each part, and
+      "image_weight" (slices,) the weight of each part in the loss.
 
     Args:
         table: a row per image, in any order, as `index_images` and `index_dicom` return it: the
-            three identifiers, `position`, and the ten `LABELS` or none of them.
+            three identifiers, `position`, and all columns of labels or none of them.
         features: (N, F), of the image in each row of the table.
         slices: parts per exam.
         irregular: "raise" an error if an exam has two series, two slices at one place, or a gap
             because a slice is missing. "keep" uses its slices in the order of their positions, and
             prints how many exams are irregular. `check_exams` lists them before.
+        answers: columns with the labels of an exam.
+        image_label: column with the label of each image; None if only exams have labels. Then
+            "image_weight" is 0.
 
     Attributes:
         studies: (E,) StudyInstanceUIDs; exam i of the dataset is studies[i].
@@ -48,13 +59,24 @@ class ExamSequences:
             nor 1, or the features are not one row per row of the table.
     """
 
-    def __init__(self, table, features, slices: int = 96, *, irregular: str = "raise"):
+    def __init__(
+        self,
+        table,
+        features,
+        slices: int = 96,
+        *,
+        irregular: str = "raise",
+        answers: Sequence[str] = EXAM_LABELS,
+        image_label: str | None = LABELS[0],
+    ):
         import numpy as np
         import pandas as pd
 
         if irregular not in ("raise", "keep"):
             raise ValueError(f'irregular is "raise" or "keep", got {irregular!r}')
-        self._has_labels = _check_table(table, features)
+        self._answers = list(answers)
+        self._image_label = image_label
+        self._has_labels = _check_table(table, features, self._answers, image_label)
         self.slices = slices
         exam, self.studies = pd.factorize(table[STUDY], sort=True)
         position = table["position"].to_numpy(np.float64)
@@ -63,8 +85,14 @@ class ExamSequences:
         _check_order(table, irregular)
         self._identifiers = table[[STUDY, IMAGE]].reset_index(drop=True)
         self._features = features
+        first = self._order[self._starts[:-1]]
+        name = "exam" if "exam" in table else STUDY
+        self._names = pd.Index(table[name].iloc[first], name=name)
         if self._has_labels:
-            self._labels = table[list(LABELS)].to_numpy(np.float32)[self._order]
+            self._labels = table[self._answers].to_numpy(np.float32)[self._order]
+            self._present = np.zeros(len(table), np.float32)
+            if image_label is not None:
+                self._present = table[image_label].to_numpy(np.float32)[self._order]
 
     def __len__(self) -> int:
         return len(self.studies)
@@ -85,14 +113,14 @@ class ExamSequences:
         pooled = torch.from_numpy(np.concatenate([mean, highest], axis=1, dtype=np.float32))
         if not self._has_labels:
             return pooled
-        return pooled, self._targets(self._labels[start:end], pairs, first)
+        answers = torch.from_numpy(self._labels[start].copy())
+        return pooled, {"answers": answers} | self._targets(self._present[start:end], pairs, first)
 
-    def _targets(self, labels, pairs: _Pairs, first) -> dict:
-        """Return the targets of an exam: `labels` are (count, 10) of its slices."""
+    def _targets(self, present, pairs: _Pairs, first) -> dict:
+        """Return the targets of an exam's parts: `present` are the labels of its slices."""
         import numpy as np
         import torch
 
-        present = labels[:, 0]
         count = np.bincount(pairs.parts)
         images = np.add.reduceat(present[pairs.slices], first) / count
         # As in the challenge, each image has the weight of its exam's share of positive images. A
@@ -100,7 +128,6 @@ class ExamSequences:
         share_of_slice = 1 / np.bincount(pairs.slices)[pairs.slices]
         weight = IMAGE_WEIGHT * present.mean() * np.add.reduceat(share_of_slice, first)
         return {
-            "answers": torch.from_numpy(labels[0, 1:].copy()),
             "images": torch.from_numpy(images.astype(np.float32)),
             "image_weight": torch.from_numpy(weight.astype(np.float32)),
         }
@@ -124,7 +151,7 @@ class ExamSequences:
 
         Returns:
             A DataFrame with a row per row of the given table, in its order: StudyInstanceUID,
-            SOPInstanceUID and the ten `LABELS` as probabilities.
+            SOPInstanceUID, and the label of images and those of exams as probabilities.
         """
         import numpy as np
         from scipy.special import expit
@@ -132,8 +159,28 @@ class ExamSequences:
         answers = expit(np.asarray(outputs["answers"], np.float64))
         exam = np.empty(len(self._order), np.int64)
         exam[self._order] = np.repeat(np.arange(len(self)), np.diff(self._starts))
-        columns = [expit(self.to_slices(outputs["images"])), *answers[exam].T]
-        return self._identifiers.assign(**dict(zip(LABELS, columns, strict=True)))
+        columns = {}
+        if self._image_label is not None:
+            columns[self._image_label] = expit(self.to_slices(outputs["images"]))
+        columns |= dict(zip(self._answers, answers[exam].T, strict=True))
+        return self._identifiers.assign(**columns)
+
+    def by_exam(self, outputs):
+        """Return the answers for every exam, for a CSV file: `by_exam(outputs).to_csv(path)`.
+
+        Args:
+            outputs: as for `table`.
+
+        Returns:
+            A DataFrame with a row per exam of `studies`, and the probability of each label. Its
+            index is the column `exam` of the table, if it has one, else the StudyInstanceUID.
+        """
+        import numpy as np
+        import pandas as pd
+        from scipy.special import expit
+
+        answers = expit(np.asarray(outputs["answers"], np.float64))
+        return pd.DataFrame(answers, self._names, self._answers)
 
     def to_slices(self, values):
         """Return (E, S) numbers of parts as (N,) numbers, one per row of the table.
@@ -151,16 +198,21 @@ class ExamSequences:
         return of_rows
 
 
-def _check_table(table, features) -> bool:
+def _check_table(table, features, answers: list[str], image_label: str | None) -> bool:
     """Raise unless rows are complete and match the features; return whether they have labels."""
     import numpy as np
 
-    has_labels = any(name in table.columns for name in LABELS)
+    names = [*answers]
+    if image_label is not None:
+        names.insert(0, image_label)
+    has_labels = any(name in table.columns for name in names)
     needed = [STUDY, SERIES, IMAGE, "position"]
     if has_labels:
-        needed += LABELS
+        needed += names
     source = "the table of pe.index_dicom or pe.index_images"
     fix = f"{source}, with all ten of pe.LABELS or none of them"
+    if answers != list(EXAM_LABELS):
+        fix = "the table of pe.read_exams, and the names of its labels as answers="
     check_columns(table, needed, "the table has", fix=fix)
     for name in needed:
         empty = table[name].isna().to_numpy()
@@ -179,14 +231,13 @@ def _check_table(table, features) -> bool:
             fix="features of the same images in the same order: table.iloc[images.rows]",
         )
     if has_labels:
-        _check_labels(table)
+        check_yes_or_no(table, names)
+        _check_answers(table, answers)
     return has_labels
 
 
-def _check_labels(table) -> None:
-    """Raise unless labels are 0 or 1, and those of an exam the same in all of its rows."""
-    check_yes_or_no(table, LABELS)
-    names = list(EXAM_LABELS)
+def _check_answers(table, names: list[str]) -> None:
+    """Raise unless the labels of an exam are the same in all of its rows."""
     first = table.groupby(STUDY)[names].transform("first").to_numpy()
     differs = (table[names].to_numpy() != first).any(axis=1)
     if differs.any():

@@ -203,7 +203,13 @@ def _contradictions(table) -> dict[str, list[str]]:
     return {fact: exam.index[mask].tolist() for fact, mask in masks.items() if mask.any()}
 
 
-def assign_folds(labels, folds: int = 5, *, stratify: str | None = None):
+def assign_folds(
+    labels,
+    folds: int = 5,
+    *,
+    stratify: str | None = None,
+    groups: str = STUDY,
+):
     """Add a column `fold`, 0 to folds - 1, so that all images of an exam have the same one.
 
     The same table gives the same folds every time. All folds have about the same number of images.
@@ -213,6 +219,8 @@ def assign_folds(labels, folds: int = 5, *, stratify: str | None = None):
         folds: number of folds.
         stratify: a column that should have about the same share in all folds, such as
             "pe_present_on_image"; None for none.
+        groups: the column whose values are never in two folds: "patient" of `read_exams`, if a
+            patient may have several exams.
 
     Returns:
         A copy of the labels with the column.
@@ -231,12 +239,14 @@ def assign_folds(labels, folds: int = 5, *, stratify: str | None = None):
             fix='stratify="pe_present_on_image"',
         )
     # Integers, because sorting the identifiers of all images would take seconds.
-    study, names = pd.factorize(labels[STUDY], sort=True)
+    check_columns(labels, [groups], "the table has", fix=f"groups={STUDY!r}")
+    study, names = pd.factorize(labels[groups], sort=True)
     studies = len(names)
+    words = "studies" if groups == STUDY else f"values of {groups}"
     if not 2 <= folds <= studies:
-        least = "" if studies > 1 else "; this takes at least two studies"
+        least = "" if studies > 1 else f"; this takes at least two {words}"
         raise InvalidValueError(
-            f"{studies} studies cannot be split into {folds} folds",
+            f"{studies} {words} cannot be split into {folds} folds",
             fix=f"pass folds between 2 and {studies}{least}",
         )
     if stratify is None:

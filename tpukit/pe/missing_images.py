@@ -20,6 +20,7 @@ def leave_out(
     folder,
     found: str,
     call: str,
+    kind: str = "image",
 ) -> None:
     """Print that the rows of images without a file are left out, if there are any.
 
@@ -30,6 +31,7 @@ def leave_out(
         folder: the folder that was searched.
         found: the contents of the folder, in words.
         call: beginning of the call that leaves the rows out, without its `missing`.
+        kind: of the things that the rows name, singular.
 
     Raises:
         FileNotFoundError: `missing` is "raise", or no row has a file.
@@ -40,11 +42,11 @@ def leave_out(
     counts = f"{len(gone):,} of {wanted:,}"
     if missing == "raise" or len(gone) == wanted:
         raise PathNotFoundError(
-            f"{counts} images are not in {folder}",
+            f"{counts} {kind}s are not in {folder}",
             found=f"{found}; missing for instance {few}",
             fix=f'copy them there, or leave their rows out with {call}, missing="drop")',
         )
-    print(f"left out {counts} rows whose image is not in {folder}, for instance {few}")
+    print(f"left out {counts} rows whose {kind} is not in {folder}, for instance {few}")
 
 
 def as_in_headers(uids):

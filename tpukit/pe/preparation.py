@@ -46,7 +46,13 @@ class Preparation:
             ValueError: `pack_dicom` did not make the images, or an earlier version made the cache,
                 which did not record the preparation.
         """
-        made = images.made
+        made = getattr(images, "made", {})
+        if not hasattr(images, "made"):
+            raise InvalidValueError(
+                f"a Preparation does not describe {type(images).__name__}",
+                found="images that are put together from several slices",
+                fix="Preparation.of(the images that they are made of); save the rest beside it",
+            )
         if "pixels" not in made:
             raise InvalidValueError(
                 f"{images.folder} does not say how its images were made of DICOM slices",

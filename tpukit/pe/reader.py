@@ -139,8 +139,8 @@ def show_study(
     never left out. A button goes to the latter.
 
     Args:
-        images: the pack of these labels, as `PackedImages` or a `CachedImages`; or (N, 3, H, W) uint8 with one
-            image per row of `labels`. The channels are the `views`.
+        images: the pack of these labels, as `PackedImages` or a `CachedImages`; or (N, 3, H, W)
+            uint8 with one image per row of `labels`. The channels are the `views`.
         labels: table of `index_images` or `index_dicom`: a row per image with `position`. Labels
             and quality flags are shown if it has their columns.
         study: StudyInstanceUID of the exam.

@@ -21,6 +21,7 @@ from tpukit.essentials.display import PathNotFoundError
 from tpukit.pe.dicom import (
     OTHER_KINDS,
     NotACTSliceError,
+    Scale,
     check_decoder,
     find_scale,
     found_in,
@@ -49,7 +50,7 @@ _DESCENDING = "series numbered from the head to the feet, the left or the back: 
 
 _ENDINGS = (".dcm", ".dicom")  # files with other names are DICOM if their content is
 _AXIAL_DIRECTIONS = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
-_HIGHEST_FOR_AIR = -500.0  # an unsigned slice with a higher intercept has no value for air, -1000
+_HIGHEST_FOR_AIR = -500.0  # a slice whose lowest value is higher has none for air, -1000
 _TILT = 0.5  # mm that the slices of a series may be shifted across their normal
 _SAME_ORIENTATION = 0.02  # per number, -1 to 1: scanners write them with small differences
 _SAME_STEP = 0.01  # mm: positions are rounded when they are written
@@ -222,7 +223,7 @@ def read_headers(
 
     load_pydicom()
     chunks = range(math.ceil(len(names) / CHUNK))
-    write_file(work / "files", Names.encode(names))
+    work.mkdir(parents=True, exist_ok=True)
     _forget_changed(folder, names, work)
     workers = how_many(len(chunks), workers)
     run_in_processes(
@@ -249,6 +250,13 @@ def _forget_changed(folder, names: list[str], work: Path) -> None:
     """Remove the chunks of files that have changed since their headers were read."""
     import numpy
 
+    encoded = Names.encode(names)
+    file = work / "files"
+    if not file.exists() or file.read_bytes() != encoded:
+        # The chunks count the files of another list.
+        for other in [*work.glob("headers-*"), *work.glob("looks-of-headers.npy")]:
+            other.unlink()
+        write_file(file, encoded)
     now = look_at(names, os.fspath(folder))
     looks = work / "looks-of-headers.npy"
     if looks.exists():
@@ -311,7 +319,7 @@ def _read_header(path: str) -> _Header | str:
             orientation=orientation,
             shape=(int(file.Rows), int(file.Columns)),
             scale=(scale.slope, scale.intercept),
-            airless=not scale.signed and scale.intercept > _HIGHEST_FOR_AIR,
+            airless=_lowest(scale) > _HIGHEST_FOR_AIR,
             unscaled=bool(missing),
             unnamed=not file.get("Modality"),
         )
@@ -323,6 +331,15 @@ def _read_header(path: str) -> _Header | str:
         return found_in(error)
     except Exception as error:  # pydicom raises many types for a damaged header
         return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _lowest(scale: Scale) -> float:
+    """Return the lowest Hounsfield units that a slice of this scale can hold."""
+    if scale.table is not None:
+        return min(scale.table.entries)
+    if scale.signed:
+        return -math.inf
+    return scale.intercept
 
 
 def _numbers(file, name: str, *, count: int) -> list[float]:
@@ -345,6 +362,17 @@ def of_other_kinds(names: list[str], others: list) -> list[tuple[str, str]]:
         if reason.startswith(OTHER_KINDS):
             found.setdefault(reason, []).append(names[number])
     return [(f"{len(files):,} files of {kind}", files[0]) for kind, files in found.items()]
+
+
+def without_copies(headers):
+    """Return the headers without the later files of the same image."""
+    import numpy
+
+    _, first = numpy.unique(headers["image"], return_index=True)
+    copies = len(headers) - len(first)
+    if copies:
+        print(f"left out {copies:,} files of images that another file holds already")
+    return headers[numpy.sort(first)]
 
 
 def series_numbers(headers):

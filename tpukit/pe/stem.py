@@ -1,16 +1,18 @@
-"""A ResNet's stem with the pooling moved before its BatchNorm, which then works on a quarter of the values.
+"""A ResNet's stem that pools before its BatchNorm, which then has a quarter of the values.
 
-BatchNorm and ReLU keep the order of a channel's values, or reverse it where the channel's weight is negative. So the
-largest value of a window is the same one before them as after them, once the channels with a negative weight have
-changed their sign, which the convolution's weights do at no cost:
+BatchNorm and ReLU keep the order of a channel's values, or reverse it where the channel's weight is
+negative. So the largest value of a window is the same one before them as after them, once the
+channels with a negative weight have changed their sign, which the convolution's weights do at no
+cost:
 
     maxpool(relu(batchnorm(conv(x)))) = relu(normalize(maxpool(conv'(x))))
 
-Mean and variance are still those of all values. It is the same function, with the same gradients; rounding differs.
-(Where a weight is exactly zero all values of a window end as the same number, so that pooling has no one gradient: here
-the weight gets the largest value's, and not the first one's.)
+Mean and variance are still those of all values. It is the same function, with the same gradients;
+rounding differs. (Where a weight is exactly zero all values of a window end as the same number, so
+that pooling has no one gradient: here the weight gets the largest value's, and not the first's.)
 
-By the estimates of the TPU's compiler it saves a twelfth of a ResNet-34's step, see `benchmarks/preflight.py`.
+By the estimates of the TPU's compiler it saves a twelfth of a ResNet-34's step, see
+`benchmarks/preflight.py`.
 """
 
 import torch
@@ -34,7 +36,7 @@ class PoolingFirst(ResNet):
         return self.fc(torch.flatten(self.avgpool(x), 1))
 
     def _has_plain_stem(self) -> bool:
-        """Tell whether the layers of the stem are torchvision's, and nobody has a hook that would not be called."""
+        """Return whether the stem has torchvision's layers, without hooks that would be skipped."""
         layers = (self.conv1, self.bn1, self.relu, self.maxpool)
         if [type(layer) for layer in layers] != [nn.Conv2d, nn.BatchNorm2d, nn.ReLU, nn.MaxPool2d]:
             return False

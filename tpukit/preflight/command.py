@@ -4,7 +4,6 @@ import argparse
 import ast
 import importlib
 import importlib.util
-import json
 import sys
 import tempfile
 import types
@@ -12,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tpukit.essentials.display import InvalidValueError, NotInstalledError, PathNotFoundError
+from tpukit.essentials.environment import load_notebook
 from tpukit.preflight.libtpu import fetch_libtpu
 from tpukit.preflight.step_report import preflight
 from tpukit.profiling import find_tpu
@@ -21,6 +21,8 @@ _MOST_NAMES = 12  # functions of a file that an error lists
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to a parser."""
+    parser.usage = "python -m tpukit preflight [options] function"
+    parser.epilog = "Example: python -m tpukit preflight train.py:train --chip v5e-8"
     add = parser.add_argument
     function = "train.py:train, package.module:train, or notebook.ipynb:train"
     add("function", help=f"{function}, of which the cells up to the function are run")
@@ -76,8 +78,14 @@ def find_function(name: str) -> Callable:
     found = scope.get(function)
     if not callable(found):
         names = [key for key in scope if callable(scope[key]) and not key.startswith("_")]
-        found = f"{', '.join(names[:_MOST_NAMES])}"
-        raise InvalidValueError(f"{place} has no function {function}", found=found)
+        fix = f"define {function} in {place}"
+        if names:
+            fix = f"{place}:{names[-1]}, for example"
+        raise InvalidValueError(
+            f"{place} has no function {function}",
+            found=", ".join(names[:_MOST_NAMES]) or "it defines no function",
+            fix=fix,
+        )
     return found
 
 
@@ -85,7 +93,7 @@ def _scope(place: str, function: str) -> dict:
     """Return the names that a module, a Python file or a notebook defines."""
     file = Path(place)
     if file.suffix not in (".py", ".ipynb"):
-        return vars(importlib.import_module(place))
+        return _scope_of_module(place)
     if not file.is_file():
         raise PathNotFoundError(
             f"there is no file {place}", fix=f"the path from here, {Path.cwd()}"
@@ -93,6 +101,19 @@ def _scope(place: str, function: str) -> dict:
     if file.suffix == ".py":
         return _scope_of_file(file)
     return _scope_of_notebook(file, function)
+
+
+def _scope_of_module(name: str) -> dict:
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        # Another name is missing if the module was found and imports something that is absent.
+        is_missing = name == error.name or name.startswith(f"{error.name}.")
+        if not is_missing:
+            raise
+        fix = "a module that `python -c 'import ...'` finds, or a file: train.py:train"
+        raise InvalidValueError(f"there is no module {name}", fix=fix) from error
+    return vars(module)
 
 
 def _scope_of_file(file: Path) -> dict:
@@ -115,7 +136,7 @@ def _scope_of_notebook(file: Path, function: str) -> dict:
     IPython translates %, %% and ! as in Jupyter.
     """
     shell = _shell()
-    cells = json.loads(file.read_text())["cells"]
+    cells = load_notebook(file)["cells"]
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     texts = [shell.transform_cell(source) for source in sources]
     defining = [number for number, text in enumerate(texts, start=1) if _defines(text, function)]

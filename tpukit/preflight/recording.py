@@ -1,4 +1,4 @@
-"""Record the graphs of a training step, as one core of a TPU would send them to its compiler.
+"""Record the graphs of a training step, as a single core of a TPU would send them to its compiler.
 
 `record` starts one worker process on the simulator. torch_xla takes it for core 0 of a TPU, and so
 traces, averages and cuts graphs in the same way. The simulator writes each new graph to a
@@ -156,7 +156,8 @@ def record(
             processes=1,
             is_dry_run=True,
             generation=chip.generation,
-            # Sharded, all chips are one core; otherwise each core has its own copy of the model.
+            # Sharded, all chips are a single core; otherwise each core has its own copy of the
+            # model.
             world_size=1 if shard else chip.cores,
             chips=chip.cores if shard else 1,
             accelerator=chip.accelerator_type,
@@ -272,7 +273,7 @@ class _Watcher:
         self._clock.wait()
         facts = self._facts_of_step | self._facts_at_end()
         facts["host_seconds"] = self._clock.seconds
-        self._core._send(messages.Result(self._core.rank, facts))
+        self._core.internal.send(messages.Result(self._core.rank, facts))
 
     def _facts(self) -> dict:
         counters = {name: total for name, (total, _) in self._backend.metrics().items()}
@@ -346,7 +347,7 @@ def _read(folder: Path, facts: dict) -> Recording:
 
 
 def _largest(runs: Sequence[Ran], folder: Path) -> Cycle:
-    """Return the run of the largest graph as a step; the last one if several are equal."""
+    """Return the run of the largest graph as a step; the last if several are equal."""
 
     def size(run: Ran) -> int:
         return (folder / f"{run.program}.hlo").stat().st_size

@@ -69,7 +69,7 @@ class _Namer:
         self._enter(None)
 
     def _enter(self, call: Call | None) -> None:
-        self._scope = None  # leave the old scope before entering the new one
+        self._scope = None  # leave the old scope before entering the new
         if call is None:
             return
         if call not in self._numbers:

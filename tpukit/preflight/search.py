@@ -1,4 +1,4 @@
-"""Run several preflights: find the largest batch that fits, and show variants in one table.
+"""Run several preflights: find the largest batch that fits, and show variants in a table.
 
 The memory of a step grows nearly in proportion to the batch. A straight line through two compiled
 sizes therefore leads to a third that is close to the limit. For example, with 16 GiB:
@@ -36,7 +36,7 @@ class LargestBatch(Table):
 
     @property
     def title(self) -> str:
-        """The outcome in one line."""
+        """The outcome in a line."""
         first = next(iter(self.tried.values()))
         core = f"a {first.chip.generation} core"
         if not self.batch_size:
@@ -153,7 +153,7 @@ def _guess(tried: dict[int, Preflight], chip: Tpu, fits: int, *, fails: float) -
 
 @dataclass(frozen=True, repr=False)
 class Variants(Table):
-    """Preflights in one table, by the chip's own estimate.
+    """Preflights in a table, by the chip's own estimate.
 
     Only the column "this host" depends on the machine on which the preflights ran.
     """
@@ -212,7 +212,7 @@ def _host_column(found: Preflight) -> str:
 
 
 def compare_preflights(variants: Sequence[Preflight] | dict[str, Preflight]) -> Variants:
-    """Show preflights in one table: float32 and bfloat16, batch sizes, v2-8 to v6e-8.
+    """Show preflights in a table: float32 and bfloat16, batch sizes, v2-8 to v6e-8.
 
     Args:
         variants: from `preflight`; a dict names them, a sequence numbers them.

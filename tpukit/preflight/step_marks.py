@@ -26,7 +26,7 @@ class StepMarks:
     """A mark in the log after each graph in which an optimizer has stepped.
 
     `after_step` is called after each mark. If torch_xla cuts the graphs without `core.step()`,
-    everything between two steps counts as one graph.
+    everything between two steps counts as a single graph.
     """
 
     def __init__(self, backend, log: Path) -> None:

@@ -195,8 +195,8 @@ class Preflight(Findings):
     def host_seconds(self) -> float:
         """Seconds per step of one of this machine's processors; NaN if unknown.
 
-        The cores of a v2 or v3 chip are threads of one process, which takes that long for each of
-        them in turn.
+        The cores of a v2 or v3 chip are threads of the same process, which takes that long for each
+        of them in turn.
         """
         seconds = self.recording.host_seconds
         if seconds is None:
@@ -512,8 +512,8 @@ def preflight(
         train: the worker function, as for `launch`: `train(core, *args)`.
         *args: passed on.
         chip: such as "v5e-8" (Kaggle), "v5e-1" (Colab), "v6e-1", "v3-8".
-        shard: as in `launch`: "fsdp" uses all chips as one core. Large arrays then have a shape,
-            but no memory.
+        shard: as in `launch`: "fsdp" uses all chips as a single core. Large arrays then have a
+            shape, but no memory.
         libtpu: the compiler's version: "0.0.17" for Kaggle, "0.0.21.1" for Colab; by default that
             of this machine's torch. `tpukit.preflight.fetch_libtpu` downloads it.
         samples: per epoch, for the cost of an epoch.
@@ -528,7 +528,8 @@ def preflight(
 
     Raises:
         ValueError: there is no such chip, also in `prices`, or others can write to `keep`.
-        PreflightError: the step cannot be recorded here; its kinds: LibtpuNotFoundError, CompileError.
+        PreflightError: the step cannot be recorded here; its kinds: LibtpuNotFoundError,
+            CompileError.
         WorkerError: the worker function raised, or would have changed a file.
     """
     tpu = find_tpu(chip)

@@ -214,7 +214,7 @@ def _draw_chip(canvas: _Canvas, kind: Generation, chip: int, *, middle: Point, s
     canvas.text((x, y + 0.14), f"chip {chip}", color="white", ha="center", weight="bold")
     inner_left = left + 0.06
     inner_width = side - 0.12
-    # If PyTorch sees the tensor cores as one core, they are drawn without a gap.
+    # If PyTorch sees the tensor cores as a single core, they are drawn without a gap.
     is_joined = kind.tensor_cores > kind.cores
     gap = 0 if is_joined else 0.04
     width = inner_width / kind.tensor_cores

@@ -20,18 +20,32 @@ from pathlib import Path
 from tpukit.essentials.display import TpukitError
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-# Python's audit events of functions that change files, and the arguments that are paths. The event
-# of opening a file also has flags, see `_audit`.
+# Python's audit events of functions that change files. Each path has the place of its argument and
+# the place of the folder's descriptor, to which a relative path belongs (`dir_fd`); None if the
+# function takes none. The event of opening a file also has flags, see `_audit`.
 _CHANGES = {
-    "os.remove": (0,),
-    "os.rmdir": (0,),
-    "os.rename": (0, 1),
-    "os.link": (1,),
-    "os.symlink": (1,),
-    "os.truncate": (0,),
-    "os.chmod": (0,),
-    "sqlite3.connect": (0,),
+    "os.remove": ((0, 1),),
+    "os.rmdir": ((0, 1),),
+    "os.rename": ((0, 2), (1, 3)),
+    "os.link": ((1, 3),),
+    "os.symlink": ((1, 2),),
+    "os.truncate": ((0, None),),
+    "os.chmod": ((0, 2),),
+    "os.chown": ((0, 3),),
+    "os.utime": ((0, 3),),
+    "sqlite3.connect": ((0, None),),
 }
+_NO_FOLDER = -1  # the audit events' dir_fd if the caller gave none
+# Folders for downloads, by the documentation of huggingface_hub, timm, torch.hub and kagglehub.
+_CACHE_VARIABLES = (
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "HUGGINGFACE_HUB_CACHE",
+    "KAGGLEHUB_CACHE",
+    "TIMM_HOME",
+    "TORCH_HOME",
+    "XDG_CACHE_HOME",
+)
 _DEVICES = ("/dev", "/proc")  # with /dev/shm, through which processes communicate
 
 # Numbers of system calls, and of an option of prctl.
@@ -52,8 +66,9 @@ class FileChangeError(TpukitError, PermissionError):
 def guard_files(folder: Path) -> None:
     """Refuse all changes of files outside of `folder`, in this process and from here on.
 
-    Temporary files go to `folder`. The user's cache folder may be written as well, for downloaded
-    weights. The guard cannot be removed.
+    Temporary files go to `folder`. The user's cache folders may be written as well, for downloaded
+    weights: `~/.cache`, and those that `HF_HOME`, `TORCH_HOME` and similar variables name. The guard
+    cannot be removed.
 
     Python's own functions and `torch.save` raise `FileChangeError` with the line that tried. Libraries
     in C and other programs get a PermissionError from the kernel, if it has Landlock (Linux 5.13).
@@ -61,13 +76,14 @@ def guard_files(folder: Path) -> None:
     tempfile.tempdir = str(folder)
     os.environ["TMPDIR"] = str(folder)
     sys.dont_write_bytecode = True
-    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    allowed = tuple(os.path.realpath(place) for place in (folder, caches, *_DEVICES))
+    allowed = tuple(os.path.realpath(place) for place in (folder, *_caches(), *_DEVICES))
 
-    def check(path: object) -> None:
+    def check(path: object, dir_fd: int = _NO_FOLDER) -> None:
         if not isinstance(path, (str, bytes, os.PathLike)):
             return  # the number of an open file
         path = os.fsdecode(path)
+        if dir_fd != _NO_FOLDER:
+            path = os.path.join(_folder_of(dir_fd), path)
         if path != ":memory:" and not _is_in(os.path.realpath(path), allowed):
             raise _refusal(path)
 
@@ -76,19 +92,43 @@ def guard_files(folder: Path) -> None:
     _restrict_by_the_kernel(allowed)
 
 
-def _audit(check: Callable[[object], None], event: str, arguments: tuple) -> None:
+def _caches() -> list[Path]:
+    """Return the folders for downloads: `~/.cache`, and those of the variables that are set."""
+    caches = [Path.home() / ".cache"]
+    for variable in _CACHE_VARIABLES:
+        if os.environ.get(variable):
+            caches.append(Path(os.environ[variable]).expanduser())
+    for cache in caches:
+        # The kernel's rule (Landlock) is for a folder that exists.
+        with contextlib.suppress(OSError):
+            cache.mkdir(parents=True, exist_ok=True)
+    return caches
+
+
+def _folder_of(descriptor: int) -> str:
+    """Return the path of an open folder."""
+    if Path("/proc/self/fd").is_dir():
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    import fcntl  # macOS has no /proc
+
+    return os.fsdecode(fcntl.fcntl(descriptor, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0"))
+
+
+def _audit(check: Callable[..., None], event: str, arguments: tuple) -> None:
     """Check the paths of an audit event that changes files."""
     if event == "open":
         flags = arguments[2]
         if isinstance(flags, int) and flags & _WRITES:
             check(arguments[0])
     elif event == "os.mkdir":
+        path, _, dir_fd = arguments
         # mkdir(exist_ok=True) of an existing folder changes nothing.
-        if not os.path.isdir(arguments[0]):
-            check(arguments[0])
+        if dir_fd != _NO_FOLDER or not os.path.isdir(path):
+            check(path, dir_fd)
     elif event in _CHANGES:
-        for place in _CHANGES[event]:
-            check(arguments[place])
+        for path, descriptor in _CHANGES[event]:
+            dir_fd = _NO_FOLDER if descriptor is None else arguments[descriptor]
+            check(arguments[path], dir_fd)
 
 
 def _check_torch_save(check: Callable[[object], None]) -> None:
@@ -125,11 +165,11 @@ def _refusal(path: str) -> FileChangeError:
     for frame in traceback.extract_stack():
         if not frame.filename.startswith(inside):
             found = f"{Path(frame.filename).name}:{frame.lineno}: {frame.line}"
-    save = "core.save(value, path), which writes nothing during a preflight"
     return FileChangeError(
         f"preflight only looks at a function, and keeps it from writing {path}",
         found=found,
-        fix=f"{save}; or write below tempfile.gettempdir()",
+        fix="core.save(value, path), which writes nothing during a preflight; or write below "
+        "tempfile.gettempdir(), or to a cache that HF_HOME or TORCH_HOME names",
     )
 
 

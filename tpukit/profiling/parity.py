@@ -51,7 +51,7 @@ _FACTORS = {
 
 @dataclass(frozen=True)
 class LayerDifference:
-    """The difference between the outputs of one layer on the device and on the host.
+    """The difference between the outputs of a layer on the device and on the host.
 
     Attributes:
         name: as in `model.named_modules()`, with "(2)" for the second call and "[0]" for the first
@@ -97,7 +97,7 @@ class Comparison(Table):
 
     @property
     def title(self) -> str:
-        """The outcome in one line."""
+        """The outcome in a line."""
         if self.bits == _FLOAT32_BITS:
             precision = "float32 explains"
         else:
@@ -130,7 +130,7 @@ def compare(
     matmul_precision: str | None = None,
     timeout: float | None = None,
 ) -> Comparison:
-    """Run a model on the host in float32 and on one core, and compare it layer by layer.
+    """Run a model on the host in float32 and on a core, and compare it layer by layer.
 
     Both run in evaluation mode without gradients, in a worker; the given model is not changed. A
     layer is a module that calls no other module. The arithmetic of a `forward` between its modules

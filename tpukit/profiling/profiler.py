@@ -11,7 +11,7 @@ from tpukit.profiling.instruments import Trace, XlaTrace
 
 
 class Profile:
-    """A recording of one core.
+    """A recording of a core.
 
     Args:
         folder: as the attribute.

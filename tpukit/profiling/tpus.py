@@ -1,4 +1,4 @@
-"""Know the TPUs of one host by the names that people use, and the facts of each."""
+"""Know the TPUs of a host by the names that people use, and the facts of each."""
 
 import difflib
 from collections.abc import Collection
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from tpukit.essentials.display import InvalidValueError
 from tpukit.essentials.environment import GENERATIONS
 
-_MOST_CHIPS = 8  # of one host
+_MOST_CHIPS = 8  # of a host
 
 
 @dataclass(frozen=True)
 class Tpu:
-    """A TPU of one host.
+    """A TPU of a host.
 
     Its name counts chips for v5e and v6e, and TensorCores for the others: a v3-8 has four chips.
 

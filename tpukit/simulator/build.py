@@ -67,7 +67,7 @@ def why_not(
     system: str = sys.platform,
     machine: str | None = None,
 ) -> str | None:
-    """Return why this machine cannot simulate a TPU, and the fix, in one line; None if it can.
+    """Return why this machine cannot simulate a TPU, and the fix, in a line; None if it can.
 
     Nothing is compiled, so only `library` finds a compiler that fails.
 

@@ -1,4 +1,4 @@
-"""Run a worker function as one core of a simulated TPU, which writes its programs down.
+"""Run a worker function as a single core of a simulated TPU, which writes its programs down.
 
 No large program runs. The simulated libtpu writes each program to a folder and each run to a log,
 see `record.c`. `preflight` reads both.
@@ -61,7 +61,7 @@ class _Recording:
         xm.wait_device_ops()
 
     def to_device(self, tensors: list) -> list:
-        """Send tensors to the device, and note the shapes and dtypes of the part of one chip."""
+        """Send tensors to the device, and note the shapes and dtypes of the part of a chip."""
         sent = []
         for tensor in tensors:
             if tensor.ndim:
@@ -89,7 +89,7 @@ class RecordingTpu(_Recording, Tpu):
 
 
 class RecordingShardedTpu(_Recording, ShardedTpu):
-    """All chips as one core."""
+    """All chips as a single core."""
 
 
 class RecordingRuntime(SimulatorRuntime):

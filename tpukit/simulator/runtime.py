@@ -2,7 +2,7 @@
 
 torch_xla loads the library that TPU_LIBRARY_PATH names. `environment` in `shapes` names the
 simulated library there, and describes a machine with chips, so torch_xla takes the same code path
-as on a TPU: one process per chip, with its collectives inside the graph.
+as on a TPU: a process per chip, with its collectives inside the graph.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ _OF_EACH_WORKER = (
 
 
 class SimulatorRuntime(Runtime):
-    """One CPU process per simulated v5e chip; torch_xla's own collectives run, in the graph."""
+    """A CPU process per simulated v5e chip; torch_xla's own collectives run, in the graph."""
 
     name = "xla:simulator"
     dry_run_of = "xla"

@@ -14,7 +14,7 @@ _MOST_CORES = 8
 class Shape:
     """A machine with TPU chips.
 
-    torch_xla starts one process per chip, with one device thread per core of it.
+    torch_xla starts a process per chip, with one device thread per core of it.
 
     Attributes:
         chips: of the machine.
@@ -44,7 +44,7 @@ def dry_run(cores: int) -> Shape:
 
 
 def torch_tpu_dry_run(cores: int) -> Shape:
-    """Return a machine of v4 chips for TorchTPU, which treats a chip as one core.
+    """Return a machine of v4 chips for TorchTPU, which treats a chip as a single core.
 
     Raises:
         ValueError: the number is not 1, 2, 4 or 8.

@@ -24,7 +24,7 @@ HARDWARE = (
 
 
 class SimulatedTorchTpuRuntime(TorchTpuRuntime):
-    """One CPU process per simulated v4 chip, with TorchTPU's own graphs and collectives."""
+    """A CPU process per simulated v4 chip, with TorchTPU's own graphs and collectives."""
 
     name = "torch_tpu:simulator"
     dry_run_of = "torch_tpu"

@@ -339,6 +339,12 @@ def _check_images(images) -> None:
             f"augment takes (N, C, H, W) tensors, got {found}",
             fix="if the batch is (N, H, W, C), pass images.permute(0, 3, 1, 2)",
         )
+    if images.dtype == torch.uint8 and shape[1] == 2:
+        raise InvalidValueError(
+            "augment cannot move images of two bytes per pixel: it would mix low and high bytes",
+            found=f"{found}, as pack_dicom(form='int16') makes them",
+            fix="Augment(...)((pe.hounsfield(images) + 1024) / 4096, labels), in the step",
+        )
     if images.dtype != torch.uint8 and not images.is_floating_point():
         raise InvalidValueError(
             f"augment takes uint8 in [0, 255] or floats in [0, 1], got {found}",

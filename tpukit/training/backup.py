@@ -13,6 +13,7 @@ and the next checkpoint is tried again.
 
 import contextlib
 import errno
+import os
 import re
 import threading
 import time
@@ -28,7 +29,7 @@ from tpukit.essentials.display import (
     TpukitError,
     TpukitRuntimeError,
 )
-from tpukit.essentials.environment import part_of, write_whole
+from tpukit.essentials.environment import is_writable_by_others, part_of, write_whole
 from tpukit.training.checkpoints import (
     CheckpointError,
     CheckpointStore,
@@ -243,10 +244,12 @@ class Backup:
             raise error
         if is_lost:
             raise SystemFailureError(
-                f"the backup {self.address} cannot be read, and {checkpoints.folder} has nothing to continue from",
+                f"the backup {self.address} cannot be read, and "
+                f"{checkpoints.folder} has nothing to continue from",
                 found=_reason(error),
                 fix=(
-                    "mount it, or sign in, and run this again; to begin anew: another backup_dir, or None"
+                    "mount it, or sign in, and run this again; to begin "
+                    "anew: another backup_dir, or None"
                 ),
             ) from error
         self._complain(f"the backup {self.address} cannot be read: {_reason(error)}")
@@ -281,6 +284,12 @@ class Backup:
 
     def _take_programs(self, folder: Path) -> None:
         self._programs.connect()
+        if unsafe := self._programs.first_unsafe():
+            self._say(
+                f"compiled programs are not taken from the backup: other users can write to {unsafe}, "
+                "and programs are loaded as code; use a backup_dir of your own"
+            )
+            return
         # For this user alone, because its files are loaded as code.
         folder.mkdir(mode=0o700, exist_ok=True)
         for name in self._programs.names():
@@ -337,10 +346,11 @@ class _Folder:
             raise PathNotFoundError(
                 f"no backup can be made in {self.folder.parent}, which is not there",
                 fix=(
-                    f"mount its drive, or, if that is where it belongs, make it: os.makedirs({str(self.folder)!r})"
+                    "mount its drive, or, if that is where it belongs, make "
+                    f"it: os.makedirs({str(self.folder)!r})"
                 ),
             )
-        self.folder.mkdir(exist_ok=True)
+        self.folder.mkdir(mode=0o755, exist_ok=True)
         for part in self.folder.glob(".*.unfinished"):  # of a machine that was taken away
             with contextlib.suppress(OSError):
                 part.unlink()
@@ -361,6 +371,16 @@ class _Folder:
             while piece := source.read(_PIECE):
                 copy.write(piece)
                 moved()
+        # Programs that others can change would not be taken back. Some drives have no modes.
+        with contextlib.suppress(OSError):
+            os.chmod(self.folder / file.name, 0o644)
+
+    def first_unsafe(self) -> Path | None:
+        """Return the folder, or the first file in it, that other users can write to."""
+        for path in (self.folder, *self.folder.iterdir()):
+            if is_writable_by_others(path):
+                return path
+        return None
 
     def remove(self, name: str) -> None:
         (self.folder / name).unlink()
@@ -423,6 +443,10 @@ class _Url:
                 moved()
 
         self._files.put_file(str(file), self._path(file.name), callback=Moves())
+
+    def first_unsafe(self) -> None:
+        """Return None: the bucket's own permissions decide who can write to it."""
+        return
 
     def remove(self, name: str) -> None:
         self._files.rm_file(self._path(name))

@@ -12,19 +12,23 @@ from tpukit.essentials.display import InvalidValueError
 
 @dataclass(frozen=True)
 class Buckets:
-    """The lengths that samples are padded to; every step has one of them, the same on all cores.
+    """The lengths that samples are padded to. In each step all cores have the same length.
 
-    So a step is compiled once for each, and a batch of short samples is not computed at the length of the longest.
+    A TPU compiles a step once per length. With a few lengths, short samples are not computed at the
+    length of the longest.
 
     Args:
         lengths: the lengths of batches, such as (64, 128, 256).
-        pad: what is padded and with what, by key for samples that are mappings, `{"input_ids": 0, "attention_mask": 0,
-            "labels": -100}`, by place for tuples, `{0: 0, 1: -100}`. All else is stacked as it is. None: the first part
-            of a tuple, or a sample that is a single tensor, with 0; of a mapping the parts have to be named.
-        axis: along which these parts vary: 0 for (length,) and (length, features), -1 for sound, (channels, length).
-        sizes: the length of every sample, before any cut. None reads every sample once to find out, on every core: with
-            more than some thousands, compute them once in the notebook.
-        truncate: cut samples that are longer than the largest length at their end; otherwise they are refused.
+        pad: the parts of a sample to pad, with the value to fill in. By key if samples are
+            mappings: `{"input_ids": 0, "attention_mask": 0, "labels": -100}`. By position if they
+            are tuples: `{0: 0, 1: -100}`. Other parts are stacked unchanged. None pads the first
+            part of a tuple, or a sample that is a single tensor, with 0. Mappings need `pad`.
+        axis: the axis of these parts that varies: 0 for (length,) and (length, features), -1 for
+            sound of shape (channels, length).
+        sizes: the length of every sample, before any cut. With None, every core reads every sample
+            once to measure it. If that takes long, compute them in the notebook.
+        truncate: cut samples longer than the largest length at their end. Otherwise such a sample
+            is an error.
 
     Raises:
         ValueError: the lengths are not whole numbers above 0 in ascending order.
@@ -57,77 +61,87 @@ class Buckets:
         """Return the number of the bucket of every sample, (N,) int64.
 
         Raises:
-            ValueError: a sample is longer than the largest length, or `sizes` is of another dataset.
+            ValueError: a sample is longer than the largest length, or `sizes` is of another
+                dataset.
         """
         import numpy
 
         sizes = self.sizes
         if sizes is None:
-            with seeded_in_turn(
-                (0,)
-            ):  # what the dataset draws meanwhile is not missing in the training
-                parts = (
-                    self._parts(dataset[sample], sample).values() for sample in range(len(dataset))
-                )
-                sizes = [max(part.shape[self.axis] for part, _ in those) for those in parts]
+            # The random numbers that the dataset draws here must not be missing in the training.
+            with seeded_in_turn((0,)):
+                sizes = [self._size(dataset[sample], sample) for sample in range(len(dataset))]
         sizes = numpy.asarray(sizes)
         if sizes.shape != (len(dataset),):
             raise InvalidValueError(
-                f"sizes has the length of every sample: {len(dataset)} numbers, got {tuple(sizes.shape)}",
+                "sizes has the length of every sample: "
+                f"{len(dataset)} numbers, got {tuple(sizes.shape)}",
                 fix="sizes=[len(text) for text in dataset]",
             )
         if not self.truncate and sizes.max() > self.lengths[-1]:
-            sample, size, count = (
-                int(sizes.argmax()),
-                int(sizes.max()),
-                (sizes > self.lengths[-1]).sum(),
-            )
+            sample = int(sizes.argmax())
+            size = int(sizes.max())
+            count = (sizes > self.lengths[-1]).sum()
             others = f" ({count} samples are longer)" if count > 1 else ""
             more = ", ".join(map(str, (*self.lengths, size)))
             raise InvalidValueError(
-                f"sample {sample} has length {size}, and the largest bucket is {self.lengths[-1]}{others}",
+                f"sample {sample} has length {size}, and the largest "
+                f"bucket is {self.lengths[-1]}{others}",
                 fix=f"buckets=({more}), or cut them: tpukit.Buckets({self.lengths}, truncate=True)",
             )
         return numpy.minimum(numpy.searchsorted(self.lengths, sizes), len(self.lengths) - 1)
 
     def collate(self, items: list, samples: list[int], length: int) -> object:
-        """Return items as one batch of this length, with a mask of the positions that hold data.
+        """Return items as a batch of this length, with a mask of the positions that hold data.
 
-        The mask is (B, length): an entry "attention_mask", int64, in mappings that have none; otherwise bool, behind
-        the other parts.
+        The mask is (B, length). For mappings it is the entry "attention_mask", int64, unless they
+        have that entry. Otherwise it is bool, and the last part of the batch.
 
         Raises:
             ValueError: an item is longer than that, or than `sizes` says.
         """
         import torch
 
-        pairs = [
-            self._padded(item, sample, length) for item, sample in zip(items, samples, strict=True)
-        ]
-        batch, sizes = (
-            collate([item for item, _ in pairs], samples),
-            torch.tensor([size for _, size in pairs]),
-        )
-        mask = torch.arange(length) < sizes[:, None]
+        padded = []
+        sizes = []
+        for item, sample in zip(items, samples, strict=True):
+            item, size = self._padded(item, sample, length)
+            padded.append(item)
+            sizes.append(size)
+        batch = collate(padded, samples)
+        mask = torch.arange(length) < torch.tensor(sizes)[:, None]
         if isinstance(batch, Mapping):
             return batch if "attention_mask" in batch else {**batch, "attention_mask": mask.long()}
-        return (*batch, mask) if isinstance(batch, list | tuple) else (batch, mask)
+        if isinstance(batch, list | tuple):
+            return (*batch, mask)
+        return batch, mask
+
+    def _size(self, item: object, sample: int) -> int:
+        """Return the length of an item: that of its longest padded part."""
+        return max(part.shape[self.axis] for part, _ in self._parts(item, sample).values())
 
     def _padded(self, item: object, sample: int, length: int) -> tuple:
         """Return an item at this length, and how much of its first padded part is data."""
         import torch
 
-        parts, limit = self._parts(item, sample), self.lengths[-1] if self.truncate else math.inf
+        parts = self._parts(item, sample)
+        limit = self.lengths[-1] if self.truncate else math.inf
         first = min(next(part.shape[self.axis] for part, _ in parts.values()), length)
         for key, (part, value) in parts.items():
-            axis, size = self.axis % part.ndim, part.shape[self.axis]
+            axis = self.axis % part.ndim
+            size = part.shape[self.axis]
             if size > limit:
-                part, size = part.narrow(axis, 0, limit), limit
+                part = part.narrow(axis, 0, limit)
+                size = limit
             if size > length:
                 raise InvalidValueError(
-                    f"sample {sample} does not fit into a batch of length {length}: it has length {size}",
+                    f"sample {sample} does not fit into a batch of "
+                    f"length {length}: it has length {size}",
                     found="another length than it had, or than sizes says",
-                    fix="lengths of the samples as they are read; a dataset that cuts at random has to cut to one",
+                    fix=(
+                        "lengths of the samples as they are read; a dataset "
+                        "that cuts at random has to cut to one"
+                    ),
                 )
             shape = list(part.shape)
             shape[axis] = length - size
@@ -142,44 +156,53 @@ class Buckets:
         """Return {key: (tensor, pad value)} of what is padded of an item.
 
         Raises:
-            ValueError: it is not said, or an item has no such part, or it has no length.
+            ValueError: `pad` is missing, names a part that an item lacks, or a part has no length.
         """
         import torch
 
         if isinstance(item, Mapping):
-            named, found = self.pad, item
+            named = self.pad
+            found = item
         elif isinstance(item, list | tuple) and not (self.pad is None and _is_numbers(item)):
-            named, found = self.pad or {0: 0}, dict(enumerate(item))
+            named = self.pad or {0: 0}
+            found = dict(enumerate(item))
         else:
-            named, found = self.pad or {0: 0}, {0: item}
+            named = self.pad or {0: 0}
+            found = {0: item}
         if not named or not set(named) <= found.keys():
-            missing = (
-                f"sample {sample} has no {sorted(set(named) - found.keys(), key=str)[0]!r}"
-                if named
-                else "no pad"
-            )
-            what = ", ".join(f"{key!r}: 0" for key, part in found.items() if _has_length(part))
+            missing = "no pad"
+            if named:
+                missing = f"sample {sample} has no {min(set(named) - found.keys(), key=str)!r}"
+            values = ", ".join(f"{key!r}: 0" for key, part in found.items() if _has_length(part))
             raise InvalidValueError(
-                "which parts of a sample vary in length has to be said, and what fills them up",
+                "pad= must name the parts of a sample that vary in length, and their fill values",
                 found=f"{missing}; its parts are {', '.join(map(repr, found))}",
-                fix=f"tpukit.Buckets({self.lengths}, pad={{{what}}}), without those of one length",
+                fix=(
+                    f"tpukit.Buckets({self.lengths}, pad={{{values}}}), "
+                    "without the parts of fixed length"
+                ),
             )
         parts = {key: (torch.as_tensor(found[key]), value) for key, value in named.items()}
         for key, (part, value) in parts.items():
             kept = torch.tensor(value).to(part.dtype).item()
-            # Floats round, 0.1 too, and only run over; and nan is a number to fill up with that is not even itself.
-            if (
-                math.isfinite(kept) != math.isfinite(value)
-                if part.is_floating_point()
-                else kept != value
-            ):
+            if part.is_floating_point():
+                # Rounding is fine, of 0.1 too, and nan may be wanted; only an overflow is not.
+                is_changed = math.isfinite(kept) != math.isfinite(value)
+            else:
+                is_changed = kept != value
+            if is_changed:
                 raise InvalidValueError(
-                    f"pad fills {key!r} up with {value}, which {part.dtype} does not hold: it would be {kept}",
-                    fix=f"another number; or the dataset gives {key!r} as a type that has it, such as torch.int64",
+                    f"pad fills {key!r} up with {value}, which "
+                    f"{part.dtype} does not hold: it would be {kept}",
+                    fix=(
+                        f"another number; or the dataset gives {key!r} as a "
+                        "type that has it, such as torch.int64"
+                    ),
                 )
             if not -part.ndim <= self.axis < part.ndim:
                 raise InvalidValueError(
-                    f"sample {sample}, {key!r}, has no axis {self.axis} to be padded along: its shape is "
+                    f"sample {sample}, {key!r}, has no axis {self.axis} "
+                    "to be padded along: its shape is "
                     f"{tuple(part.shape)}",
                     fix=f"leave {key!r} out of pad=, or another axis=",
                 )
@@ -188,14 +211,20 @@ class Buckets:
 
 @dataclass(frozen=True, eq=False)
 class BucketSampler(ShardedSampler):
-    """Divide an epoch so that in a step all cores have samples of about one length.
+    """Divide an epoch so that in a step all cores have samples of about the same length.
 
-    The samples of an epoch are those of a `ShardedSampler`. They are sorted by bucket and cut into steps; what is left
-    of a bucket goes to the next larger one, so only one step is filled up, and with `drop_last` less than one step is
-    left out, of any length. The steps are shuffled, too, but one of every length comes first, the longest before all:
-    every graph is compiled, and memory seen to be enough, before anything else.
+    The samples of an epoch are those of a `ShardedSampler`, sorted by bucket and cut into steps:
 
-    In order, `places` says where the outputs belong.
+        lengths of the samples    3 3 4 4 4 | 7 8 8
+        steps of two              3 3,  4 4,  4 7,  8 8
+
+    The rest of a bucket goes to the next larger bucket. So only the last step is filled up, and
+    `drop_last` leaves out less than a step.
+
+    Then the steps are shuffled, but a step of every length comes first, the longest first of all.
+    So all graphs are compiled early, and a lack of memory shows at once.
+
+    Without shuffling, `places` returns the positions of the outputs in the dataset.
 
     Attributes:
         bucket_of: (count,) int64, the number of the bucket of every sample.
@@ -204,24 +233,24 @@ class BucketSampler(ShardedSampler):
 
     bucket_of: object = field(default=None, repr=False)
     lengths: tuple[int, ...] = ()
-    __eq__, __hash__ = (
-        object.__eq__,
-        object.__hash__,
-    )  # the inherited ones would not look at the buckets
+    # The inherited methods would not compare the buckets.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
     def positions(self, done: int = 0, *, epoch: int = 0, seed: int = 0):
-        """Return this core's positions in the epoch, (steps, batch_size) int64; from `count` on they are padding."""
-        steps = _arranged(self, epoch, seed)[0].reshape(-1, self.world_size, self.batch_size)[
-            :, self.rank
-        ]
+        """Return this core's positions in the epoch, (steps, batch_size) int64.
+
+        Positions from `count` on are padding.
+        """
+        positions, _ = _arranged(self, epoch, seed)
+        steps = positions.reshape(-1, self.world_size, self.batch_size)[:, self.rank]
         return steps[done // self.samples_per_step :][: self.steps(done)]
 
     def step_lengths(self, done: int = 0, *, epoch: int = 0, seed: int = 0) -> list[int]:
         """Return the length of the batch of every step."""
-        buckets = _arranged(self, epoch, seed)[1][done // self.samples_per_step :][
-            : self.steps(done)
-        ]
-        return [self.lengths[bucket] for bucket in buckets]
+        _, buckets = _arranged(self, epoch, seed)
+        left = buckets[done // self.samples_per_step :][: self.steps(done)]
+        return [self.lengths[bucket] for bucket in left]
 
     def shapes(self) -> list[int]:
         """Return the lengths that the steps of the first epoch have."""
@@ -241,14 +270,15 @@ class BucketSampler(ShardedSampler):
         return int((_arranged(self, 0, 0)[0][: self.steps()] < self.count).sum())
 
     def in_words(self) -> str:
-        """Say how many graphs of a step these lengths make."""
+        """Return in words how many graphs of a step these lengths make."""
         lengths = self.shapes()
-        shapes = (
-            f"{len(lengths)} shapes, so {len(lengths)} graphs"
-            if len(lengths) > 1
-            else "one shape, so one graph"
+        shapes = "one shape, so one graph"
+        if len(lengths) > 1:
+            shapes = f"{len(lengths)} shapes, so {len(lengths)} graphs"
+        return (
+            f"batches of length {', '.join(map(str, lengths))}: "
+            f"{shapes} of each step will be compiled"
         )
-        return f"batches of length {', '.join(map(str, lengths))}: {shapes} of each step will be compiled"
 
     def checksum(self) -> int:
         """Return a number that says whether two samplers have samples of the same lengths."""
@@ -257,12 +287,18 @@ class BucketSampler(ShardedSampler):
 
 @functools.lru_cache(maxsize=2)  # an epoch asks several times
 def _arranged(sampler: BucketSampler, epoch: int, seed: int) -> tuple:
-    """Return the positions of all cores in every step, (steps, samples_per_step), and the buckets of the steps."""
+    """Return the positions of all cores, (steps, samples_per_step), and the bucket of each step."""
     import numpy
 
-    count = ShardedSampler(
-        sampler.count, sampler.batch_size, 0, sampler.world_size, False, sampler.drop_last
-    ).steps()
+    plain = ShardedSampler(
+        sampler.count,
+        sampler.batch_size,
+        rank=0,
+        world_size=sampler.world_size,
+        shuffle=False,
+        drop_last=sampler.drop_last,
+    )
+    count = plain.steps()
     positions = numpy.arange(count * sampler.samples_per_step)
     buckets = sampler.bucket_of[sampler.samples(positions, epoch=epoch, seed=seed)]
     buckets[sampler.count :] = len(sampler.lengths)  # padding comes last

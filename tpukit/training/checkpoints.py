@@ -407,7 +407,8 @@ def _check_state(value: object, place: str) -> None:
         raise InvalidTypeError(
             f"{place} is a {name}, which torch.load(weights_only=True) does not load",
             fix=(
-                "save plain values and tensors: float(number), torch.from_numpy(array), module.state_dict()"
+                "save plain values and tensors: float(number), "
+                "torch.from_numpy(array), module.state_dict()"
             ),
         )
 

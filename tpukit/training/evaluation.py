@@ -9,8 +9,10 @@ from tpukit.essentials.display import InvalidValueError, check_flag
 from tpukit.essentials.launcher import Core, gather_objects
 from tpukit.training.batch import FurtherParts
 from tpukit.training.checks import check_classes
+from tpukit.training.index_checks import watched_loss
 from tpukit.training.metrics import StreamedMetrics, as_classes, has_state, separate_metrics
 from tpukit.training.prediction import check_order, evaluating, host_steps, in_dataset_order
+from tpukit.training.weighted_loss import Loss, as_loss
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,8 @@ def evaluate(
     With `keep_outputs=False` nothing is gathered. Each core updates torchmetrics' metrics with
     its own samples, step by step, and at the end their states are combined. The loss is then the
     mean of the steps' losses, weighted by their samples. It equals the loss of all samples only
-    if that is a plain mean over them. With class weights or `ignore_index` it is not: use a
-    metric in its place.
+    if that is a plain mean over them. With class weights or `ignore_index` it is not: return
+    `(total, weight)` from the loss, or use a metric in its place.
 
     Batches reach the model and the loss as in `fit`. The loss and the metrics get outputs and
     targets with their nesting. An output without an axis, such as a loss that the model computes
@@ -78,7 +80,7 @@ def evaluate(
     Args:
         core: this core.
         model: from a batch's inputs to outputs (B, ...), or to a tuple or dict of such tensors.
-        loss: from (outputs, targets) to one number. A module is copied to the CPU first.
+        loss: from (outputs, targets) to one number, or to `(total, weight)`. A module is copied to the CPU first.
         batches: `core.batches(dataset, batch_size=...)`, not shuffled, nothing dropped.
         metrics: functions of (outputs, targets), or torchmetrics' metrics, by name; see `fit`.
         preprocess: changes the inputs on the device, as in `fit`.
@@ -98,7 +100,9 @@ def evaluate(
     check_flag("keep_outputs", keep_outputs)
     check_classes(model, batches, "evaluation")
     core.average_buffers(model)
-    core.agreement.compare("in evaluate", modules={"": model}, data=batches.facts(), layers=False)
+    core.internal.agreement.compare(
+        "in evaluate", modules={"": model}, data=batches.facts(), layers=False
+    )
     return evaluate_synced(
         core,
         model,
@@ -149,7 +153,7 @@ def evaluate_synced(
             return _streamed(core, steps, sampler=batches.sampler, loss=loss, metrics=streamed)
         outputs, targets = in_dataset_order(steps, batches.sampler)
     targets, further = targets
-    value = _one_number("the loss", loss(outputs, targets, *further))
+    value = _loss(watched_loss(loss, outputs, targets, *further)).mean
     numbers = {
         name: _one_number(name, _of_all(metric, outputs, targets))
         for name, metric in (metrics or {}).items()
@@ -181,6 +185,7 @@ def _streamed(
     from torch.utils import _pytree as tree
 
     total = 0.0
+    weight = 0.0
     for step, positions in zip(steps, sampler.positions(), strict=True):
         real = int((positions < sampler.count).sum())  # the rest is padding
         if not real:
@@ -191,12 +196,22 @@ def _streamed(
 
         outputs, targets = tree.tree_map(without_padding, step)
         targets, further = targets
-        total += real * _one_number("the loss", loss(outputs, targets, *further))
+        value = _loss(watched_loss(loss, outputs, targets, *further))
+        if value.weight is None:
+            value = Loss(real * float(value.total), real)
+        total += float(value.total)
+        weight += float(value.weight)
         metrics.update(outputs, targets)
-    mean = sum(gather_objects(core, total)) / sampler.count
+    totals, weights = zip(*gather_objects(core, (total, weight)), strict=True)
+    mean = Loss(sum(totals), sum(weights)).mean
     numbers = {name: _one_number(name, value) for name, value in metrics.compute().items()}
     mean, numbers = _from_core_0(core, (mean, numbers))
     return Evaluation(mean, numbers, outputs=None, targets=None)
+
+
+def _loss(value: object) -> Loss:
+    """Return the value of a loss; raise if it is None or not one number."""
+    return as_loss(value if isinstance(value, tuple) else _one_number("the loss", value))
 
 
 def _one_number(name: str, value: object) -> float:

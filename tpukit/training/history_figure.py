@@ -1,10 +1,20 @@
-"""The curves of a run, in one figure."""
+"""The curves of a run, in a figure.
+
+{"train_loss": [0.9, 0.5], "valid_loss": [1.0, 0.6], "lr": [0.1, 0.1], "base_rate_loss": 0.8}
+
+_read           the axis, the series, the single numbers, and notes on the rest
+_what_varies    "lr" stays the same, so it becomes a text below the panels
+_kind           train_loss and valid_loss are both "loss", so they share a panel
+_draw_panel     curves, rings and dotted lines; base_rate_loss is a dotted line in "loss"
+"""
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tpukit.essentials.display import InvalidTypeError, InvalidValueError, better, figure_inputs
 from tpukit.essentials.display import figure_style as look
@@ -14,158 +24,204 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_AXES = (
-    "step",
-    "epoch",
-)  # candidates for the horizontal axis of a history; the first that it has is taken
+_AXES = ("step", "epoch")  # candidates for the horizontal axis; the first in the history is used
 _VALIDATION = ("valid", "val", "validation", "test", "eval", "dev")
 _SPLITS = ("train", "training", *_VALIDATION)
 _NOISY = 50  # points; longer series are drawn pale, with their moving mean on top
-# What the measures of fit are called on a figure: words, unit, and how many of it one is.
+_MOST_MARKED = 12  # points; a series with more has no marks
+_DOTTED = (0, (1, 2))
+
+
+class _Measure(NamedTuple):
+    """A measure of `fit` as the figure shows it."""
+
+    words: str
+    unit: str
+    factor: float  # how many of the unit are 1 in the history
+
+
 _MEASURES = {
-    "lr": ("learning rate", "", 1.0),
-    "memory": ("peak memory", "GiB", 2.0**-30),
-    "data wait": ("waiting for batches", "% of the time", 100.0),
-    "samples per second": ("speed", "samples/s", 1.0),
-    "images per second": ("speed", "images/s", 1.0),
-    "seconds": ("time", "seconds", 1.0),
-    "compiles": ("compiled so far", "graphs", 1.0),
+    "lr": _Measure("learning rate", "", 1.0),
+    "memory": _Measure("peak memory", "GiB", 2.0**-30),
+    "data wait": _Measure("waiting for batches", "% of the time", 100.0),
+    "samples per second": _Measure("speed", "samples/s", 1.0),
+    "images per second": _Measure("speed", "images/s", 1.0),
+    "seconds": _Measure("time", "seconds", 1.0),
+    "compiles": _Measure("compiled so far", "graphs", 1.0),
 }
 
 
+class _Points(NamedTuple):
+    """A series: places on the horizontal axis, and values."""
+
+    x: np.ndarray
+    y: np.ndarray
+
+
+@dataclass(frozen=True)
+class _History:
+    """The numbers of a history that can be drawn.
+
+    Attributes:
+        axis: name of the horizontal axis.
+        series: the curves by name.
+        levels: single numbers by name.
+        notes: what cannot be drawn, and why.
+    """
+
+    axis: str
+    series: dict[str, _Points]
+    levels: dict[str, float]
+    notes: list[str]
+
+
 def show_history(history: Any) -> Figure:
-    """Draw what varied in a run: the loss in a large panel, every other measure in a small one.
+    """Draw what varied in a run: the loss in a large panel, every other measure in a small panel.
 
-    `history` is a dict of series (`{"train_loss": [...], "valid_loss": [...]}`), a list of rows (`[{"epoch": 1,
-    "train_loss": 0.4}, ...]`), a DataFrame, or anything with `.rows`. The horizontal axis is "step", or "epoch" where
-    there is no "step". A series shorter than the axis is spread over it evenly, with its last point at the end: five
-    validation losses of a run of 1000 steps are drawn at 200, 400, ... 1000.
+    Series share a panel if their names differ only in train, valid, val, test or eval:
+    `train_loss` and `valid_loss` do, and `lr` has its own panel. The horizontal axis is "step", or
+    "epoch" if there is no "step". If a series is shorter than the axis, its points are spread
+    evenly, and the last is at the end: five validation losses of a run of 1,000 steps are drawn at
+    200, 400, ... 1,000.
 
-    Series share a panel when their names differ only in train / valid / val / test / eval: `train_loss` and
-    `valid_loss` do, `lr` has its own. A single number is a dotted line across the panel whose name its own name ends
-    with (`base_rate_loss` in `loss`). A series of 50 points or more is drawn pale, under a moving mean over a twentieth
-    of its length. A ring marks the best validation point, for measures known to be better when low (loss, error, ...)
-    or high (auroc, accuracy, f1, ...). What stayed the same, such as a constant learning rate, is a line of text under
-    the figure, and what cannot be drawn is named there; only a loss or a score is drawn though it does not move.
+    - A single number is a dotted line across the panel whose name its own name ends with:
+      `base_rate_loss` in the panel of `loss`.
+    - A series of 50 points or more is pale, under a moving mean over a twentieth of its length.
+    - A ring marks the best validation point, if tpukit knows that low values (loss, error, ...) or
+      high values (auroc, accuracy, f1, ...) of the measure are better.
+    - A value that stays the same, such as a constant learning rate, is a text below the panels. A
+      loss or a score is always a curve. The text also names the entries that cannot be drawn.
+
+    Args:
+        history: a dict of series, `{"train_loss": [...], "valid_loss": [...]}`; a list of rows,
+            `[{"epoch": 1, "train_loss": 0.4}, ...]`; a DataFrame; or an object with `.rows`.
 
     Raises:
         TypeError: `history` is none of these.
         ValueError: `history` contains no series of numbers.
     """
-    axis, series, levels, notes = _series(history)
-    measures = _MEASURES | {
-        "samples per second": ("speed", f"{getattr(history, 'of', 'samples')}/s", 1.0)
-    }
-    series, constant = _what_varies(series, measures)
-    panels: dict[str, dict] = {}
+    read = _read(history)
+    speed = _Measure("speed", f"{getattr(history, 'of', 'samples')}/s", 1.0)
+    measures = _MEASURES | {"samples per second": speed}
+    series, constant = _what_varies(read.series, measures)
+    panels: dict[str, dict[str, _Points]] = {}
     for name, points in series.items():
         panels.setdefault(_kind(name), {})[name] = points
     # Losses first, then other measures of quality, then speed and the like, each as they came.
     kinds = sorted(panels, key=lambda kind: (kind.split()[-1] != "loss", better(kind) is None))
-    stack = min(2, len(kinds) - 1)  # small panels, at most two in a column
-    beside = -(-(len(kinds) - 1) // 2)
-    ends = [end for x, _ in series.values() for end in (x[0], x[-1])]
-    span = max(ends) - min(ends)
-    limits = (
-        (min(ends) - 0.03 * span, max(ends) + 0.03 * span)
-        if span
-        else (ends[0] - 0.5, ends[0] + 0.5)
-    )
+    ends = []
+    for x, _ in series.values():
+        ends += [x[0], x[-1]]
+    levels = dict(read.levels)
 
     with look.style():
-        figure = look.new_figure(min(look.WIDTH, 7 + 3 * beside), 3.9, layout="constrained")
-        grid = figure.add_gridspec(
-            stack or 1, 1 + beside, width_ratios=[2.2 if beside < 2 else 1.7] + [1] * beside
-        )
-        for index, kind in enumerate(kinds):
-            column, row = (0, slice(None)) if index == 0 else ((index + 1) // 2, (index - 1) % 2)
-            if index == len(kinds) - 1 and index % 2 == 1:
-                row = slice(None)  # the last of an odd number has its column to itself
-            axes = figure.add_subplot(grid[row, column])
-            axes.set_xlim(limits)
-            known = {
-                name: levels.pop(name)
-                for name in list(levels)
-                if _kind(name).split()[-1:] == kind.split()[-1:]
-            }
-            _curves(axes, kind, panels[kind], known, axis, measures)
+        columns = math.ceil((len(kinds) - 1) / 2)  # of small panels, two in each
+        figure = look.new_figure(min(look.WIDTH, 7 + 3 * columns), 3.9, layout="constrained")
+        places = _grid(figure, len(kinds), columns)
+        for kind, place in zip(kinds, places, strict=True):
+            axes = figure.add_subplot(place)
+            axes.set_xlim(_limits(ends))
+            measure = kind.split()[-1:]
+            known = [name for name in levels if _kind(name).split()[-1:] == measure]
+            own_levels = {name: levels.pop(name) for name in known}
+            panel = _Panel(kind, panels[kind], own_levels, measures)
+            _draw_panel(axes, panel, read.axis)
+        notes = list(read.notes)
         notes += [f"{name} is one number: {value:.4g}" for name, value in levels.items()]
-        below = [f"throughout: {', '.join(constant)}"] * bool(constant)
-        below += [f"not drawn: {'; '.join(notes)}"] * bool(notes)
+        below = []
+        if constant:
+            below.append(f"throughout: {', '.join(constant)}")
+        if notes:
+            below.append(f"not drawn: {'; '.join(notes)}")
         if below:
             text = textwrap.fill("    ".join(below), look.letters(figure.get_figwidth()))
             figure.supxlabel(text, x=0.01, ha="left", fontsize=look.SMALL - 1, color=look.MUTED)
         figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
-        spans = [
-            f"{name.replace('_', ' ')} from {y[0]:.4g} to {y[-1]:.4g}"
-            for name, (_, y) in series.items()
-        ]
-        across = f"{axis} {min(ends):.4g} to {max(ends):.4g}"
+        across = f"{read.axis} {min(ends):.4g} to {max(ends):.4g}"
+        spans = []
+        for name, (_, y) in series.items():
+            spans.append(f"{name.replace('_', ' ')} from {y[0]:.4g} to {y[-1]:.4g}")
         look.describe(figure, f"Curves, {across}. {'; '.join([*spans, *below])}")
     return figure
 
 
-def _what_varies(series: dict[str, tuple], measures: dict) -> tuple[dict[str, tuple], list[str]]:
-    """Return the series that are worth a curve, in the units of the figure, and in words those that stay the same."""
+def _limits(ends: list[float]) -> tuple[float, float]:
+    """Return the limits of the horizontal axis, with a margin of 3 % on both sides."""
+    span = max(ends) - min(ends)
+    if not span:
+        return ends[0] - 0.5, ends[0] + 0.5
+    return min(ends) - 0.03 * span, max(ends) + 0.03 * span
+
+
+def _grid(figure: Figure, count: int, columns: int) -> list:
+    """Return the place of each panel: a large one, then columns of two small panels."""
+    rows = max(1, min(2, count - 1))
+    large = 2.2 if columns < 2 else 1.7  # times the width of a small panel
+    grid = figure.add_gridspec(rows, 1 + columns, width_ratios=[large] + [1] * columns)
+    places = [grid[:, 0]]
+    for small in range(count - 1):
+        column = 1 + small // 2
+        is_alone = small % 2 == 0 and small == count - 2
+        places.append(grid[:, column] if is_alone else grid[small % 2, column])
+    return places
+
+
+def _what_varies(
+    series: dict[str, _Points], measures: dict[str, _Measure]
+) -> tuple[dict[str, _Points], list[str]]:
+    """Return the series that vary, in the units of the figure, and the others as texts."""
     import numpy as np
 
-    moving, constant = {}, []
+    moving: dict[str, _Points] = {}
+    constant: list[str] = []
     for name, (x, y) in series.items():
-        words, unit, factor = measures.get(_kind(name), (name.replace("_", " "), "", 1.0))
+        plain = _Measure(name.replace("_", " "), "", 1.0)
+        words, unit, factor = measures.get(_kind(name), plain)
         y = y * factor
         known = y[np.isfinite(y)]
-        if better(name) is None and (known == known[0]).all():  # a loss that stays the same is news
+        # A loss that stays the same is news, so it is drawn.
+        if better(name) is None and (known == known[0]).all():
             constant.append(f"{words} {known[0]:.4g} {unit}".strip())
         else:
-            moving[name] = x, y
-    return (moving, constant) if moving else (series, [])
+            moving[name] = _Points(x, y)
+    if not moving:
+        return series, []
+    return moving, constant
 
 
-def _curves(
-    axes: Axes,
-    kind: str,
-    series: dict[str, tuple],
-    levels: dict[str, float],
-    axis: str,
-    measures: dict,
-):
-    import numpy as np
+@dataclass(frozen=True)
+class _Panel:
+    """The contents of a panel: its kind of measure, curves by name, and dotted lines by name."""
 
-    find_best = {"low": np.nanargmin, "high": np.nanargmax}.get(better(kind))
-    alone, below = len(series) == 1, axis
-    rest = iter(look.COLORS[2:] * len(series))
-    for name, (x, y) in series.items():
+    kind: str
+    series: dict[str, _Points]
+    levels: dict[str, float]
+    measures: dict[str, _Measure]
+
+
+def _draw_panel(axes: Axes, panel: _Panel, axis: str) -> None:
+    is_alone = len(panel.series) == 1
+    below = axis
+    other_colors = iter(look.COLORS[2:] * len(panel.series))
+    for name, points in panel.series.items():
         split = _split(name)
-        color = (
-            look.COLORS[split in _VALIDATION]
-            if split in ("train", "valid", "val") or alone
-            else next(rest)
-        )
-        label = "" if alone else split or name
-        noisy = len(y) >= _NOISY
-        if noisy:
-            axes.plot(x, y, color=color, alpha=0.28, linewidth=0.7)
-        if find_best and split in _VALIDATION:
-            at = int(find_best(y))
-            axes.plot(
-                x[at], y[at], "o", markersize=10, markerfacecolor="none", markeredgecolor=color
-            )
-            below = f"{axis}    ○ best {y[at]:.4g} at {x[at]:.4g}"
-        marks = {"marker": "o", "markersize": 4} if len(y) <= 12 else {}
-        axes.plot(
-            x,
-            _moving_mean(y) if noisy else y,
-            color=color,
-            linewidth=1.6,
-            label=label or None,
-            **marks,
-        )
-    for name, value in levels.items():
-        label = f"{name.replace('_', ' ').removesuffix(kind).strip() or name} {value:.4g}"
-        axes.axhline(value, color=look.MUTED, linewidth=1, linestyle=(0, (1, 2)), label=label)
-    words, unit, _ = measures.get(
-        kind, (next(iter(series)).replace("_", " ") if alone else kind, "", 1.0)
-    )
+        if split in ("train", "valid", "val") or is_alone:
+            color = look.COLORS[split in _VALIDATION]
+        else:
+            color = next(other_colors)
+        label = None if is_alone else split or name
+        _draw_curve(axes, points, color=color, label=label)
+        if split in _VALIDATION and better(panel.kind):
+            best = _ring(axes, points, better(panel.kind), color)
+            below = f"{axis}    {best}"
+    for name, value in panel.levels.items():
+        words = name.replace("_", " ").removesuffix(panel.kind).strip() or name
+        label = f"{words} {value:.4g}"
+        axes.axhline(value, color=look.MUTED, linewidth=1, linestyle=_DOTTED, label=label)
+    words = panel.kind
+    if is_alone:
+        words = next(iter(panel.series)).replace("_", " ")
+    words, unit, _ = panel.measures.get(panel.kind, _Measure(words, "", 1.0))
     axes.set_title(words, loc="left", fontweight="bold")
     axes.set_xlabel(below)
     axes.set_ylabel(unit)
@@ -176,14 +232,40 @@ def _curves(
         axes.legend(loc="best", handlelength=1.2)
 
 
+def _draw_curve(axes: Axes, points: _Points, *, color: str, label: str | None) -> None:
+    """Draw a series; if it is long, pale and under its moving mean."""
+    x, y = points
+    line = y
+    if len(y) >= _NOISY:
+        axes.plot(x, y, color=color, alpha=0.28, linewidth=0.7)
+        line = _moving_mean(y)
+    marks = {}
+    if len(y) <= _MOST_MARKED:
+        marks = {"marker": "o", "markersize": 4}
+    axes.plot(x, line, color=color, linewidth=1.6, label=label, **marks)
+
+
+def _ring(axes: Axes, points: _Points, direction: str, color: str) -> str:
+    """Mark the best point with a ring, and return its place and value in words."""
+    import numpy as np
+
+    find_best = {"low": np.nanargmin, "high": np.nanargmax}[direction]
+    best = int(find_best(points.y))
+    x = points.x[best]
+    y = points.y[best]
+    axes.plot(x, y, "o", markersize=10, markerfacecolor="none", markeredgecolor=color)
+    return f"○ best {y:.4g} at {x:.4g}"
+
+
 def _moving_mean(values: np.ndarray) -> np.ndarray:
-    """Return the mean over a centred window, a twentieth of the series long; nan and what lies outside do not count."""
+    """Return the mean over a centred window, a twentieth of the series long, without nan."""
     import numpy as np
 
     window = np.ones(2 * (len(values) // 40) + 1)
     known = np.isfinite(values)
     total = np.convolve(np.where(known, values, 0), window, "same")
-    return np.where(known, total / np.maximum(np.convolve(known, window, "same"), 1), np.nan)
+    count = np.convolve(known, window, "same")  # smaller at the ends and near nan
+    return np.where(known, total / np.maximum(count, 1), np.nan)
 
 
 def _split(name: str) -> str:
@@ -191,62 +273,69 @@ def _split(name: str) -> str:
 
 
 def _kind(name: str) -> str:
-    """Return the kind of measure, a name without its split: train_loss and loss_valid are both loss."""
+    """Return the kind of measure: "loss" for train_loss and for loss_valid."""
     return " ".join(word for word in name.lower().split("_") if word not in _SPLITS) or name
 
 
-def _series(
-    history: Any,
-) -> tuple[str, dict[str, tuple[np.ndarray, np.ndarray]], dict[str, float], list[str]]:
-    """Return the name of the axis, the series as `{name: (x, y)}`, single numbers, and notes on the rest."""
+def _read(history: Any) -> _History:
+    """Return the series and the single numbers of a history."""
     import numpy as np
 
     columns = _columns(history)
-    numbers = {name: _numbers(values) for name, values in columns.items()}
-    notes = [
-        f"{name} has no finite value"
-        for name, y in numbers.items()
-        if y is not None and not np.isfinite(y).any()
-    ]
-    curves = {name: y for name, y in numbers.items() if y is not None and np.isfinite(y).any()}
-    levels = {
-        name: float(value) for name, value in columns.items() if isinstance(value, (int, float))
-    }
-    notes += [
-        f"{name} is not a series" for name, y in numbers.items() if y is None and name not in levels
-    ]
+    curves: dict[str, np.ndarray] = {}
+    levels: dict[str, float] = {}
+    notes: list[str] = []
+    for name, values in columns.items():
+        y = _numbers(values)
+        if isinstance(values, (int, float)):
+            levels[name] = float(values)
+        elif y is None:
+            notes.append(f"{name} is not a series")
+        elif not np.isfinite(y).any():
+            notes.append(f"{name} has no finite value")
+        else:
+            curves[name] = y
     axis = next((name for name in _AXES if name in curves), None)
     places = curves.get(axis)
     curves = {name: y for name, y in curves.items() if name not in _AXES}
     if not curves:
-        inside = next((name for name, value in columns.items() if _is_history(value)), None)
-        fix = (
-            f"pass history[{inside!r}]"
-            if inside
-            else 'pass {"train_loss": [0.41, 0.36], "valid_loss": [0.44, 0.40]}'
-        )
-        found = "; ".join(notes + [f"{name} is one number" for name in levels]) or "nothing in it"
-        raise InvalidValueError(
-            "the history holds no series of numbers to draw", found=found, fix=fix
-        )
+        raise _nothing_to_draw(columns, levels, notes)
     if places is None:
-        places = np.arange(1.0, 1 + max(map(len, curves.values())))
+        longest = max(map(len, curves.values()))
+        places = np.arange(1.0, 1 + longest)
+        axis = "epoch" if longest < 50 else "step"  # few runs have 50 epochs
 
-    drawn = {}
+    series = {}
     for name, y in curves.items():
-        x, known = places if len(y) == len(places) else _spread(places, len(y)), np.isfinite(y)
-        if isinstance(
-            columns[name], _Column
-        ):  # a row that lacks this measure is not a gap in the curve
-            x, y = x[known], y[known]
+        x = places
+        if len(y) != len(places):
+            x = _spread(places, len(y))
+        known = np.isfinite(y)
+        if isinstance(columns[name], _Column):
+            # A row without this measure is not a gap in the curve.
+            x = x[known]
+            y = y[known]
         elif not known.all():
             notes.append(f"{name}: {(~known).sum()} of {len(y)} values are nan or infinite")
-        drawn[name] = x, y
-    return axis or ("epoch" if len(places) < 50 else "step"), drawn, levels, notes
+        series[name] = _Points(x, y)
+    return _History(axis, series, levels, notes)
+
+
+def _nothing_to_draw(columns: Mapping, levels: dict, notes: list[str]) -> InvalidValueError:
+    fix = 'pass {"train_loss": [0.41, 0.36], "valid_loss": [0.44, 0.40]}'
+    inside = [name for name, value in columns.items() if _is_history(value)]
+    if inside:
+        fix = f"pass history[{inside[0]!r}]"
+    found = "; ".join(notes + [f"{name} is one number" for name in levels])
+    return InvalidValueError(
+        "the history holds no series of numbers to draw",
+        found=found or "nothing in it",
+        fix=fix,
+    )
 
 
 class _Column(list):
-    """One measure collected from all rows; None where a row does not have it."""
+    """A measure collected from all rows; None if a row does not have it."""
 
 
 def _columns(history: Any) -> Mapping[str, Any]:
@@ -263,12 +352,14 @@ def _columns(history: Any) -> Mapping[str, Any]:
             f"show_history draws a dict of series or a list of rows, got {type(history).__name__}"
         )
         raise InvalidTypeError(fact, fix=fix)
-    if any(_numbers(value) is not None for row in history for value in row.values()):
-        fact = f"show_history draws one history, got a list of {len(history)}"
-        raise InvalidTypeError(
-            fact, fix="if they are the results of the ranks, pass run.results[0]"
-        )
-    keys = dict.fromkeys(key for row in history for key in row)
+    keys: dict[Any, None] = {}  # in the order in which they first appear
+    for row in history:
+        if any(_numbers(value) is not None for value in row.values()):
+            raise InvalidTypeError(
+                f"show_history draws one history, got a list of {len(history)}",
+                fix="if they are the results of the ranks, pass run.results[0]",
+            )
+        keys |= dict.fromkeys(row)
     return {str(key): _Column(row.get(key) for row in history) for key in keys}
 
 
@@ -279,33 +370,30 @@ def _is_history(value: Any) -> bool:
 
 
 def _numbers(values: Any) -> np.ndarray | None:
-    """Return a series as floats, with nan for None; return None where `values` is not a one-dimensional series."""
+    """Return a one-dimensional series as floats, with nan for None; None for other values."""
     import numpy as np
 
     if hasattr(values, "dtype"):
         array = figure_inputs.as_array(values)
-        return (
-            array.astype(float)
-            if array.ndim == 1 and len(array) and array.dtype.kind in "biuf"
-            else None
-        )
+        is_series = array.ndim == 1 and len(array) > 0 and array.dtype.kind in "biuf"
+        return array.astype(float) if is_series else None
     if not isinstance(values, (list, tuple)) or not values:
         return None
     try:
         return np.array([np.nan if value is None else float(value) for value in values])
-    except (
-        TypeError,
-        ValueError,
-        RuntimeError,
-    ):  # RuntimeError: float() of a tensor of several values
+    # float() of a tensor of several values raises RuntimeError.
+    except (TypeError, ValueError, RuntimeError):
         return None
 
 
 def _spread(places: np.ndarray, count: int) -> np.ndarray:
-    """Spread `count` places evenly over the axis, the last one at its end: a measure of an epoch belongs to its end."""
+    """Return `count` places that are spread evenly over the axis.
+
+    The last is at the end of the axis, because a measure of an epoch belongs to its end.
+    """
     import numpy as np
 
-    before = places[0] - (places[1] - places[0] if len(places) > 1 else 1)
-    return np.interp(
-        np.arange(1, count + 1) / count, np.arange(len(places) + 1) / len(places), [before, *places]
-    )
+    gap = places[1] - places[0] if len(places) > 1 else 1
+    from_start = [places[0] - gap, *places]
+    shares = np.arange(1, count + 1) / count
+    return np.interp(shares, np.arange(len(places) + 1) / len(places), from_start)

@@ -1,4 +1,4 @@
-"""Independent jobs, one a core, from a queue: folds, seeds, settings. No job waits for another."""
+"""Independent jobs from a queue, each on its own core: folds, seeds, settings."""
 
 import contextlib
 import dataclasses
@@ -38,13 +38,15 @@ _LONGEST_TEXT = 60  # characters of a config or a result in the table
 
 @dataclass(frozen=True, repr=False)
 class Jobs(Table):
-    """What `launch_each` brought back, in the order of the configs; shows itself as a table.
+    """The result of `launch_each`, in the order of the configs; a notebook shows it as a table.
 
     Attributes:
-        configs: what the jobs were given.
-        runs: a `Run` for each job, with its log, seconds and memory; None for one that an interrupt left not begun.
-        failures: a `WorkerError`, with its traceback, for each job that failed or was interrupted, by its number.
-        device: what each job ran on, in words.
+        configs: the config of each job.
+        runs: a `Run` for each job, with its log, seconds and memory; None for a job that had not
+            begun before an interrupt.
+        failures: a `WorkerError`, with its traceback, for each job that failed or was interrupted,
+            by its number.
+        device: the device of a job, in words.
         seconds: wall time of all.
     """
 
@@ -56,14 +58,17 @@ class Jobs(Table):
 
     @property
     def results(self) -> list:
-        """What the function returned for each config; None where it did not."""
+        """The value that the function returned for each config; None if it did not return."""
         return [run.results[0] if run else None for run in self.runs]
 
     @property
     def title(self) -> str:
-        """The outcome in one line."""
+        """The outcome in a line."""
         done = sum(run is not None for run in self.runs) - len(self.failures)
-        return f"{done} of {len(self.configs)} jobs done, each on one {self.device}; {self.seconds:.1f} s in all"
+        return (
+            f"{done} of {len(self.configs)} jobs done, each on one "
+            f"{self.device}; {self.seconds:.1f} s in all"
+        )
 
     def rows(self) -> list[tuple[str, str, str, str]]:
         """Return (state, job, config, what became of it) for each job."""
@@ -92,24 +97,28 @@ def launch_each(
     matmul_precision: str | None = None,
     compile_cache: Folders | bool | None = None,
 ) -> Jobs:
-    """Run `fn(core, config)` for each config, as many at a time as there are cores, each alone on its core.
+    """Run `fn(core, config)` for each config, a job per core at a time.
 
-    Every job is what `launch(fn, config, cores=1)` would be: a fresh process, a core of world size 1, with which `fit`
-    and all else work; nothing is averaged between jobs. One that fails does not stop the others. What a job prints
-    comes as `[job 3] ...`. Give each job that keeps checkpoints a folder of its own.
+    A job is like `launch(fn, config, cores=1)`: a fresh process, and a core with `world_size` 1.
+    `fit` and all other functions work in it, and nothing is averaged between jobs. If a job fails,
+    the others continue. The output of a job begins with `[job 3]`. If jobs save checkpoints, give
+    each job its own folder.
 
     Args:
         fn: the worker function; its first argument is a `Core`.
         configs: the second argument of each job: a fold, a seed, a dict of settings.
-        cores: jobs at a time; None for one per chip, GPU, or CPU process of a dry run. A v2 or v3 chip has
-            two cores, of which its job uses one.
-        backend, limits, matmul_precision, compile_cache: as in `launch`; the limits hold for each job.
-        seed: of every job's random numbers, as in `launch`, the same for all: jobs differ by their configs alone.
+        cores: jobs at a time. None for a job per chip, GPU, or CPU process of a dry run. A job
+            uses a single core of a v2 or v3 chip, which has two.
+        backend, limits, matmul_precision, compile_cache: as in `launch`; the limits hold for each
+            job.
+        seed: of the random numbers, as in `launch`. All jobs have the same seed, so they differ
+            by their configs alone.
         timeout: seconds after which a job is ended, and counts as failed; None for no limit.
         progress: as in `launch`; a bar for each job, and no curves.
 
     Raises:
-        ValueError: there is no config, more `cores` are asked for than there are, or as in `launch`.
+        ValueError: `configs` is empty, `cores` is larger than the number of devices, or as in
+            `launch`.
         TypeError: `fn` is no function that takes a core and a config.
         RuntimeInUseError: this process has started the XLA or CUDA runtime.
         LaunchInterrupted: a KeyboardInterrupt; its `run` is the `Jobs` as far as they had come.
@@ -167,7 +176,10 @@ class _Job:
 
 
 class _Queue:
-    """The jobs that wait, run and are done, watched by one loop: an interrupt is raised in the main thread alone."""
+    """The jobs that wait, run and are done, watched by a single loop in the main thread.
+
+    Python raises an interrupt in the main thread alone, so no other thread must wait for jobs.
+    """
 
     def __init__(
         self, tasks: list[Task], topology: Topology, places: int, limits: Limits, display: Screen
@@ -249,7 +261,7 @@ class _Queue:
         self._display.draw()
 
     def _may_be_busy(self, job: _Job) -> bool:
-        """Say whether the job could not start because its chip may still be busy with the job before."""
+        """Return whether the job may have failed because its chip was busy with the job before."""
         seconds = time.monotonic() - self._first_failure.get(job.number, time.monotonic())
         workers = job.group.workers
         return seconds < _BUSY_SECONDS and not (
@@ -292,7 +304,7 @@ class _JobScreen(Screen):
         pass
 
     def _tell(self) -> None:
-        """Show the job as one bar: that of its outermost loop, which began first, with the loop inside it in words."""
+        """Show the bar of the outermost loop, which began first; the loop inside it is a note."""
         name = f"job {self._number}"
         if not self.bars:
             return self._display.bar(name, 0, None, None, note=self.doing)

@@ -1,4 +1,4 @@
-"""Where logged rows go while a run lasts, `launch(..., loggers=...)`: any function of a row, TensorBoard, CSV."""
+"""Write logged rows during a run, `launch(..., loggers=...)`: with a function, TensorBoard or CSV."""
 
 import csv
 import importlib.util
@@ -14,10 +14,11 @@ Writer = Callable[[Row], object]
 
 
 class LogWriters:
-    """Hands every row to each of the functions in order, once; one that raises is told once and gets no more rows.
+    """Gives every row to each of the functions once, in order.
 
-    An interrupt ends the call of a function, which may be what hangs, and it gets no more rows either: the kernel still
-    takes in what the cores have sent, and must not be held up a second time.
+    If a function raises an error, the error is printed, and the function gets no more rows. An
+    interrupt has the same effect: the function may hang, and the kernel must still receive the
+    rows that the cores have sent.
     """
 
     def __init__(self, loggers: Writer | Iterable[Writer] | None, say: Callable[[str], None]):
@@ -27,7 +28,8 @@ class LogWriters:
         for writer in self._writers:
             if not callable(writer):
                 raise TypeError(
-                    f"loggers takes a function of a row, or a list of such functions, got {writer!r}"
+                    "loggers takes a function of a row, or a list "
+                    f"of such functions, got {writer!r}"
                 )
 
     def add(self, rows: Iterable[Row]) -> None:
@@ -40,10 +42,8 @@ class LogWriters:
             writer, row = self._waiting.popleft()
             try:
                 writer(dict(row))  # its own copy: the run keeps the row
-            except (
-                Exception,
-                KeyboardInterrupt,
-            ) as error:  # a stranger's code, which must not cost the run
+            # It is the user's function: its error must not end the run.
+            except (Exception, KeyboardInterrupt) as error:
                 self._writers = [one for one in self._writers if one is not writer]
                 self._waiting = deque(pair for pair in self._waiting if pair[0] is not writer)
                 self._say(_failed(writer, row, error))
@@ -59,17 +59,20 @@ def _failed(writer: Writer, row: Row, error: Exception) -> str:
             "and `run.log` has all of them"
         )
     return explain(
-        f"loggers={name} raised {type(error).__name__}: {error}; the run goes on, and it gets no more rows",
+        f"loggers={name} raised {type(error).__name__}: {error}; "
+        "the run goes on, and it gets no more rows",
         found=f"it was given {row}",
         fix="correct it, and call it on the rows of `run.log`, which has all of them",
     )
 
 
 class TensorBoardWriter:
-    """Writes every value of a row as a scalar of TensorBoard: `launch(..., loggers=TensorBoardWriter("runs/1"))`.
+    """Writes rows for TensorBoard: `launch(..., loggers=TensorBoardWriter("runs/1"))`.
+
+    Each value of a row becomes a scalar.
 
     Args:
-        folder: of one run; TensorBoard draws the runs of different folders as different curves.
+        folder: the folder of this run. TensorBoard draws a curve per folder.
 
     Raises:
         ModuleNotFoundError: the package tensorboard is not installed.
@@ -79,7 +82,10 @@ class TensorBoardWriter:
         if importlib.util.find_spec("tensorboard") is None:
             raise NotInstalledError(
                 "TensorBoardWriter needs the package tensorboard, which is not installed",
-                fix="%pip install tensorboard, then run this cell again; or CsvWriter, which needs nothing",
+                fix=(
+                    "%pip install tensorboard, then run this cell again; "
+                    "or CsvWriter, which needs nothing"
+                ),
             )
         from torch.utils.tensorboard import SummaryWriter
 
@@ -96,13 +102,13 @@ class TensorBoardWriter:
 class CsvWriter:
     """Appends every row to a CSV file: `launch(..., loggers=CsvWriter("log.csv"))`.
 
-    A file that is there is continued, as a run is that was cut off. A column may appear later: the file is then written
-    anew, once, with the column empty in the rows before.
+    If the file exists, rows are added at its end, as after an interruption. If a row has a new
+    column, the file is written again, and earlier rows have an empty cell in that column.
     """
 
     def __init__(self, file: str | os.PathLike):
         self._file = Path(file)
-        self._columns: list[str] | None = None  # not yet looked
+        self._columns: list[str] | None = None  # None until the file was read
 
     def __call__(self, row: Row) -> None:
         """Write a row; it is in the file when this returns."""
@@ -117,7 +123,8 @@ class CsvWriter:
         if self._file.exists():
             with open(self._file, newline="") as file:
                 reader = csv.DictReader(file)
-                self._columns, rows = list(reader.fieldnames or ()), list(reader)
+                self._columns = list(reader.fieldnames or ())
+                rows = list(reader)
         self._columns = list(dict.fromkeys([*self._columns, *names]))
         whole = self._file.with_name(f"{self._file.name}.new")
         self._write(whole, "w", [{name: name for name in self._columns}, *rows])

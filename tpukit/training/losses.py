@@ -1,8 +1,8 @@
 """Keep the losses of steps on the device, and copy them to the host once per log point.
 
 Reading a loss makes the host wait until the device has finished that step, and it prepares no
-further step meanwhile. So losses wait on the device and are copied together, in one transfer. A
-loss that is not finite is traced to its samples.
+further step meanwhile. So losses wait on the device and are copied together, in a single transfer.
+A loss that is not finite is traced to its samples.
 """
 
 import math
@@ -32,7 +32,8 @@ class PendingStep:
         number: of the optimizer step, from 1.
         samples: for each of its batches (batch_size,) int64, the numbers of its samples.
         local: () float32, this core's loss.
-        reduced: (2,) float32, means over the cores: of the loss, and of the flag of `TimeLimit`.
+        reduced: (2,) float32, means over the cores: of the loss, and of the flag of `TimeLimit`;
+            or (3,) with the weight of the loss.
         lr: the learning rate of this step; a tensor if the optimizer's is a tensor.
     """
 
@@ -60,8 +61,9 @@ class StepLosses:
         self._core = core
         self._pending: list[PendingStep] = []
         # On the host already, because of a save between two log points.
-        self._since_log: list[float] = []
-        # [mean loss, steps] of each log interval of this epoch. Lists, because JSON and
+        # [loss, weight] of each step: the weight of the loss, or the number of its batches.
+        self._since_log: list[list[float]] = []
+        # [mean loss, weight] of each log interval of this epoch. Lists, because JSON and
         # `torch.load(weights_only=True)` keep them.
         self._intervals: list[list] = []
 
@@ -74,7 +76,7 @@ class StepLosses:
         self._pending.append(step)
 
     def fetch(self) -> PendingStep | None:
-        """Copy the pending losses to the host, in one transfer.
+        """Copy the pending losses to the host, in a single transfer.
 
         Returns:
             the first step whose loss is not finite, with its losses on the host; or None.
@@ -83,11 +85,13 @@ class StepLosses:
         self._pending = []
         values = self._core.to_host([(step.local, step.reduced, step.lr) for step in pending])
         for step, (local, reduced, lr) in zip(pending, values, strict=True):
-            mean, flag = reduced.tolist()
+            mean, flag, *weights = reduced.tolist()
             self.lr = float(lr)
             if not math.isfinite(local + mean):
                 return replace(step, local=local.item(), reduced=reduced)
-            self._since_log.append(mean)
+            weight = weights[0] if weights else float(len(step.samples))
+            # A weight of 0 gives NaN above, except in preflight, whose steps have no results.
+            self._since_log.append([mean, weight or 1.0])
             flags = round(flag * self._core.world_size)  # the sum over the cores
             self.time_is_up |= flags % DUE > 0
             self.save_is_due = flags >= DUE
@@ -98,15 +102,14 @@ class StepLosses:
 
         Call `fetch` before.
         """
-        mean = sum(self._since_log) / len(self._since_log)
-        self._intervals.append([mean, len(self._since_log)])
+        interval = _joined(self._since_log)
+        self._intervals.append(interval)
         self._since_log = []
-        return mean
+        return interval[0]
 
     def epoch_mean(self) -> float:
         """Return the mean loss of the epoch so far."""
-        total = sum(mean * steps for mean, steps in self._intervals)
-        return total / sum(steps for _, steps in self._intervals)
+        return _joined(self._intervals)[0]
 
     def start_epoch(self) -> None:
         """Forget the intervals of the epoch that is over."""
@@ -123,6 +126,13 @@ class StepLosses:
         self.lr = state["lr"]
 
 
+def _joined(losses: list[list[float]]) -> list[float]:
+    """Return the weighted mean of [loss, weight], and the summed weight."""
+    total = sum(loss * weight for loss, weight in losses)
+    weight = sum(weight for _, weight in losses)
+    return [total / weight, weight]
+
+
 def not_finite(
     step: PendingStep, *, rank: int, dataset, lr: float, checkpoint: str | None
 ) -> NonFiniteLossError:
@@ -133,12 +143,18 @@ def not_finite(
         rank: of this core.
         dataset: of the training.
         lr: the learning rate of the step.
-        checkpoint: the name of the newest one.
+        checkpoint: the name of the newest.
     """
     import numpy
 
     samples = numpy.concatenate(step.samples).tolist()
     shown = first_few(samples, 8)
+    if step.reduced[2:].eq(0).any():
+        return NonFiniteLossError(
+            f"the weight of the loss is 0 at step {step.number}, on all cores together",
+            found=f"none of the targets counts; on core {rank} samples {shown}",
+            fix="leave out the samples whose targets are all ignored, or a larger batch_size",
+        )
     if only_iterates(dataset):
         found = "its samples come from a stream and cannot be read again"
     else:

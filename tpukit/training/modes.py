@@ -25,7 +25,9 @@ class LayerModes:
     """
 
     def __init__(self, core: Core, model):
+        self._core = core
         self._model = model
+        self._has_reported = False
         names = {layer: name for name, layer in model.named_modules()}
         given = [layer for layer in names if not layer.training]
         self._frozen: list = []
@@ -38,6 +40,8 @@ class LayerModes:
         else:
             # A class may have a `train` of its own, which freezes layers. These are left to it.
             self._frozen = [layer for layer in given if layer.training]
+        for layer in self._frozen:
+            layer.training = False
         self.train()
         _report_statistics(core, model)
         if self._frozen:
@@ -49,7 +53,17 @@ class LayerModes:
             )
 
     def train(self) -> None:
-        """Switch to training, and leave the frozen layers in evaluation."""
+        """Switch to training, and put the frozen layers into evaluation again.
+
+        Print once if they were put into training mode since, by `on_epoch_end` for example.
+        """
+        is_thawed = any(layer.training for layer in self._frozen)
+        if is_thawed and not self._has_reported:
+            self._has_reported = True
+            self._core.print(
+                "frozen layers were put into training mode during fit, which puts them back; to "
+                "train them: another call of fit, with model.train() before it"
+            )
         self._model.train()
         for layer in self._frozen:
             if type(layer).train is _torch_train():

@@ -7,10 +7,11 @@ from tpukit.essentials.data import Batches, ShardedSampler
 from tpukit.essentials.display import InvalidTypeError, InvalidValueError, check_flag
 from tpukit.essentials.launcher import Core
 from tpukit.training.batch import inputs_only
+from tpukit.training.index_checks import IndexChecks, can_watch, integers_of
 from tpukit.training.step import forward
 from tpukit.training.streams import StreamSampler
 
-# Outputs stay on the device for this many steps or bytes, and are then copied in one transfer.
+# Outputs stay on the device for this many steps or bytes, and are then copied in a single transfer.
 # More would save little, and would occupy more of the device's memory.
 _STEPS_BETWEEN_COPIES = 32
 _BYTES_BETWEEN_COPIES = 1 << 28
@@ -49,7 +50,9 @@ def predict(
     check_flag("bf16", bf16)
     check_order("predict", batches.sampler)
     core.average_buffers(model)
-    core.agreement.compare("in predict", modules={"": model}, data=batches.facts(), layers=False)
+    core.internal.agreement.compare(
+        "in predict", modules={"": model}, data=batches.facts(), layers=False
+    )
     steps = host_steps(
         core, model, batches, inputs_only, preprocess=preprocess, bf16=bf16, gather=core.gather
     )
@@ -120,14 +123,18 @@ def host_steps(
     def gathered(leaf: object) -> object:
         return None if _has_no_axis(leaf, batches.sampler.batch_size) else gather(leaf)
 
+    def computed(batch) -> tuple:
+        inputs, targets = split(batch)
+        if preprocess:
+            inputs = preprocess(inputs)
+        return forward(core, model, inputs, bf16=bf16), targets
+
     pending = []
     limit = _STEPS_BETWEEN_COPIES
-    for batch in core.progress(batches, label):
+    for batch, checking in _checked(core, (model, preprocess), batches, label):
         with torch.no_grad(), core.step():
-            inputs, targets = split(batch)
-            if preprocess:
-                inputs = preprocess(inputs)
-            outputs = forward(core, model, inputs, bf16=bf16)
+            with checking as watching, watching or contextlib.nullcontext():
+                outputs, targets = computed(batch)
             # Padding is gathered as well. Only the last step has some, and cutting it there would
             # be one more graph.
             pending.append(tree.tree_map(gathered, (outputs, targets)))
@@ -139,6 +146,23 @@ def host_steps(
             yield from core.to_host(pending)
             pending = []
     yield from core.to_host(pending)
+
+
+def _checked(core: Core, functions: tuple, batches: Batches, label) -> Iterator[tuple]:
+    """Yield batches, each with the context that checks its token ids; XLA does not check them."""
+    on_device = core.backend.traced and not core.backend.is_recording
+    if not on_device or not all(can_watch(one, on_cpu=False) for one in functions):
+        for batch in core.progress(batches, label):
+            yield batch, contextlib.nullcontext()
+        return
+    checks = IndexChecks()
+    with batches.checking(checks.check):
+        for batch in core.progress(batches, label):
+            checking = contextlib.nullcontext()
+            if checks.is_due:
+                sent = integers_of((batch,))
+                checking = checks.first_step(sent, core.to_host(sent))
+            yield batch, checking
 
 
 def _steps_that_fit(step: tuple) -> int:

@@ -166,7 +166,7 @@ class Replay:
         if numbers is None:
             return None
         state = self._places.values()
-        with self._core.replayed_step():
+        with self._core.internal.replayed_step():
             pool = [*state, *leaves, flag, self._programs.next_seed(), *numbers]
             results = self._programs.run(program.key, [pool[place] for place in program.order])
         losses = self._put(state, program.puts, results)
@@ -281,7 +281,7 @@ class Replay:
         )
 
     def _results(self, before: _Before, losses: list) -> list[int] | None:
-        """Return the places of a captured step's results; None if it cannot run as one program."""
+        """Return the places of a captured step's results; None if it cannot run as a single program."""
         held = self._training_state.on_device().values() + losses
         is_read = before.interruptions != self._programs.interruptions()
         is_twice = self._programs.held_twice(held)

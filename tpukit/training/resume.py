@@ -5,7 +5,8 @@ Core 0 writes what their `state_dict` returns into one checkpoint, because all c
 state after every step. Every core loads it:
 
     {"model": ..., "optimizer": ..., "scheduler": None, ..., "progress": {"step": 120, ...},
-     "kinds": {"optimizer": "Adam of 62 parameters", "scheduler": None}, "seed": 0}
+     "kinds": {"optimizer": "Adam of 62 parameters", "scheduler": None},
+     "built": {"optimizer": [{"lr": 0.1}], "scheduler": {}}, "seed": 0}
 
 `TimeLimit` decides when a run has to stop, so that its last checkpoint is complete in time.
 """
@@ -18,10 +19,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tpukit.essentials.data import Batches
 from tpukit.essentials.display import InvalidValueError, explain
 from tpukit.essentials.launcher import STEP_SECONDS, Core
 from tpukit.profiling import parse_duration
 from tpukit.training.backup import Backup
+from tpukit.training.built_with import (
+    changed_settings,
+    check_scheduler,
+    follow_own_function,
+    values_as_built,
+)
 from tpukit.training.checkpoints import Checkpoint, CheckpointStore, one_run
 from tpukit.training.fit_options import Checkpoints
 from tpukit.training.losses import DUE
@@ -41,6 +49,7 @@ class Progress:
         step: optimizer steps done.
         epoch: the current epoch, from 1.
         in_epoch: optimizer steps of that epoch done.
+        call: calls of `fit` before this one in the launch, so that each has its random numbers.
     """
 
     samples_per_step: int
@@ -48,6 +57,12 @@ class Progress:
     step: int = 0
     epoch: int = 1
     in_epoch: int = 0
+    call: int = 0
+
+    @property
+    def seed_words(self) -> tuple[int, ...]:
+        """The numbers that seed the random numbers of the next step."""
+        return (self.step, self.call) if self.call else (self.step,)
 
     def state_dict(self) -> dict:
         """Return the numbers by name."""
@@ -61,7 +76,23 @@ class Progress:
         samples = state["in_epoch"] * state["samples_per_step"]
         self.step = state["step"]
         self.epoch = state["epoch"]
+        self.call = state.get("call", 0)
         self.in_epoch = min(self.steps_per_epoch, samples // self.samples_per_step)
+
+
+@dataclass(frozen=True)
+class HeldOutData:
+    """The part of a run by which its checkpoints recognise the dataset that is evaluated."""
+
+    batches: Batches
+
+    def state_dict(self) -> dict:
+        """Return the identity of the dataset."""
+        return self.batches.identity()
+
+    def load_state_dict(self, state: dict) -> None:
+        """Raise ValueError if the state is of another dataset."""
+        self.batches.check_identity(state, kind="dataset for evaluation")
 
 
 class RunState:
@@ -81,6 +112,7 @@ class RunState:
         self._store: CheckpointStore | None = None
         self._backup: Backup | None = None  # on core 0 only
         self._kinds = {name: _kind(parts[name]) for name in ("optimizer", "scheduler")}
+        self._built = values_as_built(parts["optimizer"], parts["scheduler"])
         self._saved = time.monotonic()
         self._sigterm_seen: float | None = None
         if checkpoints is None:
@@ -127,8 +159,11 @@ class RunState:
             state = {}
             for name, part in self._parts.items():
                 state[name] = None if part is None else part.state_dict()
-            state |= {"kinds": self._kinds, "seed": self._core.seed_of_launch}
-            self._store.save(self._core.snapshot(_without_numpy(state)), step=step, best=best)
+            state |= {"kinds": self._kinds, "built": self._built}
+            state["seed"] = self._core.internal.seed_of_launch
+            self._store.save(
+                self._core.internal.snapshot(_without_numpy(state)), step=step, best=best
+            )
         self._saved = time.monotonic()
 
     def save_best(self, model, *, in_memory: bool = False) -> None:
@@ -139,7 +174,7 @@ class RunState:
         if self.is_kept:
             self._core.save(model.state_dict(), self._store.folder / "best.pt")
         elif in_memory:
-            self._best = self._core.snapshot(model.state_dict())
+            self._best = self._core.internal.snapshot(model.state_dict())
 
     def best_weights(self) -> dict:
         """Return the weights of the last `save_best`, in host memory."""
@@ -157,7 +192,7 @@ class RunState:
 
     def _stay_alive(self) -> None:
         # The other cores wait, and the watchdog must not report that this core hangs.
-        self._core.activity += 1
+        self._core.internal.activity.count += 1
 
     def load(self) -> str | None:
         """Load the newest whole checkpoint into the parts.
@@ -192,21 +227,29 @@ class RunState:
 
     def _load_parts(self, checkpoint: Checkpoint) -> None:
         # If nobody has seeded the generator of this kernel, its seed is another one.
-        self._core.seed_of_launch = checkpoint.state["seed"]
-        optimizer = self._parts["optimizer"]
-        given = _settings(optimizer)
+        self._core.internal.seed_of_launch = checkpoint.state["seed"]
+        for name in self._kinds:
+            self._check_kind(name, checkpoint)
+        built = checkpoint.state.get("built", self._built)
+        check_scheduler(
+            built["scheduler"],
+            self._built["scheduler"],
+            kind=type(self._parts["scheduler"]).__name__,
+            path=checkpoint.path,
+        )
+        changed = changed_settings(built["optimizer"], self._built["optimizer"])
+        self._built = built
         for name, part in self._parts.items():
             if part is None or checkpoint.state.get(name) is None:
                 continue
-            self._check_kind(name, checkpoint)
             try:
                 part.load_state_dict(checkpoint.state[name])
             except RuntimeError as error:
                 # From a module: it lists every missing, unknown and misshapen tensor.
                 raise ValueError(_other_architecture(checkpoint.path, name, error)) from error
         # The optimizer's state is whole and on the host: the backend sends each part to its chip.
-        self._core.backend.place_state(optimizer)
-        changed = _changed(given, used=_settings(optimizer))
+        self._core.backend.place_state(self._parts["optimizer"])
+        follow_own_function(self._parts["scheduler"])
         if changed:
             self._core.print(
                 f"the checkpoint's {changed}: a resumed run continues with the settings "
@@ -266,7 +309,7 @@ class RunState:
         With checkpoints the other cores continue for `STEP_SECONDS`. Core 0 may be within a step,
         which needs all of them, and has to end it before it can save.
         """
-        if not self._core.end_requested:
+        if not self._core.internal.end_requested:
             return False
         if self._core.is_main or not self.is_kept:
             return True
@@ -282,33 +325,6 @@ def _kind(part: object) -> str | None:
     if not sizes:
         return type(part).__name__
     return f"{type(part).__name__} of {' + '.join(sizes)} parameters"
-
-
-def _settings(optimizer) -> list[dict]:
-    """Return the settings of each parameter group.
-
-    If a scheduler changes the learning rate, it is the one before the first change.
-    """
-    settings = []
-    for group in optimizer.param_groups:
-        given = {**group, "lr": group.get("initial_lr", group["lr"])}
-        plain = {
-            name: value
-            for name, value in given.items()
-            if isinstance(value, bool | int | float | tuple)
-        }
-        settings.append(plain)
-    return settings
-
-
-def _changed(given: list[dict], *, used: list[dict]) -> str:
-    """Return the settings that differ: `lr 0.1 is used, not 0.01`; empty if none does."""
-    differences = []
-    for before, after in zip(given, used, strict=True):
-        for name, value in before.items():
-            if name != "initial_lr" and name in after and after[name] != value:
-                differences.append(f"{name} {after[name]} is used, not {value}")
-    return "; ".join(dict.fromkeys(differences))
 
 
 def _without_numpy(state: dict) -> dict:

@@ -111,7 +111,8 @@ def _drive(drive: Path, name: str | os.PathLike) -> Path | None:
                 "Google Drive is not mounted: checkpoints are lost when Colab takes this machine",
                 found=f"{type(error).__name__}: {error}",
                 fix=(
-                    'run this cell again and allow it, or Checkpoints(..., backup_dir="gs://bucket/run")'
+                    "run this cell again and allow it, or "
+                    'Checkpoints(..., backup_dir="gs://bucket/run")'
                 ),
             )
         )

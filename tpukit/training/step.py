@@ -6,13 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tpukit.accelerators import programs_of
-from tpukit.essentials.display import InvalidTypeError, InvalidValueError
+from tpukit.essentials.display import InvalidTypeError
 from tpukit.essentials.launcher import Core, averaged_places
 from tpukit.profiling import RecompileMonitor
 from tpukit.training.batch import call, inputs_and_targets
 from tpukit.training.host_time import Moment, advice
+from tpukit.training.index_checks import IndexChecks, can_watch, integers_of
 from tpukit.training.interfaces import average_update, check_optimizer
 from tpukit.training.replay import Replay
+from tpukit.training.weighted_loss import Loss, as_loss, check_gradient, weight_on_device
 
 
 def forward(core: Core, model, inputs, *, bf16: bool):
@@ -91,6 +93,9 @@ class TrainStep:
         self._python_seconds = 0.0  # of this thread, for all steps so far
         self._interval_start: Moment | None = None
         self._has_advised = False
+        self.index_checks = IndexChecks()
+        self._can_watch_model = False
+        self._is_weighted: bool | None = None  # whether the loss returns (total, weight)
         self.begin_augmenting(self.augment)
         if self.replay and not self._replay and backend.traced and not backend.is_recording:
             why = "on this backend a step is more than one program"
@@ -140,8 +145,8 @@ class TrainStep:
             is_last: whether an epoch ends with this step.
 
         Returns:
-            this core's loss, (); and the means over the cores of the loss and of `flag`, (2,).
-            Both are float32 and stay on the device.
+            this core's loss, (); and the means over the cores of the loss and of `flag`, (2,),
+            with a weighted loss also of the weight, (3,). All are float32 and stay on the device.
         """
         losses = None
         if self._replay:
@@ -189,6 +194,9 @@ class TrainStep:
     def _capture(self, number: int, batches: tuple, flag) -> tuple:
         """Run the Python of a step, and the program that it describes."""
         self.monitor.start_step(batches)
+        first_step = contextlib.nullcontext()
+        if self.index_checks.is_due:
+            first_step = self._checking_indices(batches)
         capturing = contextlib.nullcontext([])
         watching_forward = contextlib.nullcontext()
         if self._replay:
@@ -196,9 +204,10 @@ class TrainStep:
             watching_forward = self._replay.watching_forward()
         with self.core.step(), capturing as losses:
             began = time.thread_time()
-            with watching_forward:
-                local = self._backward(batches)
-            losses += [local, self._update(local, flag)]
+            with watching_forward, first_step:
+                loss = self._backward(batches)
+            losses += self._update(loss, flag)
+            del loss  # a captured step may hold no tensor besides its results
             self._python_seconds += time.thread_time() - began
         message = self.monitor.end_step(number)
         if message:
@@ -207,50 +216,93 @@ class TrainStep:
             self.monitor.expect()
         return tuple(losses)
 
-    def _backward(self, batches: tuple):
-        """Compute the gradients of all batches; return the mean of their losses, () float32."""
-        total = None
-        for batch in map(self.arrange, batches):
-            loss = self._loss(batch)
-            # Only if it changes something, because each is one more operation in every step.
-            if loss.ndim:
-                loss = loss.reshape(())
-            if len(batches) > 1:
-                loss = loss / len(batches)
-            loss.backward()
-            loss = loss.detach().float()
-            total = loss if total is None else total + loss
-        return total
+    def _checking_indices(self, batches: tuple) -> contextlib.AbstractContextManager:
+        """Check labels and token ids within, and learn the limits of those in later batches."""
+        on_cpu = not self.core.backend.traced
+        functions = (self.loss, self.preprocess, self.augment)
+        can_watch_functions = all(can_watch(function, on_cpu=on_cpu) for function in functions)
+        if self.core.backend.is_recording or not can_watch_functions:
+            self.index_checks.end({})
+            return contextlib.nullcontext()
+        self._can_watch_model = can_watch(self.model, on_cpu=on_cpu)
+        sent = integers_of(batches)
+        return self.index_checks.first_step(sent, self.core.to_host(sent))
 
-    def _loss(self, batch):
-        """Return the loss of one batch, a tensor with one element."""
-        further = self.further_parts(batch)
-        if self.augment:
-            parts = (batch,) if isinstance(batch, Mapping) else inputs_and_targets(batch)
-            batch = self.augment(*parts)
-        inputs, targets = inputs_and_targets(batch)
-        if self.preprocess:
-            inputs = self.preprocess(inputs)
-        outputs = forward(self.core, self.model, inputs, bf16=self.bf16)
-        loss = self.loss(outputs, targets, *further)
-        if not hasattr(loss, "numel") or loss.numel() != 1:
-            found = f"{type(loss).__name__} {tuple(getattr(loss, 'shape', ()))}"
-            raise InvalidValueError(
-                f"the loss is one number, got {found}",
-                fix='take its mean, loss.mean(), or reduction="mean"',
+    def _backward(self, batches: tuple) -> Loss:
+        """Compute the gradients of all batches; return the mean of their losses, () float32.
+
+        If the loss has weights, it is their total, with the summed weight.
+        """
+        total = None
+        weight = None
+        for batch in batches:
+            loss = self._loss(batch)
+            value = loss.total
+            # Only if it changes something, because each is one more operation in every step.
+            if value.ndim:
+                value = value.reshape(())
+            if len(batches) > 1 and not self._is_weighted:
+                value = value / len(batches)
+            value.backward()
+            value = value.detach().float()
+            total = value if total is None else total + value
+            if self._is_weighted:
+                mine = weight_on_device(loss)
+                # A new tensor, because it is overwritten, and the first may be the user's own.
+                weight = mine + 0 if weight is None else weight + mine
+        return Loss(total, weight)
+
+    def _loss(self, batch) -> Loss:
+        """Return the loss of one batch, as it was sent."""
+        watching = self.index_checks.watching
+        with watching:
+            batch = self.arrange(batch)
+            further = self.further_parts(batch)
+            if self.augment:
+                parts = (batch,) if isinstance(batch, Mapping) else inputs_and_targets(batch)
+                batch = self.augment(*parts)
+            inputs, targets = inputs_and_targets(batch)
+            if self.preprocess:
+                inputs = self.preprocess(inputs)
+        with watching if self._can_watch_model else contextlib.nullcontext():
+            outputs = forward(self.core, self.model, inputs, bf16=self.bf16)
+        with watching:
+            value = self.loss(outputs, targets, *further)
+        loss = as_loss(value)
+        check_gradient(loss)
+        is_weighted = loss.weight is not None
+        if is_weighted and self._is_weighted is None:
+            self.core.print(
+                "the loss returns (total, weight): totals are divided by the weight of all "
+                "cores and accumulated batches"
             )
+        elif self._is_weighted not in (None, is_weighted):
+            raise InvalidTypeError(
+                "the loss returns (total, weight) for some batches, and one number for others",
+                fix="return (total, weight) for every batch",
+            )
+        self._is_weighted = is_weighted
         return loss
 
-    def _update(self, local, flag):
-        """Update the weights and their average; return the means of loss and flag, (2,)."""
+    def _update(self, loss: Loss, flag) -> list:
+        """Update the weights and their average; return the losses of `__call__`."""
         import torch
 
+        local = loss.total
+        weight = loss.weight
+        if weight is not None:
+            # A core without any weight has the loss 0, and not NaN.
+            local = torch.where(weight == 0, loss.total, loss.total / weight)
         # Loss and flag travel in the message of the gradients: a collective of their own would be
         # one more wait for the slowest core in every step.
-        reduced = torch.stack([local, flag])
+        reduced = torch.stack([loss.total, flag])
         self.monitor.check_graph(self.model, reduced)
         averaged = [reduced, *self._buffers()]
-        self.core.optimizer_step(self.optimizer, clip=self.max_grad_norm, average_also=averaged)
+        self.core.optimizer_step(
+            self.optimizer, clip=self.max_grad_norm, average_also=averaged, weight=weight
+        )
         if self.averaged_model:
             self._update_average(self.model)
-        return reduced
+        if weight is not None:
+            reduced = torch.stack([reduced[0] / weight, reduced[1], weight])
+        return [local, reduced]

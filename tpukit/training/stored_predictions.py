@@ -2,7 +2,8 @@
 
 For 150,000 samples and `piece=65_536` the folder holds
 
-    predictions.json    the plan: checksum of the weights, number of samples, samples per file
+    predictions.json    the plan: checksum of the weights, number of samples, samples per file,
+                        and the facts about samples, `preprocess` and `bf16`
     000000000.npz       outputs of samples 0 to 65,535, written when they are all computed
     000065536.npz
     000131072.npz       the rest
@@ -14,13 +15,17 @@ import contextlib
 import hashlib
 import json
 import shutil
+import sys
+import types
 import zipfile
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tpukit.essentials.display import InvalidValueError, PathNotFoundError
+from tpukit.essentials.data import different_parts, identity, seeded_in_turn
+from tpukit.essentials.display import InvalidValueError, PathNotFoundError, first_few
 from tpukit.essentials.environment import write_whole
-from tpukit.essentials.launcher import Core
+from tpukit.essentials.launcher import Core, called_text
 from tpukit.training.prediction import predict
 
 PLAN = "predictions.json"
@@ -45,8 +50,10 @@ def predict_to(
         outputs = read_predictions("features")
 
     A run that was interrupted continues with the first file that is missing. With other weights,
-    or another number of samples, it begins anew. Floating-point outputs are kept as float16,
-    which needs half the bytes; `read_predictions` returns them as float16.
+    or another number of samples, it begins anew. With the same weights and other samples, another
+    `preprocess` or another `bf16` it raises, because the outputs in the folder may have taken
+    hours. Floating-point outputs are kept as float16, which needs half the bytes;
+    `read_predictions` returns them as float16.
 
     Args:
         folder: for these files only, on this machine.
@@ -62,7 +69,8 @@ def predict_to(
             printed and the run continues.
 
     Raises:
-        ValueError: an output is larger than the largest float16.
+        ValueError: an output is larger than the largest float16; or the folder holds outputs of
+            these weights for other samples.
     """
     import torch
     from torch.utils.data import Subset
@@ -77,6 +85,7 @@ def predict_to(
     }
     is_found = torch.zeros(len(starts), dtype=torch.float32)
     if core.is_main:
+        plan["facts"] = _facts(dataset, preprocess, bf16=bf16)
         _begin(folder, plan)
         backup_dir = backup_dir and _restore(Path(backup_dir), folder, plan=plan, say=core.print)
         is_found += torch.tensor([(folder / _name(start)).is_file() for start in starts])
@@ -141,14 +150,97 @@ def _begin(folder: Path, plan: dict) -> None:
     """Make the folder one of this plan; remove the pieces of another plan."""
     folder.mkdir(parents=True, exist_ok=True)
     kept = folder / PLAN
+    before = {}
     with contextlib.suppress(FileNotFoundError, ValueError):  # no plan, or an incomplete one
-        if json.loads(kept.read_text()) == plan:
-            return
+        before = json.loads(kept.read_text())
+    if before == plan:
+        return
+    is_same_model = {**before, "facts": plan["facts"]} == plan and "facts" in before
+    if is_same_model and any(folder.glob(_PIECES)):
+        _check_facts(folder, before["facts"], plan["facts"])
+        return
     kept.unlink(missing_ok=True)
     for piece in folder.glob(_PIECES):
         piece.unlink()
     with write_whole(kept) as file:
         file.write(json.dumps(plan).encode())
+
+
+def _check_facts(folder: Path, saved: Mapping[str, object], here: Mapping[str, object]) -> None:
+    """Raise ValueError if facts differ that were known both times."""
+    known = saved.keys() & here.keys()
+    different = different_parts(
+        {name: value for name, value in saved.items() if name in known},
+        {name: value for name, value in here.items() if name in known},
+    )
+    if different:
+        raise InvalidValueError(
+            f"{folder} holds the outputs of this model for other samples, or of other options",
+            found="different: " + first_few(different, 4),
+            fix=f"another folder for these outputs; or remove that one: shutil.rmtree({str(folder)!r})",
+        )
+
+
+def _facts(dataset, preprocess: Callable | None, *, bf16: bool) -> dict[str, object]:
+    """Return short values by name that decide about outputs, besides the weights."""
+    facts = {**identity(dataset), "bf16": repr(bool(bf16)), "preprocess": "None"}
+    if preprocess is not None:
+        facts["preprocess"] = called_text(preprocess)
+        # Bytecode is compared within one version of Python, because each has its own.
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        facts[f"code of preprocess in Python {version}"] = _code_checksum(preprocess)
+    if not hasattr(type(dataset), "checkpoint_identity"):
+        facts |= _sample_facts(dataset)
+    return facts
+
+
+def _code_checksum(function: Callable) -> int | None:
+    """Return a checksum of the code of a Python function, and of the functions in it."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return None
+    parts = []
+    pending = [code]
+    while pending:
+        code = pending.pop()
+        pending += [one for one in code.co_consts if isinstance(one, types.CodeType)]
+        constants = [one for one in code.co_consts if not isinstance(one, types.CodeType)]
+        parts.append((code.co_code, code.co_names, repr(constants)))
+    return zlib.crc32(repr(parts).encode())
+
+
+def _sample_facts(dataset) -> dict[str, object]:
+    """Return the checksum of the first, the middle and the last sample.
+
+    A sample is read twice. If a dataset draws random numbers that no seed decides, both differ,
+    and nothing can be compared.
+    """
+    places = sorted({0, len(dataset) // 2, len(dataset) - 1})
+    sums = []
+    for _ in range(2):
+        with seeded_in_turn((0,)):
+            sums.append([_sample_checksum(dataset[place]) for place in places])
+    if sums[0] != sums[1]:
+        return {}
+    return {"samples": zlib.crc32(repr(sums[0]).encode())}
+
+
+def _sample_checksum(sample: object) -> list:
+    import numpy
+    import torch
+    from torch.utils import _pytree as tree
+
+    sums = []
+    for leaf in tree.tree_leaves(sample):
+        if isinstance(leaf, torch.Tensor):
+            leaf = leaf.detach().cpu()
+            leaf = leaf.float() if leaf.dtype == torch.bfloat16 else leaf
+            sums.append((tuple(leaf.shape), zlib.crc32(leaf.contiguous().numpy().tobytes())))
+        elif isinstance(leaf, numpy.ndarray | numpy.generic):
+            sums.append((leaf.shape, zlib.crc32(leaf.tobytes())))
+        elif isinstance(leaf, bool | int | float | str):
+            sums.append(repr(leaf))
+    return sums
 
 
 def _restore(

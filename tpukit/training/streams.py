@@ -58,14 +58,18 @@ class StreamBatches(Batches):
         world_size: int = 1,
         workers: int | None = None,
         shuffle: bool = False,
+        weights=None,
         mask: bool = False,
         buckets=None,
         **options: object,
     ):
-        if shuffle or mask or buckets is not None:
+        if shuffle or mask or weights is not None or buckets is not None:
             raise InvalidValueError(
                 "a stream comes in its own order, in full batches of one shape",
-                found=f"shuffle={shuffle}, mask={mask}, buckets={buckets}",
+                found=(
+                    f"shuffle={shuffle}, mask={mask}, buckets={buckets}, "
+                    f"weights={None if weights is None else 'given'}"
+                ),
                 fix="leave these out; shuffle and pad in the dataset, webdataset's .shuffle(1000), for example",
             )
         refuse_loader(dataset, batch_size)

@@ -16,20 +16,19 @@ same weights, bit for bit, as the uninterrupted run.
 
 import contextlib
 import copy
-import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from tpukit.essentials.data import Batches
-from tpukit.essentials.display import InvalidTypeError, InvalidValueError, counted
+from tpukit.essentials.display import InvalidTypeError, counted
 from tpukit.essentials.environment import peak_memory
 from tpukit.essentials.launcher import Core, Terminated, gather_objects
 from tpukit.profiling import parse_duration
 from tpukit.training.batch import FurtherParts, kind_of_samples
+from tpukit.training.built_with import check_length
 from tpukit.training.checks import (
     Best,
     best_of,
@@ -50,14 +49,22 @@ from tpukit.training.fit_options import (
     as_fit_options,
 )
 from tpukit.training.history import History, samples_per_second
+from tpukit.training.index_checks import unequal_advice
 from tpukit.training.interfaces import naming_closures
 from tpukit.training.losses import PendingStep, StepLosses, not_finite
 from tpukit.training.metrics import fresh_metrics, own_metrics, separate_metrics
 from tpukit.training.modes import LayerModes, OptimizerModes
 from tpukit.training.plain_names import PlainNames
-from tpukit.training.resume import Progress, RunState, TimeLimit
+from tpukit.training.resume import HeldOutData, Progress, RunState, TimeLimit
 from tpukit.training.schedules import check_schedule, is_plateau
 from tpukit.training.step import TrainStep
+from tpukit.training.step_batches import (
+    Sent,
+    StepBatches,
+    has_short_step,
+    next_step,
+    steps_of_epoch,
+)
 
 # An epoch's first step is captured and its last one ends it: replay needs one in between.
 _STEPS_FOR_REPLAY = 3
@@ -95,9 +102,9 @@ def fit(
 
     Gradients, float buffers and the loss are averaged over the cores in one message, so all cores
     hold the same model after every step. Losses stay on the device and are copied to the host
-    every `log_every` steps. Random numbers depend only on the seed of the run, the step and the
-    rank, so a resumed run equals the uninterrupted one, bit for bit; see `Core.seed` for v2 and
-    v3.
+    every `log_every` steps. Random numbers depend only on the seed of the run, the step, the rank
+    and the number of calls of `fit` before this one in the launch. So a resumed run equals the
+    uninterrupted one, bit for bit; see `Core.seed` for v2 and v3.
 
     How a batch reaches the model and the loss:
 
@@ -123,8 +130,10 @@ def fit(
         optimizer: any of torch.optim's except LBFGS, over the model's parameters. A resumed run
             takes its settings from the checkpoint. Its `train()` and `eval()` are called if it
             has them.
-        loss: function of (outputs, targets) that returns one number, the mean over the samples.
-            A module is saved in the checkpoints. If it has parameters, pass it through
+        loss: function of (outputs, targets) that returns one number, the mean over the samples;
+            or `(total, weight)`, with `ignore_index` or weights of classes. Gradients and losses
+            are then totals divided by the weight of all cores and accumulated batches. A module
+            is saved in the checkpoints. If it has parameters, pass it through
             `core.model`, and its parameters to the optimizer.
         train: from `core.batches(..., shuffle=True, drop_last=True)`.
         valid: from `core.batches(...)`, not shuffled; evaluated after every epoch as `evaluate`
@@ -144,7 +153,8 @@ def fit(
             `preprocess`, in training only.
         bf16: run the forward pass under autocast to bfloat16. The loss, BatchNorm's statistics
             and the optimizer stay float32.
-        accumulate_grad_batches: batches per optimizer step, all in one graph.
+        accumulate_grad_batches: batches per optimizer step, all in one graph. The last step of an
+            epoch may have fewer, and its loss is the mean over these.
         max_grad_norm: longer gradients are shortened to this norm; None for no limit.
         monitor: column of the history that decides which epoch is best. NaN is never best.
         mode: "min" if lower values of `monitor` are better, "max" if higher; None decides by the
@@ -167,10 +177,10 @@ def fit(
         OutOfSyncError: the cores are out of sync in weights, buffers, data or settings. Checked
             before and after the first step, after each epoch and before each checkpoint.
         NonFiniteLossError: the loss became NaN or infinite.
-        ValueError: an argument is out of range; the model has no parameters, or the optimizer
+        ValueError: an argument, a label or a token id is out of range; the model has no parameters, or the optimizer
             holds none of them; the loss or a metric is not one number; `monitor` is no column, or
-            its name does not say which numbers are better; or the checkpoint belongs to another
-            architecture, optimizer or dataset.
+            its name does not say which numbers are better; the scheduler ends before the run; or
+            the checkpoint belongs to another architecture, optimizer, scheduler or dataset.
         TypeError: an argument has the wrong type, or `train` or `valid` is not from
             `core.batches`.
         OSError: a checkpoint cannot be written, or another run uses the folder; or, at the start,
@@ -194,7 +204,8 @@ def fit(
     interval = check_schedule(
         scheduler, options.scheduler_interval, column=best.column, lower=best.lower
     )
-    steps_per_epoch = _steps_per_epoch(core, train, steps_per_epoch, accumulate_grad_batches)
+    steps_per_epoch = steps_of_epoch(core, train, steps_per_epoch, accumulate_grad_batches)
+    has_short = has_short_step(train, steps_per_epoch, accumulate_grad_batches)
     if replay and steps_per_epoch < _STEPS_FOR_REPLAY:
         steps = counted(steps_per_epoch, "step")
         core.print(f"replay=True has no effect: of an epoch of {steps} none is replayed")
@@ -210,7 +221,7 @@ def fit(
         bf16=bf16,
         max_grad_norm=max_grad_norm,
         averaged_model=options.averaged_model,
-        shapes=train.shapes,
+        shapes=train.shapes + has_short,  # a step with fewer batches is a graph of its own
         further_parts=FurtherParts(train, loss),
         replay=bool(replay),
     )
@@ -251,37 +262,6 @@ def _check_data(model, train: Batches, valid: Batches | None) -> None:
         check_classes(model, valid, "validation")
 
 
-def _steps_per_epoch(core: Core, train: Batches, wanted: int | None, accumulated: int) -> int:
-    """Return the optimizer steps per epoch; raise if `accumulate_grad_batches` leaves none."""
-    argument = f"accumulate_grad_batches={accumulated}"
-    if accumulated > 1 and train.shapes > 1:
-        raise InvalidValueError(
-            f"{argument} puts batches of several lengths into one step, a graph for each combination",
-            found=f"{train.shapes} lengths of batches",
-            fix="accumulate_grad_batches=1, or a single bucket",
-        )
-    available = len(train) // accumulated
-    if available < 1:
-        raise InvalidValueError(
-            f"an epoch has {len(train)} batches, which is less than {argument}",
-            fix=f"accumulate_grad_batches={len(train)}, or a smaller batch_size",
-        )
-    if wanted is None:
-        return available
-    if wanted > available:
-        core.print(
-            f"steps_per_epoch={wanted} is more than the data has: an epoch is {available} steps"
-        )
-    return min(wanted, available)
-
-
-class _Sent(NamedTuple):
-    """A batch as it was sent to the device, and the numbers of its samples."""
-
-    batch: object
-    samples: object
-
-
 @dataclass
 class Trainer:
     """The loop of one call of `fit`. Most attributes are its arguments.
@@ -311,6 +291,7 @@ class Trainer:
     options: FitOptions
     _compared: int | None = None  # step after which the cores were last compared
     _first_step: int = 1  # of this call
+    _has_reported: bool = False
 
     def __post_init__(self):
         seconds = math.inf
@@ -322,6 +303,7 @@ class Trainer:
         self.progress = Progress(
             samples_per_step=self.train.samples_per_step * self.accumulate_grad_batches,
             steps_per_epoch=self.steps_per_epoch,
+            call=self.core.internal.numbers.fits,
         )
         self.layer_modes = LayerModes(self.core, self.step.model)
         self.optimizer_modes = OptimizerModes(self.core, self.step.optimizer)
@@ -335,6 +317,7 @@ class Trainer:
             "optimizer": self.step.optimizer,
             "scheduler": self.scheduler,
             "train": self.train,
+            "valid": HeldOutData(self.valid) if self.valid is not None else None,
             "losses": self.losses,
             "progress": self.progress,
             "history": self.history,
@@ -350,19 +333,33 @@ class Trainer:
 
     def run(self) -> History:
         """Train to the last epoch, or until something stops the training."""
-        with self.state.held(), self._in_fit():
+        checking = self.train.checking(self.step.index_checks.check)
+        with self.state.held(), self._in_fit(), checking:
             self._resume()
+            # A resumed run keeps the number that it had, and the next call gets the one after it.
+            self.core.internal.numbers.fits = (
+                max(self.core.internal.numbers.fits, self.progress.call) + 1
+            )
+            check_length(self.scheduler, self._scheduler_steps())
             self._compare("before the first step of fit", first=True)
             self._first_step = self.progress.step + 1
             is_between_epochs = self.history.epochs and not self.progress.in_epoch
             if is_between_epochs and self.progress.epoch <= self.epochs:
                 self._stop_early()  # a run that was stopped stays stopped
-            with self.core.finishing_steps():
+            with self.core.internal.finishing_steps():
                 self._train_epochs()
             self.optimizer_modes.eval()
             if self.early_stopping.restore_best_weights and self.history.best:
                 self._restore_best()
         return self.history
+
+    def _scheduler_steps(self) -> int:
+        """Return how often the scheduler is stepped until the last epoch."""
+        at = self.progress
+        epochs = max(0, self.epochs - at.epoch + 1)
+        if self.step.scheduler is None:
+            return epochs
+        return max(0, epochs * at.steps_per_epoch - at.in_epoch)
 
     def _train_epochs(self) -> None:
         if not self.is_over:
@@ -390,10 +387,9 @@ class Trainer:
         batches = self._batches()
         while at.in_epoch < at.steps_per_epoch and not self.history.stopped:
             # Before the batch is made, because a dataset may draw random numbers, too.
-            self.core.seed(at.step)
-            group = self._next_group(batches)
-            if len(group) < self.accumulate_grad_batches:
-                # After resuming on more cores, the rest of an epoch may not fill a step.
+            self.core.seed(*at.seed_words)
+            group = next_step(self.train, batches, self.accumulate_grad_batches)
+            if not group:  # after resuming on more cores, the rest of an epoch has fewer steps
                 at.in_epoch = at.steps_per_epoch
                 break
             self._train_step(group)
@@ -408,14 +404,10 @@ class Trainer:
         """Return the remaining batches of this epoch, with a progress bar."""
         start = self.progress.in_epoch * self.accumulate_grad_batches
         total = self.progress.steps_per_epoch * self.accumulate_grad_batches
-        return iter(self.core.progress(_AsSent(self.train), "train", total=total, start=start))
+        total = min(total, len(self.train))
+        return iter(self.core.progress(StepBatches(self.train), "train", total=total, start=start))
 
-    def _next_group(self, batches: Iterator[object]) -> list[_Sent]:
-        """Return the batches of one optimizer step; fewer at the end of the data."""
-        group = itertools.islice(batches, self.accumulate_grad_batches)
-        return [_Sent(batch, samples=self.train.current) for batch in group]
-
-    def _train_step(self, group: list[_Sent]) -> None:
+    def _train_step(self, group: list[Sent]) -> None:
         at = self.progress
         number = at.step + 1
         is_first = number == self._first_step
@@ -423,7 +415,7 @@ class Trainer:
             self.history.of = kind_of_samples(self.train.arrange(group[0].batch))
         if self.options.same_seed:
             # After the batch is made, because augmentation stays different on each core.
-            self.core.same_seed(at.step)
+            self.core.same_seed(*at.seed_words)
         lr = self.step.lr  # before the step, at whose end a scheduler sets the next one's
         self.time_limit.update(save_is_due=self.core.is_main and self.state.is_due)
         local, reduced = self.step(
@@ -432,12 +424,22 @@ class Trainer:
             self.time_limit.flag,
             is_last=at.in_epoch + 1 == at.steps_per_epoch,
         )
+        self._report_unequal(len(group))
         at.step += 1
         at.in_epoch += 1
+        self._interval_batches += len(group)
         if is_first:
             self._compare("after the first step of fit")
         samples = tuple(sent.samples for sent in group)
         self.losses.add(PendingStep(number, samples, local=local, reduced=reduced, lr=lr))
+
+    def _report_unequal(self, batches: int) -> None:
+        """Print once that the means of batches are averaged, although they count differently."""
+        reason = self.step.index_checks.unequal
+        if self._has_reported or reason is None or batches * self.core.world_size == 1:
+            return
+        self._has_reported = True
+        self.core.print(unequal_advice(reason))
 
     def _end_epoch(self, began: float) -> None:
         """Evaluate, add a row to the history, and save."""
@@ -517,6 +519,7 @@ class Trainer:
     def _start_interval(self) -> None:
         self._interval_began = time.monotonic()
         self._interval_step = self.progress.step
+        self._interval_batches = 0
         self._waited_before = self.train.wait_seconds
         self.step.start_interval()
 
@@ -534,7 +537,7 @@ class Trainer:
             "epoch": at.epoch,
             "train_loss": self.losses.end_interval(),
             "lr": self.losses.lr,
-            "samples_per_second": steps * at.samples_per_step / seconds,
+            "samples_per_second": self._interval_batches * self.train.samples_per_step / seconds,
             "seconds": seconds,
             "data_wait": (self.train.wait_seconds - self._waited_before) / seconds,
             "compiles": self.step.monitor.compiles,
@@ -663,18 +666,20 @@ class Trainer:
         self.core.flush()  # so that the newest numbers are shown with it
         done = min(self.progress.epoch - 1, self.epochs)
         total = done if self.history.stopped else self.epochs
-        self.core.report_progress("epochs", done, total, seconds=seconds, start=epochs_before)
+        self.core.internal.output.report_progress(
+            "epochs", done, total, seconds=seconds, start=epochs_before
+        )
 
     @contextlib.contextmanager
     def _in_fit(self) -> Iterator[None]:
         """Follow no loop of the user; afterwards random numbers are as if nothing was drawn."""
-        self.core.agreement.forget()
-        self.core.in_fit = True
+        self.core.internal.agreement.forget()
+        self.core.internal.in_fit = True
         try:
-            with self.core.numbers.kept():
+            with self.core.internal.numbers.kept():
                 yield
         finally:
-            self.core.in_fit = False
+            self.core.internal.in_fit = False
 
     def _compare(self, when: str, *, first: bool = False) -> None:
         """Raise unless the cores are in sync. Collective.
@@ -694,7 +699,7 @@ class Trainer:
         functions = {}
         if first:
             functions = {name: getattr(step, name) for name in ("loss", "preprocess", "augment")}
-        self.core.agreement.compare(
+        self.core.internal.agreement.compare(
             when,
             modules={name: module for name, module in modules.items() if module is not None},
             optimizers=[step.optimizer],
@@ -712,6 +717,7 @@ class Trainer:
             "epochs": self.epochs,
             "steps_per_epoch": self.progress.steps_per_epoch,
             "step": self.progress.step,
+            "calls of fit before": self.progress.call,
             "accumulate_grad_batches": self.accumulate_grad_batches,
             "max_grad_norm": self.step.max_grad_norm,
             "log_every": self.options.log_every,
@@ -722,14 +728,3 @@ class Trainer:
             "metrics": sorted(self.metrics),
             "checkpoint in the folder": self.history.resumed,
         }
-
-
-class _AsSent:
-    """Batches as they arrive on the device, because the step itself calls `arrange`."""
-
-    def __init__(self, batches: Batches):
-        self._batches = batches
-        self.samples_per_step = batches.samples_per_step
-
-    def __iter__(self) -> Iterator[object]:
-        return self._batches.epoch_as_sent()

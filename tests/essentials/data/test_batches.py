@@ -1,3 +1,4 @@
+import itertools
 import json
 import os
 import random
@@ -326,3 +327,58 @@ def test_a_batch_that_the_loop_has_let_go_of_is_gone_before_the_next_is_made():
     given.append(weakref.ref(next(batches)))
     given.append(weakref.ref(next(batches)))
     assert kept == [[], [], [False], [False]]
+
+
+# Weights of the samples
+
+RARE = [4.0] * 10 + [0.0] * 10 + [1.0] * 76
+
+
+def drawn(world_size, *, epochs=3, batch_size=4, state=None, stop=None):
+    """Return the samples of each step of all cores together, and the states after the last one."""
+    cores = []
+    for rank in range(world_size):
+        options = {"rank": rank, "world_size": world_size, "batch_size": batch_size}
+        cores.append(Batches(Numbers(96), weights=RARE, seed=5, drop_last=True, **options))
+        if state:
+            cores[-1].load_state_dict(state)
+    steps = []
+    for _ in range(epochs):
+        for parts in itertools.islice(zip(*cores, strict=True), stop):
+            steps.append([number for part in parts for number in part.tolist()])
+    return steps, json.loads(json.dumps(cores[0].state_dict()))
+
+
+def test_weights_draw_samples_in_their_proportion_and_anew_in_every_epoch():
+    steps, _ = drawn(1, epochs=60)
+    counts = np.bincount(np.concatenate(steps), minlength=96)
+    assert not counts[10:20].any()
+    assert abs(counts[:10].mean() / counts[20:].mean() - 4) < 0.4
+    assert (counts[20:] > 0).all()
+    assert sorted(steps[0:24]) != sorted(steps[24:48])
+
+
+def test_weighted_samples_of_a_step_are_the_same_on_any_number_of_cores():
+    whole, _ = drawn(1, batch_size=8)
+    assert drawn(2, batch_size=4)[0] == whole
+    assert drawn(4, batch_size=2)[0] == whole
+
+
+@pytest.mark.parametrize(("world_size", "batch_size"), [(1, 8), (2, 4), (4, 2)])
+def test_weighted_batches_resume_in_the_middle_of_an_epoch(world_size, batch_size):
+    whole, _ = drawn(2)
+    begun, state = drawn(2, epochs=1, stop=5)
+    rest, _ = drawn(world_size, batch_size=batch_size, state=state)
+    assert begun + rest == whole
+
+
+def weighted(core):
+    batches = core.batches(Numbers(96), weights=torch.tensor(RARE), batch_size=8, drop_last=True)
+    return [number for batch in batches for number in batch.tolist()]
+
+
+def test_core_batches_takes_weights_in_a_launch():
+    both = launch(weighted, cores=2, backend="cpu", progress="off").results
+    (alone,) = launch(weighted, cores=1, backend="cpu", progress="off").results
+    assert sorted(both[0] + both[1]) == sorted(alone)
+    assert not set(alone) & set(range(10, 20))

@@ -13,7 +13,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, TensorDataset
 
 import tpukit
-from tpukit import Augment, Buckets
+from tpukit import Augment, Buckets, pe
 from tpukit.essentials.data import Batches
 from tpukit.training import StreamBatches
 
@@ -107,6 +107,13 @@ def test_the_fixes_work_for_options_of_augment():
         Augment(scale=0.1)
     Augment(scale=fix.code(r"(?<=scale=).*?(?= is)"))
 
+    images = torch.zeros(2, 2, 8, 8, dtype=torch.uint8)
+    with fixes(
+        "augment: augment cannot move images of two bytes per pixel: it would mix low and ..."
+    ):
+        Augment()(images, torch.zeros(2))
+    Augment()((pe.hounsfield(images) + 1024) / 4096, torch.zeros(2))
+
 
 # Batches
 
@@ -145,6 +152,12 @@ def test_the_fixes_work_for_states():
         core.batches(range(6), batch_size=2).load_state_dict(state)
     core.batches(range(8), batch_size=2).load_state_dict(state)
     all_of(core.batches(range(6), batch_size=2))
+
+    with fixes("batches: the saved state belongs to another {}") as fix:
+        core.batches(range(8, 16), batch_size=2).load_state_dict(state)
+    assert "pass the dataset that the state was saved with" in fix
+    core.batches(range(8), batch_size=2).load_state_dict(state)
+    all_of(core.batches(range(8, 16), batch_size=2))
 
     stream = {"steps": 3, "batch_size": 2}
     with fixes("streams: the state is of a dataset with a length, this one is a stream"):
@@ -190,6 +203,30 @@ def test_the_fixes_work_for_numbers_of_batches():
     all_of(fix.run(f"core.batches(range(8), batch_size=2, {fix.text})"))
 
 
+def test_the_fixes_work_for_weights_of_samples():
+    labels = torch.tensor([0, 0, 0, 1])
+    class_sizes = labels.bincount()
+
+    def drawn(weights, **options):
+        return all_of(core.batches(range(4), weights=weights, batch_size=2, **options))
+
+    for words, wrong in (
+        ("sampler: weights is one number per sample, got a {}", "abcd"),
+        ("sampler: weights is one number per sample, ({},), got {}", [1.0, 1.0]),
+        ("sampler: weights are finite numbers from 0 on, and not all are 0", [1, 1, 1, -1]),
+        ("sampler: weights are finite numbers from 0 on, and not all are 0", [0, 0, 0, 0]),
+        ("sampler: weights are finite numbers from 0 on, and not all are 0", [1, 1, 1, torch.nan]),
+    ):
+        with fixes(words) as fix:
+            drawn(wrong)
+    drawn(fix.code(r"(?<=weights=).*?(?=, for)", class_sizes=class_sizes, labels=labels))
+
+    with fixes("batches: weights= and buckets= cannot be combined: buckets arrange a ...") as fix:
+        drawn([1, 1, 1, 1], buckets=Buckets((4,)))
+    assert "weights= with samples of one length" in fix
+    drawn([1, 1, 1, 1])
+
+
 # Buckets
 
 
@@ -212,7 +249,9 @@ class Matrices(Texts):
 
 def test_the_fixes_work_for_what_fills_samples_up():
     for pad in ({"words": 0}, None):
-        with fixes("buckets: which parts of a sample vary in length has to be said, ...") as fix:
+        with fixes(
+            "buckets: pad= must name the parts of a sample that vary in length, and their ..."
+        ) as fix:
             padded(pad=pad)
     made = fix.code(r"^.*?(?=, without)")
     padded(pad=made.pad, lengths=made.lengths)
@@ -314,12 +353,21 @@ def test_the_fixes_work_for_columns_and_batches_in_place_of_samples():
     for dataset in (of_table, of_dict):
         all_of(core.batches(dataset, batch_size=2))
 
+    two = TensorDataset(torch.arange(2))
     sampler = torch.utils.data.WeightedRandomSampler([0.0, 1.0], 8)
-    loader = DataLoader(TensorDataset(torch.arange(2)), batch_size=4, sampler=sampler)
+    loader = DataLoader(two, batch_size=4, sampler=sampler)
     with fixes("sources: a {} holds batches already, and core.batches makes each ...") as fix:
         core.batches(loader, batch_size=4)
-    drawn = fix.run(fix.text.rpartition("not used: ")[2], loader=loader)
-    assert all(batch[0].tolist() == [1] * 4 for batch in all_of(core.batches(drawn, batch_size=4)))
+    weights = fix.code(r"(?<=weights=).*", loader=loader)
+    drawn = all_of(core.batches(loader.dataset, weights=weights, batch_size=4))
+    assert all(batch[0].tolist() == [1] * 4 for batch in drawn)
+
+    sampler = torch.utils.data.SubsetRandomSampler([1])
+    loader = DataLoader(two, batch_size=4, sampler=sampler)
+    with fixes("sources: a {} holds batches already, and core.batches makes each ...") as fix:
+        core.batches(loader, batch_size=4)
+    part = fix.run(fix.text.rpartition("SubsetRandomSampler: ")[2], loader=loader)
+    assert all(batch[0].tolist() == [1] * 4 for batch in all_of(core.batches(part, batch_size=4)))
 
     dataset = TensorDataset(torch.zeros(8, 2), torch.zeros(8))
     loader = DataLoader(dataset, batch_size=4, shuffle=True, drop_last=True)
@@ -376,7 +424,7 @@ def test_the_fixes_work_for_streams():
         core.batches(range(8), steps=2, batch_size=2)
     all_of(core.batches(range(8), batch_size=2))
 
-    for options in ({"shuffle": True}, {"mask": True}, {"buckets": (4,)}):
+    for options in ({"shuffle": True}, {"mask": True}, {"buckets": (4,)}, {"weights": [1]}):
         with fixes("streams: a stream comes in its own order, in full batches of one shape"):
             core.batches(Stream(), steps=2, batch_size=2, **options)
     all_of(core.batches(Stream(), steps=2, batch_size=2))

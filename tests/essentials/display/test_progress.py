@@ -349,6 +349,7 @@ def test_values_beside_a_loop_that_is_over_are_the_newest_of_that_loop(capsys):
 
 
 def test_a_loop_left_by_an_error_does_not_fetch_what_it_logged_before_the_error_is_told():
+    from tpukit.essentials.launcher.messages import Activity
     from tpukit.essentials.launcher.notebook_output import NotebookOutput
 
     class Device:  # a tensor whose copy waits for a core that is gone
@@ -356,16 +357,15 @@ def test_a_loop_left_by_an_error_does_not_fetch_what_it_logged_before_the_error_
             raise AssertionError("fetched")
 
     sent = []
-    core = NotebookOutput(0, sent.append)
-    core.to_host = lambda rows: rows
-    core._next_send = time.monotonic() + 60
-    steps = core.progress(range(10), "train")
+    output = NotebookOutput(0, sent.append, Activity(), to_host=lambda rows: rows)
+    output._next_send = time.monotonic() + 60
+    steps = output.progress(range(10), "train", None, start=0, unit=None)
     next(steps)
-    core._rows.append({"step": 1, "loss": Device()})
+    output._rows.append({"step": 1, "loss": Device()})
     steps.close()
     assert [type(message).__name__ for message in sent] == ["Progress"]
-    core._rows.clear()
-    core.flush()
+    output._rows.clear()
+    output.flush()
     assert sent[-1][:3] == ("train", 1, 10)
 
 

@@ -55,7 +55,7 @@ def loop(
         if scheduled:
             plateau.step(1.0)
             plateau.step(2.0 * core.rank)  # better on core 0, worse on core 1
-    core.agreement.compare_loop("at the end of the test")
+    core.internal.agreement.compare_loop("at the end of the test")
     return model
 
 
@@ -179,7 +179,7 @@ REFUSED = {
     ),
     "a schedule by this core's own loss": (
         lambda core: loop(core, scheduled=True),
-        ("lr of SGD", "core.mean(loss)", "after step 4 it was the same"),
+        ("lr of SGD", "core.mean(loss)", "after step 4 the cores were in sync"),
     ),
     "seed of the batches": (
         lambda core: loop(core, seed=core.rank),
@@ -274,7 +274,7 @@ def attempts(core):
             attempt(core)
         except ValueError as error:
             said[name] = str(error)
-        core.agreement.forget()
+        core.internal.agreement.forget()
     return said
 
 

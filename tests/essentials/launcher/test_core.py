@@ -16,6 +16,7 @@ from tpukit import WorkerError
 from tpukit.essentials.backends.protocol import Backend
 from tpukit.essentials.data.batches import Batches
 from tpukit.essentials.launcher.core import Core
+from tpukit.essentials.launcher.core_internal import CoreInternal
 from tpukit.essentials.launcher.difference import OutOfSyncError
 from tpukit.simulator.runtime import why_not
 from tpukit.training import launch_each
@@ -58,6 +59,47 @@ def test_batchnorm_sees_its_cores_share_and_nothing_else_differs(backend):
     assert distance(first["weights"], in_shares["weights"]) < 1e-4
     # ...and each core keeps the running statistics of what it saw.
     assert distance(first["buffers"], second["buffers"]) > 1e-3
+
+
+def test_the_public_names_of_a_core_are_for_worker_functions():
+    """Everything that only tpukit calls is behind `core.internal`, so that the reference does not list it."""
+    core = Core(Sharing(0), lambda message: None)
+    assert isinstance(core.internal, CoreInternal)
+    names = {name for name in dir(core) if not name.startswith("_")}
+    collectives = {
+        "all_reduce",
+        "average_buffers",
+        "average_gradients",
+        "barrier",
+        "gather",
+        "init_process_group",
+        "mean",
+    }
+    training = {
+        "batches",
+        "model",
+        "optimizer_step",
+        "same_seed",
+        "save",
+        "seed",
+        "step",
+        "sync",
+        "to_device",
+        "to_host",
+    }
+    output = {"flush", "log", "print", "progress"}
+    facts = {
+        "backend",
+        "chips",
+        "device",
+        "hosts",
+        "is_main",
+        "rank",
+        "seconds",
+        "step_seconds",
+        "world_size",
+    }
+    assert names == collectives | training | output | facts | {"internal"}
 
 
 def test_average_buffers_gives_every_core_the_mean_of_the_running_statistics():
@@ -168,7 +210,7 @@ def test_weights_under_several_names_stay_one_on_the_device_and_train_as_one(bac
 def test_cores_may_have_gradients_for_different_parameters(backend, width):
     def work(core):
         model = core.model(Branches(width))
-        before = core.snapshot(model.state_dict())
+        before = core.internal.snapshot(model.state_dict())
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
         # Layer a everywhere, then a here and b there, then b on core 0 alone.
         for step, layers in enumerate(["aa", "ab", "bn"]):
@@ -364,7 +406,7 @@ def test_a_snapshot_stays_as_it_was_where_its_tensors_change_in_place(backend):
             core.to_device([torch.ones(3)])[0],
             torch.ones(()),
         )  # Adam counts its steps on the host
-        kept = core.snapshot({"there": there, "here": [here], "view": here.detach()})
+        kept = core.internal.snapshot({"there": there, "here": [here], "view": here.detach()})
         for one in (there, here):
             one += 1
         return kept

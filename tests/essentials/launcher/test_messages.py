@@ -34,7 +34,7 @@ def test_a_message_of_no_known_type_is_an_error(message):
 
 def test_an_unknown_message_from_a_worker_ends_the_launch_with_an_error():
     def work(core):
-        core._send(("of an older version", core.rank))
+        core.internal.send(("of an older version", core.rank))
 
     with pytest.raises(TpukitRuntimeError, match="of an older version"):
         launch(work, cores=2, backend="cpu", progress="off")

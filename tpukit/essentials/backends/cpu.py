@@ -371,8 +371,12 @@ class CpuRuntime(Runtime):
             processes = 0  # the only core runs in the kernel
             if cores > 1:
                 raise InvalidValueError(
-                    f"cores={cores} CPU processes are not supported: {machine.platform} on {sys.platform} has no fork",
-                    fix="leave cores out for a dry run with one core in this process, or use Linux (WSL on Windows)",
+                    f"cores={cores} CPU processes are not supported: "
+                    f"{machine.platform} on {sys.platform} has no fork",
+                    fix=(
+                        "leave cores out for a dry run with one core in this "
+                        "process, or use Linux (WSL on Windows)"
+                    ),
                 )
         return Topology(self.name, "CPU", cores=cores, processes=processes, is_dry_run=True)
 
@@ -380,15 +384,22 @@ class CpuRuntime(Runtime):
         """Import the modules of the workers.
 
         Raises:
-            TpukitRuntimeError: the notebook has imported torch_tpu. Its first backward(), of CPU tensors too,
-                counts its devices, so the worker would open the chips. Without chips it would ask
-                Google Cloud for them, for minutes.
+            TpukitRuntimeError: the notebook has imported torch_tpu. Its first backward(), of CPU
+                tensors too, counts its devices, so the worker would open the chips. Without chips
+                it would ask Google Cloud for them, for minutes.
         """
         if "torch_tpu" in sys.modules and self.package != "torch_tpu":
             raise TpukitRuntimeError(
-                "this kernel has imported torch_tpu, and with it no worker can stay away from the chips",
-                found="the first backward() of CPU tensors starts the TPU runtime where torch_tpu is imported",
-                fix="restart the kernel, call tpukit.setup() before `import torch`, and import torch_tpu in no cell",
+                "this kernel has imported torch_tpu, and with it no "
+                "worker can stay away from the chips",
+                found=(
+                    "the first backward() of CPU tensors starts the TPU "
+                    "runtime where torch_tpu is imported"
+                ),
+                fix=(
+                    "restart the kernel, call tpukit.setup() before "
+                    "`import torch`, and import torch_tpu in no cell"
+                ),
             )
         super().load(topology)
 
@@ -481,13 +492,19 @@ def _check_same(texts: Sequence[str], *, differ: bool = False) -> None:
         raise InvalidValueError(
             "the cores are in different collectives, each of which waits for all",
             found=", ".join(f"core {rank} {text}" for rank, text in enumerate(texts)),
-            fix="the same calls in the same order on every core, none of them under `if core.is_main`",
+            fix=(
+                "the same calls in the same order on every core, "
+                "none of them under `if core.is_main`"
+            ),
         )
     if differ or len(set(texts)) > 1:
         raise BackendMismatchError(
             f"{names[0].partition('(')[0]} needs the same shape and dtype on every core",
             found=", ".join(f"core {rank} {text}" for rank, text in enumerate(tensors)),
-            fix="pad to one shape first; core.batches(..., shuffle=False) does, and core.gather(...)[:n] cuts",
+            fix=(
+                "pad to one shape first; core.batches(..., "
+                "shuffle=False) does, and core.gather(...)[:n] cuts"
+            ),
         )
 
 
@@ -511,7 +528,10 @@ def _interface_towards(address: str) -> str:
     raise TpukitRuntimeError(
         "no network interface of this host leads to host 0",
         found=f"{address} is reached from {ours}, an address that none has",
-        fix="GLOO_SOCKET_IFNAME=eth0 in the environment of every host, or what `ip address` shows there",
+        fix=(
+            "GLOO_SOCKET_IFNAME=eth0 in the environment of every "
+            "host, or what `ip address` shows there"
+        ),
     )
 
 

@@ -57,7 +57,7 @@ class Topology:
         generation: of a TPU that torch_xla drives, such as "v5e"; otherwise "".
         device_number: the chip or GPU, from 0, of a run of one process, while others run on the
             other chips; None if the run is alone on the machine.
-        hosts: the hosts of the run; None for one host.
+        hosts: the hosts of the run; None for a single host.
         kept: the open compilation cache; None for none.
         chips: chips per core; more than 1 if the model is sharded over them.
     """
@@ -216,11 +216,11 @@ class Backend:
         raise NotImplementedError
 
     def to_device(self, tensors: list) -> list:
-        """Return the tensors of a batch on the device, in one transfer; any thread may call it."""
+        """Copy tensors to the device, in a single transfer. Any thread may call it."""
         raise NotImplementedError
 
     def to_cpu(self, tensors: list) -> list:
-        """Return the tensors in host memory, in one transfer; those there already are unchanged."""
+        """Copy tensors to host memory, in a single transfer; return host tensors unchanged."""
         raise NotImplementedError
 
     def compiles(self) -> tuple[int, float] | None:
@@ -257,8 +257,8 @@ class Runtime:
             launch takes the one whose package is installed.
         package: the package that it needs besides torch; None for none.
         how_to_install: the line that installs it, unless it is torch_xla's.
-        sharded: the name of the runtime for which all devices of a host are one core; None if there
-            is none.
+        sharded: the name of the runtime for which all devices of a host are a single core; None if
+            there is none.
         dry_run_of: the name of the backend that this one takes the place of, if the machine has no
             device of that one; None for a backend that is no dry run of another.
         is_for_launch: whether `launch(backend=...)` accepts it.

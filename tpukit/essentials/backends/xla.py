@@ -218,7 +218,7 @@ class Tpu(TorchXla):
 
 
 class XlaRuntime(Runtime):
-    """One process per TPU chip."""
+    """A process per TPU chip."""
 
     name = "xla"
     backend = Tpu

@@ -2,6 +2,7 @@
 
 from tpukit.essentials.data.batches import Batches
 from tpukit.essentials.data.collating import collate
+from tpukit.essentials.data.identities import different_parts, identity
 from tpukit.essentials.data.prefetch import iterate_loader, run_ahead
 from tpukit.essentials.data.sampler import ShardedSampler
 from tpukit.essentials.data.seeding import (
@@ -24,7 +25,8 @@ from tpukit.essentials.data.sources import (
 )
 
 __all__ = [
-    "BatchSource", "Batches", "MapDataset", "ShardedSampler", "TURN", "collate", "host_numbers",
+    "BatchSource", "Batches", "MapDataset", "ShardedSampler", "TURN", "collate", "different_parts",
+    "host_numbers", "identity",
     "inside", "iterate_loader", "numbers_kept", "only_iterates", "put_back", "refuse_loader",
     "refuse_shared", "remember", "run_ahead", "seed_host", "seed_in_turn", "seeded_in_turn",
     "split_masks",

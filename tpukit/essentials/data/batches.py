@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 from tpukit.essentials.data.fingerprint import fingerprint
+from tpukit.essentials.data.identities import different_parts, identity
 from tpukit.essentials.data.prefetch import Buffers, load_batches, run_ahead
-from tpukit.essentials.data.sampler import ShardedSampler
+from tpukit.essentials.data.sampler import ShardedSampler, sample_shares
 from tpukit.essentials.data.shared_state import refuse_shared
 from tpukit.essentials.data.sources import (
     BatchSource,
@@ -24,7 +25,13 @@ from tpukit.essentials.data.sources import (
     refuse_loader,
     split_masks,
 )
-from tpukit.essentials.display import InvalidTypeError, InvalidValueError, check_count, check_flag
+from tpukit.essentials.display import (
+    InvalidTypeError,
+    InvalidValueError,
+    check_count,
+    check_flag,
+    first_few,
+)
 from tpukit.essentials.environment import cpus
 
 _MOST_WORKERS = 16  # of a core, by default
@@ -43,6 +50,8 @@ class Batches:
         rank: the number of this core.
         world_size: the number of cores.
         shuffle: another order in every epoch.
+        weights: one number per sample. An epoch draws as many samples as the dataset has, with
+            replacement, each with a probability in proportion to its weight.
         drop_last: leave out the last samples if they do not fill a step; otherwise padding repeats
             some samples.
         mask: add to each batch a (batch_size,) bool tensor, False for padding.
@@ -57,7 +66,7 @@ class Batches:
     Attributes:
         dataset: the dataset, as it was passed.
         sampler: the samples that this core sees.
-        epoch: the current epoch, or between two loops the next one.
+        epoch: the current epoch, or between two loops the next.
         wait_seconds: seconds that loops have waited for batches, in total.
         current: (batch_size,) int64, the samples of the last batch.
         drawn: the time of the last request for a batch, by `time.perf_counter`; 0 before.
@@ -81,6 +90,7 @@ class Batches:
         rank: int = 0,
         world_size: int = 1,
         shuffle: bool = False,
+        weights=None,
         drop_last: bool = False,
         mask: bool = False,
         buckets=None,
@@ -96,13 +106,18 @@ class Batches:
             {"shuffle": shuffle, "drop_last": drop_last, "mask": mask},
         )
         _check_dataset(dataset, batch_size)
+        shares = None
+        if weights is not None:
+            _check_no_buckets(buckets)
+            shares = sample_shares(weights, len(dataset))
         self.sampler = ShardedSampler(
             len(dataset),
             batch_size,
             rank=rank,
             world_size=world_size,
-            shuffle=shuffle,
+            shuffle=shuffle or shares is not None,
             drop_last=drop_last,
+            shares=shares,
         )
         _check_steps(self.sampler)
         refuse_shared(dataset, rank=rank, world_size=world_size, workers=workers or 0)
@@ -137,6 +152,7 @@ class Batches:
         self.current = None
         self.drawn = 0.0
         self._facts: dict[str, object] | None = None
+        self._identity: dict[str, object] | None = None
         self._done = 0  # samples of this epoch that the loops of all cores have received
         self._resumed = False
 
@@ -166,8 +182,9 @@ class Batches:
         if not self._resumed:
             self.end_epoch()  # the last loop may have ended early
         self._resumed = False
+        self.identity()  # before the dataset is read, which may change its contents
         if self.sampler.world_size > 1:
-            self.facts()  # before the dataset is read, which may change its contents
+            self.facts()
         positions = self.sampler.positions(self._done, epoch=self.epoch, seed=self._seed)
         samples = self.sampler.samples(positions, epoch=self.epoch, seed=self._seed)
         prepared = self._prepare(positions, samples)
@@ -213,6 +230,7 @@ class Batches:
             "batch_size": self.sampler.batch_size,
             "steps": self.sampler.steps(),
             "shuffle": self.sampler.shuffle,
+            "weights of samples": self.sampler.weights_checksum,
             "drop_last": self.sampler.drop_last,
         }
 
@@ -227,8 +245,31 @@ class Batches:
                 self._facts["lengths of samples"] = self.sampler.checksum()
         return self.layout | self._facts
 
+    def identity(self) -> dict[str, object]:
+        """Return the facts by which a checkpoint recognises its dataset; empty for a stream.
+
+        No sample is read for it.
+        """
+        if self._identity is None:
+            self._identity = identity(self.dataset) if self.has_numbers else {}
+            weights = self.sampler.weights_checksum
+            if weights is not None:
+                self._identity["weights of samples"] = weights
+        return self._identity
+
+    def check_identity(self, saved: Mapping[str, object], kind: str = "dataset") -> None:
+        """Raise ValueError if `identity` of the dataset in a checkpoint was another one."""
+        different = different_parts(saved, self.identity())
+        if different:
+            raise InvalidValueError(
+                f"the saved state belongs to another {kind}",
+                found="different: " + first_few(different, 4),
+                fix="pass the dataset that the state was saved with, or give this run a folder of "
+                "its own",
+            )
+
     def state_dict(self) -> dict:
-        """Return the position in the data.
+        """Return the position in the data, and the identity of the dataset.
 
         It counts the batches that the loop has received, not those that are prepared.
         """
@@ -250,6 +291,7 @@ class Batches:
             "seed": self._seed,
             "count": sampler.count,
             "layout": layout,
+            "dataset": self.identity(),
         }
 
     def load_state_dict(self, state: dict) -> None:
@@ -264,8 +306,8 @@ class Batches:
             state: of `state_dict`.
 
         Raises:
-            ValueError: the state belongs to a dataset of another length; or it was saved within an
-                epoch in order, and the number of cores, the batch size or the order has changed.
+            ValueError: the state belongs to another dataset; or it was saved within an epoch
+                in order, and the number of cores, the batch size or the order has changed.
         """
         if "steps" in state:
             raise InvalidValueError(
@@ -278,6 +320,7 @@ class Batches:
                 f"the saved state belongs to a dataset of {state['count']:,} samples, this one has {count:,}",
                 fix="pass the dataset that the state was saved with, or start without the state",
             )
+        self.check_identity(state.get("dataset", self.identity()))
         saved = state["layout"]
         here = self.state_dict()["layout"]
         is_within_epoch = 0 < state["samples"] < state["count"]
@@ -334,6 +377,21 @@ class Batches:
         with self._numbers():
             return call()
 
+    @contextlib.contextmanager
+    def checking(self, check: Callable[[list], object]) -> Iterator[None]:
+        """Call a function within on the tensors of each batch, before they are sent."""
+        send = self._send
+
+        def check_and_send(tensors: list) -> list:
+            check(tensors)
+            return send(tensors)
+
+        self._send = check_and_send
+        try:
+            yield
+        finally:
+            self._send = send
+
     def _request(self, samples, step: int, *, real) -> Callable[[], tuple]:
         """Return the call that makes a batch of a source in a thread.
 
@@ -360,7 +418,7 @@ class Batches:
         return gather
 
     def _finish(self, batch: object, real) -> object:
-        """Add the mask, and send all tensors to the device in one transfer."""
+        """Add the mask, and send all tensors to the device in a single transfer."""
         import torch
         from torch.utils import _pytree as tree
 
@@ -404,6 +462,14 @@ def _check_arguments(counts: Mapping[str, object], flags: Mapping[str, object]) 
             check_count(name, value, least=0 if name == "workers" else 1)
     for name, value in flags.items():
         check_flag(name, value)
+
+
+def _check_no_buckets(buckets) -> None:
+    if buckets is not None:
+        raise InvalidValueError(
+            "weights= and buckets= cannot be combined: buckets arrange a permutation by length",
+            fix="weights= with samples of one length, padded in the dataset; or buckets= alone",
+        )
 
 
 def _check_steps(sampler: ShardedSampler) -> None:

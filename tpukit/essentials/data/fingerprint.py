@@ -15,15 +15,15 @@ import math
 import zlib
 from collections.abc import Iterable, Mapping
 
-# Bytes of one part that are read, in even steps; all of MNIST's 60,000 images would take 30 ms.
+# Bytes of a part that are read, in even steps; all of MNIST's 60,000 images would take 30 ms.
 _MOST_BYTES = 1 << 22
 # Bytes per sample. Labels, indices and names have fewer; a larger part may be filled while samples
 # are read.
-_MOST_PER_SAMPLE = 1 << 10
+MOST_PER_SAMPLE = 1 << 10
 _MOST_NAMES = 1 << 12  # of classes
-_MOST_DEPTH = 4  # a Subset of a Subset of a dataset with a transform is three
+MOST_DEPTH = 4  # a Subset of a Subset of a dataset with a transform is three
 _MOST_TENSORS = 16  # in a list or dict, such as `tensors` of a TensorDataset
-_PLAIN_BYTES = 100  # assumed size of a row of plain values
+PLAIN_BYTES = 100  # assumed size of a row of plain values
 
 
 def fingerprint(dataset: object) -> dict[str, object]:
@@ -34,18 +34,18 @@ def fingerprint(dataset: object) -> dict[str, object]:
     equal fingerprints may still differ in their pixels.
     """
     found: dict[str, object] = {}
-    _describe(dataset, "dataset", found=found, depth=_MOST_DEPTH)
+    _describe(dataset, "dataset", found=found, depth=MOST_DEPTH)
     return found
 
 
 def _describe(dataset: object, name: str, *, found: dict, depth: int) -> None:
     found[f"kind of {name}"] = type(dataset).__qualname__
-    count = _length(dataset)
+    count = length_of(dataset)
     found[f"length of {name}"] = count
     own = _checksum(dataset)
     if own is not None:
         found[f"content of {name}"] = own
-    for part, value in _parts(dataset):
+    for part, value in parts_of(dataset):
         key = f"{name}.{part}"
         sums = _sums_per_sample(value, count)
         if sums:
@@ -53,7 +53,7 @@ def _describe(dataset: object, name: str, *, found: dict, depth: int) -> None:
         elif _are_names(value):
             names = sorted(value.items()) if isinstance(value, dict) else value
             found[key] = zlib.crc32(repr(names).encode())
-        elif depth and _is_dataset(value):
+        elif depth and is_dataset(value):
             _describe(value, key, found=found, depth=depth - 1)
 
 
@@ -61,8 +61,8 @@ def _sums_per_sample(value: object, count: int | None) -> list[int]:
     """Return the checksums of a value with an entry per sample, or of such parts of it."""
     if not count:
         return []
-    parts = [value] if _length(value) == count else _few_parts(value)
-    sums = [_checksum(part) for part in parts if _length(part) == count]
+    parts = [value] if length_of(value) == count else _few_parts(value)
+    sums = [_checksum(part) for part in parts if length_of(part) == count]
     return [each for each in sums if each is not None]
 
 
@@ -76,7 +76,8 @@ def _few_parts(value: object) -> list:
     return []
 
 
-def _is_dataset(value: object) -> bool:
+def is_dataset(value: object) -> bool:
+    """Return whether a value has items, a length and attributes."""
     has_items = hasattr(value, "__getitem__")
     has_length = hasattr(type(value), "__len__")
     has_attributes = hasattr(value, "__dict__")
@@ -96,7 +97,7 @@ def _are_all(kind: type, values: Iterable) -> bool:
     return all(isinstance(value, kind) for value in values)
 
 
-def _parts(dataset: object) -> list[tuple[str, object]]:
+def parts_of(dataset: object) -> list[tuple[str, object]]:
     """Return the attributes of a dataset by name, without methods."""
     parts = dict(getattr(dataset, "__dict__", {}))
     for name in ("labels", "targets", "indices"):  # these may be properties
@@ -107,7 +108,8 @@ def _parts(dataset: object) -> list[tuple[str, object]]:
     return [(name, value) for name, value in parts.items() if not callable(value)]
 
 
-def _length(value: object) -> int | None:
+def length_of(value: object) -> int | None:
+    """Return the length of a value; None if it has none."""
     try:
         return len(value)
     except Exception:  # a scalar tensor, a stream, or any error of a foreign __len__
@@ -123,25 +125,26 @@ def _checksum(value: object) -> int | None:
     import torch
 
     if isinstance(value, torch.Tensor):
-        value = _as_array(value)
+        value = as_array(value)
     if isinstance(value, numpy.ndarray) and value.dtype != object:
-        return _array_checksum(value)
+        is_large = value.nbytes > MOST_PER_SAMPLE * len(value) if value.ndim else True
+        return None if is_large else array_checksum(value)
     if hasattr(value, "iloc"):  # pandas
-        step = _step(_MOST_PER_SAMPLE * len(value), len(value))
+        step = row_step(MOST_PER_SAMPLE * len(value), len(value))
         return zlib.crc32(value.iloc[::step].to_csv().encode())
     if hasattr(value, "columns") and hasattr(value, "slice"):  # Arrow, as Hugging Face uses it
-        value = _column_checksums(value)
+        value = column_checksums(value)
     if isinstance(value, Mapping):
         value = list(value.items())
     if isinstance(value, list | tuple | range | numpy.ndarray) and len(value):
-        step = _step(_PLAIN_BYTES * len(value), len(value))
+        step = row_step(PLAIN_BYTES * len(value), len(value))
         some = list(value[::step])
-        if all(map(_is_plain, some)):
+        if all(map(is_plain, some)):
             return zlib.crc32(repr(some).encode())
     return None
 
 
-def _as_array(tensor):
+def as_array(tensor):
     """Return a tensor in host memory as an array of the same bytes; others unchanged."""
     import torch
 
@@ -155,16 +158,16 @@ def _as_array(tensor):
     return tensor.resolve_conj().numpy()
 
 
-def _array_checksum(array) -> int | None:
+def array_checksum(array) -> int:
+    """Return the checksum of an array with an axis of samples, of about 4 MiB of it."""
     import numpy
 
-    if not array.ndim or array.nbytes > _MOST_PER_SAMPLE * len(array):
-        return None
-    rows = array[:: _step(array.nbytes, len(array))]
+    rows = array[:: row_step(array.nbytes, len(array))]
     return zlib.crc32(numpy.ascontiguousarray(rows).reshape(-1).view(numpy.uint8))
 
 
-def _column_checksums(table) -> list[int | None]:
+def column_checksums(table) -> list[int | None]:
+    """Return the checksums of the columns with numbers of an Arrow table."""
     sums = []
     for column in table.columns:
         if str(column.type).startswith(("int", "uint", "float")):
@@ -172,15 +175,15 @@ def _column_checksums(table) -> list[int | None]:
     return sums
 
 
-def _is_plain(value: object) -> bool:
+def is_plain(value: object) -> bool:
     """Return whether the text of a value says everything about it."""
     if isinstance(value, Mapping):
         value = list(value.items())
     if isinstance(value, tuple | list):
-        return len(value) < _MOST_TENSORS and all(map(_is_plain, value))
+        return len(value) < _MOST_TENSORS and all(map(is_plain, value))
     return isinstance(value, str | bytes | int | float | bool) or hasattr(value, "__fspath__")
 
 
-def _step(size: int, rows: int) -> int:
+def row_step(size: int, rows: int) -> int:
     """Return the step between rows with which about 4 MiB are read."""
     return max(1, min(rows, math.ceil(size / _MOST_BYTES)))

@@ -10,8 +10,11 @@ With 10 samples, batches of 2 and 2 cores, an epoch has 3 steps. The last step i
 """
 
 import math
+import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+
+from tpukit.essentials.display import InvalidTypeError, InvalidValueError
 
 
 @dataclass(frozen=True)
@@ -20,8 +23,8 @@ class ShardedSampler:
 
     Shuffled: in step `i`, all cores together see the samples from `i * n` to `(i + 1) * n` of a
     permutation, where n is `samples_per_step`. The permutation depends only on seed and epoch. So
-    two cores with batch size B see in a step the same samples as one core with 2 B, and an epoch
-    can be resumed on another number of cores.
+    two cores with batch size B see in a step the same samples as a single core with 2 B, and an
+    epoch can be resumed on another number of cores.
 
     In order: core 0 has the first part of the samples, core 1 the next, and the padding is at the
     very end. So `gather(outputs)[:count]` is every sample once, in order.
@@ -34,6 +37,8 @@ class ShardedSampler:
         shuffle: whether the order is a permutation.
         drop_last: leave out the last samples if they do not fill a step, instead of padding.
         limit: the most steps of an epoch; None for no limit.
+        shares: (count,) float64, ascending to 1, of `sample_shares`. An epoch then draws `count`
+            samples with replacement, in place of a permutation; None for a permutation.
     """
 
     count: int
@@ -43,6 +48,7 @@ class ShardedSampler:
     shuffle: bool = False
     drop_last: bool = False
     limit: int | None = None
+    shares: object = field(default=None, repr=False, compare=False)
 
     @property
     def samples_per_step(self) -> int:
@@ -102,8 +108,18 @@ class ShardedSampler:
         # Every core draws the whole permutation, so that none has to ask another: 25 ms for 1.8
         # million samples (measured). Padding continues at the start of the permutation, so each
         # epoch repeats other samples.
-        permutation = numpy.random.default_rng((seed, epoch)).permutation(self.count)
-        return permutation[positions % self.count]
+        numbers = numpy.random.default_rng((seed, epoch))
+        if self.shares is None:
+            drawn = numbers.permutation(self.count)
+        else:
+            # The first sample whose share is above the number, so none with the weight 0.
+            drawn = numpy.searchsorted(self.shares, numbers.random(self.count), side="right")
+        return drawn[positions % self.count]
+
+    @property
+    def weights_checksum(self) -> int | None:
+        """A number that differs if the weights of the samples differ; None without weights."""
+        return None if self.shares is None else zlib.crc32(self.shares.tobytes())
 
     def places(self, step: int) -> Iterator[tuple[slice, slice]]:
         """Yield the places of the rows that the cores gathered in a step of an epoch in order.
@@ -111,7 +127,7 @@ class ShardedSampler:
         Padding is left out. With a `limit`, the places are those among the samples seen.
 
         Yields:
-            (rows, places), one pair per core: `whole[places] = gathered[rows]`.
+            (rows, places), a pair per core: `whole[places] = gathered[rows]`.
         """
         for rank in range(self.world_size):
             start = (rank * self.steps() + step) * self.batch_size
@@ -122,3 +138,43 @@ class ShardedSampler:
     def seen(self) -> int:
         """Return the number of samples of an epoch in order, without padding."""
         return min(self.count, self.steps() * self.samples_per_step)
+
+
+def sample_shares(weights, count: int):
+    """Return the cumulative shares of samples, for `ShardedSampler.shares`.
+
+    Args:
+        weights: (count,) numbers from 0 on: a list, an array or a tensor on the CPU.
+        count: samples of the dataset.
+
+    Returns:
+        (count,) float64, ascending to 1.
+
+    Raises:
+        TypeError: the weights are not numbers.
+        ValueError: there is not one per sample, or one is negative, NaN or infinite, or all are 0.
+    """
+    import numpy
+
+    fix = "weights=(1 / class_sizes)[labels], for samples of equally frequent classes"
+    try:
+        numbers = numpy.asarray(weights, dtype=numpy.float64)
+    except (TypeError, ValueError, RuntimeError) as error:  # torch's: it requires a gradient
+        raise InvalidTypeError(
+            f"weights is one number per sample, got a {type(weights).__name__}",
+            found=error,
+            fix=fix,
+        ) from None
+    if numbers.shape != (count,):
+        raise InvalidValueError(
+            f"weights is one number per sample, ({count},), got {numbers.shape}", fix=fix
+        )
+    total = numbers.sum()
+    if not (numbers >= 0).all() or not 0 < total < math.inf:
+        raise InvalidValueError(
+            "weights are finite numbers from 0 on, and not all are 0",
+            found=f"from {numbers.min()} to {numbers.max()}",
+            fix=fix,
+        )
+    sums = numbers.cumsum()
+    return sums / sums[-1]

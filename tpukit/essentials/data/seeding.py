@@ -1,7 +1,7 @@
 """Seed the host's random numbers: per core, per step, per batch of a loader process.
 
-The generators belong to the process. Two cores of a v2 or v3 chip are threads of one process, so
-they take turns (`TURN`).
+The generators belong to the process. Two cores of a v2 or v3 chip are threads of the same process,
+so they take turns (`TURN`).
 """
 
 import contextlib

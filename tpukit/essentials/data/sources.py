@@ -17,7 +17,7 @@ class MapDataset(Protocol):
 
 
 class BatchSource(Protocol):
-    """A dataset that returns whole batches in one call, as `PackedImages` and `CachedImages` do.
+    """A dataset that returns whole batches, as `PackedImages` and `CachedImages` do.
 
     `take(indices, out)` returns (n, height, width, 3) uint8 images, written into `out` if it is
     given. A fourth channel is their mask, see `split_masks`. Three attributes are optional:
@@ -147,6 +147,15 @@ def refuse_loader(dataset: object, batch_size: int) -> None:
         )
     if any(base.__name__.endswith("DataLoader") for base in kind.__mro__):
         size = getattr(dataset, "batch_size", None) or batch_size
+        of_sampler = "its sampler is not used"
+        sampler = getattr(dataset, "sampler", None)
+        if hasattr(sampler, "weights"):
+            of_sampler = "its WeightedRandomSampler: weights=loader.sampler.weights"
+        elif hasattr(sampler, "indices"):
+            of_sampler = (
+                "its SubsetRandomSampler: "
+                "torch.utils.data.Subset(loader.dataset, loader.sampler.indices)"
+            )
         raise InvalidTypeError(
             f"a {kind.__name__} holds batches already, and core.batches makes each core's own of "
             "samples",
@@ -154,8 +163,7 @@ def refuse_loader(dataset: object, batch_size: int) -> None:
             "shuffle= and drop_last= as the loader has them, and with steps= if its dataset can "
             "only be read in order;\n"
             "its collate_fn is not used: buckets= pads, and the dataset does the rest;\n"
-            "its sampler is not used: "
-            "torch.utils.data.Subset(loader.dataset, list(loader.sampler))",
+            f"{of_sampler}",
         )
 
 

@@ -1,4 +1,4 @@
-"""The progress of one loop, in numbers and in words: `train  120/640  19%  1,034 samples/s`."""
+"""The progress of a loop, in numbers and in words: `train  120/640  19%  1,034 samples/s`."""
 
 import time
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ _SHORTEST = 1e-9  # seconds; a rate never divides by zero
 
 @dataclass
 class Bar:
-    """The progress of one loop.
+    """The progress of a loop.
 
     Attributes:
         label: the loop's name.
@@ -113,7 +113,7 @@ class Bar:
         return max(0.0, (self.ended or time.monotonic()) - self.heard)
 
     def text(self) -> str:
-        """Return the progress in one line: `train  120/640  19%  1,034 samples/s  2 s left`."""
+        """Return the progress in a line: `train  120/640  19%  1,034 samples/s  2 s left`."""
         parts = [self.label, self.count(), self.percent(), self.rate(), self.time(), self.note]
         return "  ".join(filter(None, parts))
 

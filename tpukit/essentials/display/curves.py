@@ -24,7 +24,7 @@ _RIGHT = 12
 _TOP = 8
 _BOTTOM = 24
 _MOST_DOTS = 24  # a curve of more points has a dot at its end only
-_SAME_SCALE = 10.0  # the largest values of the curves on one axis differ by at most this factor
+_SAME_SCALE = 10.0  # the largest values of the curves on an axis differ by at most this factor
 _LEVEL = 1e-12  # a curve that varies less than this, relative to its size, is level
 _ROUNDING = 1e-9
 # Each has a contrast of 3:1 or more on white and on #111 (WCAG 2.1, 1.4.11).
@@ -41,7 +41,7 @@ Points = Sequence[tuple[float, float]]  # (step, value); a value that is not fin
 
 @dataclass(frozen=True)
 class Axis:
-    """Curves that are drawn in one chart.
+    """Curves that are drawn in a chart.
 
     Attributes:
         title: the measure, such as "loss".

@@ -19,7 +19,7 @@ def explain(fact: str, *, found: object = "", fix: object = "", details: str = "
     """Return the text of an error or a warning, each part on lines of its own.
 
     Args:
-        fact: the problem, in one sentence.
+        fact: the problem, in a sentence.
         found: the evidence; "" for none. None is printed, because it may be what was found.
         fix: what to do about it; "" if nobody knows.
         details: text of any length that follows after an empty line, such as a traceback.
@@ -71,7 +71,7 @@ class TpukitError(ErrorFields, Exception):
     """Base of every error that tpukit raises; each one is also a built-in error of its kind.
 
     Attributes:
-        fact: the problem, in one sentence in lower case, with the values that were given.
+        fact: the problem, in a sentence in lower case, with the values that were given.
         found: the evidence; "" if the fact has all of it.
         fix: what to do about it, a click or a line of code; "" if nobody knows.
         details: longer text that follows in the message, such as a traceback; "" for none.

@@ -33,7 +33,7 @@ class Findings(Table):
 
     @property
     def title(self) -> str:
-        """The outcome in one line."""
+        """The outcome in a line."""
         counts = ((len(self.failures), "failure"), (len(self.warnings), "warning"))
         parts = [counted(count, word) for count, word in counts if count]
         outcome = ", ".join(parts) or "all is well"

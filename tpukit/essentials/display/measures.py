@@ -15,7 +15,7 @@ _HIGH_IS_GOOD = {
 def better(name: str) -> str | None:
     """Return "low" or "high", whichever is better for a measure such as valid_loss.
 
-    If a name has words of both kinds, the last one decides: accuracy_error is an error. It is
+    If a name has words of both kinds, the last decides: accuracy_error is an error. It is
     None if no word of the name is known.
     """
     for word in reversed(name.lower().replace("_", " ").split()):

@@ -1,4 +1,4 @@
-"""Imports of optional subpackages, with one clear error if a copy lacks the subpackage."""
+"""Imports of optional subpackages, with a clear error if a copy lacks the subpackage."""
 
 import contextlib
 from collections.abc import Iterator

@@ -63,7 +63,7 @@ class Screen:
         self._next_drawing = 0.0
 
     def line(self, text: str) -> None:
-        """Print one whole line."""
+        """Print a whole line."""
         sys.stdout.write(text + "\n")
 
     def show(self, data: dict, metadata: dict, **options: object) -> None:
@@ -172,7 +172,7 @@ class Screen:
         pass
 
     def _status(self) -> str:
-        """Return one line: the running bars, or the last one, and their newest values."""
+        """Return one line: the running bars, or the last, and their newest values."""
         bars = list(self.bars.values())
         running = [bar for bar in bars if bar.running]
         return self._line(running or bars[-1:])
@@ -190,10 +190,10 @@ class Screen:
 
 
 class Line(Screen):
-    """A terminal: one line of status, overwritten with every update."""
+    """A terminal: a line of status, overwritten with every update."""
 
     def line(self, text: str) -> None:
-        """Print one whole line above the status."""
+        """Print a whole line above the status."""
         self._erase()
         super().line(text)
         self._changed = bool(self.bars)
@@ -247,7 +247,7 @@ class Text(Screen):
 
 
 class Panel(Text):
-    """A notebook: bars, a line of status and curves in one output.
+    """A notebook: bars, a line of status and curves in an output.
 
     The saved file keeps the output as the run left it. If the notebook cannot show the panel, or no
     longer can, lines of text follow.

@@ -110,7 +110,7 @@ def wait_for_chips(
         say: prints a line.
         chip: wait for this chip only, counted from 0 in the order of the nodes' numbers.
         seconds: the longest wait.
-        machine: the machine, if not this one.
+        machine: the machine; None for this machine.
 
     Raises:
         DeviceBusyError: the chips are still busy after so many seconds. It is not raised for a

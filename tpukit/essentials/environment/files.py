@@ -1,10 +1,16 @@
-"""Write a file so that it is either complete or absent."""
+"""Write a file so that it is either complete or absent, and facts about files."""
 
 import contextlib
+import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
+
+from tpukit.essentials.display import InvalidValueError
+
+_WRITABLE_BY_OTHERS = 0o022  # by the group, or by everybody
+_NOTEBOOK_FORMAT = 4  # of Jupyter since 2015
 
 
 def part_of(file: Path) -> Path:
@@ -48,6 +54,22 @@ def write_whole(
         part.unlink(missing_ok=True)
 
 
+def is_writable_by_others(path: Path) -> bool:
+    """Return whether another user than this one and root can change a file or folder.
+
+    Its files must then not be loaded as code. A folder that belongs to another user is safe only
+    if it is read-only, as Kaggle's inputs are.
+    """
+    if os.name == "nt":  # Windows has no such mode
+        return False
+    facts = path.stat()
+    if facts.st_mode & _WRITABLE_BY_OTHERS:
+        return True
+    is_ours = facts.st_uid in (os.getuid(), 0)
+    is_read_only = bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+    return not (is_ours or is_read_only)
+
+
 def _sync_folder(folder: Path) -> None:
     # Windows cannot open a folder, and some network drives cannot sync one.
     with contextlib.suppress(OSError):
@@ -56,3 +78,28 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def load_notebook(path: Path) -> dict:
+    """Return the content of a notebook's file in Jupyter's format 4.
+
+    Raises:
+        InvalidValueError: the file is not a notebook, or has an older format.
+    """
+    try:
+        book = json.loads(path.read_text(encoding="utf-8"))
+        version = int(book["nbformat"])
+        if version >= _NOTEBOOK_FORMAT:
+            iter(book["cells"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidValueError(
+            f"{path.name} is not a notebook",
+            found=f"{type(error).__name__}: {error}",
+            fix="open it in Jupyter and save it",
+        ) from error
+    if version != _NOTEBOOK_FORMAT:
+        raise InvalidValueError(
+            f"{path.name} has notebook format {version}, and tpukit reads format {_NOTEBOOK_FORMAT}",
+            fix=f"jupyter nbconvert --to notebook --inplace {path.name}",
+        )
+    return book

@@ -138,7 +138,7 @@ class MachineInfo(Table):
 
     @property
     def summary(self) -> str:
-        """The machine in one line, for error messages."""
+        """The machine in a line, for error messages."""
         software = "torch_xla not installed"
         if version := self.versions.get(self.tpu_package):
             software = f"{self.tpu_package} {version}"

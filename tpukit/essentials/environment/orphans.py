@@ -55,7 +55,7 @@ class CleanupReport(Table):
 
     @property
     def title(self) -> str:
-        """The outcome in one line."""
+        """The outcome in a line."""
         if not self.orphans:
             return "no orphaned worker of an earlier run"
         return f"ended {counted(len(self.orphans), 'orphaned worker')}"
@@ -114,7 +114,7 @@ def cleanup(machine: Machine = THIS_MACHINE) -> CleanupReport:
     alone.
 
     Args:
-        machine: the machine, if not this one.
+        machine: the machine; None for this machine.
 
     Returns:
         the workers that were ended, as a table.

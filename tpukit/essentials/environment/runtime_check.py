@@ -98,7 +98,8 @@ class Check(Findings):
         facts = [f"{finding.name}: {finding.fact}" for finding in self.failures]
         fixes = [f"{finding.name}: {finding.fix}" for finding in self.failures if finding.fix]
         raise EnvironmentCheckError(
-            f"not ready to launch: {len(self.failures)} of {len(self.findings)} findings are failures",
+            f"not ready to launch: {len(self.failures)} of "
+            f"{len(self.findings)} findings are failures",
             found="\n".join([self.machine.summary, *facts]),
             fix="\n".join(fixes),
         )
@@ -111,7 +112,7 @@ def check(machine: Machine = THIS_MACHINE, *, info: MachineInfo | None = None) -
     and after launches. It takes a few milliseconds.
 
     Args:
-        machine: the machine, if not this one.
+        machine: the machine; None for this machine.
         info: the facts about the machine, if they are known already.
 
     Returns:
@@ -140,7 +141,10 @@ def _chips(info: MachineInfo, machine: Machine) -> Finding:
     name = "TPU"
     evidence = info.evidence["chips"]
     if not info.chips:
-        fact = f"no TPU chip ({evidence}); a launch is a dry run on CPU processes, or uses the GPUs of this machine"
+        fact = (
+            f"no TPU chip ({evidence}); a launch is a dry run on CPU "
+            "processes, or uses the GPUs of this machine"
+        )
         return Finding(name, "warning", fact=fact, fix=how_to_get_a_tpu(info))
     if info.generation.startswith("unknown"):
         fact = f"{info.hardware}: torch_xla up to 2.9 does not know this kind and would use the CPU"
@@ -225,7 +229,10 @@ def _without_torch_xla(info: MachineInfo, torch: str) -> Finding:
             f"kernel-metadata.json; then {fix}"
         )
     elif not install_line(info) and base(torch) in RELEASES:
-        fix = "use Python 3.11 to 3.13 on Linux x86-64: torch_xla has no wheel for newer ones or other systems"
+        fix = (
+            "use Python 3.11 to 3.13 on Linux x86-64: torch_xla has no "
+            "wheel for newer ones or other systems"
+        )
     fact = f"torch {torch}, no torch_xla, so the chips cannot be used"
     return Finding(name, "failure", fact=fact, fix=fix)
 
@@ -400,18 +407,24 @@ def _dry_run(info: MachineInfo, no_simulator: str | None) -> Finding:
     elif not info.versions.get("torch_xla"):
         fact = f"{cpu}; a dry run of graphs needs torch_xla"
     elif no_simulator:
-        fact = f'{cpu}, or XLA:CPU processes joined by gloo (`backend="xla"`); no simulated TPU: {no_simulator}'
+        fact = (
+            f"{cpu}, or XLA:CPU processes joined by gloo "
+            f'(`backend="xla"`); no simulated TPU: {no_simulator}'
+        )
     else:
         fact = f'{cpu}, or torch_xla\'s own TPU client on a simulated TPU (`backend="xla"`)'
     return Finding("dry run", "ok", fact=fact)
 
 
 def _fixes_of_upstream(info: MachineInfo) -> list[Finding]:
-    """List the defects of installed packages that a launch corrects, as one finding or none."""
+    """List the defects of installed packages that a launch corrects, as a single finding or none."""
     if info.tpu_package == "torch_tpu":
         fact = "TorchTPU 0.2.0: running statistics of BatchNorm and InstanceNorm are updated"
     elif info.versions.get("torch_xla"):
-        fact = "torch_xla 2.8, 2.9: running variances by n - 1; Adam is one operation, with the same bits"
+        fact = (
+            "torch_xla 2.8, 2.9: running variances by n - 1; Adam "
+            "is one operation, with the same bits"
+        )
     else:
         return []
     source = "no issue upstream; docs/in_sync.md"

@@ -4,6 +4,8 @@ torch_xla sets the variables of a worker with `setdefault`. A value that the ima
 such as Kaggle's TPU_PROCESS_ADDRESSES=local, is therefore inherited by all workers.
 """
 
+import contextlib
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -95,7 +97,7 @@ class Changes(Table):
 
     @property
     def title(self) -> str:
-        """The outcome in one line."""
+        """The outcome in a line."""
         if self.problem:
             return f"not ready to launch: {self.problem}"
         if self.left:
@@ -148,7 +150,7 @@ def setup(
     `check` names it. You can call it again at any time.
 
     Args:
-        machine: the machine, if not this one.
+        machine: the machine; None for this machine.
         compile_cache: the folder, or a list of folders, for the compilation cache of all later
             launches that name none themselves; see `launch`. False switches it off.
         info: the facts about the machine, if they are known already.
@@ -160,8 +162,9 @@ def setup(
     info = info or MachineInfo.read(machine)
     changes = needed_changes(environ, info)
     if compile_cache is not None:
-        folders = os.pathsep.join(map(str, folders_of(compile_cache)))
-        changes += _cache_change(environ, folders)
+        folders = list(map(str, folders_of(compile_cache)))
+        # JSON, because the name of a folder may contain any separator.
+        changes += _cache_change(environ, json.dumps(folders) if folders else "")
     for change in changes:
         if change.after is None:
             del environ[change.variable]
@@ -227,6 +230,17 @@ def needed_changes(environ: Mapping[str, str], info: MachineInfo) -> tuple[Chang
     return tuple(changes)
 
 
+def _stored_folders(text: str) -> list[str]:
+    """Return the folders of the variable that `setup` writes; a text that is no list is a folder."""
+    if not text:
+        return []
+    with contextlib.suppress(ValueError):
+        folders = json.loads(text)
+        if isinstance(folders, list):
+            return folders
+    return [text]
+
+
 def folders_of(
     given: Folders | bool | None, environ: Mapping[str, str] = os.environ
 ) -> tuple[Path, ...]:
@@ -242,7 +256,7 @@ def folders_of(
     if given is False:
         return ()
     if given is None:
-        given = [folder for folder in environ.get(KEEP_VARIABLE, "").split(os.pathsep) if folder]
+        given = _stored_folders(environ.get(KEEP_VARIABLE, ""))
     if isinstance(given, str | os.PathLike):
         given = [given]
     if not isinstance(given, list | tuple) or not all(map(_is_folder, given)):

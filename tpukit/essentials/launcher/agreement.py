@@ -37,7 +37,7 @@ from tpukit.essentials.launcher.core_values import (
     versions,
 )
 from tpukit.essentials.launcher.difference import GROUPS, OutOfSyncError, difference
-from tpukit.essentials.launcher.objects import gather_objects
+from tpukit.essentials.launcher.gathering import gather_objects
 
 _FIRST = "after the first step"
 _OFTEN_UNTIL = 64  # steps; up to here the cores are compared after each power of two
@@ -154,7 +154,7 @@ class Agreement:
         """Return short values by name for each of GROUPS; this is local work."""
         core = self._core
         values: dict[str, dict] = {group: {} for group in GROUPS}
-        values["run"] = {"seed of launch": core.seed_of_launch, "cores": core.world_size}
+        values["run"] = {"seed of launch": core.internal.seed_of_launch, "cores": core.world_size}
         values["run"] |= state.run
         values["run"] |= {name: called_text(function) for name, function in state.called.items()}
         values["data"] = dict(state.data)
@@ -270,7 +270,7 @@ class Agreement:
         # All cores agree on this, because steps per epoch are compared after the first step.
         if is_comparison_step(step, steps_per_epoch=loop.data.get("steps", 1)):
             loop.due = _FIRST if step == 1 else f"after step {step}"
-            if not self._core.open_steps and not self._core.backend.traced:
+            if not self._core.internal.open_steps and not self._core.backend.traced:
                 self.end_of_step()
 
     def _find_trained(self) -> None:
@@ -340,7 +340,7 @@ class Agreement:
         """
         import torch
 
-        if not self._has_stepped_alone or self._core.has_met:
+        if not self._has_stepped_alone or self._core.internal.has_met:
             return False
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return False
@@ -348,7 +348,7 @@ class Agreement:
         return not any(name.startswith(_XLA_COLLECTIVES) for name in counters)
 
     def _watches(self) -> bool:
-        return self.is_on and not self._core.in_fit
+        return self.is_on and not self._core.internal.in_fit
 
     def _warn_of_same_batches(self, mine: list[int]) -> None:
         everyone = gather_objects(self._core, mine)

@@ -6,7 +6,6 @@ import math
 import os
 import statistics
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -19,20 +18,16 @@ from tpukit.essentials.display import (
     optional_subpackage,
 )
 from tpukit.essentials.environment import write_whole
-from tpukit.essentials.launcher import messages
-from tpukit.essentials.launcher.agreement import Agreement
+from tpukit.essentials.launcher.core_internal import CoreInternal
 from tpukit.essentials.launcher.core_values import averaged_places, parameters_of
+from tpukit.essentials.launcher.gathering import gather_with_gradient, mean_by_name
 from tpukit.essentials.launcher.gradients import GradientAverage
-from tpukit.essentials.launcher.notebook_output import NotebookOutput
-from tpukit.essentials.launcher.objects import mean_by_name
-from tpukit.essentials.launcher.random_numbers import RandomNumbers
 from tpukit.essentials.launcher.tensors import move_module, refuse_scripted, save_tensors
 
 _REDUCTIONS = ("sum", "mean", "min", "max")
-_STEPS_IN_MEDIAN = 64  # steps that compiled are rare among so many
 
 
-class Core(NotebookOutput):
+class Core:
     """The view of a run from a core; `launch` makes it and passes it to the worker function.
 
     Methods whose description says "Collective" must be called on every core, the same number of
@@ -45,42 +40,83 @@ class Core(NotebookOutput):
         device: the `torch.device` of this core.
         chips: number of chips that are this core together, with `launch(shard=...)`; otherwise 1.
         backend: the device and the collectives; see `tpukit.essentials.backends.protocol.Backend`.
-        waiting: the collective that this core is in; None for none.
-        activity: a counter of progress; a core whose counter does not change hangs.
-        ends_between_steps: True while SIGTERM only sets `end_requested`.
-        end_requested: True once SIGTERM has arrived; see `finishing_steps`.
-        seed_of_launch: the seed of all random numbers of the run.
-        numbers: the random numbers; see `tpukit.essentials.launcher.random_numbers`.
-        agreement: checks that the cores are in sync; see `tpukit.essentials.launcher.agreement`.
-        in_fit: True while `fit` trains, which compares the cores itself.
-        open_steps: number of `step` blocks that the worker function is in.
-        has_met: whether this core has completed a collective.
+        internal: what tpukit's own code needs of a core; it may change in any version.
     """
 
     hosts = 1
 
     def __init__(self, backend: Backend, send: Callable[[object], None], seed: int = 0):
-        super().__init__(backend.rank, send)
+        self.rank = backend.rank
         self.world_size = backend.world_size
         self.device = backend.device
         self.chips = backend.chips
         self.backend = backend
-        self.waiting: str | None = None
-        self.ends_between_steps = False
-        self.end_requested = False
-        self.seed_of_launch = seed
-        self.agreement = Agreement(self)
-        self.in_fit = False
-        self.numbers = RandomNumbers(self)
-        self.open_steps = 0
-        self.has_met = False
+        self.internal = CoreInternal(self, send, seed)
         self._began = time.monotonic()
         # Called in every step; it keeps the pattern of gradients of each optimizer.
-        self._average_gradients = GradientAverage(backend, self.agreement.names_of, self.print)
-        self._step_seconds: deque[float] = deque(maxlen=_STEPS_IN_MEDIAN)
+        names_of = self.internal.agreement.names_of
+        self._average_gradients = GradientAverage(backend, names_of, self.print)
 
     def __repr__(self) -> str:
         return f"core {self.rank} of {self.world_size} on {self.device}"
+
+    @property
+    def is_main(self) -> bool:
+        """True on core 0, which prints, logs and saves for all."""
+        return self.rank == 0
+
+    def print(self, *values: object, everywhere: bool = False) -> None:
+        """Print a whole line in the notebook, from core 0.
+
+        Args:
+            *values: joined by spaces.
+            everywhere: print from every core, with its number in front of the line.
+        """
+        self.internal.output.print(*values, everywhere=everywhere)
+
+    def log(self, step: int | None = None, **values: object) -> None:
+        """Record numbers of core 0 for the live curve and `Run.log`; other cores' are ignored.
+
+        A tensor stays on the device, and is copied together with others at most four times per
+        second, so logging in every step does not make the chip wait. Do not change it in place
+        afterwards.
+
+        Args:
+            step: position on the x axis; counted from 1 if it is left out.
+            **values: by name, numbers (also numpy's) or one-element tensors.
+
+        Raises:
+            InvalidTypeError: a value is neither.
+        """
+        self.internal.output.log(step, values)
+
+    def flush(self) -> None:
+        """Send the logged rows now; the end of a loop and of the run does this, too."""
+        self.internal.output.flush()
+
+    def progress(
+        self,
+        iterable: Iterable,
+        label: str | None = "steps",
+        total: int | None = None,
+        *,
+        start: int = 0,
+        unit: str | None = None,
+    ) -> Iterator:
+        """Yield the items of an iterable, and show a progress bar of core 0 in the notebook.
+
+        Loops may be nested: `core.progress(range(epochs), "epochs")` around
+        `core.progress(batches, "train")` are two bars, and the second starts again in each epoch.
+
+        Args:
+            iterable: anything. For `core.batches(...)` the bar also shows the samples per second of
+                all cores.
+            label: name of the bar; the same label starts the same bar again. None shows no bar.
+            total: number of items, if the iterable has no length.
+            start: number of items that were done before, in a resumed loop.
+            unit: unit of the rate, such as "images"; None for samples, or steps.
+        """
+        return self.internal.output.progress(iterable, label, total, start=start, unit=unit)
 
     def model(self, module, *, in_place: bool = False, allow_different: Iterable[str] = ()):
         """Return a copy of a module on the device, with rank 0's weights. Collective.
@@ -111,14 +147,14 @@ class Core(NotebookOutput):
         """
         refuse_scripted(module)
         # Before the first weight is sent: different models would make the broadcast hang or fail.
-        self.agreement.before_model(module)
+        self.internal.agreement.before_model(module)
         is_here = any(one.device.type == self.device.type for one in module.parameters())
         is_too_large_to_copy = self.chips > 1 and not is_here
         if not (in_place or is_too_large_to_copy):
             module = _copy(module)
         module = move_module(module, self.device)
-        self.agreement.add_model(module, allow_different)
-        with self._together("model"):
+        self.internal.agreement.add_model(module, allow_different)
+        with self.internal.together("model"):
             notice = self.backend.place_model(module)
             if notice:
                 self.print(notice)
@@ -132,6 +168,7 @@ class Core(NotebookOutput):
         batch_size: int,
         steps: int | None = None,
         shuffle: bool = False,
+        weights: Sequence[float] | object | None = None,
         drop_last: bool = False,
         mask: bool = False,
         buckets: Sequence[int] | object | None = None,
@@ -181,6 +218,9 @@ class Core(NotebookOutput):
             shuffle: use a new order in each epoch, the same on every core. Otherwise every core
                 has one stretch, and `core.gather(outputs)[:len(dataset)]` is each sample once, in
                 dataset order.
+            weights: (N,) numbers from 0 on, one per sample, as for torch's WeightedRandomSampler.
+                Each epoch draws N samples with replacement, in proportion to the weights. The
+                draw depends on seed and epoch only, so it is the same for any number of cores.
             drop_last: leave out samples that do not fill a step; otherwise samples are repeated.
             mask: add a bool tensor of (batch_size,) to every batch, False for repeated samples.
             buckets: lengths to pad to, or a `tpukit.Buckets`.
@@ -195,8 +235,8 @@ class Core(NotebookOutput):
 
         Raises:
             InvalidValueError: the dataset is empty or too small for `drop_last`; a number is out
-                of range; a sample is longer than the largest bucket; `shuffle`, `mask` or
-                `buckets` is set for a dataset that is read in order.
+                of range; a sample is longer than the largest bucket; `shuffle`, `weights`, `mask`
+                or `buckets` is set for a dataset that is read in order.
             InvalidTypeError: `steps` is missing for a dataset that is read in order, or set for
                 another.
         """
@@ -210,6 +250,7 @@ class Core(NotebookOutput):
         options = {
             "batch_size": batch_size,
             "shuffle": shuffle,
+            "weights": weights,
             "mask": mask,
             "seed": seed,
             "workers": workers,
@@ -217,13 +258,13 @@ class Core(NotebookOutput):
             "world_size": self.world_size,
             "send": self.backend.to_device,
             "shares_process": self.backend.shares_process,
-            "numbers": self.numbers.own,
+            "numbers": self.internal.numbers.own,
         }
         if steps is not None:
             with optional_subpackage("core.batches(steps=...)"):
                 from tpukit.training import StreamBatches
             stream = StreamBatches(dataset, steps=steps, buckets=buckets, **options)
-            return self.agreement.add_batches(stream)
+            return self.internal.agreement.add_batches(stream)
         if buckets is not None and not hasattr(buckets, "lengths"):
             with optional_subpackage("core.batches(buckets=...)"):
                 from tpukit.training import Buckets
@@ -235,62 +276,30 @@ class Core(NotebookOutput):
             threads=threads,
             **options,
         )
-        self.agreement.add_batches(batches)
+        self.internal.agreement.add_batches(batches)
         if buckets is not None:
             self.print(batches.sampler.in_words())
         return batches
 
-    @contextlib.contextmanager
-    def step(self) -> Iterator[None]:
-        """Wrap one training step: on a TPU it becomes a single graph and a single dispatch.
+    def step(self) -> contextlib.AbstractContextManager[None]:
+        """Run the training step inside the `with` block; on a TPU, compile it as one graph.
 
-        Random numbers within it are this core's own: dropout, noise, augmentation. Outside of
-        steps all cores draw the same numbers on the host, for example to split the data, unless
-        `seed` was called.
+        Put the forward pass, the backward pass and the optimizer step of a batch into the block.
+        On a TPU they run as one program when the block ends.
+
+        Inside the block each core draws its own random numbers: dropout, noise, augmentation.
+        Outside of it, all cores draw the same numbers on the host, so a random split of the data is
+        the same on every core. After a call of `seed`, they differ outside as well.
         """
-        began = time.monotonic()
-        traced = self.backend.traced
-        self.doing = "tracing" if traced else None
-        self.open_steps += 1
-        if self.backend.shares_process and not self.numbers.seeded:
-            self.seed()  # another core uses the host's numbers, too, so they cannot be put back
-        try:
-            with self.numbers.own():
-                yield
-            self.doing = "running" if traced else None
-            self.sync()
-        finally:
-            self.doing = None
-            self.open_steps -= 1
-        self._count_step(began)
-        if not self.open_steps:
-            self.agreement.end_of_step()
+        return self.internal.step()
 
     def sync(self) -> None:
         """Run all operations recorded since the last step.
 
         Otherwise a TPU makes them a part of the next step's graph, which is then compiled again.
         """
-        with self._in_graph("step"):
+        with self.internal.in_graph("step"):
             self.backend.sync()
-
-    @contextlib.contextmanager
-    def replayed_step(self) -> Iterator[None]:
-        """Wrap the replay of a captured step; `fit` uses this in place of `step`."""
-        began = time.monotonic()
-        self.doing = "running"
-        try:
-            with self._in_graph("step"):
-                yield
-        finally:
-            self.doing = None
-        self._count_step(began)
-        if self.backend.after_sync:
-            self.backend.after_sync()
-
-    def _count_step(self, began: float) -> None:
-        self.activity += 1
-        self._step_seconds.append(time.monotonic() - began)
 
     def optimizer_step(
         self,
@@ -298,6 +307,7 @@ class Core(NotebookOutput):
         *,
         clip: float | None = None,
         average_also: Iterable = (),
+        weight=None,
     ) -> None:
         """Average the gradients over the cores, step, and clear them. Collective.
 
@@ -313,6 +323,9 @@ class Core(NotebookOutput):
                 gradients, which is a different result.
             average_also: float tensors, such as buffers and losses, to overwrite with their mean
                 over the cores in the same message.
+            weight: float32 tensor, (); this core's weight, if the gradients are those of a sum,
+                as over tokens. They are divided by the weight of all cores. It is overwritten
+                with its mean over the cores.
 
         Raises:
             InvalidValueError: with several cores, parameters are not on the device, or gradients
@@ -321,22 +334,29 @@ class Core(NotebookOutput):
         """
         import torch
 
+        if weight is not None:
+            average_also = [*average_also, weight]
         self.average_gradients(optimizer, average_also=average_also)
+        if weight is not None:
+            for parameter in parameters_of(optimizer):
+                if parameter.grad is not None:
+                    # The mean of sums by the mean of weights is the sum by the summed weight.
+                    parameter.grad.div_(weight)
         if clip is not None:
             torch.nn.utils.clip_grad_norm_(parameters_of(optimizer), clip)
-        with self.agreement.own_step():
+        with self.internal.agreement.own_step():
             optimizer.step()
         # None and not zeros: a parameter without a gradient is then left alone in the next step.
         optimizer.zero_grad(set_to_none=True)
 
     def average_gradients(self, optimizer, *, average_also: Iterable = ()) -> None:
         """Average the gradients over the cores, as `optimizer_step` does. Collective."""
-        self.agreement.before_average(optimizer)
-        with self._together("optimizer_step"):
+        self.internal.agreement.before_average(optimizer)
+        with self.internal.together("optimizer_step"):
             try:
                 self._average_gradients(optimizer, average_also)
             except BackendMismatchError as error:
-                raise self.agreement.gradients_error(optimizer, error) from error
+                raise self.internal.agreement.gradients_error(optimizer, error) from error
 
     def average_buffers(self, module) -> None:
         """Overwrite float buffers with their mean over the cores. Collective.
@@ -344,13 +364,14 @@ class Core(NotebookOutput):
         Each core's BatchNorm keeps running statistics of the batches it gets. Call this
         before you evaluate or save, so that all cores have the mean.
         """
-        with self._together("average_buffers"):
+        with self.internal.together("average_buffers"):
             self.backend.average(averaged_places(module)())
 
     def seed(self, *words: int) -> None:
         """Seed this core's random numbers by the run's seed, these numbers and the rank.
 
-        `fit` calls it with the number of each step, so a resumed run draws the same numbers.
+        `fit` calls it with the number of each step, so a resumed run draws the same numbers. A
+        second call of `fit` in a launch passes the number of the calls before it as well.
 
         On v2 and v3 two cores are threads of one process. Numbers that the device or a dataset in
         `core.batches` draws are each core's own there, too; without `workers=` the cores read in
@@ -358,7 +379,7 @@ class Core(NotebookOutput):
         generators that both cores share, and differ from run to run. So make the model in the
         notebook, and draw from generators of your own.
         """
-        self.numbers.seed(*words)
+        self.internal.numbers.seed(*words)
 
     def same_seed(self, *words: int) -> None:
         """Seed the host's random numbers the same on every core, within steps as well.
@@ -367,20 +388,7 @@ class Core(NotebookOutput):
         number of repetitions, a size. Numbers of the device, such as dropout on a TPU, stay each
         core's own. In a dry run on CPU processes the host is the device, so dropout is equal there.
         """
-        self.numbers.seed(*words, own=False)
-
-    @contextlib.contextmanager
-    def finishing_steps(self) -> Iterator[None]:
-        """Let SIGTERM set `end_requested` and not interrupt; `fit` then ends its step and saves.
-
-        The kernel waits for core 0 to do that, also after an interrupt; `signals` says how long.
-        """
-        self.ends_between_steps = True
-        self._send(messages.FinishesSteps(self.rank))
-        try:
-            yield
-        finally:
-            self.ends_between_steps = False
+        self.internal.numbers.seed(*words, own=False)
 
     def all_reduce(self, tensor, op: str = "sum"):
         """Return the sum, mean, minimum or maximum of a tensor over the cores. Collective.
@@ -397,7 +405,7 @@ class Core(NotebookOutput):
                 f"all_reduce has no op={op!r}",
                 fix=f"op is one of {', '.join(map(repr, _REDUCTIONS))}",
             )
-        with self._together("all_reduce"):
+        with self.internal.together("all_reduce"):
             return self.backend.all_reduce(tensor.detach(), op)
 
     def mean(self, value):
@@ -409,7 +417,7 @@ class Core(NotebookOutput):
         import torch
 
         if isinstance(value, dict):
-            with self._together("mean"):
+            with self.internal.together("mean"):
                 return mean_by_name(self, value)
         if isinstance(value, torch.Tensor):
             return self.all_reduce(value, "mean")
@@ -441,8 +449,8 @@ class Core(NotebookOutput):
         if tensor.ndim == 0:
             tensor = tensor.reshape(1)
         if tensor.requires_grad and torch.is_grad_enabled():
-            return _with_gradient(self, tensor)
-        with self._together("gather"):
+            return gather_with_gradient(self, tensor)
+        with self.internal.together("gather"):
             return self.backend.gather(tensor.detach())
 
     def init_process_group(self) -> None:
@@ -451,12 +459,12 @@ class Core(NotebookOutput):
         Layers and metrics that average by themselves ask `torch.distributed.is_initialized()`,
         which is otherwise False on chips and in a dry run. On CUDA and TorchTPU it is True anyway.
         """
-        with self._together("init_process_group"):
+        with self.internal.together("init_process_group"):
             self.backend.init_process_group()
 
     def barrier(self) -> None:
         """Wait until every core has come here. Collective."""
-        with self._together("barrier"):
+        with self.internal.together("barrier"):
             self.backend.barrier()
 
     def save(self, value: object, path: str | os.PathLike) -> None:
@@ -469,11 +477,11 @@ class Core(NotebookOutput):
             OutOfSyncError: the cores of a loop of your own are out of sync.
             OSError: the file cannot be written.
         """
-        with self._in_graph("save"):
+        with self.internal.in_graph("save"):
             self.backend.sync()
-        if not self.in_fit:
-            with self._together("save"):
-                self.agreement.compare_loop("before core.save")
+        if not self.internal.in_fit:
+            with self.internal.together("save"):
+                self.internal.agreement.compare_loop("before core.save")
         if self.is_main and not self.backend.is_recording:
             path = Path(path)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -493,23 +501,20 @@ class Core(NotebookOutput):
 
         leaves, structure = tree.tree_flatten(value)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        with self._in_graph("to_host"):
+        with self.internal.in_graph("to_host"):
             moved = iter(self.backend.to_cpu(tensors))
         leaves = [next(moved) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         return tree.tree_unflatten(leaves, structure)
 
-    def snapshot(self, value: object) -> object:
-        """Return `to_host` of a value as it is now; tensors in host memory are copied, too."""
-        import torch
-        from torch.utils import _pytree as tree
-
-        def cloned(tensor):
-            return tensor.clone() if tensor.is_cpu else tensor
-
-        return self.to_host(tree.tree_map_only(torch.Tensor, cloned, value))
-
     def to_device(self, tensors: list) -> list:
-        """Return tensors in host memory on the device, in a single transfer."""
+        """Copy tensors from host memory to this core's device, in a single transfer.
+
+        Args:
+            tensors: of any shapes and dtypes, on the CPU.
+
+        Returns:
+            the copies, in the same order.
+        """
         return self.backend.to_device(tensors)
 
     @property
@@ -520,54 +525,9 @@ class Core(NotebookOutput):
     @property
     def step_seconds(self) -> float | None:
         """Median seconds of the host per step, over the last 64; None before the first step."""
-        if not self._step_seconds:
+        if not self.internal.step_seconds:
             return None
-        return statistics.median(self._step_seconds)
-
-    @contextlib.contextmanager
-    def _together(self, name: str) -> Iterator[None]:
-        """Mark a collective: an exception within it was most likely caused by another core."""
-        outer = self.waiting
-        self.waiting = outer or name  # the user called the outermost
-        try:
-            yield
-        except BaseException as error:
-            # For the report of the failure, because it may be caught, or raised from another.
-            error.waiting = self.waiting
-            raise
-        finally:
-            self.waiting = outer
-        self.activity += 1
-        self.has_met = True
-
-    @contextlib.contextmanager
-    def _in_graph(self, name: str) -> Iterator[None]:
-        """Mark a wait for the device, which contains collectives if they are part of the graph."""
-        if not self.backend.in_graph or self.waiting is not None:
-            yield
-            return
-        has_met = self.has_met  # the graph may as well be of this core alone
-        with self._together(name):
-            yield
-        self.has_met = has_met
-
-
-def _with_gradient(core: Core, tensor):
-    """Gather a tensor; backward gives each core the sum of all cores' gradients for its rows."""
-    import torch
-
-    class Gather(torch.autograd.Function):
-        @staticmethod
-        def forward(context, mine):
-            with core._together("gather"):
-                return core.backend.gather(mine.detach())
-
-        @staticmethod
-        def backward(context, gradient):
-            with core._together("gather's backward"):
-                return core.backend.reduce_scatter(gradient.contiguous())
-
-    return Gather.apply(tensor)
+        return statistics.median(self.internal.step_seconds)
 
 
 def _copy(module):

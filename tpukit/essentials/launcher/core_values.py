@@ -1,4 +1,4 @@
-"""Describe the state of one core as short values by name, so that cores can be compared.
+"""Describe the state of a core as short values by name, so that cores can be compared.
 
     held_tensors(...)    {"weights": {"0.weight": 512391, ...}, "buffers": {...}}     checksums
     structure(model)     {"0": "1 Linear in_features=4, out_features=1, bias=True", ...}

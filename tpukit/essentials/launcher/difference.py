@@ -4,7 +4,7 @@ core 0 has {"data": {"seed": 0}}, core 1 has {"data": {"seed": 1}}
 
     fact   the cores have different datasets (after the first step)
     found  data: seed: 0 on core 0, 1 on core 1
-           found after the first step, the first check of it
+           found after the first step, at the first comparison
     fix    make the dataset in the notebook, ...
 
 The fix belongs to the first group that differs, because a group explains those after it.
@@ -29,31 +29,35 @@ _FACTS = {
 }
 _FIXES = {
     "run": (
-        "call it with the same arguments on every core, and give every core the same folder, which all of them see"
+        "call it with the same arguments on every core\n"
+        "if a folder is an argument: every core must see the same folder"
     ),
     "data": (
-        "make the dataset in the notebook, or from values that are the same on all cores: "
-        "torch.Generator().manual_seed(0), a sorted list of files, one seed= for core.batches"
+        "make the dataset in the notebook, or from values that are the same on all cores:\n"
+        "torch.Generator().manual_seed(0), sorted(files), core.batches(..., seed=0)"
     ),
     "model": (
-        "make the model in the notebook, or without anything that differs by core: random choices, core.rank, the time"
+        "make the model in the notebook\n"
+        "in the worker function, it must not depend on random choices, core.rank or the time"
     ),
     "settings": (
-        "the same numbers on every core: draw random numbers in the notebook, and step a schedule with core.mean(loss)"
+        "set the same numbers on every core: draw random numbers in the notebook\n"
+        "if the scheduler follows a loss: scheduler.step(core.mean(loss))"
     ),
     "weights": (
-        "core.optimizer_step(optimizer) in every step; and no weights that forward sets from this "
-        "core's own batch (start values from the first batch: make them before core.model; "
-        "Embedding(max_norm=...): leave max_norm out), nor any that are drawn at random after it"
+        "call core.optimizer_step(optimizer) in every step\n"
+        "weights drawn at random, or set from the first batch: make them before core.model\n"
+        "Embedding(max_norm=...) changes weights on each core alone: leave max_norm out"
     ),
     "buffers": (
-        "a float buffer, which is averaged over the cores; or the same change on every core, with "
-        "core.all_reduce(counts) before it is added; or core.model(model, "
-        'allow_different=["*counts"])'
+        "make it a float buffer: tpukit averages those over the cores\n"
+        "if it counts: core.all_reduce(counts) before you add them, so that every core adds the same\n"
+        'if it may differ: core.model(model, allow_different=["*counts"])'
     ),
 }
 _NOT_FROM_CORE_MODEL = (
-    "model = core.model(model), and the same for a loss with parameters: every core gets rank 0's"
+    "model = core.model(model): every core then gets the weights of rank 0\n"
+    "if the loss has parameters: loss = core.model(loss)"
 )
 
 
@@ -84,9 +88,9 @@ def difference(
     for group in groups:
         found.append(_group_text(group, [state[group] for state in everyone]))
     if before:
-        found.append(f"found {when}; {before} it was the same")
+        found.append(f"found {when}; {before} the cores were in sync")
     else:
-        found.append(f"found {when}, the first check of it")
+        found.append(f"found {when}, at the first comparison")
     fix = _FIXES[first]
     if first == "weights" and not before and not from_core:
         fix = _NOT_FROM_CORE_MODEL
@@ -108,7 +112,7 @@ def _group_text(group: str, states: list[Mapping]) -> str:
     shown = list(rows)[:_MOST_SHOWN]
     if group in _CHECKSUMS:
         cores = [_cores(ranks) for ranks in _ranks_by_value(rows[shown[0]]).values()]
-        return f"{group}: {', '.join(shown)}{more}; {' unlike '.join(cores)}"
+        return f"{group}: {', '.join(shown)}{more}; {' differs from '.join(cores)}"
     lines = [_row_text(name, rows[name]) for name in shown]
     return f"{group}: " + "\n".join(lines) + more
 

@@ -24,7 +24,7 @@ _REMAKE = "make it after core.model, which returns a copy: torch.optim.Adam(mode
 
 
 class GradientAverage:
-    """Averages the gradients of optimizers over all cores, in one message per step."""
+    """Averages the gradients of optimizers over all cores, in a single message per step."""
 
     def __init__(self, backend: Backend, names_of: Callable[[list], list[str]], say: Callable):
         self._backend = backend
@@ -97,7 +97,8 @@ class GradientAverage:
         if mixed and self._backend.in_graph:
             names = first_few(self._names_of(mixed), 5)
             raise InvalidValueError(
-                "the cores use different layers in one step: on a TPU they would wait for each other forever",
+                "the cores use different layers in one step: on a TPU "
+                "they would wait for each other forever",
                 found=f"gradients on some cores and none on others: {names}",
                 fix="the same layers on every core: FitOptions(same_seed=True), or "
                 "core.same_seed(step) in a loop of your own, for layers dropped at random; for "
@@ -122,7 +123,10 @@ class GradientAverage:
             raise InvalidValueError(
                 "sparse gradients cannot be averaged over the cores, because each core has others",
                 found=f"the gradient of {names} is {sparse[0].grad.layout}",
-                fix="torch.nn.Embedding(..., sparse=False), and an optimizer for dense gradients; or cores=1",
+                fix=(
+                    "torch.nn.Embedding(..., sparse=False), and an "
+                    "optimizer for dense gradients; or cores=1"
+                ),
             )
 
     def _warn_if_none(self, has_gradient: Sequence[bool]) -> None:

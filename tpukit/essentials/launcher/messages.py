@@ -6,6 +6,7 @@ and `Line`, `LogRows`, `Progress` as its code calls for them; at the end `StateA
 of them in a single match, which raises an error for any other type.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from tpukit.essentials.launcher.failure import Failure
@@ -31,6 +32,22 @@ class Memory(NamedTuple):
     peak: int
     own: int
     most: int
+
+
+@dataclass
+class Activity:
+    """What a core does, as its heartbeats report it.
+
+    Attributes:
+        count: changes when the core moves on; a core whose count does not change hangs.
+        waiting: the collective that it is in; None for none.
+        doing: "data" while a loop waits for its next batch, "tracing" while a step is recorded,
+            "running" while it is passed to the device; otherwise None.
+    """
+
+    count: int = 0
+    waiting: str | None = None
+    doing: str | None = None
 
 
 class Alive(NamedTuple):

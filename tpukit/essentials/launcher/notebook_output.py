@@ -17,7 +17,7 @@ from tpukit.essentials.display import InvalidTypeError, running_shell
 from tpukit.essentials.launcher import messages
 
 _SECONDS_BETWEEN_MESSAGES = 0.25
-_DISPLAYS_PER_SECOND = 10  # of one process; the first above the limit is reported
+_DISPLAYS_PER_SECOND = 10  # of a process; the first above the limit is reported
 _LARGEST_DISPLAY = 10 * 10**6  # bytes or characters; the first above the limit is reported
 _WIDGET = "application/vnd.jupyter.widget-view+json"  # the view of a widget of this process
 
@@ -25,58 +25,43 @@ _WIDGET = "application/vnd.jupyter.widget-view+json"  # the view of a widget of 
 class NotebookOutput:
     """The part of a `Core` that sends output to the notebook.
 
-    Attributes:
-        rank: the core.
-        activity: a counter that changes when the core moves on.
-        doing: "data" while a loop waits for its next batch, "tracing" while a step is recorded,
-            "running" while it is passed to the device; otherwise None. Heartbeats carry it.
+    Args:
+        rank: of the core.
+        send: sends a message to the kernel.
+        activity: changes when the core moves on, and while a loop waits for its next batch.
+        to_host: copies the tensors of a value to host memory.
     """
 
-    def __init__(self, rank: int, send: Callable[[object], None]):
-        self.rank = rank
-        self.activity = 0
-        self.doing: str | None = None
+    def __init__(
+        self,
+        rank: int,
+        send: Callable[[object], None],
+        activity: messages.Activity,
+        to_host: Callable[[object], object],
+    ):
+        self._rank = rank
+        self._is_main = rank == 0
         self._send = send
+        self._activity = activity
+        self._to_host = to_host
         self._rows: list[dict] = []  # logged, not yet sent
         self._ends: list[messages.Progress] = []  # of loops, to be sent after the rows they logged
         self._logged_step = 0
         self._next_send = 0.0
 
-    @property
-    def is_main(self) -> bool:
-        """True on core 0, which prints, logs and saves for all."""
-        return self.rank == 0
-
-    def print(self, *values: object, everywhere: bool = False) -> None:
-        """Print a whole line in the notebook, from core 0.
-
-        Args:
-            *values: joined by spaces.
-            everywhere: print from every core, with its number in front of the line.
-        """
-        if self.is_main or everywhere:
-            self.activity += 1
+    def print(self, *values: object, everywhere: bool) -> None:
+        """Print a line, as `Core.print`."""
+        if self._is_main or everywhere:
+            self._activity.count += 1
             text = " ".join(map(str, values))
-            self._send(messages.Line(self.rank, text, named=everywhere))
+            self._send(messages.Line(self._rank, text, named=everywhere))
 
-    def log(self, step: int | None = None, **values: object) -> None:
-        """Record numbers of core 0 for the live curve and `Run.log`; other cores' are ignored.
-
-        A tensor stays on the device, and is copied together with others at most four times per
-        second, so logging in every step does not make the chip wait. Do not change it in place
-        afterwards.
-
-        Args:
-            step: position on the x axis; counted from 1 if it is left out.
-            **values: by name, numbers (also numpy's) or one-element tensors.
-
-        Raises:
-            InvalidTypeError: a value is neither.
-        """
+    def log(self, step: int | None, values: dict) -> None:
+        """Record numbers, as `Core.log`."""
         if step is None:
             step = self._logged_step + 1
         self._logged_step = step
-        if not self.is_main:
+        if not self._is_main:
             return
         row = {"step": step}
         for name, value in values.items():
@@ -86,11 +71,11 @@ class NotebookOutput:
             self.flush()
 
     def flush(self) -> None:
-        """Send the logged rows now; the end of a loop and of the run does this, too."""
+        """Send the logged rows, and the ends of the loops that logged them."""
         if self._rows:
-            rows = self.to_host(self._rows)
+            rows = self._to_host(self._rows)
             self._rows = []
-            self._send(messages.LogRows(self.rank, [_numbers(row) for row in rows]))
+            self._send(messages.LogRows(self._rank, [_numbers(row) for row in rows]))
             self._next_send = time.monotonic() + _SECONDS_BETWEEN_MESSAGES
         ends = self._ends
         self._ends = []
@@ -100,28 +85,16 @@ class NotebookOutput:
     def progress(
         self,
         iterable: Iterable,
-        label: str | None = "steps",
-        total: int | None = None,
+        label: str | None,
+        total: int | None,
         *,
-        start: int = 0,
-        unit: str | None = None,
+        start: int,
+        unit: str | None,
     ) -> Iterator:
-        """Yield the items of an iterable, and show a progress bar of core 0 in the notebook.
-
-        Loops may be nested: `core.progress(range(epochs), "epochs")` around
-        `core.progress(batches, "train")` are two bars, and the second starts again in each epoch.
-
-        Args:
-            iterable: anything. For `core.batches(...)` the bar also shows the samples per second of
-                all cores.
-            label: name of the bar; the same label starts the same bar again. None shows no bar.
-            total: number of items, if the iterable has no length.
-            start: number of items that were done before, in a resumed loop.
-            unit: unit of the rate, such as "images"; None for samples, or steps.
-        """
+        """Yield the items of an iterable and show a bar, as `Core.progress`."""
         if total is None and hasattr(iterable, "__len__"):
             total = start + len(iterable)
-        is_shown = self.is_main and label is not None
+        is_shown = self._is_main and label is not None
         if is_shown:
             self.flush()  # the rows logged before this loop do not belong to it
         options = {
@@ -135,7 +108,7 @@ class NotebookOutput:
         is_finished = False
         try:
             for item in self._items(iterable):
-                self.activity += 1
+                self._activity.count += 1
                 if is_shown and time.monotonic() >= next_send:
                     options["seconds"] = time.monotonic() - began
                     self.report_progress(label, done, total, **options)
@@ -157,19 +130,19 @@ class NotebookOutput:
         items = iter(iterable)
         while True:
             if reads_data:
-                self.doing = "data"
+                self._activity.doing = "data"
             try:
                 item = next(items)
             except StopIteration:
                 return
             finally:
                 if reads_data:
-                    self.doing = None
+                    self._activity.doing = None
             yield item
 
     def report_progress(self, label: str, done: int, total: int | None, **options: object) -> None:
         """Show the progress of a loop that `progress` cannot iterate; `Bar` has the options."""
-        if self.is_main:
+        if self._is_main:
             self._send(messages.Progress(label, done, total, options))
 
     def _end(self, message: messages.Progress, *, is_finished: bool) -> None:
@@ -186,10 +159,6 @@ class NotebookOutput:
     def _has_tensors(self) -> bool:
         values = itertools.chain.from_iterable(row.values() for row in self._rows)
         return any(hasattr(value, "item") for value in values)
-
-    def to_host(self, value: object) -> object:
-        """Return a value with all its tensors in host memory, in a single transfer."""
-        raise NotImplementedError
 
 
 def _loggable(name: str, value: object) -> object:

@@ -19,6 +19,7 @@ class RandomNumbers:
 
     Attributes:
         seeded: number of times that the worker function has seeded them.
+        fits: number of calls of `fit` in this launch, so that a second call draws other numbers.
     """
 
     def __init__(self, core):
@@ -29,10 +30,11 @@ class RandomNumbers:
         self._shared = core.world_size > 1 and self._can_put_back
         self._own: tuple | None = None  # the state of this core's own, between two steps
         self.seeded = 0
+        self.fits = 0
 
     def start(self) -> None:
         """Begin with the same random numbers on every core, on the host and on the device."""
-        self._core.backend.seed(seed_in_turn((self._core.seed_of_launch,)))
+        self._core.backend.seed(seed_in_turn((self._core.internal.seed_of_launch,)))
 
     def seed(self, *words: int, own: bool = True) -> None:
         """Seed by these numbers, within steps as well.
@@ -42,7 +44,7 @@ class RandomNumbers:
             own: seed this core's own numbers, on the device as well; otherwise the host's, the
                 same on all cores.
         """
-        seed = self._core.seed_of_launch
+        seed = self._core.internal.seed_of_launch
         self._shared = False
         self.seeded += 1
         if own:
@@ -64,7 +66,9 @@ class RandomNumbers:
         seeded = self.seeded
         self._shared = False
         if self._own is None:
-            self._core.backend.seed(seed_in_turn((self._core.seed_of_launch, self._core.rank)))
+            self._core.backend.seed(
+                seed_in_turn((self._core.internal.seed_of_launch, self._core.rank))
+            )
         else:
             put_back(self._own)
         try:

@@ -9,7 +9,7 @@ An interrupt of the cell ends a run in the same way, and so does the failure of 
 3. In a worker, the thread that reads the signal pipe sends the stack of each core to the kernel,
    because a main thread in native code would handle the signal late. Then `Terminated` is raised in
    the worker function, so that its `finally` blocks run. If the function ends between steps
-   (`Core.finishing_steps`, as `fit` does), only `end_requested` is set.
+   (`core.internal.finishing_steps`, as `fit` does), only `end_requested` is set.
 4. The kernel waits `END_SECONDS`; if core 0 ends between steps and saves, up to `SAVE_SECONDS`.
 5. The kernel sends the last command on the control pipes and closes them. A worker that is done
    exits; any other kills itself and its children. A worker whose result has just come has

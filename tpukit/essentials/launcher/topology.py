@@ -57,7 +57,8 @@ def choose_topology(host: MachineInfo, cores: int | None, backend: str | None) -
     if runtime.package and host.versions.get(runtime.package) is None:
         line = runtime.how_to_install or install_line(host, for_graphs=True) or _WHEELS
         raise InvalidValueError(
-            f"the {runtime.name.partition(':')[0]} backend needs {runtime.package}, which is not installed",
+            f"the {runtime.name.partition(':')[0]} backend needs "
+            f"{runtime.package}, which is not installed",
             found=host.summary,
             fix=f"{line}; or backend='cpu'",
         )
@@ -175,18 +176,25 @@ def refuse_if_in_use(host: MachineInfo, environ: Mapping[str, str] = os.environ)
             raise RuntimeInUseError(
                 "launch was called inside a worker, whose run has the cores already",
                 found=f"this is {process.name}, or a process of its own",
-                fix="call launch in the notebook, one after the other; in here call the function itself: fn(core)",
+                fix=(
+                    "call launch in the notebook, one after the other; in "
+                    "here call the function itself: fn(core)"
+                ),
             )
     if environ.get("XLA_USE_SPMD", "0") not in ("", "0", "false"):
         raise RuntimeInUseError(
             "the notebook has called xr.use_spmd(), which every worker would inherit",
             found=f"XLA_USE_SPMD={environ['XLA_USE_SPMD']}, which gives all chips to one process",
-            fix=f'{how_to_restart(host)}, without that call; launch(..., shard="fsdp") makes it in its own process',
+            fix=(
+                f"{how_to_restart(host)}, without that call; launch(..., "
+                'shard="fsdp") makes it in its own process'
+            ),
         )
     started = [name.upper() for name, runtime in runtimes().items() if runtime.is_started()]
     if started:
         raise RuntimeInUseError(
-            f"this kernel has started the {' and the '.join(started)} runtime, and a fork of it cannot start its own",
+            f"this kernel has started the {' and the '.join(started)} "
+            "runtime, and a fork of it cannot start its own",
             found="an earlier cell did it: torch_xla.device(), xm.xla_device(), xr.world_size(), "
             "xm.master_print()\nmet.metrics_report(), torch_xla.sync(), torch_xla.manual_seed() "
             "and .cuda() do, imports do not;\nif torch_tpu is loaded, .backward() does, unless "

@@ -210,14 +210,14 @@ def run_core(
         if world is not None:
             _refuse_another_world(core, world)
             core.hosts = world.hosts
-        core.numbers.start()
+        core.internal.numbers.start()
         # After one backward() in the kernel, on any tensor, the autograd engine that the fork
         # inherits has no thread for a device that is opened here ("device_ready_queues_.size()" in
         # torch 2.8 and 2.9). Without threads backward() runs in this thread, which loses nothing
         # on XLA, because it only records the graph.
         with torch.autograd.set_multithreading_enabled(False), signals.children_heard():
             result = task.fn(core, *task.args)
-        agreement = core.agreement
+        agreement = core.internal.agreement
         alone = agreement.has_trained_alone()
         send(messages.StateAtEnd(core.rank, agreement.state_at_end(), alone))
         core.flush()
@@ -276,7 +276,7 @@ def _before_step(optimizer, args: tuple, kwargs: dict) -> None:
     closure = kwargs.get("closure")
     if "closure" not in kwargs and len(args) > 1:
         closure = args[1]
-    core.agreement.before_step(optimizer, closure=closure)
+    core.internal.agreement.before_step(optimizer, closure=closure)
     core.backend.place_state(optimizer)
 
 
@@ -286,7 +286,7 @@ def _after_step(optimizer, args: tuple, kwargs: dict) -> None:
     if core is None:
         return
     core.backend.place_state(optimizer)
-    core.agreement.after_step(optimizer)
+    core.internal.agreement.after_step(optimizer)
 
 
 def _memory_of(core: Core, memory: OwnMemory) -> messages.Memory:
@@ -326,8 +326,9 @@ class _Worker:
             while not self.finished.wait(self.pipes.heartbeat):
                 for core, _, memory in self.cores:
                     self.sender.send(_memory_of(core, memory))
-                    doing = core.backend.compiling() or core.doing
-                    alive = messages.Alive(core.rank, core.activity, core.waiting, doing)
+                    now = core.internal.activity
+                    doing = core.backend.compiling() or now.doing
+                    alive = messages.Alive(core.rank, now.count, now.waiting, doing)
                     self.sender.send(alive)
 
     def obey(self, signal_pipe: int) -> None:
@@ -360,12 +361,12 @@ class _Worker:
         if self.finished.is_set():
             return
         for started in self.cores:
-            started.core.end_requested = True
+            started.core.internal.end_requested = True
         here = threading.get_ident()
         interrupted = [
             started.core
             for started in self.cores
-            if started.thread == here and not started.core.ends_between_steps
+            if started.thread == here and not started.core.internal.ends_between_steps
         ]
         if interrupted or not self.cores:
             raise signals.Terminated
@@ -376,8 +377,8 @@ class _Worker:
         A core in native code would handle the signal late, or never.
         """
         for core, thread, frame in self._running():
-            core.end_requested = True
-            if core.ends_between_steps:
+            core.internal.end_requested = True
+            if core.internal.ends_between_steps:
                 continue
             with contextlib.suppress(OSError):
                 self.sender.send(messages.CoreFailed(sigterm_received(core.rank, frame)))

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 
-_LINES_PER_SECOND = 500  # of one process; a browser with a hundred thousand lines stops answering
+_LINES_PER_SECOND = 500  # of a process; a browser with a hundred thousand lines stops answering
 _LAST_LINES = 200  # kept for the report of a process that died
 _LINES_OF_REPORT = 20
 _LINES_AROUND_CRASH = 10

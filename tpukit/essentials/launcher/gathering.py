@@ -1,4 +1,4 @@
-"""Gather Python objects of all cores, and average numbers by name, through the device's collectives.
+"""Gather tensors with their gradient, and Python objects, of all cores; average numbers by name.
 
 core 0    mean_by_name(core, {"cat": 0.9, "dog": 0.5})    {"cat": 0.5, "dog": 0.6}
 core 1    mean_by_name(core, {"dog": 0.7, "cat": 0.1})    {"dog": 0.6, "cat": 0.5}
@@ -40,6 +40,24 @@ def gather_objects(core, value: object) -> list:
     return objects
 
 
+def gather_with_gradient(core, tensor):
+    """Gather a tensor; backward gives each core the sum of all cores' gradients for its rows."""
+    import torch
+
+    class Gather(torch.autograd.Function):
+        @staticmethod
+        def forward(context, mine):
+            with core.internal.together("gather"):
+                return core.backend.gather(mine.detach())
+
+        @staticmethod
+        def backward(context, gradient):
+            with core.internal.together("gather's backward"):
+                return core.backend.reduce_scatter(gradient.contiguous())
+
+    return Gather.apply(tensor)
+
+
 def mean_by_name(core, values: Mapping) -> dict:
     """Return the means over the cores of numbers and tensors with the same name. Collective.
 
@@ -55,7 +73,7 @@ def mean_by_name(core, values: Mapping) -> dict:
     flat = _flat(values)
     tensors = {name: value for name, value in flat.items() if isinstance(value, torch.Tensor)}
     numbers = {name: float(value) for name, value in flat.items() if name not in tensors}
-    in_graph = core.backend.traced and core.open_steps > 0 and not numbers
+    in_graph = core.backend.traced and core.internal.open_steps > 0 and not numbers
     if not in_graph and not core.backend.is_recording:
         kinds = {name: _kind(value) for name, value in flat.items()}
         everyone = gather_objects(core, (kinds, numbers))

@@ -1,0 +1,187 @@
+"""Recognise the dataset of a checkpoint, which may be loaded days later on another machine.
+
+The identity is a dict of short values by name. It differs from the fingerprint in three ways:
+
+    dataset.fold         "0"            settings count: numbers, truth values and short texts
+    dataset.files        3370154512     files count by their place in the folder of them all
+    dataset.features     1292718311     arrays of any length count
+
+A dataset with a method `checkpoint_identity` describes itself: it returns values by name.
+"""
+
+import os
+import zlib
+from collections.abc import Callable, Mapping
+
+from tpukit.essentials.data.fingerprint import (
+    MOST_DEPTH,
+    MOST_PER_SAMPLE,
+    PLAIN_BYTES,
+    array_checksum,
+    as_array,
+    column_checksums,
+    is_dataset,
+    is_plain,
+    length_of,
+    parts_of,
+    row_step,
+)
+
+_LONGEST_SETTING = 100  # characters
+_MOST_PARTS = 16  # of a list or dict, such as `tensors` of a TensorDataset
+# These may change while the data stay the same: on another machine, on other cores, per epoch.
+_NO_DATA = {
+    *("rank", "local_rank", "world_size", "num_replicas", "epoch", "seed", "device"),
+    *("workers", "num_workers", "threads", "num_threads", "verbose"),
+    "_fingerprint",  # Hugging Face's, random if a function cannot be pickled
+}
+
+
+def identity(dataset: object) -> dict[str, object]:
+    """Return the facts about a dataset that a checkpoint keeps: whole numbers and texts by name.
+
+    No sample is read. Pixels in files and the code of transforms are not compared.
+    """
+    found: dict[str, object] = {}
+    _describe(dataset, "dataset", found=found, depth=MOST_DEPTH)
+    return found
+
+
+def different_parts(saved: Mapping[str, object], here: Mapping[str, object]) -> list[str]:
+    """Return the names of the parts that differ; with both values if they are settings."""
+    different = []
+    for name in dict.fromkeys([*saved, *here]):
+        before = saved.get(name, "missing")
+        now = here.get(name, "missing")
+        if before == now:
+            continue
+        has_words = isinstance(before, str) and isinstance(now, str)
+        different.append(f"{name} {before}, here {now}" if has_words else name)
+    return different
+
+
+def _describe(dataset: object, name: str, *, found: dict, depth: int) -> None:
+    describe_itself = getattr(type(dataset), "checkpoint_identity", None)
+    if describe_itself is not None:
+        parts = list(describe_itself(dataset).items())
+    else:
+        found[f"kind of {name}"] = type(dataset).__qualname__
+        parts = parts_of(dataset)
+        own = _checksum(dataset, any_size=True)
+        if own is not None:
+            found[f"content of {name}"] = own
+    count = length_of(dataset)
+    found[f"length of {name}"] = repr(count)
+    # Nothing fills the tensors of a TensorDataset later.
+    is_complete = describe_itself is not None or type(dataset).__name__ == "TensorDataset"
+    for part, value in parts:
+        if part in _NO_DATA:
+            continue
+        key = f"{name}.{part}"
+        # A large part with an entry per sample may be filled while samples are read.
+        has_rows = is_complete or length_of(value) == count
+        any_size = is_complete or not has_rows
+        content = _content(value, has_row_per_sample=has_rows, any_size=any_size)
+        if content is not None:
+            found[key] = content
+        elif depth:
+            _describe_inside(value, key, found=found, depth=depth - 1)
+
+
+def _describe_inside(value: object, name: str, *, found: dict, depth: int) -> None:
+    """Describe a dataset within another, or those in a list, as a ConcatDataset has it."""
+    if is_dataset(value) and not hasattr(value, "dtype"):  # no tensor
+        _describe(value, name, found=found, depth=depth)
+    elif isinstance(value, list | tuple) and all(map(is_dataset, value)):
+        for number, part in enumerate(value[:_MOST_PARTS]):
+            _describe_inside(part, f"{name}[{number}]", found=found, depth=depth)
+
+
+def _content(value: object, *, has_row_per_sample: bool, any_size: bool) -> object:
+    """Return a setting as text, or the checksum of an array, table or list; None for others."""
+    if _is_setting(value):
+        return repr(value)
+    # Other lists and dicts of numbers may be filled while samples are read.
+    is_data = has_row_per_sample or not isinstance(value, list | dict) or _has_text(value)
+    if not is_data:
+        return None
+    whole = _checksum(value, any_size=any_size)
+    if whole is not None or not isinstance(value, tuple | list | dict):
+        return whole
+    parts = list(value.values()) if isinstance(value, dict) else value
+    sums = [_checksum(part, any_size=any_size) for part in parts[:_MOST_PARTS]]
+    if any(sums):
+        return zlib.crc32(repr(sums).encode())
+    return None
+
+
+def _is_setting(value: object) -> bool:
+    """Return whether a value is short and plain, and names no folder, which may move."""
+    is_fixed = isinstance(value, bool | int | float | str | tuple)
+    if not is_fixed and not _has_text(value):
+        return False
+    if len(value if isinstance(value, str) else repr(value)) > _LONGEST_SETTING:
+        return False
+    return is_plain(value) and "/" not in repr(value) and "\\" not in repr(value)
+
+
+def _has_text(value: object) -> bool:
+    """Return whether the first key of a dict, or a part of the first row of a list, is a text."""
+    if not isinstance(value, list | dict) or not value:
+        return False
+    first = next(iter(value))
+    row = first if isinstance(first, tuple | list) else [first]
+    return any(isinstance(part, str) or hasattr(part, "__fspath__") for part in row)
+
+
+def _checksum(value: object, *, any_size: bool) -> int | None:
+    """Return a checksum of an array, a tensor on the CPU, a table or a list of plain values.
+
+    About 4 MiB are read, in even steps.
+    """
+    import numpy
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        value = as_array(value)
+    if isinstance(value, numpy.ndarray) and value.dtype != object:
+        if not value.size:
+            return None
+        is_small = value.nbytes <= MOST_PER_SAMPLE * len(value) if value.ndim else False
+        return array_checksum(value) if value.ndim and (any_size or is_small) else None
+    if hasattr(value, "iloc"):  # pandas
+        some = value.iloc[:: row_step(MOST_PER_SAMPLE * len(value), len(value))]
+        columns = some.items() if hasattr(some, "columns") else [("", some)]
+        return _text_checksum([(str(name), column.tolist()) for name, column in columns])
+    if hasattr(value, "columns") and hasattr(value, "slice"):  # Arrow, as Hugging Face uses it
+        ends = [value.slice(0, 1).to_pylist(), value.slice(max(0, len(value) - 1), 1).to_pylist()]
+        return _text_checksum([column_checksums(value), ends])
+    if isinstance(value, Mapping):
+        value = list(value.items())
+    if isinstance(value, list | tuple | range | numpy.ndarray) and len(value):
+        some = list(value[:: row_step(PLAIN_BYTES * len(value), len(value))])
+        if all(map(is_plain, some)):
+            return _text_checksum(some)
+    return None
+
+
+def _text_checksum(values: list) -> int:
+    """Return the checksum of values, in which files count by their place in a common folder."""
+    paths: list[str] = []
+    _each_path(values, lambda path: paths.append(path) or path)
+    if paths:
+        folder = os.path.commonpath([os.path.dirname(path) for path in paths])
+        values = _each_path(values, lambda path: os.path.relpath(path, folder))
+    return zlib.crc32(repr(values).encode())
+
+
+def _each_path(value: object, change: Callable[[str], str]) -> object:
+    """Return nested values in which `change` was applied to every absolute path."""
+    if isinstance(value, dict):
+        value = list(value.items())
+    if isinstance(value, list | tuple):
+        return [_each_path(part, change) for part in value]
+    is_path = hasattr(value, "__fspath__") or isinstance(value, str)
+    if is_path and os.path.isabs(value):
+        return change(os.fspath(value))
+    return value

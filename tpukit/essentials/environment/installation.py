@@ -1,0 +1,69 @@
+"""The end of a notebook's install cell: the loaded version, and the packages that packs need."""
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from tpukit.essentials.display import TpukitRuntimeError
+from tpukit.essentials.environment.hardware import MachineInfo
+from tpukit.essentials.environment.instructions import how_to_restart
+
+_LOADED = sys.modules["tpukit"].__version__
+# `pack` needs both. Colab has array_record, Kaggle has neither.
+_FOR_PACKS = ("array_record", "simplejpeg")
+_ROOT = Path(__file__).parents[3]  # the folder that contains the package
+
+
+def finish_install(wheels: str | Path = ".") -> None:
+    """End the install cell of a notebook, and print the version of tpukit and its folder.
+
+    It installs the packages that `pack` needs, if they are missing: from the folder of the wheel,
+    or from the package index. Without internet it prints that they are missing.
+
+    Args:
+        wheels: the folder of tpukit's wheel. Ignored in a clone, whose own package is used.
+
+    Raises:
+        TpukitRuntimeError: the wheel is newer than the version that this kernel has loaded.
+    """
+    # As in the install cell: the notebook stands in a clone, or beside one.
+    has_notebooks = (_ROOT / "notebooks/first_cell.txt").is_file()
+    is_clone = has_notebooks and _ROOT in (Path.cwd().parent, Path.cwd() / "tpukit")
+    if not is_clone:
+        _refuse_newer_wheel(Path(wheels))
+    missing = ""
+    if not _has_packages():
+        _install_packages(Path(wheels))
+        if not _has_packages():
+            missing = f"; without {' and '.join(_FOR_PACKS)}, which `pack` needs"
+    print(f"tpukit {_LOADED} from {_ROOT}{missing}")
+
+
+def _refuse_newer_wheel(folder: Path) -> None:
+    for wheel in folder.glob("tpukit-*.whl"):
+        version = wheel.name.split("-")[1]
+        if _as_numbers(version) > _as_numbers(_LOADED):
+            raise TpukitRuntimeError(
+                f"this kernel has loaded tpukit {_LOADED}, and {wheel.name} is newer",
+                found=f"loaded from {_ROOT}",
+                fix=f"restart the runtime: {how_to_restart(MachineInfo.read())}; "
+                "then run this cell again",
+            )
+
+
+def _as_numbers(version: str) -> list[int]:
+    """Return a version as numbers to compare: "0.10.1" as [0, 10, 1]."""
+    return [int(part) for part in version.split(".") if part.isdigit()]
+
+
+def _has_packages() -> bool:
+    # Neither has wheels for Windows.
+    return sys.platform == "win32" or all(map(find_spec, _FOR_PACKS))
+
+
+def _install_packages(wheels: Path) -> None:
+    quiet = ["--quiet", "--quiet", "--retries", "1", "--find-links", str(wheels)]
+    command = [sys.executable, "-m", "pip", "install", *quiet, *_FOR_PACKS]
+    # Without internet pip fails. The packages are optional, so the notebook goes on.
+    subprocess.run(command, check=False, capture_output=True)

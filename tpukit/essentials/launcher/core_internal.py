@@ -1,0 +1,143 @@
+"""The part of a `Core` that tpukit itself uses, as `core.internal`.
+
+A worker function calls the methods of `Core`. The launcher, `fit` and the other subpackages also
+follow the core's steps, mark its collectives, and compare it with the other cores. That is here,
+so that the reference of `Core` lists nothing that a user must not call.
+"""
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from tpukit.essentials.launcher import messages
+from tpukit.essentials.launcher.agreement import Agreement
+from tpukit.essentials.launcher.notebook_output import NotebookOutput
+from tpukit.essentials.launcher.random_numbers import RandomNumbers
+
+_STEPS_IN_MEDIAN = 64  # steps that compiled are rare among so many
+
+
+class CoreInternal:
+    """What tpukit's own code uses of a core. It may change in any version.
+
+    Attributes:
+        send: sends a message to the kernel.
+        activity: what the core does now, which its heartbeats carry.
+        output: lines, numbers and progress bars in the notebook.
+        agreement: checks that the cores are in sync; see `tpukit.essentials.launcher.agreement`.
+        numbers: the random numbers; see `tpukit.essentials.launcher.random_numbers`.
+        seed_of_launch: the seed of all random numbers of the run.
+        in_fit: True while `fit` trains, which compares the cores itself.
+        open_steps: number of `core.step` blocks that the worker function is in.
+        has_met: whether this core has completed a collective.
+        step_seconds: of the host, of the last 64 steps.
+        ends_between_steps: True while SIGTERM only sets `end_requested`.
+        end_requested: True once SIGTERM has arrived; see `finishing_steps`.
+    """
+
+    def __init__(self, core, send: Callable[[object], None], seed: int):
+        self._core = core
+        self.send = send
+        self.seed_of_launch = seed
+        self.activity = messages.Activity()
+        self.output = NotebookOutput(core.rank, send, self.activity, core.to_host)
+        self.agreement = Agreement(core)
+        self.numbers = RandomNumbers(core)
+        self.in_fit = False
+        self.open_steps = 0
+        self.has_met = False
+        self.step_seconds: deque[float] = deque(maxlen=_STEPS_IN_MEDIAN)
+        self.ends_between_steps = False
+        self.end_requested = False
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """Run the step inside the `with` block, as `Core.step` documents."""
+        began = time.monotonic()
+        core = self._core
+        traced = core.backend.traced
+        self.activity.doing = "tracing" if traced else None
+        self.open_steps += 1
+        if core.backend.shares_process and not self.numbers.seeded:
+            core.seed()  # another core uses the host's numbers, too, so they cannot be put back
+        try:
+            with self.numbers.own():
+                yield
+            self.activity.doing = "running" if traced else None
+            core.sync()
+        finally:
+            self.activity.doing = None
+            self.open_steps -= 1
+        self._count_step(began)
+        if not self.open_steps:
+            self.agreement.end_of_step()
+
+    @contextlib.contextmanager
+    def replayed_step(self) -> Iterator[None]:
+        """Wrap the replay of a captured step; `fit` uses this in place of `step`."""
+        began = time.monotonic()
+        self.activity.doing = "running"
+        try:
+            with self.in_graph("step"):
+                yield
+        finally:
+            self.activity.doing = None
+        self._count_step(began)
+        if self._core.backend.after_sync:
+            self._core.backend.after_sync()
+
+    def _count_step(self, began: float) -> None:
+        self.activity.count += 1
+        self.step_seconds.append(time.monotonic() - began)
+
+    @contextlib.contextmanager
+    def together(self, name: str) -> Iterator[None]:
+        """Mark a collective: an exception within it was most likely caused by another core."""
+        activity = self.activity
+        outer = activity.waiting
+        activity.waiting = outer or name  # the user called the outermost
+        try:
+            yield
+        except BaseException as error:
+            # For the report of the failure, because it may be caught, or raised from another.
+            error.waiting = activity.waiting
+            raise
+        finally:
+            activity.waiting = outer
+        activity.count += 1
+        self.has_met = True
+
+    @contextlib.contextmanager
+    def in_graph(self, name: str) -> Iterator[None]:
+        """Mark a wait for the device, which contains collectives if they are part of the graph."""
+        if not self._core.backend.in_graph or self.activity.waiting is not None:
+            yield
+            return
+        has_met = self.has_met  # the graph may as well be of this core alone
+        with self.together(name):
+            yield
+        self.has_met = has_met
+
+    @contextlib.contextmanager
+    def finishing_steps(self) -> Iterator[None]:
+        """Let SIGTERM set `end_requested` and not interrupt; `fit` then ends its step and saves.
+
+        The kernel waits for core 0 to do that, also after an interrupt; `signals` says how long.
+        """
+        self.ends_between_steps = True
+        self.send(messages.FinishesSteps(self._core.rank))
+        try:
+            yield
+        finally:
+            self.ends_between_steps = False
+
+    def snapshot(self, value: object) -> object:
+        """Return `core.to_host` of a value as it is now; tensors in host memory are copied, too."""
+        import torch
+        from torch.utils import _pytree as tree
+
+        def cloned(tensor):
+            return tensor.clone() if tensor.is_cpu else tensor
+
+        return self._core.to_host(tree.tree_map_only(torch.Tensor, cloned, value))

@@ -1,0 +1,286 @@
+"""Your own CT exams: a folder of DICOM files, and a table with a label per exam or per image.
+
+    exam,embolus            image,embolus
+    scan-017,1              1.2.840.113619.2.1,0
+    scan-018,0              1.2.840.113619.2.2,1
+
+`read_exams` finds the slices of each exam, joins the labels to them, and chooses a series. The
+result is a table for `assign_folds`, `pack_dicom` and `ExamSequences`, with any names of labels.
+"""
+
+import os
+import tempfile
+from pathlib import Path
+
+from tpukit.essentials.display import InvalidValueError, first_few
+from tpukit.pe.dicom import load_pydicom, open_dataset
+from tpukit.pe.dicom_index import ADVICE, notice_others
+from tpukit.pe.labels import IMAGE, SERIES, STUDY, check_yes_or_no
+from tpukit.pe.missing_images import check_missing, leave_out
+from tpukit.pe.series import find_files, find_places, read_headers, series_numbers, without_copies
+
+ON_IMAGE = "_on_image"
+_KEYS = (STUDY, "AccessionNumber", "folder")  # what a table may call an exam
+_FACTS = ("PatientID", "AccessionNumber", "SeriesDescription")
+_ORDER = [STUDY, SERIES, "position", "number"]
+
+
+def read_exams(
+    folder,
+    labels=None,
+    *,
+    series: str | None = None,
+    missing: str = "raise",
+    workers: int | None = None,
+    progress: str | None = None,
+):
+    """Find the CT slices of exams in a folder, and join a table of labels to them.
+
+    Localizers, reports, images of other modalities and files that are not DICOM are left out, and
+    counted. Exams in the folder that the table does not name are left out, too.
+
+    Args:
+        folder: of the exams; how files and folders are named does not matter.
+        labels: path of a CSV file, or a DataFrame. Its column `exam` holds the StudyInstanceUID,
+            the AccessionNumber, or the name of the exam's folder directly below `folder`. Or its
+            column `image` holds the SOPInstanceUID, or the name of the file. A column `patient`
+            replaces PatientID. All other columns are labels, 0 or 1. None for exams without labels.
+        series: a part of the SeriesDescription of the series to take, if exams have several.
+        missing: "raise" if a row has no exam or image, or "drop" to leave it out.
+        workers, progress: as for `pack_dicom`.
+
+    Returns:
+        A DataFrame with a row per slice, sorted by exam and along the body: the three identifiers,
+        `exam`, `patient`, `description` of the series, `path`, `position` in mm, `number`
+        (InstanceNumber), and a uint8 column per label. A label of images is named
+        `<label>_on_image`; then `<label>` is 1 if the exam has a positive image. `check_exams`
+        lists anything unusual.
+
+    Raises:
+        FileNotFoundError: there is no DICOM file, or a row has no exam or image.
+        ValueError: the table is not as above, a label is neither 0 nor 1, an exam has several
+            series and `series` does not select one of them, or no file is a CT slice.
+        ImportError: pydicom, or a decoder that these files need, is not installed.
+    """
+    check_missing(missing)
+    load_pydicom()
+    table = _find_slices(folder, workers, progress)
+    table = _with_facts(table, folder)
+    if labels is not None:
+        labels = _read_labels(labels)
+        if "exam" in labels:
+            table = _join_exams(table, labels, missing, folder=folder)
+        else:
+            table = _join_images(table, labels, missing, folder=folder)
+    else:
+        table = table.assign(exam=table[STUDY])
+    table = _one_series(table, series).drop(columns=["AccessionNumber", "folder"])
+    return table.sort_values(_ORDER, kind="stable").reset_index(drop=True)
+
+
+def _find_slices(folder, workers: int | None, progress: str | None):
+    """Return identifiers, path, position and number of the CT slices in a folder."""
+    import numpy as np
+    import pandas as pd
+
+    names = find_files(folder)
+    with tempfile.TemporaryDirectory() as work:
+        headers, others = read_headers(folder, names, Path(work), workers, progress)
+    noticed = notice_others(folder, names, others)
+    if not len(headers):
+        raise InvalidValueError(
+            f"none of the {len(names):,} files in {folder} is a CT slice",
+            found=f"for instance {names[others[0][0]]}: {others[0][1]}",
+            fix="pass the folder that holds series of CT",
+        )
+    headers = without_copies(headers)
+    series = series_numbers(headers)
+    position, facts = find_places(headers, series)
+    for fact, (count, first) in facts.items():
+        print(f"{count:,} {fact}; series {first}")
+        if fact in ADVICE:  # the others are printed, or found by `check_exams`
+            noticed.append([f"{count:,} {fact}", f"series {first}", ADVICE[fact]])
+    has_place = np.isfinite(position)
+    is_placed = np.bincount(series, weights=has_place)[series] > 0
+    # A series without any place keeps the order of its numbers.
+    position = np.where(is_placed, position, headers["number"])
+    uids = {STUDY: "study", SERIES: "series", IMAGE: "image"}
+    columns = {name: np.char.decode(headers[field]) for name, field in uids.items()}
+    table = pd.DataFrame(columns).astype(object)
+    table["path"] = [os.path.join(folder, names[file]) for file in headers["file"].tolist()]
+    table = table.assign(position=position, number=headers["number"].astype(float))
+    lost = int((is_placed & ~has_place).sum())
+    if lost:
+        print(f"left out {lost:,} slices that have no place along their series")
+    table = table[np.isfinite(position)].sort_values(_ORDER, kind="stable")
+    table.attrs["noticed"] = noticed
+    return table.reset_index(drop=True)
+
+
+def _with_facts(table, folder):
+    """Add patient, AccessionNumber, folder and description, read from a header per series."""
+    import pandas as pd
+
+    rows = []
+    firsts = table.drop_duplicates([STUDY, SERIES])
+    for study, series, path in zip(firsts[STUDY], firsts[SERIES], firsts["path"], strict=True):
+        file = open_dataset(path, stop_before_pixels=True, specific_tags=list(_FACTS))
+        inner = os.path.relpath(path, folder).split(os.sep)
+        facts = [str(file.get(name) or "").strip() for name in _FACTS]
+        rows.append([study, series, *facts, inner[0] if len(inner) > 1 else ""])
+    names = [STUDY, SERIES, "patient", "AccessionNumber", "description", "folder"]
+    facts = pd.DataFrame(rows, columns=names)
+    nameless = facts["patient"] == ""
+    if nameless.any():
+        count = facts[STUDY][nameless].nunique()
+        print(f"{count:,} exams have no PatientID: each is taken for a patient of its own")
+        facts["patient"] = facts["patient"].mask(nameless, facts[STUDY])
+    noticed = table.attrs
+    table = table.merge(facts, on=[STUDY, SERIES], how="left")
+    table.attrs.update(noticed)
+    return table
+
+
+def _read_labels(labels):
+    """Return a table of labels, checked; identifiers are text."""
+    import pandas as pd
+
+    source = "the table"
+    if isinstance(labels, str | os.PathLike):
+        source = os.fspath(labels)
+        texts = dict.fromkeys(("exam", "image", "patient"), str)  # 0017 stays 0017
+        labels = pd.read_csv(labels, dtype=texts, skipinitialspace=True)
+    keys = [name for name in ("exam", "image") if name in labels]
+    names = label_names(labels)
+    if len(keys) != 1 or not names:
+        raise InvalidValueError(
+            f"{source} needs a column exam or a column image, and a column per label",
+            found=", ".join(map(str, labels.columns)),
+            fix='labels.rename(columns={"AccessionNumber": "exam"})',
+        )
+    key = keys[0]
+    for name in [key, *names]:
+        missing = labels[name].isna()
+        if missing.any():
+            raise InvalidValueError(
+                f"{name} is missing in {int(missing.sum())} rows of {source}",
+                found=f"row {int(missing.to_numpy().argmax())}, counted from 0",
+                fix=f'labels.dropna(subset=["{name}"])',
+            )
+    labels = labels.assign(**{key: labels[key].astype(str).str.strip()})
+    twice = labels[key][labels[key].duplicated()]
+    if len(twice):
+        raise InvalidValueError(
+            f"{len(twice)} rows of {source} name an {key} that an earlier row names",
+            found=first_few(twice),
+            fix=f'labels.drop_duplicates("{key}"), if the rows agree',
+        )
+    check_yes_or_no(labels, names)
+    return labels.astype(dict.fromkeys(names, "uint8"))
+
+
+def label_names(labels) -> list[str]:
+    """Return the columns of a table of labels that are labels."""
+    return [name for name in labels.columns if name not in ("exam", "image", "patient")]
+
+
+def _join_exams(table, labels, missing: str, *, folder):
+    """Return the slices of the exams that the labels name, with their labels."""
+    wanted = set(labels["exam"])
+    found = {key: wanted & set(table[key]) for key in _KEYS}
+    key = max(_KEYS, key=lambda name: len(found[name]))
+    examples = [f"{name} {first_few(table[name].unique(), 2)}" for name in _KEYS]
+    gone = [exam for exam in labels["exam"] if exam not in found[key]]
+    leave_out(
+        gone,
+        len(labels),
+        missing,
+        folder=folder,
+        found="; ".join(examples),
+        call="read_exams(folder, labels",
+        kind="exam",
+    )
+    studies = table.groupby(key)[STUDY].nunique()
+    several = studies[studies.index.isin(wanted) & (studies > 1)]
+    if len(several):
+        raise InvalidValueError(
+            f"{len(several)} exams of the table are several studies in {folder}",
+            found=f"{key} {several.index[0]}",
+            fix="name exams by their StudyInstanceUID in the table",
+        )
+    _print_unused(table, table[key].isin(wanted), folder)
+    return _merge(table.assign(exam=table[key]), labels, "exam")
+
+
+def _join_images(table, labels, missing: str, *, folder):
+    """Return the slices that the labels name, with their labels and those of their exams."""
+    files = table["path"].map(os.path.basename)
+    wanted = set(labels["image"])
+    key = table[IMAGE]
+    if len(wanted & set(files)) > len(wanted & set(key)):
+        key = files
+        twice = files[files.duplicated() & files.isin(wanted)]
+        if len(twice):
+            raise InvalidValueError(
+                f"{len(twice)} files in {folder} have the name of another",
+                found=first_few(twice),
+                fix="name images by their SOPInstanceUID in the table",
+            )
+    known = set(key)
+    gone = [image for image in labels["image"] if image not in known]
+    found = f"SOPInstanceUID {table[IMAGE].iloc[0]}; file {files.iloc[0]}"
+    call = "read_exams(folder, labels"
+    leave_out(gone, len(labels), missing, folder=folder, found=found, call=call)
+    _print_unused(table, key.isin(wanted), folder)
+    table = _merge(table.assign(exam=table[STUDY], image=key), labels, "image")
+    for name in label_names(labels):
+        of_exam = table.groupby(STUDY)[name].transform("max")
+        table = table.assign(**{f"{name}{ON_IMAGE}": table[name], name: of_exam})
+    return table.drop(columns="image")
+
+
+def _print_unused(table, is_used, folder) -> None:
+    unused = int((~is_used).sum())
+    if unused:
+        exams = table[STUDY].nunique() - table[STUDY][is_used].nunique()
+        print(f"{unused:,} slices in {folder} have no row in the labels; {exams:,} whole exams")
+
+
+def _merge(table, labels, key: str):
+    """Return the slices with labels; a column patient of the labels replaces the headers'."""
+    noticed = table.attrs
+    if "patient" in labels:
+        table = table.drop(columns="patient")
+    table = table.merge(labels, on=key, how="inner")
+    table.attrs.update(noticed)
+    return table
+
+
+def _one_series(table, series: str | None):
+    """Return a series of each exam; raise if it is not known which."""
+    if series is not None:
+        is_chosen = table["description"].str.contains(series, regex=False)
+        lost = set(table["exam"]) - set(table["exam"][is_chosen])
+        if lost:
+            raise InvalidValueError(
+                f"{len(lost)} exams have no series whose description contains {series!r}",
+                found=f"exam {min(lost)}: {_descriptions(table, min(lost))}",
+                fix="name a part that all have; or leave these exams out of the table",
+            )
+        table = table[is_chosen]
+    count = table.groupby("exam")[SERIES].nunique()
+    several = count[count > 1]
+    if len(several):
+        exam = several.index[0]
+        description = table["description"][table["exam"] == exam].iloc[0]
+        raise InvalidValueError(
+            f"{len(several)} of {len(count)} exams have several series, which show the same body",
+            found=f"exam {exam}: {_descriptions(table, exam)}",
+            fix=f"read_exams(folder, labels, series={description!r})",
+        )
+    return table
+
+
+def _descriptions(table, exam: str) -> str:
+    counts = table[table["exam"] == exam].groupby([SERIES, "description"]).size()
+    return ", ".join(f"{name!r} ({size} slices)" for (_, name), size in counts.items())

@@ -1,0 +1,171 @@
+"""Compare the optimizer and the scheduler of a resumed run, as built, with those it began with.
+
+torch's `load_state_dict` replaces the arguments of a scheduler by those in the state, without a
+message. So a checkpoint holds the values that both had when `fit` was called:
+
+    {"optimizer": [{"lr": 0.1, "momentum": 0.9}], "scheduler": {"T_max": 20, "eta_min": 0.0}}
+
+A value that only changes during the training, such as a momentum in a cycle, is equal in both.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from tpukit.essentials.display import InvalidValueError, first_few
+
+# Positions and results, which differ if the scheduler has been stepped before `fit`. `base_lrs`
+# is the learning rate of the optimizer, which is compared there.
+_POSITIONS = {
+    *("last_epoch", "_step_count", "_last_lr", "_get_lr_called_within_step", "_is_initial"),
+    *("T_cur", "T_i", "best", "num_bad_epochs", "cooldown_counter", "base_lrs", "verbose"),
+}
+_SHOWN = 3  # differences in an error
+
+
+def values_as_built(optimizer, scheduler) -> dict[str, object]:
+    """Return the values that an optimizer and a scheduler were made with, for a checkpoint."""
+    values = {} if scheduler is None else _plain(scheduler.state_dict())
+    return {"optimizer": _groups(optimizer), "scheduler": values}
+
+
+def changed_settings(saved: list[dict], given: list[dict]) -> str:
+    """Return the optimizer's settings that differ: `lr 0.1 is used, not 0.01`; or nothing."""
+    differences = []
+    for before, now in zip(saved, given, strict=True):
+        for name, value in now.items():
+            if name in before and before[name] != value:
+                differences.append(f"{name} {before[name]} is used, not {value}")
+    return "; ".join(dict.fromkeys(differences))
+
+
+def check_scheduler(saved: Mapping, given: Mapping, *, kind: str, path) -> None:
+    """Raise if a scheduler was built with other values than the one in a checkpoint.
+
+    Args:
+        saved: of `values_as_built`, "scheduler" in the checkpoint.
+        given: of the scheduler of this run.
+        kind: name of its class, for the message.
+        path: of the checkpoint.
+
+    Raises:
+        ValueError: a value differs; the message has both and the line to write.
+    """
+    before = _by_path(saved)
+    now = _by_path(given)
+    different = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    # A list that follows from an argument, as OneCycleLR's phases from its total_steps.
+    public = [name for name in different if not name.rpartition(".")[2].startswith("_")]
+    shown = public or different
+    if not shown:
+        return
+    found = [f"{name}={before.get(name)}, here {name}={now.get(name)}" for name in shown]
+    arguments = ", ".join(f"{name}={before.get(name)!r}" for name in shown[:_SHOWN])
+    line = f"{kind}(optimizer, {arguments})"
+    if any("." in name for name in shown):  # of a scheduler within another
+        line = f"a {kind} with {arguments}"
+    raise InvalidValueError(
+        f"{path} is of a {kind} of other values",
+        found=first_few(found, _SHOWN),
+        fix=(
+            f"{line} continues that run; for a schedule of another length give this run a folder "
+            "of its own, and load best.pt into the model"
+        ),
+    )
+
+
+def follow_own_function(scheduler) -> None:
+    """Set the learning rate of a LambdaLR after its state was loaded.
+
+    A state holds no functions, so the run goes on with the functions of this scheduler, such as a
+    cosine of more steps. The rate in the state was computed by the former ones.
+    """
+    import torch
+
+    if type(scheduler) is not torch.optim.lr_scheduler.LambdaLR:
+        return
+    groups = scheduler.optimizer.param_groups
+    for group, rate, factor in zip(groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True):
+        if not isinstance(group["lr"], torch.Tensor):
+            group["lr"] = rate * factor(scheduler.last_epoch)
+    scheduler._last_lr = [group["lr"] for group in groups]
+
+
+def check_length(scheduler, steps: int) -> None:
+    """Raise before the first step if a scheduler ends before the run does.
+
+    Args:
+        scheduler: any; torch's OneCycleLR raises an error after its `total_steps`.
+        steps: calls of `scheduler.step()` that are left in this run.
+    """
+    for part, begins in _with_total_steps(scheduler):
+        needed = max(0, part.last_epoch) + steps - begins
+        if needed > part.total_steps:
+            raise InvalidValueError(
+                f"the {type(part).__name__} ends after {part.total_steps} steps, and this run "
+                f"steps it {needed} times",
+                fix=f"total_steps={needed}, or fewer epochs",
+            )
+
+
+def _with_total_steps(scheduler, begins: int = 0) -> list[tuple]:
+    """Return the schedulers with an end, and the steps from now until each begins."""
+    if getattr(scheduler, "total_steps", None) is not None:
+        return [(scheduler, begins)]
+    parts = getattr(scheduler, "_schedulers", None) or []
+    milestones = getattr(scheduler, "_milestones", None)
+    found = []
+    if milestones and parts:  # a SequentialLR: only the last part goes on to the end of the run
+        left = max(0, milestones[-1] - scheduler.last_epoch)
+        return _with_total_steps(parts[-1], begins + left)
+    for part in parts:
+        found += _with_total_steps(part, begins)
+    return found
+
+
+def _groups(optimizer) -> list[dict]:
+    """Return the plain settings of each parameter group.
+
+    If a scheduler changes the learning rate, it is the one before the first change. A OneCycleLR
+    or CyclicLR replaces the optimizer's learning rate and momentum, so they do not count.
+    """
+    groups = []
+    for group in optimizer.param_groups:
+        values = {**group, "lr": group.get("initial_lr", group["lr"])}
+        left_out = {"initial_lr"}
+        if "max_lr" in group:
+            left_out |= {"lr", "min_lr"}
+        if "max_momentum" in group:
+            left_out |= {"momentum", "betas"}
+        plain = {}
+        for name, value in values.items():
+            if isinstance(value, bool | int | float | tuple) and name not in left_out:
+                plain[name] = value
+        groups.append(plain)
+    return groups
+
+
+def _plain(value: object) -> object:
+    """Return the numbers and texts of a scheduler's state, without its positions."""
+    if isinstance(value, Counter):  # the milestones of a MultiStepLR
+        return sorted(value.elements())
+    if isinstance(value, Mapping):
+        return {str(name): _plain(part) for name, part in value.items() if name not in _POSITIONS}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    if isinstance(value, bool | int | float | str):
+        return value
+    return None
+
+
+def _by_path(value: object, path: str = "") -> dict[str, object]:
+    """Return the leaves of nested values by their path: {"_schedulers.0.T_max": 20}."""
+    if isinstance(value, Mapping):
+        items = value.items()
+    elif isinstance(value, list | tuple) and any(isinstance(part, Mapping) for part in value):
+        items = enumerate(value)
+    else:
+        return {path: value}
+    leaves = {}
+    for name, part in items:
+        leaves |= _by_path(part, f"{path}.{name}".strip("."))
+    return leaves

@@ -1,0 +1,344 @@
+"""Check labels and token ids, which XLA does not check: an index out of range trains in silence.
+
+On a CPU a label 10 of 10 classes is an error. On XLA it is clamped or left out. So in the first
+step the calls of `cross_entropy`, `nll_loss` and `embedding` are watched, with the batch's integers
+on the host:
+
+    batch                         part 1, labels: 8 integers on the host
+    labels.flatten()              the same values
+    cross_entropy(outputs, ...)   10 outputs, ignore_index -100: part 1 must be 0 to 9 or -100
+
+Later batches are compared with these limits before they are sent to the device.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tpukit.essentials.display import InvalidValueError
+
+# Functions that keep all values, and those that the host can repeat on its copy.
+_SAME_VALUES = {
+    *("clone", "contiguous", "detach", "flatten", "int", "long", "movedim", "permute", "reshape"),
+    *("squeeze", "swapaxes", "t", "to", "transpose", "unflatten", "unsqueeze", "view", "view_as"),
+}
+_REPEATED = {
+    *("__getitem__", "narrow", "select", "unbind", "chunk", "split", "roll"),
+    *("add", "sub", "mul", "__add__", "__sub__", "__mul__", "__rsub__", "clamp", "where"),
+    *("masked_fill", "eq", "ne", "lt", "le", "gt", "ge", "__eq__", "__ne__", "__lt__", "__gt__"),
+    *("logical_and", "logical_or", "logical_not", "__and__", "__or__", "__invert__"),
+}
+_IN_PLACE = {"__setitem__", "masked_fill_", "add_", "sub_", "clamp_", "copy_"}
+
+_UNLABELLED = 255  # in masks of segmentation, as of PASCAL VOC and Cityscapes
+
+
+class _Known(NamedTuple):
+    """Integers whose values the host knows.
+
+    Attributes:
+        tensor: on the device; kept so that its id is not used again.
+        values: the same on the host.
+        place: of the batch's tensor with these values; None if they were computed from several.
+    """
+
+    tensor: object
+    values: object
+    place: int | None
+
+
+class _Limit(NamedTuple):
+    """The range of the integers at a place of a batch.
+
+    Attributes:
+        size: they are 0 to size - 1.
+        ignored: a number that they may be as well, or None.
+        of: "targets" or "token ids".
+        is_mean: whether a loss takes the mean over those that are not ignored.
+    """
+
+    size: int
+    ignored: int | None
+    of: str
+    is_mean: bool = False
+
+
+class IndexChecks:
+    """The limits of the integers in the batches of one `fit`.
+
+    Attributes:
+        unequal: the reason why the batches of a step count differently, once it was found; else
+            None.
+        watching: a context that watches calls in the first step, and does nothing later.
+    """
+
+    def __init__(self):
+        self.unequal: str | None = None
+        self.watching = contextlib.nullcontext()
+        self._limits: dict[int, _Limit] | None = None  # None before the first step
+        self._sent: list[list] = []  # tensors of batches that came before the first step
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next step is the first."""
+        return self._limits is None
+
+    def check(self, tensors: list) -> None:
+        """Compare the tensors of a batch with the limits, in host memory."""
+        if self._limits is None:
+            self._sent.append([tensor if _is_integer(tensor) else None for tensor in tensors])
+            return
+        for place, limit in self._limits.items():
+            if place < len(tensors) and tensors[place] is not None and _is_integer(tensors[place]):
+                self.compare(tensors[place], limit)
+
+    def compare(self, values, limit: _Limit) -> None:
+        """Raise if values are out of range; note that some of them are ignored."""
+        if limit.ignored is not None and _has(values, limit.ignored):
+            values = values[values != limit.ignored]
+            if limit.is_mean:
+                self.unequal = self.unequal or f"ignore_index={limit.ignored}"
+        if not values.numel():
+            return
+        low, high = (int(end) for end in values.aminmax())
+        if low < 0 or high >= limit.size:
+            raise _out_of_range(low, high, limit)
+
+    @contextlib.contextmanager
+    def first_step(self, sent: list[list], on_host: list[list]) -> Iterator[object]:
+        """Learn the limits of later batches from the calls within that `watching` sees.
+
+        It yields `watching`.
+
+        Args:
+            sent: for each batch its integers on the device, from `integers_of`.
+            on_host: the same in host memory.
+        """
+        watch = _Watch(self)
+        for tensors, values in zip(sent, on_host, strict=True):
+            watch.add_batch(tensors, values)
+        self.watching = watch.mode()
+        try:
+            yield self.watching
+        finally:
+            self.watching = contextlib.nullcontext()
+            watch.forget()
+        self.end(watch.limits)
+
+    def end(self, limits: dict[int, _Limit]) -> None:
+        """Compare with these limits from now on, and first the batches that were sent before."""
+        self._limits = limits
+        waiting, self._sent = self._sent, []
+        for tensors in waiting:
+            self.check(tensors)
+
+
+def unequal_advice(reason: str) -> str:
+    """Return the line for a loss whose batches count differently, with the lines to write."""
+    ignored = reason.partition("=")[2]
+    weight = f"(labels != {ignored}).sum()"
+    argument = ""
+    if not ignored:
+        argument = ", weight=weight"
+        weight = "weight[labels].sum()"
+    elif ignored != "-100":
+        argument = f", ignore_index={ignored}"
+    return (
+        f"the loss is a mean with {reason}, so batches count differently, and the mean over cores "
+        "and accumulated batches is a mean of means; to get that of the joined batch, let the "
+        f'loss return: cross_entropy(outputs, labels{argument}, reduction="sum"), {weight}'
+    )
+
+
+def integers_of(batches: tuple) -> list[list]:
+    """Return for each batch its tensors of integers, and None in the places of others."""
+    from torch.utils import _pytree as tree
+
+    found = []
+    for batch in batches:
+        tensors = [leaf for leaf in tree.tree_leaves(batch) if _is_tensor(leaf)]
+        found.append([tensor if _is_integer(tensor) else None for tensor in tensors])
+    return found
+
+
+def can_watch(part: object, *, on_cpu: bool) -> bool:
+    """Return whether the calls of a model or a loss can be watched.
+
+    Watching is a mode of torch, for which `torch.compile` would compile once more. On a CPU it
+    also switches off the fast path of torch's attention, which rounds otherwise.
+    """
+    from torch import nn
+
+    layers = part.modules() if hasattr(part, "modules") else [part]
+    for layer in layers:
+        is_compiled = hasattr(layer, "_torchdynamo_orig_callable") or hasattr(layer, "_orig_mod")
+        if is_compiled or getattr(layer, "_compiled_call_impl", None) is not None:
+            return False
+        if on_cpu and isinstance(layer, nn.MultiheadAttention | nn.TransformerEncoderLayer):
+            return False
+    return True
+
+
+def _has(values, number: int) -> bool:
+    """Return whether a number is among values; most have another range, which is cheaper."""
+    if not values.numel():
+        return False
+    low, high = values.aminmax()
+    return bool(low <= number <= high) and bool((values == number).any())
+
+
+def _out_of_range(low: int, high: int, limit: _Limit) -> InvalidValueError:
+    """Return the error for values from `low` to `high`, with a fix that their range suggests."""
+    wrong = low if low < 0 else high
+    if limit.of == "token ids":
+        fix = f"nn.Embedding({high + 1}, ...), or the tokenizer that belongs to the model"
+        if low < 0:
+            fix = "leave out negative token ids, such as those of padding"
+        return InvalidValueError(
+            f"token id {wrong} is out of range: the embedding has {limit.size} rows",
+            found=f"token ids {low} to {high} in a batch",
+            fix=fix,
+        )
+    fix = f"a model with {high + 1} outputs, or labels from 0 to {limit.size - 1}"
+    if low == 1 and high == limit.size:
+        fix = "labels that begin with 0: labels - 1"
+    elif low < 0 or high == _UNLABELLED:
+        fix = f"CrossEntropyLoss(ignore_index={wrong}), if such targets do not count"
+    return InvalidValueError(
+        f"target {wrong} is out of range: the model has {limit.size} outputs",
+        found=f"targets {low} to {high} in a batch; ignore_index is {limit.ignored}",
+        fix=fix,
+    )
+
+
+def watched_loss(loss, outputs, *targets):
+    """Return the loss of outputs and targets in host memory, after a check of its targets."""
+    if not can_watch(loss, on_cpu=True):
+        return loss(outputs, *targets)
+    with _Watch(IndexChecks()).mode():
+        return loss(outputs, *targets)
+
+
+class _Watch:
+    """Checks the indices of the calls in a step, and follows the integers of its batches.
+
+    Attributes:
+        limits: of the integers at the places of a batch, as found so far.
+    """
+
+    def __init__(self, checks: IndexChecks):
+        self.limits: dict[int, _Limit] = {}
+        self._checks = checks
+        self._known: dict[int, _Known] = {}  # by id of the tensor
+
+    def add_batch(self, tensors: list, values: list) -> None:
+        """Begin with the integers of a batch, on the device and on the host."""
+        for place, (tensor, value) in enumerate(zip(tensors, values, strict=True)):
+            if tensor is not None:
+                self._known[id(tensor)] = _Known(tensor, value, place)
+
+    def forget(self) -> None:
+        """Release the tensors now; the class of a mode is only freed by the garbage collector."""
+        self._known.clear()
+
+    def mode(self):
+        """Return the mode of torch that shows each call to this watch."""
+        from torch.overrides import TorchFunctionMode
+
+        watch = self
+
+        class Mode(TorchFunctionMode):
+            def __torch_function__(self, function, types, args=(), kwargs=None):
+                return watch.call(function, args, kwargs or {})
+
+        return Mode()
+
+    def call(self, function, args: tuple, kwargs: dict):
+        """Check and follow a call; return its result."""
+        self._look_at(function, args, kwargs)
+        result = function(*args, **kwargs)
+        name = getattr(function, "__name__", "")
+        if name in _SAME_VALUES or name in _REPEATED or name in _IN_PLACE:
+            with contextlib.suppress(Exception):  # then these values are not checked
+                self._follow(name, args, kwargs, result)
+        return result
+
+    def _look_at(self, function, args: tuple, kwargs: dict) -> None:
+        from torch.nn import functional as F
+
+        if function is F.embedding and _is_integer(args[0]):
+            self._learn(args[0], _Limit(len(args[1]), ignored=None, of="token ids"))
+        if function not in (F.cross_entropy, F.nll_loss) or not _is_integer(args[1]):
+            return
+        outputs, targets = args[:2]
+        size = outputs.shape[1 if outputs.ndim > 1 else 0]
+        is_mean = kwargs.get("reduction", "mean") == "mean"
+        ignored = kwargs.get("ignore_index", -100)
+        self._learn(targets, _Limit(size, ignored, of="targets", is_mean=is_mean))
+        if is_mean and kwargs.get("weight") is not None:
+            self._checks.unequal = self._checks.unequal or "weight="
+
+    def _learn(self, tensor, limit: _Limit) -> None:
+        """Check integers if the host knows them, and note their limit for later batches."""
+        known = self._find(tensor)
+        if known is None:
+            return
+        self._checks.compare(known.values, limit)
+        if known.place is not None:
+            self.limits[known.place] = limit
+
+    def _find(self, tensor) -> _Known | None:
+        found = self._known.get(id(tensor))
+        if found is None and _is_tensor(tensor) and tensor.device.type == "cpu":
+            return _Known(tensor, tensor, place=None)
+        return found
+
+    def _follow(self, name: str, args: tuple, kwargs: dict, result) -> None:
+        """Note the values of a result if the host knows all arguments."""
+        from torch.utils import _pytree as tree
+
+        tensors = [leaf for leaf in tree.tree_leaves((args, kwargs)) if _is_tensor(leaf)]
+        facts = [self._find(tensor) for tensor in tensors]
+        if not facts or any(fact is None for fact in facts):
+            return
+        first = facts[0]
+        if name in _IN_PLACE:  # later batches are sent with other values than those of the loss
+            for key, fact in self._known.items():
+                if fact.place == first.place:
+                    self._known[key] = fact._replace(place=None)
+        values = result
+        if first.tensor is not first.values:
+            values = self._repeat(name, args, kwargs)
+        place = first.place if name in _SAME_VALUES else None
+        for leaf, host in zip(tree.tree_leaves(result), tree.tree_leaves(values), strict=True):
+            is_integer = _is_tensor(leaf) and not leaf.is_floating_point()
+            if is_integer and host.device.type == "cpu":
+                self._known[id(leaf)] = _Known(leaf, host, place)
+
+    def _repeat(self, name: str, args: tuple, kwargs: dict):
+        """Return the result of a call in host memory."""
+        import torch
+        from torch.utils import _pytree as tree
+
+        def on_host(leaf):
+            if isinstance(leaf, torch.device):
+                return torch.device("cpu")
+            return self._find(leaf).values if _is_tensor(leaf) else leaf
+
+        args, kwargs = tree.tree_map(on_host, (args, kwargs))
+        owner = torch.Tensor if hasattr(torch.Tensor, name) else torch
+        return getattr(owner, name)(*args, **kwargs)
+
+
+def _is_tensor(value: object) -> bool:
+    import torch
+
+    return isinstance(value, torch.Tensor)
+
+
+def _is_integer(tensor: object) -> bool:
+    import torch
+
+    if not isinstance(tensor, torch.Tensor) or tensor.dtype == torch.bool:
+        return False
+    return not (tensor.is_floating_point() or tensor.is_complex())

@@ -1,0 +1,83 @@
+"""The batches of one optimizer step.
+
+With `accumulate_grad_batches=4` and 10 batches per epoch, the steps have 4, 4 and 2 batches. The
+loss of each step is that of its own batches, so the last one counts as it is.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tpukit.essentials.data import Batches
+from tpukit.essentials.display import InvalidValueError
+from tpukit.essentials.launcher import Core
+
+
+class Sent(NamedTuple):
+    """A batch as it was sent to the device, and the numbers of its samples."""
+
+    batch: object
+    samples: object
+
+
+class StepBatches:
+    """The batches of an epoch as they arrive on the device, since the step calls `arrange`."""
+
+    def __init__(self, batches: Batches):
+        self._batches = batches
+        self.samples_per_step = batches.samples_per_step
+
+    def __iter__(self) -> Iterator[object]:
+        return self._batches.epoch_as_sent()
+
+
+def next_step(train: Batches, batches: Iterator[object], accumulated: int) -> list[Sent]:
+    """Return the batches of one optimizer step; fewer, or none, at the end of the data."""
+    step = itertools.islice(batches, accumulated)
+    return [Sent(batch, samples=train.current) for batch in step]
+
+
+def steps_of_epoch(core: Core, train: Batches, wanted: int | None, accumulated: int) -> int:
+    """Return the optimizer steps per epoch, and print the batches of a last step with fewer.
+
+    Args:
+        core: this core.
+        train: the training data.
+        wanted: `steps_per_epoch` of `fit`; None for all the data.
+        accumulated: batches per step.
+
+    Raises:
+        InvalidValueError: the batches do not fill a single step, or have several lengths.
+    """
+    argument = f"accumulate_grad_batches={accumulated}"
+    if accumulated > 1 and train.shapes > 1:
+        raise InvalidValueError(
+            f"{argument} puts batches of several lengths into one step, a graph for each combination",
+            found=f"{train.shapes} lengths of batches",
+            fix="accumulate_grad_batches=1, or a single bucket",
+        )
+    count = len(train)
+    if count < accumulated:
+        raise InvalidValueError(
+            f"an epoch has {count} batches, which is less than {argument}",
+            fix=f"accumulate_grad_batches={count}, or a smaller batch_size",
+        )
+    available = math.ceil(count / accumulated)
+    if wanted is not None and wanted > available:
+        core.print(
+            f"steps_per_epoch={wanted} is more than the data has: an epoch is {available} steps"
+        )
+    steps = available if wanted is None else min(wanted, available)
+    rest = count % accumulated
+    if rest and steps == available:
+        core.print(
+            f"the last step of an epoch has {rest} of {accumulated} batches, and its loss is the "
+            "mean over these"
+        )
+    return steps
+
+
+def has_short_step(train: Batches, steps: int, accumulated: int) -> bool:
+    """Return whether the last of so many steps has fewer batches than the others."""
+    return steps * accumulated > len(train)

@@ -1,0 +1,108 @@
+"""Losses that are a weighted mean: a loss may return `(total, weight)`.
+
+With `ignore_index` or weights of classes, the batches of a step count differently. The mean of
+their means is then not the loss of the joined batch:
+
+    core 0    8 tokens, total 4.0      mean 0.5
+    core 1    2 tokens, total 3.0      mean 1.5
+    mean of means 1.0                  joined: 7.0 / 10 = 0.7
+
+So gradients are those of the totals, and are divided by the summed weight of all batches.
+"""
+
+import math
+from collections.abc import Mapping
+from numbers import Real
+from typing import NamedTuple
+
+from tpukit.essentials.display import InvalidTypeError, InvalidValueError
+
+
+class Loss(NamedTuple):
+    """The value of a loss function for one batch.
+
+    Attributes:
+        total: a tensor with one element; the mean itself if there is no weight.
+        weight: a number, or a tensor with one element; None for a mean over the samples.
+    """
+
+    total: object
+    weight: object = None
+
+    @property
+    def mean(self) -> float:
+        """The loss as a number; NaN if the weight is 0."""
+        if self.weight is None:
+            return float(self.total)
+        weight = float(self.weight)
+        return float(self.total) / weight if weight else math.nan
+
+
+def as_loss(value: object) -> Loss:
+    """Return the value of a loss function with its weight, if it is `(total, weight)`.
+
+    Raises:
+        InvalidTypeError: it is neither one number nor `(total, weight)`.
+        InvalidValueError: it is a tensor of several numbers.
+    """
+    if isinstance(value, list | tuple):
+        if len(value) == 2 and _is_one_number(value[0]) and _is_one_number(value[1]):
+            return Loss(*value)
+        kinds = ", ".join(map(_described, value))
+        raise InvalidTypeError(
+            f"the loss is one number, or (total, weight); got a {type(value).__name__}",
+            found=f"({kinds})",
+            fix="return its first part: loss=lambda outputs, targets: loss(outputs, targets)[0]",
+        )
+    if isinstance(value, Mapping):
+        raise InvalidTypeError(
+            f"the loss is one number, got a {type(value).__name__}",
+            found=f"its parts are {', '.join(map(repr, value))}",
+            fix="return their sum: loss=lambda outputs, targets: "
+            "sum(loss(outputs, targets).values())",
+        )
+    if isinstance(value, Real):
+        return Loss(value)
+    if not _is_one_number(value):
+        raise InvalidValueError(
+            f"the loss is one number, got {_described(value)}",
+            fix='take its mean, loss.mean(), or reduction="mean"',
+        )
+    return Loss(value)
+
+
+def check_gradient(loss: Loss) -> None:
+    """Raise unless a loss can be differentiated."""
+    if isinstance(loss.total, Real):
+        raise InvalidTypeError(
+            f"the loss has no gradient: it is a {type(loss.total).__name__}, not a tensor",
+            fix="return the tensor, without .item() or float()",
+        )
+    if not loss.total.requires_grad:
+        raise InvalidValueError(
+            "the loss has no gradient",
+            found="it was detached, or computed under torch.no_grad()",
+            fix="return it without .detach(), and compute it outside of torch.no_grad()",
+        )
+
+
+def weight_on_device(loss: Loss):
+    """Return the weight as a tensor () float32 on the device of the total."""
+    import torch
+
+    total = loss.total.detach()
+    if isinstance(loss.weight, torch.Tensor):
+        return loss.weight.detach().to(total.device, torch.float32).reshape(())
+    return torch.full((), float(loss.weight), dtype=torch.float32, device=total.device)
+
+
+def _is_one_number(value: object) -> bool:
+    if isinstance(value, bool):
+        return False
+    return isinstance(value, Real) or (hasattr(value, "numel") and value.numel() == 1)
+
+
+def _described(value: object) -> str:
+    shape = getattr(value, "shape", None)
+    kind = type(value).__name__
+    return kind if shape is None else f"{kind} {tuple(shape)}"
