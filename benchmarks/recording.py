@@ -89,7 +89,15 @@ def stepped(core, network: str, replayed: bool) -> float:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
     loss = torch.nn.BCEWithLogitsLoss()
     options = {"preprocess": normalize, "bf16": True, "shapes": STEPS, "replay": replayed}
-    step = TrainStep(core, model, optimizer, loss, lambda batch: batch, **options)
+    step = TrainStep(
+        core,
+        model,
+        optimizer,
+        loss,
+        arrange=lambda batch: batch,
+        further_parts=lambda batch: (),
+        **options,
+    )
     batch = core.to_device([torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.zeros(2, 10)])
     (flag,) = core.to_device([torch.zeros(())])
     core.backend.sync()

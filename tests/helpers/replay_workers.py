@@ -44,6 +44,8 @@ class Trained:
             "epochs": max(1, steps // 6),
             **self.options,
         }
+        # A second call of fit draws other random numbers; these two are compared.
+        self.core.internal.numbers.fits = 0
         try:
             batches = self.core.batches(self.data, **self.batches)
             history = fit(

@@ -213,7 +213,7 @@ MUTANTS = [
     Mutant(
         "the averaged model stays at its start",
         STEP,
-        "self.averaged_model.update_parameters(self.model)",
+        "self._update_average(self.model)",
         "pass",
     ),
     # The history shows the loss of one core's share as if it were of all.
@@ -227,7 +227,7 @@ MUTANTS = [
     Mutant(
         "evaluation drops the last batch",
         EVALUATION,
-        "value = _loss(watched_loss(loss, outputs, targets, *mask)).mean",
+        "value = _loss(watched_loss(loss, outputs, targets, *further)).mean",
         "full = max(1, len(targets) // batches.samples_per_step) * batches.samples_per_step\n"
         "    value = _loss(loss(outputs[:full], targets[:full])).mean",
     ),

@@ -268,11 +268,12 @@ class Ending(Pairs):
 
     def __init__(self, after, error=KeyboardInterrupt):
         super().__init__()
-        self.after, self.error = after, error
+        self.error = error
+        self.left = [after]  # in a list, because a number is a setting of the dataset
 
     def __getitem__(self, index):
-        self.after -= 1
-        if self.after < 0:
+        self.left[0] -= 1
+        if self.left[0] < 0:
             raise self.error
         return super().__getitem__(index)
 
@@ -296,6 +297,7 @@ def ended(core, folder):
     ends = []
     for where in ({"folder": folder}, {}):
         one = scheduled(core)
+        one.data = Ending(1000)  # the same kind of dataset, which does not end
         one.options |= {"log_every": 2, **where}
         ends.append(one.run(True, 24))
     return left, ends

@@ -228,6 +228,8 @@ class RunState:
     def _load_parts(self, checkpoint: Checkpoint) -> None:
         # If nobody has seeded the generator of this kernel, its seed is another one.
         self._core.internal.seed_of_launch = checkpoint.state["seed"]
+        # The model first: another network has another optimizer, too, and is the reason for it.
+        self._load_part("model", checkpoint)
         for name in self._kinds:
             self._check_kind(name, checkpoint)
         built = checkpoint.state.get("built", self._built)
@@ -239,14 +241,9 @@ class RunState:
         )
         changed = changed_settings(built["optimizer"], self._built["optimizer"])
         self._built = built
-        for name, part in self._parts.items():
-            if part is None or checkpoint.state.get(name) is None:
-                continue
-            try:
-                part.load_state_dict(checkpoint.state[name])
-            except RuntimeError as error:
-                # From a module: it lists every missing, unknown and misshapen tensor.
-                raise ValueError(_other_architecture(checkpoint.path, name, error)) from error
+        for name in self._parts:
+            if name != "model":
+                self._load_part(name, checkpoint)
         # The optimizer's state is whole and on the host: the backend sends each part to its chip.
         self._core.backend.place_state(self._parts["optimizer"])
         follow_own_function(self._parts["scheduler"])
@@ -256,6 +253,16 @@ class RunState:
                 "it began with; for others give a new folder, and load best.pt or the model of "
                 "a checkpoint into the model"
             )
+
+    def _load_part(self, name: str, checkpoint: Checkpoint) -> None:
+        part = self._parts[name]
+        if part is None or checkpoint.state.get(name) is None:
+            return
+        try:
+            part.load_state_dict(checkpoint.state[name])
+        except RuntimeError as error:
+            # From a module: it lists every missing, unknown and misshapen tensor.
+            raise ValueError(_other_architecture(checkpoint.path, name, error)) from error
 
     def _check_kind(self, name: str, checkpoint: Checkpoint) -> None:
         """Raise if the state is of another optimizer or scheduler.

@@ -608,7 +608,7 @@ def test_every_finding_that_is_not_ok_has_a_fix_and_every_ok_one_has_none(look):
         ([], ["check"], 0 if check().ok else 1, "PJRT_DEVICE"),
         (["-S"], ["check"], 1, "torch is not installed"),  # -S: a Python without its packages
         ([], ["--help"], 0, "exit status 1 if a launch would fail"),
-        ([], [], 2, "required: command"),
+        ([], [], 0, "list the jobs of a folder"),
     ],
 )
 def test_the_command_line_answers_with_an_exit_status(options, arguments, status, words):
