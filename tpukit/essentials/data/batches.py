@@ -60,6 +60,7 @@ class Batches:
         workers: loader processes; None for the free processors if images are decoded, otherwise 0.
         threads: that prepare the batches of a source.
         send: takes the tensors of a batch, and returns them on the device.
+        received: called with each batch on the device, when a loop receives it.
         shares_process: other cores are threads of this process, and share its random numbers.
         numbers: opens a context in which the dataset is called without loader processes.
 
@@ -98,6 +99,7 @@ class Batches:
         workers: int | None = None,
         threads: int = 1,
         send: Callable[[list], list] | None = None,
+        received: Callable[[object], None] | None = None,
         shares_process: bool = False,
         numbers: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
     ):
@@ -143,6 +145,7 @@ class Batches:
         self._shares_process = shares_process
         self._numbers = numbers
         self._send = send or (lambda tensors: tensors)
+        self._received = received or (lambda batch: None)
         self._buffers = None
         if self._source is not None:
             self._buffers = Buffers((batch_size, *self._source.shape))
@@ -196,6 +199,7 @@ class Batches:
             self.current = mine
             # Before the loop's body, so that a state that is saved there includes this batch.
             self._done += self.samples_per_step
+            self._received(batch)
             yield batch
             # If the loop has released it too, its buffer is filled next, while it is still in the
             # processor's cache.
