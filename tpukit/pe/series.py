@@ -77,6 +77,7 @@ _TAGS = [
     "ImageOrientationPatient",
     "RescaleSlope",
     "RescaleIntercept",
+    "PhotometricInterpretation",
     "RescaleType",
     "ImageType",
     "SOPClassUID",
