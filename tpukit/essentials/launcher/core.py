@@ -202,7 +202,7 @@ class Core:
         an error. `evaluate` and `predict` take such batches if the model returns a row per
         sample. Outputs with a row per position need one length, `buckets=(256,)`, or
         `keep_outputs=False`. Without `shuffle` an epoch is in the order of length, and
-        `Batches.current` has the sample numbers of a batch.
+        `for samples, batch in batches.with_samples()` has the sample numbers of each batch.
 
         *A dataset that can only be read in order*, such as an IterableDataset, needs `steps=1000`,
         the steps per epoch. Each process that reads has its own share, which starts again when it
@@ -402,12 +402,19 @@ class Core:
             op: "sum", "mean", "min" or "max".
 
         Raises:
-            InvalidValueError: `op` is none of these, or the tensors differ.
+            InvalidValueError: `op` is none of these, the tensors differ, or complex numbers are to
+                be compared.
         """
         if op not in _REDUCTIONS:
             raise InvalidValueError(
                 f"all_reduce has no op={op!r}",
                 fix=f"op is one of {', '.join(map(repr, _REDUCTIONS))}",
+            )
+        if op in ("min", "max") and tensor.is_complex():
+            raise InvalidValueError(
+                f"complex numbers have no {op}",
+                found=f"all_reduce of {tensor.dtype}",
+                fix=f"core.all_reduce(tensor.abs(), {op!r})",
             )
         with self.internal.together("all_reduce"):
             return self.backend.all_reduce(tensor.detach(), op)
