@@ -35,6 +35,7 @@ class CoreInternal:
         step_seconds: of the host, of the last 64 steps.
         ends_between_steps: True while SIGTERM only sets `end_requested`.
         end_requested: True once SIGTERM has arrived; see `finishing_steps`.
+        stops_together: True if all cores have the same request to end, at the same boundary.
         began: `time.monotonic()` of the start of the core; in a session, of the run.
         at_boundary: called at each boundary if the core belongs to a session. A boundary is the
             begin of an outermost step, or of a collective outside of steps. By the contract of
@@ -63,6 +64,7 @@ class CoreInternal:
         self.has_met = False
         self.ends_between_steps = False
         self.end_requested = False
+        self.stops_together = False
         self.step_seconds.clear()
         self.activity.count = 0
         self.activity.waiting = None
