@@ -14,6 +14,7 @@ from tpukit.training.host_time import Moment, advice
 from tpukit.training.index_checks import IndexChecks, can_watch, integers_of
 from tpukit.training.interfaces import average_update, check_optimizer
 from tpukit.training.replay import Replay
+from tpukit.training.step_flops import StepFlops
 from tpukit.training.weighted_loss import Loss, as_loss, check_gradient, weight_on_device
 
 
@@ -94,6 +95,7 @@ class TrainStep:
         self._interval_start: Moment | None = None
         self._has_advised = False
         self.index_checks = IndexChecks()
+        self.flops = StepFlops(self.core, shapes=self.shapes, model=self.model, loss=self.loss)
         self._can_watch_model = False
         self._is_weighted: bool | None = None  # whether the loss returns (total, weight)
         self.begin_augmenting(self.augment)
@@ -151,9 +153,11 @@ class TrainStep:
         losses = None
         if self._replay:
             self._replay.begin_step(number, is_last=is_last)
-            losses = self._replay.step(number, batches, flag)
-        if losses is None:
-            losses = self._capture(number, batches, flag)
+        with self.flops.step(batches):
+            if self._replay:
+                losses = self._replay.step(number, batches, flag)
+            if losses is None:
+                losses = self._capture(number, batches, flag)
         if self.scheduler:
             self.scheduler.step()
         return losses
@@ -264,9 +268,10 @@ class TrainStep:
             inputs, targets = inputs_and_targets(batch)
             if self.preprocess:
                 inputs = self.preprocess(inputs)
-        with watching if self._can_watch_model else contextlib.nullcontext():
+        watching_model = watching if self._can_watch_model else contextlib.nullcontext()
+        with self.flops.forward(), watching_model:
             outputs = forward(self.core, self.model, inputs, bf16=self.bf16)
-        with watching:
+        with self.flops.forward(), watching:
             value = self.loss(outputs, targets, *further)
         loss = as_loss(value)
         check_gradient(loss)

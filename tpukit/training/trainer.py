@@ -48,7 +48,7 @@ from tpukit.training.fit_options import (
     as_early_stopping,
     as_fit_options,
 )
-from tpukit.training.history import History, samples_per_second
+from tpukit.training.history import CHIP_RATES, History, steady_mean
 from tpukit.training.index_checks import unequal_advice
 from tpukit.training.interfaces import naming_closures
 from tpukit.training.losses import PendingStep, StepLosses, not_finite
@@ -460,7 +460,11 @@ class Trainer:
             interval for interval in self.history.intervals if interval["epoch"] == at.epoch
         ]
         row["lr"] = self.losses.lr
-        row["samples_per_second"] = samples_per_second(intervals)
+        row["samples_per_second"] = steady_mean(intervals, "samples_per_second")
+        for name in CHIP_RATES:
+            rate = steady_mean(intervals, name)
+            if not math.isnan(rate):
+                row[name] = rate
         row["seconds"] = time.monotonic() - began
         is_best = self._add_to_history(row)
         at.epoch += 1
@@ -521,6 +525,7 @@ class Trainer:
         self._interval_step = self.progress.step
         self._interval_batches = 0
         self._waited_before = self.train.wait_seconds
+        self._flops_before = self.step.flops.total
         self.step.start_interval()
 
     def _log(self) -> None:
@@ -542,9 +547,11 @@ class Trainer:
             "data_wait": (self.train.wait_seconds - self._waited_before) / seconds,
             "compiles": self.step.monitor.compiles,
             "memory": peak_memory(),
+            **self._chip_rates(seconds),
         }
         self.history.intervals.append(row)
-        self.core.log(step=at.step, train_loss=row["train_loss"], lr=row["lr"])
+        logged = ("train_loss", "lr", *CHIP_RATES)
+        self.core.log(step=at.step, **{name: row[name] for name in logged if name in row})
         is_end_of_epoch = at.in_epoch == at.steps_per_epoch
         is_end_of_run = is_end_of_epoch and at.epoch == self.epochs
         if self.losses.time_is_up and not is_end_of_run:
@@ -553,6 +560,16 @@ class Trainer:
             self._compare(f"before the checkpoint of step {at.step}")
             self._save()
         self._start_interval()
+
+    def _chip_rates(self, seconds: float) -> dict[str, float]:
+        """Return the TFLOP/s per chip of this interval, and the MFU if the peak is known."""
+        if self.step.flops.total is None:
+            return {}
+        flops = (self.step.flops.total - self._flops_before) / self.core.chips
+        rates = {"tflops_per_second": flops / seconds / 1e12}
+        if self.core.peak_tflops:
+            rates["mfu"] = rates["tflops_per_second"] / self.core.peak_tflops
+        return rates
 
     def _fetch_losses(self) -> None:
         """Copy the losses to the host; raise if one of them is not finite."""
