@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tpukit.essentials.display import counted
+from tpukit.training.epoch_time import time_advice, total_time
 
 CHIP_RATES = ("tflops_per_second", "mfu")  # columns that a history may lack
 _FORMATS = {
@@ -38,6 +39,8 @@ class History:
         epochs: a row per epoch: epoch; step; train_loss; valid_loss; the metrics; lr, of its last
             step; samples_per_second, tflops_per_second and mfu, of this epoch, computed as those
             of the run; seconds, with the evaluation.
+        times: a row per epoch: the seconds of core 0 by part: device, host, input (waiting for
+            batches), compile, evaluation, checkpoints, other. `tpukit.training.show_time` draws them.
         best: the row of the best epoch; None before there is one.
         stopped: the reason if the training ended before its last epoch; otherwise None.
         resumed: the checkpoint that it continued from; None if it began at the start.
@@ -47,6 +50,7 @@ class History:
 
     intervals: list[dict] = field(default_factory=list)
     epochs: list[dict] = field(default_factory=list)
+    times: list[dict] = field(default_factory=list)
     best: dict | None = None
     stopped: str | None = None
     resumed: str | None = None
@@ -89,12 +93,18 @@ class History:
 
     def state_dict(self) -> dict:
         """Return what a checkpoint keeps."""
-        return {"intervals": self.intervals, "epochs": self.epochs, "best": self.best}
+        return {
+            "intervals": self.intervals,
+            "epochs": self.epochs,
+            "times": self.times,
+            "best": self.best,
+        }
 
     def load_state_dict(self, state: dict) -> None:
         """Continue where a state was saved."""
         self.intervals = state["intervals"]
         self.epochs = state["epochs"]
+        self.times = state.get("times", [])  # checkpoints of early versions have none
         self.best = state["best"]
 
     def __repr__(self) -> str:
@@ -136,6 +146,8 @@ class History:
             notes.append(f"best: epoch {self.best['epoch']}, by {self.best['by']}")
         if self.intervals:
             notes.append(self._throughput())
+        if self.times:
+            notes.append(time_advice(total_time(self.times)))
         if self.resumed:
             notes.append(f"resumed from {self.resumed}")
         if self.stopped:

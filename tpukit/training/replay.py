@@ -56,7 +56,8 @@ class _Program:
 
     Attributes:
         key: of `Programs`.
-        order: for each input its place among the state, the batch, the flag, the seed and `inputs`.
+        order: for each input its place among the state, the batch, the flags, the seed and
+            `inputs`.
         puts: for each result its place in the state, or behind that for the two losses.
         inputs: the inputs that come from elsewhere.
         settings: of the optimizer, in the last captured step.
@@ -151,7 +152,7 @@ class Replay:
 
     # Replay
 
-    def step(self, number: int, batches: tuple, flag) -> tuple | None:
+    def step(self, number: int, batches: tuple, flags: tuple) -> tuple | None:
         """Replay a step and return its losses, as `TrainStep` does; None if it must be captured."""
         if self._captures_due or self._reason:
             return None
@@ -167,7 +168,7 @@ class Replay:
             return None
         state = self._places.values()
         with self._core.internal.replayed_step():
-            pool = [*state, *leaves, flag, self._programs.next_seed(), *numbers]
+            pool = [*state, *leaves, *flags, self._programs.next_seed(), *numbers]
             results = self._programs.run(program.key, [pool[place] for place in program.order])
         losses = self._put(state, program.puts, results)
         self._counters.add(1)
@@ -225,7 +226,7 @@ class Replay:
     # Capture
 
     @contextlib.contextmanager
-    def capturing(self, number: int, batches: tuple, flag) -> Iterator[list]:
+    def capturing(self, number: int, batches: tuple, flags: tuple) -> Iterator[list]:
         """Capture a step within, whose two losses are put into the list; then run its program.
 
         A step that is not one program is left to the sync at its end.
@@ -238,7 +239,7 @@ class Replay:
         if is_first:  # otherwise work that waits from before this run would be a part of this step
             self._programs.run_all()
         self._note(obstacle(self._optimizer, self._average))
-        before = self._before(batches, flag)
+        before = self._before(batches, flags)
         began = time.thread_time()
         # Not in the first step, in which libraries open files of their own.
         asking = contextlib.nullcontext(()) if is_first else calls_outside()
@@ -267,12 +268,12 @@ class Replay:
         for name in found.unwatched:
             self._note(f"reads of {name} by the model or the loss cannot be noticed")
 
-    def _before(self, batches: tuple, flag) -> _Before:
+    def _before(self, batches: tuple, flags: tuple) -> _Before:
         leaves, form = self._form_of(batches)
         places = self._training_state.on_device()
         return _Before(
             places=places,
-            ids=self._programs.ids([*places.values(), *leaves, flag]),
+            ids=self._programs.ids([*places.values(), *leaves, *flags]),
             form=form,
             waiting=self._programs.all_waiting(),
             numbers=self._training_state.on_host(),

@@ -39,6 +39,7 @@ from tpukit.training.checks import (
     check_statistics,
     remember_classes,
 )
+from tpukit.training.epoch_time import EpochClock
 from tpukit.training.evaluation import Evaluation, evaluate_synced
 from tpukit.training.fit_options import (
     Checkpoints,
@@ -305,6 +306,12 @@ class Trainer:
             steps_per_epoch=self.steps_per_epoch,
             call=self.core.internal.numbers.fits,
         )
+        self.clock = EpochClock(
+            self.core.backend,
+            wait_seconds=lambda: self.train.wait_seconds,
+            host_seconds=lambda: self.step.host_seconds,
+            device_seconds=self.step.device_seconds,
+        )
         self.layer_modes = LayerModes(self.core, self.step.model)
         self.optimizer_modes = OptimizerModes(self.core, self.step.optimizer)
         modules = {}
@@ -368,8 +375,10 @@ class Trainer:
         run_began = time.monotonic()
         while not self.is_over:
             epoch_began = time.monotonic()
+            self.clock.start_epoch()
             self._show_epochs(epochs_before, seconds=epoch_began - run_began)
-            self._train_epoch()
+            with self.clock.part("steps"):
+                self._train_epoch()
             self.step.end_epoch()
             if not self.history.stopped:
                 self._end_epoch(epoch_began)
@@ -421,7 +430,7 @@ class Trainer:
         local, reduced = self.step(
             number,
             tuple(sent.batch for sent in group),
-            self.time_limit.flag,
+            self.time_limit.flags,
             is_last=at.in_epoch + 1 == at.steps_per_epoch,
         )
         self._report_unequal(len(group))
@@ -453,7 +462,8 @@ class Trainer:
         self.train.end_epoch()
         self.optimizer_modes.eval()
         if self.valid is not None:
-            evaluated = self._evaluate()
+            with self.clock.part("evaluation"):
+                evaluated = self._evaluate()
             self.core.log(step=at.step, **evaluated)
             row |= evaluated
         intervals = [
@@ -473,10 +483,15 @@ class Trainer:
         self._print_epoch(row)
         if is_best:  # before the checkpoint, so that a run that resumes from it finds these weights
             in_memory = self.early_stopping.restore_best_weights
-            self.state.save_best(PlainNames(self.step.evaluated_model), in_memory=in_memory)
+            with self.clock.part("checkpoints"):
+                self.state.save_best(PlainNames(self.step.evaluated_model), in_memory=in_memory)
         if self.step.scheduler is None and self.scheduler is not None:
             self._step_scheduler(row)  # before the checkpoint, which holds its state
+        times = {"epoch": row["epoch"]}
+        self.history.times.append(times)
+        times |= self.clock.end_epoch()  # for the checkpoint
         self._save(best=is_best)
+        times |= self.clock.end_epoch()  # with the time of the checkpoint
 
     def _add_to_history(self, row: dict) -> bool:
         """Add the row of an epoch; return whether it is the best so far."""
@@ -654,7 +669,8 @@ class Trainer:
 
     def _save(self, *, best: bool = False) -> None:
         began = time.monotonic()
-        self.state.save(self.progress.step, best=best)
+        with self.clock.part("checkpoints"):
+            self.state.save(self.progress.step, best=best)
         self.time_limit.record("save", time.monotonic() - began + self.state.copy_seconds)
 
     def _resume(self) -> None:
