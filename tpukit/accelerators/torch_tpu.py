@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 
 from tpukit.accelerators.compile_cache import CompileCache, own_folders
-from tpukit.accelerators.running_statistics import correct_running_statistics
+from tpukit.accelerators.torch_patches import correct_running_statistics
 from tpukit.essentials.backends import Backend, Cpu, CpuRuntime, Topology, variable_set
 from tpukit.essentials.display import InvalidValueError, TpukitRuntimeError
 
