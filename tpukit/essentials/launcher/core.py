@@ -6,6 +6,7 @@ import math
 import os
 import statistics
 import time
+import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -42,6 +43,8 @@ class Core:
         peak_tflops: peak TFLOP/s of a chip in bfloat16; of a core on v2 and v3. None if it is not
             known, as in a dry run.
         backend: the device and the collectives; see `tpukit.essentials.backends.protocol.Backend`.
+        state: an empty namespace for whatever the worker function wants to keep. In a
+            `tpukit.Session` it lives as long as the session, so a later run finds it.
         internal: what tpukit's own code needs of a core; it may change in any version.
     """
 
@@ -54,11 +57,12 @@ class Core:
         self.device = backend.device
         self.chips = backend.chips
         self.backend = backend
+        self.state = types.SimpleNamespace()
         self.internal = CoreInternal(self, send, seed)
-        self._began = time.monotonic()
         # Called in every step; it keeps the pattern of gradients of each optimizer.
         names_of = self.internal.agreement.names_of
         self._average_gradients = GradientAverage(backend, names_of, self.print)
+        self.internal.on_abandon.append(self._average_gradients.forget)
 
     def __repr__(self) -> str:
         return f"core {self.rank} of {self.world_size} on {self.device}"
@@ -201,7 +205,7 @@ class Core:
         an error. `evaluate` and `predict` take such batches if the model returns a row per
         sample. Outputs with a row per position need one length, `buckets=(256,)`, or
         `keep_outputs=False`. Without `shuffle` an epoch is in the order of length, and
-        `Batches.current` has the sample numbers of a batch.
+        `for samples, batch in batches.with_samples()` has the sample numbers of each batch.
 
         *A dataset that can only be read in order*, such as an IterableDataset, needs `steps=1000`,
         the steps per epoch. Each process that reads has its own share, which starts again when it
@@ -545,8 +549,8 @@ class Core:
 
     @property
     def seconds(self) -> float:
-        """Seconds since this core started."""
-        return time.monotonic() - self._began
+        """Seconds since this core started; in a session, since the run began."""
+        return time.monotonic() - self.internal.began
 
     @property
     def step_seconds(self) -> float | None:
