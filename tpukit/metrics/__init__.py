@@ -1,16 +1,12 @@
 """Measure predictions, and draw figures of them."""
 
 from tpukit.metrics.areas import FEW, auroc_table
-from tpukit.metrics.calibration_error import brier_score, calibration_error
 from tpukit.metrics.comparison import AurocDifference, compare_aurocs
-from tpukit.metrics.operating_point import (
-    FalseAlarmPoint,
-    OperatingPoint,
-    sensitivity_at,
-    sensitivity_at_false_alarms,
-)
+from tpukit.metrics.false_alarms import FalseAlarmPoint, sensitivity_at_false_alarms
+from tpukit.metrics.operating_point import OperatingPoint, sensitivity_at
 from tpukit.metrics.outcomes import choose_predictions, hardest_mistakes, show_outcomes
 from tpukit.metrics.predictions_figure import show_predictions
+from tpukit.metrics.reliability import brier_score, calibration_error
 from tpukit.metrics.samples import as_array, check_probabilities, count_groups
 from tpukit.metrics.score_figures import show_roc
 
