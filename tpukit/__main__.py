@@ -35,7 +35,7 @@ class _Command(NamedTuple):
 
 _COMMANDS = {
     "health": _Command(
-        "tpukit.cloud.health_command",
+        "tpukit.cloud.tpu_health",
         "a computation on every core of this machine, or the state of a TPU VM",
         "Check the health of a TPU. Exit status: 0, warnings included, or 1.",
     ),
