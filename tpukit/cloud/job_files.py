@@ -10,13 +10,15 @@ from tpukit.essentials.environment import RELEASES
 
 _KEY_NAME = re.compile(
     r"(?i)^id_(rsa|dsa|ecdsa|ed25519)$|[.](pem|key|p12|pfx|jks|keystore|ppk|kdbx|gpg|token|env)$"
-    r"|^(kaggle|token|.*(secret|credential|account).*)[.](json|toml|ya?ml|ini)$|^(token|credentials|[_.]?netrc)$"
+    r"|^(kaggle|token|.*(secret|credential|account).*)[.](json|toml|ya?ml|ini)$"
+    r"|^(token|credentials|[_.]?netrc)$"
 )
 _KEY_CONTENT = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY|\"(refresh_token|private_key)\"\s*:")
 _LONGEST_KEY_FILE = 100_000  # bytes; a key is shorter
 _SHOWN = 8  # refused files in a message
 _LOCAL_PATH = re.compile(
-    r"^\s*(?:(?:-r|-c|-e|-f|--requirement|--constraint|--editable|--find-links)[\s=]*(?![\s=]|https?:|git\+)|[./~]|file:)"
+    r"^\s*(?:(?:-r|-c|-e|-f|--requirement|--constraint|--editable|--find-links)"
+    r"[\s=]*(?![\s=]|https?:|git\+)|[./~]|file:)"
     r"|^\s*(?!https?:)[^\s#@]+[.](?:whl|zip|tar[.]gz)\b|@\s*file:"
 )
 # Text that looks like a token, a password or a private key.

@@ -6,7 +6,8 @@ The embolus is known for phantoms only.
 from tpukit.essentials.display import InvalidValueError
 from tpukit.pe.labels import LABELS
 
-# Of a place, from its edge to its centre: the middle of the first of 8 pixels, the stride of layer2.
+# Of a place, from its edge to its centre: the middle of the first of 8 pixels, which are the stride
+# of layer2.
 _CENTRE = 1 / 16
 
 

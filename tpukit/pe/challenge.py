@@ -181,7 +181,7 @@ def exam_loss(outputs: Mapping, targets: Mapping):
     # Python numbers: a tensor of weights would be copied to the device in every step.
     weights = WEIGHTS
     if len(answers) != len(WEIGHTS):
-        weights = [1 / len(answers)] * len(answers)
+        weights = [1 / len(answers) for _ in answers]
     loss = sum(weight * answers[column] for column, weight in enumerate(weights))
     loss = loss + (images * targets["image_weight"]).sum()
     exams = len(outputs["answers"])

@@ -111,6 +111,7 @@ def find_files(folder) -> list[str]:
     names = []
     others = []
     links = []
+    # Without `onerror`, os.walk leaves out folders that cannot be listed, and their slices.
     for inner, folders, files in os.walk(folder, onerror=give_up):
         links += [name for name in folders if os.path.islink(os.path.join(inner, name))]
         folders[:] = sorted(name for name in folders if name[0] != "." and name != "__MACOSX")
@@ -118,8 +119,10 @@ def find_files(folder) -> list[str]:
         for name in files:
             if name[0] == "." or name == "DICOMDIR":
                 continue
-            is_found = name.lower().endswith(_ENDINGS) or _is_dicom_file(os.path.join(inner, name))
-            (names if is_found else others).append(above + name)
+            if _is_dicom_file(os.path.join(inner, name)):
+                names.append(above + name)
+            else:
+                others.append(above + name)
     if others:
         print(
             f"left out {len(others):,} files in {folder} that are not DICOM: {_by_ending(others)}"
@@ -137,6 +140,9 @@ def find_files(folder) -> list[str]:
 
 
 def _is_dicom_file(path: str) -> bool:
+    # By the ending first, so that most files are not opened.
+    if path.lower().endswith(_ENDINGS):
+        return True
     return os.path.isfile(path) and is_dicom(path)
 
 
@@ -294,7 +300,9 @@ def _read_chunks(job: list) -> None:
             results = list(zip(numbers, run_ahead(reads, READ_AHEAD), strict=True))
         headers = [(number, *read) for number, read in results if isinstance(read, _Header)]
         others = [[number, reason] for number, reason in results if isinstance(reason, str)]
-        longest = max([64, *(len(uid) for header in headers for uid in header[1:5])])
+        longest = 64  # characters of an identifier by the standard; some exports have more
+        for header in headers:
+            longest = max(longest, *map(len, header[1:5]))
         stored = numpy.array(headers, header_type(longest))
         write_file(_chunk_file(work, chunk, "npy"), npy(stored))
         write_file(done, json.dumps(others).encode())

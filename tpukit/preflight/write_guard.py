@@ -68,11 +68,12 @@ def guard_files(folder: Path) -> None:
     """Refuse all changes of files outside of `folder`, in this process and from here on.
 
     Temporary files go to `folder`. The user's cache folders may be written as well, for downloaded
-    weights: `~/.cache`, and those that `HF_HOME`, `TORCH_HOME` and similar variables name. The guard
-    cannot be removed.
+    weights: `~/.cache`, and those that `HF_HOME`, `TORCH_HOME` and similar variables name. The
+    guard cannot be removed.
 
-    Python's own functions and `torch.save` raise `FileChangeError` with the line that tried. Libraries
-    in C and other programs get a PermissionError from the kernel, if it has Landlock (Linux 5.13).
+    Python's own functions and `torch.save` raise `FileChangeError` with the line that tried.
+    Libraries in C and other programs get a PermissionError from the kernel, if it has Landlock
+    (Linux 5.13).
     """
     tempfile.tempdir = str(folder)
     os.environ["TMPDIR"] = str(folder)

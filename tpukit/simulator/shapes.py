@@ -123,7 +123,7 @@ def environment(shape: Shape, *, library: Path, plugin: Path, memory: str) -> di
 def meeting_place() -> Iterator[str]:
     """Yield the path of a file in memory that this process and its forks share.
 
-    The path is for SIMULATOR_MEMORY. Forks inherit the open file, so this process may then close it.
+    The path is for SIMULATOR_MEMORY. Forks inherit the open file, so this process may close it.
 
     The system frees the file when the last process that has it open ends, also when all of them are
     killed. A file in /dev/shm would be left behind in that case, and is limited to the size of

@@ -282,7 +282,7 @@ class Replay:
         )
 
     def _results(self, before: _Before, losses: list) -> list[int] | None:
-        """Return the places of a captured step's results; None if it cannot run as a single program."""
+        """Return the places of a captured step's results; None if it is not a single program."""
         held = self._training_state.on_device().values() + losses
         is_read = before.interruptions != self._programs.interruptions()
         is_twice = self._programs.held_twice(held)

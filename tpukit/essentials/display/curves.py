@@ -112,15 +112,13 @@ def axes(curves: dict[str, Points]) -> list[Axis]:
     """Return the charts: the losses, then other measures by their scale, then the learning rate."""
     largest = {name: _largest(points) for name, points in curves.items()}
     rates = [name for name in curves if name in _RATES or name.endswith("_lr")]
-    losses = [name for name in curves if name.lower().replace("_", " ").split()[-1:] == ["loss"]]
+    losses = [name for name in curves if _is_loss(name)]
     loss_scale = max((largest[name] for name in losses), default=0.0)
     groups: list[list[str]] = []
-    for name in curves:
-        if name in rates or name in losses:
-            continue
+    for name in [name for name in curves if name not in (*rates, *losses)]:
         is_error = better(name) == "low"
         if losses and is_error and _same_scale(largest[name], loss_scale):
-            losses.append(name)
+            losses.append(name)  # an error of the losses' size is drawn with them
             continue
         near = [group for group in groups if _is_near(name, group, largest)]
         if near:
@@ -135,6 +133,12 @@ def axes(curves: dict[str, Points]) -> list[Axis]:
     if rates:
         found.append(Axis(_LEARNING_RATE, tuple(rates)))
     return found
+
+
+def _is_loss(name: str) -> bool:
+    """Return whether the last word is "loss": `valid_loss`, but not `loss_scale`."""
+    words = name.lower().replace("_", " ").split()
+    return words[-1:] == ["loss"]
 
 
 def _largest(points: Points) -> float:

@@ -47,8 +47,9 @@ __all__ = [
     "BusyTime", "Changes", "Check", "CleanupReport", "DeviceBusyError", "EnvironmentCheckError",
     "Folders", "GENERATIONS", "Generation", "IMAGES", "KEEP_VARIABLE", "Machine", "MachineInfo",
     "OLDEST_TORCH", "ONE_PROCESS_VARIABLES", "OwnMemory", "PRICES_OF", "RELEASES", "THIS_MACHINE",
-    "available_memory", "check", "chip_nodes", "cleanup", "cpus", "find_chips", "finish_install", "folders_of",
-    "how_to_install", "how_to_restart", "how_to_start_afresh", "install_line", "is_writable_by_others",
-    "load_notebook", "machine_info", "orphans", "own_memory", "part_of", "peak_memory", "runtime_started",
-    "setup", "torch_problem", "wait_for_chips", "why_no_simulator", "write_whole",
+    "available_memory", "check", "chip_nodes", "cleanup", "cpus", "find_chips", "finish_install",
+    "folders_of", "how_to_install", "how_to_restart", "how_to_start_afresh", "install_line",
+    "is_writable_by_others", "load_notebook", "machine_info", "orphans", "own_memory", "part_of",
+    "peak_memory", "runtime_started", "setup", "torch_problem", "wait_for_chips",
+    "why_no_simulator", "write_whole",
 ]  # fmt: skip
