@@ -54,6 +54,8 @@ def _replacing_word(text: str) -> str:
     """Return the requirement that replaces torch or torch_xla; "" if none does."""
     for command, rest in _INSTALL.findall(text):
         words = re.findall(r"[^\s\\\"',\[\]()]+", rest)
+        # Without a version or such an option, `pip install torch` keeps the torch that is
+        # installed.
         replaces = command in ("uninstall", "remove") or bool(_REPLACES.intersection(words))
         for word, following in zip(words, [*words[1:], ""], strict=True):
             torch = _TORCH.match(word)

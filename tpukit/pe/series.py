@@ -123,13 +123,7 @@ def find_files(folder) -> list[str]:
                 names.append(above + name)
             else:
                 others.append(above + name)
-    if others:
-        print(
-            f"left out {len(others):,} files in {folder} that are not DICOM: {_by_ending(others)}"
-        )
-    if links:
-        example = links[0]
-        print(f"{len(links)} links to folders in {folder} are not followed, for instance {example}")
+    _print_left_out(folder, others, links)
     if not names:
         raise PathNotFoundError(
             f"{folder} holds no DICOM file",
@@ -137,6 +131,17 @@ def find_files(folder) -> list[str]:
             fix="pass the folder that holds the series",
         )
     return sorted(names)
+
+
+def _print_left_out(folder: str, others: list[str], links: list[str]) -> None:
+    """Print how many files and links to folders are not read."""
+    if others:
+        print(
+            f"left out {len(others):,} files in {folder} that are not DICOM: {_by_ending(others)}"
+        )
+    if links:
+        example = links[0]
+        print(f"{len(links)} links to folders in {folder} are not followed, for instance {example}")
 
 
 def _is_dicom_file(path: str) -> bool:

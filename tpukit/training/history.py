@@ -89,6 +89,7 @@ class History:
         def heading(name: str) -> str:
             return headings.get(name, name.replace("_", " "))
 
+        # Without a border: notebooks draw tables by their own style.
         table = self._table("to_html", heading, border=0) or "History: no epoch is finished"
         style = 'style="opacity:.85"'
         notes = [f"<div {style}>{html.escape(note)}</div>" for note in self._notes()]
@@ -127,6 +128,7 @@ class History:
     def _throughput(self) -> str:
         seconds = sum(row["seconds"] for row in self.intervals)
         waited = sum(row["data_wait"] * row["seconds"] for row in self.intervals)
+        # A clock may not have moved between two very short log points.
         share = waited / (seconds or 1)
         rate = f"{self.samples_per_second:,.0f} {self.of}/s on {counted(self.cores, 'core')}"
         graphs = counted(self.intervals[-1]["compiles"], "graph")
@@ -139,6 +141,7 @@ def _without(row: dict, names: set[str]) -> dict:
 
 def samples_per_second(intervals: list[dict]) -> float:
     """Return the rate of these log intervals together; NaN if there are none."""
+    # The first interval has the compilation of the first step, so it counts as unsteady.
     compiles = [0, *(row["compiles"] for row in intervals)]
     steady = [
         row
@@ -149,4 +152,5 @@ def samples_per_second(intervals: list[dict]) -> float:
     seconds = sum(row["seconds"] for row in used)
     if not seconds:
         return math.nan
+    # Weighted by time: the mean of rates would count a short interval as much as a long one.
     return sum(row["samples_per_second"] * row["seconds"] for row in used) / seconds

@@ -114,21 +114,17 @@ def axes(curves: dict[str, Points]) -> list[Axis]:
     rates = [name for name in curves if name in _RATES or name.endswith("_lr")]
     losses = [name for name in curves if _is_loss(name)]
     loss_scale = max((largest[name] for name in losses), default=0.0)
-    groups: list[list[str]] = []
+    others = []
     for name in [name for name in curves if name not in (*rates, *losses)]:
         is_error = better(name) == "low"
         if losses and is_error and _same_scale(largest[name], loss_scale):
             losses.append(name)  # an error of the losses' size is drawn with them
-            continue
-        near = [group for group in groups if _is_near(name, group, largest)]
-        if near:
-            near[0].append(name)
         else:
-            groups.append([name])
+            others.append(name)
     found = []
     if losses:
         found.append(Axis("loss", tuple(losses), wide=True))
-    for group in groups:
+    for group in _groups_by_scale(others, largest):
         found.append(Axis(_title(group), tuple(group), wide=not found))
     if rates:
         found.append(Axis(_LEARNING_RATE, tuple(rates)))
@@ -143,6 +139,18 @@ def _is_loss(name: str) -> bool:
 
 def _largest(points: Points) -> float:
     return max((abs(value) for _, value in _finite(points)), default=0.0)
+
+
+def _groups_by_scale(names: Iterable[str], largest: dict[str, float]) -> list[list[str]]:
+    """Return measures in groups of one scale: otherwise the small ones would be flat lines."""
+    groups: list[list[str]] = []
+    for name in names:
+        near = [group for group in groups if _is_near(name, group, largest)]
+        if near:
+            near[0].append(name)
+        else:
+            groups.append([name])
+    return groups
 
 
 def _is_near(name: str, group: Iterable[str], largest: dict[str, float]) -> bool:
