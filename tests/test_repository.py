@@ -328,7 +328,7 @@ def test_other_packages_are_patched_in_the_modules_for_it_only():
 
 
 def test_every_patch_is_documented_with_its_reason_and_its_end():
-    page = (ROOT / "docs/supported_versions.md").read_text()
+    page = (ROOT / "docs/in_sync.md").read_text()
     for path in files(ROOT / "tpukit"):
         if not path.name.endswith("_patches.py"):
             continue

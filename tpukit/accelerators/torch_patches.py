@@ -1,4 +1,4 @@
-"""Patches of torch for other devices and for speed; each is listed in supported_versions.md.
+"""Patches of torch for other devices and for speed; each is listed in docs/in_sync.md.
 
 shorten_adam
     changes     `torch.optim.adam._single_tensor_adam`, for float32 tensors on XLA devices

@@ -1,4 +1,4 @@
-"""Patches of torch in the process that records a step; each is listed in supported_versions.md.
+"""Patches of torch in the process that records a step; each is listed in docs/in_sync.md.
 
 That process records one step and ends. Nothing that it computes is a result.
 

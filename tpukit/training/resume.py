@@ -227,8 +227,6 @@ class RunState:
     def _load_parts(self, checkpoint: Checkpoint) -> None:
         # If nobody has seeded the generator of this kernel, its seed is another one.
         self._core.internal.seed_of_launch = checkpoint.state["seed"]
-        # The model first: another network has another optimizer, too, and is the reason for it.
-        self._load_part("model", checkpoint)
         for name in self._kinds:
             self._check_kind(name, checkpoint)
         built = checkpoint.state.get("built", self._built)
@@ -240,9 +238,9 @@ class RunState:
         )
         changed = changed_settings(built["optimizer"], self._built["optimizer"])
         self._built = built
+        # In the order of the parts: `OptimizerModes` exchanges weights, so it precedes the model.
         for name in self._parts:
-            if name != "model":
-                self._load_part(name, checkpoint)
+            self._load_part(name, checkpoint)
         # The optimizer's state is whole and on the host: the backend sends each part to its chip.
         self._core.backend.place_state(self._parts["optimizer"])
         follow_own_function(self._parts["scheduler"])
@@ -271,6 +269,8 @@ class RunState:
         saved = checkpoint.state["kinds"].get(name)
         here = self._kinds.get(name)
         if saved != here:
+            # Another network has another optimizer too, and is the error to report.
+            self._load_part("model", checkpoint)
             raise InvalidValueError(
                 f"{checkpoint.path} is of another {name}",
                 found=f"{saved}; this run has {here}",

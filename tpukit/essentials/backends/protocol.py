@@ -187,6 +187,12 @@ class Backend:
         """
         raise NotImplementedError
 
+    def with_fractions(self, tensor):
+        """Return a tensor whose dtype can hold a mean: whole numbers become `real`."""
+        if tensor.is_floating_point() or tensor.is_complex():
+            return tensor
+        return tensor.to(self.real)
+
     def gather(self, tensor):
         """Return the tensors of all cores, joined along the first axis. Collective.
 

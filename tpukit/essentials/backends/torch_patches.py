@@ -1,4 +1,4 @@
-"""Patches of torch in the worker processes of torch_xla; each is listed in supported_versions.md.
+"""Patches of torch in the worker processes of torch_xla; each is listed in docs/in_sync.md.
 
 correct_running_variance
     changes     `torch.batch_norm` and `torch.instance_norm`, for tensors on XLA devices in training

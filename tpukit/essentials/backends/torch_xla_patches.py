@@ -1,4 +1,4 @@
-"""Patches of torch_xla in XLA:CPU processes of a dry run; listed in supported_versions.md.
+"""Patches of torch_xla in XLA:CPU processes of a dry run; listed in docs/in_sync.md.
 
 answer_for_all_processes
     changes     `world_size` and `global_ordinal` of `torch_xla.runtime`; the collectives of
