@@ -30,7 +30,8 @@ class LogWriters:
         for writer in self._writers:
             if not callable(writer):
                 raise InvalidTypeError(
-                    f"loggers takes a function of a row, or a list of such functions, got {writer!r}",
+                    "loggers takes a function of a row, or a list of such functions, got "
+                    f"{writer!r}",
                     fix='loggers=print, or loggers=tpukit.training.CsvWriter("log.csv")',
                 )
 
