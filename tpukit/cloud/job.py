@@ -54,7 +54,7 @@ _TARGETS = {
     target.name: target for target in (LocalTarget, VertexTarget, GcloudTarget, SkyPilotTarget)
 }
 TARGETS = tuple(_TARGETS)
-OVER = ("succeeded", "failed", "cancelled", "timed out")
+OVER = ("succeeded", "failed", "cancelled", "timed out")  # states that do not change
 # The last lines of the log, which an error shows.
 _LOG_LINES = 30
 # Seconds without an answer of the platform, after which `wait` raises.

@@ -8,14 +8,18 @@ from pathlib import Path
 from tpukit.essentials.display import InvalidValueError, PathNotFoundError
 from tpukit.essentials.environment import RELEASES
 
+# Such as id_rsa, server.pem, kaggle.json, my-credentials.yaml, .netrc.
 _KEY_NAME = re.compile(
     r"(?i)^id_(rsa|dsa|ecdsa|ed25519)$|[.](pem|key|p12|pfx|jks|keystore|ppk|kdbx|gpg|token|env)$"
     r"|^(kaggle|token|.*(secret|credential|account).*)[.](json|toml|ya?ml|ini)$"
     r"|^(token|credentials|[_.]?netrc)$"
 )
+# The last two are keys of Google's credentials for a user and for a service account.
 _KEY_CONTENT = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY|\"(refresh_token|private_key)\"\s*:")
 _LONGEST_KEY_FILE = 100_000  # bytes; a key is shorter
 _SHOWN = 8  # refused files in a message
+# Lines of a requirements.txt that name a file: "-e ." or "-r more.txt", "./wheels/a.whl", "name @
+# file:///a.whl".
 _LOCAL_PATH = re.compile(
     r"^\s*(?:(?:-r|-c|-e|-f|--requirement|--constraint|--editable|--find-links)"
     r"[\s=]*(?![\s=]|https?:|git\+)|[./~]|file:)"

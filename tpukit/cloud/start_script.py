@@ -5,7 +5,7 @@ from tpukit.essentials.display import InvalidValueError
 from tpukit.essentials.environment import RELEASES
 
 _OLDEST = (3, 11)  # Python, for tpukit and torch_xla
-_NEWEST = (3, 13)
+_NEWEST = (3, 13)  # the newest that torch_xla 2.9 has wheels for
 _XLA_ONLY = "sys_platform == 'linux' and platform_machine == 'x86_64'"  # no other wheels exist
 _RUNNER = (
     "pip",

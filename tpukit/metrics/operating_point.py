@@ -10,6 +10,7 @@ from tpukit.essentials.display import InvalidValueError
 from tpukit.metrics.areas import FEW, above_each, drawn_weights
 from tpukit.metrics.samples import count_groups, one_label
 
+# A 95 % interval.
 _PERCENTILES = (2.5, 97.5)
 _ROUNDING = 1e-9  # a specificity that is lower by this is not lower
 

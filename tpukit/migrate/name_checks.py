@@ -13,10 +13,12 @@ from tpukit.migrate.name_tables import Verdict, of_today, table
 from tpukit.migrate.safe_fixes import Edit, SafeFixes
 from tpukit.migrate.shell_checks import check_shell, variables
 
+# os.system(...), subprocess.check_call([...]), get_ipython().system(...).
 _SHELL_CALL = re.compile(
     r"(os|subprocess|get_ipython)\b.*"
     r"\.(system|popen|getoutput|run|\w*call|Popen|check_output)$"
 )
+# os.environ[...], os.environ.get(...), os.getenv(...).
 _ENVIRON = re.compile(r"\benviron(\.(get|setdefault|pop|update))?$|\b(getenv|putenv|unsetenv)$")
 
 

@@ -14,7 +14,7 @@ from tpukit.essentials.display import InvalidValueError
 _COARSE = 128  # pixels per side are enough for a box
 _AIR = -400  # HU; the lungs are below
 _SMALLEST = 0.006  # share of a slice: the windpipe is smaller
-_MARGIN = 1 / 64
+_MARGIN = 1 / 64  # share of the side, around the box
 _NARROWEST = 0.5  # share of the width: a narrower box may be of a single lung
 
 

@@ -10,6 +10,7 @@ from tpukit.pe.labels import LABELS
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 FILE = "resnet34-b627a593.pth"  # torchvision's ResNet34_Weights.IMAGENET1K_V1
+# The last layer, whose size depends on the number of labels.
 _HEAD = ("fc.weight", "fc.bias")
 
 

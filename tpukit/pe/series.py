@@ -32,6 +32,7 @@ from tpukit.pe.dicom import (
 
 CHUNK = 256  # files whose headers are stored together; an interruption loses at most so many
 READ_AHEAD = 4  # threads per process: on a network drive, opening a file takes longer than reading
+# Peculiarities of series, in the words in which `pack_dicom` prints and records them.
 UNSCALED = "slices without RescaleSlope or RescaleIntercept: 1 and 0, DICOM's defaults, are taken"
 UNNAMED = "slices without a Modality: they are taken for CT"
 TURNED = "series stored mirrored, upside down or lying: their images are turned"
@@ -67,6 +68,7 @@ _TURNS = {  # keys: rows and columns exchanged; then left and right; then up and
     (True, True, True): "TRANSVERSE",
 }
 _IDS = ("StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID")
+# Only these are parsed: a header has hundreds of elements.
 _TAGS = [
     *_IDS,
     "Modality",

@@ -20,6 +20,7 @@ from pathlib import Path
 from tpukit.essentials.display import TpukitError
 from tpukit.preflight.torch_patches import check_torch_save
 
+# Flags of `open` with which a file may be changed or created.
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 # Python's audit events of functions that change files. Each path has the place of its argument and
 # the place of the folder's descriptor, to which a relative path belongs (`dir_fd`); None if the

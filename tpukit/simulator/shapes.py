@@ -9,6 +9,7 @@ from pathlib import Path
 from tpukit.essentials.display import InvalidValueError
 from tpukit.profiling import find_tpu
 
+# As one host of a v5e has at most.
 _MOST_CORES = 8
 
 

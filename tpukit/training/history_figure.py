@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _AXES = ("step", "epoch")  # candidates for the horizontal axis; the first in the history is used
+# First words of a column, as in `valid_loss` or `test_auroc`.
 _VALIDATION = ("valid", "val", "validation", "test", "eval", "dev")
 _SPLITS = ("train", "training", *_VALIDATION)
 _NOISY = 50  # points; longer series are drawn pale, with their moving mean on top

@@ -33,6 +33,7 @@ from tpukit.training.watched import watching
 _CAPTURED_FIRST = 3  # steps
 _CAPTURE_EVERY = 47  # steps; a prime, so that a branch that is taken every few steps is met
 _SAME_PROGRAMS = 2  # captured steps in a row with the same program, before it is replayed
+# Values in a batch that are constants of its program.
 _SCALARS = (bool, int, float, str, bytes, type(None))
 
 

@@ -17,7 +17,7 @@ from tpukit.essentials.display import duration
 _QUIET_SECONDS = 2.0  # a shorter step, exchange or batch is not worth a line
 _COMPILE_SECONDS = 0.5  # a compilation is, as soon as a heartbeat reports it
 _SILENT_SECONDS = 10.0  # without a step, a message or a reason
-_HEARTBEATS_MISSED = 5
+_HEARTBEATS_MISSED = 5  # of a process, before it counts as silent
 _MOST_ROWS = 16  # of cores
 _MOST_NAMED = 4  # cores that are named
 _DOING = {
