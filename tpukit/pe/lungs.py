@@ -64,8 +64,10 @@ def _box(hounsfield) -> tuple | None:
     pieces, _ = ndimage.label(is_air)
     areas = np.bincount(pieces.reshape(-1))
     edges = np.concatenate([pieces[0], pieces[-1], pieces[:, 0], pieces[:, -1]])
+    # The air around the patient touches an edge.
     areas[np.unique(edges)] = 0
     areas[0] = 0  # the label of everything that is not air
+    # By label, then spread over the pixels of each label.
     lungs = (areas > _SMALLEST * pieces.size)[pieces]
     if not lungs.any():
         return None
