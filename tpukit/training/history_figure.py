@@ -203,6 +203,7 @@ class _Panel:
 def _draw_panel(axes: Axes, panel: _Panel, axis: str) -> None:
     is_alone = len(panel.series) == 1
     below = axis
+    # The first two colours are those of training and validation.
     other_colors = iter(look.COLORS[2:] * len(panel.series))
     for name, points in panel.series.items():
         split = _split(name)
@@ -239,6 +240,7 @@ def _draw_curve(axes: Axes, points: _Points, *, color: str, label: str | None) -
     line = y
     if len(y) >= _NOISY:
         axes.plot(x, y, color=color, alpha=0.28, linewidth=0.7)
+        # The pale line below shows the noise.
         line = _moving_mean(y)
     marks = {}
     if len(y) <= _MOST_MARKED:

@@ -49,6 +49,7 @@ def predict(
     """
     check_flag("bf16", bf16)
     check_order("predict", batches.sampler)
+    # After a loop of the user's own, each core has the statistics of its own batches.
     core.average_buffers(model)
     core.internal.agreement.compare(
         "in predict", modules={"": model}, data=batches.facts(), layers=False
