@@ -118,11 +118,17 @@ def _reason_against(file: Path, name: str, place: Path | None) -> str:
         return f"is a link out of {place.name}"
     if not file.is_file():
         return "is not a file"
-    is_short = file.stat().st_size <= _LONGEST_KEY_FILE
-    has_key = is_short and _KEY_CONTENT.search(file.read_bytes())
-    if has_key or _KEY_NAME.search(file.name):
+    if _looks_like_a_key(file):
         return "looks like a key"
     return ""
+
+
+def _looks_like_a_key(file: Path) -> bool:
+    """Return whether the name or the contents of a file are those of a key."""
+    if _KEY_NAME.search(file.name):
+        return True
+    is_short = file.stat().st_size <= _LONGEST_KEY_FILE
+    return is_short and bool(_KEY_CONTENT.search(file.read_bytes()))
 
 
 def read_requirements(
