@@ -30,7 +30,7 @@ def train(core, pack, steps, epochs, batch_size, size):
     """Train ResNet-18 on a pack.
 
     Returns:
-        the images per second of all cores, and the last row of the history.
+        the speed, and the last row of the history with TFLOP/s and MFU.
     """
     import torchvision
 
