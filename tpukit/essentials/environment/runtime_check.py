@@ -70,7 +70,7 @@ _HARMLESS = ("XRT_", "TORCH_DEVICE_")
 
 
 class EnvironmentCheckError(TpukitError, RuntimeError):
-    """The runtime check found something that would make a launch fail, or run on the wrong device."""
+    """The check found something that would make a launch fail, or run on the wrong device."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -430,7 +430,7 @@ def _dry_run(info: MachineInfo, no_simulator: str | None) -> Finding:
 
 
 def _fixes_of_upstream(info: MachineInfo) -> list[Finding]:
-    """List the defects of installed packages that a launch corrects, as a single finding or none."""
+    """List the defects of installed packages that a launch corrects, as one finding or none."""
     if info.tpu_package == "torch_tpu":
         fact = "TorchTPU 0.2.0: running statistics of BatchNorm and InstanceNorm are updated"
     elif info.versions.get("torch_xla"):
