@@ -16,6 +16,7 @@ from unittest import mock
 import numpy as np
 import pandas
 import PIL.Image
+import PIL.ImageFile
 import pytest
 import torch
 from helpers import pictures
@@ -550,6 +551,28 @@ def test_the_fixes_work_for_words_as_labels_of_items():
     with fixes("item_parts: item {} has the word {} among its labels") as fix:
         quietly([(picture(1), several)])
     quietly([(picture(1), fix.code(r"(?<=: ).*", words=several))])
+
+
+def test_the_fixes_work_for_a_plugin_of_the_notebook():
+    class Own(PIL.ImageFile.ImageFile):
+        format = "OWN"
+
+    opened, endings, names = dict(Image.OPEN), dict(Image.EXTENSION), list(Image.ID)
+    try:
+        Image.register_open("OWN", Own)
+        Image.register_extension("OWN", ".own")
+        file = folder_of(Path("in"), "cat/a.png") / "cat" / "a.own"
+        file.write_bytes(b"own")
+        with fixes("kernel_state: {} needs a plugin that this notebook defines, ...") as fix:
+            quietly("in")
+    finally:
+        Image.OPEN.clear()
+        Image.OPEN.update(opened)
+        Image.EXTENSION.clear()
+        Image.EXTENSION.update(endings)
+        Image.ID[:] = names
+    # A plugin in a module is packed in test_processes.py.
+    assert "%%writefile plugin.py" in fix
 
 
 def test_the_fixes_work_for_classes_of_items():
@@ -1169,16 +1192,22 @@ def test_the_fixes_work_for_labels_put_in_place():
 
     table = table_of(8, label=list(range(8)), labels=list(range(8)))
     made = quietly(table)
-    with fixes("stored_images: the labels have {} rows, and the images were rows 0 ..."):
-        made.labels = table.label[:3]
-    made.labels = table.label
+    more = pandas.concat([table.label, pandas.Series([9], [99])])
+    with fixes("row_labels: the labels have {} rows, and the table that was packed had {}") as fix:
+        made.labels = more
+    made.labels = fix.code(r".*?\]", labels=more, table=table)
 
     taken = table.label.iloc[made.rows]
-    with fixes("stored_images: the labels seem to be in the order of the images ...") as fix:
+    with fixes("row_labels: the labels have another index than the table that ...") as fix:
         made.labels = taken
-    made.labels = fix.code(r".*?(?= where)", labels=taken)
+    made.labels = fix.code(r".*?\]", labels=taken, table=table)
     assert made.labels.tolist() == made.rows.tolist()
-    made.labels = fix.run(fix.text.rpartition(", ")[2], labels=taken)
+    made.labels = fix.code(r"labels\.to_numpy\(\)\[.*?\]", labels=table.label, images=made)
+    assert made.labels.tolist() == made.rows.tolist()
+    made.labels = fix.code(
+        r"labels\.to_numpy\(\)(?= if they are in the order of the images)", labels=taken
+    )
+    assert made.labels.tolist() == made.rows.tolist()
 
     with fixes("stored_images: there are {} images, and labels of shape {}") as fix:
         made.labels = [1, 2]

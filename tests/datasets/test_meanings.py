@@ -16,7 +16,7 @@ from PIL import Image, ImageOps
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 import tpukit
-from tpukit.datasets import PackOptions, pack_shards
+from tpukit.datasets import PackedImages, PackOptions, pack_shards
 from tpukit.datasets.decoding import decode
 from tpukit.datasets.image_cache import Space, build_image_cache, choose_images
 from tpukit.datasets.image_modes import orientation, to_rgb
@@ -415,7 +415,7 @@ def test_a_series_in_the_order_of_the_images_is_not_put_in_order_once_more(tmp_p
     records = quietly(table, tmp_path / "a", root=tmp_path, labels="kind")
     new = pandas.Series([0, 1, 1, 1, 0, 0, 0, 1], table.index)
     for taken in (new.iloc[records.rows], new.to_frame().iloc[records.rows]):
-        with pytest.raises(ValueError, match=r"in the order of the images already(.|\n)*to_numpy"):
+        with pytest.raises(ValueError, match=r"another index than the table(.|\n)*to_numpy"):
             records.labels = taken
     records.labels = new.iloc[records.rows].to_numpy()  # as the fix says
     by_hand = records.labels.tolist()
@@ -430,8 +430,40 @@ def test_a_series_of_other_rows_than_the_tables_is_refused(tmp_path):
         {"path": [f"{number}.png" for number in range(8)], "kind": list("ababaabb")}
     )
     records = quietly(table, tmp_path / "a", root=tmp_path, labels="kind", damaged=0.5)
-    with pytest.raises(ValueError, match=r"7 rows, and the images were rows 0 to 7 of a table"):
+    with pytest.raises(ValueError, match=r"7 rows, and the table that was packed had 8"):
         records.labels = table.kind.drop(index=3).map({"a": 1, "b": 0})
+
+
+def test_labels_of_pandas_are_those_of_the_table_that_was_packed(tmp_path):
+    folder_of(tmp_path, *(f"{number}.png" for number in range(12)))
+    table = pandas.DataFrame({"path": [f"{number}.png" for number in range(12)]})
+    table["label"] = np.arange(12) % 3
+    table["fold"] = [0, 1, 2] * 4
+    train = table[table.fold != 0]
+    records = quietly(train, tmp_path / "a", root=tmp_path, labels="label", classes=range(3))
+    cached = build_image_cache(records, tmp_path / "cache", size=8)
+    stored = records.labels.tolist()
+    others = table.label, table[table.fold != 1].label, train.label.reset_index(drop=True)
+    for images in (records, cached, PackedImages(records.folder)):
+        for other in (*others, train.label.sample(frac=1, random_state=0)):
+            with pytest.raises(ValueError, match="the table that was packed"):
+                images.labels = other
+        images.labels = 2 - train.label
+        assert images.labels.tolist() == [2 - label for label in stored]
+
+
+def test_labels_of_a_folder_and_of_items_have_one_row_per_file_or_item(tmp_path):
+    folder_of(tmp_path / "in", "a/0.png", "a/1.png", "b/2.png")
+    for number, source in enumerate((tmp_path / "in", Pictures(targets=[0, 0, 1]))):
+        records = quietly(source, tmp_path / f"pack-{number}")
+        with pytest.raises(ValueError, match="4 rows, and the table that was packed had 3"):
+            records.labels = pandas.Series([0, 0, 1, 1])
+        records.labels = pandas.Series([1, 1, 0])
+        assert sorted(zip(records.rows.tolist(), records.labels.tolist(), strict=True)) == [
+            (0, 1),
+            (1, 1),
+            (2, 0),
+        ]
 
 
 def test_labels_put_in_place_of_classes_are_numbers_of_classes(tmp_path):

@@ -52,12 +52,19 @@ class FoundFiles:
     left_out: Counter = field(default_factory=Counter)
 
 
-@functools.cache
 def endings() -> tuple[str, ...]:
-    """Return the endings of the image files that Pillow opens on this machine."""
+    """Return the endings of the image files that Pillow opens in this process, with its plugins."""
     from PIL import Image
 
     Image.init()
+    return _endings(len(Image.OPEN), len(Image.EXTENSION))
+
+
+@functools.cache
+def _endings(plugins: int, extensions: int) -> tuple[str, ...]:
+    """Return the endings of so many plugins; a plugin that is registered later is another number."""
+    from PIL import Image
+
     kinds = Image.OPEN.keys() - _NO_PICTURES
     return tuple(ending for ending, kind in Image.EXTENSION.items() if kind in kinds)
 

@@ -19,9 +19,11 @@ from tpukit.datasets.image_folders import FoundFiles, find_images
 from tpukit.datasets.image_modes import check_window
 from tpukit.datasets.item_parts import Columns
 from tpukit.datasets.items import Items
+from tpukit.datasets.kernel_state import refuse_own_plugins
 from tpukit.datasets.label_arrays import number_groups
 from tpukit.datasets.pack_tables import is_table_file, load_table, read_columns, refuse_other_file
 from tpukit.datasets.resumable import fact
+from tpukit.datasets.row_labels import PackedRows, rows_of
 from tpukit.essentials.display import InvalidValueError, names_in_order
 
 _FEW = 12  # names that a message lists in full
@@ -43,6 +45,7 @@ class PackSource:
         mask_names: one file per row; () without masks.
         items: the items of a source that has no files.
         groups: (N,) int32 for items; None if each image is its own group.
+        table: the rows of a table; None if the rows are the files or items themselves.
         look: called with the folder `work` when the pack is begun; returns the source with
             everything that takes long to find.
         shuffled: False keeps the order of `rows`.
@@ -65,6 +68,7 @@ class PackSource:
     mask_names: tuple[str, ...] = ()
     items: Items | None = None
     groups: object = None
+    table: PackedRows | None = None
     look: Callable[[Path], "PackSource"] | None = None
     shuffled: bool = True
     reader: str = ""
@@ -183,13 +187,14 @@ def _describe_table(source, labels: list, groups, classes, columns: Columns) -> 
     found = read_columns(
         table, path=path, labels=labels, groups=groups, masks=columns.masks, classes=classes
     )
-    return _of_files(os.fspath(root), found)
+    return replace(_of_files(os.fspath(root), found), table=rows_of(table))
 
 
 def _of_files(root: str, found: FoundFiles) -> PackSource:
     import numpy
 
     names = found.names
+    refuse_own_plugins([*names, *found.mask_names])
     labels = numpy.asarray(found.labels, numpy.float32)
     rows = make_rows(labels.reshape(len(names), len(found.label_names)), found.groups)
     groups = rows["group"] if found.group_names else None

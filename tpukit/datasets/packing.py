@@ -19,7 +19,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tpukit.datasets.array_records import Shards, load_array_record
@@ -45,6 +45,7 @@ from tpukit.datasets.pack_shards import (
 )
 from tpukit.datasets.pack_sources import PackSource, describe_source, make_rows
 from tpukit.datasets.packed_images import PackedImages, PackFolder
+from tpukit.datasets.row_labels import PackedRows
 from tpukit.datasets.source_files import Files, Names, find_changed, look_at
 from tpukit.essentials.display import InvalidValueError, NotInstalledError, SystemFailureError
 
@@ -426,6 +427,7 @@ def _finish(described: PackSource, target: PackFolder, share: float) -> None:
         names=described.label_names,
         classes=described.classes,
         group_names=described.group_names,
+        table=asdict(described.table or PackedRows(len(planned))),
         masks=described.has_masks,
         skipped=skipped,
         contents=hashlib.sha256(contents.tobytes()).hexdigest(),
