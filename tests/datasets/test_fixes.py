@@ -45,7 +45,7 @@ from tpukit.datasets import (
     read_tfrecords,
 )
 from tpukit.datasets.image_cache import build_image_cache
-from tpukit.datasets.splitting import split_by_group
+from tpukit.datasets.splitting import folds_by_group, split_by_group
 
 FULL = OSError(errno.ENOSPC, "full")
 
@@ -553,6 +553,22 @@ def test_the_fixes_work_for_words_as_labels_of_items():
     with fixes("item_parts: item {} has the word {} among its labels") as fix:
         quietly([(picture(1), several)])
     quietly([(picture(1), fix.code(r"(?<=: ).*", words=several))])
+
+
+def test_the_fixes_work_for_bytes_of_images():
+    class Response:
+        def read(self):
+            return png(1)
+
+    image = Response()
+    with fixes("encoded_images: a {} is read only once, or gives text") as fix:
+        quietly([(image, 0)])
+    quietly([(fix.code(r"image\.read\(\)", image=image), 0)])
+
+    table = pandas.DataFrame({"image": [png(1), None, png(2)]})
+    with fixes("pack_tables: {} rows of the column {} hold no image") as fix:
+        quietly(table, path="image")
+    quietly(fix.code(r"table\.dropna.*", table=table), path="image")
 
 
 def test_the_fixes_work_for_a_plugin_of_the_notebook():
@@ -1255,6 +1271,23 @@ def test_the_fixes_work_for_labels_put_in_place():
     with fixes("stored_images: there are {} images, and labels of shape {}") as fix:
         made.labels = [1, 2]
     made.labels = fix.code(r"[^:]*$", table=table, images=made)
+
+
+def test_the_fixes_work_for_folds_and_for_predictions_in_table_order():
+    with fixes("splitting: {} groups cannot be divided into {} folds") as fix:
+        folds_by_group([0, 0, 1, 2])
+    assert len(folds_by_group([0, 0, 1, 2], fix.code(r"(?<=count=)\d+"))) == 3
+
+    images = quietly(items(4))
+    values = np.arange(2)
+    with fixes("row_labels: there are {} images, and values of shape {}") as fix:
+        images.in_table_order(values)
+    call = re.search(r"in_table_order\(.*?\)", fix.text)[0]
+    assert fix.run(f"images.{call}", images=images, values=values, indices=[3, 1]).shape == (4,)
+
+    with fixes("row_labels: an image has more than one value"):
+        images.in_table_order(values, [1, 1])
+    images.in_table_order(values, [1, 2])
 
 
 # TFRecord files

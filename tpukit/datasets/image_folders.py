@@ -39,6 +39,7 @@ class FoundFiles:
         groups: (N,) int32, the number of each image's group; None without groups.
         group_names: the names of these numbers.
         mask_names: the paths of the masks; or [].
+        images, masks: of a table that holds them itself; or [].
         left_out: the number of other files in the folder, by their ending.
     """
 
@@ -49,6 +50,8 @@ class FoundFiles:
     groups: object = None
     group_names: list[str] = field(default_factory=list)
     mask_names: list[str] = field(default_factory=list)
+    images: list = field(default_factory=list)
+    masks: list = field(default_factory=list)
     left_out: Counter = field(default_factory=Counter)
 
 

@@ -1,4 +1,4 @@
-"""Put labels of pandas in the order of the images of a pack; refuse those of other rows.
+"""Put labels of a table in the order of the images of a pack, and predictions back.
 
 table    index   label          pack           labels
          1       cat            row 2          those of index 5
@@ -65,3 +65,34 @@ def in_image_order(labels, packed: PackedRows, rows):
             "labels.to_numpy() if they are in the order of the images",
         )
     return labels.iloc[rows]
+
+
+def in_table_order(values, rows, packed: PackedRows):
+    """Return values of images in the order of the table's rows; see `StoredImages.in_table_order`.
+
+    Args:
+        values: (n, ...) numbers.
+        rows: (n,) the row of each.
+        packed: the rows of the table.
+    """
+    import numpy
+
+    values = numpy.asarray(values)
+    if values.shape[:1] != rows.shape:
+        raise InvalidValueError(
+            f"there are {len(rows):,} images, and values of shape {values.shape}",
+            fix="one value for each image; of some images in_table_order(values, indices), "
+            "with the indices of their Subset",
+        )
+    is_taken = numpy.bincount(rows, minlength=packed.count)
+    if is_taken.max(initial=0) > 1:
+        raise InvalidValueError(
+            "an image has more than one value",
+            found=f"row {is_taken.argmax()} has {is_taken.max()}",
+            fix="values of one epoch, with each image once: predict(core, model, images)",
+        )
+    if (is_taken == 0).any() and values.dtype.kind in "biu":
+        values = values.astype(float)
+    ordered = numpy.full((packed.count, *values.shape[1:]), numpy.nan, values.dtype)
+    ordered[rows] = values
+    return ordered

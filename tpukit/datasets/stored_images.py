@@ -4,8 +4,8 @@ import operator
 from pathlib import Path
 
 from tpukit.datasets.label_arrays import are_other_numbers
-from tpukit.datasets.row_labels import PackedRows, in_image_order
-from tpukit.datasets.splitting import split_by_group
+from tpukit.datasets.row_labels import PackedRows, in_image_order, in_table_order
+from tpukit.datasets.splitting import folds_by_group, split_by_group
 from tpukit.essentials.data import split_masks
 from tpukit.essentials.display import (
     InvalidIndexError,
@@ -192,7 +192,7 @@ class StoredImages:
         labels = torch.from_numpy(numpy.array(self.labels[index]))
         return split_masks(image, labels)
 
-    def split(self, valid: float = 0.2, seed: int = 0, *, stratify: bool = False):
+    def split(self, valid: float = 0.2, seed: int = 0, *, stratify=False):
         """Return the images to train and to validate on; no group is on both sides.
 
         A pack and its cache are split in the same way.
@@ -201,13 +201,63 @@ class StoredImages:
             valid: the share of the images to validate on, between 0 and 1.
             seed: decides the groups that are chosen.
             stratify: True gives both sides about the same share of each class, or of each label of
-                zeros and ones.
+                zeros and ones. Or other classes: (N,) in the order of the images, such as
+                `table.site.to_numpy()[images.rows]`, or a column of the table that was packed.
 
         Returns:
             Two int64 arrays of indices, in order. See `split_by_group`, also for errors.
         """
-        kinds = self.labels if stratify else None
-        return split_by_group(self.groups, valid, seed, stratify=kinds)
+        return split_by_group(self.groups, valid, seed, stratify=self._kinds(stratify))
+
+    def folds(self, count: int = 5, seed: int = 0, *, stratify=False) -> list[tuple]:
+        """Return the folds of a cross-validation; no group is in two of them.
+
+        A pack and its cache are divided in the same way.
+
+        Args:
+            count: the number of folds, 2 or more.
+            seed: decides the folds.
+            stratify: as for `split`.
+
+        Returns:
+            `count` pairs of int64 arrays of indices, in order: the images to train on, and those
+            to validate on. See `folds_by_group`, also for errors.
+        """
+        return folds_by_group(self.groups, count, seed, stratify=self._kinds(stratify))
+
+    def _kinds(self, stratify):
+        """Return the classes that `stratify` names, in the order of the images; None for none."""
+        if isinstance(stratify, bool) or stratify is None:
+            return self.labels if stratify else None
+        if hasattr(stratify, "iloc"):
+            return in_image_order(stratify, self.source_rows, self.rows).to_numpy()
+        return stratify
+
+    def in_table_order(self, values, indices=None):
+        """Return values of images, such as predictions, in the order of the table's rows.
+
+        For a table that was packed: `table["probability"] = images.in_table_order(predictions)`.
+
+        Args:
+            values: (n, ...) numbers, one per image; an array or a tensor on the CPU.
+            indices: (n,) the images that they belong to, such as a part of `split`; None for all.
+
+        Returns:
+            An array (rows, ...) with one entry for each row of the table, or for each item or file.
+            Rows without an image or a value are nan, and integers become floats for them.
+
+        Raises:
+            ValueError: there are more or fewer values than images, or an image comes twice.
+        """
+        return in_table_order(
+            values, self.rows if indices is None else self.rows[indices], self.source_rows
+        )
+
+    def __add__(self, other):
+        """Return torch's ConcatDataset of both, which is read as fast as one of them."""
+        from torch.utils.data import ConcatDataset
+
+        return ConcatDataset([self, other])
 
     def _indices(self, indices):
         """Return the indices of some images as an array, checked."""

@@ -56,6 +56,22 @@ def all_of(batches):
     return list(itertools.islice(batches, 4))
 
 
+# Sources
+
+
+def test_the_fixes_work_for_joined_sources_of_other_names(tmp_path):
+    def packed(folder, classes):
+        items = [(np.full((8, 8, 3), k, np.uint8), k % 2) for k in range(4)]
+        return tpukit.pack(items, tmp_path / folder, classes=classes, progress="off")
+
+    one = packed("one", ["cat", "dog"])
+    other = packed("other", ["dog", "cat"])
+    with fixes("sources: the images that are joined have labels of different names") as fix:
+        core.batches(torch.utils.data.ConcatDataset([one, other]), batch_size=2)
+    again = packed("again", fix.code(r"(?<=classes=)[\w.]+", one=one))
+    core.batches(torch.utils.data.ConcatDataset([one, again]), batch_size=2)
+
+
 # Augment
 
 
