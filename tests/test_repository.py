@@ -99,7 +99,7 @@ def test_the_public_api_is_one_screen_and_editors_see_what_python_sees():
     import tpukit
 
     assert tpukit.__all__ == sorted(tpukit.__all__)
-    assert len(tpukit.__all__) <= 42  # what Tab shows: names, and subpackages
+    assert len(tpukit.__all__) <= 43  # what Tab shows: names, and subpackages
     typed = {}
     for node in ast.walk(ast.parse((ROOT / "tpukit/__init__.py").read_text())):
         if isinstance(node, ast.ImportFrom):

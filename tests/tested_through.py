@@ -33,6 +33,7 @@ TESTED_THROUGH = {
         "essentials/launcher/worker_group.py",
         "essentials/launcher/worker_process.py",
     ],
+    "essentials/launcher/test_session.py": ["essentials/launcher/session_worker.py"],
     "essentials/launcher/test_agreement.py": [
         "essentials/launcher/difference.py",
         "essentials/launcher/core_values.py",

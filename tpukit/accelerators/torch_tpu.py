@@ -105,6 +105,7 @@ class TorchTpu(TorchTpuProcess):
     transport = "cpu:gloo,tpu:tpu_dist"  # gloo for objects and for tensors in host memory
     # Collectives are asynchronous: a core waits for the others when it reads a tensor.
     in_graph = True
+    can_reopen = False
 
     def open_device(self):
         import torch

@@ -350,6 +350,8 @@ def start_pjrt(
         on_core()
     elif topology.processes == 1:
         pjrt._run_singleprocess(on_core)
+    elif topology.cores == topology.processes:
+        _run_in_this_thread(on_core, process, topology.processes)
     else:
         pjrt._run_thread_per_device(
             local_rank=process,
@@ -357,6 +359,24 @@ def start_pjrt(
             fn=on_core,
             initializer_fn=pjrt.initialize_multiprocess,
         )
+
+
+def _run_in_this_thread(on_core: Callable[[], None], process: int, processes: int) -> None:
+    """Start the only device of this process, and call the function in the main thread.
+
+    torch_xla's own start (`_run_thread_per_device`) would call it in a thread of a pool, where no
+    signal interrupts a `time.sleep`, a lock, or a wait for another core.
+    """
+    import torch_xla
+    import torch_xla._internal.pjrt as pjrt
+    import torch_xla.core.xla_model as xm
+    import torch_xla.runtime as xr
+
+    pjrt.initialize_multiprocess(process, processes)
+    (device,) = xm.get_xla_supported_devices()
+    torch_xla._XLAC._xla_set_default_device(device)
+    xr._init_world_size_ordinal()
+    on_core()
 
 
 def _complete_torch() -> None:
