@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers.one_process import in_this_process
 from helpers.pictures import picture, quietly
+from PIL import Image
 
 from tpukit.datasets.encoded_images import file_bytes, is_image
 
@@ -129,6 +130,18 @@ def test_a_column_of_images_has_several_labels_or_masks_or_none(tmp_path):
     masked = table.assign(mask=[mask] * 4)
     images = quietly(masked, tmp_path / "c", path="image", masks="mask")
     assert (images.take([0])[..., 3] == 3).all()
+
+
+@pytest.mark.parametrize("form", [bytes, io.BytesIO, lambda data: {"bytes": data, "path": None}])
+def test_a_mask_beside_an_image_is_bytes_as_well(form, tmp_path):
+    side = picture(0).size[0]
+    mask = np.arange(side * side, dtype=np.uint8).reshape(side, side) % 3
+    data = form(png_of(Image.fromarray(mask)))
+    images = quietly([(form(PNG), data), (form(PNG), data)], tmp_path / "a")
+    assert np.array_equal(images.take([0])[0, ..., 3], mask)
+    labelled = quietly([(form(PNG), (data, 7))], tmp_path / "b")
+    assert np.array_equal(labelled.take([0])[0, ..., 3], mask)
+    assert labelled.labels.tolist() == [[7]]
 
 
 def test_a_damaged_image_in_a_column_is_named_and_left_out_if_that_is_asked(tmp_path):

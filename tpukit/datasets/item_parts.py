@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tpukit.datasets.encoded_images import file_bytes
+from tpukit.datasets.encoded_images import file_bytes, is_image
 from tpukit.datasets.image_modes import apply_window, brightest, to_rgb, turn_of
 from tpukit.datasets.label_arrays import as_labels
 from tpukit.datasets.masks import check_alike, encode_mask, join, open_mask, read_mask, stack
@@ -143,6 +143,8 @@ def _is_pillow(value) -> bool:
 
 def _is_mask(target) -> bool:
     """Return whether a target is an image of class numbers: labels have at most one dimension."""
+    if isinstance(target, bytes | Mapping) or hasattr(target, "read"):
+        return is_image(target)
     return _is_pillow(target) or getattr(target, "ndim", 0) >= 2
 
 
