@@ -73,7 +73,7 @@ def _join(sources: list[BatchSource | None]) -> BatchSource | None:
     for other in others:
         if other != first:
             raise InvalidValueError(
-                "the images that are joined have labels of different names",
+                "the datasets that are joined number their classes differently, or their labels",
                 found=f"{first_few(first, 4) or 'none'}; and {first_few(other, 4) or 'none'}",
                 fix="pack(..., classes=one.classes) for the images of each; "
                 "of several labels, labels= in one order",
