@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from tpukit.essentials.backends.protocol import Backend, Compiling, Runtime, Topology
-from tpukit.essentials.backends.running_variance import correct_running_variance
+from tpukit.essentials.backends.torch_patches import complete_torch, correct_running_variance
 from tpukit.essentials.display import (
     InvalidValueError,
     NotInstalledError,
@@ -341,7 +341,7 @@ def start_pjrt(
 
         shorten_adam()
     correct_running_variance()
-    _complete_torch()
+    complete_torch()
     TorchXla.kept = topology.kept.enter() if topology.kept else None
 
     if topology.chips > 1:
@@ -377,29 +377,6 @@ def _run_in_this_thread(on_core: Callable[[], None], process: int, processes: in
     torch_xla._XLAC._xla_set_default_device(device)
     xr._init_world_size_ordinal()
     on_core()
-
-
-def _complete_torch() -> None:
-    """Give torch the module `torch.xla` with the random numbers, for torch.utils.checkpoint.
-
-    With it, a recomputed activation is the same, dropout included. XLA may join the recomputation
-    with the first computation, which costs the memory that was to be saved:
-    `torch_xla.utils.checkpoint` has a barrier against that.
-    """
-    import types
-
-    import torch
-    import torch_xla.core.xla_model as xm
-
-    if hasattr(torch, "xla"):
-        return
-    module = types.ModuleType("torch.xla")
-    module._initialized = True  # otherwise the state of the random numbers would not be kept
-    module.device = contextlib.nullcontext
-    module.device_count = lambda: 1
-    module.get_rng_state = lambda device=None: xm.get_rng_state()
-    module.set_rng_state = lambda state, device=None: xm.set_rng_state(state)
-    torch._register_device_module("xla", module)
 
 
 def with_own_flags(given: str, generation: str, *, sharded: bool) -> str:
