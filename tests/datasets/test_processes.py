@@ -170,6 +170,7 @@ def raw8(tmp_path, monkeypatch):
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "raw8_plugin.py").write_text(PLUGIN)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "site")])
+    Image.init()  # first, because it registers Pillow's own plugins once only
     for registry in ("OPEN", "EXTENSION"):
         monkeypatch.setattr(Image, registry, dict(getattr(Image, registry)))
     monkeypatch.setattr(Image, "ID", list(Image.ID))
