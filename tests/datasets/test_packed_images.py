@@ -770,7 +770,8 @@ def test_images_without_groups_are_stratified_exactly_however_many_classes_there
 def test_records_are_split_by_their_own_labels(packed):
     records = PackedImages(packed)
     with pytest.raises(
-        ValueError, match=r"stratify= in columns holds zeros and ones\n  found: [\d.]+\n  fix:"
+        ValueError,
+        match=r"stratify= with several columns must hold zeros and ones\n  found: [\d.]+\n  fix:",
     ):
         records.split(stratify=True)
     records.labels = records.labels[:, 0].astype(int)

@@ -470,7 +470,10 @@ def relabel(images, one: Collection, draw: random.Random) -> None:
     of_rows[images.rows] = new
     form = draw.choice(["array", "floats", "series", "shuffled series", "taken series"])
     if form == "taken series":
-        one.refusals += ["in the order of the images already", "rows, and the images were rows"]
+        one.refusals += [
+            "seem to be in the order of the images",
+            "rows, but the images come from rows",
+        ]
     put = {
         "array": lambda: new,
         "floats": lambda: new.astype(float).tolist(),
@@ -481,7 +484,7 @@ def relabel(images, one: Collection, draw: random.Random) -> None:
     with contextlib.redirect_stdout(io.StringIO()):
         images.labels = put[form]()
     if form == "shuffled series":
-        one.refusals.append("in the order of the images already")  # which by chance it may seem
+        one.refusals.append("seem to be in the order of the images")  # which by chance it may seem
     names = dict(enumerate(images.classes))
     for index, label in enumerate(new.tolist()):
         one.names[number_of(one, images, index)] = names[int(label)] if names else str(label)

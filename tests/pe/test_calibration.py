@@ -105,7 +105,7 @@ def test_a_label_is_missing_or_a_row_is():
     with pytest.raises(ValueError, match="1 images without a prediction"):
         pe.fit_temperatures(labels, said[1:])
     labels.loc[3, "central_pe"] = np.nan
-    with pytest.raises(ValueError, match="no probabilities\n  found: central_pe = nan"):
+    with pytest.raises(ValueError, match="not probabilities\n  found: central_pe = nan"):
         pe.fit_temperatures(labels, said)
 
 

@@ -111,7 +111,8 @@ def test_weights_of_a_real_training_are_not_replaced(tmp_path):
     weights = tmp_path / "weights.pt"
     weights.write_bytes(b"of a real training")
     with pytest.raises(
-        tpukit.WorkerError, match=r"keeps it from writing(.|\n)*torch.save(.|\n)*fix: +core.save"
+        tpukit.WorkerError,
+        match=r"does not let the function write(.|\n)*torch.save(.|\n)*fix: +core.save",
     ):
         record(workers.saves_by_itself, weights, chip=find_tpu("v5e-1"), progress="off")
     assert weights.read_bytes() == b"of a real training"

@@ -373,7 +373,7 @@ def test_a_backup_that_wakes_up_late_brings_no_old_checkpoint_into_the_folder(
 def test_a_drive_that_is_not_mounted_is_not_made_on_this_machine_and_the_fix_works(tmp_path):
     folder = tmp_path / "MyDrive" / "run"
     with pytest.raises(
-        FileNotFoundError, match=r"no backup can be made in .*MyDrive, which is not there"
+        FileNotFoundError, match=r"the backup cannot be made: there is no folder .*MyDrive"
     ) as error:
         Backup(folder).take(CheckpointStore(tmp_path / "run"))
     assert not folder.parent.exists()
@@ -393,7 +393,7 @@ def test_resume_false_refuses_a_backup_that_holds_something(tmp_path):
 
 
 def test_addresses_that_nobody_knows_and_packages_that_are_missing_say_so(monkeypatch):
-    with pytest.raises(ValueError, match="no backup can be at nosuch://x"):
+    with pytest.raises(ValueError, match="a backup cannot be stored at nosuch://x"):
         Backup("nosuch://x")
     for missing, package in (("gcsfs", "gcsfs"), ("fsspec", "fsspec")):
         monkeypatch.setitem(sys.modules, missing, None)
@@ -546,5 +546,5 @@ def test_what_an_interrupted_run_did_not_copy_the_next_one_copies(tmp_path):
 
 def test_a_backup_is_a_second_folder(tmp_path):
     drive = tmp_path / "drive"
-    with pytest.raises(WorkerError, match="a backup is a second folder"):
+    with pytest.raises(WorkerError, match="backup_dir must be another folder than folder"):
         quietly(lambda core: train(core, folder=drive, backup_dir=drive))

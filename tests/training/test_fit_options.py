@@ -39,7 +39,7 @@ REFUSED = {
     "the folder as its backup": (
         'Checkpoints("run", backup_dir="./run")',
         ValueError,
-        "a backup is a second folder",
+        "backup_dir must be another folder than folder",
     ),
     "a number as the backup": (
         'Checkpoints("run", backup_dir=3)',

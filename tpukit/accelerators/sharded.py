@@ -234,7 +234,8 @@ def choose_sharded(
     given = {name: value for name, value in others.items() if value is not None}
     if given:
         raise InvalidValueError(
-            'with shard="fsdp" all chips of one host are one rank, so nothing chooses among them',
+            'with shard="fsdp" all chips of one host are one rank, so a launch always uses all '
+            "of them",
             found=", ".join(f"{name}={value!r}" for name, value in given.items()),
             fix=f"leave out {', '.join(given)}",
         )

@@ -239,7 +239,8 @@ class Job:
         """Start the job on a machine, as `submit` does; again after an interruption."""
         if self._is_over():
             raise InvalidValueError(
-                f"{self.name} is over: {self.state}", fix="submit() the notebook under another name"
+                f"{self.name} has ended: {self.state}",
+                fix="submit() the notebook under another name",
             )
         handle = self.target.start(self.plan)
         write_json(self.folder, "handle.json", handle)

@@ -272,9 +272,9 @@ def _explained(error: Exception, failures: int) -> MultiHostError:
     texts = {number: str(failure) for number, failure in by_host.items()}
     if not texts:
         return MultiHostError(
-            "the hosts of the run did not come together",
+            "not all hosts of the run have started",
             found=" ".join(str(error).split())[:400],
-            fix="`ray status` on a host lists hosts and resources; or a longer patience",
+            fix="`ray status` on a host lists hosts and resources; or pass a longer patience=",
         )
 
     def order(number: int) -> tuple[bool, int]:

@@ -43,7 +43,8 @@ def load_array_record():
         raise NotInstalledError(
             "a pack is made of array_record files, and array_record is not installed",
             found=error,
-            fix="%pip install array_record, then run this cell again; there is none for Windows",
+            fix="%pip install array_record, then run this cell again; array_record does not "
+            "support Windows",
         ) from error
     return array_record_module
 
@@ -184,8 +185,8 @@ class Shards:
             allow = "resource.setrlimit, ulimit -n"
             return SystemFailureError(
                 f"{file} cannot be opened",
-                found=f"{os.strerror(errno.EMFILE)}, the file is as it was",
-                fix=f"close what this process has open, or allow more: {allow}",
+                found=f"{os.strerror(errno.EMFILE)}; the file is undamaged",
+                fix=f"close files that this process has open, or raise the limit: {allow}",
                 errno=errno.EMFILE,
             )
         again = "or pack the images again into a new folder"
@@ -193,7 +194,7 @@ class Shards:
         return SystemFailureError(
             f"record {number - place.first} of {file} cannot be read",
             found=found,
-            fix=f"copy this file again from where it is whole, {again}; {until_then}",
+            fix=f"copy this file again from an undamaged source, {again}; {until_then}",
         )
 
 

@@ -104,7 +104,8 @@ def find_images(
             inside += _images(folder, name, above=above, without=without, others=others)
         if others and not inside:
             raise InvalidValueError(
-                f"the folder {name!r} holds no image that is read here, and would be a class without one",
+                f"the folder {name!r} holds no image that pack can read, and would be an empty "
+                "class",
                 found=most_frequent(others),
                 fix="save them as PNG or JPEG; or move the folder away",
             )
@@ -133,7 +134,7 @@ def _order_of_classes(folder, found: list[str], classes: Sequence[str] | None) -
         raise InvalidValueError(
             f"{folder} holds {len(others)} folders that are not in classes=",
             found=", ".join(others[:4]),
-            fix="name all classes, also those that only training has; or move these folders away",
+            fix="name all classes, including those of other folders; or move these folders away",
         )
     check_classes(order)
     return order
@@ -161,17 +162,20 @@ def _refuse_deeper_classes(folder, names: list[str]) -> None:
     if without_images is not None and (named <= _PARTS or are_deeper_classes):
         deeper = os.path.join(folder, without_images)
         raise InvalidValueError(
-            f"{folder} would give the classes {', '.join(classes[:4])}, and in each lie the same folders",
+            f"{folder} would give the classes {', '.join(classes[:4])}, and all of them contain "
+            "the same folders",
             found=", ".join(sorted(folders_in[without_images])[:4]),
             fix=f"pack({deeper!r}, ...), one folder deeper; or classes={classes}",
         )
     if named <= _PARTS or (len(named) > 1 and named <= _PARTS | _ROLES):
         raise InvalidValueError(
-            f"{folder} would give the classes {', '.join(classes[:4])}, which say nothing of what is seen",
-            found=f"{len(names):,} images, as {names[0]}",
-            fix="a table says what each image is: "
+            f"{folder} would give the classes {', '.join(classes[:4])}, which do not describe "
+            "the images",
+            found=f"{len(names):,} images, for example {names[0]}",
+            fix="pass a table with the label of each image: "
             'pack(pandas.DataFrame({"path": files, "label": labels}), ..., labels="label"), '
-            f'masks="mask" for a column of those; or classes={classes}',
+            'masks="mask" for a column of mask files; or, if these are the classes, '
+            f"classes={classes}",
         )
 
 

@@ -128,9 +128,10 @@ class Items:
             if all(numpy.array_equal(*pair) for pair in pairs):
                 continue
             raise InvalidValueError(
-                f"item {number} is another one each time it is read: a random transform?",
-                found="packed, every epoch would see the one draw of now",
-                fix="pack the dataset without it; fit(..., augment=tpukit.Augment(flip=0.5)) does it on the device",
+                f"item {number} differs each time it is read, as with a random transform",
+                found="a pack would store one random draw, and every epoch would use it",
+                fix="pack the dataset without the transform; fit(..., "
+                "augment=tpukit.Augment(flip=0.5)) augments on the device",
             )
 
     def check(self, item, number: int) -> tuple:
@@ -160,7 +161,8 @@ class Items:
             raise InvalidValueError(
                 f"item {number} is not like the first one: {_in_words(_kind(image), len(labels))}",
                 found=f"the first one: {_in_words(expected, self.labels)}",
-                fix="all as bytes or all as arrays, with as many labels; size= makes arrays of one shape",
+                fix="return all images as bytes or all as arrays, with equally many labels; "
+                "size= makes arrays of one shape",
             )
         stored = image if isinstance(image, bytes) else image.tobytes()
         return StoredItem(stored, labels, dark)
@@ -195,7 +197,7 @@ class Items:
         """Return the names of the classes: those asked for, else the dataset's own."""
         if asked and self.labels != 1:
             raise InvalidValueError(
-                f"classes= names the classes of one label, and items have {self.labels}",
+                f"classes= names the classes of one label, but items have {self.labels} labels",
                 fix="leave classes= out",
             )
         if self.labels != 1 or asked == []:
@@ -363,7 +365,8 @@ class Failed:
         raise SystemFailureError(
             f"item {number} of the source cannot be read",
             found=self.why,
-            fix='mend it; or, of a source with numbers, pack(..., damaged="skip") leaves such items out',
+            fix='correct it; or, if the source has indices, pack(..., damaged="skip") leaves '
+            "such items out",
         ) from self.error
 
 
@@ -420,7 +423,7 @@ def _in_order(names, numbers: Mapping, has_others: bool) -> list:
     if has_others:
         return []
     raise InvalidValueError(
-        "the dataset says two things of its classes",
+        "classes and class_to_idx of the dataset contradict each other",
         found=f"classes {first_few(names, 4)}; class_to_idx {dict(list(numbers.items())[:4])}",
         fix="classes=[...] names them in the order of their numbers",
     )
@@ -449,8 +452,8 @@ def store_items(items: Items, folder: Path, size: int | None, *, progress: str |
         os.fsync(file.fileno())
     if items.length not in (None, len(labels)):
         raise InvalidValueError(
-            f"the source yields {len(labels):,} items, and the source has a length of {items.length:,}",
-            fix="as many of one as of the other",
+            f"the source yields {len(labels):,} items, but its length is {items.length:,}",
+            fix="both must be the same number",
         )
     write_file(folder / "ends.npy", npy(numpy.array(ends)))
     return numpy.stack(labels)

@@ -226,8 +226,8 @@ def _check_blank(values: list, words: set[str], name: str, classes) -> None:
         others = f"table[table[{name!r}].str.strip() != '']"
         raise InvalidValueError(
             f"label {name!r} of row {row} is blank",
-            found=f"{len(words) - len(blank)} other words",
-            fix=f"leave such rows out: {others}; or name them in classes=",
+            found=f"{len(words) - len(blank)} other values that are words",
+            fix=f"leave such rows out: {others}; or name the blank in classes=",
         )
 
 
@@ -255,16 +255,16 @@ def _check_members(values: list, numbers: dict, name: str, *, classes: list[str]
                 f"label {name!r} of row {row} is missing",
                 found=f"{value!r} among {', '.join(classes[:4])}",
                 fix=f"leave such rows out: table.dropna(subset=[{name!r}]); "
-                'a class "None" of a CSV file is read so, too: '
+                'pandas reads a class "None" of a CSV file as missing, unless you write '
                 f"{read_again}, ..., root=folder of the file)",
             )
         if value not in numbers:
             more = ", ..." if len(classes) > _SHOWN else ""
-            numbers_instead = "where these are words, all whole numbers, from 0"
+            numbers_instead = "if labels are numbers, whole numbers from 0"
             raise InvalidValueError(
-                f"label {name!r} of row {row} is none of the classes",
+                f"label {name!r} of row {row} is not one of the classes",
                 found=f"{value!r}; classes {', '.join(classes[:_SHOWN])}{more}",
-                fix=f"all of them names in classes=; or, {numbers_instead}",
+                fix=f"list all names in classes=; or, {numbers_instead}",
             )
 
 
@@ -283,9 +283,9 @@ def _refuse_tags(words: set[str], name: str) -> None:
             combinations = f"classes=sorted(set(table[{name!r}]))"
             raise InvalidValueError(
                 f"label {name!r} holds several words at once, as {divided[0]!r}",
-                found=f"{len(tags)} of them, in {len(words)} combinations",
-                fix=f"a label for each: {dummies}, pack(table.join(tags), ..., labels=list(tags)); "
-                f"or, of combinations that are classes, {combinations}",
+                found=f"{len(tags)} words in {len(words)} combinations",
+                fix=f"a label per word: {dummies}, pack(table.join(tags), ..., labels=list(tags)); "
+                f"or, if the combinations are the classes, {combinations}",
             )
 
 

@@ -92,7 +92,7 @@ def _turned_with(mask, size: tuple[int, int], how: int):
     as_turned = (width, height) if how >= 5 else as_stored
     if as_stored == as_turned:
         raise InvalidValueError(
-            "the EXIF of the image turns it, and its mask may or may not be turned already",
+            "the EXIF data turn the image, and it is not known whether the mask is already turned",
             found=f"orientation {how}, {width} x {height} pixels",
             fix="save the image as it is to be seen: ImageOps.exif_transpose(image).save(file)",
         )
@@ -197,7 +197,7 @@ def read_mask(mask):
         shape = mask.shape
         raise InvalidValueError(
             f"a mask is (H, W), one class number for each pixel, and this has the shape {shape}",
-            fix=f"of colours, {of_colours}; of a channel for each class, {of_channels}",
+            fix=f"for colours, {of_colours}; for one channel per class, {of_channels}",
         )
     if mask.dtype == bool or mask.dtype == numpy.uint8:
         return numpy.ascontiguousarray(mask, numpy.uint8)
@@ -221,7 +221,7 @@ def _numbers_of_image(mask):
         two_classes = "PIL.Image.fromarray(numpy.asarray(mask) > 127)"
         raise InvalidValueError(
             "the mask is a JPEG, which blurs class numbers",
-            fix=f"draw it again, and save it as PNG; of two classes {two_classes}",
+            fix=f"draw it again, and save it as PNG; for two classes, {two_classes}",
         )
     if len(mask.getbands()) > 1:
         colours = [colour for _, colour in mask.getcolors(mask.width * mask.height)]
@@ -230,7 +230,7 @@ def _numbers_of_image(mask):
             found=f"colours {first_few(colours, 4)}",
             fix="sum(k * (numpy.asarray(mask) == colour).all(-1) "
             "for k, colour in enumerate(colours)), the same for all masks; "
-            "of a grey one mask.getchannel(0)",
+            "for a grey mask, mask.getchannel(0)",
         )
     storage = str(coded(mask))
     step = 1

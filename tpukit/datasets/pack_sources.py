@@ -154,7 +154,8 @@ def _refuse_values(labels) -> None:
     if hasattr(labels, "name"):
         fix = f"labels={str(labels.name)!r}"
     raise InvalidValueError(
-        f"labels= is names of columns, or of what items hold, got a {type(labels).__name__}",
+        "labels= must be names of columns, or of parts of the items, got a "
+        f"{type(labels).__name__}",
         found=f"{len(labels):,} values",
         fix=fix,
     )
@@ -306,7 +307,7 @@ def make_rows(labels, groups):
     if groups is not None and len(groups) != len(labels):
         raise InvalidValueError(
             f"the source yields {len(labels):,} items, and groups= has {len(groups):,}",
-            fix="as many of one as of the other",
+            fix="one group per item",
         )
     rows = numpy.zeros(len(labels), row_type(labels.shape[1]))
     rows["row"] = numpy.arange(len(labels))

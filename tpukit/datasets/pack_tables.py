@@ -117,7 +117,7 @@ def read_columns(
     if classes is not None and len(labels) != 1:
         raise InvalidValueError(
             f"classes= names the classes of one label, and labels= names {len(labels)}",
-            fix="leave classes= out; or labels= the one column that says the class",
+            fix="leave classes= out; or pass labels= with the one column of the classes",
         )
     for name in labels:
         _refuse_several_values(table, name)
@@ -147,7 +147,7 @@ def _refuse_several_values(table, name: Hashable) -> None:
             tags = f"table[{name!r}].str.join('|').str.get_dummies()"
         raise InvalidValueError(
             f"label {name!r} holds several values at once, as {value!r}",
-            fix=f"a label for each: tags = {tags}, pack(table.join(tags), ..., labels=list(tags))",
+            fix=f"a label per value: tags = {tags}, pack(table.join(tags), ..., labels=list(tags))",
         )
 
 
@@ -192,12 +192,12 @@ def _paths(column, name: Hashable) -> list[str]:
         if other is not None and not is_nan:
             fix = f'table[{name!r}].astype(str) + ".png", where the files are called so'
         raise InvalidValueError(
-            f"the column {name} holds something else than paths", found=repr(other), fix=fix
+            f"the column {name} holds a value that is not a path", found=repr(other), fix=fix
         ) from error
     for row, path in enumerate(names):
         if "\0" in path:
             raise InvalidValueError(
-                f"the path of row {row} holds a zero character, which no path can",
+                f"the path of row {row} holds a zero character, which is not allowed in a path",
                 found=repr(path),
                 fix="check how the paths were made; "
                 "a fixed-width field is cut with path.rstrip('\\0')",

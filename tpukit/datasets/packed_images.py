@@ -218,7 +218,7 @@ class PackedImages(StoredImages):
         if self._shape is None:
             raise InvalidValueError(
                 f"the images in {self.folder} differ in size, so they do not fit into one batch",
-                fix="PackedImages(folder, size=128) decodes all of them at one",
+                fix="PackedImages(folder, size=128) decodes all of them at one size",
             )
         return self._shape
 

@@ -169,7 +169,8 @@ def pack(
     check_arguments(damaged, options, size=size)
     if jpeg_decoder() is None:
         raise NotInstalledError(
-            "pack looks for damage with simplejpeg, and it is not installed: Pillow takes half a JPEG for a whole one",
+            "pack finds damaged JPEGs with simplejpeg, which is not installed; Pillow accepts "
+            "half a JPEG as a whole one",
             fix="%pip install simplejpeg, then run this cell again",
         )
     columns = Columns(path, root, options.image, masks=masks, window=options.window)
@@ -292,7 +293,8 @@ def _report_skipped(packed: PackedImages, share: float) -> None:
         raise InvalidValueError(
             f"{left_out} of this pack as damaged",
             found=_reasons(packed.skipped),
-            fix='the same call with damaged="skip" agrees to that; or copy the images again and pack into a new folder',
+            fix='accept that with damaged="skip"; or copy the images again and pack into a new '
+            "folder",
         )
     print(f"pack: {left_out}: {_reasons(packed.skipped)}; PackedImages.skipped lists them")
 
@@ -478,7 +480,8 @@ def _refuse_damage(skipped: list[dict], count: int, share: float, *, files, note
             if note["skipped"]:
                 file.unlink()  # the next call packs the images that replace the damaged ones
         raise InvalidValueError(
-            f"{len(skipped):,} of {count:,} images are damaged or missing, and {share:.0%} may be left out",
+            f"{len(skipped):,} of {count:,} images are damaged or missing, and damaged= allows "
+            f"{share:.0%}",
             found=_reasons(skipped),
             fix=f"check the paths, and call again; or damaged={math.ceil(100 * len(skipped) / count) / 100}",
         )

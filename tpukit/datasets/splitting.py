@@ -146,7 +146,7 @@ def _kinds(stratify, count: int) -> list:
         is_wrong = ~numpy.isin(values, (0, 1))
         if is_wrong.any():
             raise InvalidValueError(
-                "stratify= in columns holds zeros and ones",
+                "stratify= with several columns must hold zeros and ones",
                 found=values[is_wrong][0],
                 fix="stratify=(N,) classes, or labels > 0.5",
             )
@@ -156,7 +156,7 @@ def _kinds(stratify, count: int) -> list:
         raise InvalidValueError(
             f"stratify= has {len(classes):,} classes for {count:,} images",
             found=classes[:4].tolist(),
-            fix="of a quantity, classes of it: "
-            "numpy.digitize(values, numpy.quantile(values, [0.25, 0.5, 0.75]))",
+            fix="for a quantity, make classes of it: numpy.digitize(values, "
+            "numpy.quantile(values, [0.25, 0.5, 0.75]))",
         )
     return [(numbers == number).astype(float) for number in range(len(classes))]

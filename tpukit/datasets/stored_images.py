@@ -122,7 +122,7 @@ class StoredImages:
         wrong = (labels < 0) | (labels >= len(self.classes)) | (labels % 1 != 0)
         if wrong.any():
             raise InvalidValueError(
-                f"label {labels[wrong][0]} is none of the {len(self.classes)} classes",
+                f"label {labels[wrong][0]} is not one of the {len(self.classes)} classes",
                 found=first_few(self.classes, 8),
                 fix="numbers from 0, in the order of .classes; for other classes pack again",
             )
@@ -139,7 +139,8 @@ class StoredImages:
         last = int(self.rows.max(initial=-1))
         if len(labels) <= last:
             raise InvalidValueError(
-                f"the labels have {len(labels):,} rows, and the images were rows 0 to {last:,} of a table",
+                f"the labels have {len(labels):,} rows, but the images come from rows 0 to "
+                f"{last:,} of a table",
                 fix="labels of all rows of that table; or labels.to_numpy() in the order of the images, see .rows",
             )
         # If labels were put in the order of the images, as by `.iloc[images.rows]`, their index
@@ -150,9 +151,11 @@ class StoredImages:
         is_shuffled = not labels.index.is_monotonic_increasing
         if is_shuffled and back.is_monotonic_increasing:
             raise InvalidValueError(
-                "the labels seem to be in the order of the images already, and those of pandas in that of the table",
+                "labels from pandas must be in the order of the table, and these seem to be in "
+                "the order of the images",
                 found=f"index {first_few(labels.index.tolist(), 8)}",
-                fix="labels.to_numpy() where that is so; where the table was shuffled, labels.reset_index(drop=True)",
+                fix="if they are, pass labels.to_numpy(); if the table was shuffled, "
+                "labels.reset_index(drop=True)",
             )
         return labels.iloc[self.rows]
 
@@ -202,7 +205,7 @@ class StoredImages:
             index = operator.index(index)
         except TypeError:
             raise InvalidTypeError(
-                f"one image is asked for by its number, got {index!r}",
+                f"the index of an image must be one whole number, got {index!r}",
                 fix="images.take(indices) for several; torch.utils.data.Subset(images, indices) as a dataset",
             ) from None
         if not -len(self) <= index < len(self):
@@ -239,7 +242,7 @@ class StoredImages:
         if indices.ndim != 1 or indices.dtype.kind not in "iu":  # numpy would use True as 1
             raise InvalidValueError(
                 f"indices are one list of whole numbers, got shape {indices.shape} of {indices.dtype}",
-                fix="numpy.flatnonzero(mask), where this is a mask",
+                fix="if this is a mask, numpy.flatnonzero(mask)",
             )
         highest = indices.max()
         if highest >= len(self):
@@ -251,7 +254,9 @@ class StoredImages:
 
     def _no_such_image(self, index) -> IndexError:
         fix = f"indices from 0 to {len(self) - 1:,}, such as split() gives"
-        return InvalidIndexError(f"image {index} of {len(self):,} was asked for", fix=fix)
+        return InvalidIndexError(
+            f"index {index} is out of range: there are {len(self):,} images", fix=fix
+        )
 
     def _check_out(self, out, count: int) -> None:
         """Raise ValueError unless `out` is an array for so many images."""

@@ -230,7 +230,7 @@ def _features(record: bytes, where: str):
         return _example().FromString(record).features.feature
     except DecodeError as error:
         raise InvalidValueError(
-            f"{where} is no tf.train.Example",
+            f"{where} is not a tf.train.Example",
             found=f"{len(record):,} bytes that begin {record[:12]!r}",
             fix="leave this file out; only examples with an image and its labels can be packed",
         ) from error
@@ -250,7 +250,7 @@ def _feature(features, name: str, where: str, *, argument: str) -> _Feature:
         raise InvalidValueError(
             f"{where} has no feature {name!r}",
             found=_listed(features),
-            fix=f"read_tfrecords(files, {argument}) with a name that is there",
+            fix=f"read_tfrecords(files, {argument}) with one of these names",
         )
     return _Feature(kind, getattr(features[name], kind).value)
 

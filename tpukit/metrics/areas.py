@@ -121,7 +121,7 @@ def auroc_table(
     if labels.shape != probabilities.shape or len(names) != labels.shape[1]:
         shapes = f"{labels.shape}, {probabilities.shape} and {len(names)} names"
         raise InvalidValueError(
-            f"labels, probabilities and names are of the same labels, got {shapes}",
+            f"labels, probabilities and names must describe the same labels, got {shapes}",
             fix="one name for each column, and one probability for each label",
         )
     check_yes_or_no(labels)

@@ -60,7 +60,7 @@ class LintSource:
     def __init__(self, path: Path):
         if not path.is_file():
             raise PathNotFoundError(
-                f"there is no file {path}", fix=f"a path from here, {Path.cwd()}"
+                f"there is no file {path}", fix=f"pass a path relative to {Path.cwd()}"
             )
         if path.suffix not in _FIXES:
             fix = "a file .ipynb or .py, or a folder"

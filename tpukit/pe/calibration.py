@@ -57,7 +57,7 @@ class Temperatures:
             raise InvalidValueError(
                 f"{len(both)} of the studies are those that the temperatures were fitted on",
                 found=min(both),
-                fix="fit on another fold than the one that is judged",
+                fix="fit the temperatures on another fold than the one that you score",
             )
         changed = table.copy()
         for name, temperature in self.values.items():

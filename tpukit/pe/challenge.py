@@ -113,7 +113,7 @@ def _probabilities(table, name: str):
         row, column = np.argwhere(wrong)[0]
         answer = f"{LABELS[column]} = {values[row, column]}"
         raise InvalidValueError(
-            f"{int(wrong.sum())} answers of the {name} are no probabilities",
+            f"{int(wrong.sum())} answers of the {name} are not probabilities",
             found=f"{answer} of image {table[IMAGE].iloc[row]}",
             fix="logits.sigmoid(), and an answer for every image and label",
         )
@@ -144,7 +144,7 @@ def challenge_loss(labels, predictions) -> float:
     if isinstance(labels, Mapping):
         raise InvalidValueError(
             "challenge_loss scores tables, got tensors",
-            fix="pe.exam_loss(outputs, targets) trains",
+            fix="for training, pe.exam_loss(outputs, targets)",
         )
     truth, predicted = match_tables(labels, predictions)
     image_weights = IMAGE_WEIGHT * image_share(truth)[truth.exam]
@@ -197,7 +197,7 @@ def match_tables(labels, predictions) -> tuple[Exams, Exams]:
     if differs.any():
         row = int(differs.argmax())
         raise InvalidValueError(
-            "images are in other studies in the predictions than in the labels",
+            "an image has another study in the predictions than in the labels",
             found=f"image {labels[IMAGE].iloc[row]}",
             fix=f"take {STUDY} from the labels",
         )
@@ -239,7 +239,7 @@ def _in_order_of(predictions, labels):
         ]
         examples = ", ".join(map(str, [*missing[:2], *unknown[:2], *repeated[:2]]))
         raise InvalidValueError(
-            "predictions and labels are not of the same images",
+            "predictions and labels do not have the same images",
             found=f"{', '.join(counts)}; {examples}",
             fix="one row for each image of the labels, and no other",
         )

@@ -203,7 +203,7 @@ def _check_once(headers, names: list[str]) -> None:
     if repeats.any():
         first = int(repeats.argmax())
         both = " and ".join(names[file] for file in headers["file"][first : first + 2])
-        raise InvalidValueError(f"two files are of one image: {both}", fix="delete one of them")
+        raise InvalidValueError(f"two files hold the same image: {both}", fix="delete one of them")
 
 
 def _check_identifiers(labels, headers, names: list[str]) -> None:
@@ -230,7 +230,7 @@ def _check_places(position, headers, names: list[str]) -> None:
     if len(nowhere):
         file = names[headers["file"][nowhere[0]]]
         raise InvalidValueError(
-            f"{len(nowhere):,} images have no place in the body",
+            f"{len(nowhere):,} images have no position in the body",
             found=f"no ImagePositionPatient along its series in {file}",
-            fix="leave their rows out of the labels: a localizer is no slice of the exam",
+            fix="leave their rows out of the labels: a localizer is not a slice of the exam",
         )

@@ -408,7 +408,7 @@ def _facts(names: list[str], labels, columns: list[str]) -> dict:
 
 
 def _report_others(folder, names, others, *, share: float, slices: int) -> None:
-    """Print the number of files that are no CT slices; raise if there are too many.
+    """Print the number of files that are not CT slices; raise if there are too many.
 
     Args:
         folder, names: the files.
@@ -434,8 +434,8 @@ def _report_others(folder, names, others, *, share: float, slices: int) -> None:
         if lost <= share_of("skip"):
             enough = '"skip"'
         raise SystemFailureError(
-            f"{len(others):,} of {len(names):,} files in {folder} are no CT slices",
+            f"{len(others):,} of {len(names):,} files in {folder} are not CT slices",
             found=found,
             fix=f"copy them again or remove them; or pack_dicom(..., damaged={enough}) leaves them out",
         )
-    print(f"left out {len(others):,} of {len(names):,} files that are no CT slices, {found}")
+    print(f"left out {len(others):,} of {len(names):,} files that are not CT slices, {found}")

@@ -104,8 +104,8 @@ def _check_weights(network: ExamNetwork, weights: dict, prefix: str, *_) -> None
     half = len(own) // 2
     fix = "train the network of exams again, in another folder"
     raise InvalidValueError(
-        f"these weights are of an ExamNetwork that read {len(given)} features of each part, "
-        f"and this one reads {len(own)}",
-        found=f"mean and maximum of {half}; networks of earlier versions read the mean alone",
-        fix=f"{fix}; or pe.ExamNetwork(features) as it was trained",
+        f"these weights belong to an ExamNetwork with {len(given)} features per part, but this "
+        f"one has {len(own)}",
+        found=f"mean and maximum of {half}; networks of earlier versions used the mean alone",
+        fix=f"{fix}; or pe.ExamNetwork(features) with the features that it was trained with",
     )

@@ -227,7 +227,7 @@ def _check_table(table, features, answers: list[str], image_label: str | None) -
     if len(features) != len(table) or getattr(features, "ndim", 0) != 2:
         rows = f"{len(table)} rows of the table, got {np.shape(features)}"
         raise InvalidValueError(
-            f"there is one row of features for each of the {rows}",
+            f"there must be one row of features for each of the {rows}",
             fix="features of the same images in the same order: table.iloc[images.rows]",
         )
     if has_labels:

@@ -100,7 +100,7 @@ def _scan(folder, studies) -> dict[_Key, _File]:
             if key in files:
                 first = files[key]
                 raise InvalidValueError(
-                    f"two files are of one image: {first.path} and {file.path}",
+                    f"two files hold the same image: {first.path} and {file.path}",
                     found=f"positions {first.position} and {file.position}",
                     fix="delete the one that is wrong",
                 )

@@ -44,7 +44,7 @@ class NeighbouringSlices:
         if not is_pack or images.shape[-1] != 3:
             kinds = "PackedImages or a CachedImages of three windows"
             raise InvalidValueError(
-                f"NeighbouringSlices is made of {kinds}, got {images!r}",
+                f"NeighbouringSlices needs {kinds}, got {images!r}",
                 fix="tpukit.cached_images(tpukit.pack(labels, folder, ...), size=...)",
             )
         missing = [name for name in (*IDS, "position") if name not in labels.columns]
@@ -52,8 +52,8 @@ class NeighbouringSlices:
         if missing or least > len(labels):
             reason = f": no column {', '.join(missing)}" if missing else ""
             raise InvalidValueError(
-                f"the images are of another table{reason}",
-                found=f"{len(labels):,} rows; the images are of {least:,} or more",
+                f"the images belong to another table{reason}",
+                found=f"{len(labels):,} rows; the images need {least:,} or more",
                 fix="pass the table that was packed, as pe.index_images(labels, folder) made it",
             )
         self._images = images
@@ -122,7 +122,7 @@ def _adjacent(table) -> tuple:
     if is_shared.any():
         row = table.iloc[lower[int(is_shared.argmax())]]
         raise InvalidValueError(
-            f"{int(is_shared.sum())} slices are at the position of another one of their series",
+            f"{int(is_shared.sum())} slices have the position of another slice of their series",
             found=f"{row[IMAGE]} of study {row[STUDY]} at {row.position}",
             fix="leave out those that are wrong",
         )

@@ -222,7 +222,7 @@ def _join_images(table, labels, missing: str, *, folder):
         twice = files[files.duplicated() & files.isin(wanted)]
         if len(twice):
             raise InvalidValueError(
-                f"{len(twice)} files in {folder} have the name of another",
+                f"{len(twice)} files in {folder} have the same name as another file",
                 found=first_few(twice),
                 fix="name images by their SOPInstanceUID in the table",
             )
@@ -265,7 +265,8 @@ def _one_series(table, series: str | None):
             raise InvalidValueError(
                 f"{len(lost)} exams have no series whose description contains {series!r}",
                 found=f"exam {min(lost)}: {_descriptions(table, min(lost))}",
-                fix="name a part that all have; or leave these exams out of the table",
+                fix="pass a text that occurs in all descriptions; or leave these exams out of "
+                "the table",
             )
         table = table[is_chosen]
     count = table.groupby("exam")[SERIES].nunique()
@@ -274,7 +275,8 @@ def _one_series(table, series: str | None):
         exam = several.index[0]
         description = table["description"][table["exam"] == exam].iloc[0]
         raise InvalidValueError(
-            f"{len(several)} of {len(count)} exams have several series, which show the same body",
+            f"{len(several)} of {len(count)} exams have several series, which cover the same "
+            "part of the body",
             found=f"exam {exam}: {_descriptions(table, exam)}",
             fix=f"read_exams(folder, labels, series={description!r})",
         )

@@ -280,7 +280,8 @@ def _find_images(images: Any, labels: Any, rows: Any, notes: list[str]) -> tuple
     least = images.rows.max(initial=-1) + 1
     if least > len(labels):
         raise InvalidValueError(
-            f"the images are of a table of {least:,} rows or more, the labels have {len(labels):,}",
+            f"the images come from a table of {least:,} rows or more, but the labels have "
+            f"{len(labels):,}",
             fix="pass the table that was packed, all of it",
         )
     image_of_row = np.full(len(labels), -1)
@@ -320,7 +321,7 @@ def _join(rows: Any, predictions: Any):
         study = rows[STUDY].iloc[0]
         raise InvalidValueError(
             f"{int(missing.sum())} of {len(rows)} slices of study {study} have no prediction",
-            found=f"none of image {joined[IMAGE][missing].iloc[0]}",
+            found=f"for example image {joined[IMAGE][missing].iloc[0]}",
             fix="predict all slices of the exam",
         )
     for name in (_PROBABILITY, "consistent"):
@@ -386,7 +387,7 @@ def _pixels(images: Any, places: np.ndarray, views: int) -> np.ndarray:
         given = f"{found.shape} {found.dtype}"
         raise InvalidValueError(
             f"show_study draws (N, {views}, H, W) uint8, a channel for each view, got {given}",
-            fix='records of three windows: pack_dicom(..., form="jpeg"), or the JPEG set',
+            fix='images of three windows: pack_dicom(..., form="jpeg"), or the JPEG set',
         )
     return found
 

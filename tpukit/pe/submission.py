@@ -136,7 +136,7 @@ def _read_lines(path) -> tuple:
         row = int(is_probability.argmin())
         label = str(lines["label"].iloc[row]) or "nothing"
         raise InvalidValueError(
-            f"{int((~is_probability).sum()):,} labels of {path} are no probabilities",
+            f"{int((~is_probability).sum()):,} labels of {path} are not probabilities",
             found=f"{label} for {lines['id'].iloc[row]}",
             fix="a number from 0 to 1 for every id: logits.sigmoid()",
         )

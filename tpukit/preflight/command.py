@@ -73,7 +73,7 @@ def find_function(name: str) -> Callable:
     place, _, function = name.rpartition(":")
     if not place or not function.isidentifier():
         fact = f"a function is named file.py:train, got {name!r}"
-        raise InvalidValueError(fact, fix="file, colon, name of the function")
+        raise InvalidValueError(fact, fix="write FILE:FUNCTION")
     scope = _scope(place, function)
     found = scope.get(function)
     if not callable(found):

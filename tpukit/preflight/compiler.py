@@ -201,7 +201,7 @@ def compile_graph(
             os.rename(folder, cached)
         if kept and not _hand_on(cached, kept):
             fact = f"libtpu {version} cannot write the program that it has compiled"
-            raise CompileError(fact, fix="the same without keep, or another version")
+            raise CompileError(fact, fix="call it without keep=, or with another version of libtpu")
         return _read(cached, chip, is_cached=False)
 
 

@@ -321,7 +321,8 @@ def _read(folder: Path, facts: dict) -> Recording:
         raise PreflightError(
             "the worker function ended before it ran anything on the device",
             found="no graph was compiled",
-            fix="it has to run a step: in a loop over core.batches, with core.step(), or fit",
+            fix="the function must run a step: in a loop over core.batches, with core.step(), "
+            "or fit",
         )
     found = cycles(log, facts.pop("marks"))
     sent = facts.pop("sent")

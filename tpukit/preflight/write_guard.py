@@ -166,7 +166,7 @@ def _refusal(path: str) -> FileChangeError:
         if not frame.filename.startswith(inside):
             found = f"{Path(frame.filename).name}:{frame.lineno}: {frame.line}"
     return FileChangeError(
-        f"preflight only looks at a function, and keeps it from writing {path}",
+        f"a preflight does not let the function write {path}",
         found=found,
         fix="core.save(value, path), which writes nothing during a preflight; or write below "
         "tempfile.gettempdir(), or to a cache that HF_HOME or TORCH_HOME names",

@@ -181,9 +181,9 @@ def _compared(core: Core, model, batch, precision: str | None) -> _Compared:
     if on_host.keys() != on_device.keys():
         one_side = sorted({layer.name for layer in on_host.keys() ^ on_device.keys()})
         raise InvalidValueError(
-            f"the model takes another way on {core.device} than on the host",
-            found=f"only one of them computes {', '.join(one_side[:5])}",
-            fix="a batch for which its forward() does not decide by values or by the device",
+            f"the model uses other layers on {core.device} than on the host",
+            found=f"only one of the two computes {', '.join(one_side[:5])}",
+            fix="use a batch for which forward() does not branch on values or on the device",
         )
     layers = [
         _judge(

@@ -102,7 +102,7 @@ class CheckpointStore:
             raise CheckpointError(
                 f"no checkpoints can be saved in {self.folder}: {reason}",
                 fix=(
-                    "a folder that can be written; to resume from checkpoints in this one, "
+                    "a folder that you can write to; to resume from checkpoints in this one, "
                     f"copy it first:\nshutil.copytree({str(folder)!r}, 'checkpoints')"
                 ),
             )
@@ -159,18 +159,19 @@ class CheckpointStore:
             raise error
 
     def _check_order(self, step: int) -> None:
-        """Raise for a step before one in the folder.
+        """Raise if the folder holds a checkpoint of a later step.
 
-        `newest` would not find it, and the next save would remove it.
+        `newest` would not find the new checkpoint, and the next save would remove it.
         """
         later = [
             file for file in self._files() if file.step > step and file.path not in self._damaged
         ]
         if later:
             raise InvalidValueError(
-                f"step {step:,} cannot be saved after a later one, of step {later[-1].step:,}",
+                f"step {step:,} cannot be saved: the folder holds a later checkpoint, of step "
+                f"{later[-1].step:,}",
                 found=later[-1].path,
-                fix="resume from that one, or give this run a folder of its own",
+                fix="resume from the later checkpoint, or give this run a folder of its own",
             )
 
     def _write(self, state: dict, step: int, best: bool) -> None:
@@ -200,10 +201,10 @@ class CheckpointStore:
             self._error = self._explained(cause, step=step, written=written)
 
     def receive(self, name: str, pieces: Iterable[bytes]) -> bool:
-        """Write a checkpoint that comes from elsewhere under its name.
+        """Write a checkpoint of another folder, such as the backup, under its name.
 
         Returns:
-            whether it was whole; if not, nothing is kept.
+            whether it was complete; a damaged one is not kept.
 
         Raises:
             CheckpointError: it could not be written.

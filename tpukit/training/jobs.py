@@ -47,7 +47,7 @@ class Jobs(Table):
         failures: a `WorkerError`, with its traceback, for each job that failed or was interrupted,
             by its number.
         device: the device of a job, in words.
-        seconds: wall time of all.
+        seconds: wall time of all jobs together.
     """
 
     configs: list
@@ -71,7 +71,7 @@ class Jobs(Table):
         )
 
     def rows(self) -> list[tuple[str, str, str, str]]:
-        """Return (state, job, config, what became of it) for each job."""
+        """Return (state, job, config, outcome) for each job."""
         rows = []
         for number, (config, run) in enumerate(zip(self.configs, self.runs, strict=True)):
             if number in self.failures:
@@ -121,7 +121,7 @@ def launch_each(
             `launch`.
         TypeError: `fn` is no function that takes a core and a config.
         RuntimeInUseError: this process has started the XLA or CUDA runtime.
-        LaunchInterrupted: a KeyboardInterrupt; its `run` is the `Jobs` as far as they had come.
+        LaunchInterrupted: a KeyboardInterrupt; its `run` is a `Jobs` with the results so far.
     """
     host = MachineInfo.read()
     configs = list(configs)
@@ -159,7 +159,7 @@ def _places(host: MachineInfo, cores: int | None, backend: str | None) -> int:
         raise ValueError(f"cores is how many jobs run at a time, at least 1, got {cores!r}")
     if cores > there and not (whole.is_dry_run and whole.processes):
         raise InvalidValueError(
-            f"cores={cores} jobs at a time cannot be had, at most {there}",
+            f"cores={cores} is not supported: this machine runs at most {there} jobs at a time",
             found=host.summary,
             fix="leave cores out; configs that have to wait are run as soon as a core is free",
         )
@@ -213,7 +213,7 @@ class _Queue:
                     ends.callback(self._end, place)
 
     def jobs(self, configs: list) -> Jobs:
-        """Return what there is by now."""
+        """Return the `Jobs` with the results so far."""
         failures = dict(sorted(self._failures.items()))
         return Jobs(
             configs, self._runs, failures, self._topology.device, time.monotonic() - self._began

@@ -33,11 +33,11 @@ class LogWriters:
                 )
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Take these rows in; `write` hands them on."""
+        """Add rows to the queue; `write` passes them to the functions."""
         self._waiting += [(writer, row) for row in rows for writer in self._writers]
 
     def write(self) -> None:
-        """Hand on all rows that wait; after an interrupt, those that were left."""
+        """Pass all waiting rows to the functions; after an interrupt, the rows that were left."""
         while self._waiting:
             writer, row = self._waiting.popleft()
             try:
@@ -60,9 +60,9 @@ def _failed(writer: Writer, row: Row, error: Exception) -> str:
         )
     return explain(
         f"loggers={name} raised {type(error).__name__}: {error}; "
-        "the run goes on, and it gets no more rows",
+        "the run continues without this logger",
         found=f"it was given {row}",
-        fix="correct it, and call it on the rows of `run.log`, which has all of them",
+        fix="correct it, and then pass it the rows of `run.log`, which are complete",
     )
 
 

@@ -1,8 +1,8 @@
 """Keep the losses of steps on the device, and copy them to the host once per log point.
 
-Reading a loss makes the host wait until the device has finished that step, and it prepares no
-further step meanwhile. So losses wait on the device and are copied together, in a single transfer.
-A loss that is not finite is traced to its samples.
+If the host reads a loss, it waits until the device has finished that step, and prepares no further
+step meanwhile. So losses stay on the device and are copied together, in a single transfer. A loss
+that is not finite is traced to its samples.
 """
 
 import math
@@ -48,8 +48,7 @@ class StepLosses:
     """The losses of the current epoch: on the device, on the host, or as means of log intervals.
 
     Attributes:
-        time_is_up: True after a step was read in which any core had raised its flag; see
-            `TimeLimit`.
+        time_is_up: whether any core had raised its flag in a step that was read; see `TimeLimit`.
         save_is_due: whether core 0 had raised its flag for a checkpoint in the last step read.
         lr: the learning rate of the last step read.
     """
@@ -112,7 +111,7 @@ class StepLosses:
         return _joined(self._intervals)[0]
 
     def start_epoch(self) -> None:
-        """Forget the intervals of the epoch that is over."""
+        """Forget the intervals of the epoch that has ended."""
         self._intervals = []
 
     def state_dict(self) -> dict:

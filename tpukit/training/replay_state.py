@@ -32,7 +32,7 @@ class Places:
 
 
 class HostNumbers(NamedTuple):
-    """The numbers that the host holds at some moment."""
+    """The numbers that the host holds before or after a step."""
 
     entries: list[tuple[dict, str]]
     values: list
@@ -80,7 +80,9 @@ class ReplayState:
         return [count for count in counts if getattr(count, "is_cpu", False)]
 
     def counters(self, before: HostNumbers) -> tuple[Places, str | None]:
-        """Return the counters that a step has increased by one; and the name of another change."""
+        """Return the counters that a step has increased by one, and the name of anything else that
+        changed.
+        """
         import torch
 
         may_grow = {(id(state), "step") for state in self._states()}

@@ -45,7 +45,7 @@ def forward(core: Core, model, inputs, *, bf16: bool):
         kind = type(outputs).__name__
         register = f"torch.export.register_dataclass({kind})"
         raise InvalidTypeError(
-            "the model's outputs are no tensor, and of no type that torch's pytree can look into",
+            "the model returns neither a tensor nor a type that torch's pytree can flatten",
             found=f"{type(model).__name__} returns a {kind}",
             fix=f"return a tuple or a dict; for a dataclass, {register} once",
         )
@@ -65,7 +65,7 @@ class TrainStep:
     Attributes:
         arrange: converts a batch, as it was sent, into the form that a loop gets. It runs within
             the step, because a replayed step could not do it otherwise.
-        further_parts: returns what the loss gets after (outputs, targets).
+        further_parts: returns the arguments of the loss after (outputs, targets).
         shapes: how many shapes of batches are expected, each with a compilation.
     """
 
@@ -102,7 +102,9 @@ class TrainStep:
             self.core.print(f"replay=True has no effect here: {why}")
 
     def begin_augmenting(self, augment: Callable | None) -> None:
-        """Change the batches of all later steps: another graph, whose first compile is expected."""
+        """Augment the batches of all later steps. This is a new graph, so one more compilation is
+        expected.
+        """
         self.augment = augment
         self.monitor = RecompileMonitor(self.core.backend, shapes=self.shapes)
         self._replay = None
@@ -172,7 +174,7 @@ class TrainStep:
             self._interval_start = self._now()
 
     def end_interval(self, steps: int) -> None:
-        """Print once that replay would save time, if the interval of so many steps has shown it."""
+        """Print once that replay would save time, if this interval of `steps` steps shows it."""
         before = self._interval_start
         self._interval_start = None
         if before is None:
@@ -192,7 +194,7 @@ class TrainStep:
         )
 
     def _capture(self, number: int, batches: tuple, flag) -> tuple:
-        """Run the Python of a step, and the program that it describes."""
+        """Run the Python code of a step, and then the program that it has recorded."""
         self.monitor.start_step(batches)
         first_step = contextlib.nullcontext()
         if self.index_checks.is_due:
@@ -217,7 +219,7 @@ class TrainStep:
         return tuple(losses)
 
     def _checking_indices(self, batches: tuple) -> contextlib.AbstractContextManager:
-        """Check labels and token ids within, and learn the limits of those in later batches."""
+        """Check labels and token ids in this block, and learn the limits for later batches."""
         on_cpu = not self.core.backend.traced
         functions = (self.loss, self.preprocess, self.augment)
         can_watch_functions = all(can_watch(function, on_cpu=on_cpu) for function in functions)
@@ -231,7 +233,7 @@ class TrainStep:
     def _backward(self, batches: tuple) -> Loss:
         """Compute the gradients of all batches; return the mean of their losses, () float32.
 
-        If the loss has weights, it is their total, with the summed weight.
+        If the loss has weights, return the sum of the totals and the sum of the weights.
         """
         total = None
         weight = None

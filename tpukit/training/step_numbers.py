@@ -7,7 +7,7 @@ that all sources give:
     step 2    the input is 0.01     the learning rate is 0.01, the weight decay is 0.01
     step 3    the input is 0.009    the learning rate is 0.009, so it is the source
 
-A replayed step sends the value that the source has by then. While several sources are possible
+A replayed step sends the current value of the source. While several sources are possible
 and their values differ, the step is captured, and shows the source.
 """
 
@@ -66,7 +66,7 @@ class StepNumbers:
                 self.settings[place, name] = len(value) if name == "params" else value
 
     def form(self) -> dict:
-        """Return the part of the settings that decides which operations a step has."""
+        """Return the settings that decide which operations a step has."""
         form = {}
         for (group, name), value in self.settings.items():
             if name == "params" or not _is_sent(value):
@@ -74,7 +74,9 @@ class StepNumbers:
         return form
 
     def sources(self) -> list[Source]:
-        """Return all sources that a number may have; of a group's equal steps only the first."""
+        """Return all sources that a number may have; for parameters with equal counts only the
+        first.
+        """
         found = []
         for (group, name), value in self.settings.items():
             if type(value) in (int, float):
@@ -105,7 +107,7 @@ class StepNumbers:
         return adam_numbers(self._optimizer, group, step)
 
     def unfollowed(self, before: dict, sources: Collection[Source]) -> list[tuple]:
-        """Return the keys of settings that have changed and are none of these sources."""
+        """Return the keys of changed settings that are not among these sources."""
         followed = set()
         for source in sources:
             names = {"setting": (source.name,), "adam": _OF_ADAM}.get(source.kind, ())

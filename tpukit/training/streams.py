@@ -1,4 +1,4 @@
-"""Batches of datasets that can only be read in order: each process reads a share of its own, for as long as needed."""
+"""Batches of datasets that can only be read in order: each process reads its own share."""
 
 import contextlib
 import itertools
@@ -23,7 +23,7 @@ from tpukit.essentials.display import InvalidTypeError, InvalidValueError, check
 
 @dataclass(frozen=True)
 class StreamSampler(ShardedSampler):
-    """The steps of a stream, whose samples have no numbers: all are 0 here."""
+    """The steps of a stream, whose samples have no index: all are 0 here."""
 
     def positions(self, done: int = 0, *, epoch: int = 0, seed: int = 0):
         """Return (steps, batch_size) zeros."""
@@ -33,16 +33,18 @@ class StreamSampler(ShardedSampler):
 
 
 class StreamBatches(Batches):
-    """Batches of a stream: an epoch is a fixed number of steps, the same on every core, so no core waits for another.
+    """Batches of a stream: an epoch is a fixed number of steps, equal on all cores.
 
-    There is a share for each core, or for each of its loader processes. A share that ends starts over, whatever the
-    others do. Epochs follow each other in the stream: none begins at its start again.
+    There is a share for each core, or for each of its loader processes. When a share ends, it
+    starts again, independently of the others. An epoch continues in the stream after the end of the
+    epoch before.
 
-    A state holds the epoch and the steps done, not the place in the stream, which nothing can return to. A loop that is
-    resumed has the steps that were left, and reads the stream from its start, with other random numbers.
+    A state holds the epoch and its finished steps, but no position in the stream, because a stream
+    cannot return to one. A resumed loop has the remaining steps, and reads the stream from its
+    start, with other random numbers.
 
     Raises:
-        TypeError: the dataset is none that is read in order, or one that has to be made for each share.
+        TypeError: the dataset is not an iterable dataset, or it must be made anew for each share.
         ValueError: a number is out of range, or the stream is to be shuffled, masked or put into buckets.
     """
 
@@ -96,7 +98,7 @@ class StreamBatches(Batches):
         )
 
     def state_dict(self) -> dict:
-        """Return the epoch and the steps of it that are done."""
+        """Return the epoch and the number of its finished steps."""
         return {
             "epoch": self.epoch,
             "steps": self._done // self.samples_per_step,
@@ -104,15 +106,15 @@ class StreamBatches(Batches):
         }
 
     def load_state_dict(self, state: dict) -> None:
-        """Continue in that epoch with the steps that were left, on any number of cores, from the stream's start.
+        """Continue in that epoch with the remaining steps, on any number of cores.
 
         Raises:
-            ValueError: the state is not of a stream.
+            ValueError: the state does not belong to a stream.
         """
         if "steps" not in state:
             raise InvalidValueError(
-                "the state is of a dataset with a length, this one is a stream",
-                fix="the same dataset",
+                "the saved state belongs to a map-style dataset, but this dataset is a stream",
+                fix="pass the dataset that the state was saved with",
             )
         self.epoch, self._done, self._seed = (
             state["epoch"],
@@ -125,14 +127,14 @@ class StreamBatches(Batches):
 
 
 class _OwnNumbers:
-    """Random numbers of the host that go on where they stood when they were last used, whatever is drawn meanwhile."""
+    """A sequence of the host's random numbers that other draws do not change."""
 
     def __init__(self, seed: tuple[int, ...]):
         self._seed, self._state = seed, None
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
-        """Draw these within, by threads of a process in turn; then put back what was."""
+        """Draw from this sequence in the block, one thread at a time; then restore the other one."""
         with seeded_in_turn(self._seed):
             if self._state:
                 put_back(self._state)
@@ -141,7 +143,9 @@ class _OwnNumbers:
 
 
 class _Shares:
-    """What the processes of a loader ask for batch by batch; each opens its own share and goes on in it."""
+    """The dataset of a loader's processes, read batch by batch; each opens its own share and
+    continues in it.
+    """
 
     def __init__(
         self, dataset, sampler: StreamSampler, workers: int, seed: tuple[int, ...], *, in_turn: bool
@@ -184,7 +188,7 @@ class _Shares:
             if is_empty:
                 raise InvalidValueError(
                     f"share {share} of {shares} of the stream holds no sample, so a core would have nothing to do",
-                    found=f"{self.sampler.world_size} cores with {each} processes each that read",
+                    found=f"{self.sampler.world_size} cores, each with {each} reading processes",
                     fix="fewer workers=, or more shards: at least one for each share",
                 )
 
@@ -195,10 +199,10 @@ class _Shares:
 
 
 def _leave_loader() -> int | None:
-    """Return the number of this loader process, and let datasets see no loader; None in no such process.
+    """Return the number of this loader process, or None, and hide the loader from datasets.
 
-    Datasets and webdataset's pipelines that look for it would divide once more what is a share already, and leave out
-    most of it.
+    Datasets and webdataset's pipelines that see a loader would divide the share once more, and
+    leave out most of it.
     """
     from torch.utils.data import _utils, get_worker_info
 
@@ -210,13 +214,15 @@ def _leave_loader() -> int | None:
 def _check(dataset: object, steps: int) -> None:
     if not only_iterates(dataset):
         raise InvalidTypeError(
-            f"steps= is for a dataset that can only be read in order, and a {type(dataset).__name__} has numbers",
+            "steps= is for a dataset that can only be read in order, but a "
+            f"{type(dataset).__name__} has indices",
             fix="leave out steps=; for shorter epochs fit(steps_per_epoch=...)",
         )
     if type(dataset).__module__.split(".")[0] == "webdataset":
         raise InvalidTypeError(
-            "a webdataset pipeline divides its shards among processes by itself, but knows nothing of these cores",
-            found="one pipeline for all of them",
+            "a webdataset pipeline divides its shards among processes by itself, but not among "
+            "the cores of a launch",
+            found="one pipeline for all cores",
             fix=(
                 "a function that opens a share of the shards: core.batches(lambda share, shares: wds.WebDataset("
                 "urls[share::shares], nodesplitter=None, workersplitter=None)..., steps=..., batch_size=...)"
@@ -224,7 +230,9 @@ def _check(dataset: object, steps: int) -> None:
         )
     if hasattr(dataset, "__next__"):
         raise InvalidTypeError(
-            f"a {type(dataset).__name__} can be read only once, and a stream starts over where it ends",
-            fix="a function that makes it: core.batches(lambda share, shares: ..., steps=..., batch_size=...)",
+            f"a {type(dataset).__name__} can be read only once, but a stream starts again when "
+            "it ends",
+            fix="pass a function that makes it: core.batches(lambda share, shares: ..., "
+            "steps=..., batch_size=...)",
         )
     check_count("steps", steps)

@@ -7,7 +7,7 @@ their means is then not the loss of the joined batch:
     core 1    2 tokens, total 3.0      mean 1.5
     mean of means 1.0                  joined: 7.0 / 10 = 0.7
 
-So gradients are those of the totals, and are divided by the summed weight of all batches.
+So the gradients of the totals are divided by the summed weight of all batches.
 """
 
 import math

@@ -512,7 +512,7 @@ def test_a_core_is_found_from_anywhere_in_its_worker_and_nowhere_else():
         return tpukit.current_core() is core
 
     assert launch(work, cores=2, backend="cpu", progress="off").results == [True, True]
-    with pytest.raises(RuntimeError, match="is the core of a worker function, and this is none"):
+    with pytest.raises(RuntimeError, match="works only inside a worker function"):
         tpukit.current_core()
 
 

@@ -341,7 +341,7 @@ def test_xla_without_a_chip_is_rehearsed_on_the_stand_in_where_it_can_be_had(
             r"cores=3 is not supported: torch_xla uses 1 core or all 8\n  found: 8 v5e chips",
         ),
         (V3, {"cores": 4}, r"all 8\n  found: 4 v3 chips"),
-        ({"chips": 0}, {"cores": 0}, "at least 1, or None for all there are, got 0"),
+        ({"chips": 0}, {"cores": 0}, "at least 1, or None for all, got 0"),
         ({"chips": 0}, {"cores": -2}, "got -2"),
         ({"chips": 0}, {"cores": True}, "got True"),
         ({"chips": 0}, {"cores": "8"}, "got '8'"),
@@ -658,7 +658,7 @@ def test_cores_that_do_not_find_each_other_fail_before_the_worker_function(lonel
         (tmp_path / "ran").touch()
 
     with pytest.raises(
-        WorkerError, match="the devices did not become one run: 1 of its 2 cores"
+        WorkerError, match="the devices did not join one run: only 1 of its 2 cores"
     ) as failed:
         launch(work, cores=2, backend="lonely", progress="off")
     assert "TPU_PROCESS_BOUNDS=1,1,1" in failed.value.found
@@ -676,7 +676,7 @@ def test_hosts_that_do_not_find_each_other_fail_with_a_fix_for_hosts(lonely, tmp
     with socket.create_server(("127.0.0.1", 0)) as listener:
         hosts = backends.Hosts(0, 4, listener.getsockname(), listener)
         with pytest.raises(
-            WorkerError, match="the devices did not become one run: 1 of its 8 cores"
+            WorkerError, match="the devices did not join one run: only 1 of its 8 cores"
         ) as failed:
             launch_on_host(hosts, work, cores=2, backend="lonely", progress="off")
     assert "a run over 4 hosts" in failed.value.found

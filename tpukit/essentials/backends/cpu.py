@@ -390,15 +390,14 @@ class CpuRuntime(Runtime):
         """
         if "torch_tpu" in sys.modules and self.package != "torch_tpu":
             raise TpukitRuntimeError(
-                "this kernel has imported torch_tpu, and with it no "
-                "worker can stay away from the chips",
+                "this kernel has imported torch_tpu, so workers on the CPU would take the chips",
                 found=(
-                    "the first backward() of CPU tensors starts the TPU "
-                    "runtime where torch_tpu is imported"
+                    "the first backward() of CPU tensors starts the TPU runtime if torch_tpu is "
+                    "imported"
                 ),
                 fix=(
                     "restart the kernel, call tpukit.setup() before "
-                    "`import torch`, and import torch_tpu in no cell"
+                    "`import torch`, and do not import torch_tpu in a cell"
                 ),
             )
         super().load(topology)
@@ -502,8 +501,8 @@ def _check_same(texts: Sequence[str], *, differ: bool = False) -> None:
             f"{names[0].partition('(')[0]} needs the same shape and dtype on every core",
             found=", ".join(f"core {rank} {text}" for rank, text in enumerate(tensors)),
             fix=(
-                "pad to one shape first; core.batches(..., "
-                "shuffle=False) does, and core.gather(...)[:n] cuts"
+                "pad to one shape first, as core.batches(..., shuffle=False) does; then "
+                "core.gather(...)[:n] removes the padding"
             ),
         )
 
@@ -527,10 +526,9 @@ def _interface_towards(address: str) -> str:
                     return name
     raise TpukitRuntimeError(
         "no network interface of this host leads to host 0",
-        found=f"{address} is reached from {ours}, an address that none has",
+        found=f"{address} is reached from {ours}, an address of no interface",
         fix=(
-            "GLOO_SOCKET_IFNAME=eth0 in the environment of every "
-            "host, or what `ip address` shows there"
+            "set GLOO_SOCKET_IFNAME=eth0 on every host, or the name that `ip address` shows there"
         ),
     )
 

@@ -127,7 +127,8 @@ class Batches:
         if buckets is not None:
             if self._source is not None:
                 raise InvalidValueError(
-                    "the images of records and caches have one size", fix="leave out buckets="
+                    "PackedImages and CachedImages have images of one size, so buckets= has no use",
+                    fix="leave out buckets=",
                 )
             self.sampler = buckets.sampler(self.sampler, dataset)
         if workers is None:
@@ -312,7 +313,7 @@ class Batches:
         if "steps" in state:
             raise InvalidValueError(
                 "the saved state belongs to an iterable dataset, but this dataset is map-style",
-                fix="the same dataset",
+                fix="pass the dataset that the state was saved with",
             )
         count = self.sampler.count
         if state["count"] != count:
@@ -328,8 +329,8 @@ class Batches:
             raise InvalidValueError(
                 f"the saved state is {state['samples']} samples into an epoch that was divided in another way",
                 found=f"saved with {_in_words(saved)}; here {_in_words(here)}",
-                fix="the same values as when it was saved; with shuffle=True from the start, and "
-                "no buckets, cores and batch size may change",
+                fix="use the values that it was saved with; cores and batch size may change if "
+                "shuffle was True from the start and buckets are not used",
             )
         self.epoch = state["epoch"]
         self._done = state["samples"]
@@ -445,8 +446,10 @@ def _check_dataset(dataset: object, batch_size: int) -> None:
     refuse_loader(dataset, batch_size)
     if only_iterates(dataset):
         raise InvalidTypeError(
-            f"a {type(dataset).__name__} can only be read in order, so its samples cannot be dealt out by number",
-            fix=f"core.batches(dataset, steps=1000, batch_size={batch_size}): the steps of an epoch",
+            f"a {type(dataset).__name__} can only be read in order, so samples cannot be chosen "
+            "by their index",
+            fix=f"core.batches(dataset, steps=1000, batch_size={batch_size}): steps= is the "
+            "number of steps per epoch",
         )
     if len(dataset) == 0:
         raise InvalidValueError(

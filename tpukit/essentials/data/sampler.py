@@ -172,7 +172,7 @@ def sample_shares(weights, count: int):
     total = numbers.sum()
     if not (numbers >= 0).all() or not 0 < total < math.inf:
         raise InvalidValueError(
-            "weights are finite numbers from 0 on, and not all are 0",
+            "weights must be finite, 0 or more, and not all 0",
             found=f"from {numbers.min()} to {numbers.max()}",
             fix=fix,
         )

@@ -32,8 +32,8 @@ _FIXES = {
     _FILE: "open it in __getitem__: with open(self.path, 'rb') as file, or h5py.File(self.path)",
     _GENERATOR: "numpy.random.default_rng((seed, index)) in __getitem__; or random, numpy.random "
     "and torch themselves, which are seeded for each batch",
-    _THREADS: "make it in __getitem__ where there is none; or without it, "
-    "core.batches(..., workers=2)",
+    _THREADS: "make the pool in __getitem__, at the first call in each process; or leave the "
+    "pool out and use core.batches(..., workers=2)",
 }
 _GENERATORS = ("Generator", "RandomState")  # classes of numpy.random and torch
 _HANDLES = {
@@ -102,13 +102,13 @@ def refuse_shared(dataset, *, rank: int, world_size: int, workers: int) -> None:
         is_inside = held.path.count(".") > 1 and "dataset." not in held.path
         if held.kind == _GENERATOR and is_inside:
             if rank == 0:
-                copied = f"{held.kind} that each process has a copy of"
-                print(f"{held.path} is {copied}: they draw the same numbers ({readers})")
+                copied = f"{held.kind}, and each process has a copy of it"
+                print(f"{held.path} is {copied}: all draw the same numbers ({readers})")
             continue
         kind = type(held.value)
         name = f"{kind.__module__}.{kind.__qualname__}"
         raise InvalidValueError(
-            f"the dataset holds {held.kind}, and forks do not have one each",
+            f"the dataset holds {held.kind}, which forked processes cannot share",
             found=f"{held.path}: a {name}; {readers} read the dataset",
             fix=_FIXES[held.kind],
         )

@@ -139,11 +139,12 @@ def refuse_loader(dataset: object, batch_size: int) -> None:
     is_dict_of_columns = isinstance(dataset, Mapping) and 0 not in dataset
     if is_table or is_dict_of_columns:
         raise InvalidTypeError(
-            f"a {kind.__name__} holds columns, and a dataset gives samples: dataset[0], dataset[1]",
+            f"a {kind.__name__} holds columns, but core.batches needs samples: dataset[0], "
+            "dataset[1]",
             found=first_few(map(repr, dataset), 8),
-            fix="of a table, torch.utils.data.TensorDataset("
+            fix="for a table, torch.utils.data.TensorDataset("
             "torch.tensor(table[inputs].to_numpy()), torch.tensor(...)); "
-            "of a dict of tensors, TensorDataset(*tensors.values())",
+            "for a dict of tensors, TensorDataset(*tensors.values())",
         )
     if any(base.__name__.endswith("DataLoader") for base in kind.__mro__):
         size = getattr(dataset, "batch_size", None) or batch_size
@@ -157,8 +158,8 @@ def refuse_loader(dataset: object, batch_size: int) -> None:
                 "torch.utils.data.Subset(loader.dataset, loader.sampler.indices)"
             )
         raise InvalidTypeError(
-            f"a {kind.__name__} holds batches already, and core.batches makes each core's own of "
-            "samples",
+            f"a {kind.__name__} makes batches already, but core.batches needs samples, and "
+            "makes the batches of each core",
             fix=f"core.batches(loader.dataset, batch_size={size}), samples per core and step, with "
             "shuffle= and drop_last= as the loader has them, and with steps= if its dataset can "
             "only be read in order;\n"

@@ -207,7 +207,8 @@ def under_masks(
     if shape != expected or array.dtype.kind not in _WHOLE_NUMBERS:
         raise InvalidValueError(
             f"masks are (N, H, W) class numbers, here {expected}, got {shape} {array.dtype}",
-            fix="pass the masks of these images, of their height and width; .long() of floats",
+            fix="pass the masks of these images, of their height and width; convert floats with "
+            ".long()",
         )
     white = 255 if images.dtype == "uint8" else 1
     below = images / np.float32(white)

@@ -200,7 +200,8 @@ class Agreement:
             raise InvalidValueError(
                 "core.model gives every core rank 0's weights, and a lazy layer has none yet",
                 found=f"{first_few(lazy, 3)} of {type(module).__name__}",
-                fix="call the model once before, as model(next(iter(loader))[0]) in the notebook, or give the sizes",
+                fix="call the model once before core.model, as model(next(iter(loader))[0]) in "
+                "the notebook, or give the layers their sizes",
             )
         self.compare("in core.model", modules={"": module}, tensors=False)
 
@@ -365,7 +366,8 @@ class Agreement:
             raise TpukitRuntimeError(
                 f"torch_xla would train on a device of its own, and {_NOT_JOINED}",
                 found=f"{self._core.world_size} processes, of which torch_xla sees one; weights on an xla device",
-                fix='launch(..., backend="xla"), where they are joined as on chips; or core.model and core.batches',
+                fix='launch(..., backend="xla"), which joins them as on chips; or core.model '
+                "and core.batches",
             )
 
     def _check_gradients(self, optimizer) -> None:
@@ -381,7 +383,7 @@ class Agreement:
                 found=f"parameters from core.model, and {self._core.world_size} cores whose "
                 "gradients were not averaged",
                 fix="core.optimizer_step(optimizer) in place of optimizer.step(), which averages "
-                "first; for networks that are meant to be independent tpukit.launch_each",
+                "first; to train independent networks, use tpukit.launch_each",
             )
 
     def gradients_error(self, optimizer, error: BackendMismatchError) -> Exception:
@@ -439,7 +441,8 @@ def _check_sync_batchnorm(modules: Mapping) -> None:
                 layers.append(name)
     if layers:
         raise InvalidValueError(
-            "torch.nn.SyncBatchNorm is joined by torch.distributed, which does not join these cores",
-            found=f"{first_few(layers, 3)} takes the statistics of this core's share alone",
-            fix="tpukit.training.sync_batchnorm(core, model), which changes it as well",
+            "torch.nn.SyncBatchNorm averages through torch.distributed, which does not connect "
+            "these cores",
+            found=f"{first_few(layers, 3)} would use the statistics of this core's batch alone",
+            fix="tpukit.training.sync_batchnorm(core, model), which also converts SyncBatchNorm",
         )

@@ -31,8 +31,8 @@ def refuse_call(fn: Callable, args: tuple) -> None:
         given = "None" if fn is None else f"a {type(fn).__name__}"
         raise InvalidTypeError(
             f"launch runs a function, got {given}",
-            fix="launch(train), the function itself: launch(train()) calls it here, and passes on "
-            "its result",
+            fix="launch(train), with the function itself: launch(train()) calls it here and "
+            "passes its result",
         )
     remember(fn, args)
     try:
@@ -77,7 +77,7 @@ def _refuse_options(fn: Callable, unknown: list[str], options: list[str]) -> NoR
         fixes = [f"launch(functools.partial({name}, {given}), ...), if it is meant for {name}"]
     raise InvalidTypeError(
         f"launch has no option {', '.join(map(repr, unknown))}",
-        found=f"its options are {', '.join(options)}; nothing by keyword is passed on to {name}",
+        found=f"its options are {', '.join(options)}; keyword arguments are not passed to {name}",
         fix="\n".join(fixes),
     )
 

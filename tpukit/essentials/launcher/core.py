@@ -244,7 +244,8 @@ class Core:
         if batch_size % self.chips:
             next_multiple = math.ceil(batch_size / self.chips) * self.chips
             raise InvalidValueError(
-                f'batch_size is of the whole run with shard="fsdp", and {self.chips} chips do not divide {batch_size}',
+                'with shard="fsdp", batch_size is for the whole run and must be divisible by '
+                f"{self.chips} chips, got {batch_size}",
                 fix=f"{next_multiple}, or another multiple of {self.chips}",
             )
         options = {

@@ -41,12 +41,12 @@ def current_core():
     thread = threading.current_thread().name
     if _cores:
         raise TpukitRuntimeError(
-            "this thread is none of the two cores that this process has",
+            "this thread does not run one of the two cores of this process",
             found=f"{thread}, on a chip with two cores",
             fix="call tpukit.current_core() in the worker function, and pass it to the thread",
         )
     raise TpukitRuntimeError(
-        "tpukit.current_core() is the core of a worker function, and this is none",
+        "tpukit.current_core() works only inside a worker function",
         found=f"{thread} of a process that launch did not start",
         fix="tpukit.launch(train), and call it within train(core)",
     )

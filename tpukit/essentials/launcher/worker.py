@@ -253,8 +253,8 @@ def _refuse_another_world(core: Core, world: World) -> None:
     else:
         fix = "restart the kernel without variables that are meant for one process"
     raise TpukitRuntimeError(
-        f"the devices did not become one run: {core.world_size} of its {world.size} cores "
-        "are joined here",
+        f"the devices did not join one run: only {core.world_size} of its {world.size} cores "
+        "are connected here",
         found=", ".join(evidence),
         fix=fix,
     )
