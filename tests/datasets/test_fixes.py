@@ -461,7 +461,7 @@ def test_the_fixes_work_for_arrays_that_are_no_image_yet():
 def test_the_fixes_work_for_files_of_other_modes():
     Path("in/a").mkdir(parents=True)
     Image.fromarray(np.eye(8, dtype=np.float32)).save("in/a/x.tif")
-    with fixes("image_modes: a {} of mode {} has no known range: ...") as fix:
+    with fixes("image_modes: a {} of mode {} has no known range, ...") as fix:
         quietly("in")
     done(fix, fix.text.partition("; or")[0].replace("(low, high)", "(0, 1)"), "in")
 
@@ -926,7 +926,7 @@ def test_the_fixes_work_for_images_that_cannot_be_packed():
     quietly(table, "skipped", damaged=0.5)
 
     Path("2.png").write_text("no image")
-    with fixes("packing: {} of {} images are damaged or missing, and {} may be left ...") as fix:
+    with fixes("packing: {} of {} images are damaged or missing, and damaged= ...") as fix:
         quietly(table, damaged=0.3)
     with_option(fix, fix.text.rpartition(" ")[2], table)
     picture(1).save("1.png")  # copied again
@@ -1133,7 +1133,7 @@ def test_the_fixes_work_for_splits():
 
 def test_the_fixes_work_for_stored_images_that_are_asked_for():
     made, mask, indices = quietly(items()), np.array([True, False, True, False]), [0, 2]
-    with fixes("stored_images: image {} of {} was asked for"):
+    with fixes("stored_images: index {} is out of range: there are {} images"):
         made[4]
     for part in made.split(0.5):
         for number in part:

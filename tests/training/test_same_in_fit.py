@@ -149,7 +149,10 @@ MODULES = {
     ),
     "a float buffer of the loss": (linear(), "works: it is averaged"),
     "`Embedding`": (Words, "works"),
-    "`Embedding(max_norm=...)`": (lambda: Words(max_norm=0.5), "raises an error; fix: leave max_norm out"),
+    "`Embedding(max_norm=...)`": (
+        lambda: Words(max_norm=0.5),
+        "raises an error; fix: leave max_norm out",
+    ),
     "`Embedding(sparse=True)`": (lambda: Words(sparse=True), "raises an error; fix: sparse=False"),
     "`SyncBatchNorm`": (
         linear(lambda layer: layer, nn.SyncBatchNorm(4)),

@@ -421,7 +421,7 @@ def test_the_fixes_work_for_streams():
     with pytest.raises(ValueError, match="steps is at least 1, got 0"):
         core.batches(Stream(), steps=0, batch_size=2)
 
-    with fixes("streams: steps= is for a dataset that can only be read in order, and ..."):
+    with fixes("streams: steps= is for a dataset that can only be read in order, but ..."):
         core.batches(range(8), steps=2, batch_size=2)
     all_of(core.batches(range(8), batch_size=2))
 

@@ -9,7 +9,7 @@ hang. A dry run finds such mistakes, so here the cores compare their calls:
 
 The comparison is a small message before each collective. It would double the cost of a collective
 that the cores call in every step, so after eight calls such a collective gets its own gloo group.
-No other collective can meet it there, so no message is needed. If a core then waits for more
+No other collective uses that group, so no message is needed. If a core then waits for more
 than a second, it looks in the store, where every waiting core writes its call (`_wait`).
 """
 
@@ -483,7 +483,7 @@ def _check_same(texts: Sequence[str], *, differ: bool = False) -> None:
 
     Args:
         texts: by rank, the calls in words.
-        differ: they are known to differ, even if the texts, which are cut, do not.
+        differ: the calls are known to differ, even if their shortened texts are equal.
     """
     names = [text.partition(" ")[0] for text in texts]
     tensors = [text.partition(" ")[2] for text in texts]
@@ -508,10 +508,9 @@ def _check_same(texts: Sequence[str], *, differ: bool = False) -> None:
 
 
 def _interface_towards(address: str) -> str:
-    """Return the name of the network interface that leads to an address.
-
-    gloo would look up the host's own name. On many hosts that name means 127.0.0.1, which the
-    processes of other hosts cannot reach.
+    """Return the name of the network interface that leads to an address. By default, gloo looks up
+    the host's own name. On many hosts that name means 127.0.0.1, which the processes of other hosts
+    cannot reach.
     """
     if address.startswith("127."):
         if sys.platform == "darwin":

@@ -86,7 +86,7 @@ class Topology:
     def ranks(self, process: int) -> range:
         """Return the ranks of the cores in a worker process.
 
-        On a TPU torch_xla gives out the ranks, and these are only the probable ones.
+        On a TPU torch_xla assigns the ranks, so these are only the probable ranks.
 
         Args:
             process: number of the worker process on this host, from 0.
@@ -160,7 +160,7 @@ class Backend:
         """
 
     def sync(self) -> None:
-        """Hand over the work recorded so far, and return before it is done."""
+        """Start the work recorded so far, and return without waiting for its end."""
         if self.after_sync:
             self.after_sync()
 
@@ -168,7 +168,9 @@ class Backend:
         """Return when the device has done all recorded work; only a stopwatch needs it."""
 
     def place_model(self, module) -> str:
-        """Shard the weights and buffers of a module; return a line if much stays whole, or ""."""
+        """Shard the weights and buffers of a module; return a line if a large part cannot be
+        sharded, or "".
+        """
         return ""
 
     def place_state(self, optimizer) -> None:
@@ -259,8 +261,8 @@ class Runtime:
         how_to_install: the line that installs it, unless it is torch_xla's.
         sharded: the name of the runtime for which all devices of a host are a single core; None if
             there is none.
-        dry_run_of: the name of the backend that this one takes the place of, if the machine has no
-            device of that one; None for a backend that is no dry run of another.
+        dry_run_of: the name of the backend that this backend replaces on a machine without such a
+            device; None for a backend that is not a dry run.
         is_for_launch: whether `launch(backend=...)` accepts it.
         note: added to the line that a dry run prints.
         keeps_compiles: whether a compilation cache can hold its programs.

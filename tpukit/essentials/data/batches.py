@@ -4,7 +4,7 @@ An epoch goes through three stages. The first is arithmetic, so all cores know t
 
     sampler         which samples this core sees in each step     (steps, batch_size)
     `_prepare`      read them, join them, send them to the device ahead of the loop
-    `arrange`       a view in the form that the loop gets
+    `arrange`       a view with the shape that the loop expects
 """
 
 import contextlib
@@ -58,7 +58,7 @@ class Batches:
         buckets: `tpukit.Buckets`, for samples of several lengths.
         seed: of the order, and of the random numbers of each batch.
         workers: loader processes; None for the free processors if images are decoded, otherwise 0.
-        threads: that prepare the batches of a source.
+        threads: number of threads that prepare the batches of a source.
         send: takes the tensors of a batch, and returns them on the device.
         shares_process: other cores are threads of this process, and share its random numbers.
         numbers: opens a context in which the dataset is called without loader processes.
@@ -169,7 +169,7 @@ class Batches:
 
     @property
     def samples_per_step(self) -> int:
-        """The samples that all cores together see in a step."""
+        """The number of samples that all cores together see in a step."""
         return self.sampler.samples_per_step
 
     # Iteration
@@ -224,7 +224,7 @@ class Batches:
     def layout(self) -> dict[str, object]:
         """The division of the dataset as short values by name; it must be the same on every core.
 
-        The seed is part of it, because a checkpoint may bring another one.
+        The seed is part of it, because a checkpoint may have another seed.
         """
         return {
             "seed of core.batches": self._seed,
@@ -259,7 +259,7 @@ class Batches:
         return self._identity
 
     def check_identity(self, saved: Mapping[str, object], kind: str = "dataset") -> None:
-        """Raise ValueError if `identity` of the dataset in a checkpoint was another one."""
+        """Raise ValueError if a checkpoint has another `identity` of the dataset."""
         different = different_parts(saved, self.identity())
         if different:
             raise InvalidValueError(
@@ -299,9 +299,9 @@ class Batches:
         """Continue at a saved position: the next loop yields the rest of that epoch, in its order.
 
         If the samples are shuffled, the number of cores and the batch size may differ from those
-        of the saved run. In order each core has its own part, of which it has seen the beginning,
-        so other cores would repeat samples. With buckets everything must be the same in either
-        case, because other steps would be made of the samples.
+        of the saved run. Without shuffling, each core has seen the beginning of its own part, so
+        with another number of cores some samples would be repeated. With buckets, everything must
+        be the same, because the steps would contain other samples.
 
         Args:
             state: of `state_dict`.
@@ -434,7 +434,7 @@ class Batches:
         return tree.tree_unflatten(leaves, structure)
 
     def arrange(self, batch: object) -> object:
-        """Return a batch as a loop gets it: a source's images as (B, 3, H, W), which is a view."""
+        """Return a batch in the form for the loop: a source's images become (B, 3, H, W), a view."""
         if self._source is None:
             return batch
         images, labels, *others = batch
@@ -459,7 +459,7 @@ def _check_dataset(dataset: object, batch_size: int) -> None:
 
 
 def _check_arguments(counts: Mapping[str, object], flags: Mapping[str, object]) -> None:
-    """Raise for a number or a switch of another kind, such as the text of a form."""
+    """Raise for an argument of a wrong type, such as text in place of a number."""
     for name, value in counts.items():
         if value is not None:
             check_count(name, value, least=0 if name == "workers" else 1)

@@ -1,7 +1,7 @@
 """Prepare batches ahead of the loop: in threads, or in the processes of a DataLoader.
 
-Threads are for batches that one native call makes without the GIL, such as a source's. Processes
-are for datasets that make a sample in Python.
+Threads are for batches that a single native call makes without the GIL, as a source does. Processes
+are for datasets whose samples are made in Python.
 
 A source's images are written into buffers that are used again, because new memory is slow. A buffer
 is free when nothing refers to it: neither the loop, nor a tensor or view of it, nor a transfer.
@@ -74,7 +74,7 @@ def run_ahead(calls: Iterable[Callable[[], object]], threads: int) -> Iterator[o
 
 
 def _run(todo: SimpleQueue) -> None:
-    """Run calls until None comes; put the outcome of each into its own queue."""
+    """Run calls until None arrives; put the outcome of each into its own queue."""
     while (job := todo.get()) is not None:
         call, done = job
         try:

@@ -52,7 +52,7 @@ class ShardedSampler:
 
     @property
     def samples_per_step(self) -> int:
-        """The samples that all cores together see in a step."""
+        """The number of samples that all cores together see in a step."""
         return self.batch_size * self.world_size
 
     def steps(self, done: int = 0) -> int:
@@ -144,7 +144,7 @@ def sample_shares(weights, count: int):
     """Return the cumulative shares of samples, for `ShardedSampler.shares`.
 
     Args:
-        weights: (count,) numbers from 0 on: a list, an array or a tensor on the CPU.
+        weights: (count,) numbers of 0 or more: a list, an array or a tensor on the CPU.
         count: samples of the dataset.
 
     Returns:

@@ -2,10 +2,9 @@
 
 Cores and loader processes are forks of the kernel. If an object was made before the fork:
 
-    an open file          has one position for all processes, so a process reads in a place to which
-                          another one has moved it
-    a random generator    is a copy in each process, so all draw the same numbers
-    a pool of threads     does not exist in the fork, so the process waits for it forever
+    an open file has one position for all processes, so each process moves the position of the
+    others a random generator    is a copy in each process, so all draw the same numbers a pool of
+    threads     does not exist in the fork, so the process waits for it forever
 
 `remember` notes these objects before the fork, `refuse_shared` raises if a dataset holds one.
 """
@@ -84,7 +83,7 @@ def _seen_by(fn) -> Iterator[object]:
 def refuse_shared(dataset, *, rank: int, world_size: int, workers: int) -> None:
     """Raise if several processes would share or copy state of a dataset.
 
-    For the generator of a library, deep inside the dataset, core 0 prints a line instead.
+    If the generator belongs to an object deep inside the dataset, core 0 prints a line instead.
 
     Args:
         dataset: the dataset.
@@ -149,7 +148,7 @@ def _parts(value, path: str) -> list[tuple[str, object]]:
 
 
 def _kind(value) -> str | None:
-    """Return the kind of an object that forks do not have one each of; None for others."""
+    """Return the kind of an object that forked processes cannot share; None for others."""
     if isinstance(value, io.IOBase):
         is_memory = isinstance(value, io.BytesIO | io.StringIO)
         if is_memory or value.closed:

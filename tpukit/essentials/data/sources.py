@@ -41,8 +41,8 @@ class BatchSource(Protocol):
 def as_batch_source(dataset: object) -> BatchSource | None:
     """Return a dataset as a source of whole batches, or None; a Subset of a source is a source.
 
-    A class that overrides `__getitem__`, for a transform or other labels, is no source unless it
-    overrides `take` too, because the inherited `take` would return other samples.
+    A class that overrides `__getitem__`, for a transform or other labels, is a source only if it
+    overrides `take` as well, because the inherited `take` would return other samples.
     """
     if _is_subset(dataset):
         inner = None
@@ -58,7 +58,7 @@ def as_batch_source(dataset: object) -> BatchSource | None:
 
 
 def reader_ahead(source: BatchSource | None) -> Callable | None:
-    """Return the source's `read_ahead`; None if it has none, or has nothing to read."""
+    """Return the source's `read_ahead`; None if it has no such method, or its images are in memory."""
     if getattr(source, "in_memory", False):
         return None
     return getattr(source, "read_ahead", None)

@@ -20,7 +20,8 @@ def explain(fact: str, *, found: object = "", fix: object = "", details: str = "
 
     Args:
         fact: the problem, in a sentence.
-        found: the evidence; "" for none. None is printed, because it may be what was found.
+        found: the evidence; "" for no evidence. The value None is printed, because None may be the
+            evidence.
         fix: what to do about it; "" if nobody knows.
         details: text of any length that follows after an empty line, such as a traceback.
     """
@@ -111,7 +112,7 @@ class NotInstalledError(TpukitError, ModuleNotFoundError):
 
 
 class TpukitRuntimeError(TpukitError, RuntimeError):
-    """Something that was asked for did not work."""
+    """A requested action failed, or is not possible in the present state."""
 
 
 class ErrorParts(NamedTuple):
@@ -132,7 +133,7 @@ def parts_of(error: BaseException) -> ErrorParts:
 def kind_of(error: BaseException) -> str:
     """Return the name of an error's class; the built-in name for the general errors of this module.
 
-    People know and catch `ValueError`, so a report says that and not `InvalidValueError`.
+    Users know and catch `ValueError`, so a report names it in place of `InvalidValueError`.
     """
     kind = type(error)
     if kind.__module__ == __name__:

@@ -24,7 +24,7 @@ _WHOLE_NUMBERS = "biu"
 
 
 def at_least_one(**counts: int) -> None:
-    """Raise ValueError for a count below 1, with which nothing would be drawn."""
+    """Raise ValueError for a count below 1, because nothing would be drawn."""
     for name, count in counts.items():
         if count < 1:
             fix = f"leave {name} out for its default"
@@ -225,7 +225,7 @@ def points(places: Any, images: int) -> np.ndarray:
     """Return a point per image, (N, 2): x and y as shares of width and height; nan for none.
 
     Raises:
-        ValueError: shape, dtype or values are others.
+        ValueError: the shape, the dtype or the values differ from these.
     """
     array = as_array(places)
     is_float = array.dtype.kind == "f"

@@ -164,7 +164,7 @@ def _is_busy(node: Path, machine: Machine) -> bool:
 
 
 def _describe_holders(busy: list[Path], machine: Machine) -> str:
-    """Return a line with the holders of these chips; the chips of one holder stand together."""
+    """Return a line with the holders of these chips, grouped by holder."""
     holders = {node: pid for pid, node in chip_holders(machine)}
     by_holder: dict[int | None, list[str]] = {}
     for node in busy:

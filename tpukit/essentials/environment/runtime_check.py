@@ -67,7 +67,7 @@ _HARMLESS = ("XRT_", "TORCH_DEVICE_")
 
 
 class EnvironmentCheckError(TpukitError, RuntimeError):
-    """The runtime check found something that would make a launch fail, or run on the wrong device."""
+    """The runtime check found a problem that would make a launch fail, or run on the wrong device."""
 
 
 @dataclass(frozen=True, repr=False)

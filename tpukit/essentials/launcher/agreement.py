@@ -1,7 +1,7 @@
 """Check that all cores are in sync, and raise an error that names the difference.
 
-Cores that train different networks finish like any others. So each core describes its state in
-groups, as short values by name, and the cores compare one checksum per group:
+Cores that train different networks raise no error by themselves. So each core describes its state
+in groups, as short values by name, and the cores compare one checksum per group:
 
                core 0                         core 1
     data       {"seed": 0}         -> 81      {"seed": 1}         -> 97      out of sync
@@ -10,8 +10,8 @@ groups, as short values by name, and the cores compare one checksum per group:
 The message has the same small size for every model, and on a TPU it is a tiny graph. Only if a
 group is out of sync do the cores also exchange its names and values, for the error.
 
-`fit` calls `compare` itself. A loop that the user writes is compared after its first step, then
-ever more rarely (`is_comparison_step`), and when the worker function returns.
+`fit` calls `compare` itself. In a loop that the user writes, the cores are compared after its first
+step, then more and more rarely (`is_comparison_step`), and when the worker function returns.
 """
 
 import contextlib
@@ -55,8 +55,9 @@ _NOT_JOINED = "each CPU process of this dry run is alone with it"
 def is_comparison_step(step: int, steps_per_epoch: int) -> bool:
     """Return whether the cores are compared after this step.
 
-    Often at first, because most mistakes show at once, and later only at the end of an epoch.
-    With 40 steps per epoch: after steps 1, 2, 4, 8, 16, 32, 64, then 120, 240, 360 and so on.
+    The comparisons are frequent at first, because most mistakes show at once; later there is one
+    per epoch. With 40 steps per epoch: after steps 1, 2, 4, 8, 16, 32, 64, then 120, 240, 360 and
+    so on.
     """
     is_power_of_two = step.bit_count() == 1
     if step <= _OFTEN_UNTIL and is_power_of_two:
@@ -67,7 +68,7 @@ def is_comparison_step(step: int, steps_per_epoch: int) -> bool:
 
 @dataclass(frozen=True)
 class State:
-    """Everything that must be in sync between the cores at a moment."""
+    """The values of a core that must be in sync with the other cores."""
 
     modules: Mapping[str, object]  # by a prefix for the names of their tensors
     optimizers: Sequence = ()  # their settings, and their parameters that are in no module
@@ -82,7 +83,7 @@ class State:
 
 @dataclass
 class _Loop:
-    """A training loop that the user wrote, as far as it has run."""
+    """The state of a training loop that the user wrote."""
 
     new_models: list[weakref.ref] = field(default_factory=list)  # made for this loop
     steps: dict[object, int] = field(default_factory=dict)  # per optimizer
@@ -116,7 +117,7 @@ class Agreement:
 
     @property
     def is_on(self) -> bool:
-        """Whether there are results to compare: not on one core, nor while recording programs."""
+        """Whether the cores are compared: not on one core, nor while `preflight` records programs."""
         return self._core.world_size > 1 and not self._core.backend.is_recording
 
     def compare(self, when: str, **state: object) -> None:
@@ -256,7 +257,7 @@ class Agreement:
         self._loop.steps[optimizer] = 0
 
     def after_step(self, optimizer) -> None:
-        """Count a step of an optimizer, and compare if it is time to."""
+        """Count a step of an optimizer, and compare the cores if a comparison is due."""
         loop = self._loop
         if optimizer in self._other_optimizers:
             self._has_stepped_alone = True
@@ -335,9 +336,9 @@ class Agreement:
         return self._describe(self._loop_state()) | {_LAYOUTS: loop.layouts}
 
     def has_trained_alone(self) -> bool:
-        """Return whether this core has stepped an optimizer, and was in no collective at all.
+        """Return whether this core has stepped an optimizer without taking part in any collective.
 
-        Not only tpukit's collectives count, but also those of torch_xla and torch.distributed.
+        Collectives of torch_xla and torch.distributed count as well.
         """
         import torch
 
@@ -373,7 +374,8 @@ class Agreement:
     def _check_gradients(self, optimizer) -> None:
         """Raise if the gradients of a step are not averaged. Collective.
 
-        Code of others may have averaged them, as `xm.optimizer_step` does; then they are equal.
+        Code outside of tpukit may have averaged them, as `xm.optimizer_step` does; then they are
+        equal.
         """
         everyone = gather_objects(self._core, gradient_checksum(self._core, optimizer))
         if len(set(everyone)) > 1:

@@ -22,7 +22,8 @@ _COUNTERPARTS = {
 def refuse_call(fn: Callable, args: tuple) -> None:
     """Raise unless `fn(core, *args)` can be called.
 
-    It also notes the function and its arguments, which forks share, for `core.batches`.
+    It also remembers the function and its arguments, so that `core.batches` can find objects that
+    forks share.
 
     Raises:
         InvalidTypeError: `fn` is not a function, or takes other arguments.

@@ -1,8 +1,8 @@
 """The part of a `Core` that tpukit itself uses, as `core.internal`.
 
 A worker function calls the methods of `Core`. The launcher, `fit` and the other subpackages also
-follow the core's steps, mark its collectives, and compare it with the other cores. That is here,
-so that the reference of `Core` lists nothing that a user must not call.
+follow the core's steps, mark its collectives, and compare it with the other cores. These methods
+are here, so that the reference of `Core` lists only methods for users.
 """
 
 import contextlib
@@ -19,17 +19,17 @@ _STEPS_IN_MEDIAN = 64  # steps that compiled are rare among so many
 
 
 class CoreInternal:
-    """What tpukit's own code uses of a core. It may change in any version.
+    """The part of a core that only tpukit's own code uses. It may change in any version.
 
     Attributes:
         send: sends a message to the kernel.
-        activity: what the core does now, which its heartbeats carry.
+        activity: the present activity of the core, which its heartbeats report.
         output: lines, numbers and progress bars in the notebook.
         agreement: checks that the cores are in sync; see `tpukit.essentials.launcher.agreement`.
         numbers: the random numbers; see `tpukit.essentials.launcher.random_numbers`.
         seed_of_launch: the seed of all random numbers of the run.
         in_fit: True while `fit` trains, which compares the cores itself.
-        open_steps: number of `core.step` blocks that the worker function is in.
+        open_steps: number of `core.step` blocks that are open in the worker function.
         has_met: whether this core has completed a collective.
         step_seconds: of the host, of the last 64 steps.
         ends_between_steps: True while SIGTERM only sets `end_requested`.
@@ -110,7 +110,9 @@ class CoreInternal:
 
     @contextlib.contextmanager
     def in_graph(self, name: str) -> Iterator[None]:
-        """Mark a wait for the device, which contains collectives if they are part of the graph."""
+        """Mark a wait for the device. If collectives are part of the graph, it is also a wait for
+        the cores.
+        """
         if not self._core.backend.in_graph or self.activity.waiting is not None:
             yield
             return
@@ -121,7 +123,7 @@ class CoreInternal:
 
     @contextlib.contextmanager
     def finishing_steps(self) -> Iterator[None]:
-        """Let SIGTERM set `end_requested` and not interrupt; `fit` then ends its step and saves.
+        """In this block SIGTERM only sets `end_requested`; `fit` then ends its step and saves.
 
         The kernel waits for core 0 to do that, also after an interrupt; `signals` says how long.
         """
@@ -133,7 +135,9 @@ class CoreInternal:
             self.ends_between_steps = False
 
     def snapshot(self, value: object) -> object:
-        """Return `core.to_host` of a value as it is now; tensors in host memory are copied, too."""
+        """Return a copy of a value in host memory, which later changes of its tensors do not
+        affect.
+        """
         import torch
         from torch.utils import _pytree as tree
 

@@ -18,7 +18,9 @@ def leave() -> None:
 
 
 def find():
-    """Return the core of the calling thread, or the only one of the process; None for none."""
+    """Return the core of the calling thread, or the only core of the process; None if there is
+    none.
+    """
     core = _cores.get(threading.get_ident())
     if core is None and len(_cores) == 1:
         (core,) = _cores.values()
@@ -32,8 +34,8 @@ def current_core():
     a single core.
 
     Raises:
-        TpukitRuntimeError: this process is no worker, or the thread could belong to either of two
-            cores.
+        TpukitRuntimeError: this process is not a worker, or the thread could belong to either of
+            two cores.
     """
     core = find()
     if core is not None:

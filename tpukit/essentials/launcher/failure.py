@@ -83,14 +83,14 @@ class Failure:
 
     Attributes:
         rank: the core.
-        when: `time.monotonic()`, one clock for all processes of a machine; 0 if it
+        when: `time.monotonic()`, a clock that all processes of a machine share; 0 if this failure
             caused all others.
         what: the event, such as "raised KeyError: 'a'" or "was killed by SIGKILL".
         waiting: the collective it was in, so the cause is probably another core; None for none.
         place: the innermost line that is not a library's.
         trace: the traceback, or other text that shows the circumstances.
         title: the name of `trace` in the message.
-        error: the exception itself if it survives pickling.
+        error: the exception itself, if it can be pickled.
         found: the evidence that the exception itself brings.
         fix: what to do about it.
     """
@@ -108,10 +108,9 @@ class Failure:
 
 
 class Failures:
-    """The failures of a run so far.
-
-    The first to arrive need not be the first that happened, so the kernel waits a little for
-    others, and longer if all so far were in collectives.
+    """The failures of a run so far. The first report that arrives need not be of the first failure.
+    So the kernel waits a little for other reports, and longer if all failed cores were in
+    collectives.
     """
 
     def __init__(self) -> None:
@@ -137,7 +136,7 @@ class Failures:
     def are_settled(self, every_core_is_known: bool) -> bool:
         """Return whether no earlier failure can still arrive.
 
-        That is soon if every core has returned or failed.
+        This is soon the case if every core has returned or failed.
         """
         if self and every_core_is_known:
             self._wait_at_most(_LAST_READ_SECONDS)
@@ -183,7 +182,7 @@ def exception_raised(rank: int, error: BaseException) -> Failure:
 
 
 def device_not_started(rank: int, error: BaseException) -> Failure:
-    """Describe the exception that kept a device from starting; no line of the user caused it."""
+    """Describe the exception of a device that did not start; it does not come from the user's code."""
     trace = "".join(traceback.format_exception(error))
     parts = _parts(error)
     return Failure(
@@ -339,7 +338,7 @@ def _shortened(text: str, most: int) -> str:
 
 
 def _in_words(place: Place) -> str:
-    """Return a place as the reader knows it: `train(), cell 12, line 9`."""
+    """Return a place in the words of a notebook: `train(), cell 12, line 9`."""
     cell = _notebook_cell(place.file)
     file = place.file if cell is None else f"cell {cell}"
     return f"{place.function}(), {file}, line {place.line}"
@@ -382,7 +381,8 @@ def _what_happened(error: BaseException, parts: ErrorParts) -> str:
 def _in_a_line(error: BaseException, text: str) -> str:
     """Return a text and the notes of its exception in a line.
 
-    Of a text of many lines, such as a DataLoader's process sends, the first and the last two stay.
+    Of a text with many lines, as a DataLoader's process sends it, the first and the last two lines
+    remain.
     """
     lines = [line for line in text.splitlines() if line.strip()]
     if len(lines) > 3:
@@ -426,7 +426,9 @@ def _place(error: BaseException) -> Place | None:
 
 
 def _sendable(error: BaseException) -> BaseException | None:
-    """Return the exception if the kernel can unpickle it; many cannot be made from `args`."""
+    """Return the exception if the kernel can unpickle it; many exceptions cannot be made from their
+    `args`.
+    """
     try:
         if len(str(error)) > _LONGEST_CAUSE:
             return None

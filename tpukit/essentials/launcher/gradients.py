@@ -137,5 +137,5 @@ class GradientAverage:
 
 
 def _is_trained(parameter) -> bool:
-    """Return whether a parameter takes part in training, or has a gradient all the same."""
+    """Return whether a parameter is trained, or has a gradient although it is frozen."""
     return parameter.requires_grad or parameter.grad is not None

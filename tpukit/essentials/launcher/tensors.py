@@ -1,4 +1,4 @@
-"""Save and move tensors without what torch loses: memory in `torch.save`, tied weights on XLA."""
+"""Save tensors without a memory leak of `torch.save`; move modules to XLA with their tied weights."""
 
 import pickle
 import types

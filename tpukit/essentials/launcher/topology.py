@@ -97,7 +97,7 @@ def _check_backend(host: MachineInfo, backend: str | None) -> None:
 def _choose_runtime(host: MachineInfo, backend: str | None) -> Runtime:
     """Return the runtime that was asked for, or its dry run if the machine has no such device.
 
-    Without a name it is the fastest: dry runs must be asked for.
+    Without a name it is the fastest device; a dry run in place of a device must be named.
     """
     if backend is None:
         present = [
@@ -148,8 +148,8 @@ def refuse_one_process_variables(
 ) -> None:
     """Raise if all workers would inherit variables that give one process its part of the chips.
 
-    libtpu would start each worker as "rank 0 of 1", and each would train a separate
-    model without any sign of it.
+    libtpu would start each worker as "rank 0 of 1", and each would train a separate model without
+    an error.
     """
     names = [name for name in ONE_PROCESS_VARIABLES if name in environ]
     has_several_chips = topology.processes * topology.chips > 1

@@ -4,7 +4,7 @@
     run_core     make the `Core`, run the worker function, send its result or its failure
 
 Meanwhile two more threads run: the first sends heartbeats, the second obeys the kernel's commands.
-A worker never ends by itself, because others may still need its side of a collective: it waits for
+A worker never ends by itself, because other cores may still need it in a collective: it waits for
 a command on the control pipe, which also ends when the kernel is gone.
 """
 
@@ -94,8 +94,8 @@ class World(NamedTuple):
 def seed_of(seed: int | None, hosts: object = None) -> int:
     """Return the seed of a run: the given one, or the notebook's own.
 
-    A launch does not change the notebook's. Each of several hosts has its own generator, so
-    without a seed it is 0 there.
+    A launch does not change the notebook's seed. With several hosts the default is 0, because each
+    host has its own generator.
     """
     if seed is not None:
         return seed
@@ -146,7 +146,7 @@ def main(task: Task, start: Callable[[Callable], None], pipes: WorkerPipes, worl
         task: the work.
         start: starts the device and calls its argument once per core.
         pipes: the connections with the kernel.
-        world: of the run as it was laid out.
+        world: the planned number of cores and hosts.
     """
     _detach(pipes)
     worker = _Worker(pipes)
@@ -193,7 +193,7 @@ def run_core(
         backend: the core's device and collectives.
         send: sends a message to the kernel.
         cores: this core is added to it.
-        world: of the run as it was laid out; None if it was not.
+        world: the planned number of cores and hosts; None if it is not known.
     """
     import torch
 
@@ -236,7 +236,7 @@ def run_core(
 def _refuse_another_world(core: Core, world: World) -> None:
     """Raise if the devices of the run did not find each other.
 
-    Each core would train a separate model, without any sign of it.
+    Each core would train a separate model, without an error.
     """
     if core.world_size == world.size:
         return
@@ -404,7 +404,7 @@ class _Worker:
 
 
 def _detach(pipes: WorkerPipes) -> None:
-    """Leave everything of the kernel that a worker must not touch: signals, terminal, pipes."""
+    """Detach from the kernel's signals, terminal and pipes, which a worker must not use."""
     with contextlib.suppress(OSError):
         os.setpgid(0, 0)  # so the process and its own children can be ended together
     # Jupyter interrupts the whole group; the kernel decides what to do about it.
