@@ -99,14 +99,14 @@ def stepped(core, network: str, replayed: bool) -> float:
         **options,
     )
     batch = core.to_device([torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.zeros(2, 10)])
-    (flag,) = core.to_device([torch.zeros(())])
+    flags = tuple(core.to_device([torch.zeros(()), torch.zeros(())]))
     core.backend.sync()
     if not replayed:
         core.backend.sync = lambda: None
     seconds = []
     for number in range(1, STEPS + 1):
         began = time.thread_time()
-        losses = step(number, (batch,), flag)
+        losses = step(number, (batch,), flags)
         seconds.append(time.thread_time() - began)
         if replayed:
             core.to_host(losses)  # a program that still runs would be waited for in the next step

@@ -17,7 +17,7 @@ import tpukit
 from tpukit import FitOptions, WorkerError, evaluate, fit, launch
 from tpukit.essentials.launcher.topology import choose_topology
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 try:
     choose_topology(tpukit.machine_info(), None, "cuda")
@@ -60,8 +60,8 @@ def test_every_core_has_a_gpu_of_its_own_and_results_come_back_on_the_cpu():
     def work(core):
         return core.rank, str(core.device), torch.ones(2, device=core.device) * core.rank
 
-    for rank, (told, device, tensor) in enumerate(on_gpus(work).results):
-        assert (told, device, tensor.device.type) == (rank, f"cuda:{rank}", "cpu")
+    for rank, (reported, device, tensor) in enumerate(on_gpus(work).results):
+        assert (reported, device, tensor.device.type) == (rank, f"cuda:{rank}", "cpu")
 
 
 def test_the_kernel_stays_free_of_cuda_so_that_it_can_launch_again():

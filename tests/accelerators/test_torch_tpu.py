@@ -20,7 +20,7 @@ from tpukit.accelerators.torch_tpu import TorchTpu, TorchTpuCpu, TorchTpuProcess
 from tpukit.essentials.launcher.topology import choose_device, choose_topology
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks CPU processes")
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def on(*, chips=8, generation="v5e", **packages):

@@ -377,7 +377,7 @@ def test_a_drive_that_is_not_mounted_is_not_made_on_this_machine_and_the_fix_wor
     ) as error:
         Backup(folder).take(CheckpointStore(tmp_path / "run"))
     assert not folder.parent.exists()
-    exec(f"import os; {str(error.value).rpartition('make it: ')[2]}")
+    exec(f"import os; {str(error.value).rpartition('make the folder: ')[2]}")
     assert taken(tmp_path / "run", folder) == (None, [])
 
 

@@ -136,7 +136,9 @@ def test_a_state_of_other_batches_is_refused_within_an_epoch(change, message):
     saved = ranks(1, **SHUFFLED)[0]
     next(iter(saved))
     other = ranks(1, **{**SHUFFLED, **change})[0]
-    with pytest.raises(ValueError, match=f"(?s){message}.*fix: .*the same values"):
+    with pytest.raises(
+        ValueError, match=f"(?s){message}.*fix: .*use the values that it was saved with"
+    ):
         other.load_state_dict(saved.state_dict())
 
 

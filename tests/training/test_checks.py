@@ -189,10 +189,10 @@ def one_class(outputs, targets):
     ("options", "message"),
     [
         ({"metrics": {"bad": raising}}, "KeyError: 'metric'"),
-        ({"metrics": {"each": lambda o, t: (o - t).mean(0)}}, "each is one number"),
+        ({"metrics": {"each": lambda o, t: (o - t).mean(0)}}, "each must return one number"),
         (
             {"loss": lambda o, t: MSE(o, t[:, :2]) if o.requires_grad else o},
-            "the loss is one number",
+            "the loss must return one number",
         ),
     ],
 )

@@ -608,7 +608,7 @@ def test_a_loss_that_is_no_number_is_refused_and_the_fix_works():
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         return fit(core, model, optimizer, loss, core.batches(Dots(), batch_size=4, shuffle=True))
 
-    with pytest.raises(WorkerError, match=r"the loss is one number, got Tensor \(2,\)"):
+    with pytest.raises(WorkerError, match=r"the loss must return one number, got Tensor \(2,\)"):
         quietly(work, Pair())
     assert quietly(work, lambda o, t: Pair()(o, t).mean()).results[0].epochs
 

@@ -144,9 +144,7 @@ class ShardedTpu(Tpu):
     def barrier(self) -> None: ...
 
     def all_reduce(self, tensor, op: str):
-        if op == "mean" and not tensor.is_floating_point():
-            return tensor.to(self.real)
-        return tensor
+        return self.with_fractions(tensor) if op == "mean" else tensor
 
     def gather(self, tensor):
         return tensor

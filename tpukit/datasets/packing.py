@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,7 +85,7 @@ def pack(
     *,
     labels=None,
     groups=None,
-    classes: Sequence[str] | None = None,
+    classes: Sequence[str] | Mapping | None = None,
     path: str | None = None,
     root=None,
     masks: str | None = None,
@@ -132,10 +132,12 @@ def pack(
             labels. Stored as float32. A single column of words is stored as classes.
         groups: for a table, the column with the group of each image, such as its patient. For
             items, one value per item. `PackedImages.split` puts no group on both sides.
-        classes: the names of the numbers of a single label, in their order, such as
-            `train.classes`. None for a folder's sub-folders or a column's words, sorted, or the
-            names that a dataset has (`dataset.classes`, `features["label"].names`). With classes,
-            `PackedImages.labels` is (N,) int64. () for none.
+        classes: the names of the numbers of a single label, such as `train.classes`: a list in
+            their order, or a dict from number to name or from name to number, also with numbers
+            as text. Names that differ only in case are two classes. None for a folder's
+            sub-folders or a column's words, sorted, or the names that a dataset has
+            (`dataset.classes`, `features["label"].names`). With classes, `PackedImages.labels` is
+            (N,) int64. () for none.
         path: the column of a table with the paths of the image files; None for "path".
         root: the folder at which relative paths in a table begin; None for the current folder, or
             the folder of the CSV file.

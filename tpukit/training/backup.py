@@ -213,8 +213,7 @@ class Backup:
         self._problem = text
 
     def take(self, checkpoints: CheckpointStore, *, resume: bool = True) -> None:
-        """Copy the newest complete checkpoint and best.pt to the folder, if the folder has only
-        older ones.
+        """Copy the newest complete checkpoint and best.pt to the folder, unless it has newer ones.
 
         Raises:
             CheckpointError: the folder's disk is full.

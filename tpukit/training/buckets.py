@@ -121,9 +121,7 @@ class Buckets:
         return max(part.shape[self.axis] for part, _ in self._parts(item, sample).values())
 
     def _padded(self, item: object, sample: int, length: int) -> tuple:
-        """Return an item padded to this length, and the length of the data in its first padded
-        part.
-        """
+        """Return an item padded to this length, and the data's length in its first padded part."""
         import torch
 
         parts = self._parts(item, sample)

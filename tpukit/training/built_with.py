@@ -1,5 +1,4 @@
-"""Compare the optimizer and the scheduler of a resumed run, as built, with those that the run began
-with.
+"""Compare the settings of optimizer and scheduler with those that a resumed run began with.
 
 torch's `load_state_dict` replaces the arguments of a scheduler by those in the state, without a
 message. So a checkpoint holds the values that both had when `fit` was called:

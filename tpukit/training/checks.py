@@ -45,9 +45,10 @@ def remember_classes(model, train: Batches) -> None:
 
 
 def check_classes(model, batches: Batches, what: str) -> None:
-    """Raise if a dataset numbers its classes in another way than the training data. Otherwise right
-    answers would count as wrong. It cannot compare if `fit` has not trained the model in this
-    launch, or if a dataset does not name its classes.
+    """Raise if a dataset numbers its classes in another way than the training data.
+
+    Otherwise right answers would count as wrong. It cannot compare if `fit` has not trained the
+    model in this launch, or if a dataset does not name its classes.
     """
     trained = _trained_on.get(model)
     given = _classes(batches.dataset)
@@ -91,9 +92,7 @@ def check_numbers(
     accumulate_grad_batches: int,
     bf16: bool,
 ) -> None:
-    """Raise for numbers with which `fit` would not train, or would increase the loss, and for wrong
-    types.
-    """
+    """Raise for wrong types, and for numbers with which `fit` would not train."""
     check_flag("bf16", bf16)
     check_count("epochs", epochs)
     check_count("accumulate_grad_batches", accumulate_grad_batches)

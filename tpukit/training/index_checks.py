@@ -127,9 +127,7 @@ class IndexChecks:
         self.end(watch.limits)
 
     def end(self, limits: dict[int, _Limit]) -> None:
-        """Compare the batches that were sent already with these limits, and use them for later
-        batches.
-        """
+        """Compare the batches sent so far with these limits, and use them for later batches."""
         self._limits = limits
         waiting, self._sent = self._sent, []
         for tensors in waiting:

@@ -116,9 +116,7 @@ class CoreStrategy(ParallelStrategy):
         super().setup(trainer)
 
     def teardown(self) -> None:
-        """Move the module back to the host, with the tied weights, metrics and BatchNorm that it
-        had before.
-        """
+        """Move the module to the host, and restore its tied weights, metrics and BatchNorm."""
         if self.lightning_module is not None:
             # Lightning's `module.cpu()` would make a tensor per name of a tied weight on XLA.
             move_module(self.lightning_module, "cpu")

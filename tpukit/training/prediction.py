@@ -203,6 +203,7 @@ def _has_no_axis(leaf: object, batch_size: int) -> bool:
 
 def in_dataset_order(steps: Iterator[tuple], sampler: ShardedSampler) -> tuple:
     """Join the outputs of all steps, (world_size * B, ...), to (N, ...), with the same nesting.
+
     Each part is written to its place when it arrives, so memory holds the outputs only once.
     """
     from torch.utils import _pytree as tree
@@ -228,9 +229,7 @@ def _whole_of(leaf, count: int):
 
 
 def _check_width(whole, leaf) -> None:
-    """Raise if the shape of outputs or targets changes from step to step, so that they cannot be
-    joined.
-    """
+    """Raise if the shapes of outputs or targets differ between steps, so they cannot be joined."""
     if whole.shape[1:] != leaf.shape[1:]:
         raise InvalidValueError(
             "outputs and targets of all steps are joined, but these have the shapes "

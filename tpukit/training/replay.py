@@ -56,9 +56,10 @@ class _Program:
 
     Attributes:
         key: of `Programs`.
-        order: for each input its place among the state, the batch, the flag, the seed and `inputs`.
+        order: for each input its place among the state, the batch, the flags, the seed and
+            `inputs`.
         puts: for each result its place in the state; the two losses come after the state.
-        inputs: the inputs that are neither state, batch, flag nor seed.
+        inputs: the inputs that are neither state, batch, flags nor seed.
         settings: of the optimizer, in the last captured step.
         form: the settings that decide which operations the program has.
         last: number of the last captured step.
@@ -141,9 +142,7 @@ class Replay:
         self._has_explained = False
 
     def begin_step(self, number: int, *, is_last: bool) -> None:
-        """Have all cores capture this step if it is due; `is_last` means that the epoch ends with
-        it.
-        """
+        """Have all cores capture this step if it is due; `is_last`: it is the last of its epoch."""
         if is_last or number % _CAPTURE_EVERY == 0:
             self.capture_next()
 
@@ -153,7 +152,7 @@ class Replay:
 
     # Replay
 
-    def step(self, number: int, batches: tuple, flag) -> tuple | None:
+    def step(self, number: int, batches: tuple, flags: tuple) -> tuple | None:
         """Replay a step and return its losses, as `TrainStep` does; None if it must be captured."""
         if self._captures_due or self._reason:
             return None
@@ -169,7 +168,7 @@ class Replay:
             return None
         state = self._places.values()
         with self._core.internal.replayed_step():
-            pool = [*state, *leaves, flag, self._programs.next_seed(), *numbers]
+            pool = [*state, *leaves, *flags, self._programs.next_seed(), *numbers]
             results = self._programs.run(program.key, [pool[place] for place in program.order])
         losses = self._put(state, program.puts, results)
         self._counters.add(1)
@@ -227,9 +226,11 @@ class Replay:
     # Capture
 
     @contextlib.contextmanager
-    def capturing(self, number: int, batches: tuple, flag) -> Iterator[list]:
-        """Capture the step of this block, and then run its program. The block appends its two
-        losses to the list. If the step is not a single program, the sync at its end runs it.
+    def capturing(self, number: int, batches: tuple, flags: tuple) -> Iterator[list]:
+        """Capture the step of this block, and then run its program.
+
+        The block appends its two losses to the list. If the step is not a single program, the sync
+        at its end runs it.
         """
         losses: list = []
         if self._is_over:
@@ -239,7 +240,7 @@ class Replay:
         if is_first:  # otherwise work that waits from before this run would be a part of this step
             self._programs.run_all()
         self._note(obstacle(self._optimizer, self._average))
-        before = self._before(batches, flag)
+        before = self._before(batches, flags)
         began = time.thread_time()
         # Not in the first step, in which libraries open files of their own.
         asking = contextlib.nullcontext(()) if is_first else calls_outside()
@@ -254,9 +255,7 @@ class Replay:
 
     @contextlib.contextmanager
     def watching_forward(self) -> Iterator[None]:
-        """Notice in this block that the model or the loss reads a number that changes with each
-        step.
-        """
+        """Notice in this block that model or loss reads a number that changes in each step."""
         if self._is_over or self._reason:
             yield
             return
@@ -270,12 +269,12 @@ class Replay:
         for name in found.unwatched:
             self._note(f"reads of {name} by the model or the loss cannot be noticed")
 
-    def _before(self, batches: tuple, flag) -> _Before:
+    def _before(self, batches: tuple, flags: tuple) -> _Before:
         leaves, form = self._form_of(batches)
         places = self._training_state.on_device()
         return _Before(
             places=places,
-            ids=self._programs.ids([*places.values(), *leaves, flag]),
+            ids=self._programs.ids([*places.values(), *leaves, *flags]),
             form=form,
             waiting=self._programs.all_waiting(),
             numbers=self._training_state.on_host(),

@@ -80,9 +80,7 @@ class ReplayState:
         return [count for count in counts if getattr(count, "is_cpu", False)]
 
     def counters(self, before: HostNumbers) -> tuple[Places, str | None]:
-        """Return the counters that a step has increased by one, and the name of anything else that
-        changed.
-        """
+        """Return the counters that a step has increased by one, and the name of any other change."""
         import torch
 
         may_grow = {(id(state), "step") for state in self._states()}

@@ -67,9 +67,7 @@ def _check_same(file: Path, asked: dict) -> None:
 
 
 def _check_untrained(files: list[Path]) -> None:
-    """Raise ValueError if a folder without settings holds results, because their settings are
-    unknown.
-    """
+    """Raise ValueError if a folder holds results of unknown settings."""
     for file in files:
         for pattern in _TRAINED:
             for trained in file.parent.glob(pattern):

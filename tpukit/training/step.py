@@ -102,8 +102,9 @@ class TrainStep:
             self.core.print(f"replay=True has no effect here: {why}")
 
     def begin_augmenting(self, augment: Callable | None) -> None:
-        """Augment the batches of all later steps. This is a new graph, so one more compilation is
-        expected.
+        """Augment the batches of all later steps.
+
+        This is a new graph, so one more compilation is expected.
         """
         self.augment = augment
         self.monitor = RecompileMonitor(self.core.backend, shapes=self.shapes)
@@ -137,25 +138,27 @@ class TrainStep:
             return lr.detach().clone()  # because a scheduler changes a tensor in place
         return float(lr)
 
-    def __call__(self, number: int, batches: tuple, flag, *, is_last: bool = False) -> tuple:
+    def __call__(
+        self, number: int, batches: tuple, flags: tuple, *, is_last: bool = False
+    ) -> tuple:
         """Train on batches, whose gradients are added up.
 
         Args:
             number: of the step, from 1.
             batches: as they were sent to the device.
-            flag: a float32 tensor, (), to be averaged over the cores.
+            flags: two float32 tensors, (), to be averaged over the cores; see `TimeLimit`.
             is_last: whether an epoch ends with this step.
 
         Returns:
-            this core's loss, (); and the means over the cores of the loss and of `flag`, (2,),
-            with a weighted loss also of the weight, (3,). All are float32 and stay on the device.
+            this core's loss, (); and the means over the cores of the loss and of `flags`, (3,),
+            with a weighted loss also of the weight, (4,). All are float32 and stay on the device.
         """
         losses = None
         if self._replay:
             self._replay.begin_step(number, is_last=is_last)
-            losses = self._replay.step(number, batches, flag)
+            losses = self._replay.step(number, batches, flags)
         if losses is None:
-            losses = self._capture(number, batches, flag)
+            losses = self._capture(number, batches, flags)
         if self.scheduler:
             self.scheduler.step()
         return losses
@@ -193,7 +196,7 @@ class TrainStep:
             compiles=self.monitor.compiles,
         )
 
-    def _capture(self, number: int, batches: tuple, flag) -> tuple:
+    def _capture(self, number: int, batches: tuple, flags: tuple) -> tuple:
         """Run the Python code of a step, and then the program that it has recorded."""
         self.monitor.start_step(batches)
         first_step = contextlib.nullcontext()
@@ -202,13 +205,13 @@ class TrainStep:
         capturing = contextlib.nullcontext([])
         watching_forward = contextlib.nullcontext()
         if self._replay:
-            capturing = self._replay.capturing(number, batches, flag)
+            capturing = self._replay.capturing(number, batches, flags)
             watching_forward = self._replay.watching_forward()
         with self.core.step(), capturing as losses:
             began = time.thread_time()
             with watching_forward, first_step:
                 loss = self._backward(batches)
-            losses += self._update(loss, flag)
+            losses += self._update(loss, flags)
             del loss  # a captured step may hold no tensor besides its results
             self._python_seconds += time.thread_time() - began
         message = self.monitor.end_step(number)
@@ -286,7 +289,7 @@ class TrainStep:
         self._is_weighted = is_weighted
         return loss
 
-    def _update(self, loss: Loss, flag) -> list:
+    def _update(self, loss: Loss, flags: tuple) -> list:
         """Update the weights and their average; return the losses of `__call__`."""
         import torch
 
@@ -295,9 +298,9 @@ class TrainStep:
         if weight is not None:
             # A core without any weight has the loss 0, and not NaN.
             local = torch.where(weight == 0, loss.total, loss.total / weight)
-        # Loss and flag travel in the message of the gradients: a collective of their own would be
+        # Loss and flags travel in the message of the gradients: a collective of their own would be
         # one more wait for the slowest core in every step.
-        reduced = torch.stack([loss.total, flag])
+        reduced = torch.stack([loss.total, *flags])
         self.monitor.check_graph(self.model, reduced)
         averaged = [reduced, *self._buffers()]
         self.core.optimizer_step(
@@ -306,5 +309,6 @@ class TrainStep:
         if self.averaged_model:
             self._update_average(self.model)
         if weight is not None:
-            reduced = torch.stack([reduced[0] / weight, reduced[1], weight])
+            mean, *flags = reduced
+            reduced = torch.stack([mean / weight, *flags, weight])
         return [local, reduced]

@@ -74,9 +74,7 @@ class StepNumbers:
         return form
 
     def sources(self) -> list[Source]:
-        """Return all sources that a number may have; for parameters with equal counts only the
-        first.
-        """
+        """Return all possible sources of a number; only the first of parameters with equal counts."""
         found = []
         for (group, name), value in self.settings.items():
             if type(value) in (int, float):

@@ -246,9 +246,7 @@ def _sample_checksum(sample: object) -> list:
 def _restore(
     backup: Path, folder: Path, *, plan: dict, say: Callable[[str], object]
 ) -> Path | None:
-    """Copy missing files of this plan from and to the backup; return the backup, or None if that
-    fails.
-    """
+    """Copy missing files from and to the backup; return the backup, or None if that fails."""
     try:
         _begin(backup, plan)
     except OSError as error:

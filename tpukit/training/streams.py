@@ -143,9 +143,7 @@ class _OwnNumbers:
 
 
 class _Shares:
-    """The dataset of a loader's processes, read batch by batch; each opens its own share and
-    continues in it.
-    """
+    """The dataset of a loader's processes; each process opens its own share and continues in it."""
 
     def __init__(
         self, dataset, sampler: StreamSampler, workers: int, seed: tuple[int, ...], *, in_turn: bool

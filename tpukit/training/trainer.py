@@ -420,7 +420,7 @@ class Trainer:
         local, reduced = self.step(
             number,
             tuple(sent.batch for sent in group),
-            self.time_limit.flag,
+            self.time_limit.flags,
             is_last=at.in_epoch + 1 == at.steps_per_epoch,
         )
         self._report_unequal(len(group))

@@ -1,5 +1,4 @@
-"""Notice that this thread reads an object, by exchanging its class for a class that reports each
-use.
+"""Notice that this thread reads an object: its class is exchanged for one that reports uses.
 
     with watching([optimizer]) as found:
         loss = loss_fn(model(images), targets)  # reads optimizer.state

@@ -50,13 +50,13 @@ def as_loss(value: object) -> Loss:
             return Loss(*value)
         kinds = ", ".join(map(_described, value))
         raise InvalidTypeError(
-            f"the loss is one number, or (total, weight); got a {type(value).__name__}",
+            f"the loss must return one number, or (total, weight); got a {type(value).__name__}",
             found=f"({kinds})",
             fix="return its first part: loss=lambda outputs, targets: loss(outputs, targets)[0]",
         )
     if isinstance(value, Mapping):
         raise InvalidTypeError(
-            f"the loss is one number, got a {type(value).__name__}",
+            f"the loss must return one number, got a {type(value).__name__}",
             found=f"its parts are {', '.join(map(repr, value))}",
             fix="return their sum: loss=lambda outputs, targets: "
             "sum(loss(outputs, targets).values())",
@@ -65,7 +65,7 @@ def as_loss(value: object) -> Loss:
         return Loss(value)
     if not _is_one_number(value):
         raise InvalidValueError(
-            f"the loss is one number, got {_described(value)}",
+            f"the loss must return one number, got {_described(value)}",
             fix='take its mean, loss.mean(), or reduction="mean"',
         )
     return Loss(value)

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from tpukit.essentials.backends.dtypes import as_bits, as_numbers, from_numbers
 from tpukit.essentials.backends.protocol import Backend, BackendMismatchError, Runtime, Topology
 from tpukit.essentials.display import InvalidValueError, TpukitRuntimeError
 
@@ -180,18 +181,18 @@ class Cpu(Backend):
     def all_reduce(self, tensor, op: str):
         import torch.distributed as dist
 
-        if op == "mean" and not tensor.is_floating_point():
-            tensor = tensor.to(self.real)
+        if op == "mean":
+            tensor = self.with_fractions(tensor)
         if self.world_size == 1:  # on XLA, a collective would cut the graph
             return tensor.clone()
         group = self._agree(f"all_reduce({op})", [tensor])
         (host,) = self._for_collectives([tensor])
-        host = host.clone().contiguous()
+        numbers = as_numbers(host, op).clone().contiguous()
         kinds = {"min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
-        self._wait(group.allreduce([host], op=kinds.get(op, dist.ReduceOp.SUM)))
+        self._wait(group.allreduce([numbers], op=kinds.get(op, dist.ReduceOp.SUM)))
         if op == "mean":
-            host = host / self.world_size
-        return host.to(tensor.device)
+            numbers = numbers / self.world_size
+        return from_numbers(numbers, host.dtype, op).to(tensor.device)
 
     def gather(self, tensor):
         import torch
@@ -200,13 +201,14 @@ class Cpu(Backend):
             return tensor.clone()
         group = self._agree("gather", [tensor])
         (host,) = self._for_collectives([tensor])
-        parts = [torch.empty_like(host) for _ in range(self.world_size)]
-        self._wait(group.allgather([parts], [host.contiguous()]))
-        return torch.cat(parts).to(tensor.device)
+        bits = as_bits(host.contiguous())
+        parts = [torch.empty_like(bits) for _ in range(self.world_size)]
+        self._wait(group.allgather([parts], [bits]))
+        return torch.cat(parts).view(host.dtype).to(tensor.device)
 
     def broadcast(self, tensors: list) -> None:
         group = self._agree("broadcast", tensors)
-        self._change(tensors, lambda flat: group.broadcast(flat, 0))
+        self._change(tensors, lambda flat: group.broadcast(as_bits(flat), 0))
 
     def average(self, tensors: list) -> None:
         def divide(flat) -> None:
@@ -508,9 +510,10 @@ def _check_same(texts: Sequence[str], *, differ: bool = False) -> None:
 
 
 def _interface_towards(address: str) -> str:
-    """Return the name of the network interface that leads to an address. By default, gloo looks up
-    the host's own name. On many hosts that name means 127.0.0.1, which the processes of other hosts
-    cannot reach.
+    """Return the name of the network interface that leads to an address.
+
+    By default, gloo looks up the host's own name. On many hosts that name means 127.0.0.1, which
+    the processes of other hosts cannot reach.
     """
     if address.startswith("127."):
         if sys.platform == "darwin":

@@ -168,8 +168,8 @@ class Backend:
         """Return when the device has done all recorded work; only a stopwatch needs it."""
 
     def place_model(self, module) -> str:
-        """Shard the weights and buffers of a module; return a line if a large part cannot be
-        sharded, or "".
+        """Shard the weights and buffers of a module; return a line about a large unsharded part, or
+        "".
         """
         return ""
 
@@ -188,6 +188,12 @@ class Backend:
             op: "sum", "mean", "min" or "max".
         """
         raise NotImplementedError
+
+    def with_fractions(self, tensor):
+        """Return a tensor whose dtype can hold a mean: whole numbers become `real`."""
+        if tensor.is_floating_point() or tensor.is_complex():
+            return tensor
+        return tensor.to(self.real)
 
     def gather(self, tensor):
         """Return the tensors of all cores, joined along the first axis. Collective.

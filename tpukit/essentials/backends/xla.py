@@ -160,9 +160,8 @@ class Tpu(TorchXla):
         import torch
         import torch_xla.core.xla_model as xm
 
-        if op == "mean" and not tensor.is_floating_point():
-            tensor = tensor.to(self.real)
         if op == "mean":
+            tensor = self.with_fractions(tensor)
             return xm.all_reduce(xm.REDUCE_SUM, tensor, scale=1.0 / self.world_size)
         if op == "sum":
             return xm.all_reduce(xm.REDUCE_SUM, tensor, scale=1.0)

@@ -284,8 +284,7 @@ def _cache_change(environ: Mapping[str, str], folders: str) -> tuple[Change, ...
 
 
 def install_line(info: MachineInfo, *, for_graphs: bool = False) -> str:
-    """Return the pip line that installs the missing packages of torch, torch_xla and libtpu; "" if
-    nothing can be added.
+    """Return the pip line that adds missing ones of torch, torch_xla and libtpu; "" for none.
 
     It keeps the torch of a platform's image, and adds the packages that match it. torch_xla has
     wheels for Linux x86-64 only. Elsewhere torch alone is enough for a dry run, as it is on a

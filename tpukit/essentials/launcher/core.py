@@ -403,12 +403,19 @@ class Core:
             op: "sum", "mean", "min" or "max".
 
         Raises:
-            InvalidValueError: `op` is none of these, or the tensors differ.
+            InvalidValueError: `op` is none of these, the tensors differ, or complex numbers are to
+                be compared.
         """
         if op not in _REDUCTIONS:
             raise InvalidValueError(
                 f"all_reduce has no op={op!r}",
                 fix=f"op is one of {', '.join(map(repr, _REDUCTIONS))}",
+            )
+        if op in ("min", "max") and tensor.is_complex():
+            raise InvalidValueError(
+                f"complex numbers have no {op}",
+                found=f"all_reduce of {tensor.dtype}",
+                fix=f"core.all_reduce(tensor.abs(), {op!r})",
             )
         with self.internal.together("all_reduce"):
             return self.backend.all_reduce(tensor.detach(), op)

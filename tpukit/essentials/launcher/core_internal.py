@@ -110,8 +110,9 @@ class CoreInternal:
 
     @contextlib.contextmanager
     def in_graph(self, name: str) -> Iterator[None]:
-        """Mark a wait for the device. If collectives are part of the graph, it is also a wait for
-        the cores.
+        """Mark a wait for the device.
+
+        If collectives are part of the graph, it is also a wait for the cores.
         """
         if not self._core.backend.in_graph or self.activity.waiting is not None:
             yield
@@ -135,9 +136,7 @@ class CoreInternal:
             self.ends_between_steps = False
 
     def snapshot(self, value: object) -> object:
-        """Return a copy of a value in host memory, which later changes of its tensors do not
-        affect.
-        """
+        """Return a copy of a value in host memory, unaffected by later changes of its tensors."""
         import torch
         from torch.utils import _pytree as tree
 

@@ -18,9 +18,7 @@ def leave() -> None:
 
 
 def find():
-    """Return the core of the calling thread, or the only core of the process; None if there is
-    none.
-    """
+    """Return the core of the calling thread, or else the only core of the process, or None."""
     core = _cores.get(threading.get_ident())
     if core is None and len(_cores) == 1:
         (core,) = _cores.values()

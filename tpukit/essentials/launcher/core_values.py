@@ -235,9 +235,7 @@ def _functions(layer: object) -> dict[str, str]:
 
 
 def _constants(layer: object) -> dict[str, object]:
-    """Return the plain values that torch's own layers declare as constants; the repr of a loss does
-    not show them.
-    """
+    """Return the constants that torch's own layers declare; the repr of a loss has none of them."""
     values = vars(layer)
     names = [name for name in getattr(layer, "__constants__", ()) if name in values]
     return {name: values[name] for name in names if _is_plain(values[name])}

@@ -108,9 +108,10 @@ class Failure:
 
 
 class Failures:
-    """The failures of a run so far. The first report that arrives need not be of the first failure.
-    So the kernel waits a little for other reports, and longer if all failed cores were in
-    collectives.
+    """The failures of a run so far.
+
+    The first report that arrives need not be of the first failure. So the kernel waits a little for
+    other reports, and longer if all failed cores were in collectives.
     """
 
     def __init__(self) -> None:
@@ -426,9 +427,7 @@ def _place(error: BaseException) -> Place | None:
 
 
 def _sendable(error: BaseException) -> BaseException | None:
-    """Return the exception if the kernel can unpickle it; many exceptions cannot be made from their
-    `args`.
-    """
+    """Return the exception if the kernel can unpickle it; many cannot be made from `args`."""
     try:
         if len(str(error)) > _LONGEST_CAUSE:
             return None

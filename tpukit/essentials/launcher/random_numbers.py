@@ -54,8 +54,7 @@ class RandomNumbers:
 
     @contextlib.contextmanager
     def own(self) -> Iterator[None]:
-        """Draw this core's own numbers in the block, and afterwards the shared numbers of the host
-        again.
+        """Draw this core's own numbers in the block, and the host's shared numbers after it.
 
         The device's generator stays this core's own after the first time, because reading its
         state would cut a graph on a TPU.

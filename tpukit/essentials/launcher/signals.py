@@ -79,8 +79,9 @@ def sigterm_ends_the_run() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_interrupts() -> Iterator[None]:
-    """Postpone SIGINT and SIGTERM to the end of the block. Python handles them in the main thread
-    only.
+    """Postpone SIGINT and SIGTERM to the end of the block.
+
+    Python handles them in the main thread only.
 
     Blocking the signals has no effect: another thread of the process would take them, and Python
     would run the handler in the main thread.
