@@ -50,7 +50,7 @@ def load_array_record():
 
 
 def write_shard(file: Path, records: Iterable[bytes]) -> None:
-    """Write a shard; it is on the disk when this returns. The same records give the same bytes.
+    """Write a shard, and wait until the disk has it; the same records give the same bytes.
 
     Raises:
         OSError: it could not be written; the error number of a full disk is ENOSPC.
@@ -150,7 +150,7 @@ class Shards:
     def _reader(self, shard: int):
         """Return the open reader of a shard, and close the least recently opened above the limit.
 
-        Readers of the parent process are not touched: its threads may have been reading.
+        Readers of the parent process are not used, because its threads may have been reading.
         """
         readers = self._readers[os.getpid()]
         reader = readers.get(shard)
@@ -228,9 +228,9 @@ def _most_open() -> int:
 def _home() -> int:
     """Return the process in which a reader was opened first; its forks inherit the answer.
 
-    There array_record started the threads with which it reads several records at once. A child that
-    was forked meanwhile inherits their locks, which may be held, and hangs if it does the same: 10
-    of 400 children did (array_record 0.8.6). Reading single records needs no thread: 0 of 1,300
-    hung.
+    In that process array_record starts threads, to read several records at once. A child that is
+    forked at that moment inherits locks that may be held, and hangs if it reads several records at
+    once as well: 10 of 400 children did (array_record 0.8.6). Reading single records needs no
+    thread: 0 of 1,300 hung.
     """
     return os.getpid()

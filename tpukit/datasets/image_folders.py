@@ -6,7 +6,8 @@
     photos/dog/notes.txt    left out, and counted
     photos/.cache/d.jpg     left out
 
-Errors point out a folder too high or too low, such as one whose "classes" are train and test.
+An error reports a folder that is one level too high or too low, for example if its "classes" are
+train and test.
 """
 
 import functools
@@ -124,7 +125,7 @@ def find_images(
 
 
 def _order_of_classes(folder, found: list[str], classes: Sequence[str] | None) -> list[str]:
-    """Return the classes in the order of their numbers; ValueError for a folder that is none."""
+    """Return the classes in the order of their numbers; ValueError for any other folder."""
     if classes is None:
         order = in_order(found)
         refuse_similar_classes(order, str(order))

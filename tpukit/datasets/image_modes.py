@@ -3,7 +3,7 @@
     JPEG with EXIF orientation 6    turned by 90 degrees
     PNG with transparency           on white
     PNG of 16 bits, no window       value / 65,535 x 255
-    TIFF of floats, window (0, 2)   0 is black, 2 is white, and so is everything beyond
+    TIFF of floats, window (0, 2)   0 and less is black, 2 and more is white
 
 The orientation of a JPEG is read by Pillow, if the file has EXIF or XMP at all.
 """
@@ -39,8 +39,8 @@ def to_rgb(image, window: tuple[float, float] | None = None):
 
     Args:
         image: of any mode; not modified.
-        window: the values that become black and white, also for values beyond them. None for 0 and
-            65,535 for 16 bits, so that no value is clipped.
+        window: (low, high): values up to low become black, values from high on white. None for 0
+            and 65,535 with 16 bits, so that no value is clipped.
 
     Raises:
         ValueError: without a window, the image has more than 16 bits or floats; with a window, it

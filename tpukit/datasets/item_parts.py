@@ -189,7 +189,7 @@ def _stored_labels(labels: list, number: int, columns: Columns):
 
 
 def _numbers(label, number: int, classes: Sequence[str]) -> list:
-    """Return a label as a list of numbers: it is a number, a row of numbers or a class name."""
+    """Return a label (a number, a row of numbers or a class name) as a list of numbers."""
     import numpy
 
     if isinstance(label, Mapping):
@@ -274,7 +274,7 @@ def _no_paths(path) -> InvalidTypeError:
 
 
 def _channels_last(array, prefer_first: bool):
-    """Return (H, W, C). torch's images have their channels first, those of others last."""
+    """Return (H, W, C). torch's images have their channels first, other images have them last."""
     if array.ndim == 2 and array.size:
         return array[:, :, None]
     if array.ndim == 3 and array.size:

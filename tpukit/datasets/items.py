@@ -196,7 +196,7 @@ class Items:
         return self.prepare(item, number, size)
 
     def _classes(self, asked: list[str] | None) -> list[str]:
-        """Return the names of the classes: those asked for, else the dataset's own."""
+        """Return the names of the classes: those of classes=, else the dataset's own."""
         if asked and self.labels != 1:
             raise InvalidValueError(
                 f"classes= names the classes of one label, but items have {self.labels} labels",
@@ -229,7 +229,7 @@ class Items:
     def read(self) -> Iterator[tuple]:
         """Yield the number of each item and the item; `Failed` for an item that cannot be read.
 
-        A stream ends with its first failure, because an iterator cannot go on after an error.
+        A stream ends with its first failure, because an iterator cannot continue after an error.
         """
         if self.by_number:
             return self._read_by_number()
@@ -259,7 +259,7 @@ class Items:
             number += 1
 
     def digest(self) -> bytes:
-        """Return a digest that tells these items from others.
+        """Return a digest that differs for other items.
 
         It covers all items of a list, a hundred items and all labels of a dataset, and the first
         item of a stream. Reading all of a dataset would take as long as packing it.
@@ -403,7 +403,7 @@ def class_names(source, label: str | None, *, has_others: bool = False) -> list[
 
 
 def _has_other_targets(source) -> bool:
-    """Return whether a dataset of torchvision yields other labels than its usual ones.
+    """Return whether a dataset of torchvision yields other labels than those that `classes` names.
 
     OxfordIIITPet(target_types="binary-category") numbers cats and dogs, and its `classes` are
     breeds.
@@ -451,7 +451,7 @@ def _in_order(names, numbers: Mapping, has_others: bool) -> list:
 
 
 def store_items(items: Items, folder: Path, size: int | None, *, progress: str | None):
-    """Write the items of a stream in their order; return their labels, (N, L) float32.
+    """Write the items of a stream in their own order; return their labels, (N, L) float32.
 
     Raises:
         ValueError: an item is not like the first one.
@@ -483,7 +483,8 @@ def store_items(items: Items, folder: Path, size: int | None, *, progress: str |
 def _write(file, data: bytes) -> int:
     """Write all bytes and return their number.
 
-    Without a buffer, `write` on a disk that fills up writes a part and raises only the next time.
+    If a disk fills up, an unbuffered `write` writes only a part, and raises an error at the next
+    call.
     """
     view = memoryview(data)
     while view:
@@ -515,7 +516,7 @@ class StoredItems:
 
 
 class ReceivedItems:
-    """The items that the parent process reads and sends, in the packed order."""
+    """The items that the parent process reads and sends to this process, in the packed order."""
 
     def __init__(self, stream: BinaryIO, shape: tuple[int, ...] | None):
         self._stream = stream

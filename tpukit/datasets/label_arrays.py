@@ -47,7 +47,7 @@ def as_labels(values, names: Sequence[str], *, first_row: int = 0, what: str = "
         values: (N, L) numbers, or L columns of a table.
         names: of the labels, for messages.
         first_row: number of the first row, for messages.
-        what: the word for a row, for messages.
+        what: the noun for a row in messages.
 
     Raises:
         ValueError: a value is missing, infinite, not a number, or float32 would change it.
@@ -201,7 +201,7 @@ def _plain(name: str) -> float | str:
 
 
 def are_other_numbers(classes: Sequence[str]) -> bool:
-    """Return whether classes are numbers that differ from their places, so that 1 is ambiguous."""
+    """Return whether classes are numbers that differ from their positions, so that 1 is ambiguous."""
     if not all(map(_reads_as_number, classes)):
         return False
     return list(map(float, classes)) != list(range(len(classes)))
@@ -213,15 +213,16 @@ def encode_words(column, name: str, classes: Sequence[str] | None):
     Args:
         column: of a table; a categorical column has its own classes and their order.
         name: of the column, for messages.
-        classes: in the order of their numbers; None to find them. Numbers in the column are names
-            if all classes are numbers. Otherwise they are places, from 0, if the column has no
-            word. True, False and intervals are their text if that names a class.
+        classes: in the order of their numbers; None to find them. If all classes are numbers, a
+            number in the column is a class name. Otherwise, if the column has no word, it is the
+            position of the class, from 0. True, False and intervals count as their text if a class
+            has that name.
 
     Returns:
         (N,) float32 and the classes; None if the column holds numbers.
 
     Raises:
-        ValueError: a value is missing or is none of the classes, or only some values are words.
+        ValueError: a value is missing or is not one of the classes, or only some values are words.
     """
     values = column.tolist()
     words = {value for value in values if isinstance(value, str)}
@@ -296,8 +297,8 @@ def _check_members(values: list, numbers: dict, name: str, *, classes: list[str]
 def _refuse_tags(words: set[str], name: str) -> None:
     """Raise if words are several tags each, such as "cat;dog".
 
-    They are if a mark divides some of them, and there are not more tags than words: then the words
-    are combinations of the tags.
+    That is so if a separator divides some of them, and there are not more tags than words: then the
+    words are combinations of the tags.
     """
     for mark in ("; ", ";", "| ", "|", ", ", ","):
         divided = sorted(word for word in words if mark in word)
@@ -376,7 +377,7 @@ def _group_name(value) -> str:
 
 
 def as_list(values) -> list:
-    """Return the values of a column; for words in Arrow's memory four times faster than `list`."""
+    """Return the values of a column; for Arrow strings this is four times as fast as `list`."""
     if hasattr(values, "iloc"):
         return values.to_numpy(object).tolist()
     return list(values)

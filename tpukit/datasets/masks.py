@@ -72,7 +72,7 @@ def palette_of(mask: bytes) -> list[int]:
 
 
 def _opened(data: bytes, ask):
-    """Return the result of a function of the image in a file's bytes; 1, upright, if it is none."""
+    """Apply a function to the image in a file's bytes; return 1 (upright) if it is not an image."""
     from PIL import Image
 
     try:
@@ -108,8 +108,8 @@ def decode_masked(data, size: int | None, decode, *, check: bool):
         data: the item.
         size: height and width in pixels; None keeps the size of the image.
         decode: `decode(data, size)` returns (H, W, 3) of the image.
-        check: raise if image and mask differ in size. The image is decoded at its full size for
-            that, so it is done when the item is packed.
+        check: raise if image and mask differ in size. This decodes the image at its full size, so
+            it is only done when the item is packed.
     """
     parts = parts_of(data)
     mask = open_mask(parts.mask)
@@ -158,7 +158,7 @@ def check_alike(image, mask) -> None:
 
 
 def open_mask(data):
-    """Return the mask in the bytes of a file as (H, W) uint8; raise ValueError if it is none."""
+    """Return the mask in the bytes of a file as (H, W) uint8; raise ValueError if it is not a mask."""
     from PIL import Image
 
     bombs = (Image.DecompressionBombError, Image.DecompressionBombWarning)

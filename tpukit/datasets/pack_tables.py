@@ -34,7 +34,7 @@ def is_table_file(source) -> bool:
 
 
 def refuse_other_file(source: str) -> None:
-    """Raise ValueError for a file that is no CSV file; the fix is the call that reads it."""
+    """Raise ValueError for a file that is not a CSV file, with the call that reads it as the fix."""
     if not os.path.isfile(source):
         return
     fix = "pass the folder it lies in, or unpack it first: unzip, tar -xf"
@@ -48,7 +48,7 @@ def refuse_other_file(source: str) -> None:
 
 
 def load_table(source, *, words: Sequence):
-    """Return a table; of a CSV file the columns of `words` as text, so that "007" is not 7.
+    """Return a table; `words` are the columns of a CSV file to read as text: "007" is not 7.
 
     Args:
         source: a DataFrame, or the path of a CSV file.
@@ -152,7 +152,7 @@ def _refuse_several_values(table, name: Hashable) -> None:
 
 
 def _read_labels(table, labels: list, classes) -> tuple:
-    """Return the labels of a table and the names of its classes, [] if they are no classes."""
+    """Return the labels of a table and the names of its classes, [] if they are not classes."""
     if not labels:
         return [], []
     if len(labels) == 1:

@@ -47,7 +47,8 @@ class ResumableFolder:
 
     Args:
         folder: new, empty, or begun with a plan.
-        plan: everything that decides the contents, as JSON can hold it; not needed for reading.
+        plan: all settings that the contents depend on, as values that JSON supports; not needed for
+            reading.
 
     Attributes:
         kind: the kind of the contents, in messages and in the manifest's format.
@@ -73,7 +74,7 @@ class ResumableFolder:
 
     @property
     def is_finished(self) -> bool:
-        """True if a manifest is there, of any plan."""
+        """True if the folder has a manifest, of any plan."""
         return (self.folder / self.manifest_name).is_file()
 
     def read_manifest(self) -> dict:
@@ -127,7 +128,7 @@ class ResumableFolder:
         )
 
     def damaged(self, found: str) -> OSError:
-        """Return the error for a folder that is no longer as it was written."""
+        """Return the error for a folder that has changed since it was written."""
         return SystemFailureError(
             f"the {self.kind} in {self.folder} is damaged",
             found=found,
@@ -149,7 +150,7 @@ class ResumableFolder:
     def another(
         self, found: str | None, *, kind: type[TpukitError] = PathExistsError
     ) -> TpukitError | None:
-        """Return the error, of this kind, for other contents; None if `found` is empty."""
+        """Return an error of this class for other contents; None if `found` is empty."""
         if not found:
             return None
         state = "" if self.is_finished else ", not finished"

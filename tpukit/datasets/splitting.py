@@ -1,10 +1,10 @@
-"""Split images into two parts with no group in both, as near to a share as whole groups allow."""
+"""Split images into two parts that share no group, as near to the wanted share as possible."""
 
 from tpukit.essentials.display import InvalidValueError
 
 
 def split_by_group(groups, valid: float = 0.2, seed: int = 0, stratify=None):
-    """Split images into two parts with no group in both.
+    """Split images into two parts that share no group.
 
     Args:
         groups: (N,) int, the group of each image.
@@ -65,11 +65,11 @@ def _every_nth(classes, order, share: float):
 def _choose(counts, share: float):
     """Return the groups that give the share of all images, (G,) bool, mostly at random.
 
-    Kind by kind, the rarest first. Within a kind the first groups in their random order are taken,
-    up to the share, so that large groups are as likely as small ones. Then all choices among the
-    14 groups nearest to that border are tried, and the nearest to the share is kept. The most
-    frequent kind comes last, because it can make up for the error of the others. A group that is
-    larger than the share is taken only if there are no others.
+    It chooses kind by kind, the rarest first. Within a kind the first groups in their random order
+    are taken, up to the share, so that large groups are as likely as small ones. Then all choices
+    among the 14 groups nearest to that border are tried, and the nearest to the share is kept. The
+    most frequent kind comes last, because it can make up for the error of the others. A group that
+    is larger than the share is taken only if there are no others.
 
     Args:
         counts: (G, K), the images of each group in its random order, of each kind; the first kind

@@ -1,4 +1,4 @@
-"""The part that a pack and a cache share: labels, groups and rows of N images, and their checks."""
+"""The common part of packs and caches: labels, groups and rows of N images, and their checks."""
 
 import operator
 from pathlib import Path
@@ -30,8 +30,8 @@ class StoredImages:
         names: of the L labels, or of the classes, for `show_batch(names=...)`.
         labels: (N, L) float32; with classes (N,) int64, the class number of each image. The array
             is read-only, but other labels can be assigned, `images.labels = ...`: one label, or
-            one row, per image. From a pandas Series or DataFrame in the order of the table, those
-            of `rows` are taken. A cache that is made afterwards has the assigned labels.
+            one row, per image. From a pandas Series or DataFrame in the order of the table, `rows`
+            selects the labels. A cache that is made afterwards has the assigned labels.
         has_masks: True if each image has a mask; `take` then returns (n, H, W, 4), the fourth
             channel the mask.
         groups: (N,) int32, the number of each image's group. Without groups each image is a group
@@ -41,8 +41,9 @@ class StoredImages:
             empty without classes.
         rows: (N,) int64, the row of each image in the table, or the number of its item or file,
             from 0: `table.fold.to_numpy()[images.rows]` is the fold of each image.
-        made: the settings that decided the pixels, such as size and window, by their names in the
-            plan of the pack; empty for a cache from before they were kept.
+        made: the settings that determined the pixels, such as size and window, by their names in
+            the plan of the pack; empty for a cache of an earlier version, which did not record
+            them.
     """
 
     def __init__(self, folder: Path, index, manifest: dict):
@@ -116,7 +117,7 @@ class StoredImages:
         raise InvalidValueError("labels are finite numbers", found=repr(wrong), fix=fix)
 
     def _as_classes(self, labels):
-        """Return (N,) class numbers as int64; ValueError for a number that is no class."""
+        """Return (N,) class numbers as int64; ValueError for a number that is not a class."""
         import numpy
 
         wrong = (labels < 0) | (labels >= len(self.classes)) | (labels % 1 != 0)
@@ -160,13 +161,13 @@ class StoredImages:
         return labels.iloc[self.rows]
 
     def _relabelled(self) -> dict | None:
-        """Return the state that a pickle holds with the path: labels that were assigned."""
+        """Return the part of a pickle besides the path: labels that were assigned."""
         if self._labels is self._stored_labels:
             return None
         return {"_labels": self._labels}
 
     def labelled_as(self, other: "StoredImages") -> "StoredImages":
-        """Return these images with the labels that were assigned to another form of them."""
+        """Return these images with the labels that were assigned to their pack or cache."""
         self.__dict__.update(other._relabelled() or {})
         return self
 
@@ -259,7 +260,7 @@ class StoredImages:
         )
 
     def _check_out(self, out, count: int) -> None:
-        """Raise ValueError unless `out` is an array for so many images."""
+        """Raise ValueError unless `out` is an array for `count` images."""
         shape = (count, *self.shape)
         if out.shape != shape or out.dtype != "uint8":
             raise InvalidValueError(

@@ -61,7 +61,7 @@ def exams_of(table, name: str = "table") -> Exams:
 
     Args:
         table: a row per image: StudyInstanceUID, SOPInstanceUID, and the ten `LABELS` as
-            probabilities. Those of the exam are the same in all of its rows, as in the labels of
+            probabilities. The labels of an exam are the same in all of its rows, as in the table of
             `read_labels`.
         name: of the table, for messages.
 
@@ -123,15 +123,15 @@ def _probabilities(table, name: str):
 def challenge_loss(labels, predictions) -> float:
     """Return the challenge's score, a weighted log loss; 0.5 everywhere gives ln 2 = 0.693.
 
-    Less is better. Each exam counts its nine answers by `EXAM_WEIGHTS`, and each of its images by
-    `IMAGE_WEIGHT` times the share of its images that are positive. Therefore the images of a
+    Lower is better. The nine answers for each exam have the weights `EXAM_WEIGHTS`. Each image has
+    the weight `IMAGE_WEIGHT` times the share of positive images in its exam, so the images of a
     negative exam do not count. The sum is divided by the sum of all weights.
 
     `exam_loss` is the same for tensors, to train an `ExamNetwork`.
 
     Args:
-        labels: a row per image with 0 and 1, as `read_labels` returns them. They come first, as in
-            scikit-learn.
+        labels: a row per image with 0 and 1, as `read_labels` returns them. Labels are the first
+            argument, as in scikit-learn.
         predictions: the same with probabilities, in any order; see `exams_of`.
 
     Returns:
@@ -158,7 +158,7 @@ def exam_loss(outputs: Mapping, targets: Mapping):
 
     Args:
         outputs: logits of an `ExamNetwork` for B exams: (B, A) "answers" and (B, S) "images". The
-            nine answers of the challenge have its weights, all others count the same.
+            nine answers of the challenge have its weights; any other labels have equal weights.
         targets: of `ExamSequences`: "answers" and "images" in [0, 1], and (B, S) "image_weight",
             the weight of all images in each part of an exam.
 
@@ -205,7 +205,7 @@ def match_tables(labels, predictions) -> tuple[Exams, Exams]:
 
 
 def image_share(exams: Exams):
-    """Return (E,) the share of positive images in each exam; of probabilities, the expected one."""
+    """Return (E,) the share of positive images in each exam; for probabilities, the expected share."""
     return exams.sums(exams.images) / exams.counts()
 
 

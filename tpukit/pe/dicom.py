@@ -268,7 +268,7 @@ def find_scale(file, path) -> tuple[Scale, list[str]]:
     """Return the scale of a file, and the names of slope and intercept that it lacks.
 
     Raises:
-        ValueError: the file is not of a CT, or its scale is not usable.
+        ValueError: the file is not a CT, or its scale is not usable.
     """
     table = _find_table(file)
     missing = []
@@ -350,7 +350,7 @@ def _find_padding(file) -> tuple[int, int] | None:
 
 @functools.lru_cache(maxsize=64)
 def hounsfield_table(scale: Scale):
-    """Return the Hounsfield units of every code, (65536,) float32, read-only.
+    """Return the Hounsfield units of every stored value, (65536,) float32, read-only.
 
     Looking the pixels up is faster than computing them.
     """
@@ -376,5 +376,5 @@ def hounsfield_table(scale: Scale):
 
 @functools.lru_cache(maxsize=64)
 def window_table(scale: Scale, level: float, width: float):
-    """Return every code through a window, (65536,) uint8."""
+    """Return the grey level of every stored value in a window, (65536,) uint8."""
     return see(hounsfield_table(scale), level, width)

@@ -76,8 +76,8 @@ def index_dicom(
 
     Raises:
         FileNotFoundError: the folder does not exist or contains no DICOM file, or a row has none.
-        ValueError: two files are of the same image, an image has no place, or its file belongs to
-            another exam than the labels say.
+        ValueError: two files hold the same image, an image has no position, or its file has another
+            exam than the labels.
         ImportError: pydicom is not installed.
     """
     import numpy as np
@@ -124,7 +124,7 @@ def index_dicom(
 
 
 def notice_others(folder, names: list[str], others: list) -> list[list[str]]:
-    """Print the files that are no CT slices, and return them as rows of `check_exams`."""
+    """Print the files that are not CT slices, and return them as rows of `check_exams`."""
     noticed = []
     for files, example in of_other_kinds(names, others):
         noticed.append([files, example, "nothing: only slices of CT are read"])
@@ -140,7 +140,7 @@ def notice_others(folder, names: list[str], others: list) -> list[list[str]]:
 def _no_file(labels, reasons: dict[str, str]):
     """Return all rows without path and position, as if none had a file.
 
-    `reasons` are of files that are no CT slices, by the name of the file.
+    `reasons` has, by the name of the file, the reason why it is not a CT slice.
     """
     import numpy as np
 
@@ -198,7 +198,7 @@ def _is_elsewhere(labels, headers, column: str):
 
 
 def _check_once(headers, names: list[str]) -> None:
-    """Raise if two of the headers, which are sorted by image, are of the same image."""
+    """Raise if two headers have the same image; they are sorted by image."""
     repeats = headers["image"][1:] == headers["image"][:-1]
     if repeats.any():
         first = int(repeats.argmax())
@@ -223,7 +223,7 @@ def _check_identifiers(labels, headers, names: list[str]) -> None:
 
 
 def _check_places(position, headers, names: list[str]) -> None:
-    """Raise if an image has no place along the body."""
+    """Raise if an image has no position along the body."""
     import numpy as np
 
     nowhere = np.flatnonzero(~np.isfinite(position))

@@ -41,11 +41,11 @@ class SliceFeatures(nn.Module):
 class ExamNetwork(nn.Module):
     """Answer for whole exams with a bidirectional GRU along the body.
 
-    Each slice gets an answer, and the exam gets nine. The nine come from two summaries of the exam:
-    the maximum over its slices, and their mean weighted by attention, which the network computes
-    per slice. The design is a small version of the published first place. XLA unrolls the GRU: S
-    parts are S steps of one graph in each direction. Therefore all exams have the same, moderate
-    number of parts.
+    Each slice gets an answer, and the exam gets nine. The nine answers come from two summaries of
+    the exam: the maximum over its slices, and their mean weighted by attention, which the network
+    computes per slice. The design is a small version of the published first place. XLA unrolls the
+    GRU: S parts are S steps of one graph in each direction. Therefore all exams are divided into
+    the same, moderate number of parts.
 
     Takes (B, S, 2F) float32, as `ExamSequences` returns them: mean and maximum of each part.
     Returns logits, "answers" (B, answers), by default in the order of `EXAM_LABELS`, and "images"

@@ -1,4 +1,4 @@
-"""The JPEG files of a pulmonary-embolism set: found in a single scan of the folders, read singly.
+"""The JPEG files of a pulmonary-embolism set: found in a single scan, and read one by one.
 
 train-jpegs/<StudyInstanceUID>/<SeriesInstanceUID>/<position>_<SOPInstanceUID>.jpg
 """
@@ -45,7 +45,7 @@ def index_images(labels, folder, *, missing: str = "raise"):
 
     Raises:
         FileNotFoundError: the folder does not exist or contains no image, or a row has no file.
-        ValueError: two files are of the same image.
+        ValueError: two files hold the same image.
     """
     check_missing(missing)
     if not Path(folder).is_dir():

@@ -284,7 +284,7 @@ def check_columns(table, wanted: Iterable[str], what: str, *, fix: str = "") -> 
 def check_yes_or_no(table, names: Iterable[str]) -> None:
     """Raise ValueError unless all labels of these columns are 0 or 1.
 
-    Probabilities are the usual mistake: the predictions were passed as labels.
+    The usual mistake is to pass the predictions, which are probabilities, as labels.
     """
     for name in names:
         wrong = ~table[name].isin([0, 1]).to_numpy()

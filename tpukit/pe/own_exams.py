@@ -40,7 +40,7 @@ def read_exams(
     counted. Exams in the folder that the table does not name are left out, too.
 
     Args:
-        folder: of the exams; how files and folders are named does not matter.
+        folder: the folder of the exams. Files and folders may have any names.
         labels: path of a CSV file, or a DataFrame. Its column `exam` holds the StudyInstanceUID,
             the AccessionNumber, or the name of the exam's folder directly below `folder`. Or its
             column `image` holds the SOPInstanceUID, or the name of the file. A column `patient`
@@ -247,7 +247,7 @@ def _print_unused(table, is_used, folder) -> None:
 
 
 def _merge(table, labels, key: str):
-    """Return the slices with labels; a column patient of the labels replaces the headers'."""
+    """Return the slices with labels; a column "patient" of the labels has precedence."""
     noticed = table.attrs
     if "patient" in labels:
         table = table.drop(columns="patient")
@@ -257,7 +257,7 @@ def _merge(table, labels, key: str):
 
 
 def _one_series(table, series: str | None):
-    """Return a series of each exam; raise if it is not known which."""
+    """Return one series of each exam; raise if an exam has several and `series` selects none."""
     if series is not None:
         is_chosen = table["description"].str.contains(series, regex=False)
         lost = set(table["exam"]) - set(table["exam"][is_chosen])

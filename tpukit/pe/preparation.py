@@ -17,14 +17,14 @@ _FIXED = {"orientation": "upright", "mean": MEAN, "std": STD}  # no argument of 
 
 @dataclass(frozen=True)
 class Preparation:
-    """Everything but the slice that decides the pixels of an image.
+    """All settings that, together with the slice, determine the pixels of an image.
 
-    A network is of use only with images of the preparation that it was trained on.
+    A network is useful only with images of the same preparation as in its training.
 
     Attributes:
         size, window, crop, form, quality: as for `pack_dicom`; the window as level and width.
         image_size: height and width in pixels at which the pack is decoded.
-        orientation: "upright", as `pack_dicom` turns images.
+        orientation: "upright", because `pack_dicom` turns images upright.
         mean, std: of `normalize`.
     """
 

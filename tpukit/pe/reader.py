@@ -133,10 +133,10 @@ def show_study(
 ) -> ReadStudy:
     """Show an exam in three windows, with the probability of an embolus along the body.
 
-    A slider moves through the slices, without a kernel; so do the arrow keys after a click. A page
-    that runs no scripts shows twelve slices; `.montage()` draws them for print. The notebook stores
-    about 40 KB per slice. Slices with an embolus and the slice with the highest probability are
-    never left out. A button goes to the latter.
+    A slider moves through the slices, without a kernel; after a click, the arrow keys do the same.
+    A page without scripts shows twelve slices; `.montage()` draws them for print. The notebook
+    stores about 40 KB per slice. Slices with an embolus and the slice with the highest probability
+    are never left out. A button goes to the slice with the highest probability.
 
     Args:
         images: the pack of these labels, as `PackedImages` or a `CachedImages`; or (N, 3, H, W)
@@ -150,8 +150,9 @@ def show_study(
         series: SeriesInstanceUID, required if the exam has several series.
         views: names of the three channels. For a pack of one window: "slice below", "slice",
             "slice above".
-        limit: number of slices above which an exam is divided into this many stretches. The slider
-            reaches the most important slice of each (see `montage`), and all with an embolus.
+        limit: the most slices of the slider. A longer exam is divided into this many stretches. The
+            slider then has the most important slice of each (see `montage`), and all slices with an
+            embolus.
 
     Returns:
         The viewer, which a notebook displays.
@@ -241,7 +242,7 @@ def _one_series(rows: Any, study: str, series: str | None):
 
 
 def _irregularities(positions: np.ndarray) -> list[str]:
-    """Count the slices that share a position, and the slices that are missing between others.
+    """Count the slices with a shared position, and the slices that are missing between others.
 
     With the positions 0, 1, 1, 2, 5 the usual step is 1: one position is shared, two are missing.
     """
@@ -353,7 +354,7 @@ def _has_embolus(table: Any) -> np.ndarray:
 
 
 def _reached_slices(table: Any, limit: int) -> np.ndarray:
-    """Return the index of each slice that the slider reaches, in the order of the body."""
+    """Return the indices of the slices on the slider, in the order of the body."""
     import numpy as np
 
     if len(table) <= limit:

@@ -20,8 +20,8 @@ _EXAMS_A_PART = 500  # exams per part of the file; a part is in memory as a whol
 def write_submission(table, path) -> Path:
     """Write submission.csv: a line for each image, and nine lines for each exam.
 
-    The file has another name until it is complete. Numbers are written to the last digit, so that a
-    value just above 0.5 stays there.
+    The file has another name until it is complete. Numbers are written with all digits, so that a
+    value just above 0.5 stays above 0.5.
 
     Args:
         table: a row per image with probabilities, from `make_consistent`; see `challenge_loss`.
@@ -61,7 +61,8 @@ def write_submission(table, path) -> Path:
 def read_submission(path, images):
     """Read submission.csv, and check it as the platform does.
 
-    Every id occurs once, its label is a probability, and no exam contradicts itself.
+    It checks that every id occurs once, each label is a probability, and no exam contradicts
+    itself.
 
     Args:
         path: of the file.

@@ -168,9 +168,7 @@ class Backend:
         """Return when the device has done all recorded work; only a stopwatch needs it."""
 
     def place_model(self, module) -> str:
-        """Shard the weights and buffers of a module; return a line about a large unsharded part, or
-        "".
-        """
+        """Shard the weights and buffers of a module; return a line on large unsharded parts."""
         return ""
 
     def place_state(self, optimizer) -> None:
