@@ -6,14 +6,14 @@
 torch_xla records each operation in each step: for a ResNet-34 Adam is half of the host's time
 (`benchmarks/recording.py`). Here the same arithmetic, in the same order, is one computation, which
 torch_xla gets as a whole. The optimizer's state, its hooks and its schedules stay PyTorch's.
-PyTorch's AdamW is an Adam, so it is both.
+PyTorch's AdamW is a subclass of Adam, so this holds for both.
 
 It is on by default, because weights and state are the same to the last bit:
 `tests/accelerators/test_adam.py` compares all combinations of settings on XLA:CPU. On a TPU the two
 have not been compared.
 
-One computation for all parameters would be recorded no faster, and libtpu makes more of many small
-computations; `benchmarks/preflight.py` has the cycles.
+One computation for all parameters would not be recorded faster, and libtpu optimises many small
+computations better; `benchmarks/preflight.py` has the cycles.
 """
 
 import functools
@@ -23,7 +23,7 @@ _computations: dict[tuple, object] = {}
 
 @functools.cache
 def shorten_adam() -> None:
-    """Replace PyTorch's Adam for single parameters, in this process, for good."""
+    """Replace PyTorch's Adam for single parameters, permanently in this process."""
     from torch.optim import adam
 
     adam._single_tensor_adam = functools.partial(_step, adam._single_tensor_adam)

@@ -1,7 +1,7 @@
 """Running statistics on TorchTPU: 0.2.0 normalises as PyTorch does and never updates them.
 
-It raises nothing. A network would be evaluated with the means and variances that it was made with,
-0 and 1, whatever it was trained on.
+It raises no error. After any training, a network would be evaluated with its initial means and
+variances, 0 and 1.
 """
 
 import functools
@@ -9,7 +9,7 @@ import functools
 
 @functools.cache
 def correct_running_statistics(device_type: str = "tpu") -> None:
-    """Have BatchNorm and InstanceNorm update them on such devices, in this process, for good."""
+    """Let BatchNorm and InstanceNorm update running statistics, permanently in this process."""
     import torch
 
     torch.batch_norm = _updating(torch.batch_norm, device_type, first_axis=0)
@@ -34,7 +34,7 @@ def _updating(whole, device_type: str, *, first_axis: int):
 def _update(x, running_mean, running_var, *, momentum: float, first_axis: int) -> None:
     """Move running statistics towards those of x, (N, C, ...).
 
-    The variance is that of n - 1 samples, as in PyTorch.
+    The variance is divided by n - 1, as in PyTorch.
     """
     import torch
 

@@ -43,7 +43,7 @@ def container_lines(
     seconds: str,
     docker: str = "docker",
 ) -> str:
-    """Return the lines of a shell script that replace the shell by the container.
+    """Return the lines of a shell script that replace the shell with the container.
 
         exec timeout --foreground --kill-after=60 7800 docker run --init ... python:3.12 bash ...
 

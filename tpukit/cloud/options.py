@@ -70,7 +70,7 @@ _SECRETS = {
 
 
 def check_plan(plan: JobPlan) -> None:
-    """Raise InvalidValueError for an option that the target of the plan would not honour.
+    """Raise InvalidValueError for an option that the target of the plan does not support.
 
     Raises:
         ValueError: the message names the option, the target and the fix.

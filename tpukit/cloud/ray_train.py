@@ -5,7 +5,7 @@
     forked workers   core 0, 1, 2, 3               core 4, 5, 6, 7
 
 Ray finds the hosts, starts one process on each, and keeps the checkpoints. If a host is lost, Ray
-starts all hosts again from the last checkpoint. Ray's process plays the part of a notebook's
+starts all hosts again from the last checkpoint. Ray's process takes the role of a notebook's
 kernel: it calls `launch`, and never opens the device.
 """
 
@@ -59,9 +59,9 @@ def launch_on_hosts(
 
     Call it on a machine of a Ray cluster. `core.rank` and `core.world_size` count the cores of all
     hosts. On each host the function runs in an empty folder, so give `fit` a relative path: its
-    checkpoints are copied to the storage within seconds. Other files are lost with their host. If
-    a host is lost, all hosts begin again from the last checkpoint. A call with the same storage
-    and name continues from its last checkpoint.
+    checkpoints are copied to the storage within seconds. Other files are lost with their host. If a
+    host is lost, all hosts start again from the last checkpoint. A call with the same storage and
+    name continues from its last checkpoint.
 
     Args:
         fn: the worker function, as for `launch`.
@@ -72,8 +72,9 @@ def launch_on_hosts(
         accelerator: Ray's name of the slice: "TPU-V5LITEPOD", "TPU-V6E", "TPU-V4".
         storage: a folder that all hosts reach: "gs://bucket/runs", or one on a shared file system.
         name: of the run.
-        failures: how often the run may begin again; 0 for never. An error of the function counts.
-        patience: how long to wait for hosts, at the start and for the replacement of a lost host.
+        failures: how often the run may start again; 0 for never. An error of the function counts as
+            a failure.
+        patience: the longest wait for hosts, at the start and for the replacement of a lost host.
         resources: what a Ray worker reserves on its host besides the TPU; None for one CPU.
         **options: of `launch`: cores (per host), backend, seed, timeout, limits, matmul_precision.
 
@@ -83,7 +84,7 @@ def launch_on_hosts(
     Raises:
         NotInstalledError: Ray is not installed.
         InvalidValueError: neither `hosts` nor a slice is given, or Ray knows no such slice.
-        MultiHostError: the run failed more than `failures` times, or the hosts did not come.
+        MultiHostError: the run failed more than `failures` times, or hosts did not start.
     """
     ray = import_ray()
     from ray.train import (

@@ -56,9 +56,9 @@ def health(
     over all cores. This runs in forked workers, so the kernel can still launch. Without a chip CPU
     processes compute, and a warning says so.
 
-    With a name it asks the Cloud TPU API. It waits while the state of the TPU VM passes by itself,
-    and prints the state. The TPU of a Colab or Kaggle notebook is in the notebook's machine, and
-    the API does not know it: leave the name out.
+    With a name it asks the Cloud TPU API. While the TPU VM is in a temporary state, such as
+    starting, it waits and prints the state. The TPU of a Colab or Kaggle notebook is in the
+    notebook's machine, and the API does not know it: leave the name out.
 
     Args:
         name: of a TPU VM, or `projects/<project>/locations/<zone>/nodes/<name>`.

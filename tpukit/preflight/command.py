@@ -64,7 +64,7 @@ def run(given: argparse.Namespace) -> int:
 def find_function(name: str) -> Callable:
     """Return the function that "file.py:name", "module:name" or "notebook.ipynb:name" names.
 
-    A file or a module is imported. Of a notebook, the cells up to the function are run.
+    A file or a module is imported. In a notebook, the cells up to the function are run.
 
     Raises:
         ValueError: there is no such function, or the code before it does not run.

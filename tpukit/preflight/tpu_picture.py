@@ -1,4 +1,4 @@
-"""Draw a machine with TPU chips, its processes, and the way of a training step to a chip.
+"""Draw a machine with TPU chips, its processes, and the path of a training step to a chip.
 
 The picture has four parts, from top to bottom. Each has a function here.
 
@@ -53,7 +53,7 @@ Point = tuple[float, float]
 
 
 def draw_tpu(name: str = "v5e-8") -> Figure:
-    """Draw a machine with TPU chips: its processes, its chips, and the way of a training step.
+    """Draw a machine with TPU chips: its processes, its chips, and the path of a training step.
 
     It need not be this machine: only the name is used.
 

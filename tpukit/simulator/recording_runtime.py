@@ -1,4 +1,4 @@
-"""Run a worker function as a single core of a simulated TPU, which writes its programs down.
+"""Run a worker function as a single core of a simulated TPU, and record its programs.
 
 No large program runs. The simulated libtpu writes each program to a folder and each run to a log,
 see `record.c`. `preflight` reads both.
@@ -41,7 +41,7 @@ class Imagined(Topology):
 
 
 class _Recording:
-    """A core whose large programs do not run; values that come back from it are no results.
+    """A core whose large programs do not run, so values from its device are not results.
 
     Attributes:
         sent: the shapes and dtypes of tensors that were sent together, such as those of a batch.
@@ -61,7 +61,7 @@ class _Recording:
         xm.wait_device_ops()
 
     def to_device(self, tensors: list) -> list:
-        """Send tensors to the device, and note the shapes and dtypes of the part of a chip."""
+        """Send tensors to the device, and record the shapes and dtypes of one chip's part."""
         sent = []
         for tensor in tensors:
             if tensor.ndim:

@@ -11,7 +11,7 @@ def meeting_place() -> Iterator[str]:
 
     The path is for SIMULATOR_MEMORY. Forks inherit the open file, so this process may then close it.
 
-    The system frees the file when the last process that has it open ends, also when all of them are
+    The system frees the file when the last process that has it open ends, even if all of them are
     killed. A file in /dev/shm would be left behind in that case, and is limited to the size of
     /dev/shm, 64 MB in a container.
     """
