@@ -406,7 +406,7 @@ class Replay:
         if reasons:
             self._is_over = True
             start = f" from step {number} on" if self._has_replayed else ""
-            self._core.print(f"every step is recorded{start}: {reasons[0]}{_unconfirmed(findings)}")
+            self._core.print(f"every step is captured{start}: {reasons[0]}{_unconfirmed(findings)}")
             return True
         if number >= _CAPTURE_EVERY and not (self._has_replayed or self._has_explained):
             self._has_explained = True
