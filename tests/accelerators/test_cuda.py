@@ -114,8 +114,10 @@ def test_a_training_on_gpus_is_that_of_the_dry_run_to_float_tolerance():
     ).results[0]
     assert gpus["device"] == "cuda:0"
     for ours, theirs in zip(gpus["epochs"], cpu["epochs"], strict=True):
-        assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-3)
-        assert ours["valid_loss"] == pytest.approx(theirs["valid_loss"], rel=1e-3)
+        assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-5)
+        # The gradient of a bias before BatchNorm is 0 but for rounding, and Adam makes steps of full
+        # size of it. BatchNorm removes the bias in training, but not in evaluation.
+        assert ours["valid_loss"] == pytest.approx(theirs["valid_loss"], rel=1e-2)
 
 
 def test_a_run_goes_on_from_its_checkpoint(tmp_path):

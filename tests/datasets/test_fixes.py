@@ -9,8 +9,10 @@ import re
 import resource
 import shutil
 import sys
+import warnings
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -21,7 +23,7 @@ import torch
 from helpers import pictures
 from helpers.fixes import Fixes
 from helpers.one_process import in_this_process
-from helpers.pictures import folder_of, picture, png_of
+from helpers.pictures import folder_of, picture, png_of, tiff_of
 from helpers.tfrecords import example, write
 from PIL import Image, ImageOps
 from torch.utils.data import ConcatDataset, Subset
@@ -936,6 +938,47 @@ def test_the_fixes_work_for_images_that_cannot_be_packed():
     with fixes("packing: none of the {} images can be decoded, for instance {}"):
         quietly(missing, damaged=1.0)
     quietly(table, "all", damaged=1.0)
+
+
+def imread(file):
+    """Read a file of the test below as tifffile does, which is not a requirement of tpukit."""
+    return np.frombuffer(Path(file).read_bytes()[-2 * 28 * 28 * 13 :], np.uint16).reshape(
+        28, 28, 13
+    )
+
+
+def test_the_fixes_work_for_files_that_pillow_does_not_open():
+    names = {"tifffile": SimpleNamespace(imread=imread), "labels": ["a"]}
+    random = np.random.default_rng(0).integers(1, 255, 28 * 28 * 26, np.uint8)
+    bands = random.view(np.uint16).reshape(28, 28, 13)
+    Path("0.tif").write_bytes(tiff_of(bands))
+    np.save("1.npy", bands[..., :3])
+    for file in ("0.tif", "1.npy"):
+        with fixes("unread_files: Pillow does not open this kind of file: {}") as fix:
+            quietly(pandas.DataFrame({"path": [file]}))
+        call = re.search(r"pack\(.*?\.\.\.\)(?=;)", fix.text)[0]
+        call = call.replace(" ...)", " next_folder(), classes=labels)")
+        packed = fix.run(call, **names, files=[file], next_folder=next_folder)
+        assert packed[0][0].shape == (3, 28, 28)
+
+    source = [(random[: 28 * 28].tobytes(), 0)]
+    with fixes("unread_files: Pillow does not open this kind of file: {}") as fix:
+        quietly(source)
+    call = re.search(r"pack\(.*?\.\.\.\)", fix.text)[0].replace("...", "next_folder()")
+    packed = fix.run(call, source=source, next_folder=next_folder)
+    assert np.array_equal(packed[0][0][0].reshape(-1), random[: 28 * 28])
+
+
+def test_the_fixes_work_for_images_of_more_pixels_than_pillow_opens(monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with (
+        warnings.catch_warnings(action="ignore"),
+        fixes("decoding: its header claims more than the {} pixels that are ...") as fix,
+    ):
+        quietly(table_of(2), "pack")
+    line = re.search(r"PIL\.Image\.MAX_IMAGE_PIXELS = None", fix.text)[0]
+    exec(line, NAMES)
+    assert len(quietly(table_of(2), "pack")) == 2
 
 
 CHANGED = {
