@@ -258,8 +258,8 @@ def test_what_a_notebook_reads_beside_the_kit_comes_with_it(
 ):
     cells = ["".join(one["source"]) for one in json.loads(NOTEBOOKS[number].read_text())["cells"]]
     (reads,) = [text for text in cells if "sys.path += " in text]
-    lines = reads[reads.index("kit = ") :].splitlines()
-    taken = "\n".join(line for line in lines if line.startswith(("kit = ", "sys.path", "from ")))
+    lines = reads[reads.index("root = ") :].splitlines()
+    taken = "\n".join(line for line in lines if line.startswith(("root = ", "sys.path", "from ")))
     address = ""
     if way == "a wheel":
         shutil.copy(wheel, bare.folder)
