@@ -98,7 +98,7 @@ def adam_numbers(optimizer, group: dict, step: float):
 
     Args:
         optimizer: any; the result is None if it is not an Adam with plain numbers as settings.
-        group: of its `param_groups`.
+        group: one of its `param_groups`.
         step: the count of steps, from 1.
     """
     from torch.optim import Adam

@@ -136,9 +136,9 @@ def submit(
         files: files and folders that the notebook needs, in its folder. Hidden files, keys and
             links out of a folder are an error, unless you name each of them.
         requirements: a requirements.txt with the packages that the notebook needs.
-        name: of the job; None for the notebook's name and the time. If a job of this name has the
-            same contents and has not ended, it is returned. If it has ended, or has other contents,
-            ValueError is raised.
+        name: the name of the job; None for the notebook's name and the time. If a job of this name
+            has the same contents and has not ended, it is returned. If it has ended, or has other
+            contents, ValueError is raised.
         bucket: "gs://bucket/folder", in which the job gets a folder of its name; for `local` a
             path, "jobs" by default.
         timeout: "8h", "90m" or seconds since the first start; a restart does not reset it.
@@ -212,8 +212,8 @@ class Job:
     """A job. Its state is in its folder, so any process that can read the folder can open it.
 
     Attributes:
-        name: of the job, and of its folder.
-        address: of the folder.
+        name: the name of the job, and of its folder.
+        address: the address of the folder.
         plan: the machine, the time limit and the options of the job.
     """
 
@@ -452,7 +452,7 @@ def find(name: str, bucket: str | os.PathLike = "jobs", *, to: Target | None = N
     """Return a job by its name, from any process.
 
     Args:
-        name: of the job.
+        name: the name of the job.
         bucket: the argument `bucket` of `submit`.
         to: a target with its own credentials; None for the target of the job.
 

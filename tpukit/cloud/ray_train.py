@@ -68,10 +68,10 @@ def launch_on_hosts(
         *args: further arguments of the function. The function, its arguments and the code of its
             module are pickled. All other modules that it imports must be on the hosts.
         hosts: the number of hosts, for a cluster without a TPU slice; all have as many cores.
-        topology: of a TPU slice, such as "4x4"; its hosts are reserved together.
+        topology: the topology of a TPU slice, such as "4x4"; its hosts are reserved together.
         accelerator: Ray's name of the slice: "TPU-V5LITEPOD", "TPU-V6E", "TPU-V4".
         storage: a folder that all hosts reach: "gs://bucket/runs", or one on a shared file system.
-        name: of the run.
+        name: the name of the run.
         failures: how often the run may start again; 0 for never. An error of the function counts as
             a failure.
         patience: the longest wait for hosts, at the start and for the replacement of a lost host.

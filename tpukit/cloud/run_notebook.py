@@ -98,7 +98,7 @@ class _WorkingDirectory:
     copy.
 
     Attributes:
-        path: of the directory.
+        path: the path of the directory.
         copied: the names of all files in out/.
         deleted: the names of files that were sent and that the notebook has deleted.
     """

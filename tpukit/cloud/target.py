@@ -40,8 +40,9 @@ class JobOptions:
     """The rarer options of a job. If a target does not support an option, `submit` raises an error.
 
     Attributes:
-        zone: of the machine, such as "us-west4-a"; for gcloud, which needs it, and skypilot.
-        region: of the machine, such as "us-central1"; for vertex and skypilot.
+        zone: the zone of the machine, such as "us-west4-a"; for gcloud, which needs it, and
+            skypilot.
+        region: the region of the machine, such as "us-central1"; for vertex and skypilot.
         project: the Google Cloud project; None for GOOGLE_CLOUD_PROJECT or the credential's own.
         spot: take a cheaper machine that the platform may take back.
         reservation: for vertex the full name of a reservation, for gcloud "any".
@@ -71,8 +72,8 @@ class JobPlan:
     """The data that a target needs to start a job.
 
     Attributes:
-        name: of the job: lower-case letters, digits and hyphens, a letter first, at most 40
-            characters.
+        name: the name of the job: lower-case letters, digits and hyphens, a letter first, at most
+            40 characters.
         target: the name of the target.
         folder: the address of the job's folder, "gs://bucket/folder/name" or an absolute path; it
             exists.
@@ -80,8 +81,8 @@ class JobPlan:
         timeout: seconds from the first start, of all attempts together. The runner counts them; a
             target also passes the limit to its platform, if the platform has one.
         python: the caller's version, such as "3.12".
-        digest: of everything that was sent. It is a label of the platform's job, by which tpukit
-            finds the job again if the answer was lost.
+        digest: the digest of everything that was sent. It is a label of the platform's job, by
+            which tpukit finds the job again if the answer was lost.
         options: see `JobOptions`.
         secrets: by the name of the variable, a reference, never the value.
             "projects/P/secrets/S/versions/V" is read by the runner from Secret Manager (vertex,

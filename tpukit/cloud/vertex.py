@@ -42,8 +42,8 @@ class VertexTarget:
     """Custom jobs of Vertex AI, through Google's own SDK.
 
     Args:
-        credentials: of google-auth; None for this machine's own.
-        endpoint: of the API; None for the region's own.
+        credentials: the credentials of google-auth; None for this machine's own.
+        endpoint: the endpoint of the API; None for the region's own.
         transport: "grpc", "rest", or a transport of the SDK's JobServiceClient.
         pauses: seconds before each repetition of a create request that failed temporarily.
         request_timeout: seconds for an answer.

@@ -76,7 +76,7 @@ def whole_number(name: str, value, least: int) -> int | None:
     """Return an argument as an int, which JSON can hold, and None as None.
 
     Args:
-        name: of the argument, for the message.
+        name: the name of the argument, for the message.
         value: the argument, such as 64 or numpy.int64(64).
         least: the smallest value that is allowed.
 

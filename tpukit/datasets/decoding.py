@@ -263,7 +263,7 @@ def pixel_limit() -> float:
 
 
 def set_pixel_limit(limit: float) -> None:
-    """Set the largest number of pixels in a process to that of the notebook."""
+    """Set the largest number of pixels per image in this process, as in the notebook."""
     from PIL import Image
 
     Image.MAX_IMAGE_PIXELS = None if limit == math.inf else limit

@@ -38,7 +38,7 @@ def to_rgb(image, window: tuple[float, float] | None = None):
     become 8 by a window.
 
     Args:
-        image: of any mode; not modified.
+        image: a Pillow image of any mode; not modified.
         window: (low, high): values up to low become black, values from high on white. None for 0
             and 65,535 with 16 bits, so that no value is clipped.
 

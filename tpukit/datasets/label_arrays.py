@@ -45,7 +45,7 @@ def as_labels(values, names: Sequence[str], *, first_row: int = 0, what: str = "
 
     Args:
         values: (N, L) numbers, or L columns of a table.
-        names: of the labels, for messages.
+        names: the names of the labels, for messages.
         first_row: number of the first row, for messages.
         what: the noun for a row in messages.
 
@@ -211,8 +211,8 @@ def encode_words(column, name: str, classes: Sequence[str] | None):
     """Return a column of words as class numbers.
 
     Args:
-        column: of a table; a categorical column has its own classes and their order.
-        name: of the column, for messages.
+        column: a column of a table; a categorical column has its own classes and their order.
+        name: the name of the column, for messages.
         classes: in the order of their numbers; None to find them. If all classes are numbers, a
             number in the column is a class name. Otherwise, if the column has no word, it is the
             position of the class, from 0. True, False and intervals count as their text if a class

@@ -404,7 +404,7 @@ def _look(pixels, shape: tuple, *, file: bytes = b"", window=None) -> _Seen:
 
     Args:
         pixels: the decoded image, or its bytes.
-        shape: of the decoded image.
+        shape: the shape of the decoded image.
         file: the stored file; b"" for pixels.
         window: the values that become black and white, if the user chose them.
     """

@@ -54,7 +54,7 @@ class PackedImages(StoredImages):
         encoding: "jpeg" for encoded images, "uint8" for pixels.
         index: (N,) of `row_type`, the same as on the disk.
         skipped: a dict with "row", "name" and "why" for each image that was left out.
-        digest: of the manifest; two packs have different digests.
+        digest: the digest of the manifest; two packs have different digests.
 
     Raises:
         FileNotFoundError: there is no finished pack in the folder.

@@ -52,11 +52,12 @@ class ResumableFolder:
 
     Attributes:
         kind: the kind of the contents, in messages and in the manifest's format.
-        version: of the format; raise it if older versions of tpukit cannot read the folder.
+        version: the version of the format; raise it if older versions of tpukit cannot read the
+            folder.
         outputs: patterns of the names of the finished files and folders.
         make: the call that makes it, for messages.
         repair: the fix for a damaged folder, for messages; {folder} stands for the folder.
-        manifest_name: of the file that is written last.
+        manifest_name: the name of the file that is written last.
     """
 
     kind: str

@@ -74,7 +74,7 @@ def _choose(counts, share: float):
     Args:
         counts: (G, K), the images of each group in its random order, of each kind; the first kind
             is "all".
-        share: of the images.
+        share: the share of the images.
     """
     import numpy
 

@@ -27,7 +27,7 @@ class StoredImages:
 
     Attributes:
         folder: the folder of the images.
-        names: of the L labels, or of the classes, for `show_batch(names=...)`.
+        names: the names of the L labels, or of the classes, for `show_batch(names=...)`.
         labels: (N, L) float32; with classes (N,) int64, the class number of each image. The array
             is read-only, but other labels can be assigned, `images.labels = ...`: one label, or
             one row, per image. From a pandas Series or DataFrame in the order of the table, `rows`

@@ -101,11 +101,11 @@ def auroc_table(
     Args:
         labels: (N, L) or (N,) zeros and ones.
         probabilities: as `labels`; any scores are accepted, since only their order counts.
-        names: of the labels, as for `show_batch`.
+        names: the names of the labels, as for `show_batch`.
         groups: (N,) the study or patient of each sample; None if every sample is independent.
         group: the name of a group, such as "study".
         resamples: draws of the bootstrap, 1 or more.
-        seed: of the bootstrap.
+        seed: the seed of the bootstrap.
 
     Returns:
         A table whose index is the label, with the columns "positives", "positive groups" if

@@ -31,8 +31,10 @@ def position_prior(labels, table, bins: int = 20):
     height alone gives some information.
 
     Args:
-        labels: of the exams to learn from: StudyInstanceUID, `position` and the `LABELS`.
-        table: of the exams to answer for: StudyInstanceUID, SOPInstanceUID and `position`.
+        labels: the labels of the exams to learn from: StudyInstanceUID, `position` and the
+            `LABELS`.
+        table: the table of the exams to answer for: StudyInstanceUID, SOPInstanceUID and
+            `position`.
         bins: number of heights, from the lowest slice of an exam to the highest.
 
     Returns:

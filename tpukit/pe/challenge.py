@@ -63,7 +63,7 @@ def exams_of(table, name: str = "table") -> Exams:
         table: a row per image: StudyInstanceUID, SOPInstanceUID, and the ten `LABELS` as
             probabilities. The labels of an exam are the same in all of its rows, as in the table of
             `read_labels`.
-        name: of the table, for messages.
+        name: the name of the table, for messages.
 
     Raises:
         ValueError: a column is missing, an image occurs twice, an answer is missing or outside
@@ -159,8 +159,8 @@ def exam_loss(outputs: Mapping, targets: Mapping):
     Args:
         outputs: logits of an `ExamNetwork` for B exams: (B, A) "answers" and (B, S) "images". The
             nine answers of the challenge have its weights; any other labels have equal weights.
-        targets: of `ExamSequences`: "answers" and "images" in [0, 1], and (B, S) "image_weight",
-            the weight of all images in each part of an exam.
+        targets: the targets of `ExamSequences`: "answers" and "images" in [0, 1], and (B, S)
+            "image_weight", the weight of all images in each part of an exam.
 
     Returns:
         () float32.

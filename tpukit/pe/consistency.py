@@ -154,7 +154,7 @@ def _move_cheapest(answers, names, exams, *, to: float) -> None:
 
     Args:
         answers: (E, 9), changed in place.
-        names: of the answers to choose from.
+        names: the names of the answers to choose from.
         exams: (E,) bool, the exams to change.
         to: the new value.
     """

@@ -108,7 +108,7 @@ def read_dicom(path):
     air.
 
     Args:
-        path: of the file; it contains a single grey slice.
+        path: the path of the file; it contains a single grey slice.
 
     Returns:
         (H, W) float32 Hounsfield units.

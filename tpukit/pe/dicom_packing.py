@@ -94,9 +94,9 @@ def pack_dicom(
             several sizes: the first that fits into one of the folders is used, see
             `PackedImages.shape`.
         form: "jpeg", or "int16" for Hounsfield units, which `hounsfield` returns on the device.
-        quality: of the JPEGs, 1 to 95. Colours are not subsampled, because they are three separate
-            images. With quality 85 each image is nearer to the original than with quality 90 and
-            subsampled colours, and the file is 10 % larger.
+        quality: the quality of the JPEGs, 1 to 95. Colours are not subsampled, because they are
+            three separate images. With quality 85 each image is nearer to the original than with
+            quality 90 and subsampled colours, and the file is 10 % larger.
         missing: "raise" if a row has no file, or "drop" to leave out such rows and print how many.
         damaged: "raise"; or "skip" to leave out damaged slices, with one window also the
             adjacent slices, up to a tenth of all; or the share that may be left out, such as 0.5.
@@ -247,12 +247,12 @@ class _Slices:
     """The slices to pack, and how their rows are found.
 
     Attributes:
-        folder: of the DICOM files.
+        folder: the folder of the DICOM files.
         names: the files, relative to the folder.
         labels, columns: as for `pack_dicom`.
         indexed: the file of each row of an index; None if the headers must be read.
         settings: the entries of the plan of the pack.
-        share: of the files that may be damaged.
+        share: the share of the files that may be damaged.
         workers, progress: for reading the headers.
     """
 

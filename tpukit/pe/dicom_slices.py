@@ -174,7 +174,7 @@ def to_windows(path, size: int, windows: tuple, crop: tuple | None = None):
     """Read a slice upright, through one window as a grey Pillow image or through three as RGB.
 
     Args:
-        path: of the DICOM file.
+        path: the path of the DICOM file.
         size: height and width of the result in pixels.
         windows: one or three pairs (level, width) in Hounsfield units.
         crop: left, top, right and bottom, 0 to 1, of the slice as it is stored; None for all of it.

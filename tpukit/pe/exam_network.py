@@ -23,7 +23,7 @@ class SliceFeatures(nn.Module):
     for a ResNet-34. The parameters are shared with the ResNet.
 
     Args:
-        resnet: of torchvision or `resnet34`, with its last layer in `fc`.
+        resnet: a ResNet of torchvision or `resnet34`, with its last layer in `fc`.
     """
 
     def __init__(self, resnet: nn.Module):

@@ -270,7 +270,7 @@ def check_columns(table, wanted: Iterable[str], what: str, *, fix: str = "") -> 
         table: a DataFrame.
         wanted: names of the columns.
         what: beginning of the message, such as "the labels have".
-        fix: of the error.
+        fix: the fix of the error.
     """
     missing = [name for name in wanted if name not in table.columns]
     if missing:

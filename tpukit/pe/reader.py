@@ -58,7 +58,7 @@ class ReadStudy(Study):
     Attributes:
         pixels: (n, H, W) uint8, the middle window of each slice.
         facts: the `SliceFacts` of each slice.
-        title: of the montage.
+        title: the title of the montage.
     """
 
     pixels: np.ndarray | None = None

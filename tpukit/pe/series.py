@@ -207,7 +207,7 @@ def read_headers(
 
     Args:
         folder: contains the files.
-        names: of the files, as `find_files` returns them.
+        names: the names of the files, as `find_files` returns them.
         work: folder for the chunks, which a later call uses again.
         workers: number of processes; None for one per core.
         progress: as for `launch`.

@@ -25,7 +25,7 @@ def write_submission(table, path) -> Path:
 
     Args:
         table: a row per image with probabilities, from `make_consistent`; see `challenge_loss`.
-        path: of the file. On Kaggle its name is submission.csv, in the working folder.
+        path: the path of the file. On Kaggle its name is submission.csv, in the working folder.
 
     Returns:
         The path.
@@ -65,7 +65,7 @@ def read_submission(path, images):
     itself.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         images: table with StudyInstanceUID and SOPInstanceUID of every image to answer: the
             competition's test.csv, or labels.
 

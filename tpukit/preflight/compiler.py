@@ -71,7 +71,7 @@ class Compiled:
     Attributes:
         chip: the TPU that it was compiled for.
         libtpu: the compiler's version.
-        seconds: of the compilation.
+        seconds: the seconds of the compilation.
         argument_bytes: weights, the optimizer's state and the batch.
         output_bytes: the results, such as the new weights.
         alias_bytes: outputs that are written over arguments.

@@ -65,7 +65,7 @@ class Cost:
     Attributes:
         operation: as the compiler wrote it.
         cycles: the compiler's estimate.
-        share: of the cycles of the step, 0 to 1.
+        share: the share of the cycles of the step, 0 to 1.
         module: the module of the model that it came from, or the optimizer; "" if unknown.
         line: "file:line" of Python; "" if unknown.
         direction: "forward", "backward" or "optimizer"; "" if unknown.

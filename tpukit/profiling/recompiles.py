@@ -106,7 +106,7 @@ class RecompileMonitor:
 
         Args:
             model: its parameters, gradients and buffers belong to the graph.
-            tensors: others, such as the loss.
+            tensors: other tensors of the graph, such as the loss.
         """
         if not self._checks_graphs:
             return

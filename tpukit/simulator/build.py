@@ -35,7 +35,8 @@ class Plugin:
     Attributes:
         library: its file.
         headers: the folder of pjrt_c_api.h.
-        version: of its PJRT C API, (major, minor); None if the header does not contain it.
+        version: the version of its PJRT C API, (major, minor); None if the header does not contain
+            it.
     """
 
     library: Path
@@ -138,7 +139,7 @@ def program(
     """Return the file that a folder of C sources makes with the plugin's header.
 
     Args:
-        name: of the file; with ".so" it is a library.
+        name: the name of the file; with ".so" it is a library.
         sources, path, environ: as in `library`.
 
     Raises:

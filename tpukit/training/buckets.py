@@ -228,7 +228,7 @@ class BucketSampler(ShardedSampler):
 
     Attributes:
         bucket_of: (count,) int64, the number of the bucket of every sample.
-        lengths: of the buckets.
+        lengths: the lengths of the buckets.
     """
 
     bucket_of: object = field(default=None, repr=False)

@@ -42,10 +42,10 @@ def check_scheduler(saved: Mapping, given: Mapping, *, kind: str, path) -> None:
     """Raise if a scheduler was built with other values than the one in a checkpoint.
 
     Args:
-        saved: of `values_as_built`, "scheduler" in the checkpoint.
-        given: of the scheduler of this run.
+        saved: the entry "scheduler" of `values_as_built`, from the checkpoint.
+        given: the same entry for the scheduler of this run.
         kind: name of its class, for the message.
-        path: of the checkpoint.
+        path: the path of the checkpoint.
 
     Raises:
         ValueError: a value differs; the message has both and the line to write.

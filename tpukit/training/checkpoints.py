@@ -41,7 +41,7 @@ class Checkpoint:
     """A checkpoint that was read, with the right checksum.
 
     Attributes:
-        path: of the file.
+        path: the path of the file.
         step: training steps done.
         state: the saved state, with tensors in host memory.
     """

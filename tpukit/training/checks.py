@@ -194,7 +194,7 @@ class Best:
     """How two epochs are compared.
 
     Attributes:
-        column: of the history.
+        column: the column of the history.
         lower: whether lower numbers are better.
     """
 

@@ -20,7 +20,7 @@ class Evaluation:
     """A model's outputs for a dataset, its loss and metrics; the same on every core.
 
     Attributes:
-        loss: of all samples together, as if they were one batch.
+        loss: the loss of all samples together, as if they were one batch.
         metrics: the other numbers, by name.
         outputs: (N, ...) on the CPU, float32 or wider, in dataset order; nested as the model's
             outputs. None with `keep_outputs=False`.
@@ -135,7 +135,7 @@ def evaluate_synced(
         batches: as in `evaluate`.
         metrics: as in `evaluate`.
         keep_outputs: as in `evaluate`.
-        label: of the progress bar; None for no bar.
+        label: the label of the progress bar; None for no bar.
         options: further options of `host_steps`.
     """
     import torch

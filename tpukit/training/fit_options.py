@@ -102,8 +102,8 @@ class Checkpoints:
     """Where `fit` saves a run, and how it resumes it. One run at a time may use the folder.
 
     Attributes:
-        folder: of the checkpoints, and of `best.pt` with the best epoch's weights, on this
-            machine. It is created if it does not exist.
+        folder: the folder of the checkpoints, and of `best.pt` with the best epoch's weights, on
+            this machine. It is created if it does not exist.
         keep_last: number of newest checkpoints to keep, in addition to the best.
         save_every: time between checkpoints: "90s", "10m", "1h30m" or seconds. A checkpoint is
             also saved after every epoch, and before its evaluation.

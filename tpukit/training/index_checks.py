@@ -224,7 +224,7 @@ class _Watch:
     """Checks the indices of the calls in a step, and follows the integers of its batches.
 
     Attributes:
-        limits: of the integers at the places of a batch, as found so far.
+        limits: the limits of the integers at the places of a batch, as found so far.
     """
 
     def __init__(self, checks: IndexChecks):

@@ -111,8 +111,8 @@ def launch_each(
             uses a single core of a v2 or v3 chip, which has two.
         backend, limits, matmul_precision, compile_cache: as in `launch`; the limits hold for each
             job.
-        seed: of the random numbers, as in `launch`. All jobs have the same seed, so they differ
-            by their configs alone.
+        seed: the seed of the random numbers, as in `launch`. All jobs have the same seed, so they
+            differ by their configs alone.
         timeout: seconds after which a job is ended, and counts as failed; None for no limit.
         progress: as in `launch`; a bar for each job, and no curves.
 

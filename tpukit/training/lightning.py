@@ -177,8 +177,8 @@ class CoreStrategy(ParallelStrategy):
                 "every core would train on the same batches: Lightning does not divide a stream",
                 found=f"a DataLoader of a {type(streams[0].dataset).__name__}, whose first batch "
                 f"is the same on all {self.world_size} cores",
-                fix=f"core.batches(stream, batch_size={size}, steps=1000) in place of the "
-                "DataLoader, which gives each core a share",
+                fix=f"in place of the DataLoader, core.batches(stream, batch_size={size}, "
+                "steps=1000), which gives each core a share",
             )
 
     def model_to_device(self) -> None:

@@ -24,7 +24,7 @@ class PendingStep:
     """A step that the device has got, and whose loss is not on the host yet.
 
     Attributes:
-        number: of the optimizer step, from 1.
+        number: the number of the optimizer step, from 1.
         samples: for each of its batches (batch_size,) int64, the numbers of its samples.
         local: () float32, this core's loss.
         reduced: (3,) float32, means over the cores: of the loss, and of the two flags of
@@ -134,8 +134,8 @@ def not_finite(
 
     Args:
         step: from `StepLosses.fetch`.
-        rank: of this core.
-        dataset: of the training.
+        rank: the rank of this core.
+        dataset: the dataset of the training.
         lr: the learning rate of the step.
         checkpoint: the name of the newest.
     """

@@ -127,7 +127,7 @@ class OptimizerModes:
 
     Args:
         core: this core.
-        optimizer: of the training.
+        optimizer: the optimizer of the training.
     """
 
     def __init__(self, core: Core, optimizer):

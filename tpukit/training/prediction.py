@@ -115,7 +115,7 @@ def host_steps(
         bf16: as in `predict`.
         gather: applied to each tensor of the outputs and targets, on the device.
         between_steps: called after every step; if it raises an error, the loop ends.
-        label: of the progress bar; None for no bar.
+        label: the label of the progress bar; None for no bar.
     """
     import torch
     from torch.utils import _pytree as tree

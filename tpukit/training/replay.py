@@ -55,12 +55,12 @@ class _Program:
     """The program of the captured steps with batches of one form.
 
     Attributes:
-        key: of `Programs`.
+        key: the key of `Programs`.
         order: for each input its place among the state, the batch, the flags, the seed and
             `inputs`.
         puts: for each result its place in the state; the two losses come after the state.
         inputs: the inputs that are neither state, batch, flags nor seed.
-        settings: of the optimizer, in the last captured step.
+        settings: the settings of the optimizer, in the last captured step.
         form: the settings that decide which operations the program has.
         last: number of the last captured step.
         captured: how many captured steps in a row had this program.
@@ -109,8 +109,8 @@ class Replay:
 
     Args:
         core: this core.
-        programs: of its backend.
-        optimizer: of the steps.
+        programs: the programs of its backend.
+        optimizer: the optimizer of the steps.
         called: by name the model, the loss, `preprocess`, `augment` and `averaged_model`, or None.
         schedule: steps after each step, or None.
     """

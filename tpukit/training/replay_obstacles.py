@@ -11,7 +11,7 @@ def obstacle(optimizer, average=None) -> str | None:
     """Return the first reason in words why every step must be captured; None if there is none.
 
     Args:
-        optimizer: of the run.
+        optimizer: the optimizer of the run.
         average: an AveragedModel, or None.
     """
     import torch

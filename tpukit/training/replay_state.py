@@ -43,7 +43,7 @@ class ReplayState:
 
     Args:
         parts: the model, the loss and so on; those that are modules have a state.
-        optimizer: of torch.optim.
+        optimizer: an optimizer of torch.optim.
         average: an AveragedModel, or None.
     """
 

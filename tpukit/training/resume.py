@@ -43,7 +43,7 @@ class Progress:
     """How far a run has come, saved in every checkpoint.
 
     Attributes:
-        samples_per_step: of all cores together, in one optimizer step.
+        samples_per_step: the samples of all cores together in one optimizer step.
         steps_per_epoch: optimizer steps of an epoch.
         step: optimizer steps done.
         epoch: the current epoch, from 1.

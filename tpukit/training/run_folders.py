@@ -43,7 +43,7 @@ def run_folder(name: str | os.PathLike, machine: Machine = THIS_MACHINE) -> RunF
     that is attached as an input.
 
     Args:
-        name: of the folder: "run", or "flowers/resnet".
+        name: the name of the folder: "run", or "flowers/resnet".
         machine: the machine whose folders are used; tests pass another one.
 
     Returns:

@@ -24,7 +24,7 @@ def keep_settings(folder, settings: Mapping, *, backup_dir=None) -> Path:
     of epochs.
 
     Args:
-        folder: of the run.
+        folder: the folder of the run.
         settings: values that JSON supports.
         backup_dir: the folder that outlives the machine; see `run_folder`. It is compared, and
             gets the settings as well.
@@ -62,7 +62,7 @@ def _check_same(file: Path, asked: dict) -> None:
     raise InvalidValueError(
         f"{file.parent} holds a run with other settings",
         found=found,
-        fix="the settings of that run, or run_path of another folder for this run",
+        fix="use the settings of that run, or another folder (run_path) for this run",
     )
 
 
@@ -74,8 +74,8 @@ def _check_untrained(files: list[Path]) -> None:
                 raise InvalidValueError(
                     f"{file.parent} holds the results of a run, but not its settings",
                     found=f"{trained.relative_to(file.parent)}, and no {FILE}",
-                    fix=f"put {FILE} back into that folder; or run_path of another folder for "
-                    "this run",
+                    fix=f"put {FILE} back into that folder; or use another folder (run_path) "
+                    "for this run",
                 )
 
 
@@ -87,8 +87,8 @@ def _read(file: Path):
             f"{file} is not JSON",
             found=error,
             fix=(
-                "put back the file that was written when this run began; or run_path of another "
-                "folder"
+                "put back the file that was written when this run began; or use another folder "
+                "(run_path)"
             ),
         ) from None
 

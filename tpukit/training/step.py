@@ -144,7 +144,7 @@ class TrainStep:
         """Train on batches, whose gradients are added up.
 
         Args:
-            number: of the step, from 1.
+            number: the number of the step, from 1.
             batches: as they were sent to the device.
             flags: two float32 tensors, (), to be averaged over the cores; see `TimeLimit`.
             is_last: whether an epoch ends with this step.

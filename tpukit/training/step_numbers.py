@@ -28,9 +28,10 @@ class Source(NamedTuple):
     Attributes:
         group: the number of the optimizer's group.
         name: the name of the setting.
-        factor: of a setting, 1 or -1.
-        summand: of the average's counter, 0 or -1, because it grows after its use.
-        parameter: of "adam" the number within the group of a parameter with this count of steps.
+        factor: the factor of a setting, 1 or -1.
+        summand: the summand of the average's counter, 0 or -1, because it grows after its use.
+        parameter: for "adam", the number within the group of a parameter with this
+            count of steps.
     """
 
     kind: str
@@ -48,12 +49,12 @@ class StepNumbers:
     """The values of all sources in a step.
 
     Args:
-        optimizer: of torch.optim.
+        optimizer: an optimizer of torch.optim.
         average: an AveragedModel, or None.
         ahead: 0 for the step that ran last, 1 for the next step.
 
     Attributes:
-        settings: of the groups, by (group, name).
+        settings: the settings of the groups, by (group, name).
     """
 
     def __init__(self, optimizer, average=None, *, ahead: int):
@@ -124,7 +125,7 @@ class HostInput:
     """An input of a program that is neither state, batch nor seed.
 
     Attributes:
-        id: of torch_xla; a tensor that is changed gets another.
+        id: the id of torch_xla; a tensor that is changed gets another.
         tensor: the input on the device.
         value: its value on the host; None for a large tensor, which is not copied.
         sources: the possible sources; none if the value cannot be explained.
@@ -157,7 +158,7 @@ def recognize(inputs: list[tuple], numbers: StepNumbers, before, to_cpu) -> list
 
     Args:
         inputs: torch_xla's ids and tensors.
-        numbers: of the step that ran last.
+        numbers: the numbers of the step that ran last.
         before: the inputs as recognised in the last captured step; None if there is none.
         to_cpu: copies a list of tensors to the host.
     """

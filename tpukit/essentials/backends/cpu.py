@@ -78,8 +78,9 @@ class Cpu(Backend):
             one core in the kernel's own process.
 
     Attributes:
-        store: of torch.distributed, in which the processes find each other; open before the device.
-        group: of torch.distributed, in which the cores compare their calls.
+        store: the store of torch.distributed, in which the processes find each other; open before
+            the device.
+        group: the group of torch.distributed, in which the cores compare their calls.
     """
 
     transport = "gloo"  # of torch.distributed
@@ -314,7 +315,7 @@ class Cpu(Backend):
         one message.
 
         Args:
-            tensors: of this core.
+            tensors: the tensors of this core.
             send: starts the collective on a flat tensor, and returns its work.
             finish: called with the flat tensor when the collective is done.
         """

@@ -54,7 +54,7 @@ class Topology:
         processes: worker processes, each with as many cores as every other; 0 if the only core runs
             in the kernel itself.
         is_dry_run: whether CPU processes take the place of TPU cores.
-        generation: of a TPU that torch_xla drives, such as "v5e"; otherwise "".
+        generation: the generation of a TPU that torch_xla drives, such as "v5e"; otherwise "".
         device_number: the chip or GPU, from 0, of a run of one process, while others run on the
             other chips; None if the run is alone on the machine.
         hosts: the hosts of the run; None for a single host.
@@ -101,7 +101,7 @@ class Compiling:
     """A graph that is being compiled.
 
     Attributes:
-        number: of the graph in this process, from 1.
+        number: the number of the graph in this process, from 1.
         last_seconds: the time that the graph before took; None for the first.
         doing: "compiling", or "loading" from the compilation cache.
         is_waiting: whether another process compiles it.
@@ -182,7 +182,7 @@ class Backend:
         """Return a tensor reduced over the cores, with the same bits on each. Collective.
 
         Args:
-            tensor: of the same shape and dtype on every core.
+            tensor: a tensor of the same shape and dtype on every core.
             op: "sum", "mean", "min" or "max".
         """
         raise NotImplementedError

@@ -56,7 +56,7 @@ class Batches:
             some samples.
         mask: add to each batch a (batch_size,) bool tensor, False for padding.
         buckets: `tpukit.Buckets`, for samples of several lengths.
-        seed: of the order, and of the random numbers of each batch.
+        seed: the seed of the order, and of the random numbers of each batch.
         workers: loader processes; None for the free processors if images are decoded, otherwise 0.
         threads: number of threads that prepare the batches of a source.
         send: takes the tensors of a batch, and returns them on the device.
@@ -311,7 +311,7 @@ class Batches:
         be the same, because the steps would contain other samples.
 
         Args:
-            state: of `state_dict`.
+            state: the value of `state_dict`.
 
         Raises:
             ValueError: the state belongs to another dataset; or it was saved within an epoch

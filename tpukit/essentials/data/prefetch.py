@@ -113,7 +113,7 @@ def load_samples(
         dataset: the dataset.
         jobs: (number, samples) per batch. The number is unique in the epoch over all cores.
         workers: loader processes; 0 for none.
-        seed: of the epoch.
+        seed: the seed of the epoch.
         in_turn: other cores are threads of this process.
         collate: `collate(items, samples, length)` joins a batch instead of torch's
             `default_collate`; a job is then (number, samples, length).
@@ -143,7 +143,7 @@ def load_images(
         source: the source.
         jobs: (number, samples) per batch. The number is unique in the epoch over all cores.
         workers: loader processes, at least 1.
-        seed: of the epoch; a batch is seeded with it and its number.
+        seed: the seed of the epoch; a batch is seeded with it and its number.
     """
     import torch
 

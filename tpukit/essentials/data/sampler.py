@@ -74,7 +74,7 @@ class ShardedSampler:
         Args:
             done: samples of all cores that were seen before.
             epoch: number of the epoch.
-            seed: of the permutation.
+            seed: the seed of the permutation.
 
         Returns:
             (steps, batch_size) int64.
@@ -99,7 +99,7 @@ class ShardedSampler:
         Args:
             positions: integers of any shape.
             epoch: number of the epoch.
-            seed: of the permutation.
+            seed: the seed of the permutation.
         """
         import numpy
 

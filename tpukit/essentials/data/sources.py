@@ -80,7 +80,7 @@ def split_masks(images, labels) -> tuple:
     Args:
         images: (..., 3, H, W) uint8; or (..., 4, H, W), the fourth channel the class number of
             each pixel.
-        labels: of the images.
+        labels: the labels of the images.
 
     Returns:
         the images, and their targets: the labels; with masks a dict of "labels" and "masks", or

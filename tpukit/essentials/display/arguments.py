@@ -16,8 +16,8 @@ def check_count(name: str, value: object, *, least: int = 1, otherwise: str = ""
     """Raise unless an argument is a whole number of at least `least`.
 
     Args:
-        name: of the argument.
-        value: of the argument.
+        name: the name of the argument.
+        value: the value of the argument.
         least: the smallest allowed value.
         otherwise: extends the fix.
 

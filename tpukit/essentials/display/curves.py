@@ -45,7 +45,7 @@ class Axis:
 
     Attributes:
         title: the measure, such as "loss".
-        names: of the curves.
+        names: the names of the curves.
         wide: whether it is the main chart.
     """
 

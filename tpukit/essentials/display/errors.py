@@ -124,7 +124,7 @@ class ErrorParts(NamedTuple):
 
 
 def parts_of(error: BaseException) -> ErrorParts:
-    """Return the fields of an error of tpukit; of any other exception its text is the fact."""
+    """Return the fields of an error of tpukit; the text of any other exception is its fact."""
     if isinstance(error, ErrorFields):
         return ErrorParts(error.fact, error.found, error.fix)
     return ErrorParts(str(error), "", "")

@@ -244,7 +244,7 @@ def titles(labels: Any, names: Sequence[str] | Mapping | None, images: int) -> l
 
     Args:
         labels: (N, L) zeros and ones, or (N,) class numbers.
-        names: of the labels; None for numbers.
+        names: the names of the labels; None for numbers.
         images: N.
 
     Raises:

@@ -95,7 +95,7 @@ def new_figure(width: float, height: float, *, layout: str | None = None) -> Fig
 
     Args:
         width, height: in inches.
-        layout: of matplotlib, such as "constrained".
+        layout: a layout of matplotlib, such as "constrained".
     """
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle

@@ -199,7 +199,8 @@ class Agreement:
             self.forget()  # that loop is over, because a model for another is made
         if self.is_on and (lazy := lazy_parameters(module)):
             raise InvalidValueError(
-                "core.model gives every core rank 0's weights, and a lazy layer has none yet",
+                "core.model copies the weights of core 0 to every core, but a lazy layer has no "
+                "weights yet",
                 found=f"{first_few(lazy, 3)} of {type(module).__name__}",
                 fix="call the model once before core.model, as model(next(iter(loader))[0]) in "
                 "the notebook, or give the layers their sizes",

@@ -399,7 +399,7 @@ class Core:
         """Return the sum, mean, minimum or maximum of a tensor over the cores. Collective.
 
         Args:
-            tensor: of the same shape and dtype on every core.
+            tensor: a tensor of the same shape and dtype on every core.
             op: "sum", "mean", "min" or "max".
 
         Raises:
@@ -451,7 +451,7 @@ class Core:
         all cores needs. In that case backward is collective, too.
 
         Args:
-            tensor: of shape (N, ...), the same on every core; a scalar counts as (1,).
+            tensor: a tensor of shape (N, ...), the same on every core; a scalar counts as (1,).
 
         Returns:
             A tensor of shape (world_size * N, ...).
@@ -522,7 +522,7 @@ class Core:
         """Copy tensors from host memory to this core's device, in a single transfer.
 
         Args:
-            tensors: of any shapes and dtypes, on the CPU.
+            tensors: tensors of any shapes and dtypes, on the CPU.
 
         Returns:
             the copies, in the same order.

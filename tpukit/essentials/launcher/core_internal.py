@@ -31,7 +31,7 @@ class CoreInternal:
         in_fit: True while `fit` trains, which compares the cores itself.
         open_steps: number of `core.step` blocks that are open in the worker function.
         has_met: whether this core has completed a collective.
-        step_seconds: of the host, of the last 64 steps.
+        step_seconds: seconds of the host per step, for the last 64 steps.
         ends_between_steps: True while SIGTERM only sets `end_requested`.
         end_requested: True once SIGTERM has arrived; see `finishing_steps`.
     """

@@ -26,7 +26,7 @@ class NotebookOutput:
     """The part of a `Core` that sends output to the notebook.
 
     Args:
-        rank: of the core.
+        rank: the rank of the core.
         send: sends a message to the kernel.
         activity: changes when the core moves on, and while a loop waits for its next batch.
         to_host: copies the tensors of a value to host memory.

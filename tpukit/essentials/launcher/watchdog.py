@@ -62,7 +62,7 @@ def refuse_seconds(name: str, value: object, *, fix: str) -> None:
 
 
 class Heartbeat(NamedTuple):
-    """The last report of a core that differed from the one before."""
+    """The newest report of a core that shows a change."""
 
     activity: int
     waiting: str | None  # a collective

@@ -56,8 +56,8 @@ class Task:
     Attributes:
         fn: the worker function.
         args: its arguments after the core.
-        seed: of all random numbers.
-        matmul_precision: of matrix products, as `launch` documents.
+        seed: the seed of all random numbers.
+        matmul_precision: the precision of matrix products, as `launch` documents.
         timeout: seconds after which the run is ended; None for no limit.
     """
 
@@ -111,7 +111,7 @@ class WorkerPipes:
     """The connections of a worker process with its kernel.
 
     Attributes:
-        rank: of the first core of this process.
+        rank: the rank of the first core of this process.
         kernel: the process that forked this one.
         folder: for sockets and files of this process's own children; the kernel removes it.
         heartbeat: seconds between two heartbeats.

@@ -58,7 +58,8 @@ class WorkerGroup:
             brings along.
 
     Attributes:
-        ranks: of the cores. Until a core has reported its rank, this is its probable rank.
+        ranks: the ranks of the cores. Until a core has reported its rank, this is its probable
+            rank.
         results: the results so far, by rank.
         states: the states that must be in sync at the end, by rank.
         alone: cores that have trained, and were in no collective.
