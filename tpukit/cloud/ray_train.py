@@ -67,7 +67,8 @@ def launch_on_hosts(
         fn: the worker function, as for `launch`.
         *args: further arguments of the function. The function, its arguments and the code of its
             module are pickled. All other modules that it imports must be on the hosts.
-        hosts: the number of hosts, for a cluster without a TPU slice; all have as many cores.
+        hosts: the number of hosts, for a cluster without a TPU slice; all have the same number of
+            cores.
         topology: the topology of a TPU slice, such as "4x4"; its hosts are reserved together.
         accelerator: Ray's name of the slice: "TPU-V5LITEPOD", "TPU-V6E", "TPU-V4".
         storage: a folder that all hosts reach: "gs://bucket/runs", or one on a shared file system.

@@ -137,7 +137,7 @@ def _order_of_classes(folder, found: list[str], classes: Sequence[str] | None) -
         raise InvalidValueError(
             f"{folder} holds {len(others)} folders that are not in classes=",
             found=", ".join(others[:4]),
-            fix="name all classes, including those of other folders; or move these folders away",
+            fix="name all classes, including those without images here; or move these folders away",
         )
     return order
 

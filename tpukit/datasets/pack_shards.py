@@ -270,7 +270,7 @@ class _Note:
             self.colours[number].add(colour)
 
     def as_json(self, *, records: int, are_pixels: bool) -> bytes:
-        """Return the note on so many records, which are pixels or files, as JSON."""
+        """Return the note on `records` records, which are pixels or files, as JSON."""
         note = {
             "records": records,
             "pixels": are_pixels,

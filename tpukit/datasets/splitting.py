@@ -117,7 +117,7 @@ def _choose(counts, share: float):
 
 
 def _all_choices(count: int):
-    """Return all choices among so many groups, (2^count, count) of 0 and 1."""
+    """Return all choices among `count` groups, (2^count, count) of 0 and 1."""
     import numpy
 
     numbers = numpy.arange(2**count)[:, None]

@@ -133,7 +133,7 @@ def _read_table(file: Path):
         raise InvalidValueError(
             f"{file} is not a comma-separated table in UTF-8",
             found=f"{_file_kind(file)}; {str(error).strip()}",
-            fix=f"{_COPY_AGAIN}, or save it as UTF-8 with as many fields in each row",
+            fix=f"{_COPY_AGAIN}, or save it as UTF-8 with the same number of fields in each row",
         ) from error
 
 

@@ -133,7 +133,7 @@ def _with_facts(table, folder):
     nameless = facts["patient"] == ""
     if nameless.any():
         count = facts[STUDY][nameless].nunique()
-        print(f"{count:,} exams have no PatientID: each is taken for a patient of its own")
+        print(f"{count:,} exams have no PatientID: each counts as a separate patient")
         facts["patient"] = facts["patient"].mask(nameless, facts[STUDY])
     noticed = table.attrs
     table = table.merge(facts, on=[STUDY, SERIES], how="left")

@@ -155,7 +155,7 @@ def compile_graph(
     """Compile a graph for a chip, or return the cached result of the same graph.
 
     Args:
-        graph: from `record`, for as many cores as the chip has.
+        graph: from `record`, for the number of cores of the chip.
         chip: the TPU to compile for.
         flags: the LIBTPU_INIT_ARGS of the compiler.
         label: the name of the graph in messages.

@@ -302,7 +302,7 @@ def _draw_shapes(canvas: _Canvas) -> None:
 
 
 def _draw_time(canvas: _Canvas, words: str, blocks: list[str | int], *, y: float) -> None:
-    """Draw a row of blocks: a text is a compilation, a number a step of so many images."""
+    """Draw a row of blocks: a text is a compilation, a number is a step with this many images."""
     canvas.text((_LEFT, y), words)
     left = 1.45
     for block in blocks:

@@ -323,7 +323,7 @@ def _no_shortcuts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _rounded_products(bits: int) -> Iterator[None]:
-    """Round the factors of every float32 product to so many significant bits.
+    """Round the factors of every float32 product to `bits` significant bits.
 
     Sums stay float32. Attention runs as two separate products, because a fused operation would hide
     them.
@@ -353,7 +353,7 @@ def _rounding_mode(rounded: Callable):
 
 
 def _rounded(value, bits: int):
-    """Round a float32 tensor to so many significant bits; return anything else as it is.
+    """Round a float32 tensor to `bits` significant bits; return anything else unchanged.
 
     A float32 has 24 significant bits. Adding half of the last kept bit and clearing the bits below
     rounds to the nearest; a tie goes to the even one, as in hardware.

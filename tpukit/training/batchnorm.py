@@ -47,7 +47,7 @@ def sync_batchnorm(core, module):
         if kind.forward not in (_BatchNorm.forward, nn.SyncBatchNorm.forward):
             raise _refused(
                 name,
-                f"{kind.__name__}, with a forward of its own",
+                f"{kind.__name__}, whose class overrides forward",
                 fix="a plain BatchNorm there",
             )
         # Another class, not another layer: references to the layer stay valid, and so does

@@ -67,8 +67,8 @@ def check_scheduler(saved: Mapping, given: Mapping, *, kind: str, path) -> None:
         f"{path} was saved with other values of the {kind}",
         found=first_few(found, _SHOWN),
         fix=(
-            f"{line} continues that run; for a schedule of another length give this run a folder "
-            "of its own, and load best.pt into the model"
+            f"{line} continues that run; for a schedule of another length give this run another "
+            "folder, and load best.pt into the model"
         ),
     )
 

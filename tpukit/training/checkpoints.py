@@ -171,7 +171,7 @@ class CheckpointStore:
                 f"step {step:,} cannot be saved: the folder holds a later checkpoint, of step "
                 f"{later[-1].step:,}",
                 found=later[-1].path,
-                fix="resume from the later checkpoint, or give this run a folder of its own",
+                fix="resume from the later checkpoint, or give this run another folder",
             )
 
     def _write(self, state: dict, step: int, best: bool) -> None:
@@ -336,7 +336,7 @@ def one_run(folder: Path, *, say: Callable[[str], object]) -> Iterator[None]:
             raise CheckpointError(
                 f"another run saves in {folder}",
                 found=f"{error} holds {path.name}",
-                fix="wait until that run is over, or give this one a folder of its own",
+                fix="wait until that run has ended, or give this run another folder",
             ) from error
         except OSError as error:
             say(f"{folder} cannot be locked ({error}): make sure that no other run saves there")

@@ -219,8 +219,8 @@ def _one_number(name: str, value: object) -> float:
         raise InvalidValueError(
             f"{name} must return one number, got None",
             found=(
-                "a loss that the model computes itself is None in an evaluation, because it "
-                "would cover one batch with its padding"
+                "a loss that the model computes itself is None in an evaluation, because the "
+                "mean of one batch includes its padding"
             ),
             fix=(
                 "compute it from the other outputs: lambda outputs, labels: cross_entropy(outputs.logits, labels)"

@@ -160,7 +160,7 @@ def _check(name: str, metric: object) -> None:
 
 
 def _parts(metric) -> list:
-    """Return a metric and those within it, because a wrapper has no state of its own."""
+    """Return a metric and those within it, because a wrapper itself has no state."""
     from torchmetrics import Metric
 
     return [module for module in metric.modules() if isinstance(module, Metric)]

@@ -275,8 +275,8 @@ class RunState:
                 f"{checkpoint.path} was saved with another {name}",
                 found=f"{saved}; this run has {here}",
                 fix=(
-                    f"build the {name} as it was when this was saved, or give this run a folder "
-                    "of its own"
+                    f"build the {name} as it was when this was saved, or give this run another "
+                    "folder"
                 ),
             )
 
@@ -359,7 +359,7 @@ def _other_architecture(path: Path, name: str, error: RuntimeError) -> str:
     return explain(
         f"{path} holds another architecture than the {name}",
         found="\n         ".join(shown),
-        fix=f"build the {name} as it was when this was saved, or give this run a folder of its own",
+        fix=f"build the {name} as it was when this was saved, or give this run another folder",
     )
 
 

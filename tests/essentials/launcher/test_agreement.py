@@ -596,9 +596,7 @@ def test_torch_xlas_own_calls_are_told_of_the_dry_run_that_joins_them(capsys, mo
         weight.sum().backward()
         xm.optimizer_step(torch.optim.SGD([weight], lr=0.1))
 
-    with pytest.raises(
-        WorkerError, match=r'a device of its own(.|\n)*launch\(..., backend="xla"\)'
-    ):
+    with pytest.raises(WorkerError, match=r'a separate device(.|\n)*launch\(..., backend="xla"\)'):
         launch(trains, cores=2, backend="cpu", progress="off")
 
 

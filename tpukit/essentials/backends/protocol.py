@@ -27,7 +27,7 @@ class BackendMismatchError(InvalidValueError):
 
 @dataclass(frozen=True)
 class Hosts:
-    """The hosts of a run, each of which launches the same function on as many cores.
+    """The hosts of a run, each of which launches the same function on the same number of cores.
 
     Attributes:
         number: the number of this host, from 0.
@@ -51,7 +51,7 @@ class Topology:
         backend: the name of the runtime, as in `tpukit.essentials.backends.runtimes()`.
         device: one core in words, such as "TPU v5e core".
         cores: cores of the run on this host.
-        processes: worker processes, each with as many cores as every other; 0 if the only core runs
+        processes: worker processes, each with the same number of cores; 0 if the only core runs
             in the kernel itself.
         is_dry_run: whether CPU processes take the place of TPU cores.
         generation: the generation of a TPU that torch_xla drives, such as "v5e"; otherwise "".

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 @functools.cache
 def correct_running_variance() -> None:
-    """Divide by n - 1 on XLA devices, in this process, permanently."""
+    """Let running variances be divided by n - 1 on XLA devices, permanently in this process."""
     import torch
 
     # All layers end in these two functions, also those with a forward of their own, such as timm's

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 
 def explain(fact: str, *, found: object = "", fix: object = "", details: str = "") -> str:
-    """Return the text of an error or a warning, each part on lines of its own.
+    """Return the text of an error or a warning, with each part on separate lines.
 
     Args:
         fact: the problem, in a sentence.

@@ -113,7 +113,7 @@ def wait_for_chips(
         machine: the machine; None for this machine.
 
     Raises:
-        DeviceBusyError: the chips are still busy after so many seconds. It is not raised for a
+        DeviceBusyError: the chips are still busy after `seconds` seconds. It is not raised for a
             chosen `chip`, because libtpu may count the chips in another order.
     """
     nodes = chip_nodes(machine)

@@ -211,7 +211,7 @@ def _torch_tpu_versions(info: MachineInfo, torch: str, *, libtpu: str | None) ->
     if not info.chips:
         return Finding(name, "ok", fact=fact)
     fact += ": experimental, tpukit has not tested it on a chip"
-    fix = "launch all the same; or take an environment with torch 2.9 and torch_xla 2.9, "
+    fix = "launch anyway; or take an environment with torch 2.9 and torch_xla 2.9, "
     fix += "which is tested more"
     return Finding(name, "warning", fact=fact, fix=fix)
 

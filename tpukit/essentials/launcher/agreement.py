@@ -358,7 +358,7 @@ class Agreement:
         if mine and all(other == mine for other in everyone):
             self._core.print(
                 "all cores have the same gradients, so the same batches: each does the work of "
-                "one. core.batches(dataset, batch_size=...) gives each core a share of its own"
+                "one. core.batches(dataset, batch_size=...) gives each core its own share"
             )
 
     def _check_joined(self, optimizer) -> None:
@@ -366,7 +366,7 @@ class Agreement:
         devices = {parameter.device.type for parameter in parameters_of(optimizer)}
         if "xla" in devices and self._core.device.type != "xla":
             raise TpukitRuntimeError(
-                f"torch_xla would train on a device of its own, and {_NOT_JOINED}",
+                f"torch_xla would train on a separate device, and {_NOT_JOINED}",
                 found=f"{self._core.world_size} processes, of which torch_xla sees one; weights on an xla device",
                 fix='launch(..., backend="xla"), which joins them as on chips; or core.model '
                 "and core.batches",
@@ -382,7 +382,7 @@ class Agreement:
         if len(set(everyone)) > 1:
             raise OutOfSyncError(
                 f"{type(optimizer).__name__}.step() with gradients that differ between the cores: "
-                "each would train a model of its own",
+                "each would train a separate model",
                 found=f"parameters from core.model, and {self._core.world_size} cores whose "
                 "gradients were not averaged",
                 fix="core.optimizer_step(optimizer) in place of optimizer.step(), which averages "

@@ -43,7 +43,7 @@ from tpukit.essentials.launcher.worker_group import InProcessGroup, WorkerGroup
 
 _MIB = 2**20
 _EACH_ALONE = (
-    "no core has waited for another: each has trained a model of its own, alone. core.model, "
+    "no core has waited for another: each has trained a separate model. core.model, "
     "core.batches and core.optimizer_step join the cores; tpukit.launch_each is for independent runs"
 )
 Logger = Callable[[dict], object]
@@ -398,7 +398,7 @@ def interrupted(
     *,
     has_waited_long: bool = False,
 ) -> LaunchInterrupted:
-    """Return the exception that reports an interrupt, with the outcome up to then."""
+    """Return the exception that reports an interrupt, with the outcome so far."""
     details = ""
     if has_waited_long:  # the cores probably hung, which is why somebody interrupted
         texts = [f"core {rank}:\n{stacks[rank]}" for rank in sorted(stacks)]

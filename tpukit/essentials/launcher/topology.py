@@ -187,7 +187,7 @@ def refuse_if_in_use(host: MachineInfo, environ: Mapping[str, str] = os.environ)
             found=f"XLA_USE_SPMD={environ['XLA_USE_SPMD']}, which gives all chips to one process",
             fix=(
                 f"{how_to_restart(host)}, without that call; launch(..., "
-                'shard="fsdp") calls it in a process of its own'
+                'shard="fsdp") calls it in a separate process'
             ),
         )
     started = [name.upper() for name, runtime in runtimes().items() if runtime.is_started()]
