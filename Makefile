@@ -135,7 +135,7 @@ bench-step: .venv/benched  ## minutes: a step of fit against a loop by hand, Lig
 bench-unet: $(installed)  ## minutes: a U-Net's step by section, and fit against a loop by hand
 	$(python) benchmarks/unet.py
 
-bench-recording: $(installed)  ## half a minute: how long the host takes to record a step of fit
+bench-recording: $(installed)  ## half a minute: the time that the host needs to capture a step of fit
 	$(python) benchmarks/recording.py
 
 bench-compile: $(installed)  ## minutes: the compile time of a session, without and with a compilation cache

@@ -279,11 +279,11 @@ def test_numbers_that_are_places_among_other_numbers_are_said(tmp_path, capsys):
         [(grey(number), number) for number in range(5)], tmp_path / "a", classes=range(1, 6)
     )
     assert (
-        "the numbers of items are places in classes=, from 0: 0 stands for '1'"
+        "the numbers of items are positions in classes=, from 0: 0 means '1'"
         in capsys.readouterr().out
     )
     made.labels = [0, 1, 2, 3, 4]
-    assert "numbers are places in .classes, from 0: 0 stands for '1'" in capsys.readouterr().out
+    assert "numbers are positions in .classes, from 0: 0 means '1'" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,9 @@ def test_groups_that_look_like_one_are_said_and_a_blank_is_none(tmp_path, capsys
     folder_of(tmp_path, "0.png", "1.png")
     table = pandas.DataFrame({"path": ["0.png", "1.png"], "patient": ["P1", "p1"]})
     quietly(table, tmp_path / "a", root=tmp_path, groups="patient")
-    assert "the groups 'P1' and 'p1' look like one, and are two here" in capsys.readouterr().out
+    assert (
+        "the groups 'P1' and 'p1' look like one group, but count as two" in capsys.readouterr().out
+    )
     with pytest.raises(ValueError, match="1 images have no group, first image 1"):
         quietly(table.assign(patient=["P1", " "]), tmp_path / "b", root=tmp_path, groups="patient")
 

@@ -152,7 +152,7 @@ def test_what_can_only_be_iterated_is_not_taken_for_compared(tmp_path, capsys):
     pack(iter(items()), tmp_path, **QUIET)
     assert capsys.readouterr().out == "pack: 6 images, 1 label: label\n"
     pack(iter(items(shift=1)), tmp_path, **QUIET)
-    assert "only the first was compared" in capsys.readouterr().out
+    assert "only its first item was compared" in capsys.readouterr().out
 
 
 def test_what_differs_is_told_in_words(tmp_path):

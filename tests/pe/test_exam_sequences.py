@@ -164,7 +164,7 @@ def test_an_irregular_exam_may_be_kept_as_it_must_be_in_a_submission(bad, capsys
     table = BAD[bad][0](made_up()[0])
     exams = pe.ExamSequences(table, numpy.zeros((len(table), 2)), irregular="keep")
     assert len(exams) == 3
-    assert "taken as they are" in capsys.readouterr().out
+    assert "used unchanged" in capsys.readouterr().out
     with pytest.raises(ValueError, match='irregular is "raise" or "keep"'):
         pe.ExamSequences(table, numpy.zeros((len(table), 2)), irregular="drop")
 

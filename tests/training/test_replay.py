@@ -221,7 +221,7 @@ def test_a_line_says_that_no_batch_has_the_form_of_an_earlier_one():
     replayed, recorded = launched(lambda: {"in a new order": in_new_order}, 60)[0]["in a new order"]
     assert_same(replayed, recorded)
     assert replayed["lines"] == [
-        "no step of the first 47 was replayed, all were recorded: their batches have 46 forms, and each is replayed "
+        "no step of the first 47 was replayed, all were captured: their batches have 46 forms, and each is replayed "
         "from its third step on"
     ]
 
@@ -255,7 +255,9 @@ def test_on_plain_cpu_processes_replay_changes_nothing_and_prints_nothing():
         by_default, cores=1, backend="cpu", progress="off", seed=5
     ).results[0]
     assert lines == long["lines"] == []
-    assert short["lines"] == ["replay=True has no effect: of an epoch of 2 steps none is replayed"]
+    assert short["lines"] == [
+        "replay=True has no effect: no step of an epoch of 2 steps is replayed"
+    ]
 
 
 def test_another_group_in_the_optimiser_is_another_program():

@@ -109,7 +109,7 @@ def test_on_a_new_machine_the_pieces_come_from_the_backup_and_trouble_there_ends
     capsys.readouterr()
     (tmp_path / "no-folder").write_text("")
     assert run(tmp_path / "last", 2.0, 99, tmp_path / "no-folder") == [3, 3]
-    assert capsys.readouterr().out.count("goes on without") == 1
+    assert capsys.readouterr().out.count("continues") == 1
 
 
 def test_numbers_that_half_the_bytes_cannot_hold_are_refused_and_whole_numbers_are_kept_as_they_are(

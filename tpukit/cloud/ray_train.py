@@ -343,7 +343,7 @@ def _on_a_host(config: dict) -> None:
         is_first = hosts.number == 0
         if last and is_first:
             checkpoint = Path(last.path).name
-            print(f"{hosts.count} hosts begin again, from the checkpoint {checkpoint}", flush=True)
+            print(f"{hosts.count} hosts start again, from the checkpoint {checkpoint}", flush=True)
         reports = _Reports(train, folder, is_first=is_first)
         setup()
         run = launch_on_host(

@@ -222,7 +222,8 @@ class Items:
             )
         if not own and are_other_numbers(asked):
             print(
-                f"pack: the numbers of items are places in classes=, from 0: 0 stands for {asked[0]!r}"
+                "pack: the numbers of items are positions in classes=, from 0: 0 means "
+                f"{asked[0]!r}"
             )
         return asked
 

@@ -363,7 +363,7 @@ def number_groups(values):
     for name in names:
         other = similar.setdefault(_plain(name), name)
         if other != name:
-            print(f"pack: the groups {other!r} and {name!r} look like one, and are two here")
+            print(f"pack: the groups {other!r} and {name!r} look like one group, but count as two")
             break
     places = {name: place for place, name in enumerate(names)}
     return numpy.fromiter(map(places.__getitem__, texts), numpy.int32, len(texts)), names

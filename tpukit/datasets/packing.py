@@ -288,7 +288,8 @@ def _reopen(described: PackSource, target: PackFolder) -> PackedImages:
             )
     elif described.is_stream:
         print(
-            f"pack: {target.folder} is finished; of a source without numbers only the first was compared"
+            f"pack: {target.folder} is finished; the source has no indices, so only its first "
+            "item was compared"
         )
     target.remove_work()  # an earlier call may have been ended before it did this
     return packed

@@ -145,7 +145,7 @@ def find_changed(before, now, files: Files, is_packed: Callable[[int], bool] | N
             return f"{files.name(row)} has other contents than the file that was packed"
     if len(doubtful) > COMPARED:
         print(
-            f"pack: {len(doubtful):,} files have other times or places than when they were "
-            "packed; a hundred of them were compared, and are the same"
+            f"pack: {len(doubtful):,} files have other times or paths than when they were "
+            "packed; a hundred of them were compared, and are equal"
         )
     return None

@@ -128,9 +128,7 @@ class StoredImages:
                 fix="numbers from 0, in the order of .classes; for other classes pack again",
             )
         if are_other_numbers(self.classes):
-            print(
-                f"labels: numbers are places in .classes, from 0: 0 stands for {self.classes[0]!r}"
-            )
+            print(f"labels: numbers are positions in .classes, from 0: 0 means {self.classes[0]!r}")
         return labels.astype(numpy.int64)
 
     def _of_the_table(self, labels):

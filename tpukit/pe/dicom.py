@@ -185,12 +185,12 @@ def open_dataset(path, **options):
 def _warn_of_defaults(file, missing: list[str]) -> None:
     """Warn if a file lacks its modality, slope or intercept; the warning points to the caller."""
     if not file.get("Modality"):
-        warnings.warn("a slice has no Modality: it is taken for CT", stacklevel=4)
+        warnings.warn("a slice has no Modality; it is treated as CT", stacklevel=4)
     if missing:
         names = " and no ".join(missing)
         values = " and ".join(f"{_DEFAULTS[name]:g}" for name in missing)
         warnings.warn(
-            f"a slice has no {names}: {values} is taken, DICOM's default",
+            f"a slice has no {names}: {values} is used, DICOM's default",
             stacklevel=4,
         )
 

@@ -133,7 +133,7 @@ def notice_others(folder, names: list[str], others: list) -> list[list[str]]:
         number, reason = rest[0]
         example = f"{names[number]}: {reason}"
         noticed.append([f"{len(rest):,} files are no CT slices", example, _COPY_AGAIN])
-        print(f"{len(rest)} files in {folder} are no CT slices, for instance {example}")
+        print(f"{len(rest)} files in {folder} are not CT slices, for instance {example}")
     return noticed
 
 

@@ -258,4 +258,4 @@ def _check_order(table, irregular: str) -> None:
                 found=evidence,
                 fix=f"{fix}; or {keep}",
             )
-        print(f"{found}, and are taken as they are; {evidence}")
+        print(f"{found}, and are used unchanged; {evidence}")

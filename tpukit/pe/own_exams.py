@@ -111,7 +111,7 @@ def _find_slices(folder, workers: int | None, progress: str | None):
     table = table.assign(position=position, number=headers["number"].astype(float))
     lost = int((is_placed & ~has_place).sum())
     if lost:
-        print(f"left out {lost:,} slices that have no place along their series")
+        print(f"left out {lost:,} slices that have no position along their series")
     table = table[np.isfinite(position)].sort_values(_ORDER, kind="stable")
     table.attrs["noticed"] = noticed
     return table.reset_index(drop=True)

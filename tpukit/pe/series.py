@@ -34,7 +34,7 @@ from tpukit.pe.dicom import (
 CHUNK = 256  # files whose headers are stored together; an interruption loses at most so many
 READ_AHEAD = 4  # threads per process: on a network drive, opening a file takes longer than reading
 UNSCALED = "slices without RescaleSlope or RescaleIntercept: 1 and 0, DICOM's defaults, are taken"
-UNNAMED = "slices without a Modality: they are taken for CT"
+UNNAMED = "slices without a Modality: they are treated as CT"
 TURNED = "series stored mirrored, upside down or lying: their images are turned"
 _SINGLE = "series of a single slice"
 _SIZES = "series whose slices differ in size"

@@ -142,7 +142,7 @@ def _scope_of_notebook(file: Path, function: str) -> dict:
     defining = [number for number, text in enumerate(texts, start=1) if _defines(text, function)]
     if len(defining) > 1:
         numbers = ", ".join(map(str, defining))
-        print(f"{file.name} defines {function} in code cells {numbers}: the last is meant")
+        print(f"{file.name} defines {function} in code cells {numbers}: the last one is used")
     last = defining[-1] if defining else 0  # no cell is run for a function that there is not
     for number, text in enumerate(texts[:last], start=1):
         try:

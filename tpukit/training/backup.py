@@ -109,7 +109,7 @@ class Backup:
             if self._copied:
                 missing += f"; the newest there is {self._copied}"
             reason = self._problem or "it was still being copied"
-            self._say(f"the backup {self.address} has not got {missing} ({reason})")
+            self._say(f"the backup {self.address} lacks {missing} ({reason})")
         self._is_ended = True
 
     def _start(self, work: Callable[[], None]) -> None:

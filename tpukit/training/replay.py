@@ -411,7 +411,7 @@ class Replay:
         if number >= _CAPTURE_EVERY and not (self._has_replayed or self._has_explained):
             self._has_explained = True
             self._core.print(
-                f"no step of the first {number} was replayed, all were recorded: their batches "
+                f"no step of the first {number} was replayed, all were captured: their batches "
                 f"have {counted(len(self._known), 'form')}, and each is replayed from its third "
                 f"step on"
             )

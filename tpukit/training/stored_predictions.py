@@ -250,7 +250,7 @@ def _restore(
     try:
         _begin(backup, plan)
     except OSError as error:
-        say(f"the backup {backup} cannot be used, and the run goes on without it: {error}")
+        say(f"the backup {backup} cannot be used, and the run continues without it: {error}")
         return None
     return _copy_missing(backup, folder, say=say) and _copy_missing(folder, backup, say=say)
 
@@ -266,7 +266,7 @@ def _copy_missing(source: Path, to: Path, *, say: Callable[[str], object]) -> Pa
             with open(piece, "rb") as read, write_whole(copy) as written:
                 shutil.copyfileobj(read, written)
     except OSError as error:
-        say(f"the predictions were not copied to {to}, and the run goes on without: {error}")
+        say(f"the predictions were not copied to {to}, and the run continues: {error}")
         return None
     return to
 

@@ -357,8 +357,8 @@ class Agreement:
         everyone = gather_objects(self._core, mine)
         if mine and all(other == mine for other in everyone):
             self._core.print(
-                "all cores have the same gradients, so the same batches: each does the work of "
-                "one. core.batches(dataset, batch_size=...) gives each core its own share"
+                "all cores have the same gradients, so each trains on the same batches. "
+                "core.batches(dataset, batch_size=...) gives each core its own share"
             )
 
     def _check_joined(self, optimizer) -> None:
