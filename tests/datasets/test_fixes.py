@@ -1258,7 +1258,7 @@ FEATURES = {
     "tfrecords: {} has no feature {}": (
         [{"image": b"x", "kind": 1}],
         {},
-        "labels=(...)) with a name that is there",
+        "labels=(...)) with one of these names",
         {"labels": ("kind",)},
     ),
     "tfrecords: {} has {} label values where those before have {}": (

@@ -162,7 +162,7 @@ def test_words_of_items_are_numbered_by_classes(tmp_path):
     check_trains(pack(source, tmp_path / "out", classes=NAMES, **QUIET))
     source.classes = None
     with pytest.raises(
-        ValueError, match=r"(?s)item 0 has the word 'cat' for its label.*fix: +classes="
+        ValueError, match=r"(?s)item 0 has the label 'cat', and labels that are words.*fix: +classes="
     ):
         pack(source, tmp_path / "new", **QUIET)
     with pytest.raises(

@@ -687,7 +687,7 @@ def test_what_pillow_opens_is_taken_and_all_else_is_counted(tmp_path, capsys):
     assert "of 4 files with several pages or frames the first is taken" in capsys.readouterr().out
     (source / "emu").mkdir()
     (source / "emu" / "a.heic").write_text("no image")
-    with pytest.raises(ValueError, match=r"'emu' holds no image that is read here(.|\n)*\.heic 1"):
+    with pytest.raises(ValueError, match=r"'emu' holds no image that pack can read(.|\n)*\.heic 1"):
         quietly(source, tmp_path / "other")
 
 

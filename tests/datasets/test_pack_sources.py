@@ -387,7 +387,7 @@ def test_many_missing_images_are_refused_unless_that_is_agreed_to(tmp_path, caps
     real = str(next((tmp_path / "a").rglob("*.bmp")))
     table = pd.DataFrame({"path": [str(tmp_path / f"{n}.jpg") for n in range(99)] + [real]})
     with pytest.raises(
-        ValueError, match="99 of 100 images are damaged or missing, and 10% may be left out"
+        ValueError, match="99 of 100 images are damaged or missing, and damaged= allows 10%"
     ) as error:
         pack(table, tmp_path / "out", damaged="skip", options=PackOptions(shard_size=30), **QUIET)
     assert "found: 99 x No such file or directory, as" in said(error)

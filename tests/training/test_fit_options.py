@@ -32,7 +32,7 @@ REFUSED = {
     "a bucket as the folder": (
         'Checkpoints("gs://bucket/run")',
         ValueError,
-        "folder is on this machine",
+        "folder must be a path on this machine",
     ),
     "none kept": ('Checkpoints("run", keep_last=0)', ValueError, "keep_last is at least 1, got 0"),
     "no time": ('Checkpoints("run", save_every="soon")', ValueError, "a time is written"),

@@ -349,8 +349,8 @@ def test_the_fixes_work_for_columns_and_batches_in_place_of_samples():
             core.batches(source, batch_size=2)
     of_table, of_dict = fix.text.split("; ")
     of_table = of_table.replace("torch.tensor(...)", "torch.tensor(table.y.to_numpy())")
-    of_table = fix.run(of_table.removeprefix("of a table, "), table=table, inputs=["x"])
-    of_dict = of_dict.removeprefix("of a dict of tensors, ")
+    of_table = fix.run(of_table.removeprefix("for a table, "), table=table, inputs=["x"])
+    of_dict = of_dict.removeprefix("for a dict of tensors, ")
     of_dict = fix.run(f"torch.utils.data.{of_dict}", tensors=tensors)
     for dataset in (of_table, of_dict):
         all_of(core.batches(dataset, batch_size=2))
