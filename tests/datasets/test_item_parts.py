@@ -294,8 +294,8 @@ def test_dicts_are_read_by_names_that_are_given(tmp_path):
 
 
 DICTS = {
-    "no image": ([{"photo": 1, "label": 1}], {}, "none is 'image' or 'img' or 'pixel_values'"),
-    "no other key has the name of a label": (
+    "no image": ([{"photo": 1, "label": 1}], {}, "none of which is 'image' or 'img' or 'pixel_values'"),
+    "no label by its name": (
         of_dicts(label="species"),
         {},
         r'labels="species"\) names it; labels=\[\] for none',
@@ -305,7 +305,7 @@ DICTS = {
         {"labels": "kind"},
         "keys 'image', 'label', none of which is kind",
     ),
-    "no such mask": (of_dicts(), {"masks": "kind"}, "none is kind"),
+    "no such mask": (of_dicts(), {"masks": "kind"}, "none of which is kind"),
     "parts of a set": ({"train": of_dicts()}, {}, r"pass one of its parts: source\['train'\]"),
 }
 

@@ -96,7 +96,7 @@ def test_no_way_of_writing_changes_a_file(tmp_path):
     assert ran.returncode == 0, ran.stderr
     said = json.loads(ran.stdout)
     assert {
-        name: "FileChangeError: preflight only looks" in words
+        name: "FileChangeError: a preflight does not let" in words
         for name, words in said["told"].items()
     } == dict.fromkeys(WAYS, True)
     assert (user / "kept").read_text() == "mine" or said[
