@@ -253,7 +253,7 @@ def test_without_array_record_and_without_internet_it_says_so_and_goes_on(bare, 
 
 @pytest.mark.parametrize(("number", "name"), [("07", "Scenes"), ("11", "VertexDouble")])
 @pytest.mark.parametrize("way", ["a wheel", "a git URL"])
-def test_what_a_notebook_reads_beside_the_kit_comes_with_it(
+def test_what_a_notebook_reads_beside_tpukit_comes_with_it(
     number, name, way, bare, wheel, repository
 ):
     cells = ["".join(one["source"]) for one in json.loads(NOTEBOOKS[number].read_text())["cells"]]

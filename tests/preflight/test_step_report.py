@@ -39,7 +39,7 @@ CHIP = find_tpu("v5e-8")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def stand_in():
+def simulator():
     if reason := build.why_not():
         pytest.skip(reason)
     if importlib.util.find_spec("torch_xla") is None:

@@ -323,7 +323,7 @@ def test_a_chosen_device_is_one_core_of_that_number():
 @pytest.mark.parametrize(
     ("obstacle", "expected"), [(None, "xla:simulator"), ("no C compiler is here", "xla:cpu")]
 )
-def test_xla_without_a_chip_is_rehearsed_on_the_stand_in_where_it_can_be_had(
+def test_xla_without_a_chip_runs_on_the_simulator_if_it_is_installed(
     obstacle, expected, monkeypatch
 ):
     monkeypatch.setattr("tpukit.simulator.runtime.why_not", lambda: obstacle)
