@@ -160,10 +160,11 @@ def refuse_loader(dataset: object, batch_size: int) -> None:
         raise InvalidTypeError(
             f"a {kind.__name__} makes batches already, but core.batches needs samples, and "
             "makes the batches of each core",
-            fix=f"core.batches(loader.dataset, batch_size={size}), samples per core and step, with "
-            "shuffle= and drop_last= as the loader has them, and with steps= if its dataset can "
-            "only be read in order;\n"
-            "its collate_fn is not used: buckets= pads, and the dataset does the rest;\n"
+            fix=f"core.batches(loader.dataset, batch_size={size}), samples per core and step; "
+            "add shuffle= and drop_last= as in the loader, and steps= if its dataset can only "
+            "be read in order;\n"
+            "its collate_fn is not used: buckets= pads, and the dataset must make other changes "
+            "itself;\n"
             f"{of_sampler}",
         )
 
