@@ -73,7 +73,7 @@ class Task:
         if self.matmul_precision not in (None, "high", "highest"):
             raise InvalidValueError(
                 "matmul_precision is 'high', 'highest', or None for the device's own precision, "
-                "got {self.matmul_precision!r}",
+                f"got {self.matmul_precision!r}",
                 fix="for bfloat16 everywhere pass bf16=True to fit, or use torch.autocast",
             )
 
