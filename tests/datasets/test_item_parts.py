@@ -162,7 +162,8 @@ def test_words_of_items_are_numbered_by_classes(tmp_path):
     check_trains(pack(source, tmp_path / "out", classes=NAMES, **QUIET))
     source.classes = None
     with pytest.raises(
-        ValueError, match=r"(?s)item 0 has the label 'cat', and labels that are words.*fix: +classes="
+        ValueError,
+        match=r"(?s)item 0 has the label 'cat', and labels that are words.*fix: +classes=",
     ):
         pack(source, tmp_path / "new", **QUIET)
     with pytest.raises(
@@ -294,7 +295,11 @@ def test_dicts_are_read_by_names_that_are_given(tmp_path):
 
 
 DICTS = {
-    "no image": ([{"photo": 1, "label": 1}], {}, "none of which is 'image' or 'img' or 'pixel_values'"),
+    "no image": (
+        [{"photo": 1, "label": 1}],
+        {},
+        "none of which is 'image' or 'img' or 'pixel_values'",
+    ),
     "no label by its name": (
         of_dicts(label="species"),
         {},

@@ -69,7 +69,8 @@ def test_the_exams_that_are_judged_are_not_those_that_were_fitted_on():
     labels, said = exams(30)
     temperatures = pe.fit_temperatures(labels, said)
     with pytest.raises(
-        ValueError, match="30 of the studies are those that .*\n.*\n  fix:   fit the temperatures on another fold"
+        ValueError,
+        match="30 of the studies are those that .*\n.*\n  fix:   fit the temperatures on another fold",
     ):
         temperatures.apply(said)
 
