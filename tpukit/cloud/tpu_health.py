@@ -54,7 +54,7 @@ def health(
     Without a name it checks the chips, their device nodes, the processes that use them, the
     variables and the versions. Then every core multiplies matrices, and the results are summed
     over all cores. This runs in forked workers, so the kernel can still launch. Without a chip CPU
-    processes compute, and a warning says so.
+    processes compute, and a warning reports it.
 
     With a name it asks the Cloud TPU API. While the TPU VM is in a temporary state, such as
     starting, it waits and prints the state. The TPU of a Colab or Kaggle notebook is in the

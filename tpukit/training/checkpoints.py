@@ -323,7 +323,7 @@ class CheckpointStore:
 def one_run(folder: Path, *, say: Callable[[str], object]) -> Iterator[None]:
     """Lock a folder, so that no other run saves in it.
 
-    Some network drives and Windows have no locks: then `say` gets a line, and the run goes on.
+    Some network drives and Windows have no locks: then `say` gets a line, and the run continues.
 
     Raises:
         CheckpointError: another run has locked the folder; the message names its process.

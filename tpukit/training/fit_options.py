@@ -110,7 +110,7 @@ class Checkpoints:
         backup_dir: second folder that outlives the machine: on a mounted drive or bucket, or
             "gs://bucket/run" and other URLs of fsspec. A thread copies the newest two checkpoints
             and `best.pt` to it. A run without a newer complete checkpoint in `folder` continues
-            from the backup. If a copy fails, `fit` prints it and goes on. At the end, `fit` waits
+            from the backup. If a copy fails, `fit` prints it and continues. At the end, `fit` waits
             for the last copy, but no longer than a minute without progress. See
             `tpukit.training.run_folder`.
         resume: continue from the newest complete checkpoint in the folder or the backup, if there

@@ -22,7 +22,7 @@ def explain(fact: str, *, found: object = "", fix: object = "", details: str = "
         fact: the problem, in a sentence.
         found: the evidence; "" for no evidence. The value None is printed, because None may be the
             evidence.
-        fix: what to do about it; "" if nobody knows.
+        fix: what to do about it; "" if it is not known.
         details: text of any length that follows after an empty line, such as a traceback.
     """
     lines = [fact]
@@ -74,7 +74,7 @@ class TpukitError(ErrorFields, Exception):
     Attributes:
         fact: the problem, in a sentence in lower case, with the values that were given.
         found: the evidence; "" if the fact has all of it.
-        fix: what to do about it, a click or a line of code; "" if nobody knows.
+        fix: what to do about it, a click or a line of code; "" if it is not known.
         details: longer text that follows in the message, such as a traceback; "" for none.
     """
 

@@ -135,7 +135,7 @@ class Agreement:
         loop.trained = []
 
     def begin_run(self) -> None:
-        """Go on with the loop of the run before.
+        """Continue with the loop of the run before.
 
         Without a step in this run there is nothing to compare at its end.
         """

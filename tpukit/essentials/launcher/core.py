@@ -42,7 +42,7 @@ class Core:
         chips: number of chips of this core: with `launch(shard=...)` all chips of the host,
             otherwise 1.
         backend: the device and the collectives; see `tpukit.essentials.backends.protocol.Backend`.
-        state: an empty namespace for whatever the worker function wants to keep. In a
+        state: an empty namespace, in which the worker function can keep objects. In a
             `tpukit.Session` it lives as long as the session, so a later run finds it.
         internal: for tpukit's own code; it may change in any version.
     """

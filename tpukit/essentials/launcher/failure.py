@@ -315,7 +315,7 @@ def report(failure: Failure, topology: Topology, others: str = "ended") -> Repor
     Args:
         failure: of the core to blame.
         topology: the layout of the run.
-        others: the other cores were "ended", or "stopped" if their session goes on.
+        others: the other cores were "ended", or "stopped" if their session continues.
     """
     what = _shortened(failure.what, _LONGEST_FACT)
     fact = f"core {failure.rank} of {topology.world_size} {what}{_others(topology.cores, others)}"

@@ -3,7 +3,7 @@
                      core 0      core 1
     worker function  0.49        0.49      a split of the data is the same on every core
     core.step()      0.13        0.77      dropout and augmentation are not
-    worker function  0.08        0.08      and go on as if no step had drawn
+    worker function  0.08        0.08      and continue as if no step had drawn
 
 If a worker function calls `core.seed`, this ends: from then on the function's own seeds count.
 """

@@ -17,7 +17,7 @@ arrived has `DONE_SECONDS` to finish. 6. After another `END_SECONDS` every proce
 killed, with its process group.
 
 A worker ignores SIGINT, which Jupyter sends to the whole process group, because only the kernel
-decides. If the kernel dies, in whatever way, Linux kills the worker (PR_SET_PDEATHSIG), and the
+decides. If the kernel dies, Linux kills the worker (PR_SET_PDEATHSIG), and the
 worker sees the end of its control pipe.
 """
 
@@ -164,7 +164,7 @@ def tie_children() -> None:
 
 
 def signal_pipe() -> int:
-    """Return a pipe that gets the number of every signal, whatever the main thread does.
+    """Return a pipe that gets the number of every signal, independently of the main thread.
 
     Without it, a SIGTERM that the system gives to another thread does not wake a main thread that
     sleeps or compiles.
