@@ -160,7 +160,7 @@ MODULES = {
     ),
     "a counter, or any buffer of whole numbers": (
         lambda: Changing(torch.zeros((), dtype=torch.int64), count),
-        'refused: core.model(model, allow_different=["*counts"])',
+        'raises an error; fix: core.model(model, allow_different=["*counts"])',
     ),
     "weights set from the first batch": (
         lambda: Changing(None, start),
