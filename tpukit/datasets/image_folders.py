@@ -176,8 +176,7 @@ def _refuse_deeper_classes(folder, names: list[str]) -> None:
             found=f"{len(names):,} images, for example {names[0]}",
             fix="pass a table with the label of each image: "
             'pack(pandas.DataFrame({"path": files, "label": labels}), ..., labels="label"), '
-            'masks="mask" for a column of mask files; or, if these are the classes, '
-            f"classes={classes}",
+            f'masks="mask" for a column of mask files; or classes={classes}',
         )
 
 
