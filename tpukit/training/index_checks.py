@@ -129,7 +129,8 @@ class IndexChecks:
     def end(self, limits: dict[int, _Limit]) -> None:
         """Compare the batches sent so far with these limits, and use them for later batches."""
         self._limits = limits
-        waiting, self._sent = self._sent, []
+        waiting = self._sent
+        self._sent = []
         for tensors in waiting:
             self.check(tensors)
 

@@ -49,6 +49,7 @@ def predict(
     """
     check_flag("bf16", bf16)
     check_order("predict", batches.sampler)
+    # After a loop of the user's own, each core has the statistics of its own batches.
     core.average_buffers(model)
     core.internal.agreement.compare(
         "in predict", modules={"": model}, data=batches.facts(), layers=False
@@ -67,7 +68,8 @@ def check_order(name: str, sampler: ShardedSampler) -> None:
         raise InvalidValueError(
             f"{name} needs every sample once, but a stream (steps=) has no last sample",
             fix=(
-                "a dataset with a length, such as list(stream): core.batches(dataset, batch_size=...)"
+                "a dataset with a length, such as list(stream): core.batches(dataset, "
+                "batch_size=...)"
             ),
         )
     if sampler.shuffle or sampler.drop_last:

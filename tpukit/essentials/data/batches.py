@@ -325,7 +325,8 @@ class Batches:
         count = self.sampler.count
         if state["count"] != count:
             raise InvalidValueError(
-                f"the saved state belongs to a dataset of {state['count']:,} samples, this one has {count:,}",
+                f"the saved state belongs to a dataset of {state['count']:,} samples, this one "
+                f"has {count:,}",
                 fix="pass the dataset that the state was saved with, or start without the state",
             )
         self.check_identity(state.get("dataset", self.identity()))
@@ -334,7 +335,8 @@ class Batches:
         is_within_epoch = 0 < state["samples"] < state["count"]
         if is_within_epoch and saved != here:
             raise InvalidValueError(
-                f"the saved state is {state['samples']} samples into an epoch that was divided in another way",
+                f"the saved state is {state['samples']} samples into an epoch that was divided "
+                "in another way",
                 found=f"saved with {_in_words(saved)}; here {_in_words(here)}",
                 fix="use the values that it was saved with; cores and batch size may change if "
                 "shuffle was True from the start and buckets are not used",
@@ -422,7 +424,8 @@ def _check_steps(sampler: ShardedSampler) -> None:
     if sampler.count >= cores:
         fix = f"batch_size={sampler.count // cores}, or {fix}"
     raise InvalidValueError(
-        f"{sampler.count} samples do not fill one batch of {sampler.batch_size} on each of {cores} cores",
+        f"{sampler.count} samples do not fill one batch of {sampler.batch_size} on each of "
+        f"{cores} cores",
         fix=fix,
     )
 

@@ -369,7 +369,8 @@ class Agreement:
         was_started_here = runtime_started() and not self._runtime_was_started
         if self.is_on and self._core.device.type != "xla" and was_started_here:
             self._core.print(
-                f'torch_xla was used, and {_NOT_JOINED}: launch(..., backend="xla") joins them as on chips'
+                f'torch_xla was used, and {_NOT_JOINED}: launch(..., backend="xla") joins them '
+                "as on chips"
             )
         is_changed = loop.versions != [versions(each) for each in loop.steps]
         if is_changed or not self.is_on:

@@ -149,8 +149,8 @@ class Core:
 
         Raises:
             OutOfSyncError: the cores pass different modules.
-            InvalidTypeError: the module cannot be copied, or is scripted or traced; with `shard`, another library has
-                sharded it already.
+            InvalidTypeError: the module cannot be copied, or is scripted or traced; with `shard`,
+                another library has sharded it already.
             InvalidValueError: a lazy layer has no weights yet.
         """
         refuse_scripted(module)
