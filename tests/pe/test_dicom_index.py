@@ -160,7 +160,7 @@ def test_with_keep_every_row_stays_and_what_is_odd_about_its_image_is_said(copy,
         ("no file", "no place", "another study", "another series", "compressed"), odd, strict=False
     ):
         assert words in said
-    assert odd[5].startswith("its file is no CT slice: ")
+    assert odd[5].startswith("its file is not a CT slice: ")
     assert odd[6:] == [""] * 6
     assert (table.path[table.odd != ""] == "").all()
     assert table.position[table.odd != ""].isna().all()

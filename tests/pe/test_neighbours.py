@@ -128,7 +128,10 @@ def test_what_cannot_have_neighbours_is_refused(packed):
             lambda: pe.NeighbouringSlices(records, table, "bone"),
             "window is one of lung, embolism, mediastinum",
         ),
-        (lambda: pe.NeighbouringSlices([1, 2], table), "is made of PackedImages or a CachedImages"),
+        (
+            lambda: pe.NeighbouringSlices([1, 2], table),
+            "NeighbouringSlices needs PackedImages or a CachedImages",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             change()

@@ -132,7 +132,7 @@ def notice_others(folder, names: list[str], others: list) -> list[list[str]]:
     if rest:
         number, reason = rest[0]
         example = f"{names[number]}: {reason}"
-        noticed.append([f"{len(rest):,} files are no CT slices", example, _COPY_AGAIN])
+        noticed.append([f"{len(rest):,} files are not CT slices", example, _COPY_AGAIN])
         print(f"{len(rest)} files in {folder} are not CT slices, for instance {example}")
     return noticed
 
@@ -147,7 +147,7 @@ def _no_file(labels, reasons: dict[str, str]):
     odd = []
     for uid in labels[IMAGE]:
         if uid in reasons:
-            odd.append(f"its file is no CT slice: {reasons[uid]}")
+            odd.append(f"its file is not a CT slice: {reasons[uid]}")
         else:
             odd.append("it has no file")
     empty = np.full(len(labels), "", object)
