@@ -80,6 +80,7 @@ _TAGS = [
     "ImageOrientationPatient",
     "RescaleSlope",
     "RescaleIntercept",
+    "PhotometricInterpretation",
     "RescaleType",
     "ImageType",
     "SOPClassUID",
