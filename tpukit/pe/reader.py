@@ -178,10 +178,11 @@ def show_study(
             "slice above".
         field_of_view: width of an image in mm, PixelSpacing times Columns, for a scale bar. None
             draws none.
-        upright: the patient's right is on the left side of the images, as `pack_dicom` turns them.
-            R and L mark the sides. False for other images: it draws no letters.
-        limit: number of slices above which an exam is divided into this many stretches. The slider
-            reaches the most important slice of each (see `montage`), and all with an embolus.
+        upright: True if the patient's right is on the left side of the images, as `pack_dicom` turns
+            them: R and L then mark the sides. False draws no letters.
+        limit: the most slices of the slider. A longer exam is divided into this many stretches. The
+            slider then has the most important slice of each (see `montage`), and all slices with an
+            embolus.
 
     Returns:
         The viewer, which a notebook displays.
