@@ -39,6 +39,7 @@ class CoreInternal:
         flops_per_step: of the forward and backward pass; None until they were counted.
         ends_between_steps: True while SIGTERM only sets `end_requested`.
         end_requested: True once SIGTERM has arrived; see `finishing_steps`.
+        stops_together: True if all cores have the same request to end, at the same boundary.
         began: `time.monotonic()` of the start of the core; in a session, of the run.
         at_boundary: called at each boundary if the core belongs to a session. A boundary is the
             begin of an outermost step, or of a collective outside of steps. By the contract of
@@ -73,6 +74,7 @@ class CoreInternal:
         self._last_step_ended = None
         self.ends_between_steps = False
         self.end_requested = False
+        self.stops_together = False
         self.step_seconds.clear()
         self.seconds_between_steps.clear()
         self.activity.count = 0
