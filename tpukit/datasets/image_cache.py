@@ -215,15 +215,16 @@ def _plan(packed: PackedImages, size: int, exact: bool) -> dict:
         raise InvalidValueError(
             f"size is the height and width in pixels, got {size!r}", fix="size=128"
         ) from None
-    PackedImages(packed.folder, size)  # raises if the pack holds pixels of another size
+    # It raises if the pack holds pixels of another size.
+    *_, channels = PackedImages(packed.folder, size).shape
     plan = {
         "pack": {"words": f"pack {packed.folder}", "digest": packed.digest},
         "count": len(packed),
         "size": size,
         "exact": exact,
     }
-    if packed.has_masks:
-        plan["channels"] = 4
+    if channels != 3:  # with masks, or int16 as pairs of bytes
+        plan["channels"] = channels
     return plan
 
 

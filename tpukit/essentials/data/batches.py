@@ -60,6 +60,7 @@ class Batches:
         workers: loader processes; None for the free processors if images are decoded, otherwise 0.
         threads: that prepare the batches of a source.
         send: takes the tensors of a batch, and returns them on the device.
+        received: called with each batch on the device, when a loop receives it.
         shares_process: other cores are threads of this process, and share its random numbers.
         numbers: opens a context in which the dataset is called without loader processes.
 
@@ -97,6 +98,7 @@ class Batches:
         workers: int | None = None,
         threads: int = 1,
         send: Callable[[list], list] | None = None,
+        received: Callable[[object], None] | None = None,
         shares_process: bool = False,
         numbers: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
     ):
@@ -136,6 +138,7 @@ class Batches:
             if decodes:
                 workers = _spare_processors(world_size)
         self._seed = seed
+        self._received = received or (lambda batch: None)
         self._transfer = Transfer(send or (lambda tensors: tensors))
         made = {"transfer": self._transfer, "mask": mask, "workers": workers}
         if source is not None:
@@ -203,6 +206,7 @@ class Batches:
             self.wait_seconds += time.perf_counter() - began
             # Before the loop's body, so that a state that is saved there includes this batch.
             self._done += self.samples_per_step
+            self._received(sent.tensors)
             yield sent
             # If the loop has released it too, its buffer is filled next, while it is still in the
             # processor's cache.
@@ -324,7 +328,8 @@ class Batches:
         count = self.sampler.count
         if state["count"] != count:
             raise InvalidValueError(
-                f"the saved state belongs to a dataset of {state['count']:,} samples, this one has {count:,}",
+                f"the saved state belongs to a dataset of {state['count']:,} samples, this one "
+                f"has {count:,}",
                 fix="pass the dataset that the state was saved with, or start without the state",
             )
         self.check_identity(state.get("dataset", self.identity()))
@@ -333,7 +338,8 @@ class Batches:
         is_within_epoch = 0 < state["samples"] < state["count"]
         if is_within_epoch and saved != here:
             raise InvalidValueError(
-                f"the saved state is {state['samples']} samples into an epoch that was divided in another way",
+                f"the saved state is {state['samples']} samples into an epoch that was divided "
+                "in another way",
                 found=f"saved with {_in_words(saved)}; here {_in_words(here)}",
                 fix="the same values as when it was saved; with shuffle=True from the start, and "
                 "no buckets, cores and batch size may change",
@@ -383,8 +389,10 @@ def _check_dataset(dataset: object, batch_size: int) -> None:
     refuse_loader(dataset, batch_size)
     if only_iterates(dataset):
         raise InvalidTypeError(
-            f"a {type(dataset).__name__} can only be read in order, so its samples cannot be dealt out by number",
-            fix=f"core.batches(dataset, steps=1000, batch_size={batch_size}): the steps of an epoch",
+            f"a {type(dataset).__name__} can only be read in order, so its samples cannot be "
+            "dealt out by number",
+            fix=f"core.batches(dataset, steps=1000, batch_size={batch_size}): the steps of an "
+            "epoch",
         )
     if len(dataset) == 0:
         raise InvalidValueError(
@@ -419,7 +427,8 @@ def _check_steps(sampler: ShardedSampler) -> None:
     if sampler.count >= cores:
         fix = f"batch_size={sampler.count // cores}, or {fix}"
     raise InvalidValueError(
-        f"{sampler.count} samples do not fill one batch of {sampler.batch_size} on each of {cores} cores",
+        f"{sampler.count} samples do not fill one batch of {sampler.batch_size} on each of "
+        f"{cores} cores",
         fix=fix,
     )
 
