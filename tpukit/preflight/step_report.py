@@ -38,6 +38,8 @@ from tpukit.preflight.cycles import samples as samples_of
 from tpukit.preflight.hazards import find_hazards, padding
 from tpukit.preflight.hlo import Operation, Program, read_program
 from tpukit.preflight.recording import Graph, PreflightError, Recording, record
+from tpukit.preflight.roofline import limit, roofline_figure
+from tpukit.preflight.scaling import all_reduce_seconds
 from tpukit.preflight.scopes import Call
 from tpukit.profiling import Tpu, find_tpu
 from tpukit.simulator import open_compile_cache
@@ -70,6 +72,8 @@ class Cost:
         module: the module of the model that it came from, or the optimizer; "" if unknown.
         line: "file:line" of Python; "" if unknown.
         direction: "forward", "backward" or "optimizer"; "" if unknown.
+        flops: of its products: convolutions and dots.
+        hbm_bytes: of its operands and results in HBM.
     """
 
     operation: Operation
@@ -78,6 +82,8 @@ class Cost:
     module: str
     line: str
     direction: str
+    flops: int = 0
+    hbm_bytes: int = 0
 
 
 class _Peak(NamedTuple):
@@ -221,24 +227,42 @@ class Preflight(Findings):
         """The share of the chip's bfloat16 peak that the step would reach, 0 to 1."""
         if not self.compiled:
             return math.nan
-        return sum(program.flops for program in self.compiled) / (self.seconds * self.chip.flops)
+        return self.flops / (self.seconds * self.chip.flops)
 
     @property
     def bandwidth_share(self) -> float:
         """The share of the memory's bandwidth that the step would use, by the compiler's count."""
         if not self.compiled:
             return math.nan
-        used = sum(program.bytes_accessed for program in self.compiled)
-        return used / (self.seconds * self.chip.bandwidth)
+        return self.bytes_accessed / (self.seconds * self.chip.bandwidth)
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of a core and step, by the compiler's count."""
+        return sum(program.flops for program in self.compiled)
+
+    @property
+    def bytes_accessed(self) -> float:
+        """Bytes of memory traffic of a core and step, by the compiler's count."""
+        return sum(program.bytes_accessed for program in self.compiled)
 
     @property
     def dollars_per_million(self) -> float:
         """Dollars per million samples by the chip's estimate, if the cores never wait."""
         return _dollars_per_million(self.samples_per_second, self.dollars)
 
-    @cached_property
+    @property
     def operations(self) -> tuple[Cost, ...]:
         """The most expensive operations, at most ten, each with its line of Python."""
+        return self._costs[:_MOST_OPERATIONS]
+
+    @property
+    def products(self) -> tuple[Cost, ...]:
+        """The most expensive operations with a convolution or a dot, at most ten."""
+        return tuple(cost for cost in self._costs if cost.flops)[:_MOST_OPERATIONS]
+
+    @cached_property
+    def _costs(self) -> tuple[Cost, ...]:
         costs = []
         for compiled in self.compiled:
             for operation in compiled.program.operations:
@@ -251,10 +275,12 @@ class Preflight(Findings):
                     module=call.module,
                     line=call.line,
                     direction=call.direction,
+                    flops=compiled.program.flops(operation),
+                    hbm_bytes=compiled.program.hbm_bytes(operation),
                 )
                 costs.append(cost)
         costs.sort(key=lambda cost: cost.cycles, reverse=True)
-        return tuple(costs[:_MOST_OPERATIONS])
+        return tuple(costs)
 
     @property
     def collective_bytes(self) -> int:
@@ -264,6 +290,19 @@ class Preflight(Findings):
             for operation in _collectives(compiled.program):
                 total += sum(array.bytes for array in operation.arrays)
         return total
+
+    @cached_property
+    def hbm_traffic(self) -> int:
+        """Bytes that the operations of a step read and write in HBM, without fast memory."""
+        return sum(cost.hbm_bytes for cost in self._costs)
+
+    @property
+    def link_seconds(self) -> float:
+        """Seconds per step of the collectives on the chips' links, if nothing overlaps; 0 on one core.
+
+        It is the time of an all-reduce of these bytes in a ring; see `tpukit.preflight.scaling`.
+        """
+        return all_reduce_seconds(self.collective_bytes, self.chip.generation, self.chip.chips)
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
@@ -279,6 +318,7 @@ class Preflight(Findings):
             *self._host(),
             *self._padding(),
             *self._input(),
+            Finding("limit", "ok", limit(self)[1]),
             Finding("cost", "ok", self._cost()),
             *find_hazards(self.recording),
         )
@@ -299,6 +339,14 @@ class Preflight(Findings):
         from tpukit.preflight.cost_figures import preflight_figure
 
         return preflight_figure(self)
+
+    def roofline(self):
+        """Return a matplotlib figure: the step and its ten largest operations under the roofline.
+
+        Raises:
+            InvalidValueError: the step does not fit.
+        """
+        return roofline_figure(self)
 
     def _operation_rows(self) -> list[tuple[str, str, str, str]]:
         rows = []
@@ -420,8 +468,8 @@ class Preflight(Findings):
         return Finding("shape", "ok", f"{shapes}: {numbers}")
 
     def _use(self) -> str:
-        gigaflop = sum(program.flops for program in self.compiled) / 1e9
-        gigabytes = sum(program.bytes_accessed for program in self.compiled) / 1e9
+        gigaflop = self.flops / 1e9
+        gigabytes = self.bytes_accessed / 1e9
         work = f"{_digits(gigaflop)} GFLOP and {_digits(gigabytes)} GB of memory traffic per step"
         teraflops = f"{self.chip.flops / 1e12:g} TFLOP/s"
         peak = f"{self.flops_share:.0%} of the {teraflops} in bfloat16"
