@@ -14,6 +14,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from tpukit.essentials.backends import Hosts, Topology, runtimes
 from tpukit.essentials.display import (
@@ -67,7 +68,7 @@ class Run:
             do not count.
     """
 
-    results: list
+    results: list[Any]
     cores: int
     device: str
     seconds: float
