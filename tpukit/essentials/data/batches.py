@@ -10,6 +10,7 @@ An epoch goes through three stages. The first is arithmetic, so all cores know t
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from tpukit.essentials.data.fingerprint import fingerprint
 from tpukit.essentials.data.identities import different_parts, identity
@@ -120,7 +121,9 @@ class Batches:
             shares=shares,
         )
         _check_steps(self.sampler)
-        refuse_shared(dataset, rank=rank, world_size=world_size, workers=workers or 0)
+        self._generators = refuse_shared(
+            dataset, rank=rank, world_size=world_size, workers=workers or 0
+        )
         self.dataset = dataset
         self.buckets = buckets
         self._source = as_batch_source(dataset)
@@ -173,7 +176,7 @@ class Batches:
 
     # Iteration
 
-    def __iter__(self) -> Iterator[object]:
+    def __iter__(self) -> Iterator[Any]:
         # Unlike a generator, `map` holds no batch while it waits for the next.
         yield from map(self.arrange, self.epoch_as_sent())
 
@@ -371,6 +374,7 @@ class Batches:
             seed=(self._seed, self.epoch),
             in_turn=self._shares_process,
             collate=collate,
+            generators=self._generators,
         )
 
     def _with_own_numbers(self, call: Callable[[], object]) -> object:
