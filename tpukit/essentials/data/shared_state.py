@@ -75,8 +75,6 @@ class _Held(NamedTuple):
 def remember(fn: Callable, args: tuple) -> None:
     """Note the objects of these kinds that a worker function uses; call it before the fork.
 
-    It prints a line for a file or a generator that the function itself names.
-
     Args:
         fn: the worker function. Its closure and the globals that its code names are examined too.
         args: its arguments.
@@ -102,11 +100,20 @@ def remember(fn: Callable, args: tuple) -> None:
                 found=f"{_class_name(held.value)}, alive in this process only",
                 fix=_FIXES_IN_WORKER[_THREADS],
             )
-        if held.kind != _THREADS and held.path.startswith(f"{name}{_USES}") and not is_part:
-            print(
-                f"{held.path}: {held.kind} of the notebook, the same on every core; "
-                f"{_FIXES_IN_WORKER[held.kind]}"
+
+
+def lines_about(fn: Callable) -> list[str]:
+    """Return a line for each file and generator of the notebook that a worker function names."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    lines = []
+    for path, part in _parts(fn, getattr(fn, "__name__", type(fn).__name__)):
+        kind = _kind(part)
+        if kind in (_FILE, _GENERATOR):
+            lines.append(
+                f"{path}: {kind} of the notebook, the same on every core; {_FIXES_IN_WORKER[kind]}"
             )
+    return lines
 
 
 def _is_read(held: _Held) -> bool:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tpukit.essentials.backends import Hosts, Topology, runtimes
+from tpukit.essentials.data import lines_about
 from tpukit.essentials.display import (
     ErrorFields,
     Screen,
@@ -304,6 +305,9 @@ def run_on_cores(fn: Callable, args: tuple, options: LaunchOptions) -> Run:
             group_type(topology, task, options.limits, display, writers) as group,
         ):
             _print_layout(topology, options.shard, display)
+            if topology.cores > 1:
+                for line in lines_about(fn):
+                    display.line(line)
             failure = _watch(group, display)
             if failure is None and len(group.alone) > 1 and group.alone.issuperset(group.ranks):
                 display.line(_EACH_ALONE)
