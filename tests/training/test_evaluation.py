@@ -1,5 +1,7 @@
 """The loss of an evaluation: small modules on the host, those with a network in them on the device."""
 
+import functools
+
 import pytest
 import torch
 from helpers.launching import quietly
@@ -82,6 +84,31 @@ def test_a_frozen_teacher_in_a_loss_stays_on_the_device_and_is_not_trained():
         assert received < size / 50
         assert updates == 0
         assert modes == (True, False)
+
+
+@pytest.mark.parametrize("backend", ["cpu", pytest.param("xla:simulator", marks=pytest.mark.xla)])
+def test_a_loss_function_may_use_modules_and_tensors_that_are_on_the_device(backend):
+    inputs, targets = samples()
+    weights = torch.tensor([0.25, 0.75])
+
+    def work(core):
+        model = core.model(net())
+        teacher = core.model(Distillation(False)).eval()
+        on_device = core.to_device([weights])[0]
+        batches = core.batches(TensorDataset(inputs, targets), batch_size=8)
+        losses = (
+            lambda outputs, targets: teacher(outputs, targets),
+            functools.partial(teacher),
+            lambda outputs, targets: (on_device * (outputs - targets)).sum(1).mean(),
+        )
+        return [evaluate(core, model, loss, batches).loss for loss in losses]
+
+    with torch.no_grad():
+        weighted = (weights * (net()(inputs) - targets)).sum(1).mean().item()
+    for distilled, partial, with_weights in quietly(work, backend=backend).results:
+        assert abs(distilled - expected_loss(inputs, targets)) < 1e-5
+        assert abs(partial - expected_loss(inputs, targets)) < 1e-5
+        assert abs(with_weights - weighted) < 1e-6
 
 
 def test_cpu_processes_give_the_loss_of_a_large_module_that_the_device_gives():

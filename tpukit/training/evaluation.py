@@ -1,7 +1,10 @@
 """Evaluate a model on every sample of a dataset exactly once, on any number of cores."""
 
+import contextlib
 import copy
-import itertools
+import functools
+import inspect
+import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -86,8 +89,9 @@ def evaluate(
         core: this core.
         model: from a batch's inputs to outputs (B, ...), or to a tuple or dict of such tensors.
         loss: from (outputs, targets) to one number, or to `(total, weight)`. A module is copied to the CPU first.
-            One with more than 1 MiB of weights, such as a frozen teacher, stays on the device: its
-            loss is computed for `batch_size` samples at a time, and averaged over the samples.
+            With more than 1 MiB of weights, such as those of a frozen teacher, it stays on the
+            device, and the loss is computed for `batch_size` samples at a time and averaged over
+            the samples. This holds for functions with such modules in their closure, too.
         batches: `core.batches(dataset, batch_size=...)`, not shuffled, nothing dropped.
         metrics: functions of (outputs, targets), or torchmetrics' metrics, by name; see `fit`.
         preprocess: changes the inputs on the device, as in `fit`.
@@ -148,10 +152,16 @@ def evaluate_synced(
     import torch
 
     check_order("evaluate", batches.sampler)
-    compute = _loss_on_host(loss)
-    is_large = _is_large(loss)
-    if is_large:
-        compute = _loss_on_device(core, loss)
+    own = _tensors_of(loss)
+    is_large = sum(tensor.nbytes for tensor in own) > _LARGE_LOSS_BYTES
+    is_on_device = any(tensor.device.type != "cpu" for tensor in own)
+    is_module = isinstance(loss, torch.nn.Module)
+    # With shard=..., rows that do not fill a part could not be divided over the chips.
+    is_large = is_large and core.chips == 1
+    if is_large or (is_on_device and not is_module):
+        compute = _loss_with_its_tensors(core, loss, is_on_device=is_on_device)
+    else:
+        compute = _loss_on_host(loss)
     streamed = None if keep_outputs else StreamedMetrics(core, metrics or {})
     gather = core.gather if keep_outputs else torch.Tensor.detach
     split = FurtherParts(batches, loss).split
@@ -178,40 +188,57 @@ def _loss_on_host(loss: Callable) -> Callable[..., Loss]:
     """Return the loss for outputs and targets in host memory."""
     import torch
 
-    if isinstance(loss, torch.nn.Module) and not _is_large(loss):
+    if isinstance(loss, torch.nn.Module):
         # A copy, because the module's own weights (of classes, say) are in use on the device.
         loss = copy.deepcopy(loss).cpu()
     return lambda *parts: _loss(watched_loss(loss, *parts))
 
 
-def _is_large(loss: Callable) -> bool:
-    """Return whether a loss is a module with a network in it, such as a frozen teacher."""
+def _tensors_of(loss: Callable) -> list:
+    """Return the tensors that a loss computes with besides its arguments, as far as it names them.
+
+    They are the weights and buffers of a module. Those of a function are the tensors, and the
+    modules' weights, in its closure and among the globals that it names.
+    """
     import torch
 
-    if not isinstance(loss, torch.nn.Module):
-        return False
-    return sum(tensor.nbytes for tensor in _tensors_of(loss)) > _LARGE_LOSS_BYTES
+    if isinstance(loss, functools.partial):
+        named = [loss.func, *loss.args, *loss.keywords.values()]
+        return [tensor for value in named for tensor in _tensors_of(value)]
+    if isinstance(loss, torch.Tensor):
+        return [loss]
+    if isinstance(loss, torch.nn.Module):
+        return [*loss.parameters(), *loss.buffers()]
+    if not isinstance(loss, types.FunctionType):
+        return []
+    try:
+        variables = inspect.getclosurevars(loss)
+    except ValueError:  # a variable that has no value yet
+        return []
+    tensors = []
+    for value in (*variables.nonlocals.values(), *variables.globals.values()):
+        if isinstance(value, torch.Tensor | torch.nn.Module):
+            tensors += _tensors_of(value)
+    return tensors
 
 
-def _tensors_of(module) -> Iterator:
-    return itertools.chain(module.parameters(), module.buffers())
-
-
-def _loss_on_device(core: Core, loss) -> Callable[..., Loss]:
-    """Return the loss for outputs and targets in host memory, computed where its weights are."""
+def _loss_with_its_tensors(core: Core, loss, *, is_on_device: bool) -> Callable[..., Loss]:
+    """Return the loss for outputs and targets in host memory, computed where its tensors are."""
     import torch
     from torch.utils import _pytree as tree
 
-    is_on_device = any(tensor.device.type != "cpu" for tensor in _tensors_of(loss))
+    is_module = isinstance(loss, torch.nn.Module)
 
     def compute(*parts) -> Loss:
+        call = functools.partial(watched_loss, loss)  # it checks indices of tensors on the host
         if is_on_device:
+            call = loss
             leaves, structure = tree.tree_flatten(parts)
             sent = iter(core.to_device([leaf for leaf in leaves if leaf is not None]))
             leaves = [None if leaf is None else next(sent) for leaf in leaves]
             parts = tree.tree_unflatten(leaves, structure)
-        with torch.no_grad(), evaluating(loss):
-            value = loss(*parts)
+        with torch.no_grad(), evaluating(loss) if is_module else contextlib.nullcontext():
+            value = call(*parts)
         return _loss(core.to_host(value))
 
     return compute
