@@ -47,10 +47,12 @@ def main() -> None:
         print(f"  {name:<18} {1000 * statistics.median(found):6.1f}   of {each}")
     theirs, ours, replayed = (statistics.median(found) for found in turns.values())
     print(
-        f"target: recorded at most {TARGET} of PyTorch's, replayed at most {REPLAY_TARGET} of recorded"
+        f"target: recorded at most {TARGET} of PyTorch's, replayed at most {REPLAY_TARGET} of "
+        "recorded"
     )
     print(
-        f"and {CHIP_TARGET} of the {CHIP_MS:g} ms that a v5e needs for a ResNet-34's, by its compiler's count"
+        f"and {CHIP_TARGET} of the {CHIP_MS:g} ms that a v5e needs for a ResNet-34's, by its "
+        "compiler's count"
     )
     found = {"record_ms": round(1000 * ours, 1), "replay_ms": round(1000 * replayed, 2)}
     ratios = {
@@ -66,11 +68,7 @@ def measure(network: str, kind: str) -> float:
     from tpukit import launch
 
     is_theirs = kind == KINDS[0]
-    kept = (
-        mock.patch("tpukit.accelerators.adam.shorten_adam")
-        if is_theirs
-        else contextlib.nullcontext()
-    )
+    kept = mock.patch("tpukit.accelerators.shorten_adam") if is_theirs else contextlib.nullcontext()
     with kept:
         return launch(
             stepped, network, kind == KINDS[2], cores=1, backend="xla:cpu", progress="off"
@@ -99,14 +97,14 @@ def stepped(core, network: str, replayed: bool) -> float:
         **options,
     )
     batch = core.to_device([torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.zeros(2, 10)])
-    (flag,) = core.to_device([torch.zeros(())])
+    flags = tuple(core.to_device([torch.zeros(()), torch.zeros(())]))
     core.backend.sync()
     if not replayed:
         core.backend.sync = lambda: None
     seconds = []
     for number in range(1, STEPS + 1):
         began = time.thread_time()
-        losses = step(number, (batch,), flag)
+        losses = step(number, (batch,), flags)
         seconds.append(time.thread_time() - began)
         if replayed:
             core.to_host(losses)  # a program that still runs would be waited for in the next step

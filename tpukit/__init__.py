@@ -40,6 +40,7 @@ if TYPE_CHECKING:  # the same names as in `_NAMES`; a test compares them
         LaunchInterrupted,
         Limits,
         RuntimeInUseError,
+        Session,
         WorkerError,
         current_core,
         launch,
@@ -70,6 +71,7 @@ _NAMES = {
         "LaunchInterrupted",
         "Limits",
         "RuntimeInUseError",
+        "Session",
         "WorkerError",
         "current_core",
         "launch",
@@ -128,7 +130,8 @@ def _load(subpackage: str, wanted: str):
         if error.name != f"tpukit.{subpackage}":
             raise
     raise AttributeError(
-        f"{wanted} needs the subpackage tpukit.{subpackage}, which this copy of tpukit does not have"
+        f"{wanted} needs the subpackage tpukit.{subpackage}, which this copy of tpukit does not "
+        "have"
     )
 
 

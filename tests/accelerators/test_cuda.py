@@ -17,7 +17,7 @@ import tpukit
 from tpukit import FitOptions, WorkerError, evaluate, fit, launch
 from tpukit.essentials.launcher.topology import choose_topology
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 try:
     choose_topology(tpukit.machine_info(), None, "cuda")
@@ -60,8 +60,8 @@ def test_every_core_has_a_gpu_of_its_own_and_results_come_back_on_the_cpu():
     def work(core):
         return core.rank, str(core.device), torch.ones(2, device=core.device) * core.rank
 
-    for rank, (told, device, tensor) in enumerate(on_gpus(work).results):
-        assert (told, device, tensor.device.type) == (rank, f"cuda:{rank}", "cpu")
+    for rank, (reported, device, tensor) in enumerate(on_gpus(work).results):
+        assert (reported, device, tensor.device.type) == (rank, f"cuda:{rank}", "cpu")
 
 
 def test_the_kernel_stays_free_of_cuda_so_that_it_can_launch_again():
@@ -114,8 +114,10 @@ def test_a_training_on_gpus_is_that_of_the_dry_run_to_float_tolerance():
     ).results[0]
     assert gpus["device"] == "cuda:0"
     for ours, theirs in zip(gpus["epochs"], cpu["epochs"], strict=True):
-        assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-3)
-        assert ours["valid_loss"] == pytest.approx(theirs["valid_loss"], rel=1e-3)
+        assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-5)
+        # The gradient of a bias before BatchNorm is 0 but for rounding, and Adam makes steps of full
+        # size of it. BatchNorm removes the bias in training, but not in evaluation.
+        assert ours["valid_loss"] == pytest.approx(theirs["valid_loss"], rel=1e-2)
 
 
 def test_a_run_goes_on_from_its_checkpoint(tmp_path):

@@ -15,12 +15,12 @@ from torch import nn
 
 import tpukit
 from tpukit import WorkerError, launch
-from tpukit.accelerators.running_statistics import correct_running_statistics
+from tpukit.accelerators.torch_patches import correct_running_statistics
 from tpukit.accelerators.torch_tpu import TorchTpu, TorchTpuCpu, TorchTpuProcess, TorchTpuRuntime
 from tpukit.essentials.launcher.topology import choose_device, choose_topology
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks CPU processes")
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def on(*, chips=8, generation="v5e", **packages):

@@ -9,8 +9,10 @@ import re
 import resource
 import shutil
 import sys
+import warnings
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -21,7 +23,7 @@ import torch
 from helpers import pictures
 from helpers.fixes import Fixes
 from helpers.one_process import in_this_process
-from helpers.pictures import folder_of, picture, png_of
+from helpers.pictures import folder_of, picture, png_of, tiff_of
 from helpers.tfrecords import example, write
 from PIL import Image, ImageOps
 from torch.utils.data import ConcatDataset, Subset
@@ -581,12 +583,6 @@ def test_the_fixes_work_for_classes_of_items():
     for part in parts:
         quietly(part)
 
-    key = "pack_sources: classes= is the names of all classes, in their order, got {}"
-    for classes, dots in ((2, ""), ("cat", "'dog'")):
-        with fixes(key) as fix:
-            quietly(items(), classes=classes)
-        with_option(fix, fix.text.replace("...", dots), items())
-
 
 def test_the_fixes_work_for_paths_in_place_of_images():
     paths, labels = table_of().path.tolist(), [0, 1, 0, 1]
@@ -769,12 +765,17 @@ def test_the_fixes_work_for_labels_of_no_class():
     quietly(table.assign(kind=[0, 1, 0, 1]), labels="kind", classes=["cat", "dog"])
 
     table = table_of(species=["dog", "Dog ", "dog", "cat"])
-    with fixes("label_arrays: {}") as fix:
+    with fixes("label_arrays: two classes look like one") as fix:
         quietly(table, labels="species")
-    assert quietly(fix.code(r"table\..*?\)", table=table), labels="species").classes == [
-        "cat",
-        "dog",
-    ]
+    one = fix.code(r"table\.replace.*?\)", table=table)
+    assert quietly(one, labels="species").classes == ["cat", "dog"]
+    two = with_option(fix, f"labels='species', {fix.text.split()[-1]}", table, table=table)
+    assert two.classes == ["Dog ", "cat", "dog"]
+
+    with fixes("label_arrays: classes= names a class twice") as fix:
+        quietly(table, labels="species", classes=["dog", "Dog ", "dog", "cat"])
+    names = re.search(r"classes=.*", fix.text)[0]
+    assert len(with_option(fix, f"labels='species', {names}", table).classes) == 3
     os.rename(folder_of(Path("in"), "cat/a.png", "Cat/a.png") / "Cat", "in/dog")
     quietly("in")
 
@@ -937,6 +938,47 @@ def test_the_fixes_work_for_images_that_cannot_be_packed():
     with fixes("packing: none of the {} images can be decoded, for instance {}"):
         quietly(missing, damaged=1.0)
     quietly(table, "all", damaged=1.0)
+
+
+def imread(file):
+    """Read a file of the test below as tifffile does, which is not a requirement of tpukit."""
+    return np.frombuffer(Path(file).read_bytes()[-2 * 28 * 28 * 13 :], np.uint16).reshape(
+        28, 28, 13
+    )
+
+
+def test_the_fixes_work_for_files_that_pillow_does_not_open():
+    names = {"tifffile": SimpleNamespace(imread=imread), "labels": ["a"]}
+    random = np.random.default_rng(0).integers(1, 255, 28 * 28 * 26, np.uint8)
+    bands = random.view(np.uint16).reshape(28, 28, 13)
+    Path("0.tif").write_bytes(tiff_of(bands))
+    np.save("1.npy", bands[..., :3])
+    for file in ("0.tif", "1.npy"):
+        with fixes("unread_files: Pillow does not open this kind of file: {}") as fix:
+            quietly(pandas.DataFrame({"path": [file]}))
+        call = re.search(r"pack\(.*?\.\.\.\)(?=;)", fix.text)[0]
+        call = call.replace(" ...)", " next_folder(), classes=labels)")
+        packed = fix.run(call, **names, files=[file], next_folder=next_folder)
+        assert packed[0][0].shape == (3, 28, 28)
+
+    source = [(random[: 28 * 28].tobytes(), 0)]
+    with fixes("unread_files: Pillow does not open this kind of file: {}") as fix:
+        quietly(source)
+    call = re.search(r"pack\(.*?\.\.\.\)", fix.text)[0].replace("...", "next_folder()")
+    packed = fix.run(call, source=source, next_folder=next_folder)
+    assert np.array_equal(packed[0][0][0].reshape(-1), random[: 28 * 28])
+
+
+def test_the_fixes_work_for_images_of_more_pixels_than_pillow_opens(monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with (
+        warnings.catch_warnings(action="ignore"),
+        fixes("decoding: its header claims more than the {} pixels that are ...") as fix,
+    ):
+        quietly(table_of(2), "pack")
+    line = re.search(r"PIL\.Image\.MAX_IMAGE_PIXELS = None", fix.text)[0]
+    exec(line, NAMES)
+    assert len(quietly(table_of(2), "pack")) == 2
 
 
 CHANGED = {

@@ -63,11 +63,50 @@ def test_numbers_in_a_table_are_names_where_classes_are_numbers_and_2_comes_befo
         quietly(table, tmp_path / "e", root=tmp_path, labels="kind", classes=range(10))
 
 
-@pytest.mark.parametrize("classes", [["dog", "Dog "], ["é", "é"], ["1", "01"], ["cat", "cat"]])
-def test_classes_that_look_alike_are_refused(tmp_path, classes):
+ALIKE = [["dog", "Dog "], ["\u00e9", "e\u0301"], ["a", "A"], ["1", "01", "x"]]
+
+
+@pytest.mark.parametrize("classes", ALIKE)
+def test_classes_that_look_alike_are_refused_unless_they_are_named(tmp_path, classes):
+    table = table_of(len(classes), tmp_path, kind=classes)
+    options = {"root": tmp_path, "labels": "kind"}
+    with pytest.raises(ValueError, match="look like one"):
+        quietly(table, tmp_path / "pack", **options)
+    made = quietly(table, tmp_path / "pack", classes=classes, **options)
+    assert made.classes == classes
+    assert made.labels[np.argsort(made.rows)].tolist() == list(range(len(classes)))
+
+
+@pytest.mark.parametrize("classes", [["1", "01"], ["cat", "cat"]])
+def test_a_class_that_is_named_twice_is_refused(tmp_path, classes):
     table = table_of(2, tmp_path, kind=classes)
-    with pytest.raises(ValueError, match="look like one|names a class twice"):
+    with pytest.raises(ValueError, match="names a class twice"):
         quietly(table, tmp_path / "pack", root=tmp_path, labels="kind", classes=classes)
+
+
+def test_folders_that_differ_in_case_are_two_classes_if_they_are_named(tmp_path):
+    folder_of(tmp_path / "in", "a/0.png", "A/1.png", "01/2.png", "1/3.png")
+    with pytest.raises(ValueError, match=r"two classes look like one[^$]*classes=\[") as error:
+        quietly(tmp_path / "in", tmp_path / "pack")
+    classes = eval(str(error.value).rpartition("classes=")[2])
+    made = quietly(tmp_path / "in", tmp_path / "pack", classes=classes)
+    assert sorted(made.classes) == sorted(["a", "A", "01", "1"])
+
+
+CLASSES = {
+    "a list": ["cat", "dog"],
+    "number to name": {1: "dog", 0: "cat"},
+    "numbers as text": {"1": "dog", "0": "cat"},
+    "name to number": {"dog": 1, "cat": 0},
+    "numbers of numpy": {np.int64(1): "dog", np.int64(0): "cat"},
+    "a series": pandas.Series(["cat", "dog"]),
+}
+
+
+@pytest.mark.parametrize("classes", CLASSES.values(), ids=CLASSES)
+def test_classes_are_names_in_any_form(tmp_path, classes):
+    made = quietly([(grey(k), k % 2) for k in range(4)], tmp_path / "pack", classes=classes)
+    assert made.classes == ["cat", "dog"]
 
 
 def test_a_categorical_column_has_classes_and_whole_numbers_are_asked_about(tmp_path, capsys):
@@ -211,6 +250,26 @@ def test_classes_do_not_join_datasets_that_number_them_differently(tmp_path):
 def test_a_set_of_classes_has_no_order(tmp_path):
     with pytest.raises(ValueError, match=r"classes=\['cat', 'dog'\]"):
         quietly(Greys(["cat", "dog"], [0, 1]), tmp_path / "a", classes={"dog", "cat"})
+
+
+class Pets(Pictures):
+    """As torchvision's OxfordIIITPet, whose classes are breeds, whatever its targets are."""
+
+    def __init__(self, target_types="category"):
+        super().__init__(["Abyssinian", "beagle", "Bengal"])
+        self._target_types = [target_types]
+
+
+def test_names_of_breeds_are_not_those_of_cats_and_dogs(tmp_path):
+    assert quietly(Pets(), tmp_path / "a").classes == ["Abyssinian", "beagle", "Bengal"]
+    assert quietly(Pets("binary-category"), tmp_path / "b").classes == []
+    made = quietly(Pets("binary-category"), tmp_path / "c", classes=["cat", "dog"])
+    assert made.classes == ["cat", "dog"]
+
+
+def test_synonyms_of_a_class_are_one_name(tmp_path):
+    dataset = Pictures([("tench", "Tinca tinca"), ("goldfish", "Carassius auratus")])
+    assert quietly(dataset, tmp_path / "a").classes[0] == "tench, Tinca tinca"
 
 
 def test_numbers_that_are_places_among_other_numbers_are_said(tmp_path, capsys):

@@ -14,6 +14,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -25,6 +26,7 @@ pytest.importorskip("array_record")
 from helpers.files import contents, flip, mounted  # noqa: E402
 from helpers.sources import Items  # noqa: E402
 
+from tpukit.datasets import packing  # noqa: E402
 from tpukit.datasets.checked_files import seal, unseal  # noqa: E402
 from tpukit.datasets.packed_images import PackedImages, PackFolder  # noqa: E402
 from tpukit.datasets.packing import PackOptions, pack  # noqa: E402
@@ -317,6 +319,26 @@ def test_damaged_images_are_left_out_and_listed(spoilt, tmp_path):
     assert patients == spoilt["patient"][records.rows].tolist()
     with pytest.raises(ValueError, match="3 of 60 images were left out of this pack as damaged"):
         pack(spoilt, tmp_path / "new", **HOW)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_files_that_were_left_out_and_are_whole_now_are_noticed(
+    spoilt, table, packed, tmp_path, finished
+):
+    with contextlib.ExitStack() as stack:
+        if not finished:  # all shards are written, and the call ends before the manifest is
+            stack.enter_context(pytest.raises(KeyboardInterrupt))
+            end = mock.patch.object(packing, "_finish", side_effect=KeyboardInterrupt)
+            stack.enter_context(end)
+        pack(spoilt, tmp_path / "new", damaged="skip", **HOW)
+    for row in (7, 30, 41):
+        shutil.copy(table["path"][row], spoilt["path"][row])
+    if finished:
+        with pytest.raises(FileExistsError, match="left out as damaged and are whole now") as error:
+            pack(spoilt, tmp_path / "new", damaged="skip", **HOW)
+        eval(error.value.fix.partition(": ")[2], {"shutil": shutil})
+    again = pack(spoilt, tmp_path / "new", damaged="skip", **HOW)
+    assert again.read(range(COUNT)) == PackedImages(packed).read(range(COUNT))
 
 
 SCRIPT = (

@@ -42,6 +42,18 @@ def png_of(width, height, bits, kind, rows):
     return b"\x89PNG\r\n\x1a\n" + parts
 
 
+def tiff_of(pixels):
+    """Return a TIFF of (H, W, channels) uint16, of which Pillow opens none with 13 channels."""
+    height, width, channels = pixels.shape
+    rows = [(256, 4, width), (257, 4, height), (259, 3, 1), (262, 3, 1), (273, 4, 0)]
+    rows += [(277, 3, channels), (278, 4, height), (279, 4, pixels.nbytes), (284, 3, 1)]
+    start = 8 + 2 + 12 * len(rows) + 4
+    directory = struct.pack("<H", len(rows))
+    for tag, kind, value in rows:
+        directory += struct.pack("<HHII", tag, kind, 1, start if tag == 273 else value)
+    return b"II*\0" + struct.pack("<I", 8) + directory + bytes(4) + pixels.tobytes()
+
+
 def quietly(source, folder, **options):
     """Make a pack without progress."""
     return pack(source, folder, progress="off", **options)

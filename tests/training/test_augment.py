@@ -373,7 +373,7 @@ def test_an_empty_batch_stays_empty():
         ({"swap_labels": ((1, 2, 3),)}, "swap_labels is pairs of labels"),
         (
             {"swap_labels": (("left", "right"),)},
-            "swap_labels=(('left', 'right'),) has no column for 'left'; names=()",
+            "swap_labels=(('left', 'right'),) has no column for 'left'; names=[]",
         ),
         (
             {"swap_labels": (("left", "right"),), "names": ["left", "rihgt"]},

@@ -458,13 +458,20 @@ def masked_mean(outputs, targets, mask):
     return ((outputs - targets).abs() * mask).sum() / mask.sum()
 
 
-def losses(loss, length=8, pad=0.0, **options):
+class WeightedSeries(Series):
+    """Every other sample counts nothing."""
+
+    def __getitem__(self, index):
+        return (*super().__getitem__(index), float(index % 2))
+
+
+def losses(loss, length=8, pad=0.0, dataset=Series, **options):
     def train(core):
         model = core.model(Slope())
         buckets = {"batch_size": 4, "buckets": Buckets((length,), pad={0: 0.0, 1: pad})}
         parts = [
-            core.batches(Series(), drop_last=True, shuffle=True, **buckets),
-            core.batches(Series(), **buckets),
+            core.batches(dataset(), drop_last=True, shuffle=True, **buckets),
+            core.batches(dataset(), **buckets),
         ]
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         history = fit(core, model, optimizer, loss, *parts, **grouped(options))
@@ -484,10 +491,33 @@ def test_a_loss_without_the_mask_is_refused_unless_it_ignores_what_pads():
     ):
         losses(nn.functional.l1_loss)
 
-    class Ignores(nn.Module):
-        ignore_index = -100.0
-
-        def forward(self, outputs, targets):
-            return (outputs - targets)[targets != self.ignore_index].abs().mean()
-
     assert losses(Ignores(), pad=-100.0) == pytest.approx([1.0, 1.0])
+
+
+class Ignores(nn.Module):
+    ignore_index = -100.0
+
+    def forward(self, outputs, targets):
+        return (outputs - targets)[targets != self.ignore_index].abs().mean()
+
+
+class IgnoresAndWeighs(Ignores):
+    def forward(self, outputs, targets, weight):
+        is_data = targets != self.ignore_index
+        return ((outputs - targets).abs() * is_data * weight[:, None]).sum() / is_data.sum()
+
+
+class IgnoresAndTakesTheMask(Ignores):
+    def forward(self, outputs, targets, weight, mask):
+        return ((outputs - targets).abs() * mask * weight[:, None]).sum() / mask.sum()
+
+
+@pytest.mark.parametrize("loss", [IgnoresAndWeighs(), IgnoresAndTakesTheMask()])
+def test_a_part_between_the_targets_and_the_mask_reaches_a_loss_that_ignores_padding(loss):
+    found = losses(loss, pad=-100.0, dataset=WeightedSeries)
+    assert found == pytest.approx([0.5, 0.5])
+
+
+def test_a_part_between_the_targets_and_the_mask_is_never_dropped():
+    with pytest.raises(WorkerError, match="a batch has 3 parts, and the loss takes 2"):
+        losses(Ignores(), pad=-100.0, dataset=WeightedSeries)

@@ -104,6 +104,15 @@ def test_an_optimizer_that_needs_a_closure_is_refused_and_the_loop_of_its_fix_tr
         assert torch.allclose(weights, one, atol=1e-5)  # as of one core with the joined batch
 
 
+def test_an_error_about_a_closure_that_is_not_the_optimizers_stays_as_it_is():
+    def loss(outputs, targets):
+        raise RuntimeError("cannot pickle the closure of this loss")
+
+    with pytest.raises(WorkerError, match="closure of this loss") as caught:
+        quietly(lambda core: fit(core, loss=loss), backend="cpu")
+    assert "SGD.step" not in str(caught.value)
+
+
 class TimmScheduler:
     def __init__(self, optimizer):
         self.optimizer = optimizer

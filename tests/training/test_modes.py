@@ -193,12 +193,23 @@ class Averaging(torch.optim.Optimizer):
                 state["mean"].lerp_(weight, 0.05)
 
 
+class AveragingFromTheStart(Averaging):
+    """Has its means before the first step, so `eval` changes the weights of a new model."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, lr)
+        for group in self.param_groups:
+            for weight in group["params"]:
+                self.state[weight]["mean"] = weight.detach().clone()
+
+
+@pytest.mark.parametrize("kind", [Averaging, AveragingFromTheStart])
 @pytest.mark.parametrize("backend", DRY_RUNS)
-def test_an_optimizer_with_modes_is_evaluated_and_saved_at_its_own_weights(backend, tmp_path):
+def test_an_optimizer_with_modes_is_evaluated_and_saved_at_its_own_weights(backend, kind, tmp_path):
     def work(core, folder, epochs):
         torch.manual_seed(1)
         model = core.model(nn.Linear(8, 2))
-        optimizer = Averaging(model.parameters(), lr=0.02)
+        optimizer = kind(model.parameters(), lr=0.02)
         history, _ = trained(
             core,
             model,

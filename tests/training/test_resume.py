@@ -1,5 +1,6 @@
 """A run resumes with the data that it began with, and each call of fit has its own random numbers."""
 
+import math
 import random
 
 import pytest
@@ -9,6 +10,8 @@ from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
 from tpukit import WorkerError, fit
+from tpukit.training.losses import PendingStep, StepLosses
+from tpukit.training.resume import TimeLimit
 
 INPUTS = torch.randn(96, 8, generator=torch.Generator().manual_seed(0))
 DATA = TensorDataset(INPUTS, INPUTS[:, :2])
@@ -139,3 +142,22 @@ def test_calls_of_fit_that_are_resumed_end_as_those_without_an_interruption(tmp_
     quietly(work, 2, tmp_path / "cut", **options)
     resumed = quietly(work, 3, tmp_path / "cut", **options).results[0]
     assert resumed.equal(whole)
+
+
+def flags_that_arrive(core, seconds, due):
+    """Take a step of averaging, and return what this core reads from the flags of all cores."""
+    limit = TimeLimit(core, seconds if core.rank == core.world_size - 1 else math.inf)
+    limit.update(save_is_due=due and core.is_main)
+    reduced = torch.stack([torch.tensor(0.25), *limit.flags])
+    core.backend.average([reduced])
+    losses = StepLosses(core)
+    losses.add(PendingStep(1, samples=(0,), local=torch.tensor(0.25), reduced=reduced, lr=0.1))
+    assert losses.fetch() is None
+    return losses.time_is_up, losses.save_is_due, losses.end_interval()
+
+
+@pytest.mark.parametrize("due", [False, True])
+@pytest.mark.parametrize("seconds", [math.inf, -1.0])
+def test_all_cores_read_that_time_is_up_on_one_and_that_a_save_is_due(seconds, due):
+    expected = (seconds < 0, due, 0.25)
+    assert quietly(flags_that_arrive, seconds, due, cores=3).results == [expected] * 3

@@ -7,15 +7,13 @@ checksums of a PNG, the blocks of a GIF, and the number of pixels before they ar
 
 import functools
 import io
+import math
 import zlib
 
 from tpukit.datasets.image_modes import orientation, to_rgb, turn
 from tpukit.datasets.masks import decode_masked, is_masked
-from tpukit.essentials.display import explain
-
-# Pillow warns from here on: a quarter of a GiB as RGB. A file of 3 kB with a wrong header would
-# take gigabytes.
-PIXEL_LIMIT = 89_478_485
+from tpukit.datasets.unread_files import refuse_unread
+from tpukit.essentials.display import InvalidValueError, TpukitError, explain, kind_of
 
 
 def decode(data: bytes, size: int | None = None, *, exact: bool = True, out=None, window=None):
@@ -45,8 +43,8 @@ def decode(data: bytes, size: int | None = None, *, exact: bool = True, out=None
         The pixels; `out` if it is given.
 
     Raises:
-        ValueError: the image is damaged, has more than 89,478,485 pixels, or has more than 16 bits
-            and no window is given.
+        ValueError: the image is damaged; Pillow does not open this kind of file; it has more pixels
+            than `PIL.Image.MAX_IMAGE_PIXELS`; or more than 16 bits and no window is given.
     """
     if is_masked(data):
         image = functools.partial(decode, exact=exact, window=window)
@@ -107,9 +105,9 @@ def _decode_jpeg(data: bytes, size: int | None, exact: bool, out):
     except ValueError as error:
         _raise_if_corrupt(error, data)
         return None  # Pillow may still be able to open it
-    if 64 * width * height > PIXEL_LIMIT:  # these sizes may be shrunk, by eight at most
+    if 64 * width * height > pixel_limit():  # these sizes may be shrunk, by eight at most
         full_height, full_width, *_ = decoder.decode_jpeg_header(data)
-        _check_pixels(full_width, full_height, data)
+        _check_pixels(full_width, full_height)
     # simplejpeg rounds CMYK in another way than Pillow, so here it only looks for damage.
     as_cmyk = colors in ("CMYK", "YCCK")
     how_turned = orientation(data)
@@ -158,24 +156,30 @@ def _decode_any(data: bytes, window):
     """Return a Pillow image of three channels."""
     from PIL import Image
 
+    bombs = (Image.DecompressionBombError, Image.DecompressionBombWarning)
+    is_opened = False
     try:
         with Image.open(io.BytesIO(data)) as file:
-            _check_pixels(*file.size, data)
+            is_opened = True
+            _check_pixels(*file.size)
             if file.format == "GIF" and not _has_gif_blocks(data):
                 raise _not_whole("its blocks do not lead to the end of the GIF", data)
             if file.format == "PNG" and not _has_png_checksums(data):
                 raise _not_whole("a checksum of the PNG is wrong, or its end is missing", data)
             return to_rgb(file, window)
+    except (TpukitError, _NotWholeError):
+        raise
     except MemoryError as error:
         raise _not_whole(_NO_MEMORY, data) from error
-    # SyntaxError comes from a broken PNG, the last two from a header with too many pixels.
-    except (
-        OSError,
-        SyntaxError,
-        Image.DecompressionBombError,
-        Image.DecompressionBombWarning,
-    ) as error:
+    except bombs as error:
+        raise _too_large(str(error)) from error
+    # Pillow's decoders raise more than OSError and SyntaxError: that of AVIF RuntimeError, those of
+    # DDS and BLP NotImplementedError. The bytes are in memory, so none of it is the disk's fault.
+    except Exception as error:
+        refuse_unread(data, is_opened=is_opened, error=error)
         why = str(error).partition(" file <")[0]  # without the address of the buffer
+        if not isinstance(error, OSError | SyntaxError | ValueError):
+            why = f"{kind_of(error)}: {why}"
         raise _not_whole(why, data) from error
 
 
@@ -234,14 +238,40 @@ def _has_png_checksums(data: bytes) -> bool:
 _NO_MEMORY = "decoding it takes more memory than there is"
 
 
-def _not_whole(why: str, data: bytes) -> ValueError:
-    return ValueError(f"not a whole image: {why} ({len(data):,} bytes)")
+class _NotWholeError(ValueError):
+    """The bytes of an image are damaged, or a part of them is missing."""
 
 
-def _check_pixels(width: int, height: int, data: bytes) -> None:
-    if width * height > PIXEL_LIMIT:
-        raise _not_whole(
-            f"it claims {width:,} x {height:,} pixels, "
-            f"and more than {PIXEL_LIMIT:,} are not decoded",
-            data,
-        )
+def _not_whole(why: str, data: bytes) -> _NotWholeError:
+    return _NotWholeError(f"not a whole image: {why} ({len(data):,} bytes)")
+
+
+def pixel_limit() -> float:
+    """Return the largest number of pixels of an image: `PIL.Image.MAX_IMAGE_PIXELS`.
+
+    Its default is 89,478,485, a quarter of a GiB as RGB. Without a limit a file of 3 kB with a
+    wrong header would take gigabytes.
+    """
+    from PIL import Image
+
+    return math.inf if Image.MAX_IMAGE_PIXELS is None else Image.MAX_IMAGE_PIXELS
+
+
+def set_pixel_limit(limit: float) -> None:
+    """Set the largest number of pixels in a process to that of the notebook."""
+    from PIL import Image
+
+    Image.MAX_IMAGE_PIXELS = None if limit == math.inf else limit
+
+
+def _check_pixels(width: int, height: int) -> None:
+    if width * height > pixel_limit():
+        raise _too_large(f"{width:,} x {height:,} pixels")
+
+
+def _too_large(found: str) -> InvalidValueError:
+    return InvalidValueError(
+        f"its header claims more than the {pixel_limit():,} pixels that are decoded",
+        found=found,
+        fix="if that is right, PIL.Image.MAX_IMAGE_PIXELS = None, then the same call; else leave it out",
+    )

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpukit.datasets.checked_files import npy, size_and_checksum, whole_number, write_file
+from tpukit.datasets.decoding import pixel_limit, set_pixel_limit
 from tpukit.datasets.disk_space import DiskFullError, free_in, is_writable
 from tpukit.datasets.packed_images import PackedImages
 from tpukit.datasets.pixel_cache import CachedImages, CacheFolder, layout_of, map_file
@@ -214,15 +215,16 @@ def _plan(packed: PackedImages, size: int, exact: bool) -> dict:
         raise InvalidValueError(
             f"size is the height and width in pixels, got {size!r}", fix="size=128"
         ) from None
-    PackedImages(packed.folder, size)  # raises if the pack holds pixels of another size
+    # It raises if the pack holds pixels of another size.
+    *_, channels = PackedImages(packed.folder, size).shape
     plan = {
         "pack": {"words": f"pack {packed.folder}", "digest": packed.digest},
         "count": len(packed),
         "size": size,
         "exact": exact,
     }
-    if packed.has_masks:
-        plan["channels"] = 4
+    if channels != 3:  # with masks, or int16 as pairs of bytes
+        plan["channels"] = channels
     return plan
 
 
@@ -295,7 +297,12 @@ def _build(target: CacheFolder, packed: PackedImages, workers: int, progress: st
     whole = layout.intact(map_file(work / "images.npy"), _noted(work))
     left = sorted(set(range(layout.blocks)) - whole)
     workers = min(workers, len(left))
-    job = {"pack": str(packed.folder), "work": str(work), "plan": target.plan}
+    job = {
+        "pack": str(packed.folder),
+        "work": str(work),
+        "plan": target.plan,
+        "pixel_limit": pixel_limit(),
+    }
     jobs = []
     for rank in range(workers):
         jobs.append({**job, "note": f"done-{rank}.txt", "blocks": left[rank::workers]})
@@ -335,6 +342,7 @@ def _work(job: dict) -> None:
     """Decode the blocks of one process, and note the checksum of each block that is written."""
     import numpy
 
+    set_pixel_limit(job["pixel_limit"])
     work = Path(job["work"])
     layout = layout_of(job["plan"])
     packed = PackedImages(job["pack"], job["plan"]["size"], exact=job["plan"]["exact"])

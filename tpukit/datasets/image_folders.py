@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tpukit.datasets.label_arrays import check_classes, in_order
+from tpukit.datasets.label_arrays import check_classes, in_order, refuse_similar_classes
 from tpukit.datasets.resumable import UNFINISHED
 from tpukit.essentials.display import AccessDeniedError, InvalidValueError, PathNotFoundError
 
@@ -126,8 +126,10 @@ def _order_of_classes(folder, found: list[str], classes: Sequence[str] | None) -
     """Return the classes in the order of their numbers; ValueError for a folder that is none."""
     if classes is None:
         order = in_order(found)
+        refuse_similar_classes(order, str(order))
     else:
-        order = [str(name) for name in classes]
+        order = list(classes)
+        check_classes(order, are_texts=True)
     others = [name for name in found if name not in order]
     if others:
         raise InvalidValueError(
@@ -135,7 +137,6 @@ def _order_of_classes(folder, found: list[str], classes: Sequence[str] | None) -
             found=", ".join(others[:4]),
             fix="name all classes, also those that only training has; or move these folders away",
         )
-    check_classes(order)
     return order
 
 

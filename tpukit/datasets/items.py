@@ -13,6 +13,7 @@ shape, with a mask or without, and the number of labels.
 """
 
 import hashlib
+import inspect
 import math
 import os
 import pickle
@@ -33,6 +34,7 @@ from tpukit.essentials.display import (
     SystemFailureError,
     first_few,
     kind_of,
+    names_in_order,
     parts_of,
     screen,
 )
@@ -381,8 +383,8 @@ def class_names(source, label: str | None, *, has_others: bool = False) -> list[
     parts = inside(source)
     if parts:
         return _names_of_parts(parts, label, has_others)
-    if getattr(source, "target_transform", None) is not None:
-        return []  # its results are no longer the numbers of these names
+    if getattr(source, "target_transform", None) is not None or _has_other_targets(source):
+        return []  # its labels are no longer the numbers of these names
     features = getattr(source, "features", None)
     names = None
     if isinstance(features, Mapping):
@@ -394,7 +396,26 @@ def class_names(source, label: str | None, *, has_others: bool = False) -> list[
     numbers = getattr(source, "class_to_idx", None)
     if isinstance(numbers, Mapping):
         names = _in_order(names, numbers, has_others)
-    return [str(name) for name in names]
+    return names_in_order(names, "classes")
+
+
+def _has_other_targets(source) -> bool:
+    """Return whether a dataset of torchvision yields other labels than its usual ones.
+
+    OxfordIIITPet(target_types="binary-category") numbers cats and dogs, and its `classes` are
+    breeds.
+    """
+    for name in ("target_types", "target_type"):
+        asked = getattr(source, name, getattr(source, f"_{name}", None))
+        arguments = inspect.signature(type(source).__init__).parameters
+        if asked is None or name not in arguments:
+            continue
+        usual = arguments[name].default
+        if isinstance(asked, list | tuple) and len(asked) == 1:
+            (asked,) = asked
+        if asked != usual:
+            return True
+    return False
 
 
 def _names_of_parts(parts: list, label: str | None, has_others: bool) -> list[str]:

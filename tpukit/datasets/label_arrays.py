@@ -144,23 +144,46 @@ def in_order(names) -> list[str]:
     return sorted(names, key=parts)
 
 
-def check_classes(classes: Sequence[str]) -> None:
-    """Raise ValueError if two classes are the same, or look the same."""
+def refuse_similar_classes(found: Sequence[str], all_of_them: str) -> None:
+    """Raise ValueError if two classes of a folder or of a column look the same.
+
+    Args:
+        found: the names.
+        all_of_them: code that gives all names, for the fix.
+    """
     seen = {}
-    for name in classes:
-        plain = _plain(name)
-        if plain in seen:
-            shorter, longer = sorted((seen[plain], name), key=len)
-            replace = f"table.replace({{{longer!r}: {shorter!r}}})"
-            problem = "two classes look like one"
-            if shorter == longer:
-                problem = "classes= names a class twice"
+    for name in found:
+        other = seen.setdefault(_plain(name), name)
+        if other != name:
+            shorter, longer = sorted((other, name), key=len)
             raise InvalidValueError(
-                f"{problem}",
+                "two classes look like one",
                 found=f"{shorter!r} and {longer!r}",
-                fix=f"write them in one way: {replace}; or rename the folder",
+                fix=f"if they are one: table.replace({{{longer!r}: {shorter!r}}}), or rename the folder; "
+                f"if they are two: classes={all_of_them}",
             )
-        seen[plain] = name
+
+
+def check_classes(classes: Sequence[str], *, are_texts: bool = False) -> None:
+    """Raise ValueError if classes= names a class twice.
+
+    Names that only look the same, such as "a" and "A", are two classes, because the user wrote
+    them. If all names are numbers, "1" and "01" are one, unless `are_texts`.
+    """
+    are_numbers = not are_texts and all(map(_reads_as_number, classes))
+    first = {}
+    twice = None
+    for name in classes:
+        value = float(name) if are_numbers else name
+        if value in first:
+            twice = f"{first[value]!r} and {name!r}"
+        first.setdefault(value, name)
+    if twice:
+        raise InvalidValueError(
+            "classes= names a class twice",
+            found=twice,
+            fix=f"one name for each number: classes={list(first.values())}",
+        )
 
 
 def _plain(name: str) -> float | str:
@@ -208,13 +231,15 @@ def encode_words(column, name: str, classes: Sequence[str] | None):
     if classes is None and categories is None and are_numbers:
         return None
     _check_blank(values, words, name, classes)
-    if classes is None and categories is None:
+    if classes is not None:
+        check_classes(classes)
+    elif categories is not None:
+        classes = [str(class_) for class_ in categories]
+        refuse_similar_classes(classes, f"list(table[{name!r}].cat.categories)")
+    else:
         _refuse_tags(words, name)
         classes = in_order(words)
-    elif classes is None:
-        classes = categories
-    classes = [str(class_) for class_ in classes]
-    check_classes(classes)
+        refuse_similar_classes(classes, f"sorted(set(table[{name!r}]))")
     return _Encoded(_class_numbers(values, name, classes), classes)
 
 

@@ -13,7 +13,8 @@ import io
 from typing import NamedTuple
 
 from tpukit.datasets.image_modes import coded, orientation, turn, turn_of, upright
-from tpukit.essentials.display import InvalidValueError, first_few
+from tpukit.datasets.unread_files import refuse_unread
+from tpukit.essentials.display import InvalidValueError, TpukitError, first_few
 
 _MASKED = b"tpukit image + mask\0"  # no image format begins so
 _LENGTH = 8  # bytes after it: the length of the image's file
@@ -78,7 +79,7 @@ def _opened(data: bytes, ask):
     try:
         with Image.open(io.BytesIO(data)) as file:
             return ask(file)
-    except (OSError, SyntaxError, ValueError, MemoryError, Image.DecompressionBombError):
+    except Exception:
         return _UPRIGHT  # the decoder reports the damage
 
 
@@ -161,11 +162,15 @@ def open_mask(data):
     """Return the mask in the bytes of a file as (H, W) uint8; raise ValueError if it is none."""
     from PIL import Image
 
-    bombs = (Image.DecompressionBombError, Image.DecompressionBombWarning)
+    is_opened = False
     try:
         with Image.open(io.BytesIO(data)) as file:
+            is_opened = True
             return read_mask(file)
-    except (OSError, SyntaxError, MemoryError, *bombs) as error:
+    except TpukitError:
+        raise
+    except Exception as error:  # see `decoding`: decoders raise errors of many kinds
+        refuse_unread(data, is_opened=is_opened, error=error)
         reason = str(error).partition(" file <")[0]
         raise ValueError(f"its mask is not a whole image: {reason}") from error
 

@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from tpukit.datasets.array_records import Shards, write_shard
 from tpukit.datasets.checked_files import write_file
-from tpukit.datasets.decoding import decode
+from tpukit.datasets.decoding import decode, pixel_limit, set_pixel_limit
 from tpukit.datasets.image_modes import NEARLY_BLACK, brightest, has_frames
 from tpukit.datasets.items import Items, ReceivedItems, StoredItems
 from tpukit.datasets.masks import is_masked, palette_of, parts_of
@@ -37,7 +37,7 @@ from tpukit.datasets.packed_images import PackFolder
 from tpukit.datasets.processes import how_many, run_in_processes
 from tpukit.datasets.source_files import Files, Names
 from tpukit.essentials.data import run_ahead
-from tpukit.essentials.display import SystemFailureError, TpukitError
+from tpukit.essentials.display import SystemFailureError, TpukitError, kind_of
 from tpukit.essentials.environment import part_of
 
 # Threads per process: on a network drive opening a file takes longer than decoding it.
@@ -102,6 +102,7 @@ def write_shards(
         "plan": target.plan,
         "root": described.root,
         "skip": skip,
+        "pixel_limit": pixel_limit(),
         "reader": described.reader,
         "is_received": is_received,
         "workers": workers,
@@ -206,6 +207,7 @@ def digest(stored) -> bytes:
 
 def _work(job: dict) -> None:
     """Write all missing shards of one process."""
+    set_pixel_limit(job["pixel_limit"])
     target = PackFolder(Path(job["folder"]), job["plan"])
     missing = _missing(target, job["rank"], job["workers"])
     source = _open_source(target, job)
@@ -372,13 +374,17 @@ def prepare(
             return Prepared(data, source.shape, _look(data, source.shape))
         image = decode(data, size, window=window)
         seen = _look(image, image.shape, file=data, window=window)
-    except (OSError, ValueError, MemoryError) as error:
+    # Any other error is the image's, too: the process would end without naming the image.
+    except Exception as error:
         if getattr(error, "errno", None) in NOT_DAMAGE:
             raise
         if isinstance(error, TpukitError):
             why = "; ".join(filter(None, [error.fact, error.found]))
             return Prepared(why, None, error.fix)
-        return Prepared(getattr(error, "strerror", None) or str(error), None, "")
+        why = getattr(error, "strerror", None) or str(error)
+        if not isinstance(error, OSError | ValueError | MemoryError):
+            why = f"{kind_of(error)}: {why}"
+        return Prepared(why, None, "")
     stored = data if size is None else image.tobytes()
     return Prepared(stored, image.shape, seen)
 

@@ -10,7 +10,7 @@ names; of items as many as are needed to recognise them.
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from tpukit.datasets.items import Items
 from tpukit.datasets.label_arrays import number_groups
 from tpukit.datasets.pack_tables import is_table_file, load_table, read_columns, refuse_other_file
 from tpukit.datasets.resumable import fact
-from tpukit.essentials.display import InvalidValueError
+from tpukit.essentials.display import InvalidValueError, names_in_order
 
 _FEW = 12  # names that a message lists in full
 
@@ -114,7 +114,8 @@ def describe_source(
         ValueError, OSError: as for `pack`; PermissionError if a folder cannot be read.
     """
     columns = columns or Columns()
-    classes = None if classes is None else _in_their_order(classes)
+    if classes is not None:
+        classes = names_in_order(classes, "classes", words=False)
     window = check_window(columns.window)
     columns = replace(columns, window=window)
     _refuse_values(labels)
@@ -158,36 +159,6 @@ def _refuse_values(labels) -> None:
         found=f"{len(labels):,} values",
         fix=fix,
     )
-
-
-def _in_their_order(classes) -> list[str]:
-    """Return classes= as a list of names, in the order of their numbers.
-
-    A dict may be {"cat": 0, "dog": 1}, as `class_to_idx`, or {0: "cat", 1: "dog"}, as `id2label`.
-    """
-    if isinstance(classes, Mapping):
-        classes = _names_by_number(classes)
-    if isinstance(classes, str | set | frozenset) or not isinstance(classes, Iterable):
-        fix = f"classes=[{classes!r}, ...]"
-        if isinstance(classes, int):
-            fix = f"classes=range({classes})"
-        elif isinstance(classes, set | frozenset):
-            fix = f"a list, in which they have an order: classes={sorted(map(str, classes))}"
-        raise InvalidValueError(
-            f"classes= is the names of all classes, in their order, got {classes!r}", fix=fix
-        )
-    return [str(name) for name in classes]
-
-
-def _names_by_number(classes: Mapping) -> list | set:
-    """Return the names in the order of their numbers; a set if the numbers are not 0, 1, 2, ..."""
-    numbers = range(len(classes))
-    names = classes
-    if set(classes) != set(numbers):
-        names = {number: name for name, number in classes.items()}
-    if set(names) != set(numbers):
-        return set(classes)
-    return [names[number] for number in numbers]
 
 
 def _refuse(columns: Columns, kind: str, *names: str) -> None:

@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +45,7 @@ from tpukit.datasets.pack_shards import (
 )
 from tpukit.datasets.pack_sources import PackSource, describe_source, make_rows
 from tpukit.datasets.packed_images import PackedImages, PackFolder
-from tpukit.datasets.source_files import Files, Names, find_changed, look_at
+from tpukit.datasets.source_files import COMPARED, Files, Names, find_changed, look_at
 from tpukit.essentials.display import InvalidValueError, NotInstalledError, SystemFailureError
 
 _SHARD_SIZE = 8192  # images per file
@@ -85,7 +85,7 @@ def pack(
     *,
     labels=None,
     groups=None,
-    classes: Sequence[str] | None = None,
+    classes: Sequence[str] | Mapping | None = None,
     path: str | None = None,
     root=None,
     masks: str | None = None,
@@ -98,7 +98,9 @@ def pack(
 
     The order is random and fixed by the seed, so that each file holds images of all classes. Every
     image is decoded once, so that a damaged image is found now. An image is damaged if its decoder
-    warns, or if it has more than 89,478,485 pixels.
+    warns. Images of more than `PIL.Image.MAX_IMAGE_PIXELS` pixels, 89,478,485 by default, are
+    treated like damaged ones. A file of a kind that Pillow does not open, such as a TIFF of 13
+    channels, is named as such, with a line of code that reads it.
 
     Images are turned as their EXIF says. Transparent pixels become white, grey images get three
     equal channels, and only the first of several pages or frames is packed.
@@ -132,10 +134,12 @@ def pack(
             labels. Stored as float32. A single column of words is stored as classes.
         groups: for a table, the column with the group of each image, such as its patient. For
             items, one value per item. `PackedImages.split` puts no group on both sides.
-        classes: the names of the numbers of a single label, in their order, such as
-            `train.classes`. None for a folder's sub-folders or a column's words, sorted, or the
-            names that a dataset has (`dataset.classes`, `features["label"].names`). With classes,
-            `PackedImages.labels` is (N,) int64. () for none.
+        classes: the names of the numbers of a single label, such as `train.classes`: a list in
+            their order, or a dict from number to name or from name to number, also with numbers
+            as text. Names that differ only in case are two classes. None for a folder's
+            sub-folders or a column's words, sorted, or the names that a dataset has
+            (`dataset.classes`, `features["label"].names`). With classes, `PackedImages.labels` is
+            (N,) int64. () for none.
         path: the column of a table with the paths of the image files; None for "path".
         root: the folder at which relative paths in a table begin; None for the current folder, or
             the folder of the CSV file.
@@ -274,6 +278,11 @@ def _reopen(described: PackSource, target: PackFolder) -> PackedImages:
             if fault:
                 raise target.damaged(fault)
         _compare_files(described, target, noted=target.folder, packed=packed.shards)
+        repaired = _repaired(described, target, packed.skipped, noted=target.folder)
+        if repaired:
+            raise target.another(
+                f"without files that were left out as damaged and are whole now, as {repaired}"
+            )
     elif described.is_stream:
         print(
             f"pack: {target.folder} is finished; of a source without numbers only the first was compared"
@@ -331,6 +340,7 @@ def _lay_out(described: PackSource, target: PackFolder, progress: str | None) ->
     if described.items is None:
         if is_laid_out:
             _compare_files(described, target, noted=work, packed=read_shards_so_far(target))
+            _forget_repaired(described, target)
         else:
             write_file(work / "names", Names.encode(described.names))
             if described.mask_names:
@@ -393,6 +403,38 @@ def _compare_files(
     found = find_changed(before[is_written], now[is_written], files, compare)
     if found:
         raise target.another(found)
+
+
+def _repaired(
+    described: PackSource, target: PackFolder, skipped: list[dict], *, noted: Path
+) -> str | None:
+    """Return the name of an image that was left out as damaged and is whole now; None for none.
+
+    Of more than a hundred such images a hundred are decoded, evenly spread.
+    """
+    if described.reader or described.items is not None:
+        return None
+    files = Files(Names(noted / "names"), described.root, described.mask_names)
+    step = math.ceil(len(skipped) / COMPARED) or 1
+    for image in skipped[::step]:
+        number = image["row"]
+        prepared = prepare(files, number, target.plan["size"], target.plan.get("window"))
+        if prepared.shape is not None:
+            return files.name(number)
+    return None
+
+
+def _forget_repaired(described: PackSource, target: PackFolder) -> None:
+    """Remove the shards that were written without an image that is whole now."""
+    import numpy
+
+    count = len(numpy.load(target.work / "rows.npy", mmap_mode="r"))
+    for file in shard_files(target, count):
+        if not file.exists():
+            continue
+        note = json.loads(note_of(target, file).read_bytes())
+        if _repaired(described, target, note["skipped"], noted=target.work):
+            file.unlink()
 
 
 def _finish(described: PackSource, target: PackFolder, share: float) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from tpukit.datasets.masks import join
 
 _LOOKED_AT = 20_000  # files; on a network drive a look takes about a millisecond
-_COMPARED = 100  # files whose times or places differ
+COMPARED = 100  # files whose times or places differ
 # An open without this flag would wait for a writer if the path is that of a pipe or a device.
 _FLAGS = getattr(os, "O_NONBLOCK", 0)
 
@@ -138,11 +138,11 @@ def find_changed(before, now, files: Files, is_packed: Callable[[int], bool] | N
         return None
     has_moved = (now["time"] != before["time"]) | (now["place"] != before["place"])
     doubtful = now["row"][is_there & has_moved]
-    step = math.ceil(len(doubtful) / _COMPARED) or 1
+    step = math.ceil(len(doubtful) / COMPARED) or 1
     for row in doubtful[::step].tolist():
         if not is_packed(row):
             return f"{files.name(row)} has other contents than the file that was packed"
-    if len(doubtful) > _COMPARED:
+    if len(doubtful) > COMPARED:
         print(
             f"pack: {len(doubtful):,} files have other times or places than when they were "
             "packed; a hundred of them were compared, and are the same"

@@ -12,11 +12,11 @@ nearly a single observation, and drawing them separately would make the interval
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tpukit.essentials.display import InvalidValueError, counted, plural
+from tpukit.essentials.display import InvalidValueError, counted, names_in_order, plural
 from tpukit.metrics.samples import (
     as_columns,
     check_yes_or_no,
@@ -84,7 +84,7 @@ def auroc_table(
     labels: Any,
     probabilities: Any,
     *,
-    names: Sequence[str] | None = None,
+    names: Sequence[str] | Mapping | None = None,
     groups: Any = None,
     group: str = "group",
     resamples: int = 500,
@@ -100,7 +100,7 @@ def auroc_table(
     Args:
         labels: (N, L) or (N,) zeros and ones.
         probabilities: as `labels`; any scores are accepted, since only their order counts.
-        names: of the labels.
+        names: of the labels, as for `show_batch`.
         groups: (N,) the study or patient of each sample; None if every sample is independent.
         group: the name of a group, such as "study".
         resamples: draws of the bootstrap, 1 or more.
@@ -117,7 +117,7 @@ def auroc_table(
 
     labels = as_columns(labels)
     probabilities = as_columns(probabilities)
-    names = list(range(labels.shape[1]) if names is None else names)
+    names = names_in_order(range(labels.shape[1]) if names is None else names, "names")
     if labels.shape != probabilities.shape or len(names) != labels.shape[1]:
         shapes = f"{labels.shape}, {probabilities.shape} and {len(names)} names"
         raise InvalidValueError(
@@ -129,7 +129,7 @@ def auroc_table(
         groups = group_numbers(groups, len(labels))
     rows = []
     for name, truth, chances in zip(names, labels.T, probabilities.T, strict=True):
-        row = {"label": str(name).replace("_", " "), "positives": int(truth.sum())}
+        row = {"label": name.replace("_", " "), "positives": int(truth.sum())}
         if 0 < truth.sum() < len(truth):
             found = score(truth, chances, groups, resamples=resamples, seed=seed)
             row |= _measured(found, group="sample" if groups is None else group)

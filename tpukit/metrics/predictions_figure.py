@@ -37,7 +37,7 @@ def show_predictions(
     labels: Any,
     probabilities: Any,
     *,
-    names: Sequence[str] | Mapping[str, str] | None = None,
+    names: Sequence[str] | Mapping | None = None,
     limit: int = 8,
     top: int = 10,
     threshold: float = 0.5,

@@ -303,7 +303,7 @@ def show_slices(
     images: Any,
     labels: Any = None,
     *,
-    names: Sequence[str] | Mapping[str, str] | None = None,
+    names: Sequence[str] | Mapping | None = None,
     channel: int | None = None,
     limit: int = 300,
     overview: int = 12,
@@ -318,7 +318,7 @@ def show_slices(
         images: `(N, C, H, W)` in the order of the body, as for `show_batch`.
         labels: `(N, L)` of zeros and ones, or `(N,)` class numbers; None for none. Slices with the
             first label are marked in orange.
-        names: the words for each label, or a dict from label to words.
+        names: as for `show_batch`.
         channel: draw only this channel, in grey.
         limit: a longer exam is divided into this many stretches; the slider reaches one slice of
             each.

@@ -79,7 +79,8 @@ class Trace:
         if backend.device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
         self._folder = folder
-        self._trace = profile(activities=activities)
+        # There is one cycle only. Without this, torch 2.11 warns that it would clear earlier ones.
+        self._trace = profile(activities=activities, acc_events=True)
         self._trace.start()
 
     def step(self, number: int) -> contextlib.AbstractContextManager:

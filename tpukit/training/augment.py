@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import NamedTuple
 
-from tpukit.essentials.display import InvalidValueError
+from tpukit.essentials.display import InvalidValueError, names_in_order
 
 _RANGES = {  # the largest value of each number, and its meaning for messages
     "translate": (0.5, "a share of the image; 0.06 is up to 8 of 128 pixels"),
@@ -357,6 +357,7 @@ def _opposites(swap_labels, names) -> dict[int, int]:
 
     For example {6: 8, 8: 6} for ((6, 8),); ValueError for an invalid `swap_labels`.
     """
+    names = names_in_order(names, "names", words=False)
     opposites = {}
     for pair in swap_labels:
         if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
@@ -364,7 +365,7 @@ def _opposites(swap_labels, names) -> dict[int, int]:
                 f"swap_labels is pairs of labels, got {swap_labels!r}",
                 fix="swap_labels=((one, other),), with a comma after a single pair",
             )
-        columns = [list(names).index(label) if label in names else label for label in pair]
+        columns = [names.index(label) if label in names else label for label in pair]
         for label in columns:
             if isinstance(label, str) or not 0 <= label < (len(names) or math.inf):
                 raise InvalidValueError(

@@ -286,8 +286,8 @@ class Backup:
         self._programs.connect()
         if unsafe := self._programs.first_unsafe():
             self._say(
-                f"compiled programs are not taken from the backup: other users can write to {unsafe}, "
-                "and programs are loaded as code; use a backup_dir of your own"
+                "compiled programs are not taken from the backup: other users can write to "
+                f"{unsafe}, and a program is code; use a backup_dir of your own"
             )
             return
         # For this user alone, because its files are loaded as code.

@@ -52,32 +52,39 @@ class FurtherParts:
     """The parts of a batch after (inputs, targets), which the loss gets as further arguments.
 
     Samples of three parts, such as (inputs, targets, weight), need a loss of three arguments.
-    Batches of tuples from buckets have a mask of the data as a last part.
+    Batches of tuples from buckets have a mask of the data as a last part. A loss gets it too,
+    unless it has no argument left for it and ignores the value of the padding.
 
     Raises:
-        ValueError: padding would be counted; see `takes_mask`.
+        ValueError: the loss would count the padding.
     """
 
     def __init__(self, batches: Batches, loss: Callable):
         self._loss = loss
         self._wanted = _further_arguments(loss)
         is_padded = batches.buckets is not None and isinstance(batches.dataset[0], list | tuple)
-        self._drops_mask = is_padded and not takes_mask(batches, loss)
+        self._may_drop_mask = is_padded and _ignores_padding(batches.buckets.pad, loss)
+        if is_padded and not self._may_drop_mask and not self._wanted:
+            raise _counts_padding(loss)
 
     def __call__(self, batch: object) -> tuple:
         """Return the further parts of a batch.
 
         Raises:
-            TypeError: the loss does not take them.
+            TypeError: the loss takes another number of arguments.
         """
-        if not isinstance(batch, list | tuple) or len(batch) < 3 or self._drops_mask:
+        if not isinstance(batch, list | tuple) or len(batch) < 3:
             return ()
         further = tuple(batch[2:])
+        # As many as the loss takes, the mask included.
         if self._wanted in (len(further), math.inf):
             return further
+        if self._may_drop_mask:
+            further = further[:-1]
+        if self._wanted == len(further):
+            return further
         raise InvalidTypeError(
-            f"a batch has {len(batch)} parts, and the loss takes {2 + self._wanted}: part "
-            f"{3 + self._wanted} would not be used",
+            f"a batch has {2 + len(further)} parts, and the loss takes {2 + self._wanted}",
             found=f"the loss is {getattr(self._loss, '__name__', type(self._loss).__name__)}",
             fix="a loss that takes all of them, loss=lambda outputs, targets, weight: "
             "(weight * entropy(outputs, targets)).mean(); or to ignore them, "
@@ -113,20 +120,14 @@ def _is_per_sample(parameter: inspect.Parameter) -> bool:
     return parameter.default is parameter.empty or is_named
 
 
-def takes_mask(batches: Batches, loss: Callable) -> bool:
-    """Return whether the loss gets a mask of the data, which batches of tuples from buckets have.
+def _ignores_padding(pad: Mapping | None, loss: Callable) -> bool:
+    """Return whether targets are padded with the value that the loss leaves out."""
+    pads = pad or {}
+    return 1 in pads and pads[1] == getattr(loss, "ignore_index", _IGNORE_INDEX)
 
-    Raises:
-        ValueError: there is such a mask, and the loss would count the padding.
-    """
-    if batches.buckets is None or not isinstance(batches.dataset[0], list | tuple):
-        return False
-    pads = batches.buckets.pad or {}
-    if 1 in pads and pads[1] == getattr(loss, "ignore_index", _IGNORE_INDEX):
-        return False
-    if _further_arguments(loss):
-        return True
-    raise InvalidValueError(
+
+def _counts_padding(loss: Callable) -> InvalidValueError:
+    return InvalidValueError(
         "samples that are tuples are padded to the length of a bucket, and the loss would count "
         "the padding",
         found=f"{type(loss).__name__} takes outputs and targets",
@@ -167,6 +168,7 @@ def call(model, inputs: object) -> object:
     if not isinstance(inputs, Mapping):
         return model(inputs)
     parameters = inspect.signature(model.forward).parameters
+    # A forward of **kwargs may take any name, also those of targets.
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return model(**inputs)
     unknown = [name for name in inputs if name not in parameters and name not in TARGETS]

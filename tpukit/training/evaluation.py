@@ -88,7 +88,8 @@ def evaluate(
     Args:
         core: this core.
         model: from a batch's inputs to outputs (B, ...), or to a tuple or dict of such tensors.
-        loss: from (outputs, targets) to one number, or to `(total, weight)`. A module is copied to the CPU first.
+        loss: from (outputs, targets) to one number, or to `(total, weight)`. A module is copied to
+            the CPU first.
             With more than 1 MiB of weights, such as those of a frozen teacher, it stays on the
             device, and the loss is computed for `batch_size` samples at a time and averaged over
             the samples. This holds for functions with such modules in their closure, too.
@@ -340,7 +341,8 @@ def _one_number(name: str, value: object) -> float:
                 "of one batch with its padding"
             ),
             fix=(
-                "compute it from the other outputs: lambda outputs, labels: cross_entropy(outputs.logits, labels)"
+                "compute it from the other outputs: lambda outputs, labels: "
+                "cross_entropy(outputs.logits, labels)"
             ),
         )
     if isinstance(value, Mapping):

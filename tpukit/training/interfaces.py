@@ -8,6 +8,7 @@ averaged_model.update_parameters(model)    timm: update(model)              call
 
 import contextlib
 import inspect
+import traceback
 from collections.abc import Callable, Iterator
 
 from tpukit.essentials.display import InvalidTypeError, TpukitError
@@ -50,9 +51,17 @@ def naming_closures(optimizer) -> Iterator[None]:
         raise
     except Exception as error:
         words = f"{type(error).__name__} {error}".lower()
-        if "closure" not in words:
+        if "closure" not in words or not _was_raised_by_step(optimizer, error):
             raise
         raise _needs_closure(optimizer) from error
+
+
+def _was_raised_by_step(optimizer, error: Exception) -> bool:
+    """Return whether an error left the method `step` of this optimizer."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_name == "step" and frame.f_locals.get("self") is optimizer:
+            return True
+    return False
 
 
 def _needs_closure(optimizer) -> InvalidTypeError:
@@ -76,7 +85,8 @@ def check_step_of_scheduler(scheduler) -> None:
         ]
     if needed:
         raise InvalidTypeError(
-            f"fit calls scheduler.step() without arguments, as torch's schedulers take it; got a {name}",
+            "fit calls scheduler.step() without arguments, as torch's schedulers take it; got a "
+            f"{name}",
             found=f"{name}.step needs {', '.join(needed)}",
             fix="torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=epochs), or another "
             "of torch.optim.lr_scheduler; or tpukit.training.schedules.cosine(optimizer, steps)",

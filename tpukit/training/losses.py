@@ -19,11 +19,6 @@ class NonFiniteLossError(TpukitError, ArithmeticError):
     """
 
 
-# Core 0 adds this to its flag when a checkpoint is due; see `TimeLimit`. Each core whose time is
-# up adds 1, and there are fewer cores than this.
-DUE = 4096.0
-
-
 @dataclass(frozen=True)
 class PendingStep:
     """A step that the device has got, and whose loss is not on the host yet.
@@ -32,8 +27,8 @@ class PendingStep:
         number: of the optimizer step, from 1.
         samples: for each of its batches (batch_size,) int64, the numbers of its samples.
         local: () float32, this core's loss.
-        reduced: (2,) float32, means over the cores: of the loss, and of the flag of `TimeLimit`;
-            or (3,) with the weight of the loss.
+        reduced: (3,) float32, means over the cores: of the loss, and of the two flags of
+            `TimeLimit`; or (4,) with the weight of the loss.
         lr: the learning rate of this step; a tensor if the optimizer's is a tensor.
     """
 
@@ -48,9 +43,9 @@ class StepLosses:
     """The losses of the current epoch: on the device, on the host, or as means of log intervals.
 
     Attributes:
-        time_is_up: True after a step was read in which any core had raised its flag; see
+        time_is_up: True after a step was read in which the time of any core was up; see
             `TimeLimit`.
-        save_is_due: whether core 0 had raised its flag for a checkpoint in the last step read.
+        save_is_due: whether a checkpoint was due on core 0 in the last step read.
         lr: the learning rate of the last step read.
     """
 
@@ -85,16 +80,16 @@ class StepLosses:
         self._pending = []
         values = self._core.to_host([(step.local, step.reduced, step.lr) for step in pending])
         for step, (local, reduced, lr) in zip(pending, values, strict=True):
-            mean, flag, *weights = reduced.tolist()
+            mean, time_is_up, save_is_due, *weights = reduced.tolist()
             self.lr = float(lr)
             if not math.isfinite(local + mean):
                 return replace(step, local=local.item(), reduced=reduced)
             weight = weights[0] if weights else float(len(step.samples))
             # A weight of 0 gives NaN above, except in preflight, whose steps have no results.
             self._since_log.append([mean, weight or 1.0])
-            flags = round(flag * self._core.world_size)  # the sum over the cores
-            self.time_is_up |= flags % DUE > 0
-            self.save_is_due = flags >= DUE
+            # Each flag is 0 or 1 on a core, so its mean is above 0 if any core has raised it.
+            self.time_is_up |= time_is_up > 0
+            self.save_is_due = save_is_due > 0
         return None
 
     def end_interval(self) -> float:
@@ -149,7 +144,8 @@ def not_finite(
 
     samples = numpy.concatenate(step.samples).tolist()
     shown = first_few(samples, 8)
-    if step.reduced[2:].eq(0).any():
+    weight = step.reduced[3:]  # empty if the loss has no weights
+    if weight.eq(0).any():
         return NonFiniteLossError(
             f"the weight of the loss is 0 at step {step.number}, on all cores together",
             found=f"none of the targets counts; on core {rank} samples {shown}",

@@ -33,6 +33,7 @@ from tpukit.training.watched import watching
 _CAPTURED_FIRST = 3  # steps
 _CAPTURE_EVERY = 47  # steps; a prime, so that a branch that is taken every few steps is met
 _SAME_PROGRAMS = 2  # captured steps in a row with the same program, before it is replayed
+# Values in a batch that are constants of its program.
 _SCALARS = (bool, int, float, str, bytes, type(None))
 
 
@@ -56,7 +57,8 @@ class _Program:
 
     Attributes:
         key: of `Programs`.
-        order: for each input its place among the state, the batch, the flag, the seed and `inputs`.
+        order: for each input its place among the state, the batch, the flags, the seed and
+            `inputs`.
         puts: for each result its place in the state, or behind that for the two losses.
         inputs: the inputs that come from elsewhere.
         settings: of the optimizer, in the last captured step.
@@ -151,7 +153,7 @@ class Replay:
 
     # Replay
 
-    def step(self, number: int, batches: tuple, flag) -> tuple | None:
+    def step(self, number: int, batches: tuple, flags: tuple) -> tuple | None:
         """Replay a step and return its losses, as `TrainStep` does; None if it must be captured."""
         if self._captures_due or self._reason:
             return None
@@ -167,7 +169,7 @@ class Replay:
             return None
         state = self._places.values()
         with self._core.internal.replayed_step():
-            pool = [*state, *leaves, flag, self._programs.next_seed(), *numbers]
+            pool = [*state, *leaves, *flags, self._programs.next_seed(), *numbers]
             results = self._programs.run(program.key, [pool[place] for place in program.order])
         losses = self._put(state, program.puts, results)
         self._counters.add(1)
@@ -225,7 +227,7 @@ class Replay:
     # Capture
 
     @contextlib.contextmanager
-    def capturing(self, number: int, batches: tuple, flag) -> Iterator[list]:
+    def capturing(self, number: int, batches: tuple, flags: tuple) -> Iterator[list]:
         """Capture a step within, whose two losses are put into the list; then run its program.
 
         A step that is not one program is left to the sync at its end.
@@ -238,7 +240,7 @@ class Replay:
         if is_first:  # otherwise work that waits from before this run would be a part of this step
             self._programs.run_all()
         self._note(obstacle(self._optimizer, self._average))
-        before = self._before(batches, flag)
+        before = self._before(batches, flags)
         began = time.thread_time()
         # Not in the first step, in which libraries open files of their own.
         asking = contextlib.nullcontext(()) if is_first else calls_outside()
@@ -267,12 +269,12 @@ class Replay:
         for name in found.unwatched:
             self._note(f"reads of {name} by the model or the loss cannot be noticed")
 
-    def _before(self, batches: tuple, flag) -> _Before:
+    def _before(self, batches: tuple, flags: tuple) -> _Before:
         leaves, form = self._form_of(batches)
         places = self._training_state.on_device()
         return _Before(
             places=places,
-            ids=self._programs.ids([*places.values(), *leaves, flag]),
+            ids=self._programs.ids([*places.values(), *leaves, *flags]),
             form=form,
             waiting=self._programs.all_waiting(),
             numbers=self._training_state.on_host(),
@@ -281,7 +283,7 @@ class Replay:
         )
 
     def _results(self, before: _Before, losses: list) -> list[int] | None:
-        """Return the places of a captured step's results; None if it cannot run as a single program."""
+        """Return the places of a captured step's results; None if it is not a single program."""
         held = self._training_state.on_device().values() + losses
         is_read = before.interruptions != self._programs.interruptions()
         is_twice = self._programs.held_twice(held)

@@ -32,7 +32,6 @@ from tpukit.training.built_with import (
 )
 from tpukit.training.checkpoints import Checkpoint, CheckpointStore, one_run
 from tpukit.training.fit_options import Checkpoints
-from tpukit.training.losses import DUE
 
 # For the backup of a run that failed or was interrupted: core 0 has eight seconds in all.
 _ENDING_SECONDS = 2.0
@@ -228,8 +227,6 @@ class RunState:
     def _load_parts(self, checkpoint: Checkpoint) -> None:
         # If nobody has seeded the generator of this kernel, its seed is another one.
         self._core.internal.seed_of_launch = checkpoint.state["seed"]
-        # The model first: another network has another optimizer, too, and is the reason for it.
-        self._load_part("model", checkpoint)
         for name in self._kinds:
             self._check_kind(name, checkpoint)
         built = checkpoint.state.get("built", self._built)
@@ -241,9 +238,9 @@ class RunState:
         )
         changed = changed_settings(built["optimizer"], self._built["optimizer"])
         self._built = built
+        # In the order of the parts: `OptimizerModes` exchanges weights, so it precedes the model.
         for name in self._parts:
-            if name != "model":
-                self._load_part(name, checkpoint)
+            self._load_part(name, checkpoint)
         # The optimizer's state is whole and on the host: the backend sends each part to its chip.
         self._core.backend.place_state(self._parts["optimizer"])
         follow_own_function(self._parts["scheduler"])
@@ -272,6 +269,8 @@ class RunState:
         saved = checkpoint.state["kinds"].get(name)
         here = self._kinds.get(name)
         if saved != here:
+            # Another network has another optimizer too, and is the error to report.
+            self._load_part("model", checkpoint)
             raise InvalidValueError(
                 f"{checkpoint.path} is of another {name}",
                 found=f"{saved}; this run has {here}",
@@ -318,7 +317,7 @@ class RunState:
         """
         if not self._core.internal.end_requested:
             return False
-        if self._core.is_main or not self.is_kept:
+        if self._core.is_main or not self.is_kept or self._core.internal.stops_together:
             return True
         self._sigterm_seen = self._sigterm_seen or time.monotonic()
         return time.monotonic() >= self._sigterm_seen + STEP_SECONDS
@@ -368,13 +367,22 @@ class TimeLimit:
     """When a run has to stop, so that an interval, an evaluation and a save still fit.
 
     The cores do not see the same time, and the others would wait for a core that stops alone. So
-    a core only raises its `flag`. The flags are averaged with the loss, and all cores read the
-    mean at the same log point. Core 0 raises its flag by `DUE` when a checkpoint is due, because
-    before a checkpoint all cores compare their states.
+    a core only raises a flag. The flags are averaged with the loss, and all cores read the means
+    at the same log point. Core 0 has a second flag for a checkpoint that is due, because before a
+    checkpoint all cores compare their states.
+
+                     core 0    core 1    mean, on both cores
+        time is up   0         1         0.5: both stop at this log point
+        save is due  1         0         0.5: both compare their states, and core 0 saves
 
     Args:
         core: this core.
         seconds: counted from here; `math.inf` for no limit.
+
+    Attributes:
+        flags: two float32 tensors on the device, (), each 0 or 1: whether time is up, and whether a
+            save is due. They are two tensors because a sharded model's backend divides a tensor
+            of two numbers over two chips, as if it were a batch.
     """
 
     def __init__(self, core: Core, seconds: float = math.inf):
@@ -384,30 +392,28 @@ class TimeLimit:
         self._seconds = seconds
         self._began = time.monotonic()
         self._longest = {"interval": 0.0, "evaluation": 0.0, "save": 0.0}  # seconds
-        self._is_raised = False
-        self._sent = 0.0
-        (self.flag,) = core.to_device([torch.zeros(())])
+        self._time_is_up = False
+        self._sent = (False, False)
+        self.flags = tuple(core.to_device([torch.zeros(()), torch.zeros(())]))
 
     def record(self, what: str, seconds: float) -> None:
         """Note the seconds of an "interval", "evaluation" or "save"; the longest is reserved."""
         self._longest[what] = max(self._longest[what], seconds)
 
     def update(self, *, save_is_due: bool) -> None:
-        """Raise the flag if time is nearly up or a checkpoint is due. Call before every step."""
-        # A quarter more than the longest interval so far, because the flag is read at the end of
+        """Raise the flags if time is nearly up or a save is due. Call before every step."""
+        # A quarter more than the longest interval so far, because the flags are read at the end of
         # an interval, and that interval may take longer.
         interval = 1.25 * self._longest["interval"]
         needed = interval + self._longest["evaluation"] + self._longest["save"]
         passed = time.monotonic() - self._began
-        self._is_raised = self._is_raised or passed + needed > self._seconds
-        number = float(self._is_raised)
-        if save_is_due:
-            number += DUE
-        if number == self._sent:
+        self._time_is_up = self._time_is_up or passed + needed > self._seconds
+        flags = (self._time_is_up, save_is_due)
+        if flags == self._sent:
             return
         import torch
 
-        # A number that is sent to the device, not `flag.fill_(1)`. A number in the code is a
-        # constant of the graph, so the step would compile again.
-        (self.flag,) = self._core.to_device([torch.tensor(number)])
-        self._sent = number
+        # Numbers that are sent to the device, not `fill_(1)`. A number in the code is a constant
+        # of the graph, so the step would compile again.
+        self.flags = tuple(self._core.to_device([torch.tensor(float(flag)) for flag in flags]))
+        self._sent = flags

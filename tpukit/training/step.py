@@ -14,6 +14,7 @@ from tpukit.training.host_time import Moment, advice
 from tpukit.training.index_checks import IndexChecks, can_watch, integers_of
 from tpukit.training.interfaces import average_update, check_optimizer
 from tpukit.training.replay import Replay
+from tpukit.training.step_flops import StepFlops
 from tpukit.training.weighted_loss import Loss, as_loss, check_gradient, weight_on_device
 
 
@@ -90,10 +91,12 @@ class TrainStep:
         backend = self.core.backend
         self._buffers = averaged_places(self.model, self.loss)
         self._programs = programs_of(backend)
+        self.host_seconds = 0.0  # of this thread, for whole steps
         self._python_seconds = 0.0  # of this thread, for all steps so far
         self._interval_start: Moment | None = None
         self._has_advised = False
         self.index_checks = IndexChecks()
+        self.flops = StepFlops(self.core, shapes=self.shapes, model=self.model, loss=self.loss)
         self._can_watch_model = False
         self._is_weighted: bool | None = None  # whether the loss returns (total, weight)
         self.begin_augmenting(self.augment)
@@ -135,28 +138,41 @@ class TrainStep:
             return lr.detach().clone()  # because a scheduler changes a tensor in place
         return float(lr)
 
-    def __call__(self, number: int, batches: tuple, flag, *, is_last: bool = False) -> tuple:
+    def __call__(
+        self, number: int, batches: tuple, flags: tuple, *, is_last: bool = False
+    ) -> tuple:
         """Train on batches, whose gradients are added up.
 
         Args:
             number: of the step, from 1.
             batches: as they were sent to the device.
-            flag: a float32 tensor, (), to be averaged over the cores.
+            flags: two float32 tensors, (), to be averaged over the cores; see `TimeLimit`.
             is_last: whether an epoch ends with this step.
 
         Returns:
-            this core's loss, (); and the means over the cores of the loss and of `flag`, (2,),
-            with a weighted loss also of the weight, (3,). All are float32 and stay on the device.
+            this core's loss, (); and the means over the cores of the loss and of `flags`, (3,),
+            with a weighted loss also of the weight, (4,). All are float32 and stay on the device.
         """
         losses = None
+        began = time.thread_time()
         if self._replay:
             self._replay.begin_step(number, is_last=is_last)
-            losses = self._replay.step(number, batches, flag)
-        if losses is None:
-            losses = self._capture(number, batches, flag)
+        with self.flops.step(batches):
+            if self._replay:
+                losses = self._replay.step(number, batches, flags)
+            if losses is None:
+                losses = self._capture(number, batches, flags)
         if self.scheduler:
             self.scheduler.step()
+        self.host_seconds += time.thread_time() - began
         return losses
+
+    def device_seconds(self) -> float | None:
+        """Return the seconds in which programs ran on the device so far; None if unknown."""
+        if self._programs is None:
+            return None
+        _, seconds = self._programs.executions()
+        return seconds
 
     def end_epoch(self) -> None:
         """Have all cores capture the next step, because between epochs anything may change."""
@@ -191,7 +207,7 @@ class TrainStep:
             compiles=self.monitor.compiles,
         )
 
-    def _capture(self, number: int, batches: tuple, flag) -> tuple:
+    def _capture(self, number: int, batches: tuple, flags: tuple) -> tuple:
         """Run the Python of a step, and the program that it describes."""
         self.monitor.start_step(batches)
         first_step = contextlib.nullcontext()
@@ -200,13 +216,13 @@ class TrainStep:
         capturing = contextlib.nullcontext([])
         watching_forward = contextlib.nullcontext()
         if self._replay:
-            capturing = self._replay.capturing(number, batches, flag)
+            capturing = self._replay.capturing(number, batches, flags)
             watching_forward = self._replay.watching_forward()
         with self.core.step(), capturing as losses:
             began = time.thread_time()
             with watching_forward, first_step:
                 loss = self._backward(batches)
-            losses += self._update(loss, flag)
+            losses += self._update(loss, flags)
             del loss  # a captured step may hold no tensor besides its results
             self._python_seconds += time.thread_time() - began
         message = self.monitor.end_step(number)
@@ -264,9 +280,10 @@ class TrainStep:
             inputs, targets = inputs_and_targets(batch)
             if self.preprocess:
                 inputs = self.preprocess(inputs)
-        with watching if self._can_watch_model else contextlib.nullcontext():
+        watching_model = watching if self._can_watch_model else contextlib.nullcontext()
+        with self.flops.forward(), watching_model:
             outputs = forward(self.core, self.model, inputs, bf16=self.bf16)
-        with watching:
+        with self.flops.forward(), watching:
             value = self.loss(outputs, targets, *further)
         loss = as_loss(value)
         check_gradient(loss)
@@ -284,7 +301,7 @@ class TrainStep:
         self._is_weighted = is_weighted
         return loss
 
-    def _update(self, loss: Loss, flag) -> list:
+    def _update(self, loss: Loss, flags: tuple) -> list:
         """Update the weights and their average; return the losses of `__call__`."""
         import torch
 
@@ -293,9 +310,9 @@ class TrainStep:
         if weight is not None:
             # A core without any weight has the loss 0, and not NaN.
             local = torch.where(weight == 0, loss.total, loss.total / weight)
-        # Loss and flag travel in the message of the gradients: a collective of their own would be
+        # Loss and flags travel in the message of the gradients: a collective of their own would be
         # one more wait for the slowest core in every step.
-        reduced = torch.stack([loss.total, flag])
+        reduced = torch.stack([loss.total, *flags])
         self.monitor.check_graph(self.model, reduced)
         averaged = [reduced, *self._buffers()]
         self.core.optimizer_step(
@@ -304,5 +321,6 @@ class TrainStep:
         if self.averaged_model:
             self._update_average(self.model)
         if weight is not None:
-            reduced = torch.stack([reduced[0] / weight, reduced[1], weight])
+            mean, *flags = reduced
+            reduced = torch.stack([mean / weight, *flags, weight])
         return [local, reduced]

@@ -54,7 +54,7 @@ class Topology:
         processes: worker processes, each with as many cores as every other; 0 if the only core runs
             in the kernel itself.
         is_dry_run: whether CPU processes take the place of TPU cores.
-        generation: of a TPU that torch_xla drives, such as "v5e"; otherwise "".
+        generation: of a TPU, such as "v5e"; otherwise "".
         device_number: the chip or GPU, from 0, of a run of one process, while others run on the
             other chips; None if the run is alone on the machine.
         hosts: the hosts of the run; None for a single host.
@@ -127,6 +127,7 @@ class Backend:
         waits_idle: whether a core that waits for others uses no processor.
         traced: whether a step is only recorded while Python runs, and compiled and run in `sync`.
         shares_process: whether other cores are threads of the same process, as on v2 and v3.
+        can_reopen: whether `reopen` makes collectives work again after a core has left one.
         is_recording: whether `preflight` records the programs of a run. Values from the device are
             then not results, so nothing may be saved.
         waits: seconds of the last 64 calls of `wait`, if the backend can wait.
@@ -144,6 +145,7 @@ class Backend:
     waits_idle = True
     traced = False
     shares_process = False
+    can_reopen = False
     is_recording = False
     waits: tuple[float, ...] = ()
     wait_count = 0
@@ -214,6 +216,15 @@ class Backend:
         """Overwrite the tensors, such as gradients, with their mean over the cores. Collective."""
         raise NotImplementedError
 
+    def reopen(self, run: int) -> None:
+        """Open new groups for the next run of a session, after a run that was left. Collective.
+
+        In the old groups a message may still wait for a core that has left.
+
+        Args:
+            run: number of the next run.
+        """
+
     def init_process_group(self):
         """Join torch.distributed's default group, and return it. Collective.
 
@@ -224,6 +235,9 @@ class Backend:
     def to_device(self, tensors: list) -> list:
         """Copy tensors to the device, in a single transfer. Any thread may call it."""
         raise NotImplementedError
+
+    def note_batch(self, batch: object) -> None:
+        """Note a batch on the device that a loop over `core.batches` receives; `preflight` does."""
 
     def to_cpu(self, tensors: list) -> list:
         """Copy tensors to host memory, in a single transfer; return host tensors unchanged."""

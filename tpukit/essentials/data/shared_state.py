@@ -36,6 +36,7 @@ _MOST = 64  # parts of one list or dict that are examined
 _MOST_OBJECTS = 5_000  # in one search, which takes 20 ms at most
 _BEFORE: set[int] = set()  # ids of the objects made before the fork; a fork keeps their addresses
 
+# Kinds of objects that forked processes would share, and for each the line to write.
 _FILE = "an open file"
 _GENERATOR = "a random generator"
 _THREADS = "a pool of threads"
@@ -54,6 +55,7 @@ _FIXES_IN_WORKER = {
     "launch(..., loggers=tpukit.training.TensorBoardWriter('runs'))",
 }
 _GENERATORS = ("Generator", "RandomState")  # classes of numpy.random and torch
+# (package, class) of objects that hold an open file.
 _HANDLES = {
     *(("h5py", name) for name in ("File", "Group", "Dataset")),
     *(("builtins", name) for name in ("Environment", "Transaction")),  # lmdb's, written in C
@@ -121,12 +123,11 @@ def _is_read(held: _Held) -> bool:
     return any(f".{method}" in held.path for method in _READING)
 
 
-def refuse_shared(dataset, *, rank: int, world_size: int, workers: int) -> list:
+def refuse_shared(dataset, *, world_size: int, workers: int) -> list:
     """Raise if several processes would share or copy state of a dataset.
 
     Args:
         dataset: the dataset.
-        rank: the number of this core.
         world_size: the number of cores.
         workers: loader processes per core.
 

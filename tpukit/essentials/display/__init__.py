@@ -3,6 +3,8 @@
 from tpukit.essentials.display import figure_inputs, figure_style
 from tpukit.essentials.display.arguments import check_count, check_flag, check_number
 from tpukit.essentials.display.bars import duration
+from tpukit.essentials.display.class_names import names_in_order
+from tpukit.essentials.display.durations import parse_duration
 from tpukit.essentials.display.errors import (
     AccessDeniedError,
     ErrorFields,
@@ -24,9 +26,8 @@ from tpukit.essentials.display.figure_style import style_figure
 from tpukit.essentials.display.figures import show_batch
 from tpukit.essentials.display.findings import Finding, Findings
 from tpukit.essentials.display.measures import better
-from tpukit.essentials.display.notebook import current_cell, running_shell
 from tpukit.essentials.display.optional import optional_subpackage
-from tpukit.essentials.display.progress import Screen, screen
+from tpukit.essentials.display.progress import Screen, current_cell, running_shell, screen
 from tpukit.essentials.display.tables import (
     Table,
     as_html,
@@ -43,6 +44,6 @@ __all__ = [
     "PathNotFoundError", "Screen", "SystemFailureError", "Table", "TpukitError",
     "TpukitRuntimeError", "as_html", "as_text", "better", "check_count", "check_flag",
     "check_number", "counted", "current_cell", "duration", "explain", "figure_inputs",
-    "figure_style", "first_few", "human_size", "kind_of", "optional_subpackage", "parts_of",
-    "plural", "running_shell", "screen", "show_batch", "style_figure",
+    "figure_style", "first_few", "human_size", "kind_of", "names_in_order", "optional_subpackage",
+    "parse_duration", "parts_of", "plural", "running_shell", "screen", "show_batch", "style_figure",
 ]  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tpukit.essentials.display.class_names import names_in_order
 from tpukit.essentials.display.errors import InvalidTypeError, InvalidValueError
 
 if TYPE_CHECKING:
@@ -106,7 +107,8 @@ def _scaled(images: Any, *, limit: int, who: str) -> tuple[np.ndarray, str]:
         if low < 0 or high > 255:
             raise InvalidValueError(
                 f"{who} draws integers in [0, 255], got {kind} in [{low:.0f}, {high:.0f}]",
-                fix="pass images / 1.0: floats are drawn from black (the lowest) to white (the highest)",
+                fix="pass images / 1.0: floats are drawn from black (the lowest) to white (the "
+                "highest)",
             )
         return array.astype(np.uint8, copy=False), caption
     array = array.astype(np.float32, copy=False)
@@ -237,9 +239,7 @@ def points(places: Any, images: int) -> np.ndarray:
     return array
 
 
-def titles(
-    labels: Any, names: Sequence[str] | Mapping[str, str] | None, images: int
-) -> list[list[str]]:
+def titles(labels: Any, names: Sequence[str] | Mapping | None, images: int) -> list[list[str]]:
     """Return the names of each image's labels.
 
     Args:
@@ -256,33 +256,31 @@ def titles(
         return [[words[label] for label in row.nonzero()[0]] for row in array]
     if names is None:
         return [[str(label)] for label in array]
+    words = label_names(names)
     last = int(array.max())
-    if last >= len(names):
+    if last >= len(words):
         yes_or_no = "for one yes-or-no label per image, labels[:, None]"
         raise InvalidValueError(
-            f"class {last} has no name: there are {len(names)}",
+            f"class {last} has no name: there are {len(words)}",
             fix=f"pass {last + 1} names or more; {yes_or_no}",
         )
-    words = label_names(names, len(names))
     return [[words[label]] for label in array]
 
 
-def label_names(names: Sequence[str] | Mapping[str, str] | None, count: int) -> list[str]:
-    """Return `count` names, with spaces for underscores.
+def label_names(names: object, count: int | None = None) -> list[str]:
+    """Return names in the order of their numbers, with spaces for underscores.
 
     Args:
-        names: a list; a dict, of which the values are taken; or None for numbers.
-        count: the number of labels.
+        names: in any form that `names_in_order` reads; None for numbers.
+        count: the number of labels; None if any number will do.
 
     Raises:
-        ValueError: there are more or fewer names.
+        ValueError: there are more or fewer names, or their order is not known.
     """
     if names is None:
-        names = range(count)
-    elif isinstance(names, Mapping):
-        names = names.values()
-    words = [str(name).replace("_", " ") for name in names]
-    if len(words) != count:
+        names = range(count or 0)
+    words = [name.replace("_", " ") for name in names_in_order(names, "names")]
+    if count is not None and len(words) != count:
         raise InvalidValueError(
             f"there are {count} labels and {len(words)} names",
             fix=f"pass {count} names, in the order of the labels' columns",

@@ -23,7 +23,7 @@ def show_batch(
     images: Any,
     labels: Any = None,
     *,
-    names: Sequence[str] | Mapping[str, str] | None = None,
+    names: Sequence[str] | Mapping | None = None,
     columns: int | None = None,
     limit: int = 8,
     channel: int | None = None,
@@ -46,8 +46,9 @@ def show_batch(
         labels: (N, L) zeros and ones, whose names are written under the image ("none" if all are
             0); or (N,) class numbers; or masks, (N, H, W) class numbers, drawn over the images
             with a colour for each class but 0; or a dict with "labels" and "masks".
-        names: the name of each label, in order, or a dict from label to name, such as
-            `tpukit.pe.WORDS`; None writes numbers.
+        names: the name of each label: a list in the order of the numbers; a dict from number to
+            name, also with numbers as text as in JSON, or from name to number; or a dict from label
+            to words, such as `tpukit.pe.WORDS`, in the order of the labels. None writes numbers.
         columns: images per row, 20 at most; None chooses up to four.
         limit: the most images to draw.
         channel: draw only this channel, in grey. In the CTs of `tpukit.pe`, 1 is the embolism

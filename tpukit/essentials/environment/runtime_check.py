@@ -5,7 +5,7 @@ several: its name, its state ("ok", "info", "warning" or "failure"), the fact an
 """
 
 import os
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 
 from tpukit.essentials.display import Finding, Findings, TpukitError, human_size
@@ -14,6 +14,7 @@ from tpukit.essentials.environment.chip_holders import (
     chip_holders,
     chip_nodes,
     command,
+    open_sessions,
 )
 from tpukit.essentials.environment.hardware import TORCH_OF_TORCH_TPU, MachineInfo, numbers
 from tpukit.essentials.environment.instructions import (
@@ -24,6 +25,7 @@ from tpukit.essentials.environment.instructions import (
 from tpukit.essentials.environment.platforms import THIS_MACHINE, Machine
 from tpukit.essentials.environment.session import (
     IMAGES,
+    LATEST_IMAGE,
     ONE_PROCESS_VARIABLES,
     RELEASES,
     base,
@@ -32,6 +34,7 @@ from tpukit.essentials.environment.session import (
     needed_changes,
     percent,
     torch_problem,
+    wrong_image,
 )
 
 _GIB = 2**30
@@ -67,7 +70,7 @@ _HARMLESS = ("XRT_", "TORCH_DEVICE_")
 
 
 class EnvironmentCheckError(TpukitError, RuntimeError):
-    """The runtime check found something that would make a launch fail, or run on the wrong device."""
+    """The check found something that would make a launch fail, or run on the wrong device."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -126,6 +129,7 @@ def check(machine: Machine = THIS_MACHINE, *, info: MachineInfo | None = None) -
         _versions(info, environ),
         *_variables(info, environ),
         _runtime(info, started=machine.started()),
+        *_sessions(),
         _in_use(info, machine),
         _tensorflow(info, machine.modules),
         _memory(info),
@@ -156,7 +160,7 @@ def _chips(info: MachineInfo, machine: Machine) -> Finding:
         fact = f"{info.hardware} on the PCI bus, but {nodes}: no process can open them"
         fix = "start the container with `--privileged`, or with the devices; on a TPU VM, reboot it"
         if info.platform in IMAGES:
-            fix = how_to_start_afresh(info)
+            fix = LATEST_IMAGE if wrong_image(info) else how_to_start_afresh(info)
         return Finding(name, "warning", fact=fact, fix=fix)
     return Finding(name, "ok", fact=f"{info.hardware} ({evidence})")
 
@@ -221,13 +225,11 @@ def _without_torch_xla(info: MachineInfo, torch: str) -> Finding:
     if not info.chips:
         fact = f"torch {torch}; no torch_xla, but a dry run on plain CPU processes does not need it"
         return Finding(name, "ok", fact=fact)
+    if wrong := wrong_image(info):
+        return Finding(name, "failure", fact=wrong, fix=LATEST_IMAGE)
     fix = how_to_install(info)
-    # A notebook may be pinned to an old image, or to that for CPUs. A factory reset starts the same.
-    if info.platform == "Kaggle":
-        fix = (
-            "Settings > Environment > Always use latest environment, and no docker_image in "
-            f"kernel-metadata.json; then {fix}"
-        )
+    if info.platform == "Kaggle":  # a notebook may be pinned to an old image
+        fix = f"{LATEST_IMAGE}; or {fix}"
     elif not install_line(info) and base(torch) in RELEASES:
         fix = (
             "use Python 3.11 to 3.13 on Linux x86-64: torch_xla has no "
@@ -270,7 +272,8 @@ def _variables(info: MachineInfo, environ: Mapping[str, str]) -> list[Finding]:
         if change.variable == "PJRT_DEVICE":  # it has its own finding
             continue
         # One chip is started without addresses, so they do no harm there.
-        is_harmless = info.chips <= 1 or change.variable.startswith(_HARMLESS)
+        waits = info.chips and change.variable.startswith("MEGASCALE_")
+        is_harmless = change.variable.startswith(_HARMLESS) or (info.chips <= 1 and not waits)
         state = "warning" if is_harmless else "failure"
         now = f"{change.variable}={change.before}"
         if change.before is None:
@@ -302,6 +305,13 @@ def _runtime(info: MachineInfo, *, started: bool) -> Finding:
     return Finding("runtime", "failure", fact=fact, fix=f"{how_to_restart(info)}; {fix}")
 
 
+def _sessions() -> Iterator[Finding]:
+    """Yield a finding for each open session of this kernel."""
+    for session in open_sessions:
+        held = "; launch cannot use its chips until session.close()" if session.holds_chips else ""
+        yield Finding("session", "ok", fact=f"open on {session.cores}{held}")
+
+
 def _in_use(info: MachineInfo, machine: Machine) -> Finding:
     name = "in use"
     if not info.chips:
@@ -325,6 +335,9 @@ def _in_use(info: MachineInfo, machine: Machine) -> Finding:
         if own in ancestors(machine.proc, pid):
             relation = "a child of this kernel"
             end = "wait for its launch to end"
+        if any(pid in session.processes for session in open_sessions):
+            relation = "a worker of this kernel's session"
+            end = "session.close()"
         facts.append(f"process {pid}, {relation}, holds {chips}: {command(machine.proc, pid)}")
         fixes.append(f"{end}, or `!kill {pid}`")
     unique_fixes = dict.fromkeys(fixes)
@@ -417,7 +430,7 @@ def _dry_run(info: MachineInfo, no_simulator: str | None) -> Finding:
 
 
 def _fixes_of_upstream(info: MachineInfo) -> list[Finding]:
-    """List the defects of installed packages that a launch corrects, as a single finding or none."""
+    """List the defects of installed packages that a launch corrects, as one finding or none."""
     if info.tpu_package == "torch_tpu":
         fact = "TorchTPU 0.2.0: running statistics of BatchNorm and InstanceNorm are updated"
     elif info.versions.get("torch_xla"):

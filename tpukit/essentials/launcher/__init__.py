@@ -9,6 +9,7 @@ from tpukit.essentials.launcher.core_lookup import current_core
 from tpukit.essentials.launcher.core_values import averaged_places, called_text, checksum
 from tpukit.essentials.launcher.difference import OutOfSyncError
 from tpukit.essentials.launcher.failure import Failure
+from tpukit.essentials.launcher.flops import FlopCounter
 from tpukit.essentials.launcher.gathering import gather_objects
 from tpukit.essentials.launcher.launcher import (
     LaunchInterrupted,
@@ -22,6 +23,7 @@ from tpukit.essentials.launcher.launcher import (
     run_on_cores,
     worker_failed,
 )
+from tpukit.essentials.launcher.session import Session, SessionEndedError
 from tpukit.essentials.launcher.signals import (
     STEP_SECONDS,
     Terminated,
@@ -35,10 +37,11 @@ from tpukit.essentials.launcher.worker import Task, seed_of
 from tpukit.essentials.launcher.worker_group import InProcessGroup, WorkerGroup
 
 __all__ = [
-    "Batches", "Core", "Failure", "Hosts", "InProcessGroup", "LaunchInterrupted", "LaunchOptions",
-    "Limits", "OutOfSyncError", "Run", "RuntimeInUseError", "STEP_SECONDS", "Task", "Terminated",
-    "Topology", "WorkerError", "WorkerGroup", "averaged_places", "called_text", "checksum", "choose_topology",
-    "collect", "current_core", "die_with_parent", "gather_objects", "interrupted", "launch", "messages",
-    "move_module", "ready", "refuse_call", "refuse_if_in_use", "run_on_cores", "save_tensors", "seed_of",
+    "Batches", "Core", "Failure", "FlopCounter", "Hosts", "InProcessGroup", "LaunchInterrupted",
+    "LaunchOptions", "Limits", "OutOfSyncError", "Run", "RuntimeInUseError", "STEP_SECONDS",
+    "Session", "SessionEndedError", "Task", "Terminated", "Topology", "WorkerError", "WorkerGroup",
+    "averaged_places", "called_text", "checksum", "choose_topology", "collect", "current_core",
+    "die_with_parent", "gather_objects", "interrupted", "launch", "messages", "move_module",
+    "ready", "refuse_call", "refuse_if_in_use", "run_on_cores", "save_tensors", "seed_of",
     "sigterm_ends_the_run", "worker_failed",
 ]  # fmt: skip

@@ -6,6 +6,7 @@ import math
 import os
 import statistics
 import time
+import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -46,11 +47,16 @@ class Core:
         hosts: number of hosts in the run; each has its own files.
         device: the `torch.device` of this core.
         chips: number of chips that are this core together, with `launch(shard=...)`; otherwise 1.
+        peak_tflops: peak TFLOP/s of a chip in bfloat16; of a core on v2 and v3. None if it is not
+            known, as in a dry run.
         backend: the device and the collectives; see `tpukit.essentials.backends.protocol.Backend`.
+        state: an empty namespace for whatever the worker function wants to keep. In a
+            `tpukit.Session` it lives as long as the session, so a later run finds it.
         internal: what tpukit's own code needs of a core; it may change in any version.
     """
 
     hosts = 1
+    peak_tflops: float | None = None
 
     def __init__(self, backend: Backend, send: Callable[[object], None], seed: int = 0):
         self.rank = backend.rank
@@ -58,11 +64,12 @@ class Core:
         self.device = backend.device
         self.chips = backend.chips
         self.backend = backend
+        self.state = types.SimpleNamespace()
         self.internal = CoreInternal(self, send, seed)
-        self._began = time.monotonic()
         # Called in every step; it keeps the pattern of gradients of each optimizer.
         names_of = self.internal.agreement.names_of
         self._average_gradients = GradientAverage(backend, names_of, self.print)
+        self.internal.on_abandon.append(self._average_gradients.forget)
 
     def __repr__(self) -> str:
         return f"core {self.rank} of {self.world_size} on {self.device}"
@@ -150,8 +157,8 @@ class Core:
 
         Raises:
             OutOfSyncError: the cores pass different modules.
-            InvalidTypeError: the module cannot be copied, or is scripted or traced; with `shard`, another library has
-                sharded it already.
+            InvalidTypeError: the module cannot be copied, or is scripted or traced; with `shard`,
+                another library has sharded it already.
             InvalidValueError: a lazy layer has no weights yet.
         """
         refuse_scripted(module)
@@ -207,7 +214,7 @@ class Core:
         an error. `evaluate` and `predict` take such batches if the model returns a row per
         sample. Outputs with a row per position need one length, `buckets=(256,)`, or
         `keep_outputs=False`. Without `shuffle` an epoch is in the order of length, and
-        `Batches.current` has the sample numbers of a batch.
+        `for samples, batch in batches.with_samples()` has the sample numbers of each batch.
 
         *A dataset that can only be read in order*, such as an IterableDataset, needs `steps=1000`,
         the steps per epoch. Each process that reads has its own share, which starts again when it
@@ -253,7 +260,8 @@ class Core:
         if batch_size % self.chips:
             next_multiple = math.ceil(batch_size / self.chips) * self.chips
             raise InvalidValueError(
-                f'batch_size is of the whole run with shard="fsdp", and {self.chips} chips do not divide {batch_size}',
+                f'batch_size is of the whole run with shard="fsdp", and {self.chips} chips do '
+                f"not divide {batch_size}",
                 fix=f"{next_multiple}, or another multiple of {self.chips}",
             )
         options = {
@@ -266,6 +274,7 @@ class Core:
             "rank": self.rank,
             "world_size": self.world_size,
             "send": self.backend.to_device,
+            "received": self.backend.note_batch,
             "shares_process": self.backend.shares_process,
             "numbers": self.internal.numbers.own,
         }
@@ -301,6 +310,22 @@ class Core:
         the same on every core. After a call of `seed`, they differ outside as well.
         """
         return self.internal.step()
+
+    def counting_flops(self) -> contextlib.AbstractContextManager[None]:
+        """Count the floating-point operations of the forward pass inside the `with` block, once.
+
+            with core.step():
+                with core.counting_flops():
+                    loss = criterion(model(images), labels)
+                loss.backward()
+                core.optimizer_step(optimizer)
+
+        Afterwards `tflops_per_second` and `mfu` are known; `fit` counts by itself. Only the blocks
+        of the first step count, so all steps must have the same shapes. Later blocks do nothing.
+        If an operation cannot be counted, core 0 prints a line, and both stay None. Do not call a
+        model of `torch.compile` inside, which would be compiled once more for this block.
+        """
+        return self.internal.counting_flops()
 
     def sync(self) -> None:
         """Run all operations recorded since the last step.
@@ -535,8 +560,8 @@ class Core:
 
     @property
     def seconds(self) -> float:
-        """Seconds since this core started."""
-        return time.monotonic() - self._began
+        """Seconds since this core started; in a session, since the run began."""
+        return time.monotonic() - self.internal.began
 
     @property
     def step_seconds(self) -> float | None:
@@ -544,6 +569,29 @@ class Core:
         if not self.internal.step_seconds:
             return None
         return statistics.median(self.internal.step_seconds)
+
+    @property
+    def tflops_per_second(self) -> float | None:
+        """TFLOP/s per chip of the last 64 steps; None before `counting_flops` and two steps.
+
+        A core of a v2 or v3, and a GPU, counts as a chip. It is the median over the steps, with
+        the wait for batches, so compilations and evaluations between steps do not count.
+        """
+        flops = self.internal.flops_per_step
+        if flops is None or not self.internal.seconds_between_steps:
+            return None
+        seconds = statistics.median(self.internal.seconds_between_steps)
+        return flops / seconds / self.chips / 1e12
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs utilisation, 0 to 1; None without a known peak, as in a dry run.
+
+        It is `tflops_per_second` by the chip's peak in bfloat16.
+        """
+        if self.tflops_per_second is None or self.peak_tflops is None:
+            return None
+        return self.tflops_per_second / self.peak_tflops
 
 
 def _copy(module):

@@ -6,12 +6,14 @@ so that the reference of `Core` lists nothing that a user must not call.
 """
 
 import contextlib
+import gc
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
 from tpukit.essentials.launcher import messages
 from tpukit.essentials.launcher.agreement import Agreement
+from tpukit.essentials.launcher.flops import FlopCounter
 from tpukit.essentials.launcher.notebook_output import NotebookOutput
 from tpukit.essentials.launcher.random_numbers import RandomNumbers
 
@@ -32,8 +34,17 @@ class CoreInternal:
         open_steps: number of `core.step` blocks that the worker function is in.
         has_met: whether this core has completed a collective.
         step_seconds: of the host, of the last 64 steps.
+        seconds_between_steps: from the end of a step to that of the next, of the last 64 steps.
+        flops: counts the FLOPs of the first step of a loop with `Core.counting_flops`.
+        flops_per_step: of the forward and backward pass; None until they were counted.
         ends_between_steps: True while SIGTERM only sets `end_requested`.
         end_requested: True once SIGTERM has arrived; see `finishing_steps`.
+        stops_together: True if all cores have the same request to end, at the same boundary.
+        began: `time.monotonic()` of the start of the core; in a session, of the run.
+        at_boundary: called at each boundary if the core belongs to a session. A boundary is the
+            begin of an outermost step, or of a collective outside of steps. By the contract of
+            `Core` every core passes the same boundaries in the same order.
+        on_abandon: called by `abandon`.
     """
 
     def __init__(self, core, send: Callable[[object], None], seed: int):
@@ -44,16 +55,56 @@ class CoreInternal:
         self.output = NotebookOutput(core.rank, send, self.activity, core.to_host)
         self.agreement = Agreement(core)
         self.numbers = RandomNumbers(core)
+        self.step_seconds: deque[float] = deque(maxlen=_STEPS_IN_MEDIAN)
+        self.seconds_between_steps: deque[float] = deque(maxlen=_STEPS_IN_MEDIAN)
+        self.flops_per_step: int | None = None
+        self._last_step_ended: float | None = None
+        self.at_boundary: Callable[[], None] | None = None
+        self.on_abandon: list[Callable[[], None]] = []
+        self.begin_run()
+
+    def begin_run(self) -> None:
+        """Reset everything that belongs to one run; a run that was left may not have done it."""
+        self.began = time.monotonic()
         self.in_fit = False
         self.open_steps = 0
         self.has_met = False
-        self.step_seconds: deque[float] = deque(maxlen=_STEPS_IN_MEDIAN)
+        self.flops = FlopCounter()
+        self.flops_per_step = None
+        self._last_step_ended = None
         self.ends_between_steps = False
         self.end_requested = False
+        self.stops_together = False
+        self.step_seconds.clear()
+        self.seconds_between_steps.clear()
+        self.activity.count = 0
+        self.activity.waiting = None
+        self.activity.doing = None
+        self.output.begin_run()
+        self.agreement.begin_run()
+
+    def abandon(self) -> None:
+        """Forget the unfinished step of a run that was left; the weights stay as they are."""
+        import torch
+
+        # The next backward() would add to these gradients. All cores would average the same wrong
+        # sum, so no check would report it.
+        for thing in gc.get_objects():
+            if issubclass(type(thing), torch.optim.Optimizer):
+                thing.zero_grad(set_to_none=True)
+        self.agreement.clear_gradients()
+        for forget in self.on_abandon:
+            forget()
+
+    def _pass_boundary(self) -> None:
+        is_outermost = not self.open_steps and self.activity.waiting is None
+        if self.at_boundary is not None and is_outermost:
+            self.at_boundary()
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
         """Run the step inside the `with` block, as `Core.step` documents."""
+        self._pass_boundary()
         began = time.monotonic()
         core = self._core
         traced = core.backend.traced
@@ -74,8 +125,20 @@ class CoreInternal:
             self.agreement.end_of_step()
 
     @contextlib.contextmanager
+    def counting_flops(self) -> Iterator[None]:
+        """Count the FLOPs within, as `Core.counting_flops` documents."""
+        if self.flops_per_step is not None or self.flops.problem:
+            yield
+            return
+        with self.flops.counting():
+            yield
+        if self.flops.problem:
+            self.output.print(f"FLOP/s and MFU are not known: {self.flops.problem}")
+
+    @contextlib.contextmanager
     def replayed_step(self) -> Iterator[None]:
         """Wrap the replay of a captured step; `fit` uses this in place of `step`."""
+        self._pass_boundary()
         began = time.monotonic()
         self.activity.doing = "running"
         try:
@@ -88,12 +151,24 @@ class CoreInternal:
             self._core.backend.after_sync()
 
     def _count_step(self, began: float) -> None:
+        now = time.monotonic()
         self.activity.count += 1
-        self.step_seconds.append(time.monotonic() - began)
+        self.step_seconds.append(now - began)
+        if self._last_step_ended is not None:
+            self.seconds_between_steps.append(now - self._last_step_ended)
+        self._last_step_ended = now
+        if self.flops_per_step is None and self.flops.flops:
+            self.flops_per_step = self.flops.flops
 
     @contextlib.contextmanager
     def together(self, name: str) -> Iterator[None]:
         """Mark a collective: an exception within it was most likely caused by another core."""
+        self._pass_boundary()
+        with self._marked(name):
+            yield
+
+    @contextlib.contextmanager
+    def _marked(self, name: str) -> Iterator[None]:
         activity = self.activity
         outer = activity.waiting
         activity.waiting = outer or name  # the user called the outermost
@@ -115,7 +190,8 @@ class CoreInternal:
             yield
             return
         has_met = self.has_met  # the graph may as well be of this core alone
-        with self.together(name):
+        # This is no boundary: core 0 alone copies the numbers that it logs to the host.
+        with self._marked(name):
             yield
         self.has_met = has_met
 

@@ -15,7 +15,7 @@ _LINES_PER_SECOND = 500  # of a process; a browser with a hundred thousand lines
 _LAST_LINES = 200  # kept for the report of a process that died
 _LINES_OF_REPORT = 20
 _LINES_AROUND_CRASH = 10
-_READ = 1 << 16
+_READ = 1 << 16  # bytes per read: the capacity of a pipe in Linux
 _MOST_READS = 16  # per look, so that a process that prints forever does not hold up the others
 _LONGEST_LINE = 1 << 16  # bytes; a longer line is shown in pieces
 _SECONDS_BETWEEN_STATES = 10.0  # of a line that is written over, as progress bars do
@@ -69,6 +69,10 @@ class WorkerOutput:
                 begin = max(0, number - _LINES_AROUND_CRASH)
                 return "\n".join(last[begin : number + _LINES_AROUND_CRASH])
         return "\n".join(last[-_LINES_OF_REPORT:])
+
+    def forget(self) -> None:
+        """Forget the last lines, which are of an earlier run of the session."""
+        self._last.clear()
 
     def close(self) -> None:
         """Close the pipe."""

@@ -1,0 +1,148 @@
+"""Name the kind of a file that Pillow does not open, and the line that reads it.
+
+    "II*", a directory of tags      a TIFF of 64 x 64 pixels, 13 channels    tifffile.imread(file)
+    "\\x93NUMPY"                     an array of numpy                        numpy.load(file)
+    784 bytes of no format          pixels without a header                  numpy.frombuffer(...)
+
+A file that begins as one of Pillow's formats and cannot be opened is damaged: `unread_kind` returns
+None for it, and its image is to be copied again.
+"""
+
+import io
+import math
+from typing import NamedTuple
+
+from tpukit.essentials.display import InvalidValueError
+
+_TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # with + for files beyond 4 GiB
+_LEAST_SIDE = 8  # pixels: of smaller squares there are too many to say anything
+_WIDTH, _HEIGHT, _CHANNELS = 256, 257, 277  # tags of a TIFF
+_PIECES = ((273, 279), (324, 325))  # tags of the places and lengths of its strips or tiles
+
+
+class UnreadKind(NamedTuple):
+    """A kind of file that is no damaged image, and the fix."""
+
+    name: str
+    fix: str
+
+
+def _items(image: str) -> str:
+    return f"pack([({image}, label) for file, label in zip(files, labels)], ...)"
+
+
+def _opener(package: str, call: str) -> str:
+    return (
+        f"%pip install {package.replace('_', '-')}; then import {package}; {call}, and call again"
+    )
+
+
+_WINDOW = "options=tpukit.PackOptions(window=(low, high)) names the values of black and white"
+_HEIC = UnreadKind("HEIC", _opener("pillow_heif", "pillow_heif.register_heif_opener()"))
+_JPEG_XL = UnreadKind("JPEG XL", _opener("pillow_jxl_plugin", "import pillow_jxl"))
+_KINDS = (  # the place of the first byte, the bytes there, and what the file is
+    (0, b"\x93NUMPY", UnreadKind("an array of numpy", f"{_items('numpy.load(file)')}; {_WINDOW}")),
+    (
+        128,
+        b"DICM",
+        UnreadKind(
+            "DICOM",
+            f"{_items('pydicom.dcmread(file).pixel_array')}; {_WINDOW}; "
+            "tpukit.pe.pack_dicom packs CT exams",
+        ),
+    ),
+    (4, b"ftyphei", _HEIC),
+    (4, b"ftyphev", _HEIC),
+    (4, b"ftypmif1", _HEIC),
+    (0, b"\xff\x0a", _JPEG_XL),
+    (0, b"\0\0\0\x0cJXL ", _JPEG_XL),
+    (
+        0,
+        b"\x89HDF\r\n\x1a\n",
+        UnreadKind("HDF5", "pack(list(zip(h5py.File(file)['images'], labels)), ...)"),
+    ),
+    (0, b"PK\x03\x04", UnreadKind("a zip archive", "unpack it first: unzip")),
+    (0, b"version https://git-lfs", UnreadKind("a pointer of Git LFS", "git lfs pull fetches it")),
+)
+
+
+def unread_kind(data: bytes, *, is_opened: bool) -> UnreadKind | None:
+    """Return the kind of a file that Pillow has not decoded; None if it is a damaged image.
+
+    Args:
+        data: the bytes of the file.
+        is_opened: True if Pillow has read its header, and failed after that.
+    """
+    data = bytes(data)
+    for place, start, kind in _KINDS:
+        if data[place : place + len(start)] == start:
+            return kind
+    if is_opened:
+        return None
+    if data.startswith(_TIFF_STARTS):
+        return _kind_of_tiff(data)
+    if _begins_as_image(data):
+        return None
+    return _kind_of_pixels(data)
+
+
+def refuse_unread(data: bytes, *, is_opened: bool, error: Exception) -> None:
+    """Raise ValueError if a file that Pillow has not decoded is no damaged image."""
+    kind = unread_kind(data, is_opened=is_opened)
+    if kind is not None:
+        raise InvalidValueError(
+            f"Pillow does not open this kind of file: {kind.name}",
+            found=f"{len(data):,} bytes, which begin {bytes(data[:8])!r}",
+            fix=kind.fix,
+        ) from error
+
+
+def _begins_as_image(data: bytes) -> bool:
+    """Return whether one of Pillow's formats begins with these bytes."""
+    from PIL import Image
+
+    Image.init()
+    tests = [accept for _, accept in Image.OPEN.values() if accept is not None]
+    start = data[:16].ljust(16, b"\0")  # some expect so many bytes
+    return any(accept(start) for accept in tests)
+
+
+def _kind_of_tiff(data: bytes) -> UnreadKind | None:
+    """Return the kind of a TIFF that is all there; None if a part is missing."""
+    from PIL.TiffImagePlugin import ImageFileDirectory_v2
+
+    try:
+        is_large = data[2:3] == b"+" or data[3:4] == b"+"
+        tags = ImageFileDirectory_v2(data[: 16 if is_large else 8])
+        file = io.BytesIO(data)
+        file.seek(tags.next)
+        tags.load(file)
+        places, lengths = next(piece for piece in _PIECES if piece[0] in tags)
+        pieces = zip(tags[places], tags[lengths], strict=True)
+        is_whole = all(place + length <= len(data) for place, length in pieces)
+        pixels = f"{tags[_WIDTH]} x {tags[_HEIGHT]} pixels"
+        channels = tags.get(_CHANNELS, 1)
+    except Exception:  # a directory of random bytes fails in as many ways as there are tags
+        return None
+    if not is_whole:
+        return None
+    image = "tifffile.imread(file)"
+    if channels > 3:
+        image += "[..., [3, 2, 1]]"
+    noun = "channel" if channels == 1 else "channels"
+    fix = f"%pip install tifffile; {_items(image)}; {_WINDOW}"
+    return UnreadKind(f"a TIFF of {pixels}, {channels} {noun}", fix)
+
+
+def _kind_of_pixels(data: bytes) -> UnreadKind | None:
+    """Return the kind of bytes that are as many as the pixels of a square image, else None."""
+    for channels, shape in ((1, "{0}, {0}"), (3, "{0}, {0}, 3")):
+        side = math.isqrt(len(data) // channels)
+        is_square = channels * side * side == len(data)
+        if side < _LEAST_SIDE or not is_square or len(set(data)) == 1:
+            continue
+        shape = shape.format(side)
+        image = f"numpy.frombuffer(data, numpy.uint8).reshape({shape})"
+        fix = f"pack([({image}, label) for data, label in source], ...)"
+        return UnreadKind(f"({shape}) pixels without a header?", fix)
+    return None

@@ -1,0 +1,125 @@
+"""Read the names of classes or labels, in any form in which people keep them.
+
+Every function that takes names reads them here, so that they mean the same everywhere:
+
+    ["cat", "dog"]               a list, in the order of the numbers
+    {0: "cat", 1: "dog"}         from number to name, as `id2label`, in any order
+    {"0": "cat", "1": "dog"}     the same after JSON, whose keys are text
+    {"cat": 0, "dog": 1}         from name to number, as `class_to_idx`
+    {"cat": "Felis catus"}       from label to words, in the order of the labels
+"""
+
+from collections.abc import Iterable, Mapping
+
+from tpukit.essentials.display.errors import InvalidValueError
+from tpukit.essentials.display.tables import first_few
+
+_SHOWN = 4  # names or numbers in a message
+
+
+def names_in_order(names: object, argument: str, *, words: bool = True) -> list[str]:
+    """Return names as a list of text, in the order of their numbers.
+
+    Args:
+        names: a list or array; or a dict, see above; or a pandas Series or Index. A name that
+            consists of several texts, as ImageNet's synonyms, is joined by commas.
+        argument: the name of the argument, for messages.
+        words: False refuses a dict from label to words, because its order decides nothing.
+
+    Raises:
+        ValueError: the names have no order, as those of a set; the numbers of a dict or the index
+            of a Series are not 0, 1, 2, ...; or a name is not text.
+    """
+    if hasattr(names, "iloc"):
+        _check_series(names, argument)
+        names = names.tolist()
+    if isinstance(names, Mapping):
+        names = _of_mapping(names, argument, words=words)
+    are_ordered = isinstance(names, Iterable) and not isinstance(names, str | bytes)
+    if not are_ordered or isinstance(names, set | frozenset):
+        raise _without_order(names, argument)
+    return [_as_text(name, argument) for name in names]
+
+
+def _of_mapping(names: Mapping, argument: str, *, words: bool) -> list:
+    """Return the names of a dict in the order of their numbers."""
+    keys = list(names)
+    values = list(names.values())
+    # Numbers in text come last: {"10": 0, "2": 1} is the `class_to_idx` of folders 10 and 2.
+    for texts in (False, True):
+        for numbers, others in ((keys, values), (values, keys)):
+            name_of = dict(zip(_whole_numbers(numbers, texts=texts), others, strict=True))
+            if set(name_of) == set(range(len(names))):
+                return [name_of[number] for number in range(len(names))]
+    has_numbers = None not in _whole_numbers(keys) or None not in _whole_numbers(values)
+    if words and not has_numbers:
+        return values
+    in_their_order = keys if None in _whole_numbers(keys) else values
+    raise InvalidValueError(
+        f"{argument}= is a dict of {len(names):,} names, whose numbers are not 0 to "
+        f"{len(names) - 1:,}",
+        found=dict(list(names.items())[:_SHOWN]),
+        fix="number all of them from 0; or, in this order, "
+        f"{argument}={list(map(str, in_their_order))}",
+    )
+
+
+def _whole_numbers(values: Iterable, *, texts: bool = True) -> list[int | None]:
+    """Return values as whole numbers; None for each other one, and for text unless `texts`."""
+    return [_whole_number(value, texts=texts) for value in values]
+
+
+def _whole_number(value: object, *, texts: bool) -> int | None:
+    if isinstance(value, str):
+        return int(value) if texts and value.strip().isdecimal() else None
+    try:
+        return int(value) if int(value) == value else None
+    except (TypeError, ValueError, OverflowError):  # records, nan, infinity
+        return None
+
+
+def _check_series(names, argument: str) -> None:
+    """Raise for a table, and for a Series whose index may be numbers in another order."""
+    if hasattr(names, "columns"):
+        raise InvalidValueError(
+            f"{argument}= is one name for each number, got a table",
+            found=f"columns {first_few(map(str, names.columns), _SHOWN)}",
+            fix=f'{argument}=dict(zip(table["number"], table["name"])), with its columns',
+        )
+    index = names.index.tolist()
+    if index != list(range(len(index))):
+        raise InvalidValueError(
+            f"{argument}= is a Series whose index is not 0, 1, 2, ...",
+            found=f"index {first_few(map(str, index), _SHOWN)}",
+            fix=f"{argument}=series.to_dict() if the index is the numbers, "
+            f"{argument}=series.tolist() if the order is theirs",
+        )
+
+
+def _without_order(names: object, argument: str) -> InvalidValueError:
+    fix = f"{argument}=[{names!r}, ...]"
+    if isinstance(names, int):
+        fix = f"{argument}=range({names})"
+    elif isinstance(names, set | frozenset):
+        fix = f"a list, in which they have an order: {argument}={sorted(map(str, names))}"
+    return InvalidValueError(
+        f"{argument}= is the names of all classes, in their order, got {names!r}", fix=fix
+    )
+
+
+def _as_text(name: object, argument: str) -> str:
+    """Return one name; ValueError if it is a record, or is missing."""
+    if isinstance(name, bytes):
+        return name.decode()
+    if isinstance(name, list | tuple) and name and all(isinstance(part, str) for part in name):
+        return ", ".join(name)
+    is_text = isinstance(name, str)
+    is_record = not is_text and hasattr(name, "__len__")
+    if is_record or name is None or name != name:
+        raise InvalidValueError(
+            f"{argument}= is one text for each number",
+            found=repr(name),
+            fix=f'{argument}={{one["id"]: one["name"] for one in records}} of records; '
+            "leave out what has no name",
+        )
+    return str(name)
