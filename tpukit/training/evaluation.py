@@ -4,6 +4,7 @@ import contextlib
 import copy
 import functools
 import inspect
+import itertools
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -205,7 +206,7 @@ def _tensors_of(loss: Callable) -> list:
 
     if isinstance(loss, functools.partial):
         named = [loss.func, *loss.args, *loss.keywords.values()]
-        return [tensor for value in named for tensor in _tensors_of(value)]
+        return list(itertools.chain(*map(_tensors_of, named)))
     if isinstance(loss, torch.Tensor):
         return [loss]
     if isinstance(loss, torch.nn.Module):
