@@ -16,7 +16,7 @@ import re
 import shutil
 import tempfile
 import zlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tpukit.datasets.checked_files import npy, size_and_checksum, whole_number, write_file
@@ -388,6 +388,7 @@ def _publish(target: CacheFolder, packed: PackedImages) -> None:
         names=packed.names,
         classes=packed.classes,
         group_names=packed.group_names,
+        table=asdict(packed.source_rows),
         masks=packed.has_masks,
         made=packed.made,
         files=files,

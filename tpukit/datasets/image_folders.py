@@ -9,7 +9,6 @@
 Errors point out a folder too high or too low, such as one whose "classes" are train and test.
 """
 
-import functools
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,6 +38,7 @@ class FoundFiles:
         groups: (N,) int32, the number of each image's group; None without groups.
         group_names: the names of these numbers.
         mask_names: the paths of the masks; or [].
+        images, masks: of a table that holds them itself; or [].
         left_out: the number of other files in the folder, by their ending.
     """
 
@@ -49,12 +49,13 @@ class FoundFiles:
     groups: object = None
     group_names: list[str] = field(default_factory=list)
     mask_names: list[str] = field(default_factory=list)
+    images: list = field(default_factory=list)
+    masks: list = field(default_factory=list)
     left_out: Counter = field(default_factory=Counter)
 
 
-@functools.cache
 def endings() -> tuple[str, ...]:
-    """Return the endings of the image files that Pillow opens on this machine."""
+    """Return the endings of the image files that Pillow opens in this process, with its plugins."""
     from PIL import Image
 
     Image.init()
@@ -200,13 +201,14 @@ def _images(
     """
     path = os.path.join(folder, inside)
     above = (*above, _identity(path))
+    read_here = endings()
     entries = [entry for entry in _entries(path) if _is_part(entry, above, without)]
     for entry in entries:
         if entry.is_dir():
             continue
         # A link to nothing is kept, so that packing reports the missing image.
         is_readable = entry.is_file() or not os.path.exists(entry.path)
-        if is_readable and entry.name.lower().endswith(endings()):
+        if is_readable and entry.name.lower().endswith(read_here):
             yield os.path.join(inside, entry.name)
         else:
             others[_ending(entry.name)] += 1
