@@ -44,8 +44,8 @@ _FIXES = {
     _FILE: "open it in __getitem__: with open(self.path, 'rb') as file, or h5py.File(self.path)",
     _GENERATOR: "numpy.random.default_rng((seed, index)) in __getitem__; or random, numpy.random "
     "and torch themselves, which are seeded for each batch",
-    _THREADS: "make it in __getitem__ where there is none; or without it, "
-    "core.batches(..., workers=2)",
+    _THREADS: "make the pool in __getitem__, at the first call in each process; or leave the "
+    "pool out and use core.batches(..., workers=2)",
 }
 _FIXES_IN_WORKER = {
     _FILE: "open it in the worker function",
@@ -149,7 +149,7 @@ def refuse_shared(dataset, *, world_size: int, workers: int) -> list:
             inside.append(held.value)
             continue
         raise InvalidValueError(
-            f"the dataset holds {held.kind}, and forks do not have one each",
+            f"the dataset holds {held.kind}, which forked processes cannot share",
             found=f"{held.path}: a {_class_name(held.value)}; {readers} read the dataset",
             fix=_FIXES[held.kind],
         )
@@ -271,7 +271,7 @@ def _is_library(module: str | None) -> bool:
 
 
 def _kind(value) -> str | None:
-    """Return the kind of an object that forks do not have one each of; None for others."""
+    """Return the kind of an object that forked processes cannot share; None for others."""
     if isinstance(value, io.IOBase):
         return _FILE if _is_read_from(value) else None
     if _is_handle(value):
