@@ -138,7 +138,7 @@ bench-unet: $(installed)  ## minutes: a U-Net's step by section, and fit against
 bench-session: $(installed)  ## a minute: the second run of a session over its first, and over a second launch
 	$(python) benchmarks/session.py
 
-bench-recording: $(installed)  ## half a minute: how long the host takes to record a step of fit
+bench-recording: $(installed)  ## half a minute: the time that the host needs to capture a step of fit
 	$(python) benchmarks/recording.py
 
 bench-compile: $(installed)  ## minutes: the compile time of a session, without and with a compilation cache

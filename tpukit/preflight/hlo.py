@@ -330,7 +330,7 @@ def _cycles(config: str) -> int | None:
 
 
 def _origin(metadata: bytes) -> dict[str, str]:
-    """Return the fields of an `Operation` that say from which call it came."""
+    """Return the fields of an `Operation` that name the call it came from."""
     fields = Message(metadata)
     scopes = [part for part in fields.text(_OP_NAME).split("/") if part.startswith("call")]
     innermost = scopes[-1] if scopes else ""
@@ -385,7 +385,7 @@ def _width(name: str) -> int:
 def without_sources(code: bytes) -> bytes:
     """Return a module without files and lines: its operations name their scope and type only.
 
-    The graph of a step is thereby the same graph after an edit elsewhere in a notebook.
+    So an edit elsewhere in a notebook does not change the graph of a step.
     """
     kept = [field.whole for field in _fields(code) if field.number != _STACK_FRAMES]
     return _rewritten(b"".join(kept), _COMPUTATION, _computation_without_sources)
@@ -405,7 +405,7 @@ def _metadata_without_source(metadata: bytes) -> bytes:
 
 
 def _rewritten(message: bytes, number: int, change: Callable[[bytes], bytes]) -> bytes:
-    """Return a message with the content of every field of that number changed."""
+    """Return a message in which `change` was applied to every field of that number."""
     out = bytearray()
     for field in _fields(message):
         if field.number == number:
