@@ -548,6 +548,14 @@ def test_the_fixes_work_for_words_as_labels_of_items():
     dataset = datasets.Dataset.from_dict({"image": images, "label": ["cat", "dog"]})
     assert quietly(fix.code(r"[^,]*$", dataset=dataset)).classes == ["cat", "dog"]
 
+    of_webdataset = [(picture(0), b"0"), (picture(1), b"1")]
+    with fixes("item_parts: item {} has the word {} for its label, and words are ...") as fix:
+        quietly(of_webdataset)
+    assert "table" not in fix
+    made = quietly(fix.code(r"\[\(.*\]", source=of_webdataset))
+    assert sorted(made.labels[:, 0].tolist()) == [0, 1]
+    assert quietly(of_webdataset, classes=["0", "1"]).classes == ["0", "1"]
+
     several = ["dog", "emu"]
     with fixes("item_parts: item {} has the word {} among its labels") as fix:
         quietly([(picture(1), several)])
@@ -582,6 +590,33 @@ def test_the_fixes_work_for_classes_of_items():
     quietly(ConcatDataset([parts[0], Pictures()]))
     for part in parts:
         quietly(part)
+
+
+def test_the_fixes_work_for_items_without_a_label_and_with_lists_of_classes():
+    source = [(picture(0), 0), (picture(1), None)]
+    with fixes("label_arrays: label {} of {} {} {}") as fix:
+        quietly(source)
+    assert "table" not in fix
+    quietly([(image, -1 if label is None else label) for image, label in source])
+
+    source = [(picture(0), [0]), (picture(1), [1, 2]), (picture(2), [])]
+    with fixes("items: item {} has another number of labels than the first one") as fix:
+        quietly(source)
+    row = re.search(r"\[float.*?\]", fix.text)[0].replace("number_of_classes", "3")
+    made = quietly(fix.run(f"[(image, {row}) for image, labels in source]", source=source))
+    assert made.labels[np.argsort(made.rows)].tolist() == [[1, 0, 0], [0, 1, 1], [0, 0, 0]]
+    datasets = pytest.importorskip("datasets")
+    images = [{"bytes": png(number), "path": None} for number in range(3)]
+    labels = [labels for _, labels in source]
+    source = datasets.Dataset.from_dict({"image": images, "labels": labels})
+    call = re.search(r"source\.map.*?(?= and)", fix.text)[0].replace("number_of_classes", "3")
+    made = quietly(fix.run(call, source=source), labels="tags")
+    assert made.labels[np.argsort(made.rows)].tolist() == [[1, 0, 0], [0, 1, 1], [0, 0, 0]]
+
+    with fixes("label_arrays: labels are numbers, and these are not: {} holds {}") as fix:
+        quietly([(picture(0), pandas.Timestamp("2024-01-01"))])
+    assert "table" not in fix
+    quietly([(picture(0), "2024-01-01")], classes=["2024-01-01"])
 
 
 def test_the_fixes_work_for_paths_in_place_of_images():
@@ -721,6 +756,11 @@ def test_the_fixes_work_for_arguments_that_do_not_belong_to_the_source():
     with fixes("pack_sources: labels= is names of columns, or of what items hold, ...") as fix:
         quietly(table, labels=table.kind)
     with_option(fix, fix.text, table)
+    values = pandas.Series([0, 1, 0, 1])
+    with fixes("pack_sources: labels= is names of columns, or of what items hold, ...") as fix:
+        quietly(table, labels=values)
+    call = fix.text.replace("...", "next_folder(), progress='off'")
+    assert fix.run(call, table=table, values=values, next_folder=next_folder).names == ["label"]
 
     with fixes("pack_sources: {}= is an argument for {}, and this is {}") as fix:
         quietly(items(), root=".")
@@ -905,7 +945,18 @@ def test_the_fixes_work_for_columns_that_are_no_paths():
     numbers = table.assign(path=[0, 1, 2, 3])
     with fixes("pack_tables: the column {} holds something else than paths") as fix:
         quietly(numbers)
-    quietly(numbers.assign(path=fix.code(r".*(?=, where)", table=numbers)))
+    quietly(numbers.assign(path=fix.code(r".*(?=, as)", table=numbers)))
+    folder_of(Path("zeros"), "000.png", "001.png")
+    table = pandas.DataFrame({"id": [0, 1]})
+    with fixes("pack_tables: the column {} holds something else than paths") as fix:
+        quietly(table, path="id", root="zeros")
+    quietly(table.assign(id=fix.code(r".*(?=, as)", table=table)), path="id", root="zeros")
+    with fixes("pack_tables: the column {} holds something else than paths") as fix:
+        quietly(table, path="id", root="nowhere")
+    names = fix.code(r"(?<=, as ).*(?=;)", table=table, ending=".png")
+    picture(0).save("0.png")
+    picture(1).save("1.png")
+    quietly(table.assign(id=names), path="id", root=".")
 
     wide = table.assign(path=[path + "\0\0" for path in table.path])  # numpy would cut them off
     with fixes("pack_tables: the path of row {} holds a zero character, which no ...") as fix:
@@ -998,6 +1049,20 @@ def test_the_fixes_work_for_paths_that_are_written_in_another_way(file, path):
         quietly(table)
     path = fix.code(r'table\[.*?(\.str.*?\)|\+ ".png")', table=table)
     assert len(quietly(table.assign(path=path), "mended")) == 1
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv"])
+def test_the_fixes_work_for_paths_in_a_csv_file(ending):
+    folder_of(Path("in"), "000.png", "001.png")
+    separator = {"csv": ",", "tsv": "\t"}[ending]
+    table = pandas.DataFrame({"id": ["000", "001"]})
+    table.to_csv(f"in/table.{ending}", sep=separator, index=False)
+    with fixes("pack_shards: image {} cannot be packed: {}") as fix:
+        quietly(f"in/table.{ending}", path="id")
+    table = fix.code(r"(?<=table = ).*?(?=, with)")
+    column = fix.code(r"table\['id'\] [^;]*", table=table)
+    root = fix.code(r"(?<=root=)[^;]*")
+    assert len(quietly(table.assign(id=column), path="id", root=root)) == 2
 
 
 def test_the_fixes_work_for_paths_from_another_folder():
@@ -1237,8 +1302,14 @@ def read(**options):
 
 # The features of the records, the options that are refused, words of the fix, and its options.
 FEATURES = {
-    "tfrecords: feature {} of {} holds bytes, and labels are numbers": (
+    "tfrecords: {} has a word among several labels": (
         [{"image": b"x", "target": b"cat", "number": 1}],
+        {"labels": ("target", "number")},
+        "labels=(...)",
+        {"labels": ("target",)},
+    ),
+    "tfrecords: feature {} of {} holds bytes, and labels are numbers or words": (
+        [{"image": b"x", "target": b"\xff\xd8", "number": 1}],
         {},
         "labels=(...)",
         {"labels": ("number",)},

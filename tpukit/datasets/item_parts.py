@@ -203,12 +203,17 @@ def _numbers(label, number: int, classes: Sequence[str]) -> list:
             f"item {number} has labels of shape {shape}, which are rows of rows",
             fix="one number or several for each image; a mask is a Pillow image or an array",
         )
+    if isinstance(label, bytes):  # of webdataset and TFRecord files
+        label = label.decode(errors="backslashreplace")
     if isinstance(label, str):
         if label not in classes:
+            fix = 'classes=["cat", "dog"]; of Hugging Face, dataset.class_encode_column("label")'
+            if label.strip().isdecimal():
+                fix = "of numbers in text, [(image, int(label)) for image, label in source]"
             raise InvalidValueError(
                 f"item {number} has the word {label!r} for its label, and words are numbered by classes=",
                 found=f"classes {classes}" if classes else "no classes=",
-                fix='classes=["cat", "dog"]; of Hugging Face, dataset.class_encode_column("label")',
+                fix=fix,
             )
         return [list(classes).index(label)]
     values = numpy.atleast_1d(numpy.asarray(label)).tolist()

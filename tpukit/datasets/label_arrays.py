@@ -31,6 +31,10 @@ _FIXES = {
     _TOO_SMALL: "multiply the label by a constant, or take its logarithm",
     _TOO_LARGE: f"{_LEAVE_OUT}; divide a quantity by a constant",
 }
+_ITEM_FIXES = {
+    **_FIXES,
+    _MISSING: "leave these items out, or give them a number that your loss knows, such as -1",
+}
 
 
 class _Encoded(NamedTuple):
@@ -47,7 +51,7 @@ def as_labels(values, names: Sequence[str], *, first_row: int = 0, what: str = "
         values: (N, L) numbers, or L columns of a table.
         names: of the labels, for messages.
         first_row: number of the first row, for messages.
-        what: the word for a row, for messages.
+        what: "row" of a table or "item", for messages and their fixes.
 
     Raises:
         ValueError: a value is missing, infinite, not a number, or float32 would change it.
@@ -57,7 +61,8 @@ def as_labels(values, names: Sequence[str], *, first_row: int = 0, what: str = "
     is_array = hasattr(values, "ndim")
     columns = []
     for number, name in enumerate(names):
-        columns.append(_numbers(values[:, number] if is_array else values[number], name))
+        column = values[:, number] if is_array else values[number]
+        columns.append(_numbers(column, name, what))
     for name, column in zip(names, columns, strict=True):
         for why, rows in _changed_by_float32(column).items():
             if rows.any():
@@ -66,7 +71,7 @@ def as_labels(values, names: Sequence[str], *, first_row: int = 0, what: str = "
                 raise InvalidValueError(
                     f"label {name!r} of {what} {first_row + row} {why}",
                     found=f"{column[row]}, and {more}; labels are stored as float32",
-                    fix=_FIXES[why],
+                    fix=_FIXES[why] if what == "row" else _ITEM_FIXES[why],
                 )
     return numpy.stack([column.astype(numpy.float32) for column in columns], axis=1)
 
@@ -92,7 +97,7 @@ def _changed_by_float32(column) -> dict:
     }
 
 
-def _numbers(column, name: str):
+def _numbers(column, name: str, what: str):
     """Return a column as an array of booleans, integers or floats."""
     import numpy
 
@@ -105,10 +110,13 @@ def _numbers(column, name: str):
     if array.dtype.kind in "biuf":
         return array
     value = array.reshape(-1).tolist()[0]
+    fix = "yield (image, number), or (image, word) and classes= with all words"
+    if what == "row":
+        fix = _as_numbers(name, is_date=array.dtype.kind in "mM")
     raise InvalidValueError(
         f"labels are numbers, and these are not: {name!r} holds {value!r}",
         found=f"dtype {dtype or array.dtype}",
-        fix=_as_numbers(name, is_date=array.dtype.kind in "mM"),
+        fix=fix,
     )
 
 

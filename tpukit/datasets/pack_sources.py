@@ -10,7 +10,7 @@ names; of items as many as are needed to recognise them.
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -51,6 +51,8 @@ class PackSource:
             files are compared by names and sizes only.
         settings: other entries of the plan that decide the contents.
         left_out: the number of files of a folder that are no images, by their ending.
+        path_column: the column of a table with the paths; "" for another source.
+        table_file: the path of a CSV file; "" for another source.
         weight: estimates the bytes of images that are not stored as their files; has `count`,
             `at_most`, `sample` and `smaller` as `tpukit.pe.dicom_slices.SliceWeight` has.
     """
@@ -70,6 +72,8 @@ class PackSource:
     reader: str = ""
     settings: dict = field(default_factory=dict)
     left_out: dict = field(default_factory=dict)
+    path_column: Hashable = ""
+    table_file: str = ""
     weight: object = None
 
     @property
@@ -118,7 +122,7 @@ def describe_source(
         classes = names_in_order(classes, "classes", words=False)
     window = check_window(columns.window)
     columns = replace(columns, window=window)
-    _refuse_values(labels)
+    _refuse_values(labels, source)
     is_hugging_face = hasattr(source, "features")
     if hasattr(source, "to_pandas") and not is_hugging_face:  # a table of Arrow or polars
         raise InvalidValueError(
@@ -147,13 +151,17 @@ def describe_source(
     return replace(described, settings={"window": list(window)})
 
 
-def _refuse_values(labels) -> None:
+def _refuse_values(labels, source) -> None:
     """Raise ValueError if labels= is a Series or DataFrame instead of names."""
     if not hasattr(labels, "iloc"):
         return
-    fix = f"labels={[*map(str, labels)]}"  # the columns of a DataFrame
+    names = [str(name) for name in getattr(labels, "columns", [getattr(labels, "name", None)])]
+    there = [str(name) for name in getattr(source, "columns", names)]
+    fix = f"labels={names}"
     if hasattr(labels, "name"):
-        fix = f"labels={str(labels.name)!r}"
+        fix = f"labels={names[0]!r}"
+    if not set(names) <= set(there) or names == ["None"]:
+        fix = 'pack(table.assign(label=values), ..., labels="label")'
     raise InvalidValueError(
         f"labels= is names of columns, or of what items hold, got a {type(labels).__name__}",
         found=f"{len(labels):,} values",
@@ -181,9 +189,17 @@ def _describe_table(source, labels: list, groups, classes, columns: Columns) -> 
     if columns.root is None and is_table_file(source):
         root = os.path.dirname(source)
     found = read_columns(
-        table, path=path, labels=labels, groups=groups, masks=columns.masks, classes=classes
+        table,
+        path=path,
+        labels=labels,
+        groups=groups,
+        masks=columns.masks,
+        classes=classes,
+        root=os.fspath(root),
     )
-    return _of_files(os.fspath(root), found)
+    described = _of_files(os.fspath(root), found)
+    table_file = os.fspath(source) if is_table_file(source) else ""
+    return replace(described, path_column=path, table_file=table_file)
 
 
 def _of_files(root: str, found: FoundFiles) -> PackSource:

@@ -5,6 +5,7 @@ a.jpg     rose       P1          one word per image: classes, "rose" is 0
 b.jpg     tulip      P2
 """
 
+import glob
 import os
 from collections.abc import Hashable, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from tpukit.datasets.label_arrays import as_labels, as_list, encode_words, numbe
 from tpukit.essentials.display import InvalidValueError, PathNotFoundError
 
 _SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".csv.zip", ".tsv.zip")
+_WIDEST = 12  # digits of a file's name that is a number
 _READERS = {  # calls of pandas that read tables in other files
     ".parquet": "read_parquet({file!r})",
     ".feather": "read_feather({file!r})",
@@ -98,7 +100,14 @@ def _with_pandas(source, call: str, columns: str = "") -> str:
 
 
 def read_columns(
-    table, *, path: Hashable, labels: list, groups: Hashable, masks: Hashable, classes
+    table,
+    *,
+    path: Hashable,
+    labels: list,
+    groups: Hashable,
+    masks: Hashable,
+    classes,
+    root: str = "",
 ) -> FoundFiles:
     """Read the columns of a DataFrame that are named by the arguments of `pack`.
 
@@ -127,13 +136,13 @@ def read_columns(
     if groups is not None:
         numbers, group_names = number_groups(table[groups])
     return FoundFiles(
-        names=_paths(table[path], path),
+        names=_paths(table[path], path, root),
         labels=values,
         label_names=list(map(str, labels)),
         classes=classes_found,
         groups=numbers,
         group_names=group_names,
-        mask_names=[] if masks is None else _paths(table[masks], masks),
+        mask_names=[] if masks is None else _paths(table[masks], masks, root),
     )
 
 
@@ -182,7 +191,7 @@ def _check_columns(table, wanted: list, path: Hashable) -> None:
         raise InvalidValueError("the table has no row", fix="check how it was made")
 
 
-def _paths(column, name: Hashable) -> list[str]:
+def _paths(column, name: Hashable, root: str) -> list[str]:
     try:
         names = [path if type(path) is str else os.fsdecode(path) for path in as_list(column)]
     except TypeError as error:
@@ -190,7 +199,7 @@ def _paths(column, name: Hashable) -> list[str]:
         fix = f"drop the rows without one: table.dropna(subset=[{name!r}])"
         is_nan = other != other
         if other is not None and not is_nan:
-            fix = f'table[{name!r}].astype(str) + ".png", where the files are called so'
+            fix = _as_paths(other, name, root)
         raise InvalidValueError(
             f"the column {name} holds something else than paths", found=repr(other), fix=fix
         ) from error
@@ -203,3 +212,16 @@ def _paths(column, name: Hashable) -> list[str]:
                 "a fixed-width field is cut with path.rstrip('\\0')",
             )
     return names
+
+
+def _as_paths(value, name: Hashable, root: str) -> str:
+    """Return the fix for a column of numbers, by the files that are called so: 7, 7.png, 007.png."""
+    text = f"table[{name!r}].astype(str)"
+    for width in range(1, _WIDEST + 1):
+        called = f"{value!s:0>{width}}"
+        found = sorted(glob.glob(os.path.join(glob.escape(root), f"{called}.*")))
+        if found:
+            ending = os.path.splitext(found[0])[1]
+            zeros = "" if called == str(value) else f".str.zfill({width})"
+            return f'{text}{zeros} + "{ending}", as the file {os.path.basename(found[0])}'
+    return f"make paths of them, as {text} + ending; root= is the folder of the files"
