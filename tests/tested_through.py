@@ -12,6 +12,7 @@ TESTED_THROUGH = {
     "cloud/test_tpu_health.py": ["cloud/health_command.py", "cloud/tpu_vm.py"],
     "cloud/test_vertex.py": ["cloud/answers.py"],
     "accelerators/test_hosts.py": ["essentials/backends/protocol.py"],
+    "essentials/data/test_batches.py": ["essentials/data/feeds.py"],
     "essentials/backends/test_cpu.py": ["essentials/backends/registry.py"],
     "accelerators/test_torch_tpu.py": ["accelerators/running_statistics.py"],
     "essentials/backends/test_xla.py": [

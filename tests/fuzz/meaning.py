@@ -500,13 +500,11 @@ def faults(images, one: Collection, names: dict[int, int]) -> list[str]:
 
     found = []
     batches = Batches(images, batch_size=4)
-    for pixels, targets in batches:
+    for samples, (pixels, targets) in batches.with_samples():
         labels, masks = (
             (targets["labels"], targets["masks"]) if one.masked else (targets, [None] * 4)
         )
-        for index, image, label, mask in zip(
-            batches.current.tolist(), pixels, labels, masks, strict=True
-        ):
+        for index, image, label, mask in zip(samples.tolist(), pixels, labels, masks, strict=True):
             number, image = names[index], image.permute(1, 2, 0).numpy().astype(int)
             far = np.abs(image - expected(number, one.tone)).mean()
             if far > 4:

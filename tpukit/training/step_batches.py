@@ -7,18 +7,10 @@ loss of each step is that of its own batches, so the last one counts as it is.
 import itertools
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
 
-from tpukit.essentials.data import Batches
+from tpukit.essentials.data import Batches, Sent
 from tpukit.essentials.display import InvalidValueError
 from tpukit.essentials.launcher import Core
-
-
-class Sent(NamedTuple):
-    """A batch as it was sent to the device, and the numbers of its samples."""
-
-    batch: object
-    samples: object
 
 
 class StepBatches:
@@ -28,14 +20,13 @@ class StepBatches:
         self._batches = batches
         self.samples_per_step = batches.samples_per_step
 
-    def __iter__(self) -> Iterator[object]:
+    def __iter__(self) -> Iterator[Sent]:
         return self._batches.epoch_as_sent()
 
 
-def next_step(train: Batches, batches: Iterator[object], accumulated: int) -> list[Sent]:
+def next_step(batches: Iterator[Sent], accumulated: int) -> list[Sent]:
     """Return the batches of one optimizer step; fewer, or none, at the end of the data."""
-    step = itertools.islice(batches, accumulated)
-    return [Sent(batch, samples=train.current) for batch in step]
+    return list(itertools.islice(batches, accumulated))
 
 
 def steps_of_epoch(core: Core, train: Batches, wanted: int | None, accumulated: int) -> int:

@@ -1,4 +1,15 @@
-"""Batches of datasets that can only be read in order: each process reads a share of its own, for as long as needed."""
+"""Batches of datasets that can only be read in order, such as webdataset's.
+
+Each process that reads has a share of the stream. With two cores of two loader processes each, the
+samples 0, 1, 2, ... of a plain iterable are divided like this:
+
+    share 0    core 0, process 0    samples 0, 4, 8, ...
+    share 1    core 0, process 1    samples 1, 5, 9, ...
+    share 2    core 1, process 0    samples 2, 6, 10, ...
+    share 3    core 1, process 1    samples 3, 7, 11, ...
+
+A share that ends starts again, so an epoch can have the same number of steps on every core.
+"""
 
 import contextlib
 import itertools
@@ -7,16 +18,20 @@ from dataclasses import dataclass
 
 from tpukit.essentials.data import (
     Batches,
+    EpochPlan,
+    Sent,
     ShardedSampler,
     collate,
     host_numbers,
     iterate_loader,
+    numbered,
     only_iterates,
     put_back,
     refuse_loader,
     refuse_shared,
     seed_host,
     seeded_in_turn,
+    send_nested,
 )
 from tpukit.essentials.display import InvalidTypeError, InvalidValueError, check_count
 
@@ -33,17 +48,18 @@ class StreamSampler(ShardedSampler):
 
 
 class StreamBatches(Batches):
-    """Batches of a stream: an epoch is a fixed number of steps, the same on every core, so no core waits for another.
+    """Batches of a stream: an epoch is a fixed number of steps, the same on every core.
 
-    There is a share for each core, or for each of its loader processes. A share that ends starts over, whatever the
-    others do. Epochs follow each other in the stream: none begins at its start again.
+    A share that ends starts again, independently of the others. Epochs continue in the stream;
+    none begins at its start.
 
-    A state holds the epoch and the steps done, not the place in the stream, which nothing can return to. A loop that is
-    resumed has the steps that were left, and reads the stream from its start, with other random numbers.
+    A state holds the epoch and the steps done, not the place in the stream, because most streams
+    cannot return to it. A resumed loop has the steps that were left. It reads the stream from its
+    start, with other random numbers.
 
     Raises:
-        TypeError: the dataset is none that is read in order, or one that has to be made for each share.
-        ValueError: a number is out of range, or the stream is to be shuffled, masked or put into buckets.
+        InvalidTypeError: the dataset has numbered samples, or must be made for each share.
+        InvalidValueError: a number is out of range; or shuffle, weights, mask or buckets are set.
     """
 
     has_numbers = False
@@ -61,38 +77,36 @@ class StreamBatches(Batches):
         weights=None,
         mask: bool = False,
         buckets=None,
+        shares_process: bool = False,
+        numbers: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
         **options: object,
     ):
         if shuffle or mask or weights is not None or buckets is not None:
+            given = "None" if weights is None else "given"
             raise InvalidValueError(
                 "a stream comes in its own order, in full batches of one shape",
-                found=(
-                    f"shuffle={shuffle}, mask={mask}, buckets={buckets}, "
-                    f"weights={None if weights is None else 'given'}"
-                ),
-                fix="leave these out; shuffle and pad in the dataset, webdataset's .shuffle(1000), for example",
+                found=f"shuffle={shuffle}, mask={mask}, buckets={buckets}, weights={given}",
+                fix="leave these out; shuffle and pad in the dataset, webdataset's "
+                ".shuffle(1000), for example",
             )
         refuse_loader(dataset, batch_size)
         _check(dataset, steps)
-        numbers = range(
-            max(1, steps) * max(1, batch_size) * world_size
-        )  # as if the samples had these
-        options |= {"rank": rank, "world_size": world_size, "workers": workers or 0}
-        super().__init__(numbers, batch_size=batch_size, **options)
-        refuse_shared(dataset, rank=rank, world_size=world_size, workers=workers or 0)
-        self.sampler = StreamSampler(len(numbers), batch_size, rank, world_size)
-        self.dataset, self._batches = dataset, None
-
-    def _prepare(self, positions, samples) -> Iterator[object]:
-        if self._batches is None:
-            seed = self._seed, self.epoch, self._done // self.samples_per_step
-            shares = _Shares(
-                self.dataset, self.sampler, self._workers, seed, in_turn=self._shares_process
-            )
-            self._batches = iterate_loader(shares, itertools.count(), self._workers)
-        # Nothing ahead of the loop but what loader processes hold: a loop that ends early loses no batch.
-        return (
-            self._with_own_numbers(lambda: self._finish(next(self._batches), None)) for _ in samples
+        workers = workers or 0
+        # The base class checks arguments and makes a sampler for samples with numbers. It gets as
+        # many numbers as the steps of all cores take.
+        count = max(1, steps) * max(1, batch_size) * world_size
+        own = {"batch_size": batch_size, "rank": rank, "world_size": world_size}
+        super().__init__(range(count), workers=workers, **own, **options)
+        refuse_shared(dataset, rank=rank, world_size=world_size, workers=workers)
+        self.dataset = dataset
+        self.sampler = StreamSampler(count, batch_size, rank, world_size)
+        self._feed = StreamFeed(
+            dataset,
+            self.sampler,
+            transfer=self._transfer,
+            workers=workers,
+            in_turn=shares_process,
+            numbers=numbers,
         )
 
     def state_dict(self) -> dict:
@@ -104,35 +118,100 @@ class StreamBatches(Batches):
         }
 
     def load_state_dict(self, state: dict) -> None:
-        """Continue in that epoch with the steps that were left, on any number of cores, from the stream's start.
+        """Continue in that epoch with the steps that were left, from the start of the stream.
+
+        The number of cores may have changed.
 
         Raises:
-            ValueError: the state is not of a stream.
+            InvalidValueError: the state is not of a stream.
         """
         if "steps" not in state:
             raise InvalidValueError(
                 "the state is of a dataset with a length, this one is a stream",
                 fix="the same dataset",
             )
-        self.epoch, self._done, self._seed = (
-            state["epoch"],
-            state["steps"] * self.samples_per_step,
-            state["seed"],
-        )
-        if not self.sampler.steps(self._done):
-            self.epoch, self._done = self.epoch + 1, 0
-        self._resumed, self._batches = True, None
+        self.epoch = state["epoch"]
+        self._done = state["steps"] * self.samples_per_step
+        self._seed = state["seed"]
+        if not self.sampler.steps(self._done):  # it was saved after the last step of an epoch
+            self._begin_next_epoch()
+        self._resumed = True
+        self._feed.restart()
+
+
+class StreamFeed:
+    """The way of a stream's batches to the device.
+
+    Args:
+        dataset: an iterable, or a function that opens a share.
+        sampler: the steps of this core.
+        transfer: to the device.
+        workers: loader processes; 0 for none.
+        in_turn: other cores are threads of this process.
+        numbers: opens a context in which the dataset is read without loader processes.
+    """
+
+    def __init__(
+        self,
+        dataset: Iterable | Callable[[int, int], Iterable],
+        sampler: StreamSampler,
+        *,
+        transfer: Callable[[list], list],
+        workers: int,
+        in_turn: bool,
+        numbers: Callable[[], contextlib.AbstractContextManager],
+    ):
+        self._dataset = dataset
+        self._sampler = sampler
+        self._transfer = transfer
+        self._workers = workers
+        self._in_turn = in_turn
+        self._numbers = numbers
+        self._batches: Iterator[object] | None = None  # of the stream, over all epochs
+
+    def epoch(self, plan: EpochPlan) -> Iterator[Sent]:
+        """Return the next batches of the stream.
+
+        Only loader processes make batches ahead, so a loop that ends early loses none.
+        """
+        if self._batches is None:
+            seed = (*plan.seed, plan.done)
+            shares = _Shares(
+                self._dataset,
+                self._sampler,
+                workers=self._workers,
+                seed=seed,
+                in_turn=self._in_turn,
+            )
+            self._batches = iterate_loader(shares, itertools.count(), self._workers)
+        return numbered(plan.samples, (self._next() for _ in plan.samples))
+
+    def arrange(self, tensors: object) -> object:
+        """Return a batch as a loop gets it: as it was sent."""
+        return tensors
+
+    def restart(self) -> None:
+        """Read the stream from its start in the next epoch, with the seed of that epoch's plan."""
+        self._batches = None
+
+    def _next(self) -> object:
+        with self._numbers():
+            return send_nested(next(self._batches), self._transfer)
 
 
 class _OwnNumbers:
-    """Random numbers of the host that go on where they stood when they were last used, whatever is drawn meanwhile."""
+    """Random numbers of the host that continue where they were last used.
+
+    Other code may draw in between; it neither changes them nor notices them.
+    """
 
     def __init__(self, seed: tuple[int, ...]):
-        self._seed, self._state = seed, None
+        self._seed = seed
+        self._state = None
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
-        """Draw these within, by threads of a process in turn; then put back what was."""
+        """Draw these within, by one thread of a process at a time; then restore the others."""
         with seeded_in_turn(self._seed):
             if self._state:
                 put_back(self._state)
@@ -141,21 +220,26 @@ class _OwnNumbers:
 
 
 class _Shares:
-    """What the processes of a loader ask for batch by batch; each opens its own share and goes on in it."""
+    """A stream as a dataset of batches: each loader process opens its share and continues in it."""
 
     def __init__(
-        self, dataset, sampler: StreamSampler, workers: int, seed: tuple[int, ...], *, in_turn: bool
+        self,
+        dataset: Iterable | Callable[[int, int], Iterable],
+        sampler: StreamSampler,
+        *,
+        workers: int,
+        seed: tuple[int, ...],
+        in_turn: bool,
     ):
-        self.dataset, self.sampler, self.workers, self.seed, self.in_turn = (
-            dataset,
-            sampler,
-            workers,
-            seed,
-            in_turn,
-        )
+        self.dataset = dataset
+        self.sampler = sampler
+        self.workers = workers
+        self.seed = seed
+        self.in_turn = in_turn
         self._samples: Iterator | None = None
-        # Each share reads all of such a stream and keeps its part of it. So that all are parts of one order, all draw
-        # the same numbers; a sample has its own, as each draws for all samples.
+        # Each share reads all of a plain iterable and keeps its part of it. All draw the same
+        # numbers, so that all are parts of one order. Each draws for all samples, so a sample still
+        # has its own numbers.
         self._numbers = None if callable(dataset) else _OwnNumbers(seed)
 
     def __getitem__(self, number: int) -> object:
@@ -168,12 +252,19 @@ class _Shares:
         return self._next()
 
     def _next(self) -> object:
-        self._samples = self._samples or self._endless(_leave_loader())
+        if self._samples is None:
+            self._samples = self._endless(_leave_loader())
         return collate(list(itertools.islice(self._samples, self.sampler.batch_size)))
 
     def _endless(self, worker: int | None) -> Iterator:
-        each = max(1, self.workers)
-        share, shares = self.sampler.rank * each + (worker or 0), self.sampler.world_size * each
+        """Yield the samples of a share again and again.
+
+        Args:
+            worker: the number of this loader process; None if there is none.
+        """
+        per_core = max(1, self.workers)
+        share = self.sampler.rank * per_core + (worker or 0)
+        shares = self.sampler.world_size * per_core
         if worker is not None and not self._numbers:
             seed_host((*self.seed, share))
         while True:
@@ -181,10 +272,12 @@ class _Shares:
             for sample in self._open(share, shares):
                 is_empty = False
                 yield sample
-            if is_empty:
+            if is_empty:  # otherwise this loop would never end
                 raise InvalidValueError(
-                    f"share {share} of {shares} of the stream holds no sample, so a core would have nothing to do",
-                    found=f"{self.sampler.world_size} cores with {each} processes each that read",
+                    f"share {share} of {shares} of the stream holds no sample, so a core would "
+                    "have nothing to do",
+                    found=f"{self.sampler.world_size} cores with {per_core} processes each that "
+                    "read",
                     fix="fewer workers=, or more shards: at least one for each share",
                 )
 
@@ -195,36 +288,41 @@ class _Shares:
 
 
 def _leave_loader() -> int | None:
-    """Return the number of this loader process, and let datasets see no loader; None in no such process.
+    """Return the number of this loader process, and hide the loader; None in another process.
 
-    Datasets and webdataset's pipelines that look for it would divide once more what is a share already, and leave out
-    most of it.
+    Datasets, and webdataset's pipelines, that see a loader would divide a share once more, and
+    leave out most of it.
     """
     from torch.utils.data import _utils, get_worker_info
 
     info = get_worker_info()
+    # torch offers no way to hide it: `get_worker_info` returns this global.
     _utils.worker._worker_info = None
     return info and info.id
 
 
 def _check(dataset: object, steps: int) -> None:
+    """Raise for a dataset with numbered samples, and for one that cannot be read by shares."""
+    kind = type(dataset).__name__
     if not only_iterates(dataset):
         raise InvalidTypeError(
-            f"steps= is for a dataset that can only be read in order, and a {type(dataset).__name__} has numbers",
+            f"steps= is for a dataset that can only be read in order, and a {kind} has numbers",
             fix="leave out steps=; for shorter epochs fit(steps_per_epoch=...)",
         )
     if type(dataset).__module__.split(".")[0] == "webdataset":
         raise InvalidTypeError(
-            "a webdataset pipeline divides its shards among processes by itself, but knows nothing of these cores",
+            "a webdataset pipeline divides its shards among processes by itself, but knows "
+            "nothing of these cores",
             found="one pipeline for all of them",
-            fix=(
-                "a function that opens a share of the shards: core.batches(lambda share, shares: wds.WebDataset("
-                "urls[share::shares], nodesplitter=None, workersplitter=None)..., steps=..., batch_size=...)"
-            ),
+            fix="a function that opens a share of the shards: "
+            "core.batches(lambda share, shares: wds.WebDataset("
+            "urls[share::shares], nodesplitter=None, workersplitter=None)..., "
+            "steps=..., batch_size=...)",
         )
     if hasattr(dataset, "__next__"):
         raise InvalidTypeError(
-            f"a {type(dataset).__name__} can be read only once, and a stream starts over where it ends",
-            fix="a function that makes it: core.batches(lambda share, shares: ..., steps=..., batch_size=...)",
+            f"a {kind} can be read only once, and a stream starts over where it ends",
+            fix="a function that makes it: "
+            "core.batches(lambda share, shares: ..., steps=..., batch_size=...)",
         )
     check_count("steps", steps)

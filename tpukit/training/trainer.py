@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tpukit.essentials.data import Batches
+from tpukit.essentials.data import Batches, Sent
 from tpukit.essentials.display import InvalidTypeError, counted
 from tpukit.essentials.environment import peak_memory
 from tpukit.essentials.launcher import Core, Terminated, gather_objects
@@ -59,7 +59,6 @@ from tpukit.training.resume import HeldOutData, Progress, RunState, TimeLimit
 from tpukit.training.schedules import check_schedule, is_plateau
 from tpukit.training.step import TrainStep
 from tpukit.training.step_batches import (
-    Sent,
     StepBatches,
     has_short_step,
     next_step,
@@ -388,7 +387,7 @@ class Trainer:
         while at.in_epoch < at.steps_per_epoch and not self.history.stopped:
             # Before the batch is made, because a dataset may draw random numbers, too.
             self.core.seed(*at.seed_words)
-            group = next_step(self.train, batches, self.accumulate_grad_batches)
+            group = next_step(batches, self.accumulate_grad_batches)
             if not group:  # after resuming on more cores, the rest of an epoch has fewer steps
                 at.in_epoch = at.steps_per_epoch
                 break
@@ -400,7 +399,7 @@ class Trainer:
             self._log()
         batches.close()
 
-    def _batches(self) -> Iterator[object]:
+    def _batches(self) -> Iterator[Sent]:
         """Return the remaining batches of this epoch, with a progress bar."""
         start = self.progress.in_epoch * self.accumulate_grad_batches
         total = self.progress.steps_per_epoch * self.accumulate_grad_batches
@@ -412,7 +411,7 @@ class Trainer:
         number = at.step + 1
         is_first = number == self._first_step
         if is_first:
-            self.history.of = kind_of_samples(self.train.arrange(group[0].batch))
+            self.history.of = kind_of_samples(self.train.arrange(group[0].tensors))
         if self.options.same_seed:
             # After the batch is made, because augmentation stays different on each core.
             self.core.same_seed(*at.seed_words)
@@ -420,7 +419,7 @@ class Trainer:
         self.time_limit.update(save_is_due=self.core.is_main and self.state.is_due)
         local, reduced = self.step(
             number,
-            tuple(sent.batch for sent in group),
+            tuple(sent.tensors for sent in group),
             self.time_limit.flags,
             is_last=at.in_epoch + 1 == at.steps_per_epoch,
         )

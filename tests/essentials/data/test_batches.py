@@ -103,6 +103,21 @@ def test_a_source_learns_which_samples_come_next():
     assert source.asked == seen[1:]
 
 
+@pytest.mark.parametrize("dataset", [Numbers(40), Pixels(40)])
+@pytest.mark.parametrize("options", [{}, {"workers": 1}, {"mask": True}])
+def test_batches_come_with_the_numbers_of_their_samples(dataset, options):
+    batches = Batches(dataset, batch_size=8, shuffle=True, seed=3, **options)
+    kept = list(batches.with_samples())  # together, because the numbers belong to their batch
+    assert [samples.tolist() for samples, _ in kept] == batches.indices(0)
+    for samples, batch in kept:
+        labels = batch
+        if isinstance(dataset, Pixels):
+            labels = batch[1][:, 0]
+        elif options.get("mask"):
+            labels = batch[0]
+        assert labels.tolist() == samples.tolist()
+
+
 def test_a_loop_left_early_is_followed_by_the_next_epoch():
     batches = Batches(Numbers(40), batch_size=8, shuffle=True)
     next(iter(batches))

@@ -2,6 +2,7 @@
 
 from tpukit.essentials.data.batches import Batches
 from tpukit.essentials.data.collating import collate
+from tpukit.essentials.data.feeds import EpochPlan, Sent, numbered, send_nested
 from tpukit.essentials.data.identities import different_parts, identity
 from tpukit.essentials.data.prefetch import iterate_loader, run_ahead
 from tpukit.essentials.data.sampler import ShardedSampler
@@ -25,9 +26,9 @@ from tpukit.essentials.data.sources import (
 )
 
 __all__ = [
-    "BatchSource", "Batches", "MapDataset", "ShardedSampler", "TURN", "collate", "different_parts",
+    "BatchSource", "Batches", "EpochPlan", "MapDataset", "Sent", "ShardedSampler", "TURN", "collate", "different_parts",
     "host_numbers", "identity",
-    "inside", "iterate_loader", "numbers_kept", "only_iterates", "put_back", "refuse_loader",
-    "refuse_shared", "remember", "run_ahead", "seed_host", "seed_in_turn", "seeded_in_turn",
+    "inside", "iterate_loader", "numbered", "numbers_kept", "only_iterates", "put_back", "refuse_loader",
+    "refuse_shared", "remember", "run_ahead", "seed_host", "seed_in_turn", "seeded_in_turn", "send_nested",
     "split_masks",
 ]  # fmt: skip

@@ -3,17 +3,19 @@
 An epoch goes through three stages. The first is arithmetic, so all cores know the whole epoch:
 
     sampler         which samples this core sees in each step     (steps, batch_size)
-    `_prepare`      read them, join them, send them to the device ahead of the loop
+    feed            reads them, joins them, sends them to the device ahead of the loop
     `arrange`       a view in the form that the loop gets
+
+The feed is chosen once, when the batches are made: a `SourceFeed` or a `SampleFeed`.
 """
 
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 
+from tpukit.essentials.data.feeds import EpochPlan, SampleFeed, Sent, SourceFeed, Transfer
 from tpukit.essentials.data.fingerprint import fingerprint
 from tpukit.essentials.data.identities import different_parts, identity
-from tpukit.essentials.data.prefetch import Buffers, load_batches, run_ahead
 from tpukit.essentials.data.sampler import ShardedSampler, sample_shares
 from tpukit.essentials.data.shared_state import refuse_shared
 from tpukit.essentials.data.sources import (
@@ -21,9 +23,7 @@ from tpukit.essentials.data.sources import (
     MapDataset,
     as_batch_source,
     only_iterates,
-    reader_ahead,
     refuse_loader,
-    split_masks,
 )
 from tpukit.essentials.display import (
     InvalidTypeError,
@@ -68,7 +68,6 @@ class Batches:
         sampler: the samples that this core sees.
         epoch: the current epoch, or between two loops the next.
         wait_seconds: seconds that loops have waited for batches, in total.
-        current: (batch_size,) int64, the samples of the last batch.
         drawn: the time of the last request for a batch, by `time.perf_counter`; 0 before.
 
     Raises:
@@ -123,33 +122,30 @@ class Batches:
         refuse_shared(dataset, rank=rank, world_size=world_size, workers=workers or 0)
         self.dataset = dataset
         self.buckets = buckets
-        self._source = as_batch_source(dataset)
+        source = as_batch_source(dataset)
         if buckets is not None:
-            if self._source is not None:
+            if source is not None:
                 raise InvalidValueError(
                     "the images of records and caches have one size", fix="leave out buckets="
                 )
             self.sampler = buckets.sampler(self.sampler, dataset)
         if workers is None:
             # Only decoding is worth processes; threads read a cache in memory.
-            decodes = getattr(self._source, "encoding", None) == "jpeg"
+            decodes = getattr(source, "encoding", None) == "jpeg"
             workers = 0
             if decodes:
                 workers = _spare_processors(world_size)
-        self._mask = mask
         self._seed = seed
-        self._workers = workers
-        self._threads = threads
-        self._shares_process = shares_process
-        self._numbers = numbers
-        self._send = send or (lambda tensors: tensors)
-        self._buffers = None
-        if self._source is not None:
-            self._buffers = Buffers((batch_size, *self._source.shape))
-        self._read_ahead = reader_ahead(self._source)
+        self._transfer = Transfer(send or (lambda tensors: tensors))
+        made = {"transfer": self._transfer, "mask": mask, "workers": workers}
+        if source is not None:
+            self._feed = SourceFeed(source, batch_size=batch_size, threads=threads, **made)
+        else:
+            self._feed = SampleFeed(
+                dataset, buckets=buckets, shares_process=shares_process, numbers=numbers, **made
+            )
         self.epoch = 0
         self.wait_seconds = 0.0
-        self.current = None
         self.drawn = 0.0
         self._facts: dict[str, object] | None = None
         self._identity: dict[str, object] | None = None
@@ -175,9 +171,22 @@ class Batches:
 
     def __iter__(self) -> Iterator[object]:
         # Unlike a generator, `map` holds no batch while it waits for the next.
-        yield from map(self.arrange, self.epoch_as_sent())
+        yield from map(self._arranged, self.epoch_as_sent())
 
-    def epoch_as_sent(self) -> Iterator[object]:
+    def with_samples(self) -> Iterator[tuple]:
+        """Yield (samples, batch): the numbers of the samples, (batch_size,) int64, and the batch.
+
+        Otherwise the same as a loop over this object.
+        """
+        yield from map(self._numbered, self.epoch_as_sent())
+
+    def _arranged(self, sent: Sent) -> object:
+        return self.arrange(sent.tensors)
+
+    def _numbered(self, sent: Sent) -> tuple:
+        return sent.samples, self.arrange(sent.tensors)
+
+    def epoch_as_sent(self) -> Iterator[Sent]:
         """Yield the batches of an epoch as they were sent to the device, before `arrange`."""
         if not self._resumed:
             self.end_epoch()  # the last loop may have ended early
@@ -185,22 +194,20 @@ class Batches:
         self.identity()  # before the dataset is read, which may change its contents
         if self.sampler.world_size > 1:
             self.facts()
-        positions = self.sampler.positions(self._done, epoch=self.epoch, seed=self._seed)
-        samples = self.sampler.samples(positions, epoch=self.epoch, seed=self._seed)
-        prepared = self._prepare(positions, samples)
-        for mine in samples:
+        plan = self._plan()
+        batches = self._feed.epoch(plan)
+        for _ in plan.samples:
             began = time.perf_counter()
             self.drawn = began
-            batch = next(prepared)
+            sent = next(batches)
             self.wait_seconds += time.perf_counter() - began
-            self.current = mine
             # Before the loop's body, so that a state that is saved there includes this batch.
             self._done += self.samples_per_step
-            yield batch
+            yield sent
             # If the loop has released it too, its buffer is filled next, while it is still in the
             # processor's cache.
-            del batch
-        prepared.close()
+            del sent
+        batches.close()
         self._begin_next_epoch()
 
     def end_epoch(self) -> None:
@@ -338,106 +345,37 @@ class Batches:
             self._begin_next_epoch()
         self._resumed = True
 
-    # Preparation
+    # The stages of an epoch
 
-    def _prepare(self, positions, samples) -> Iterator[object]:
-        """Yield the batches on the device, with their masks if wanted."""
-        is_real = positions < self.sampler.count
-        steps = range(len(samples))
-        if self._source is not None and not self._workers:
-            calls = (self._request(samples, step, real=is_real[step]) for step in steps)
-            return run_ahead(calls, self._threads)
-        loaded = self._load(positions, samples)
-        calls = ((lambda step=step: self._finish(next(loaded), is_real[step])) for step in steps)
-        if self._workers:
-            return run_ahead(calls, threads=1)
-        # The dataset is called in this process and may draw its random numbers. A thread would draw
-        # them at any moment of the step, so each batch is made when the loop asks for it.
-        return (self._with_own_numbers(call) for call in calls)
-
-    def _load(self, positions, samples) -> Iterator[object]:
-        """Yield the batches in host memory."""
-        # The first position of a batch is its number, which is unique over all cores.
-        jobs = list(zip(positions[:, 0].tolist(), samples, strict=True))
-        collate = None
+    def _plan(self) -> EpochPlan:
+        """Return the steps of this epoch that are left; arithmetic only, so it is fast."""
+        here = {"epoch": self.epoch, "seed": self._seed}
+        positions = self.sampler.positions(self._done, **here)
+        lengths = None
         if self.buckets is not None:
-            lengths = self.sampler.step_lengths(self._done, epoch=self.epoch, seed=self._seed)
-            jobs = [(*job, length) for job, length in zip(jobs, lengths, strict=True)]
-            collate = self.buckets.collate
-        return load_batches(
-            self.dataset if self._source is None else self._source,
-            jobs,
-            workers=self._workers,
+            lengths = self.sampler.step_lengths(self._done, **here)
+        return EpochPlan(
+            samples=self.sampler.samples(positions, **here),
+            is_real=positions < self.sampler.count,
+            # The first position of a batch is its number, which is unique over all cores.
+            numbers=positions[:, 0].tolist(),
             seed=(self._seed, self.epoch),
-            in_turn=self._shares_process,
-            collate=collate,
+            done=self._done // self.samples_per_step,
+            lengths=lengths,
         )
-
-    def _with_own_numbers(self, call: Callable[[], object]) -> object:
-        with self._numbers():
-            return call()
 
     @contextlib.contextmanager
     def checking(self, check: Callable[[list], object]) -> Iterator[None]:
         """Call a function within on the tensors of each batch, before they are sent."""
-        send = self._send
-
-        def check_and_send(tensors: list) -> list:
-            check(tensors)
-            return send(tensors)
-
-        self._send = check_and_send
+        self._transfer.check = check
         try:
             yield
         finally:
-            self._send = send
+            self._transfer.check = None
 
-    def _request(self, samples, step: int, *, real) -> Callable[[], tuple]:
-        """Return the call that makes a batch of a source in a thread.
-
-        The call does little besides reading the images, which does not hold the GIL.
-        """
-        import numpy
-        import torch
-
-        # numpy.take, because indexing takes twice as long.
-        labels = numpy.take(self._source.labels, samples[step], axis=0)
-        others = [torch.from_numpy(labels)]
-        if self._mask:
-            others.append(torch.from_numpy(real))
-        following = None
-        if self._read_ahead is not None and step + 1 < len(samples):
-            following = samples[step + 1]
-
-        def gather() -> tuple:
-            if following is not None:
-                self._read_ahead(following)  # the disk works while this batch is decoded
-            images = self._source.take(samples[step], out=self._buffers.get())
-            return tuple(self._send([torch.from_numpy(images), *others]))
-
-        return gather
-
-    def _finish(self, batch: object, real) -> object:
-        """Add the mask, and send all tensors to the device in a single transfer."""
-        import torch
-        from torch.utils import _pytree as tree
-
-        if self._mask:
-            batch = _with_mask(batch, torch.from_numpy(real))
-        leaves, structure = tree.tree_flatten(batch)
-        # pytree cannot open some mappings, such as Hugging Face's BatchEncoding.
-        if any(isinstance(leaf, Mapping) for leaf in leaves):
-            leaves, structure = tree.tree_flatten(_with_dicts(batch))
-        sent = iter(self._send([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]))
-        leaves = [next(sent) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        return tree.tree_unflatten(leaves, structure)
-
-    def arrange(self, batch: object) -> object:
+    def arrange(self, tensors: object) -> object:
         """Return a batch as a loop gets it: a source's images as (B, 3, H, W), which is a view."""
-        if self._source is None:
-            return batch
-        images, labels, *others = batch
-        return *split_masks(images.permute(0, 3, 1, 2), labels), *others
+        return self._feed.arrange(tensors)
 
 
 def _check_dataset(dataset: object, batch_size: int) -> None:
@@ -486,28 +424,8 @@ def _check_steps(sampler: ShardedSampler) -> None:
     )
 
 
-def _with_mask(batch: object, real) -> object:
-    if isinstance(batch, Mapping):
-        return {**batch, "mask": real}
-    if isinstance(batch, list | tuple):
-        return (*batch, real)
-    return (batch, real)
-
-
 def _in_words(layout: Mapping[str, object]) -> str:
     return ", ".join(f"{name}={value}" for name, value in layout.items())
-
-
-def _with_dicts(batch: object) -> object:
-    """Return a batch in which other kinds of mappings are dicts."""
-    from torch.utils import _pytree as tree
-
-    def convert(leaf: object) -> object:
-        if isinstance(leaf, Mapping):
-            return {key: _with_dicts(value) for key, value in leaf.items()}
-        return leaf
-
-    return tree.tree_map(convert, batch)
 
 
 def _spare_processors(world_size: int) -> int:

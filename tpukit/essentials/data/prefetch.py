@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from tpukit.essentials.data.collating import collate
 from tpukit.essentials.data.seeding import seed_host, seeded_in_turn
-from tpukit.essentials.data.sources import BatchSource, MapDataset, as_batch_source, reads_many
+from tpukit.essentials.data.sources import BatchSource, MapDataset, reads_many
 
 # Two ahead for each of five threads, the loop's own, and spare ones. If a loop holds more batches,
 # as list(batches) does, the system provides them. If they were kept, all would be examined for
@@ -94,12 +94,12 @@ def _result(done: SimpleQueue) -> object:
 # Processes
 
 
-def load_batches(
+def load_samples(
     dataset: MapDataset,
     jobs: list,
+    *,
     workers: int,
     seed: tuple[int, ...],
-    *,
     in_turn: bool = False,
     collate: Callable[[list, list[int], int], object] | None = None,
 ) -> Iterator[object]:
@@ -110,7 +110,7 @@ def load_batches(
     numbers; if threads share the process (`in_turn`), each batch is seeded there too.
 
     Args:
-        dataset: the dataset, or a source of whole batches.
+        dataset: the dataset.
         jobs: (number, samples) per batch. The number is unique in the epoch over all cores.
         workers: loader processes; 0 for none.
         seed: of the epoch.
@@ -118,9 +118,6 @@ def load_batches(
         collate: `collate(items, samples, length)` joins a batch instead of torch's
             `default_collate`; a job is then (number, samples, length).
     """
-    source = as_batch_source(dataset)
-    if source is not None:
-        return _load_images(source, jobs, workers=workers, seed=seed)
     whole = _BatchDataset(dataset, seed, in_turn=in_turn, collate=collate)
     batches = iterate_loader(whole, jobs, workers)
     if workers:
@@ -135,12 +132,18 @@ class _Requested(NamedTuple):
     buffer: object | None  # the array that its images are written into
 
 
-def _load_images(
+def load_images(
     source: BatchSource, jobs: list, *, workers: int, seed: tuple[int, ...]
-) -> Iterator[object]:
-    """Yield a source's batches from processes that write into shared memory.
+) -> Iterator[tuple]:
+    """Yield (images, labels) of a source from processes that write into shared memory.
 
     So the images are not copied, and /dev/shm is not used.
+
+    Args:
+        source: the source.
+        jobs: (number, samples) per batch. The number is unique in the epoch over all cores.
+        workers: loader processes, at least 1.
+        seed: of the epoch; a batch is seeded with it and its number.
     """
     import torch
 

@@ -198,7 +198,7 @@ class Core:
         an error. `evaluate` and `predict` take such batches if the model returns a row per
         sample. Outputs with a row per position need one length, `buckets=(256,)`, or
         `keep_outputs=False`. Without `shuffle` an epoch is in the order of length, and
-        `Batches.current` has the sample numbers of a batch.
+        `for samples, batch in batches.with_samples()` has the sample numbers of each batch.
 
         *A dataset that can only be read in order*, such as an IterableDataset, needs `steps=1000`,
         the steps per epoch. Each process that reads has its own share, which starts again when it
