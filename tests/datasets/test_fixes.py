@@ -2,6 +2,7 @@
 
 import builtins
 import errno
+import glob
 import io
 import itertools
 import os
@@ -359,6 +360,13 @@ def test_the_fixes_work_for_folders_of_images_without_a_class():
     folder_of(Path("in"), "cat/a.png")
     quietly("in")
 
+    shutil.copytree("in", "moved")
+    quietly("moved", "of-moved")
+    shutil.move("moved", "elsewhere")
+    with fixes("packing: there is no {}") as fix:
+        quietly("elsewhere-by-mistake", "of-moved")
+    assert len(fix.code(r"tpukit\.\S+\)")) == 1
+
     Path("in/dog").mkdir()
     Path("in/dog/a.heic").write_text("")
     with fixes("image_folders: the folder {} holds no image that is read here, and ..."):
@@ -410,24 +418,89 @@ DEEPER = {
 def test_the_fixes_work_for_classes_that_lie_one_folder_deeper(case):
     files, parts = DEEPER[case]
     folder_of(Path("in"), *files)
-    with fixes("image_folders: {} would give the classes {}, and in each lie the ...") as fix:
+    with fixes("folder_layouts: {} would give the classes {}, and the classes lie deeper") as fix:
         quietly("in")
     assert done(fix, fix.text).classes[:2] == ["cat", "dog"]
     assert with_option(fix, fix.text.rpartition("or ")[2], "in").classes == parts
 
 
-ROLES = [("train/cat.0.jpg", "train/dog.0.jpg"), ("images/0.png", "masks/0.png")]
+ROLES = [("train/cat.0.jpg", "train/dog.0.jpg"), ("images/0.png", "labels/1.png", "masks/0.png")]
 
 
 @pytest.mark.parametrize("files", ROLES)
 def test_the_fixes_work_for_folders_whose_names_are_roles_and_no_classes(files):
     folder_of(Path("in"), *files)
-    with fixes("image_folders: {} would give the classes {}, which say nothing of ...") as fix:
+    with fixes("folder_layouts: {} would give the classes {}, which say nothing of ...") as fix:
         quietly("in")
     assert with_option(fix, fix.text.rpartition("or ")[2], "in").classes
-    names = {"files": list(files), "labels": ["a", "b"] * (len(files) // 2)}
-    call = re.search(r"pack\(.*labels=\"label\"\)", fix.text)[0]
-    assert done(fix, call, names=names, root="in").classes == ["a", "b"]
+    if len(files) == 2:
+        names = {"files": list(files), "labels": ["a", "b"]}
+        call = re.search(r"pack\(.*labels=\"label\"\)", fix.text)[0]
+        assert done(fix, call, names=names, root="in").classes == ["a", "b"]
+
+
+def written(fix):
+    """Do the lines of a fix up to its "or", as a cell of the user's notebook."""
+    lines = fix.text.rpartition("; or")[0]
+    cell = dict(NAMES, glob=glob, os=os, quietly=quietly)
+    *before, call = lines.split("; ")
+    for line in before:
+        exec(line, cell)
+    return eval(call.replace("pack(", "quietly(", 1).replace(" ...,", ""), cell)
+
+
+def test_the_fixes_work_for_folders_of_images_and_masks():
+    folder_of(Path("carvana"), "train/0.png", "train/1.png")
+    (Path("carvana") / "train_masks").mkdir()
+    for number in range(2):
+        mask = Image.fromarray(np.full((16, 16), number, np.uint8))
+        mask.save(f"carvana/train_masks/{number}_mask.png")
+    with fixes("folder_layouts: {} would give the classes {}, which say nothing of ...") as fix:
+        quietly("carvana")
+    assert written(fix).take([0, 1]).shape == (2, 16, 16, 4)
+
+    folder_of(Path("busi"), "benign/0.png", "benign/0_mask.png", "malignant/1.png")
+    with fixes("folder_layouts: {} images of {} have their masks beside them, which ...") as fix:
+        quietly("busi")
+    made = written(fix)
+    assert (len(made), made.classes) == (2, ["benign", "malignant"])
+    assert len(with_option(fix, fix.text.rpartition("or ")[2], "busi")) == 3
+
+
+@pytest.mark.parametrize("ending", ["", ".png"])
+def test_the_fixes_work_for_splits_beside_a_table(ending):
+    folder_of(Path("aptos"), "train_images/01.png", "train_images/02.png", "test_images/03.png")
+    for file, row in (("sample_submission", "03"), ("train", "02")):
+        text = f"id_code,diagnosis\n{row}{ending},2\n01{ending},0\n"
+        Path(f"aptos/{file}.csv").write_text(text)
+    with fixes("folder_layouts: {} would give the classes {}, which say nothing of ...") as fix:
+        quietly("aptos")
+    made = written(fix)
+    assert (made.names, sorted(made.labels[:, 0].tolist())) == (["diagnosis"], [0, 2])
+
+
+def test_the_fixes_work_for_patients_in_the_place_of_classes():
+    folder_of(
+        Path("breast"),
+        *[f"{patient}/{kind}/{patient}.png" for patient in (8863, 8864, 8865) for kind in "01"],
+    )
+    with fixes(
+        "folder_layouts: the {} sub-folders of {} look like patients and not like ..."
+    ) as fix:
+        quietly("breast")
+    made = written(fix)
+    assert (made.classes, made.group_names) == (["0", "1"], ["8863", "8864", "8865"])
+    assert len(with_option(fix, fix.text.rpartition("or ")[2], "breast").classes) == 3
+
+    folder_of(Path("in"), "patient_1/0.png", "patient_2/0.png")
+    with fixes(
+        "folder_layouts: the sub-folders of {} are named like patients and not like ..."
+    ) as fix:
+        quietly("in")
+    names = {"files": sorted(glob.glob("in/*/*")), "labels": ["a", "b"], "patients": [1, 2]}
+    call = re.search(r"pack\(.*\"patient\"\)", fix.text)[0]
+    assert done(fix, call, names=names).group_names == ["1", "2"]
+    assert len(with_option(fix, fix.text.rpartition("or ")[2], "in").classes) == 2
 
 
 # Items
@@ -889,6 +962,26 @@ def test_the_fixes_work_for_several_words_in_one_label(mark):
     assert len(quietly(table, labels="kind", classes=fix.run(classes, table=table)).classes) == 4
 
 
+def test_the_fixes_work_for_tags_with_blanks_between_and_for_names_as_labels():
+    kinds = ["scab", "scab complex", "complex", "rust", "rust complex", "rust scab"]
+    table = table_of(6, kind=kinds)
+    with fixes("label_arrays: label {} holds several words at once, as {}") as fix:
+        quietly(table, labels="kind")
+    made = tags_of(fix, table)
+    assert made.names == ["complex", "rust", "scab"]
+    assert made.labels[np.argsort(made.rows)][1].tolist() == [1, 0, 1]
+
+    table = table_of(20, kind=[f"p{min(number, 15)}" for number in range(20)])
+    with fixes(
+        "label_arrays: label {} has {} words for {} images: names of patients or ..."
+    ) as fix:
+        quietly(table, labels="kind")
+    groups = re.search(r"groups='kind'", fix.text)[0]
+    assert len(with_option(fix, groups, table).group_names) == 16
+    classes = re.search(r"classes=.*", fix.text)[0]
+    assert len(with_option(fix, f"labels='kind', {classes}", table, table=table).classes) == 16
+
+
 LISTS = [[["cat", "dog"], ["cat"], ["dog"], []], [[1, 0], [0, 1], [1, 1], [0, 0]]]
 
 
@@ -947,16 +1040,14 @@ def test_the_fixes_work_for_columns_that_are_no_paths():
         quietly(numbers)
     quietly(numbers.assign(path=fix.code(r".*(?=, as)", table=numbers)))
     folder_of(Path("zeros"), "000.png", "001.png")
-    table = pandas.DataFrame({"id": [0, 1]})
+    ids = pandas.DataFrame({"id": [0, 1]})
     with fixes("pack_tables: the column {} holds something else than paths") as fix:
-        quietly(table, path="id", root="zeros")
-    quietly(table.assign(id=fix.code(r".*(?=, as)", table=table)), path="id", root="zeros")
+        quietly(ids, path="id", root="zeros")
+    quietly(ids.assign(id=fix.code(r".*(?=, as)", table=ids)), path="id", root="zeros")
     with fixes("pack_tables: the column {} holds something else than paths") as fix:
-        quietly(table, path="id", root="nowhere")
-    names = fix.code(r"(?<=, as ).*(?=;)", table=table, ending=".png")
-    picture(0).save("0.png")
-    picture(1).save("1.png")
-    quietly(table.assign(id=names), path="id", root=".")
+        quietly(ids, path="id", root="nowhere")
+    names = fix.code(r"(?<=, as ).*(?=;)", table=ids, ending=".png")
+    quietly(ids.assign(id=names), path="id")
 
     wide = table.assign(path=[path + "\0\0" for path in table.path])  # numpy would cut them off
     with fixes("pack_tables: the path of row {} holds a zero character, which no ...") as fix:
@@ -1332,7 +1423,7 @@ FEATURES = {
         "labels=(...)) with a name that is there",
         {"labels": ("kind",)},
     ),
-    "tfrecords: {} has {} label values where those before have {}": (
+    "tfrecords: {} has {} where those before have {}": (
         [
             {"image": b"x", "target": 1, "boxes": [1, 2]},
             {"image": b"x", "target": 1, "boxes": [1, 2, 3]},

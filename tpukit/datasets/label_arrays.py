@@ -14,11 +14,12 @@ import unicodedata
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tpukit.essentials.display import InvalidValueError
+from tpukit.essentials.display import InvalidValueError, first_few
 
 _EXACT = 2**24  # float32 holds every integer up to here; a larger identifier would change
 _EXACT_DOUBLE = 2.0**53  # the same for float64
 _SHOWN = 8  # classes in a message
+_ENOUGH = 20  # images, from which on a class of a single image is doubtful
 
 _MISSING = "is missing"
 _INFINITE = "is no finite number as float32"
@@ -245,7 +246,7 @@ def encode_words(column, name: str, classes: Sequence[str] | None):
         classes = [str(class_) for class_ in categories]
         refuse_similar_classes(classes, f"list(table[{name!r}].cat.categories)")
     else:
-        _refuse_tags(words, name)
+        _refuse_tags(words, name, len(values))
         classes = in_order(words)
         refuse_similar_classes(classes, f"sorted(set(table[{name!r}]))")
     return _Encoded(_class_numbers(values, name, classes), classes)
@@ -301,17 +302,22 @@ def _check_members(values: list, numbers: dict, name: str, *, classes: list[str]
             )
 
 
-def _refuse_tags(words: set[str], name: str) -> None:
-    """Raise if words are several tags each, such as "cat;dog".
+def _refuse_tags(words: set[str], name: str, count: int) -> None:
+    """Raise if words are several tags each, such as "cat;dog", or hardly two images have one.
 
     They are if a mark divides some of them, and there are not more tags than words: then the words
-    are combinations of the tags.
+    are combinations of the tags. Blanks are also within names, as in "left lung": they divide tags
+    if the words are of different lengths, and there are twice as many as tags.
     """
-    for mark in ("; ", ";", "| ", "|", ", ", ","):
+    for mark in ("; ", ";", "| ", "|", ", ", ",", " "):
         divided = sorted(word for word in words if mark in word)
-        parts = itertools.chain.from_iterable(word.split(mark) for word in words)
-        tags = {part.strip() for part in parts}
-        if divided and len(tags) <= len(words):
+        parts = [word.split(mark) for word in words]
+        tags = {part.strip() for part in itertools.chain.from_iterable(parts)}
+        most = len(words)
+        if mark == " ":
+            have_lengths = len(set(map(len, parts))) > 1
+            most = len(words) // 2 if have_lengths else 0
+        if divided and len(tags) <= most:
             dummies = f"tags = table[{name!r}].str.get_dummies({mark!r})"
             combinations = f"classes=sorted(set(table[{name!r}]))"
             raise InvalidValueError(
@@ -320,6 +326,13 @@ def _refuse_tags(words: set[str], name: str) -> None:
                 fix=f"a label for each: {dummies}, pack(table.join(tags), ..., labels=list(tags)); "
                 f"or, of combinations that are classes, {combinations}",
             )
+    if count >= _ENOUGH and len(words) > count / 2:
+        raise InvalidValueError(
+            f"label {name!r} has {len(words):,} words for {count:,} images: names of patients or files?",
+            found=first_few(sorted(words), 4),
+            fix=f"groups={name!r} keeps the images of a patient together; "
+            f"or, if each is a class, classes=sorted(set(table[{name!r}]))",
+        )
 
 
 def _as_written(value, numbers: dict):

@@ -101,7 +101,7 @@ class TFRecords:
     def __iter__(self) -> Iterator[tuple]:
         import numpy
 
-        width = None
+        first_form = None
         for file in self.files:
             for number, record in enumerate(records(file)):
                 where = f"record {number} of {file}"
@@ -109,24 +109,23 @@ class TFRecords:
                 values = []
                 for name in self.labels:
                     values += _values(features, name, where)
-                if len(values) == 1 and isinstance(values[0], str):
-                    yield _image(features, self.image, where), values[0]
-                    continue
-                if any(isinstance(value, str) for value in values):
+                has_word = any(isinstance(value, str) for value in values)
+                if has_word and len(values) > 1:
                     raise InvalidValueError(
                         f"{where} has a word among several labels",
                         found=_listed(features),
-                        fix="read_tfrecords(files, labels=(...)) with the word alone, and classes= of pack; "
-                        "or without it",
+                        fix="read_tfrecords(files, labels=(...)) with the word alone, or without it",
                     )
-                if width is not None and len(values) != width:
+                form = "a word" if has_word else f"{len(values)} label values"
+                if first_form is not None and form != first_form:
                     raise InvalidValueError(
-                        f"{where} has {len(values)} label values where those before have {width}",
+                        f"{where} has {form} where those before have {first_form}",
                         found=_listed(features),
                         fix="name features of one length: labels=(...)",
                     )
-                width = len(values)
-                yield _image(features, self.image, where), numpy.array(values, "float32")
+                first_form = form
+                image = _image(features, self.image, where)
+                yield image, values[0] if has_word else numpy.array(values, "float32")
 
 
 class _Position(NamedTuple):
