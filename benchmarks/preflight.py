@@ -155,7 +155,7 @@ def with_fit(core, case: Case) -> None:
     from tpukit.pe.stem import PoolingFirst
 
     model = model_of(case)
-    if isinstance(model, ResNet):  # as `tpukit.pe.resnet34` makes it
+    if isinstance(model, ResNet):  # as `tpukit.pe.resnet34(pool_first=True)` makes it
         model.__class__ = PoolingFirst
     model = core.model(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
@@ -202,7 +202,7 @@ def measure(chip_name: str, case: Case, libtpu: str | None) -> dict:
     fetch_libtpu(libtpu)
     chip = find_tpu(chip_name)
     made = {}
-    pytorchs_adam = mock.patch("tpukit.accelerators.adam.shorten_adam")
+    pytorchs_adam = mock.patch("tpukit.accelerators.shorten_adam")
     for name, step in {"fit": with_fit, "the tutorial": tutorial}.items():
         with contextlib.nullcontext() if name == "fit" else pytorchs_adam:
             recorded = record(step, case, chip=chip, progress="off")

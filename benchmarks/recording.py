@@ -66,11 +66,7 @@ def measure(network: str, kind: str) -> float:
     from tpukit import launch
 
     is_theirs = kind == KINDS[0]
-    kept = (
-        mock.patch("tpukit.accelerators.adam.shorten_adam")
-        if is_theirs
-        else contextlib.nullcontext()
-    )
+    kept = mock.patch("tpukit.accelerators.shorten_adam") if is_theirs else contextlib.nullcontext()
     with kept:
         return launch(
             stepped, network, kind == KINDS[2], cores=1, backend="xla:cpu", progress="off"

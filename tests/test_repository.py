@@ -99,7 +99,7 @@ def test_the_public_api_is_one_screen_and_editors_see_what_python_sees():
     import tpukit
 
     assert tpukit.__all__ == sorted(tpukit.__all__)
-    assert len(tpukit.__all__) <= 42  # what Tab shows: names, and subpackages
+    assert len(tpukit.__all__) <= 43  # what Tab shows: names, and subpackages
     typed = {}
     for node in ast.walk(ast.parse((ROOT / "tpukit/__init__.py").read_text())):
         if isinstance(node, ast.ImportFrom):
@@ -277,6 +277,73 @@ def test_no_modules_of_a_subpackage_import_each_other_in_a_circle():
         for name in leaves:
             del imported_by[name]
     assert not imported_by, f"in a circle, or importing one: {sorted(imported_by)}"
+
+
+# Patches of other packages
+
+PATCHED = {"torch", "torch_xla", "torch_tpu", "torchvision"}
+NO_PATCH = {
+    "accelerators/cuda.py": "a setting that torch documents",
+    "training/streams.py": "of a loader process, by the loader's own dataset",
+}
+
+
+def assigned_attributes(tree):
+    """Yield the objects of which an attribute is set, by `=` or by setattr."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Attribute):
+                    yield target.value
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "setattr":
+            yield node.args[0]
+
+
+def imported_from(packages, tree):
+    """Return the names that imports from these packages give."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                package = alias.name.split(".")[0]
+                if package in packages:
+                    names.add(alias.asname or package)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in packages:
+            names |= {alias.asname or alias.name for alias in node.names}
+    return names
+
+
+def test_other_packages_are_patched_in_the_modules_for_it_only():
+    patching = set()
+    for path in files(ROOT / "tpukit"):
+        if path.suffix == ".py":
+            tree = ast.parse(path.read_text())
+            names = imported_from(PATCHED, tree)
+            for thing in assigned_attributes(tree):
+                if ast.unparse(thing).split(".")[0] in names:
+                    patching.add(path.relative_to(ROOT / "tpukit").as_posix())
+    modules = {name for name in patching if name.endswith("_patches.py")}
+    assert len(modules) == 4
+    assert patching - modules == NO_PATCH.keys()
+
+
+def test_every_patch_is_documented_with_its_reason_and_its_end():
+    page = (ROOT / "docs/in_sync.md").read_text()
+    for path in files(ROOT / "tpukit"):
+        if not path.name.endswith("_patches.py"):
+            continue
+        tree = ast.parse(path.read_text())
+        assert f"`{path.relative_to(ROOT).as_posix()}`" in page
+        functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+        for name in functions:
+            if not name.startswith("_"):
+                assert f"`{name}`" in page
+                block = ast.get_docstring(tree).split(f"\n{name}\n")[1].split("\n\n")[0]
+                words = re.findall(r"^    (\w+) ", block, re.MULTILINE)
+                assert words in (
+                    ["changes", "because", "upstream", "until"],
+                    ["changes", "because", "versions", "until"],
+                ), name
 
 
 # Tests

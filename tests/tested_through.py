@@ -14,9 +14,10 @@ TESTED_THROUGH = {
     "accelerators/test_hosts.py": ["essentials/backends/protocol.py"],
     "essentials/data/test_batches.py": ["essentials/data/feeds.py"],
     "essentials/backends/test_cpu.py": ["essentials/backends/registry.py"],
-    "accelerators/test_torch_tpu.py": ["accelerators/running_statistics.py"],
+    "accelerators/test_torch_tpu.py": ["accelerators/torch_patches.py"],
     "essentials/backends/test_xla.py": [
-        "essentials/backends/running_variance.py",
+        "essentials/backends/torch_patches.py",
+        "essentials/backends/torch_xla_patches.py",
         "essentials/backends/xla_cpu.py",
     ],
     "essentials/environment/test_hardware.py": ["essentials/environment/platforms.py"],
@@ -33,6 +34,7 @@ TESTED_THROUGH = {
         "essentials/launcher/worker_group.py",
         "essentials/launcher/worker_process.py",
     ],
+    "essentials/launcher/test_session.py": ["essentials/launcher/session_worker.py"],
     "essentials/launcher/test_agreement.py": [
         "essentials/launcher/difference.py",
         "essentials/launcher/core_values.py",
@@ -99,6 +101,7 @@ TESTED_THROUGH = {
         "preflight/search.py",
         "preflight/step_clock.py",
         "preflight/step_marks.py",
+        "preflight/torch_patches.py",
         "simulator/recording_runtime.py",
     ],
     "metrics/test_areas.py": ["metrics/operating_point.py", "metrics/score_figures.py"],

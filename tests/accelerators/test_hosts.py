@@ -13,6 +13,7 @@ from tpukit.essentials.display.progress import Screen
 from tpukit.essentials.launcher import messages
 from tpukit.essentials.launcher.launcher import WorkerError, launch
 from tpukit.essentials.launcher.watchdog import Limits
+from tpukit.essentials.launcher.worker import Task
 from tpukit.essentials.launcher.worker_group import WorkerGroup
 
 
@@ -114,7 +115,7 @@ def test_the_best_weights_come_back_on_every_host_though_only_the_first_has_them
 def test_the_ranks_of_a_host_are_what_its_cores_say(order):
     """The chips of a 4x4 slice are numbered row by row, and each of its hosts has two by two of them."""
     topology = Topology("xla", "TPU v5e core", 4, 4, hosts=Hosts(0, 4, ("10.0.0.2", 1)))
-    group = WorkerGroup(topology, task=None, limits=Limits(), display=Screen())
+    group = WorkerGroup(topology, task=Task(print, (), 0), limits=Limits(), display=Screen())
     assert group.ranks == [0, 1, 2, 3]
     group.workers = [SimpleNamespace(started=[]) for _ in order]
     for worker, rank in zip(group.workers, order, strict=True):

@@ -15,7 +15,7 @@ from torch import nn
 
 import tpukit
 from tpukit import WorkerError, launch
-from tpukit.accelerators.running_statistics import correct_running_statistics
+from tpukit.accelerators.torch_patches import correct_running_statistics
 from tpukit.accelerators.torch_tpu import TorchTpu, TorchTpuCpu, TorchTpuProcess, TorchTpuRuntime
 from tpukit.essentials.launcher.topology import choose_device, choose_topology
 

@@ -173,7 +173,7 @@ def small_net():
 
 
 def resnet10():
-    """Return the smallest ResNet, with the stem that `fit` changes."""
+    """Return the smallest ResNet."""
     from torchvision.models.resnet import BasicBlock, ResNet
 
     return ResNet(BasicBlock, [1, 1, 1, 1], num_classes=10)

@@ -20,7 +20,7 @@ class PoolingFirstOnCpu(PoolingFirst):
 
 
 def pooling_first(model):
-    """Make a ResNet such a one, as `tpukit.pe.resnet34` makes it; return it."""
+    """Make a ResNet such a one, as `tpukit.pe.resnet34(pool_first=True)` makes it; return it."""
     model.__class__ = PoolingFirstOnCpu
     return model
 
@@ -186,8 +186,9 @@ def test_a_stem_that_is_not_torchvisions_is_left_alone(case):
     assert torch.equal(changed(images(dtype=torch.float32)), plain(images(dtype=torch.float32)))
 
 
-def test_the_network_of_the_walkthrough_is_such_a_one():
-    model = pe.resnet34()
+def test_the_network_of_the_walkthrough_pools_first_only_if_asked_to():
+    assert type(pe.resnet34()) is ResNet
+    model = pe.resnet34(pool_first=True)
     assert isinstance(model, PoolingFirst)
     assert model._has_plain_stem()
 

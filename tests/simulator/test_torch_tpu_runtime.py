@@ -68,7 +68,7 @@ def test_a_kernel_in_which_torch_tpu_has_another_library_is_refused(monkeypatch)
 
 @pytest.mark.parametrize("name", ["batch_norm", "instance_norm"])
 def test_the_packages_own_running_statistics_still_need_the_correction(name):
-    """Where this fails TorchTPU updates the statistics itself: remove backends/running_statistics.py."""
+    """If this fails, TorchTPU updates them itself: remove the patch of accelerators/torch_patches.py."""
 
     def work(core):
         mean, variance = torch.zeros(4, device=core.device), torch.ones(4, device=core.device)

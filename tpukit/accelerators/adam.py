@@ -21,15 +21,9 @@ import functools
 _computations: dict[tuple, object] = {}
 
 
-@functools.cache
-def shorten_adam() -> None:
-    """Replace PyTorch's Adam for single parameters, in this process, for good."""
-    from torch.optim import adam
-
-    adam._single_tensor_adam = functools.partial(_step, adam._single_tensor_adam)
-
-
-def _step(whole, params, grads, averages, squares, largest, steps, *scaling, **options) -> None:
+def step_of_adam(
+    whole, params, grads, averages, squares, largest, steps, *scaling, **options
+) -> None:
     """Take a step with the arguments of PyTorch's function, `whole`; it gets the unusual cases."""
     if not _is_usual((*params, *grads, *averages, *squares), options):
         whole(params, grads, averages, squares, largest, steps, *scaling, **options)

@@ -34,6 +34,7 @@ class Cuda(Cpu):
     """One GPU of this machine; collectives stay on the GPUs."""
 
     transport = "nccl"
+    can_reopen = False
     waits_idle = False  # CUDA spins while it waits for the GPU
 
     def open_device(self):

@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 
 from tpukit.accelerators.compile_cache import CompileCache, own_folders
-from tpukit.accelerators.running_statistics import correct_running_statistics
+from tpukit.accelerators.torch_patches import correct_running_statistics
 from tpukit.essentials.backends import Backend, Cpu, CpuRuntime, Topology, variable_set
 from tpukit.essentials.display import InvalidValueError, TpukitRuntimeError
 
@@ -105,6 +105,7 @@ class TorchTpu(TorchTpuProcess):
     transport = "cpu:gloo,tpu:tpu_dist"  # gloo for objects and for tensors in host memory
     # Collectives are asynchronous: a core waits for the others when it reads a tensor.
     in_graph = True
+    can_reopen = False
 
     def open_device(self):
         import torch

@@ -49,11 +49,10 @@ from tpukit.preflight.cycles import (
 from tpukit.preflight.scopes import Call, name_operations
 from tpukit.preflight.step_clock import StepClock
 from tpukit.preflight.step_marks import StepMarks
+from tpukit.preflight.torch_patches import leave_large_tensors_empty
 from tpukit.preflight.write_guard import guard_files
 from tpukit.profiling import Tpu, what_differs
 from tpukit.simulator import Imagined, why_not
-
-_LARGE = 2**24  # elements: 64 MiB of float32, from which a tensor is not filled with random numbers
 
 
 class PreflightError(TpukitError, RuntimeError):
@@ -196,28 +195,8 @@ def _run(topology: Imagined, task: Task, *, progress: str | None) -> dict:
 def _watched(fn: Callable, folder: Path, core: Core, *args: object) -> dict:
     """Run the worker function in the worker process, and return its facts for the kernel."""
     guard_files(folder)
-    _leave_large_tensors_empty()
+    leave_large_tensors_empty()
     return _Watcher(core, folder).run(fn, *args)
-
-
-def _leave_large_tensors_empty() -> None:
-    """Do not fill large tensors with random numbers in this process.
-
-    Untouched memory takes no space, and the weights of a large model would take minutes to draw.
-    No value matters, because nothing that comes back from the device is a result.
-    """
-    import torch
-
-    def unless_large(fill: Callable) -> Callable:
-        def filled(tensor, *args, **options):
-            if tensor.numel() >= _LARGE:
-                return tensor
-            return fill(tensor, *args, **options)
-
-        return filled
-
-    for name in ("normal_", "uniform_"):
-        setattr(torch.Tensor, name, unless_large(getattr(torch.Tensor, name)))
 
 
 class _Watcher:

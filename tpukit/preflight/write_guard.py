@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tpukit.essentials.display import TpukitError
+from tpukit.preflight.torch_patches import check_torch_save
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 # Python's audit events of functions that change files. Each path has the place of its argument and
@@ -88,7 +89,7 @@ def guard_files(folder: Path) -> None:
             raise _refusal(path)
 
     sys.addaudithook(functools.partial(_audit, check))
-    _check_torch_save(check)
+    check_torch_save(check)
     _restrict_by_the_kernel(allowed)
 
 
@@ -129,22 +130,6 @@ def _audit(check: Callable[..., None], event: str, arguments: tuple) -> None:
         for path, descriptor in _CHANGES[event]:
             dir_fd = _NO_FOLDER if descriptor is None else arguments[descriptor]
             check(arguments[path], dir_fd)
-
-
-def _check_torch_save(check: Callable[[object], None]) -> None:
-    """Check the file of `torch.save`, which C++ opens without an audit event.
-
-    `torch.save` may have been imported under any name, so the function that it calls is patched.
-    """
-    import torch.serialization
-
-    opened = torch.serialization._open_zipfile_writer
-
-    def open_checked(name_or_buffer):
-        check(name_or_buffer)
-        return opened(name_or_buffer)
-
-    torch.serialization._open_zipfile_writer = open_checked
 
 
 def _is_in(path: str, folders: Iterable[str]) -> bool:

@@ -1,7 +1,7 @@
 """Find out why a run is slow, and whether its numbers are right."""
 
+from tpukit.essentials.display import parse_duration
 from tpukit.profiling.device_report import Report, report
-from tpukit.profiling.durations import parse_duration
 from tpukit.profiling.instruments import graph_text, named, record_lines
 from tpukit.profiling.parity import Comparison, LayerDifference, compare
 from tpukit.profiling.profiler import profile

@@ -388,3 +388,25 @@ def test_running_variances_are_of_n_minus_1_samples_as_pytorchs(backend):
         synced(data["a table"])
     expected = {what: right[what].running_var for what in data} | {"synced": synced.running_var}
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.xla
+@pytest.mark.parametrize("name", ["batch_norm", "instance_norm"])
+def test_torch_xla_itself_still_divides_the_running_variance_by_n(name):
+    """If this fails, torch_xla divides by n - 1: remove `correct_running_variance`."""
+    import torch
+
+    from tpukit import launch
+
+    def running_variance(core):
+        normalize = getattr(torch, name).__wrapped__
+        x = torch.tensor([0.0, 1.0, 2.0, 3.0]).reshape(1, 1, 4).to(core.device)
+        mean = torch.zeros(1, device=core.device)
+        variance = torch.zeros(1, device=core.device)
+        # With a momentum of 1 the running variance is that of the batch.
+        normalize(x, None, None, mean, variance, True, 1.0, 1e-5, False)
+        return core.to_host(variance).item()
+
+    (found,) = launch(running_variance, cores=1, backend="xla:cpu", progress="off").results
+    squares = 5.0  # of the deviations from 1.5
+    assert found == pytest.approx(squares / 4)

@@ -25,6 +25,7 @@ from tpukit.essentials.launcher.channel import (
 )
 from tpukit.essentials.launcher.signals import Terminated
 from tpukit.essentials.launcher.watchdog import Limits
+from tpukit.essentials.launcher.worker import Task
 from tpukit.essentials.launcher.worker_group import WorkerGroup
 from tpukit.essentials.launcher.worker_output import WorkerOutput
 
@@ -227,7 +228,9 @@ def test_a_signal_while_the_kernel_reads_does_not_end_the_reading(number):
     one = types.SimpleNamespace(
         receive=Receiver(reading).receive, output=WorkerOutput(printed), rank=0
     )
-    group = WorkerGroup(Topology("cpu", "CPU", 1, 1), task=None, limits=Limits(), display=Screen())
+    group = WorkerGroup(
+        Topology("cpu", "CPU", 1, 1), task=Task(print, (), 0), limits=Limits(), display=Screen()
+    )
     sender = Sender(writing)
     with showered(number, WorkerGroup._read) as raised:
         while len(raised) < 50:

@@ -96,6 +96,7 @@ def test_the_public_names_of_a_core_are_for_worker_functions():
         "is_main",
         "rank",
         "seconds",
+        "state",
         "step_seconds",
         "world_size",
     }

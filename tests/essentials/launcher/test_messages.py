@@ -5,7 +5,7 @@ import pytest
 from tpukit import launch
 from tpukit.essentials.backends import Topology
 from tpukit.essentials.display import Screen, TpukitRuntimeError
-from tpukit.essentials.launcher import Limits, WorkerGroup, messages
+from tpukit.essentials.launcher import Limits, Task, WorkerGroup, messages
 from tpukit.essentials.launcher.channel import deserialize, serialize
 from tpukit.essentials.launcher.failure import Failure
 
@@ -27,7 +27,9 @@ def test_a_message_arrives_as_its_type_with_its_fields(message):
 
 @pytest.mark.parametrize("message", [("result", 0, 7), "hello", None])
 def test_a_message_of_no_known_type_is_an_error(message):
-    group = WorkerGroup(Topology("cpu", "CPU", 1, 1), task=None, limits=Limits(), display=Screen())
+    group = WorkerGroup(
+        Topology("cpu", "CPU", 1, 1), task=Task(print, (), 0), limits=Limits(), display=Screen()
+    )
     with pytest.raises(TpukitRuntimeError, match="the kernel does not know this message of core 0"):
         group._take(message, 0)
 

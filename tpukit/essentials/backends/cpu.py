@@ -83,6 +83,7 @@ class Cpu(Backend):
     """
 
     transport = "gloo"  # of torch.distributed
+    can_reopen = True
 
     def __init__(self, rank: int, world_size: int, meeting_point: MeetingPoint | None):
         import torch
@@ -130,6 +131,13 @@ class Cpu(Backend):
         self.group, *self._free = self._join()
         self._own: dict[_Call, object] = {}  # groups of frequent collectives
         self._agreed: Counter = Counter()  # how often all cores made a call
+
+    def reopen(self, run: int) -> None:
+        self._abandoned.append((self.group, self._free, self._own))
+        # The same on every core, and no number of an earlier run: it names groups and store keys.
+        self._calls = run << 32
+        with _without_stdout():
+            self._open_groups()
 
     def _join(self) -> list:
         """Return the group for comparisons, and the groups for frequent collectives.

@@ -127,6 +127,7 @@ class Backend:
         waits_idle: whether a core that waits for others uses no processor.
         traced: whether a step is only recorded while Python runs, and compiled and run in `sync`.
         shares_process: whether other cores are threads of the same process, as on v2 and v3.
+        can_reopen: whether `reopen` makes collectives work again after a core has left one.
         is_recording: whether `preflight` records the programs of a run. Values from the device are
             then not results, so nothing may be saved.
         waits: seconds of the last 64 calls of `wait`, if the backend can wait.
@@ -144,6 +145,7 @@ class Backend:
     waits_idle = True
     traced = False
     shares_process = False
+    can_reopen = False
     is_recording = False
     waits: tuple[float, ...] = ()
     wait_count = 0
@@ -213,6 +215,15 @@ class Backend:
     def average(self, tensors: list) -> None:
         """Overwrite the tensors, such as gradients, with their mean over the cores. Collective."""
         raise NotImplementedError
+
+    def reopen(self, run: int) -> None:
+        """Open new groups for the next run of a session, after a run that was left. Collective.
+
+        In the old groups a message may still wait for a core that has left.
+
+        Args:
+            run: number of the next run.
+        """
 
     def init_process_group(self):
         """Join torch.distributed's default group, and return it. Collective.

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from tpukit.essentials.backends.protocol import Backend, Compiling, Runtime, Topology
-from tpukit.essentials.backends.running_variance import correct_running_variance
+from tpukit.essentials.backends.torch_patches import complete_torch, correct_running_variance
 from tpukit.essentials.display import (
     InvalidValueError,
     NotInstalledError,
@@ -341,7 +341,7 @@ def start_pjrt(
 
         shorten_adam()
     correct_running_variance()
-    _complete_torch()
+    complete_torch()
     TorchXla.kept = topology.kept.enter() if topology.kept else None
 
     if topology.chips > 1:
@@ -350,6 +350,8 @@ def start_pjrt(
         on_core()
     elif topology.processes == 1:
         pjrt._run_singleprocess(on_core)
+    elif topology.cores == topology.processes:
+        _run_in_this_thread(on_core, process, topology.processes)
     else:
         pjrt._run_thread_per_device(
             local_rank=process,
@@ -359,27 +361,22 @@ def start_pjrt(
         )
 
 
-def _complete_torch() -> None:
-    """Give torch the module `torch.xla` with the random numbers, for torch.utils.checkpoint.
+def _run_in_this_thread(on_core: Callable[[], None], process: int, processes: int) -> None:
+    """Start the only device of this process, and call the function in the main thread.
 
-    With it, a recomputed activation is the same, dropout included. XLA may join the recomputation
-    with the first computation, which costs the memory that was to be saved:
-    `torch_xla.utils.checkpoint` has a barrier against that.
+    torch_xla's own start (`_run_thread_per_device`) would call it in a thread of a pool, where no
+    signal interrupts a `time.sleep`, a lock, or a wait for another core.
     """
-    import types
-
-    import torch
+    import torch_xla
+    import torch_xla._internal.pjrt as pjrt
     import torch_xla.core.xla_model as xm
+    import torch_xla.runtime as xr
 
-    if hasattr(torch, "xla"):
-        return
-    module = types.ModuleType("torch.xla")
-    module._initialized = True  # otherwise the state of the random numbers would not be kept
-    module.device = contextlib.nullcontext
-    module.device_count = lambda: 1
-    module.get_rng_state = lambda device=None: xm.get_rng_state()
-    module.set_rng_state = lambda state, device=None: xm.set_rng_state(state)
-    torch._register_device_module("xla", module)
+    pjrt.initialize_multiprocess(process, processes)
+    (device,) = xm.get_xla_supported_devices()
+    torch_xla._XLAC._xla_set_default_device(device)
+    xr._init_world_size_ordinal()
+    on_core()
 
 
 def with_own_flags(given: str, generation: str, *, sharded: bool) -> str:

@@ -4,6 +4,7 @@ from tpukit.essentials.display import figure_inputs, figure_style
 from tpukit.essentials.display.arguments import check_count, check_flag, check_number
 from tpukit.essentials.display.bars import duration
 from tpukit.essentials.display.class_names import names_in_order
+from tpukit.essentials.display.durations import parse_duration
 from tpukit.essentials.display.errors import (
     AccessDeniedError,
     ErrorFields,
@@ -45,5 +46,5 @@ __all__ = [
     "TpukitRuntimeError", "as_html", "as_text", "better", "check_count", "check_flag",
     "check_number", "counted", "current_cell", "duration", "explain", "figure_inputs",
     "figure_style", "first_few", "human_size", "kind_of", "names_in_order", "optional_subpackage",
-    "parts_of", "plural", "running_shell", "screen", "show_batch", "style_figure",
+    "parse_duration", "parts_of", "plural", "running_shell", "screen", "show_batch", "style_figure",
 ]  # fmt: skip

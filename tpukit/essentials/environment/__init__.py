@@ -26,6 +26,7 @@ from tpukit.essentials.environment.resources import (
     cpus,
     own_memory,
     peak_memory,
+    reset_peak_memory,
 )
 from tpukit.essentials.environment.runtime_check import Check, EnvironmentCheckError, check
 from tpukit.essentials.environment.session import (
@@ -49,6 +50,6 @@ __all__ = [
     "OLDEST_TORCH", "ONE_PROCESS_VARIABLES", "OwnMemory", "PRICES_OF", "RELEASES", "THIS_MACHINE",
     "available_memory", "check", "chip_nodes", "cleanup", "cpus", "find_chips", "finish_install", "folders_of",
     "how_to_install", "how_to_restart", "how_to_start_afresh", "install_line", "is_writable_by_others",
-    "load_notebook", "machine_info", "orphans", "own_memory", "part_of", "peak_memory", "runtime_started",
-    "setup", "torch_problem", "wait_for_chips", "why_no_simulator", "write_whole",
+    "load_notebook", "machine_info", "orphans", "own_memory", "part_of", "peak_memory", "reset_peak_memory",
+    "runtime_started", "setup", "torch_problem", "wait_for_chips", "why_no_simulator", "write_whole",
 ]  # fmt: skip

@@ -22,6 +22,7 @@ from tpukit.essentials.launcher.launcher import (
     run_on_cores,
     worker_failed,
 )
+from tpukit.essentials.launcher.session import Session, SessionEndedError
 from tpukit.essentials.launcher.signals import (
     STEP_SECONDS,
     Terminated,
@@ -36,7 +37,8 @@ from tpukit.essentials.launcher.worker_group import InProcessGroup, WorkerGroup
 
 __all__ = [
     "Batches", "Core", "Failure", "Hosts", "InProcessGroup", "LaunchInterrupted", "LaunchOptions",
-    "Limits", "OutOfSyncError", "Run", "RuntimeInUseError", "STEP_SECONDS", "Task", "Terminated",
+    "Limits", "OutOfSyncError", "Run", "RuntimeInUseError", "STEP_SECONDS", "Session",
+    "SessionEndedError", "Task", "Terminated",
     "Topology", "WorkerError", "WorkerGroup", "averaged_places", "called_text", "checksum", "choose_topology",
     "collect", "current_core", "die_with_parent", "gather_objects", "interrupted", "launch", "messages",
     "move_module", "ready", "refuse_call", "refuse_if_in_use", "run_on_cores", "save_tensors", "seed_of",

@@ -21,6 +21,7 @@ import weakref
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tpukit.essentials.backends import BackendMismatchError
 from tpukit.essentials.display import InvalidValueError, TpukitRuntimeError, first_few
@@ -96,6 +97,13 @@ class _Loop:
     due: str | None = None  # name of the comparison to make at the end of this step
 
 
+class _KeptLoop(NamedTuple):
+    """The parts of a `_Loop` that keep tensors alive, between two runs of a session."""
+
+    steps: dict[weakref.ref, int]
+    trained: list[weakref.ref]
+
+
 class Agreement:
     """Compares this core with the others, and follows the training loop to know when."""
 
@@ -108,11 +116,43 @@ class Agreement:
         self._runtime_was_started = runtime_started()  # by the notebook, before the fork
         self._in_optimizer_step = False
         self._has_stepped_alone = False  # one of the other optimizers
+        self._kept = _KeptLoop({}, [])
         self.forget()
 
     def forget(self) -> None:
         """Forget the loop that ran so far, because another one or `fit` begins."""
         self._loop = _Loop()
+
+    def end_run(self) -> None:
+        """Keep the loop for the next run of the session, but no model or optimizer alive for it."""
+        loop = self._loop
+        self._kept = _KeptLoop(
+            {weakref.ref(optimizer): step for optimizer, step in loop.steps.items()},
+            [weakref.ref(module) for module in loop.trained],
+        )
+        loop.steps = {}
+        loop.trained = []
+
+    def begin_run(self) -> None:
+        """Go on with the loop of the run before.
+
+        Without a step in this run there is nothing to compare at its end.
+        """
+        loop = self._loop
+        for reference, step in self._kept.steps.items():
+            if reference() is not None:
+                loop.steps[reference()] = step
+        loop.trained += _alive(self._kept.trained)
+        loop.versions = []
+        loop.due = None
+        self._kept = _KeptLoop({}, [])
+        self._in_optimizer_step = False
+        self._has_stepped_alone = False
+
+    def clear_gradients(self) -> None:
+        """Clear the gradients of all modules from `core.model`."""
+        for module in self._models:
+            module.zero_grad(set_to_none=True)
 
     @property
     def is_on(self) -> bool:

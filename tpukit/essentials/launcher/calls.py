@@ -19,10 +19,11 @@ _COUNTERPARTS = {
 }
 
 
-def refuse_call(fn: Callable, args: tuple) -> None:
+def refuse_call(fn: Callable, args: tuple, caller: str = "launch") -> None:
     """Raise unless `fn(core, *args)` can be called.
 
     It also notes the function and its arguments, which forks share, for `core.batches`.
+    `caller` is the function that the user has called.
 
     Raises:
         InvalidTypeError: `fn` is not a function, or takes other arguments.
@@ -30,9 +31,9 @@ def refuse_call(fn: Callable, args: tuple) -> None:
     if not callable(fn):
         given = "None" if fn is None else f"a {type(fn).__name__}"
         raise InvalidTypeError(
-            f"launch runs a function, got {given}",
-            fix="launch(train), the function itself: launch(train()) calls it here, and passes on "
-            "its result",
+            f"{caller} runs a function, got {given}",
+            fix=f"{caller}(train), the function itself: {caller}(train()) calls it here, and "
+            "passes on its result",
         )
     remember(fn, args)
     try:
@@ -47,7 +48,7 @@ def refuse_call(fn: Callable, args: tuple) -> None:
         raise InvalidTypeError(
             f"{name}{signature} cannot be called with ({', '.join(types)}): {error}",
             fix=f"def {name}(core, ...): a worker function takes its core first, then the "
-            "arguments that follow it in launch; to pass an argument by keyword, "
+            f"arguments that follow it in {caller}; to pass an argument by keyword, "
             f"functools.partial({name}, rate=0.1)",
         ) from None
 

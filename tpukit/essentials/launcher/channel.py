@@ -145,7 +145,7 @@ def serialize(value: object) -> list[memoryview]:
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
     try:
-        _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
+        _pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
     except _PICKLING_ERRORS as error:
         raise SerializationError(
             f"{_culprit(value)} cannot be pickled: {error}",
@@ -159,13 +159,14 @@ def deserialize(parts: list[bytearray]) -> object:
     return pickle.loads(parts[0], buffers=parts[1:])
 
 
-class _Pickler(pickle.Pickler):
+class Pickler(pickle.Pickler):
     """Pickles a tensor of any device as its bytes.
 
     torch's own way would share memory, or need the device in the kernel.
     """
 
     def reducer_override(self, value: object) -> object:
+        """Return how to make a tensor again, or NotImplemented for any other value."""
         torch = sys.modules.get("torch")  # if torch is not loaded, the value is no tensor
         if torch is None or not isinstance(value, torch.Tensor) or not _has_plain_memory(value):
             return NotImplemented
@@ -183,6 +184,15 @@ class _Pickler(pickle.Pickler):
             attributes=vars(value) or None,
         )
         return _tensor, (raw, facts)
+
+
+_pickler = Pickler
+
+
+def pickle_with(pickler: type) -> None:
+    """Let `serialize` use this class in this process, as the workers of a session do."""
+    global _pickler
+    _pickler = pickler
 
 
 class _TensorFacts(NamedTuple):
@@ -206,7 +216,7 @@ def _has_plain_memory(tensor) -> bool:
 
 
 def _tensor(raw, facts: _TensorFacts):
-    """Return the tensor that `_Pickler` pickled."""
+    """Return the tensor that `Pickler` pickled."""
     import torch
 
     if len(raw):
@@ -227,7 +237,7 @@ def _culprit(value: object, name: str = "the value", depth: int = 0) -> str:
     if depth < _DEEPEST:
         for step, part in _parts_of(value):
             try:
-                _Pickler(io.BytesIO(), protocol=5, buffer_callback=lambda _: None).dump(part)
+                _pickler(io.BytesIO(), protocol=5, buffer_callback=lambda _: None).dump(part)
             except Exception:
                 return _culprit(part, name + step, depth + 1)
     return f"{name} (a {type(value).__name__})"

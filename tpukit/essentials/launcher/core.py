@@ -6,6 +6,7 @@ import math
 import os
 import statistics
 import time
+import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -40,6 +41,8 @@ class Core:
         device: the `torch.device` of this core.
         chips: number of chips that are this core together, with `launch(shard=...)`; otherwise 1.
         backend: the device and the collectives; see `tpukit.essentials.backends.protocol.Backend`.
+        state: an empty namespace for whatever the worker function wants to keep. In a
+            `tpukit.Session` it lives as long as the session, so a later run finds it.
         internal: what tpukit's own code needs of a core; it may change in any version.
     """
 
@@ -51,11 +54,12 @@ class Core:
         self.device = backend.device
         self.chips = backend.chips
         self.backend = backend
+        self.state = types.SimpleNamespace()
         self.internal = CoreInternal(self, send, seed)
-        self._began = time.monotonic()
         # Called in every step; it keeps the pattern of gradients of each optimizer.
         names_of = self.internal.agreement.names_of
         self._average_gradients = GradientAverage(backend, names_of, self.print)
+        self.internal.on_abandon.append(self._average_gradients.forget)
 
     def __repr__(self) -> str:
         return f"core {self.rank} of {self.world_size} on {self.device}"
@@ -526,8 +530,8 @@ class Core:
 
     @property
     def seconds(self) -> float:
-        """Seconds since this core started."""
-        return time.monotonic() - self._began
+        """Seconds since this core started; in a session, since the run began."""
+        return time.monotonic() - self.internal.began
 
     @property
     def step_seconds(self) -> float | None:

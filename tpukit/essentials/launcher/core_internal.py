@@ -6,6 +6,7 @@ so that the reference of `Core` lists nothing that a user must not call.
 """
 
 import contextlib
+import gc
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -34,6 +35,11 @@ class CoreInternal:
         step_seconds: of the host, of the last 64 steps.
         ends_between_steps: True while SIGTERM only sets `end_requested`.
         end_requested: True once SIGTERM has arrived; see `finishing_steps`.
+        began: `time.monotonic()` of the start of the core; in a session, of the run.
+        at_boundary: called at each boundary if the core belongs to a session. A boundary is the
+            begin of an outermost step, or of a collective outside of steps. By the contract of
+            `Core` every core passes the same boundaries in the same order.
+        on_abandon: called by `abandon`.
     """
 
     def __init__(self, core, send: Callable[[object], None], seed: int):
@@ -44,16 +50,48 @@ class CoreInternal:
         self.output = NotebookOutput(core.rank, send, self.activity, core.to_host)
         self.agreement = Agreement(core)
         self.numbers = RandomNumbers(core)
+        self.step_seconds: deque[float] = deque(maxlen=_STEPS_IN_MEDIAN)
+        self.at_boundary: Callable[[], None] | None = None
+        self.on_abandon: list[Callable[[], None]] = []
+        self.begin_run()
+
+    def begin_run(self) -> None:
+        """Reset everything that belongs to one run; a run that was left may not have done it."""
+        self.began = time.monotonic()
         self.in_fit = False
         self.open_steps = 0
         self.has_met = False
-        self.step_seconds: deque[float] = deque(maxlen=_STEPS_IN_MEDIAN)
         self.ends_between_steps = False
         self.end_requested = False
+        self.step_seconds.clear()
+        self.activity.count = 0
+        self.activity.waiting = None
+        self.activity.doing = None
+        self.output.begin_run()
+        self.agreement.begin_run()
+
+    def abandon(self) -> None:
+        """Forget the unfinished step of a run that was left; the weights stay as they are."""
+        import torch
+
+        # The next backward() would add to these gradients. All cores would average the same wrong
+        # sum, so no check would report it.
+        for thing in gc.get_objects():
+            if issubclass(type(thing), torch.optim.Optimizer):
+                thing.zero_grad(set_to_none=True)
+        self.agreement.clear_gradients()
+        for forget in self.on_abandon:
+            forget()
+
+    def _pass_boundary(self) -> None:
+        is_outermost = not self.open_steps and self.activity.waiting is None
+        if self.at_boundary is not None and is_outermost:
+            self.at_boundary()
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
         """Run the step inside the `with` block, as `Core.step` documents."""
+        self._pass_boundary()
         began = time.monotonic()
         core = self._core
         traced = core.backend.traced
@@ -76,6 +114,7 @@ class CoreInternal:
     @contextlib.contextmanager
     def replayed_step(self) -> Iterator[None]:
         """Wrap the replay of a captured step; `fit` uses this in place of `step`."""
+        self._pass_boundary()
         began = time.monotonic()
         self.activity.doing = "running"
         try:
@@ -94,6 +133,12 @@ class CoreInternal:
     @contextlib.contextmanager
     def together(self, name: str) -> Iterator[None]:
         """Mark a collective: an exception within it was most likely caused by another core."""
+        self._pass_boundary()
+        with self._marked(name):
+            yield
+
+    @contextlib.contextmanager
+    def _marked(self, name: str) -> Iterator[None]:
         activity = self.activity
         outer = activity.waiting
         activity.waiting = outer or name  # the user called the outermost
@@ -115,7 +160,8 @@ class CoreInternal:
             yield
             return
         has_met = self.has_met  # the graph may as well be of this core alone
-        with self.together(name):
+        # This is no boundary: core 0 alone copies the numbers that it logs to the host.
+        with self._marked(name):
             yield
         self.has_met = has_met
 

@@ -33,7 +33,8 @@ from tpukit.essentials.launcher.signals import (
 # The folder of tpukit, so that errors blame the line of its caller. It ends with a separator,
 # because another folder, such as "tpukit-experiments", is the user's.
 _TPUKIT = f"{Path(__file__).parents[2]}{os.sep}"
-_WORKER = str(Path(__file__).with_name("worker.py"))  # calls the worker function
+# Their last frame calls the worker function.
+_WORKERS = [str(Path(__file__).with_name(name)) for name in ("worker.py", "session_worker.py")]
 _LONGEST_FACT = 2_000  # characters in a message
 _LONGEST_TRACE = 20_000  # characters in a message; `WorkerError.traceback` is whole
 _LONGEST_CAUSE = 100_000  # characters of a `__cause__`, which a notebook prints whole
@@ -105,6 +106,11 @@ class Failure:
     error: BaseException | None = None
     found: str = ""
     fix: str = "correct that line and run the cell again; the kernel need not be restarted"
+
+    @property
+    def is_sigterm(self) -> bool:
+        """Whether SIGTERM ended the core."""
+        return self.what == _TERMINATED
 
 
 class Failures:
@@ -214,7 +220,7 @@ def stack_text(frame: object) -> str:
     steps = traceback.extract_stack(frame)
     begin = 0
     for index, step in enumerate(steps):
-        if step.filename == _WORKER:
+        if step.filename in _WORKERS:
             begin = index + 1
     return "".join(traceback.format_list(steps[begin:]))
 
@@ -303,10 +309,16 @@ def run_hangs(rank: int, what: str, fix: str, *, stacks: dict[int, str | None]) 
 # The message
 
 
-def report(failure: Failure, topology: Topology) -> Report:
-    """Return the parts of the error that a user reads; the details are the traceback."""
+def report(failure: Failure, topology: Topology, others: str = "ended") -> Report:
+    """Return the parts of the error that a user reads; the details are the traceback.
+
+    Args:
+        failure: of the core to blame.
+        topology: the layout of the run.
+        others: the other cores were "ended", or "stopped" if their session goes on.
+    """
     what = _shortened(failure.what, _LONGEST_FACT)
-    fact = f"core {failure.rank} of {topology.world_size} {what}{_others(topology.cores)}"
+    fact = f"core {failure.rank} of {topology.world_size} {what}{_others(topology.cores, others)}"
     # The exception's own evidence first, then the circumstances.
     found = []
     if failure.found:
@@ -321,12 +333,12 @@ def report(failure: Failure, topology: Topology) -> Report:
     return Report(fact, "\n".join(found), failure.fix, details)
 
 
-def _others(cores: int) -> str:
+def _others(cores: int, what: str) -> str:
     if cores == 1:
         return ""
     if cores == 2:
-        return " (the other was ended)"
-    return f" (the other {cores - 1} were ended)"
+        return f" (the other was {what})"
+    return f" (the other {cores - 1} were {what})"
 
 
 def _shortened(text: str, most: int) -> str:

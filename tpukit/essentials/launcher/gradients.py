@@ -33,6 +33,10 @@ class GradientAverage:
         # Per optimizer: which parameters have a gradient on any core, by which have one here.
         self._anywhere: weakref.WeakKeyDictionary[object, dict] = weakref.WeakKeyDictionary()
 
+    def forget(self) -> None:
+        """Forget what is known of gradients; after a run that was left, cores may know unequal."""
+        self._anywhere.clear()
+
     def __call__(self, optimizer, also: Iterable = ()) -> None:
         """Average gradients, and `also` (float tensors). Collective: call it on every core."""
         is_first = optimizer not in self._anywhere

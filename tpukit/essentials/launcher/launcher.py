@@ -126,7 +126,7 @@ class Run:
 
 
 class WorkerError(TpukitError, RuntimeError):
-    """A core failed, or the run hung; all other cores were ended.
+    """A core failed, or the run hung; all other cores were ended, or stopped in a session.
 
     The exception that the core raised is the `__cause__`, if it could be pickled and its text has
     no megabytes.
@@ -143,7 +143,7 @@ class WorkerError(TpukitError, RuntimeError):
 
 
 class LaunchInterrupted(ErrorFields, KeyboardInterrupt):
-    """The run was interrupted, and its workers were ended.
+    """The run was interrupted, and its workers were ended, or stopped in a session.
 
     It has the fields of `TpukitError`, but `except Exception` does not catch it.
 
@@ -282,6 +282,29 @@ def launch(
 def run_on_cores(fn: Callable, args: tuple, options: LaunchOptions) -> Run:
     """Do the work of `launch`, once the call itself has been checked."""
     host = MachineInfo.read()
+    task, topology = plan(fn, args, options, host)
+
+    def end() -> str:
+        group.end()
+        return "its workers were ended"
+
+    with sigterm_ends_the_run(), screen(options.progress) as display:
+        writers = log_writers(options.loggers, display)
+        with started(task, topology, options, display, writers) as group:
+            failure = watch(group, display, end)
+    # After the group has ended: the error has the complete log and no worker is left.
+    if failure is not None:
+        raise worker_failed(failure, group)
+    return outcome(group)
+
+
+def plan(
+    fn: Callable, args: tuple, options: LaunchOptions, host: MachineInfo
+) -> tuple[Task, Topology]:
+    """Return the work and the layout of a run, after all refusals.
+
+    They come before the first fork, so that an error leaves no process behind.
+    """
     refuse_torch(host)  # before the seed, which is torch's
     task = Task(
         fn,
@@ -291,25 +314,33 @@ def run_on_cores(fn: Callable, args: tuple, options: LaunchOptions) -> Run:
         timeout=options.timeout,
     )
     topology = _choose(host, options)
-    # All refusals come before the first fork, so that an error leaves no process behind.
     refuse_one_process_variables(topology)
     refuse_if_in_use(host)
+    return task, topology
+
+
+@contextlib.contextmanager
+def started(
+    task: Task, topology: Topology, options: LaunchOptions, display: Screen, writers=None
+) -> Iterator[WorkerGroup]:
+    """Fork the workers of a run, and end them after this block."""
     chips = topology.processes * topology.chips
     group_type = WorkerGroup if topology.processes else InProcessGroup
-    with sigterm_ends_the_run(), screen(options.progress) as display:
-        writers = _writers(options, display)
-        with (
-            ready(topology, chips, options.compile_cache, display) as topology,
-            group_type(topology, task, options.limits, display, writers) as group,
-        ):
-            _print_layout(topology, options.shard, display)
-            failure = _watch(group, display)
-            if failure is None and len(group.alone) > 1 and group.alone.issuperset(group.ranks):
-                display.line(_EACH_ALONE)
-    # After the group has ended: the error has the complete log and no worker is left.
-    if failure is not None:
-        raise worker_failed(failure, group)
-    # The kernel compares, because a core that returns must not wait for the others.
+    with (
+        ready(topology, chips, options.compile_cache, display) as topology,
+        group_type(topology, task, options.limits, display, writers) as group,
+    ):
+        _print_layout(topology, options.shard, display)
+        yield group
+
+
+def outcome(group: WorkerGroup) -> Run:
+    """Return the outcome of a run in which every core has returned.
+
+    Raises:
+        WorkerError: the cores are out of sync. The kernel compares them, because a core that
+            returns must not wait for the others.
+    """
     error = difference_at_end([group.states[rank] for rank in sorted(group.states)])
     if error is not None:
         raise WorkerError(
@@ -341,13 +372,13 @@ def _choose_sharded(host: MachineInfo, options: LaunchOptions) -> Topology:
     )
 
 
-def _writers(options: LaunchOptions, display: Screen):
+def log_writers(loggers: Logger | Sequence[Logger] | None, display: Screen):
     """Return the object that calls the loggers; None without any."""
-    if options.loggers is None:
+    if loggers is None:
         return None
     with optional_subpackage("launch(loggers=...)"):
         from tpukit.training import LogWriters
-    return LogWriters(options.loggers, display.line)
+    return LogWriters(loggers, display.line)
 
 
 def _print_layout(topology: Topology, shard: str | None, display: Screen) -> None:
@@ -371,24 +402,34 @@ def _print_layout(topology: Topology, shard: str | None, display: Screen) -> Non
         )
 
 
-def _watch(group: WorkerGroup, display: Screen) -> Failure | None:
+def watch(group: WorkerGroup, display: Screen, end: Callable[[], str]) -> Failure | None:
     """Return the first failure of a run, None without one, once the run is over.
 
+    Args:
+        group: the workers.
+        display: shows the run.
+        end: called after an interrupt; it ends the workers or stops them, and returns a sentence
+            about that.
+
     Raises:
-        LaunchInterrupted: on a KeyboardInterrupt, after the workers have ended.
+        LaunchInterrupted: on a KeyboardInterrupt.
     """
     try:
         failure = group.watch()
         if failure is not None:
             display.close("failed")
+        elif len(group.alone) > 1 and group.alone.issuperset(group.ranks):
+            display.line(_EACH_ALONE)
         return failure
     except KeyboardInterrupt:
         display.close("interrupted")
         # Before the end of the group, because an ended core has no stack.
         has_waited_long = group.waits_long()
         stacks = group.stacks(INTERRUPT_STACKS_SECONDS)
-        group.end()
-        raise interrupted(collect(group), stacks, has_waited_long=has_waited_long) from None
+        text = end()
+        raise interrupted(
+            collect(group), stacks, has_waited_long=has_waited_long, text=text
+        ) from None
 
 
 def interrupted(
@@ -396,6 +437,7 @@ def interrupted(
     stacks: Mapping[int, str] = LaunchInterrupted.stacks,
     *,
     has_waited_long: bool = False,
+    text: str = "its workers were ended",
 ) -> LaunchInterrupted:
     """Return the exception that reports an interrupt, with the outcome up to then."""
     details = ""
@@ -403,7 +445,7 @@ def interrupted(
         texts = [f"core {rank}:\n{stacks[rank]}" for rank in sorted(stacks)]
         details = "where the cores stood:\n" + "".join(texts)
     return LaunchInterrupted(
-        "the run was interrupted; its workers were ended",
+        f"the run was interrupted; {text}",
         details=details,
         run=run,
         stacks=dict(stacks),
@@ -441,15 +483,27 @@ def ready(
         kept.close()
 
 
-def worker_failed(failure: Failure, group: WorkerGroup, prefix: str = "") -> WorkerError:
+def worker_failed(
+    failure: Failure,
+    group: WorkerGroup,
+    prefix: str = "",
+    *,
+    others: str = "ended",
+    text: str = "",
+) -> WorkerError:
     """Return the error that reports a group's failure.
 
-    `prefix` names the group if there are several.
+    Args:
+        failure: of the core to blame.
+        group: the workers.
+        prefix: names the group if there are several.
+        others: as `report`.
+        text: a sentence about the session.
     """
-    described = report(failure, group.topology)
+    described = report(failure, group.topology, others)
     error = WorkerError(
         f"{prefix}{described.fact}",
-        found=described.found,
+        found="\n".join(filter(None, (described.found, text))),
         fix=described.fix,
         details=described.details,
         rank=failure.rank,

@@ -103,6 +103,26 @@ class FinishesSteps(NamedTuple):
     rank: int
 
 
+class At(NamedTuple):
+    """The place of a core in a run of a session.
+
+    Attributes:
+        rank: the core.
+        run: number of the run.
+        place: "running", "paused" at a boundary, or "prompt" if it is in no worker function.
+        passed: boundaries that it has passed in this run.
+        is_clean: whether new collectives work after one that a core has left.
+        numbers: checksum of the random numbers that the cores share; None if they share none.
+    """
+
+    rank: int
+    run: int
+    place: str
+    passed: int
+    is_clean: bool
+    numbers: int | None
+
+
 class Line(NamedTuple):
     """A line to print; `named` puts the number of the core in front of it."""
 

@@ -44,6 +44,10 @@ class NotebookOutput:
         self._send = send
         self._activity = activity
         self._to_host = to_host
+        self.begin_run()
+
+    def begin_run(self) -> None:
+        """Forget the rows of a run that was left; they would be sent as those of the next."""
         self._rows: list[dict] = []  # logged, not yet sent
         self._ends: list[messages.Progress] = []  # of loops, to be sent after the rows they logged
         self._logged_step = 0

@@ -9,6 +9,7 @@ A worker function that calls `core.seed` ends this: from then on it decides itse
 """
 
 import contextlib
+import zlib
 from collections.abc import Iterator
 
 from tpukit.essentials.data import host_numbers, numbers_kept, put_back, seed_in_turn
@@ -26,15 +27,34 @@ class RandomNumbers:
         self._core = core
         # If cores are threads of a process, they share the host's numbers.
         self._can_put_back = not core.backend.shares_process
-        # Whether all cores draw the same outside of steps; False once the function seeds.
-        self._shared = core.world_size > 1 and self._can_put_back
-        self._own: tuple | None = None  # the state of this core's own, between two steps
         self.seeded = 0
         self.fits = 0
+        self._forget()
 
-    def start(self) -> None:
-        """Begin with the same random numbers on every core, on the host and on the device."""
-        self._core.backend.seed(seed_in_turn((self._core.internal.seed_of_launch,)))
+    def _forget(self) -> None:
+        # Whether all cores draw the same outside of steps; False once the function seeds.
+        self._shared = self._core.world_size > 1 and self._can_put_back
+        self._own: tuple | None = None  # the state of this core's own, between two steps
+
+    def start(self, *words: int) -> None:
+        """Begin with the same random numbers on every core, on the host and on the device.
+
+        Args:
+            *words: numbers besides the seed, if a session begins anew.
+        """
+        self._forget()
+        self._core.backend.seed(seed_in_turn((self._core.internal.seed_of_launch, *words)))
+
+    def checksum(self) -> int | None:
+        """Return a checksum of the numbers that all cores share outside of steps; None for none."""
+        if not self._shared:
+            return None
+        of_python, of_numpy, of_torch = host_numbers()
+        name, array, *rest = of_numpy
+        checksum = zlib.crc32(repr((of_python, name, rest)).encode())
+        for numbers in (array, of_torch.numpy()):
+            checksum = zlib.crc32(numbers.tobytes(), checksum)
+        return checksum
 
     def seed(self, *words: int, own: bool = True) -> None:
         """Seed by these numbers, within steps as well.

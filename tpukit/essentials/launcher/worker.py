@@ -1,8 +1,10 @@
 """The life of a forked worker process.
 
     main       detach from the kernel, start the device, and then for each core of the process:
-    run_core     make the `Core`, run the worker function, send its result or its failure
+    run_core     make the `Core`
+    run_function   run the worker function, send its result or its failure
 
+In a session the worker function is `session_worker.serve`, which runs one function after the other.
 Meanwhile two more threads run: the first sends heartbeats, the second obeys the kernel's commands.
 A worker never ends by itself, because others may still need its side of a collective: it waits for
 a command on the control pipe, which also ends when the kernel is gone.
@@ -15,8 +17,10 @@ import multiprocessing
 import os
 import select
 import signal
+import struct
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,10 +47,16 @@ from tpukit.essentials.launcher.failure import (
 from tpukit.essentials.launcher.notebook_output import forward_displays
 from tpukit.essentials.launcher.watchdog import refuse_seconds
 
-# Commands on the control pipe; the end of the pipe means STOP.
+# A command on the control pipe, and its number. The end of the pipe means STOP.
+COMMAND = struct.Struct("!cQ")
 SEND_STACKS = b"s"
 GO = b"g"  # exit as soon as the work is done
 STOP = b"e"  # exit now, with all child processes
+# Commands of a session.
+RUN = b"r"  # run the function of this number
+WHERE = b"w"  # report the place of the core
+LIMIT = b"l"  # wait at the boundary of this number
+RAISE = b"x"  # leave the worker function where it stands
 
 
 @dataclass(frozen=True)
@@ -148,8 +158,10 @@ def main(task: Task, start: Callable[[Callable], None], pipes: WorkerPipes, worl
         pipes: the connections with the kernel.
         world: of the run as it was laid out.
     """
+    global _this_worker
     _detach(pipes)
     worker = _Worker(pipes)
+    _this_worker = worker
     signal_pipe = signals.signal_pipe()
     signal.signal(signal.SIGTERM, worker.end)
     forward_displays(worker.sender.send, worker.rank_here)
@@ -205,8 +217,8 @@ def run_core(
     memory = OwnMemory()  # made now: the peak of the device's start is not the function's
     cores.append(StartedCore(core, threading.get_ident(), memory))
     send(messages.Started(core.rank))
-    send(_memory_of(core, memory))
-    try:
+
+    def begin(core: Core, *args: object) -> object:
         if world is not None:
             _refuse_another_world(core, world)
             core.hosts = world.hosts
@@ -215,8 +227,22 @@ def run_core(
         # inherits has no thread for a device that is opened here ("device_ready_queues_.size()" in
         # torch 2.8 and 2.9). Without threads backward() runs in this thread, which loses nothing
         # on XLA, because it only records the graph.
-        with torch.autograd.set_multithreading_enabled(False), signals.children_heard():
-            result = task.fn(core, *task.args)
+        with torch.autograd.set_multithreading_enabled(False):
+            return task.fn(core, *args)
+
+    try:
+        run_function(core, memory, begin, task.args)
+    finally:
+        core_lookup.leave()
+
+
+def run_function(core: Core, memory: OwnMemory, fn: Callable, args: tuple = ()) -> bool:
+    """Run a function on a core, and send its result or its failure; return whether it returned."""
+    send = core.internal.send
+    send(_memory_of(core, memory))
+    try:
+        with signals.children_heard():
+            result = fn(core, *args)
         agreement = core.internal.agreement
         alone = agreement.has_trained_alone()
         send(messages.StateAtEnd(core.rank, agreement.state_at_end(), alone))
@@ -229,8 +255,8 @@ def run_core(
         send(messages.CoreFailed(exception_raised(core.rank, error)))
         with contextlib.suppress(Exception):  # last, since logged tensors may wait for a collective
             core.flush()
-    finally:
-        core_lookup.leave()
+        return False
+    return True
 
 
 def _refuse_another_world(core: Core, world: World) -> None:
@@ -305,7 +331,9 @@ class _Worker:
 
     Attributes:
         cores: the cores of this process that have started.
-        finished: set when every core has returned or failed.
+        finished: set while no core is in a worker function: every one has returned or failed.
+        on_command: called with each command of a session, and its number, in the thread that reads
+            commands.
     """
 
     def __init__(self, pipes: WorkerPipes):
@@ -313,6 +341,7 @@ class _Worker:
         self.sender = Sender(pipes.messages)
         self.cores: list[StartedCore] = []
         self.finished = threading.Event()
+        self.on_command: Callable[[bytes, int], None] = lambda command, number: None
 
     def rank_here(self) -> int:
         """Return the rank of the core that runs in this thread; else the first of the process."""
@@ -321,9 +350,15 @@ class _Worker:
         return ranks.get(threading.get_ident(), first)
 
     def beat(self) -> None:
-        """Send heartbeats until the work is done; runs in a separate thread."""
+        """Send heartbeats while a worker function runs; runs in a separate thread.
+
+        Between the runs of a session nobody reads them, and a full pipe would block the sender.
+        """
         with contextlib.suppress(OSError):  # the kernel is gone, as the control pipe shows, too
-            while not self.finished.wait(self.pipes.heartbeat):
+            while True:
+                time.sleep(self.pipes.heartbeat)
+                if self.finished.is_set():
+                    continue
                 for core, _, memory in self.cores:
                     self.sender.send(_memory_of(core, memory))
                     now = core.internal.activity
@@ -346,10 +381,14 @@ class _Worker:
                 if is_sigterm and not self.finished.is_set():
                     self._report_sigterm()
             if self.pipes.control in ready:
-                command = os.read(self.pipes.control, 1)
-                if command != SEND_STACKS:
+                record = os.read(self.pipes.control, COMMAND.size) or COMMAND.pack(STOP, 0)
+                command, number = COMMAND.unpack(record)
+                if command in (GO, STOP):
                     break
-                self._send_stacks()
+                if command == SEND_STACKS:
+                    self._send_stacks()
+                else:
+                    self.on_command(command, number)
         # The kernel sends GO when it has the results. The main thread may only just have sent them.
         seconds = signals.DONE_SECONDS if command == GO else 0
         if self.finished.wait(seconds):
@@ -401,6 +440,14 @@ class _Worker:
         return [
             (core, thread, frames[thread]) for core, thread, _ in self.cores if thread in frames
         ]
+
+
+_this_worker: _Worker | None = None
+
+
+def this_worker() -> _Worker:
+    """Return the state of this worker process."""
+    return _this_worker
 
 
 def _detach(pipes: WorkerPipes) -> None:

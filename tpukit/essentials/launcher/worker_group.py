@@ -38,6 +38,10 @@ _TICK_SECONDS = 0.1  # at most between two looks at the processes
 _POLL_SECONDS = 0.02
 
 
+# The groups of open sessions. A worker closes their pipes, too.
+kept_open: list["WorkerGroup"] = []
+
+
 class _Arrived(NamedTuple):
     """A message, with the first rank of the process that sent it."""
 
@@ -67,6 +71,8 @@ class WorkerGroup:
         log: the rows of `core.log` so far.
         failures: the failures so far.
         began: `time.monotonic()` of the fork.
+        run: number of the run; a launch has only run 0.
+        places: where the cores of a session stand in this run, by rank.
         ended: `time.monotonic()` of the last result; 0 while the group runs.
     """
 
@@ -81,29 +87,14 @@ class WorkerGroup:
     ):
         self.topology = topology
         self.task = task
-        self.limits = limits
-        self.display = display
         self.ranks = [*range(topology.first_rank, topology.first_rank + topology.cores)]
         self.workers: list[WorkerProcess] = []
-        self.results: dict[int, object] = {}
-        self.states: dict[int, dict | None] = {}
-        self.alone: set[int] = set()
-        self.memory: dict[int, int] = {}
-        self.memory_growth: dict[int, int] = {}
-        self.log: list[dict] = []
-        self.failures = Failures()
-        self.began = 0.0
-        self.ended = 0.0
-        self._writers = writers
         self._beside = beside
         self._runtime = runtimes()[topology.backend]
-        self._activity = CoreStates(self.ranks, limits.heartbeat)
-        self._first_memory: dict[int, int] = {}  # bytes at the start, by rank
         self._folder: Path | None = None  # for the workers' own processes; removed with them
         self._arrived: deque[_Arrived] = deque()
-        self._stacks: dict[int, str] = {}
-        self._core_0_saves = False
-        self._was_told_to_end = False
+        self.run = -1
+        self.begin_run(display, limits, timeout=task.timeout, writers=writers)
 
     def __enter__(self) -> "WorkerGroup":
         self.start()
@@ -112,6 +103,46 @@ class WorkerGroup:
     def __exit__(self, *_: object) -> None:
         self.end()
 
+    def begin_run(self, display: Screen, limits: Limits, *, timeout: float | None, writers) -> None:
+        """Begin a run: the only one of a launch, each one of a session."""
+        self.run += 1
+        self.display = display
+        self.limits = limits
+        self.results: dict[int, object] = {}
+        self.states: dict[int, dict | None] = {}
+        self.alone: set[int] = set()
+        self.memory: dict[int, int] = {}
+        self.memory_growth: dict[int, int] = {}
+        self.log: list[dict] = []
+        self.failures = Failures()
+        self.places: dict[int, messages.At] = {}
+        self.began = time.monotonic()
+        self.ended = 0.0
+        self._writers = writers
+        self._timeout = timeout
+        self._first_memory: dict[int, int] = {}  # bytes at the start, by rank
+        self._stacks: dict[int, str] = {}
+        self._core_0_saves = False
+        self._was_told_to_end = False
+        for process in self.workers:
+            process.begin_run()
+        self._restart_clocks()
+
+    def _restart_clocks(self) -> None:
+        backend = self._runtime.backend
+        self._activity = CoreStates(self.ranks, self.limits.heartbeat)
+        for rank in self._started():
+            self._activity.started(rank)
+        self._watchdog = Watchdog(
+            self.ranks,
+            self.limits,
+            lambda rank: self._worker_of(rank).busy_time.seconds(),
+            timeout=self._timeout,
+            in_graph=backend.in_graph,
+            waits_idle=backend.waits_idle,
+            others=self.topology.hosts is not None,
+        )
+
     def start(self) -> None:
         """Fork the processes; if this raises, none is left."""
         package = self._runtime.package
@@ -119,7 +150,6 @@ class WorkerGroup:
             self.display.status(f"importing {package}, once, for about ten seconds")
             self.display.draw()
         self._runtime.load(self.topology)
-        self._activity = CoreStates(self.ranks, self.limits.heartbeat)  # its clock starts now
         self.began = time.monotonic()
         self._folder = orphans.make_folder()
         with self._runtime.meeting_point(self.topology) as meeting_point:
@@ -131,12 +161,12 @@ class WorkerGroup:
             except BaseException:  # OSError if the machine allows no more processes, an interrupt
                 self.end()
                 raise
-        self._watchdog = self._make_watchdog()
+        self._restart_clocks()
 
     # A worker that kept a pipe of another open would hide the end of that pipe from the kernel.
     def _fork(self, number: int, meeting_point: object) -> WorkerProcess:
         inherited = []
-        for group in (self, *self._beside):
+        for group in (self, *self._beside, *kept_open):
             for process in group.workers:
                 inherited += process.fds()
         return WorkerProcess(
@@ -147,18 +177,6 @@ class WorkerGroup:
             folder=self._folder,
             meeting_point=meeting_point,
             inherited=inherited,
-        )
-
-    def _make_watchdog(self) -> Watchdog:
-        backend = self._runtime.backend
-        return Watchdog(
-            self.ranks,
-            self.limits,
-            lambda rank: self._worker_of(rank).busy_time.seconds(),
-            timeout=self.task.timeout,
-            in_graph=backend.in_graph,
-            waits_idle=backend.waits_idle,
-            others=self.topology.hosts is not None,
         )
 
     # While it runs
@@ -256,6 +274,9 @@ class WorkerGroup:
                 self.failures.add(failure)
             case messages.Stack(rank, text):
                 self._stacks[rank] = text
+            case messages.At(rank, run):
+                if run == self.run:  # otherwise late news of the run before
+                    self.places[rank] = message
             # Only core 0 writes files, so the kernel waits for no other core.
             case messages.FinishesSteps(rank):
                 self._core_0_saves |= rank == 0
@@ -333,7 +354,27 @@ class WorkerGroup:
         )
 
     def _is_done(self, process: WorkerProcess) -> bool:
-        return not process.unstarted and all(rank in self.results for rank in process.started)
+        return not process.unstarted and all(map(self._has_ended, process.started))
+
+    def _has_ended(self, rank: int) -> bool:
+        return rank in self.results or self.is_at(rank, "prompt")
+
+    def is_at(self, rank: int, place: str) -> bool:
+        """Return whether a core has last reported this place, as `messages.At`."""
+        return rank in self.places and self.places[rank].place == place
+
+    def send(self, command: bytes, number: int = 0, ranks: Iterable[int] | None = None) -> None:
+        """Send a command of `worker` to the processes of these cores; None for all."""
+        processes = self.workers
+        if ranks is not None:
+            processes = [self._worker_of(rank) for rank in ranks]
+        for process in processes:
+            process.command(command, number)
+
+    def read(self) -> None:
+        """Take in everything that the processes have sent and printed by now."""
+        for process in self.workers:
+            self._read(process)
 
     def _worker_of(self, rank: int) -> WorkerProcess:
         """Return the process of a rank; before the rank has reported, a possible process."""
@@ -363,7 +404,7 @@ class WorkerGroup:
         """
         deadline = time.monotonic() + seconds
         for process in self.workers:
-            process.ask_for_stacks()
+            process.command(worker.SEND_STACKS)
         missing = set(self.ranks) if self.workers else set()
         while time.monotonic() < deadline and missing - self.results.keys() - self._stacks.keys():
             time.sleep(_POLL_SECONDS)

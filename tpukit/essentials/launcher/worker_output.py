@@ -70,6 +70,10 @@ class WorkerOutput:
                 return "\n".join(last[begin : number + _LINES_AROUND_CRASH])
         return "\n".join(last[-_LINES_OF_REPORT:])
 
+    def forget(self) -> None:
+        """Forget the last lines, which are of an earlier run of the session."""
+        self._last.clear()
+
     def close(self) -> None:
         """Close the pipe."""
         self.closed = True

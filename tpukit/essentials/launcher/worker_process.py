@@ -143,14 +143,19 @@ class WorkerProcess:
         with contextlib.suppress(OSError):
             # The end of the pipe is not enough: a launch in another thread may have forked
             # meanwhile, and then its worker keeps this end open, too.
-            os.write(self._control, command)
+            os.write(self._control, worker.COMMAND.pack(command, 0))
         os.close(self._control)
         self._control = -1
 
-    def ask_for_stacks(self) -> None:
-        """Ask for the Python stack of each core; a hanging interpreter does not answer."""
+    def command(self, command: bytes, number: int = 0) -> None:
+        """Send a command of `worker`; a process that is gone gets none."""
         with contextlib.suppress(OSError):
-            os.write(self._control, worker.SEND_STACKS)
+            os.write(self._control, worker.COMMAND.pack(command, number))
+
+    def begin_run(self) -> None:
+        """Forget the run before, in a session."""
+        self.has_failed = False
+        self.output.forget()
 
     def kill(self) -> None:
         """End the process and its children for certain, and close the pipes."""

@@ -2,7 +2,7 @@
 
 import re
 
-from tpukit.essentials.display import InvalidValueError
+from tpukit.essentials.display.errors import InvalidValueError
 
 _DURATION = re.compile(r"(\d+d)? ?(\d+h)? ?(\d+m)? ?(\d+s)?")
 _SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}

@@ -1,15 +1,36 @@
-"""Running statistics on TorchTPU: 0.2.0 normalises as PyTorch does and never updates them.
+"""Patches of torch for other devices and for speed; each is listed in docs/in_sync.md.
 
-It raises nothing. A network would be evaluated with the means and variances that it was made with,
-0 and 1, whatever it was trained on.
+shorten_adam
+    changes     `torch.optim.adam._single_tensor_adam`, for float32 tensors on XLA devices
+    because     torch_xla 2.8 and 2.9 record seven operations per parameter and step; see `adam.py`
+    upstream    pytorch/xla issues 8755 and 7923
+    until       torch_xla records Adam as fast; `benchmarks/recording.py` has both
+
+correct_running_statistics
+    changes     `torch.batch_norm` and `torch.instance_norm`, for tensors on TorchTPU in training
+    because     torch_tpu 0.2.0 normalises as PyTorch does and never updates the statistics. It
+                raises nothing. A network would be evaluated with the means and variances that it
+                was made with, 0 and 1.
+    upstream    no issue known
+    until       `test_the_packages_own_running_statistics_still_need_the_correction` fails
 """
 
 import functools
 
+from tpukit.accelerators.adam import step_of_adam
+
+
+@functools.cache
+def shorten_adam() -> None:
+    """Replace PyTorch's Adam for single parameters, in this process, permanently."""
+    from torch.optim import adam
+
+    adam._single_tensor_adam = functools.partial(step_of_adam, adam._single_tensor_adam)
+
 
 @functools.cache
 def correct_running_statistics(device_type: str = "tpu") -> None:
-    """Have BatchNorm and InstanceNorm update them on such devices, in this process, for good."""
+    """Have BatchNorm and InstanceNorm update them on such devices, in this process, permanently."""
     import torch
 
     torch.batch_norm = _updating(torch.batch_norm, device_type, first_axis=0)

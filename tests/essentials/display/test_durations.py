@@ -1,6 +1,6 @@
 import pytest
 
-from tpukit.profiling import parse_duration
+from tpukit.essentials.display import parse_duration
 
 
 @pytest.mark.parametrize(

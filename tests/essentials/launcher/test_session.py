@@ -1,0 +1,633 @@
+"""Sessions: the state that stays, what begins anew in each run, and every way in which a run can be left."""
+
+import contextlib
+import ctypes
+import functools
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import weakref
+
+import pytest
+import torch
+from helpers.launching import children
+from helpers.waiting import interrupt_when, wait_until
+
+import tpukit
+from tpukit.essentials.launcher import LaunchInterrupted, SessionEndedError, WorkerError
+from tpukit.essentials.launcher.session_worker import StoppingPoint, serve
+
+if not hasattr(os, "fork"):
+    pytest.skip("workers are forks", allow_module_level=True)
+
+BACKENDS = [
+    "cpu",
+    pytest.param("xla:cpu", marks=pytest.mark.xla),
+    pytest.param("xla", marks=pytest.mark.xla),
+]
+
+
+@contextlib.contextmanager
+def opened(cores=2, backend="cpu", **options):
+    with tpukit.Session(cores, backend, progress="off", **options) as session:
+        session.quietly = functools.partial(session.run, progress="off")
+        yield session
+
+
+@pytest.fixture(scope="module")
+def sessions():
+    """Return a session on two CPU processes: the same one while it is open, and a new one after that."""
+    with contextlib.ExitStack() as stack:
+        kept = []
+
+        def current():
+            if not kept or kept[-1]._ended:
+                kept.append(stack.enter_context(opened()))
+                kept[-1].quietly(make)
+            return kept[-1]
+
+        yield current
+
+
+def make(core):
+    """Keep a model and its data; both cores have the same, so any shared weight can be computed here."""
+    torch.manual_seed(0)
+    core.state.model = core.model(torch.nn.Linear(20, 20))
+    core.state.optimizer = torch.optim.SGD(core.state.model.parameters(), lr=0.1)
+    (core.state.inputs,) = core.to_device([torch.rand(8, 20) + core.rank])
+    core.state.steps = 0
+
+
+def step(core):
+    with core.step():
+        loss = core.state.model(core.state.inputs).square().mean()
+        loss.backward()
+        core.optimizer_step(core.state.optimizer)
+    core.state.steps += 1
+    return loss.detach()
+
+
+def steps(core, count=2):
+    return [core.to_host(step(core)).item() for _ in range(count)]
+
+
+def look(core):
+    return core.state.steps, core.to_host(core.state.model.weight.detach()).double().sum().item()
+
+
+def in_one_launch(core, count):
+    make(core)
+    return steps(core, count)
+
+
+# What stays and what begins anew
+
+
+def train(core, count):
+    """Dropout, Adam and random numbers outside of steps: whatever begins anew changes a bit of the losses."""
+    state = core.state
+    if not hasattr(state, "model"):
+        layers = torch.nn.Linear(20, 16), torch.nn.Dropout(0.3), torch.nn.Linear(16, 1)
+        state.model = core.model(torch.nn.Sequential(*layers))
+        state.optimizer = torch.optim.Adam(state.model.parameters(), lr=0.01)
+    losses = []
+    for _ in range(count):
+        (inputs,) = core.to_device([torch.rand(8, 20)])
+        with core.step():
+            loss = (state.model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
+            loss.backward()
+            core.optimizer_step(state.optimizer)
+        losses.append(loss.detach())
+    return [loss.item().hex() for loss in core.to_host(losses)], core.backend.compiles()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_three_runs_are_one_run_to_the_bit_and_only_the_first_compiles(backend):
+    launched = tpukit.launch(train, 9, cores=2, backend=backend, seed=0, progress="off")
+    with opened(backend=backend) as session:
+        runs = [session.quietly(train, 3).results for _ in range(3)]
+    losses = [sum((run[rank][0] for run in runs), []) for rank in range(2)]
+    assert losses == [result[0] for result in launched.results]
+    assert runs[0][0][1] == runs[1][0][1] == runs[2][0][1]
+    assert children() == []
+
+
+def test_a_run_returns_what_a_launch_returns(sessions, capsys):
+    session, rows = sessions(), []
+
+    def work(core, count):
+        for number in core.progress(range(count), "loop"):
+            core.log(loss=number)
+        core.print("a line")
+        print("from", core.rank)
+        return {
+            "rank": torch.tensor(core.rank),
+            "state": core.current if hasattr(core, "current") else None,
+        }
+
+    run = session.quietly(work, 3, loggers=rows.append)
+    assert [int(result["rank"]) for result in run.results] == [0, 1]
+    assert [row["loss"] for row in run.log] == [row["loss"] for row in rows] == [0, 1, 2]
+    assert (run.cores, run.device, len(run.memory)) == (2, "CPU", 2)
+    assert run.seconds < 5
+    shown = capsys.readouterr().out
+    assert "a line" in shown
+    assert "[core 1] from 1" in shown
+    again = session.quietly(work, 1)
+    assert [row["step"] for row in again.log] == [1]  # and not 4
+
+
+def test_a_class_of_the_notebook_is_the_same_class_on_the_way_back_and_a_new_one_is_noticed(capsys):
+    def define(version):
+        class Net:
+            number = version
+
+        Net.__module__, Net.__qualname__ = "__main__", "Net"
+        return Net
+
+    def cell(source, **names):
+        exec(
+            compile(textwrap.dedent(source), "<cell>", "exec"),
+            scope := {"__name__": "__main__", **names},
+        )
+        return scope["work"]
+
+    Net = define(1)
+    with opened(cores=1) as session:
+        keep = cell("def work(core): core.state.net = Net(); return core.state.net", Net=Net)
+        assert isinstance(session.quietly(keep).results[0], Net)
+        read = "def work(core): return isinstance(core.state.net, Net), Net.number"
+        assert session.quietly(cell(read, Net=Net)).results == [(True, 1)]
+        assert "of an earlier" not in capsys.readouterr().out
+        assert session.quietly(cell(read, Net=define(2))).results == [(False, 2)]
+        assert "core.state.net is of an earlier Net" in capsys.readouterr().out
+
+
+def test_the_workers_follow_the_folder_and_name_the_variables_that_they_do_not_follow(
+    sessions, tmp_path, monkeypatch, capsys
+):
+    session = sessions()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TPUKIT_SET_LATER", "1")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "later.py").write_text("value = 5\n")
+    import later
+
+    def work(core):
+        return os.getcwd(), os.environ.get("TPUKIT_SET_LATER"), later.value
+
+    assert session.quietly(work).results[0] == (str(tmp_path), None, 5)
+    assert "TPUKIT_SET_LATER: changed in os.environ" in capsys.readouterr().out
+    os.utime(tmp_path / "later.py", (1, 1))
+    session.quietly(work)
+    shown = capsys.readouterr().out
+    assert "later: the file has changed" in shown
+    assert "TPUKIT_SET_LATER" not in shown
+    session.quietly(work)
+    assert capsys.readouterr().out == ""
+    del sys.modules["later"]
+
+
+def test_the_peak_of_memory_is_that_of_the_run():
+    with opened(cores=1) as session:
+        much = session.quietly(lambda core: torch.zeros(100_000_000).sum().item())
+        little = session.quietly(lambda core: None)
+    assert much.memory_growth[0] > 300e6
+    assert little.memory_growth[0] < 50e6
+    assert little.memory[0] < much.memory[0] - 300e6
+
+
+def test_cores_that_drew_unequally_begin_anew(capsys):
+    def draw(core):
+        return random.random(), torch.rand(1).item()
+
+    def unequal(core):
+        if core.rank:
+            torch.rand(1)
+
+    with opened() as session:
+        before = session.quietly(draw).results
+        session.quietly(unequal)
+        assert capsys.readouterr().out.count("unequal") == 0
+        after = session.quietly(draw).results
+        assert "unequal" in capsys.readouterr().out
+    assert before[0] == before[1] != after[0] == after[1]
+
+
+def test_a_model_that_was_deleted_is_gone_though_its_optimizer_was_followed(sessions):
+    session = sessions()
+
+    def begin(core):
+        core.state.other = core.model(torch.nn.Linear(2, 2))
+        core.state.other_optimizer = torch.optim.SGD(core.state.other.parameters(), lr=0.1)
+        core.state.other(torch.ones(1, 2)).sum().backward()
+        core.optimizer_step(core.state.other_optimizer)
+
+    def delete(core):
+        core.state.reference = weakref.ref(core.state.other)
+        del core.state.other, core.state.other_optimizer
+
+    session.quietly(begin)
+    session.quietly(delete)
+    assert session.quietly(lambda core: core.state.reference() is None).results == [True, True]
+    session.quietly(make)
+
+
+def test_cores_that_train_apart_are_still_found_in_a_later_run(sessions):
+    session = sessions()
+
+    def apart(core):
+        core.state.model.weight.data += core.rank
+        step(core)
+
+    session.quietly(make)
+    session.quietly(steps)
+    with pytest.raises(WorkerError, match="out of sync|differ"):
+        session.quietly(apart)
+    session.quietly(make)
+
+
+# Exceptions
+
+
+def fails_everywhere(core):
+    step(core)
+    raise ValueError("all")
+
+
+def fails_alone(core):
+    step(core)
+    if core.rank:
+        raise ValueError("one")
+    time.sleep(0.2)
+
+
+def fails_while_the_other_waits(core):
+    step(core)
+    if core.rank:
+        raise ValueError("one")
+    core.barrier()
+
+
+def fails_before_the_optimizer(core):
+    step(core)
+    with core.step():
+        core.state.model(core.state.inputs).square().mean().backward()
+        raise ValueError("gradients are left")
+
+
+def runs_out_of_memory(core):
+    step(core)
+    torch.empty(1 << 50)
+
+
+def exits(core):
+    step(core)
+    sys.exit(3)
+
+
+def returns_a_lock(core):
+    step(core)
+    return threading.Lock()
+
+
+def loses_the_disk(core):
+    step(core)
+    with open("/dev/full", "w") as file:
+        file.write("x" * 100_000)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        fails_everywhere, fails_alone, fails_while_the_other_waits, fails_before_the_optimizer,
+        runs_out_of_memory, exits, returns_a_lock, loses_the_disk,
+    ],
+)  # fmt: skip
+def test_after_an_exception_the_session_goes_on_as_if_it_had_not_happened(sessions, fn):
+    session = sessions()
+    session.quietly(make)
+    first = session.quietly(steps).results
+    began = time.monotonic()
+    with pytest.raises(WorkerError, match="the session goes on") as caught:
+        session.quietly(fn)
+    assert time.monotonic() - began < 10
+    assert "the other was stopped" in str(caught.value)
+    assert session.quietly(look).results[0][0] == 3
+    last = session.quietly(steps).results
+    expected = tpukit.launch(
+        in_one_launch, 5, cores=2, backend="cpu", seed=0, progress="off"
+    ).results
+    for rank in range(2):
+        assert [*first[rank], *last[rank]] == [*expected[rank][:2], *expected[rank][3:]]
+
+
+def test_a_call_that_cannot_be_sent_leaves_the_session_as_it_is(sessions):
+    session = sessions()
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match="`lock`, which .*lambda.* uses"):
+        session.run(lambda core: lock)
+    with pytest.raises(tpukit.TpukitError, match="runs a function"):
+        session.run(None)
+    with pytest.raises(ValueError, match="timeout is a number"):
+        session.run(look, timeout=0)
+    assert session.quietly(look).results
+
+
+def test_a_run_that_takes_too_long_is_stopped_and_the_session_goes_on(sessions):
+    session = sessions()
+    with pytest.raises(WorkerError, match="was not done after timeout") as caught:
+        session.quietly(lambda core: time.sleep(600), timeout=0.2)
+    assert "the session goes on" in str(caught.value)
+    assert session.quietly(look).results
+
+
+# Interrupts
+
+
+def trains_for_ever(core, file=None):
+    step(core)
+    core.log(loss=0)
+    while True:
+        step(core)
+
+
+def sleeps(core):
+    core.log(loss=0)
+    time.sleep(600)
+
+
+def computes(core):
+    core.log(loss=0)
+    while True:
+        sum(range(1000))
+
+
+def one_sleeps_the_other_waits(core):
+    core.log(loss=0)
+    core.flush()
+    if core.rank:
+        time.sleep(600)
+    core.barrier()
+
+
+def fits(core):
+    points = torch.rand(64, 20)
+    dataset = torch.utils.data.TensorDataset(points, points.sum(1, keepdim=True))
+    model = core.model(torch.nn.Linear(20, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    batches = core.batches(dataset, batch_size=8, drop_last=True)
+    tpukit.fit(core, model, optimizer, torch.nn.MSELoss(), batches, epochs=100_000)
+
+
+def swallows(core):
+    core.log(loss=0)
+    while True:
+        with contextlib.suppress(BaseException):
+            time.sleep(600)
+
+
+def holds_the_interpreter(core):
+    core.log(loss=0)
+    core.flush()
+    ctypes.PyDLL(None).sleep(20)
+
+
+def interrupted(session, fn):
+    """Run a function, interrupt it when it has begun, and return (the exception, seconds from then on)."""
+    interrupts = []
+    begun = threading.Event()
+
+    def heard(row):
+        begun.set()
+
+    def happened():
+        if begun.is_set():
+            interrupts.append(time.monotonic())
+        return begun.is_set()
+
+    interrupt_when(happened, later=0.3)
+    with pytest.raises(LaunchInterrupted) as caught:
+        session.quietly(fn, loggers=heard)
+    return caught.value, time.monotonic() - interrupts[-1] - 0.3
+
+
+@pytest.mark.parametrize(
+    "fn", [trains_for_ever, sleeps, computes, one_sleeps_the_other_waits, fits]
+)
+def test_an_interrupt_keeps_the_state(sessions, fn):
+    session = sessions()
+    session.quietly(make)
+    error, seconds = interrupted(session, fn)
+    assert "the session goes on" in str(error)
+    assert seconds < 5
+    first, second = session.quietly(look).results
+    assert first == second  # both stopped after the same step
+    losses = session.quietly(steps).results
+    assert losses[0][1] < losses[0][0]
+
+
+@pytest.mark.parametrize("fn", [swallows, holds_the_interpreter])
+def test_a_core_that_does_not_come_back_ends_the_session(sessions, fn):
+    session = sessions()
+    error, seconds = interrupted(session, fn)
+    assert "the session has ended, and core.state is lost" in str(error)
+    assert seconds < 10
+    with pytest.raises(SessionEndedError, match="did not come back"):
+        session.run(look)
+    assert children() == []
+
+
+# The end
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_worker_that_is_killed_ends_the_session(sessions, number):
+    session = sessions()
+    pids = session.quietly(lambda core: os.getpid()).results
+    threading.Timer(0.3, os.kill, (pids[1], number)).start()
+    began = time.monotonic()
+    with pytest.raises(WorkerError, match="the session has ended") as caught:
+        session.quietly(trains_for_ever)
+    assert time.monotonic() - began < 10
+    assert caught.value.rank == 1
+    assert children() == []
+
+
+def test_a_worker_that_was_killed_at_the_prompt_is_noticed_by_the_next_run(sessions):
+    session = sessions()
+    pids = session.quietly(lambda core: os.getpid()).results
+    os.kill(pids[0], signal.SIGKILL)
+    with pytest.raises(WorkerError, match="SIGKILL"):
+        session.quietly(look)
+    assert children() == []
+
+
+def test_a_second_interrupt_ends_the_session(sessions):
+    session = sessions()
+    begun = threading.Event()
+    interrupt_when(begun.is_set, later=0.2)
+    interrupt_when(begun.is_set, later=1.2)
+    with pytest.raises(LaunchInterrupted, match="interrupted again"):
+        session.quietly(swallows, loggers=lambda row: begun.set())
+    assert children() == []
+
+
+def test_a_new_session_closes_the_one_before_and_a_closed_one_refuses(capsys):
+    with opened(cores=1) as first, opened(cores=1) as second:
+        assert "the earlier session was closed" in capsys.readouterr().out
+        with pytest.raises(SessionEndedError, match="a new session took its place"):
+            first.run(look)
+        assert second.quietly(lambda core: core.rank).results == [0]
+        assert len(children()) == 1
+        assert "open" in repr(second)
+    assert "closed" in repr(second)
+    second.close()
+    assert children() == []
+
+
+def test_an_idle_session_gives_its_chips_back(capsys):
+    with opened(cores=1, idle=0.5) as session:
+        session.quietly(lambda core: time.sleep(0.8))  # a run is no idle time
+        assert not session._ended
+        wait_until(lambda: session._ended)
+        wait_until(lambda: "there was no run for" in capsys.readouterr().out)
+        with pytest.raises(SessionEndedError, match="no run"):
+            session.run(look)
+    assert children() == []
+
+
+def test_a_session_is_made_in_the_main_thread():
+    errors = []
+
+    def begin():
+        try:
+            tpukit.Session(1, "cpu")
+        except tpukit.TpukitError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=begin)
+    thread.start()
+    thread.join()
+    assert "main thread" in str(errors[0])
+
+
+def test_a_run_within_a_run_is_refused(sessions):
+    session, errors = sessions(), []
+
+    def logger(row):
+        try:
+            session.run(look)
+        except SessionEndedError as error:
+            errors.append(str(error))
+
+    session.quietly(lambda core: core.log(loss=1), loggers=logger)
+    assert "one function at a time" in errors[0]
+
+
+def test_a_launch_beside_a_session_keeps_none_of_its_pipes(sessions):
+    session = sessions()
+    mine = {
+        os.readlink(f"/proc/self/fd/{fd}")
+        for process in session._group.workers
+        for fd in process.fds()
+    }
+
+    def pipes(core):
+        found = set()
+        for fd in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                found.add(os.readlink(f"/proc/self/fd/{fd}"))
+        return found
+
+    assert not mine & tpukit.launch(pipes, cores=1, backend="cpu", progress="off").results[0]
+
+
+PROGRAM = """
+import os, signal, time, tpukit
+session = tpukit.Session(2, "cpu", progress="off")
+print(*session.run(lambda core: os.getpid(), progress="off").results, flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [None, signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_a_program_that_ends_leaves_no_worker(number):
+    code = PROGRAM if number is None else PROGRAM + "time.sleep(600)"
+    program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    while not (line := program.stdout.readline())[0].isdigit():
+        assert program.poll() is None
+    pids = [int(word) for word in line.split()]
+    if number is not None:
+        program.send_signal(number)
+    began = time.monotonic()
+    program.wait(60)
+    program.stdout.close()
+    assert time.monotonic() - began < 20
+    wait_until(lambda: not any(map(is_running, pids)))
+
+
+def is_running(pid):
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
+        return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    return False
+
+
+# The graph
+
+
+def fails_after_the_optimizer(core):
+    with core.step():
+        core.state.model(core.state.inputs).square().mean().backward()
+        core.optimizer_step(core.state.optimizer)
+        raise ValueError("the step is recorded and has not run")
+
+
+@pytest.mark.xla
+def test_on_the_simulator_a_step_that_was_left_is_run_and_training_goes_on():
+    with opened(backend="xla") as session:
+        session.quietly(make)
+        session.quietly(steps)
+        with pytest.raises(WorkerError, match="the session goes on"):
+            session.quietly(fails_after_the_optimizer)
+        losses = session.quietly(steps).results[0]
+        error, seconds = interrupted(session, trains_for_ever)
+        assert "the session goes on" in str(error)
+        assert seconds < 5
+        assert len(set(session.quietly(look).results)) == 1
+        with pytest.raises(WorkerError, match="the session has ended"):
+            session.quietly(fails_while_the_other_trains)
+    expected = tpukit.launch(
+        in_one_launch, 5, cores=2, backend="xla", seed=0, progress="off"
+    ).results[0]
+    assert losses == expected[3:]  # the weights of the step that was left count
+    assert children() == []
+
+
+def fails_while_the_other_trains(core):
+    if core.rank:
+        raise ValueError("one")
+    steps(core)
+
+
+# The parts
+
+
+def test_a_stopping_point_lets_a_core_pass_up_to_the_limit():
+    reports = []
+    point = StoppingPoint(lambda: reports.append(point.passed))
+    for _ in range(3):
+        point.cross()
+    point.limit(4)
+    thread = threading.Thread(target=lambda: [point.cross() for _ in range(3)])
+    thread.start()
+    wait_until(lambda: point.is_paused)
+    assert reports == [4]
+    point.limit(10)
+    thread.join()
+    assert (point.passed, point.is_paused, reports) == (6, False, [4])
+    assert callable(serve)

@@ -1,0 +1,90 @@
+"""Patches of torch in the worker processes of torch_xla; each is listed in docs/in_sync.md.
+
+correct_running_variance
+    changes     `torch.batch_norm` and `torch.instance_norm`, for tensors on XLA devices in training
+    because     torch_xla 2.8 and 2.9 keep a running variance divided by n, torch's by n - 1
+    upstream    no issue known; torch's rule is documented after pytorch/pytorch issue 77427
+    until       `test_torch_xla_itself_still_divides_the_running_variance_by_n` fails
+
+complete_torch
+    changes     adds the module `torch.xla`, if torch has none
+    because     torch 2.8 and 2.9 have none, and `torch.utils.checkpoint` needs it: "module 'torch'
+                has no attribute 'xla'"
+    upstream    pytorch/xla issue 5766; aws-neuron/aws-neuron-sdk issue 1317
+    until       torch has a module of that name, which is then left as it is
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable
+
+
+@functools.cache
+def correct_running_variance() -> None:
+    """Divide by n - 1 on XLA devices, in this process, permanently.
+
+    With 8 values per channel, as images of one pixel have them in the last layers of a network, the
+    variance of an evaluation would be an eighth too small. The correction scales the running
+    variance before and after the update, with momentum m:
+
+        torch_xla     running = (1 - m) * running + m * variance(n)
+        wanted        running = (1 - m) * running + m * variance(n) * n / (n - 1)
+        here          running *= (n - 1) / n; update by torch_xla; running *= n / (n - 1)
+    """
+    import torch
+
+    # All layers end in these two functions, also those with a forward of their own, such as timm's
+    # BatchNormAct2d.
+    torch.batch_norm = _corrected(torch.batch_norm, _values_per_channel)
+    torch.instance_norm = _corrected(torch.instance_norm, _values_per_channel_of_an_image)
+
+
+def _values_per_channel(x) -> int:
+    if x.ndim < 2 or not x.shape[1]:
+        return 0
+    return x.numel() // x.shape[1]
+
+
+def _values_per_channel_of_an_image(x) -> int:
+    return x.shape[2:].numel()
+
+
+def _corrected(original: Callable, count_values: Callable):
+    # torch.nn.functional passes the arguments by position.
+    @functools.wraps(original)
+    def normalize(x, weight, bias, running_mean, running_var, training, *options):
+        arguments = (x, weight, bias, running_mean, running_var, training, *options)
+        is_tracked = training and running_var is not None and x.device.type == "xla"
+        n = count_values(x) if is_tracked else 0
+        if n < 2:
+            return original(*arguments)
+        # `data`, because backward gets the tensor itself, and uses it only in evaluation.
+        running_var.data.mul_((n - 1) / n)
+        outputs = original(*arguments)
+        running_var.data.mul_(n / (n - 1))
+        return outputs
+
+    return normalize
+
+
+def complete_torch() -> None:
+    """Give torch the module `torch.xla` with the random numbers, for torch.utils.checkpoint.
+
+    With it, a recomputed activation is the same, dropout included. XLA may join the recomputation
+    with the first computation, which costs the memory that was to be saved:
+    `torch_xla.utils.checkpoint` has a barrier against that.
+    """
+    import types
+
+    import torch
+    import torch_xla.core.xla_model as xm
+
+    if hasattr(torch, "xla"):
+        return
+    module = types.ModuleType("torch.xla")
+    module._initialized = True  # otherwise the state of the random numbers would not be kept
+    module.device = contextlib.nullcontext
+    module.device_count = lambda: 1
+    module.get_rng_state = lambda device=None: xm.get_rng_state()
+    module.set_rng_state = lambda state, device=None: xm.set_rng_state(state)
+    torch._register_device_module("xla", module)

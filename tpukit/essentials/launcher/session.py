@@ -1,0 +1,449 @@
+"""Cores that stay alive between the cells of a notebook: `Session`.
+
+    session = tpukit.Session()        fork the workers, which open the chips
+    session.run(train, 1)             send the function, watch the run as `launch` does
+    session.run(train, 1)             the same processes: nothing is compiled again
+    session.close()
+
+The workers run `session_worker.serve` in the place of a worker function. After an exception or an
+interrupt the session brings every core back to its prompt (`_Recovery`), or ends.
+"""
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from tpukit.essentials.display import (
+    InvalidValueError,
+    NotInstalledError,
+    TpukitError,
+    duration,
+    parse_duration,
+    screen,
+)
+from tpukit.essentials.environment import Folders, MachineInfo
+from tpukit.essentials.launcher import worker
+from tpukit.essentials.launcher.calls import refuse_call
+from tpukit.essentials.launcher.launcher import (
+    LaunchInterrupted,
+    LaunchOptions,
+    Logger,
+    Run,
+    log_writers,
+    outcome,
+    plan,
+    started,
+    watch,
+    worker_failed,
+)
+from tpukit.essentials.launcher.signals import sigterm_ends_the_run
+from tpukit.essentials.launcher.topology import RuntimeInUseError
+from tpukit.essentials.launcher.watchdog import Limits, refuse_seconds
+from tpukit.essentials.launcher.worker_group import WorkerGroup, kept_open
+
+_PROMPT_SECONDS = 3.0  # for all cores to come back after an exception or an interrupt
+_RAISE_SECONDS = 1.0  # part of these, after which a core is stopped where it stands
+_ASK_SECONDS = 0.05  # between two questions where the cores are
+_LOOK_SECONDS = 0.002
+_NEW = "run the cell that makes the session again: session = tpukit.Session(...)"
+_open: list["Session"] = []
+
+
+class SessionEndedError(TpukitError, RuntimeError):
+    """The session was closed, or had to end."""
+
+
+class Session:
+    """Worker processes that stay alive between the cells of a notebook.
+
+    The chips are opened once. A run starts in milliseconds, and a program that an earlier run has
+    compiled is used again. Whatever a worker function keeps in `core.state` is there in the next
+    run, on the device: the model, the optimizer, the data.
+
+        session = tpukit.Session()
+        session.run(prepare, "packed")
+        session.run(train, 1)
+        session.close()
+
+    `with tpukit.Session() as session:` closes it as well. A kernel has one session per backend: a
+    new one closes the old one, so the cell can be run again.
+
+    Other than in `launch` the workers are no forks of the notebook as it is now. Functions,
+    classes and values are sent with `cloudpickle` at each call. Environment variables and
+    settings of torch stay as they were when the session began; tpukit prints the names of
+    variables and modules that have changed. The working directory and `sys.path` are followed.
+
+    Args:
+        cores, device, backend: as `launch`.
+        seed: seed of all random numbers, which go on from run to run; None for the notebook's own.
+        limits: as `launch`.
+        progress: how the start is shown, as `launch`.
+        matmul_precision, compile_cache, shard: as `launch`.
+        idle: time without a run after which the session closes itself and gives its chips back,
+            such as "30m"; None for no limit.
+
+    Raises:
+        NotInstalledError: cloudpickle is missing.
+        InvalidValueError: as `launch`; or the cores of a chip share a process (TPU v2 and v3), or
+            the system cannot fork.
+        RuntimeInUseError: as `launch`; or this is not the main thread, which the workers must
+            not outlive.
+        WorkerError: a device did not start.
+    """
+
+    def __init__(
+        self,
+        cores: int | None = None,
+        backend: str | None = None,
+        seed: int | None = 0,
+        *,
+        device: int | None = None,
+        limits: Limits = Limits(),
+        progress: str | None = None,
+        matmul_precision: str | None = None,
+        compile_cache: Folders | bool | None = None,
+        shard: str | None = None,
+        idle: str | float | None = "30m",
+    ):
+        _refuse_other_threads()
+        with _cloudpickle_is_there():
+            from tpukit.essentials.launcher import packing
+            from tpukit.essentials.launcher.session_worker import serve
+        self._idle = None if idle is None else parse_duration(idle, "idle")
+        self._limits = limits
+        self._lock = threading.RLock()  # held by a run, and by the thread that closes
+        self._ended = ""  # why; "" while the session is open
+        self._is_running = False
+        self._was_left = False  # by a core, in the last run
+        self._last_use = time.monotonic()
+        self._calls = packing.CallFile()
+        self._packing = packing
+        options = LaunchOptions(
+            cores=cores,
+            device=device,
+            backend=backend,
+            seed=seed,
+            limits=limits,
+            matmul_precision=matmul_precision,
+            compile_cache=compile_cache,
+            shard=shard,
+        )
+        task, topology = plan(serve, (self._calls,), options, MachineInfo.read())
+        _refuse_threads_and_no_forks(topology)
+        _close_earlier(topology)
+        self._resources = contextlib.ExitStack()
+        with sigterm_ends_the_run(), screen(progress) as display:
+            try:
+                self._group = self._resources.enter_context(
+                    started(task, topology, options, display)
+                )
+                failure = watch(self._group, display, self._close_start)
+            except BaseException:
+                self._resources.close()
+                raise
+        if failure is not None:
+            self._resources.close()
+            raise worker_failed(failure, self._group)
+        kept_open.append(self._group)
+        _open.append(self)
+        self._surroundings = packing.Surroundings()
+        # Otherwise multiprocessing would wait for the workers when the program ends.
+        atexit.register(self.close)
+        self._closed = threading.Event()
+        if self._idle is not None:
+            threading.Thread(target=self._close_when_idle, daemon=True).start()
+
+    def __repr__(self) -> str:
+        topology = self._group.topology
+        cores = f"{topology.cores} x {topology.device}"
+        if self._ended:
+            return f"Session: {cores}, closed: {self._ended}"
+        return f"Session: {cores}, open; {self._group.run} runs"
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _close_start(self) -> str:
+        self._resources.close()
+        return "its workers were ended"
+
+    def run(
+        self,
+        fn: Callable,
+        *args: object,
+        timeout: float | None = None,
+        progress: str | None = None,
+        loggers: Logger | Sequence[Logger] | None = None,
+    ) -> Run:
+        """Run `fn(core, *args)` on every core of the session, and return the results.
+
+        The function, and the notebook's functions, classes and values that it uses, are sent as
+        they are now. Keep large data in `core.state`, because a call may have 64 MB.
+
+        After an exception or an interrupt the session goes on, with `core.state` as the cores
+        left it, if all cores come back within three seconds. Gradients of the unfinished step are
+        cleared, and the random numbers begin anew. Otherwise the session ends; the error says
+        which of the two, and why. A core that waits inside of a compiled step for a core that
+        has left does not come back.
+
+        Args:
+            fn: the worker function; its first argument is a `Core`.
+            *args: further arguments of `fn`.
+            timeout: seconds after which the run is stopped. None for no limit.
+            progress, loggers: as `launch`.
+
+        Returns:
+            A `Run`, as `launch` returns it.
+
+        Raises:
+            SessionEndedError: the session was closed, or has ended.
+            InvalidValueError: the call is larger than 64 MB; or `timeout` is no number above 0.
+            SerializationError: a part of the call cannot be pickled.
+            InvalidTypeError, WorkerError, LaunchInterrupted: as `launch`.
+        """
+        refuse_call(fn, args, "session.run")
+        if timeout is not None:
+            refuse_seconds("timeout", timeout, fix="timeout=3600, or None for no limit")
+        with self._lock:
+            self._refuse_if_not_ready()
+            call = self._packing.pack_call(fn, args)
+            self._is_running = True
+            try:
+                return self._run(call, timeout, progress=progress, loggers=loggers)
+            finally:
+                self._is_running = False
+                self._last_use = time.monotonic()
+
+    def close(self) -> None:
+        """End the workers, which gives the chips back. A second call does nothing."""
+        self._end("it was closed")
+
+    def _run(self, call, timeout: float | None, *, progress: str | None, loggers) -> Run:
+        group = self._group
+        seeds_again = self._was_left or self._drew_unequally()
+        with sigterm_ends_the_run(), screen(progress) as display:
+            for line in self._surroundings.changes():
+                display.line(line)
+            if seeds_again and not self._was_left:
+                display.line(
+                    "the cores drew unequal amounts of random numbers outside of steps in the last "
+                    "run; all begin anew from the seed and the number of the run"
+                )
+            writers = log_writers(loggers, display)
+            group.begin_run(display, self._limits, timeout=timeout, writers=writers)
+            circumstances = self._packing.Circumstances(
+                os.getcwd(),
+                sys.path,
+                call.sources(),
+                was_left=self._was_left,
+                seeds_again=seeds_again,
+            )
+            self._calls.write(circumstances, call.parts)
+            self._was_left = False
+            group.send(worker.RUN, group.run)
+            try:
+                failure = watch(group, display, self._recover)
+                if failure is None:
+                    self._wait_for_prompts()
+                    return outcome(group)
+                ended = "a core was ended by SIGTERM" if failure.is_sigterm else ""
+                text = self._recover(ended)
+            except BaseException as error:
+                is_handled = isinstance(error, TpukitError | LaunchInterrupted)
+                if isinstance(error, KeyboardInterrupt) and not is_handled:
+                    self._recover()  # it came before or after `watch`
+                elif not is_handled:
+                    self._end(f"{type(error).__name__} in the kernel")  # Terminated, by SIGTERM
+                raise
+        others = "ended" if self._ended else "stopped"
+        raise worker_failed(failure, group, others=others, text=text)
+
+    def _refuse_if_not_ready(self) -> None:
+        if self._ended:
+            raise SessionEndedError("the session has ended", found=self._ended, fix=_NEW)
+        if self._is_running:
+            raise SessionEndedError(
+                "the session is in a run, and runs one function at a time",
+                fix="session.run(...) after it, not in a logger or another thread",
+            )
+
+    def _drew_unequally(self) -> bool:
+        places = self._group.places.values()
+        drawn = {place.numbers for place in places if place.numbers is not None}
+        return len(drawn) > 1
+
+    def _wait_for_prompts(self) -> None:
+        """Wait until the cores that have returned are ready for the next run."""
+        recovery = _Recovery(self._group)
+        if not recovery.wait_for_prompts():
+            self._end(recovery.why_not())
+
+    def _recover(self, why_it_ends: str = "") -> str:
+        """Bring every core back to its prompt, or end the session; return a sentence about it."""
+        recovery = _Recovery(self._group)
+        try:
+            why_it_ends = why_it_ends or recovery.bring_back()
+        except KeyboardInterrupt:
+            why_it_ends = "it was interrupted again before all cores were back"
+        if why_it_ends:
+            self._end(why_it_ends)
+            return f"the session has ended, and core.state is lost: {why_it_ends}; {_NEW}"
+        self._was_left = True
+        return (
+            "the session goes on with core.state as it is; gradients are cleared, random numbers "
+            "begin anew"
+        )
+
+    def _end(self, why: str) -> None:
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = why
+            _open.remove(self)
+            kept_open.remove(self._group)
+            self._resources.close()
+            self._calls.close()
+            self._closed.set()
+            atexit.unregister(self.close)
+
+    def _close_when_idle(self) -> None:
+        while not self._closed.wait(self._idle_seconds_left()):
+            with self._lock:
+                if self._ended or self._idle_seconds_left() > 0:
+                    continue
+                why = f"there was no run for {duration(self._idle)}"
+                self._end(why)
+                print(f"the session was closed, because {why}; its chips are free", flush=True)
+
+    def _idle_seconds_left(self) -> float:
+        return max(0.0, self._last_use + self._idle - time.monotonic())
+
+
+class _Recovery:
+    """Brings all cores of a session back to their prompts, between the same two steps.
+
+    1. Each core stops at its next boundary, and reports the number of boundaries passed.
+    2. Cores further back run on to the largest number, so every collective that began completes.
+    3. When all are there, the exception unwinds the worker functions.
+
+    A core that reaches no boundary is stopped where it stands. If a core has left the run, the
+    others are, too, because their next collective would never end.
+    """
+
+    def __init__(self, group: WorkerGroup):
+        self._group = group
+        self._began = time.monotonic()
+
+    def bring_back(self) -> str:
+        """Return why a core has not come back; "" if all are at their prompts."""
+        group = self._group
+        group.send(worker.LIMIT, 0)
+        limit = 0
+        raised: set[int] = set()
+        next_question = 0.0
+        while not self._are_at("prompt") and self._seconds() < _PROMPT_SECONDS:
+            time.sleep(_LOOK_SECONDS)
+            group.read()
+            if any(process.is_gone() for process in group.workers):
+                return "a worker process is gone"
+            if time.monotonic() > next_question:
+                next_question = time.monotonic() + _ASK_SECONDS
+                group.send(worker.WHERE)
+            if len(group.places) < len(group.ranks):
+                continue  # some have not answered yet
+            furthest = max(place.passed for place in group.places.values())
+            away = {rank for rank in group.ranks if not group.is_at(rank, "prompt")}
+            are_together = all(self._waits_at(rank, furthest) for rank in away)
+            has_one_left = len(away) < len(group.ranks)
+            if are_together or has_one_left or self._seconds() > _RAISE_SECONDS:
+                group.send(worker.RAISE, ranks=away - raised)
+                raised |= away
+            elif furthest > limit:
+                limit = furthest
+                group.send(worker.LIMIT, limit)
+        return self._why_it_ends()
+
+    def wait_for_prompts(self) -> bool:
+        """Wait for cores that have returned; return whether all are at their prompts."""
+        while not self._are_at("prompt") and self._seconds() < _PROMPT_SECONDS:
+            time.sleep(_LOOK_SECONDS)
+            self._group.read()
+        return self._are_at("prompt")
+
+    def why_not(self) -> str:
+        """Return which core is not at its prompt."""
+        group = self._group
+        away = [rank for rank in group.ranks if not group.is_at(rank, "prompt")]
+        return f"core {away[0]} did not come back within {_PROMPT_SECONDS:g} seconds"
+
+    def _why_it_ends(self) -> str:
+        if not self._are_at("prompt"):
+            return self.why_not()
+        places = self._group.places.values()
+        are_equal = len({place.passed for place in places}) == 1
+        if not are_equal and not all(place.is_clean for place in places):
+            return "the cores stopped at different steps, so a collective may be half done"
+        return ""
+
+    def _are_at(self, place: str) -> bool:
+        return all(self._group.is_at(rank, place) for rank in self._group.ranks)
+
+    def _waits_at(self, rank: int, passed: int) -> bool:
+        return self._group.is_at(rank, "paused") and self._group.places[rank].passed == passed
+
+    def _seconds(self) -> float:
+        return time.monotonic() - self._began
+
+
+def _refuse_other_threads() -> None:
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeInUseError(
+            "a session is made in the main thread: Linux ends the workers with the thread that "
+            "forked them",
+            found=f"this is {threading.current_thread().name}",
+            fix="session = tpukit.Session(...) in a cell of its own; session.run may be called in "
+            "a thread",
+        )
+
+
+@contextlib.contextmanager
+def _cloudpickle_is_there():
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name != "cloudpickle":
+            raise
+        raise NotInstalledError(
+            "a session sends the notebook's functions with cloudpickle, which is not installed",
+            fix="pip install cloudpickle, then run this cell again",
+        ) from None
+
+
+def _refuse_threads_and_no_forks(topology) -> None:
+    if topology.processes == 0:
+        raise InvalidValueError(
+            "a session needs worker processes, and this system cannot fork",
+            fix="tpukit.launch(train), which runs one core in the kernel; or Linux, WSL on Windows",
+        )
+    if topology.cores > topology.processes:
+        raise InvalidValueError(
+            "a session needs a process per core: a core in a thread cannot be interrupted",
+            found=f"{topology.cores} cores of {topology.device} in {topology.processes} processes",
+            fix="tpukit.launch(train), or tpukit.Session(cores=1)",
+        )
+
+
+def _close_earlier(topology) -> None:
+    """Close the session that has the same devices, because its cell was run again."""
+    for session in list(_open):
+        other = session._group.topology
+        if (other.backend, other.device_number) == (topology.backend, topology.device_number):
+            session._end("a new session took its place")
+            print("the earlier session was closed, and its core.state is gone", flush=True)

@@ -1,0 +1,57 @@
+"""Patches of torch in the process that records a step; each is listed in docs/in_sync.md.
+
+That process records one step and ends. Nothing that it computes is a result.
+
+check_torch_save
+    changes     `torch.serialization._open_zipfile_writer`
+    because     torch 2.8 and 2.9 open the file of `torch.save` in C++, without an audit event, so
+                the guard of files would not see it
+    upstream    none; audit events are optional for extensions (PEP 578)
+    until       torch raises the audit event "open"
+
+leave_large_tensors_empty
+    changes     `torch.Tensor.normal_` and `torch.Tensor.uniform_`
+    because     the weights of a large model would take minutes to draw and memory to hold
+    upstream    none; `torch.device("meta")` needs changes in the user's code
+    until       a step can be recorded without weights
+"""
+
+from collections.abc import Callable
+
+_LARGE = 2**24  # elements: 64 MiB of float32, from which a tensor is not filled with random numbers
+
+
+def check_torch_save(check: Callable[[object], None]) -> None:
+    """Call a function on the file of each `torch.save`, before it is opened.
+
+    `torch.save` may have been imported under any name, so the function that it calls is patched.
+    """
+    import torch.serialization
+
+    opened = torch.serialization._open_zipfile_writer
+
+    def open_checked(name_or_buffer):
+        check(name_or_buffer)
+        return opened(name_or_buffer)
+
+    torch.serialization._open_zipfile_writer = open_checked
+
+
+def leave_large_tensors_empty() -> None:
+    """Do not fill large tensors with random numbers in this process.
+
+    Untouched memory takes no space. No value matters, because nothing that comes back from the
+    device is a result.
+    """
+    import torch
+
+    def unless_large(fill: Callable) -> Callable:
+        def filled(tensor, *args, **options):
+            if tensor.numel() >= _LARGE:
+                return tensor
+            return fill(tensor, *args, **options)
+
+        return filled
+
+    for name in ("normal_", "uniform_"):
+        setattr(torch.Tensor, name, unless_large(getattr(torch.Tensor, name)))
