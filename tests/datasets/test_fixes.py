@@ -42,6 +42,7 @@ from tpukit.datasets import (
     pack,
     packed_images,
     packing,
+    plan_pack,
     read_tfrecords,
 )
 from tpukit.datasets.image_cache import build_image_cache
@@ -690,6 +691,13 @@ def test_the_fixes_work_for_items_without_a_label_and_with_lists_of_classes():
         quietly([(picture(0), pandas.Timestamp("2024-01-01"))])
     assert "table" not in fix
     quietly([(picture(0), "2024-01-01")], classes=["2024-01-01"])
+
+
+def test_the_fixes_work_for_a_plan_of_a_generator():
+    with fixes("pack_plan: plan_pack reads the first item, and a {} yields it only once"):
+        plan_pack(iter(items()))
+    plan_pack(items())
+    quietly(iter(items()))
 
 
 def test_the_fixes_work_for_paths_in_place_of_images():

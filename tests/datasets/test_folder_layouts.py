@@ -19,6 +19,7 @@ CLASSES = {
     "names of two words": ["left lung/1.png", "right lung/1.png", "heart/1.png"],
     "a mask as a class": ["mask/1.png", "no_mask/2.png", "worn_badly/3.png"],
     "a mask in a name": ["cat/1_mask.png", "dog/2.png"],
+    "splits in each": [f"{kind}/{part}/1.png" for kind in "abc" for part in ("train", "test")],
     "other folders in each": ["animals/cat/1.png", "animals/dog/1.png", "cars/bus/1.png"],
 }
 OTHERS = {

@@ -691,7 +691,7 @@ def test_classes_one_folder_deeper_are_named(tmp_path):
     )
     with pytest.raises(
         ValueError,
-        match="classes train, valid, and in each lie the same folders\n  found: cat, dog",
+        match="classes train, valid, and the classes lie deeper\n  found: in .*/train lie cat, dog",
     ):
         quietly(source, tmp_path / "a")
     assert quietly(source / "train", tmp_path / "b").classes == ["cat", "dog"]  # as the fix says

@@ -76,8 +76,9 @@ def _refuse_people(layout: _Layout) -> None:
     classes = layout.classes
     kinds = set().union(*inside.values())
     have_classes_inside = "" not in kinds and 1 < len(kinds) < len(classes)
+    are_parts = all(words_of(kind) & _PARTS for kind in kinds)
     complete = sum(found == kinds for found in inside.values())
-    if have_classes_inside and 2 * complete >= len(classes):
+    if have_classes_inside and not are_parts and 2 * complete >= len(classes):
         files = os.path.join(folder, "*", "*", "*")
         raise InvalidValueError(
             f"the {len(classes)} sub-folders of {folder} look like patients and not like classes",
@@ -85,7 +86,7 @@ def _refuse_people(layout: _Layout) -> None:
             fix=f"table = pandas.DataFrame({{'path': glob.glob({files!r})}}); "
             "parts = table.path.str.split(os.sep); "
             'pack(table.assign(patient=parts.str[-3], label=parts.str[-2]), ..., labels="label", '
-            f'groups="patient"); or classes={_all(classes)}',
+            f'classes={sorted(kinds)}, groups="patient"); or classes={_all(classes)}',
         )
     if len(classes) > 1 and all(_is_person(name) for name in classes):
         raise InvalidValueError(
