@@ -26,7 +26,7 @@ size = 128
 
 # %%
 def train(core, pack, steps, epochs, batch_size, size):
-    """Train ResNet-18 on a pack; return the images per second of all cores, and the last row of the history."""
+    """Train ResNet-18 on a pack; return the speed, and the last row of the history with TFLOP/s and MFU."""
     import torchvision
 
     images = tpukit.PackedImages(pack, size=size)

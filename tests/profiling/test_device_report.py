@@ -11,9 +11,10 @@ from tpukit.profiling.device_report import Report, report
 XLA = pytest.mark.xla
 
 
-def of(backend, *, seconds=1000.0, step=None):
+def of(backend, *, seconds=1000.0, step=None, **rates):
     """Return a core that has run for so long, with steps that took so long."""
-    return SimpleNamespace(backend=backend, seconds=seconds, step_seconds=step)
+    rates = {"tflops_per_second": None, "mfu": None, "peak_tflops": None, **rates}
+    return SimpleNamespace(backend=backend, seconds=seconds, step_seconds=step, **rates)
 
 
 def reported(step, *, backend="xla:cpu", cores=1, steps=14, rank=0, waited=None, **options):
@@ -58,6 +59,22 @@ def test_of_a_loop_as_it_should_be_all_is_well_and_the_numbers_are_given():
     assert found(outcome, "copies to the host").fact.startswith("0, 0.00 per step, ")
     assert " in 14 steps" in found(outcome, "compiles").fact
     assert not any(finding.fix for finding in outcome.findings)
+
+
+@pytest.mark.parametrize(
+    ("mfu", "fact"),
+    [
+        (None, "49.2 TFLOP/s per chip in the last steps"),
+        (
+            0.25,
+            "49.2 TFLOP/s per chip in the last steps, MFU 25.0% of the 197 TFLOP/s in bfloat16",
+        ),
+    ],
+)
+def test_the_use_of_the_chip_is_reported_once_a_step_was_counted(mfu, fact):
+    rates = {"tflops_per_second": 49.25, "mfu": mfu, "peak_tflops": 197.0}
+    outcome = reported(fine, backend="cpu", steps=2, **rates)
+    assert found(outcome, "use of the chip").fact == fact
 
 
 WRONG = {

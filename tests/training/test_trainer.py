@@ -27,7 +27,7 @@ import tpukit
 from tpukit import FitOptions, WorkerError, evaluate, fit
 from tpukit.training import History
 
-ENDS = ["lr", "samples_per_second", "seconds"]  # the last columns of an epoch
+ENDS = ["lr", "samples_per_second", "tflops_per_second", "seconds"]  # the last columns of an epoch
 XLA_ONCE_MORE = [pytest.mark.xla, pytest.mark.only_soak]
 
 
@@ -86,7 +86,8 @@ def same(first, second):
     parts, others = torch.utils._pytree.tree_leaves, []
     for result in (first, second):
         history = result["history"]
-        rows = [{**row, "seconds": 0, "samples_per_second": 0} for row in history.epochs]
+        clock = {"seconds": 0, "samples_per_second": 0, "tflops_per_second": 0}
+        rows = [{**row, **clock} for row in history.epochs]
         rows += [
             {name: row[name] for name in ("step", "epoch", "train_loss", "lr")}
             for row in history.intervals

@@ -184,7 +184,7 @@ class TorchTpuRuntime(CpuRuntime):
             )
         cores = cores or machine.cores
         device = f"TPU {machine.generation} core by TorchTPU"
-        return Topology(self.name, device, cores, processes=cores)
+        return Topology(self.name, device, cores, processes=cores, generation=machine.generation)
 
     def is_started(self) -> bool:
         if "torch_tpu" not in sys.modules or not hasattr(sys.modules.get("torch"), "tpu"):

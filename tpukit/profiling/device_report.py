@@ -60,6 +60,7 @@ def report(core: Core, batches: Batches | None = None) -> Report:
     findings = _of_graphs(core, _Metrics(metrics)) if metrics else [_without_graphs(backend)]
     if batches is not None:
         findings.append(_waiting(batches.wait_seconds / core.seconds))
+    findings += _use(core)
     findings += _memory(backend)
     subject = f"core {backend.rank} of {backend.world_size} on {backend.device}"
     return Report(subject, tuple(findings))
@@ -238,6 +239,16 @@ def _waiting(share: float) -> Finding:
         return Finding("data", "ok", fact)
     fix = "`workers=` or `threads=` in `core.batches`, or `tpukit.pack` the dataset once"
     return Finding("data", "warning", fact, fix=fix)
+
+
+def _use(core: Core) -> list[Finding]:
+    """Name the model's FLOP/s, if `fit` or `Core.counting_flops` has counted a step."""
+    if core.tflops_per_second is None:
+        return []
+    fact = f"{core.tflops_per_second:.3g} TFLOP/s per chip in the last steps"
+    if core.mfu is not None:
+        fact += f", MFU {core.mfu:.1%} of the {core.peak_tflops:g} TFLOP/s in bfloat16"
+    return [Finding("use of the chip", "ok", fact)]
 
 
 def _memory(backend) -> list[Finding]:

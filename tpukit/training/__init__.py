@@ -5,6 +5,7 @@ from tpukit.training import schedules
 from tpukit.training.augment import Augment
 from tpukit.training.batchnorm import sync_batchnorm
 from tpukit.training.buckets import Buckets
+from tpukit.training.epoch_time import show_time
 from tpukit.training.evaluation import Evaluation, evaluate
 from tpukit.training.fit_options import Checkpoints, EarlyStopping, FitOptions
 from tpukit.training.history import History
@@ -34,5 +35,5 @@ __all__ = [
     "History", "Jobs", "LARS", "LogWriters", "NonFiniteLossError", "Row", "RunFolder",
     "StreamBatches", "TensorBoardWriter", "evaluate", "fit", "keep_settings", "launch_each",
     "parse_duration", "predict", "predict_to", "read_predictions", "run_folder", "schedules",
-    "show_history", "sync_batchnorm",
+    "show_history", "show_time", "sync_batchnorm",
 ]  # fmt: skip

@@ -7,12 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tpukit.essentials.display import counted
+from tpukit.training.epoch_time import time_advice, total_time
 
+CHIP_RATES = ("tflops_per_second", "mfu")  # columns that a history may lack
 _FORMATS = {
     "step": "{:,}".format,
     "lr": "{:.3g}".format,
     "seconds": "{:.1f}".format,
     "samples_per_second": "{:,.1f}".format,
+    "tflops_per_second": "{:,.3g}".format,
+    "mfu": "{:.1%}".format,
 }
 
 
@@ -28,10 +32,15 @@ class History:
             and the interval; lr, of the last step; samples_per_second, of all cores together;
             seconds, of training, without evaluations and saves; data_wait, the share of these
             seconds in which the loop waited for batches; compiles, the number of graphs so far;
-            memory, the peak of the process in bytes.
+            memory, the peak of the process in bytes; tflops_per_second, per chip, of the forward
+            and backward passes; mfu, the share of the chip's peak that this is, 0 to 1. A row has
+            no mfu if the peak is not known, as in a dry run, and neither of the two if an
+            operation could not be counted. docs/speed.md defines both.
         epochs: a row per epoch: epoch; step; train_loss; valid_loss; the metrics; lr, of its last
-            step; samples_per_second, of this epoch, computed as that of the run; seconds, with
-            the evaluation.
+            step; samples_per_second, tflops_per_second and mfu, of this epoch, computed as those
+            of the run; seconds, with the evaluation.
+        times: a row per epoch: the seconds of core 0 by part: device, host, input (waiting for
+            batches), compile, evaluation, checkpoints, other. `tpukit.training.show_time` draws them.
         best: the row of the best epoch; None before there is one.
         stopped: the reason if the training ended before its last epoch; otherwise None.
         resumed: the checkpoint that it continued from; None if it began at the start.
@@ -41,6 +50,7 @@ class History:
 
     intervals: list[dict] = field(default_factory=list)
     epochs: list[dict] = field(default_factory=list)
+    times: list[dict] = field(default_factory=list)
     best: dict | None = None
     stopped: str | None = None
     resumed: str | None = None
@@ -54,29 +64,47 @@ class History:
         It contains no evaluations and no saves. Log intervals in which a graph was compiled are
         left out, unless there are no others.
         """
-        return samples_per_second(self.intervals)
+        return steady_mean(self.intervals, "samples_per_second")
+
+    @property
+    def tflops_per_second(self) -> float:
+        """TFLOP/s per chip of the same log intervals; NaN if they are not known."""
+        return steady_mean(self.intervals, "tflops_per_second")
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs utilisation of the same log intervals, 0 to 1; NaN if it is not known."""
+        return steady_mean(self.intervals, "mfu")
 
     @property
     def rows(self) -> list[dict]:
         """The rows of intervals and epochs, in the order of steps.
 
-        A row of an epoch has no columns that its intervals have.
+        A row of an epoch has no columns that its intervals have. TFLOP/s are left out, because
+        their curve is that of the samples per second.
         """
         of_intervals = set()
         for row in self.intervals:
             of_intervals |= row.keys()
         epochs = [_without(row, of_intervals - {"step"}) for row in self.epochs]
-        intervals = [_without(row, {"seconds"}) for row in self.intervals]
+        unused = {"seconds", "tflops_per_second"}
+        intervals = [_without(row, unused) for row in self.intervals]
         return sorted([*intervals, *epochs], key=lambda row: row["step"])
 
     def state_dict(self) -> dict:
         """Return what a checkpoint keeps."""
-        return {"intervals": self.intervals, "epochs": self.epochs, "best": self.best}
+        return {
+            "intervals": self.intervals,
+            "epochs": self.epochs,
+            "times": self.times,
+            "best": self.best,
+        }
 
     def load_state_dict(self, state: dict) -> None:
         """Continue where a state was saved."""
         self.intervals = state["intervals"]
         self.epochs = state["epochs"]
+        self.times = state.get("times", [])  # checkpoints of early versions have none
         self.best = state["best"]
 
     def __repr__(self) -> str:
@@ -118,6 +146,8 @@ class History:
             notes.append(f"best: epoch {self.best['epoch']}, by {self.best['by']}")
         if self.intervals:
             notes.append(self._throughput())
+        if self.times:
+            notes.append(time_advice(total_time(self.times)))
         if self.resumed:
             notes.append(f"resumed from {self.resumed}")
         if self.stopped:
@@ -130,23 +160,31 @@ class History:
         share = waited / (seconds or 1)
         rate = f"{self.samples_per_second:,.0f} {self.of}/s on {counted(self.cores, 'core')}"
         graphs = counted(self.intervals[-1]["compiles"], "graph")
-        return f"{rate}, {share:.0%} of the time waiting for batches, {graphs} compiled"
+        line = f"{rate}, {share:.0%} of the time waiting for batches, {graphs} compiled"
+        if not math.isnan(self.tflops_per_second):
+            line += f", {self.tflops_per_second:.3g} TFLOP/s per chip"
+        if not math.isnan(self.mfu):
+            line += f", MFU {self.mfu:.1%}"
+        return line
 
 
 def _without(row: dict, names: set[str]) -> dict:
     return {name: value for name, value in row.items() if name not in names}
 
 
-def samples_per_second(intervals: list[dict]) -> float:
-    """Return the rate of these log intervals together; NaN if there are none."""
+def steady_mean(intervals: list[dict], name: str) -> float:
+    """Return the mean of a rate over the time of log intervals; NaN if none has it.
+
+    Intervals in which a graph was compiled are left out, unless there are no others.
+    """
     compiles = [0, *(row["compiles"] for row in intervals)]
     steady = [
         row
         for row, (before, after) in zip(intervals, itertools.pairwise(compiles), strict=True)
         if before == after
     ]
-    used = steady or intervals
+    used = [row for row in steady or intervals if name in row]
     seconds = sum(row["seconds"] for row in used)
     if not seconds:
         return math.nan
-    return sum(row["samples_per_second"] * row["seconds"] for row in used) / seconds
+    return sum(row[name] * row["seconds"] for row in used) / seconds

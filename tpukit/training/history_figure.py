@@ -47,6 +47,7 @@ _MEASURES = {
     "samples per second": _Measure("speed", "samples/s", 1.0),
     "images per second": _Measure("speed", "images/s", 1.0),
     "seconds": _Measure("time", "seconds", 1.0),
+    "mfu": _Measure("MFU", "% of the peak", 100.0),
     "compiles": _Measure("compiled so far", "graphs", 1.0),
 }
 

@@ -317,7 +317,7 @@ class RunState:
         """
         if not self._core.internal.end_requested:
             return False
-        if self._core.is_main or not self.is_kept:
+        if self._core.is_main or not self.is_kept or self._core.internal.stops_together:
             return True
         self._sigterm_seen = self._sigterm_seen or time.monotonic()
         return time.monotonic() >= self._sigterm_seen + STEP_SECONDS

@@ -14,6 +14,7 @@ from tpukit.training.host_time import Moment, advice
 from tpukit.training.index_checks import IndexChecks, can_watch, integers_of
 from tpukit.training.interfaces import average_update, check_optimizer
 from tpukit.training.replay import Replay
+from tpukit.training.step_flops import StepFlops
 from tpukit.training.weighted_loss import Loss, as_loss, check_gradient, weight_on_device
 
 
@@ -90,10 +91,12 @@ class TrainStep:
         backend = self.core.backend
         self._buffers = averaged_places(self.model, self.loss)
         self._programs = programs_of(backend)
+        self.host_seconds = 0.0  # of this thread, for whole steps
         self._python_seconds = 0.0  # of this thread, for all steps so far
         self._interval_start: Moment | None = None
         self._has_advised = False
         self.index_checks = IndexChecks()
+        self.flops = StepFlops(self.core, shapes=self.shapes, model=self.model, loss=self.loss)
         self._can_watch_model = False
         self._is_weighted: bool | None = None  # whether the loss returns (total, weight)
         self.begin_augmenting(self.augment)
@@ -151,14 +154,25 @@ class TrainStep:
             with a weighted loss also of the weight, (4,). All are float32 and stay on the device.
         """
         losses = None
+        began = time.thread_time()
         if self._replay:
             self._replay.begin_step(number, is_last=is_last)
-            losses = self._replay.step(number, batches, flags)
-        if losses is None:
-            losses = self._capture(number, batches, flags)
+        with self.flops.step(batches):
+            if self._replay:
+                losses = self._replay.step(number, batches, flags)
+            if losses is None:
+                losses = self._capture(number, batches, flags)
         if self.scheduler:
             self.scheduler.step()
+        self.host_seconds += time.thread_time() - began
         return losses
+
+    def device_seconds(self) -> float | None:
+        """Return the seconds in which programs ran on the device so far; None if unknown."""
+        if self._programs is None:
+            return None
+        _, seconds = self._programs.executions()
+        return seconds
 
     def end_epoch(self) -> None:
         """Have all cores capture the next step, because between epochs anything may change."""
@@ -266,9 +280,10 @@ class TrainStep:
             inputs, targets = inputs_and_targets(batch)
             if self.preprocess:
                 inputs = self.preprocess(inputs)
-        with watching if self._can_watch_model else contextlib.nullcontext():
+        watching_model = watching if self._can_watch_model else contextlib.nullcontext()
+        with self.flops.forward(), watching_model:
             outputs = forward(self.core, self.model, inputs, bf16=self.bf16)
-        with watching:
+        with self.flops.forward(), watching:
             value = self.loss(outputs, targets, *further)
         loss = as_loss(value)
         check_gradient(loss)

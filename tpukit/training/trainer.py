@@ -39,6 +39,7 @@ from tpukit.training.checks import (
     check_statistics,
     remember_classes,
 )
+from tpukit.training.epoch_time import EpochClock
 from tpukit.training.evaluation import Evaluation, evaluate_synced
 from tpukit.training.fit_options import (
     Checkpoints,
@@ -48,7 +49,7 @@ from tpukit.training.fit_options import (
     as_early_stopping,
     as_fit_options,
 )
-from tpukit.training.history import History, samples_per_second
+from tpukit.training.history import CHIP_RATES, History, steady_mean
 from tpukit.training.index_checks import unequal_advice
 from tpukit.training.interfaces import naming_closures
 from tpukit.training.losses import PendingStep, StepLosses, not_finite
@@ -304,6 +305,12 @@ class Trainer:
             steps_per_epoch=self.steps_per_epoch,
             call=self.core.internal.numbers.fits,
         )
+        self.clock = EpochClock(
+            self.core.backend,
+            wait_seconds=lambda: self.train.wait_seconds,
+            host_seconds=lambda: self.step.host_seconds,
+            device_seconds=self.step.device_seconds,
+        )
         self.layer_modes = LayerModes(self.core, self.step.model)
         self.optimizer_modes = OptimizerModes(self.core, self.step.optimizer)
         modules = {}
@@ -367,8 +374,10 @@ class Trainer:
         run_began = time.monotonic()
         while not self.is_over:
             epoch_began = time.monotonic()
+            self.clock.start_epoch()
             self._show_epochs(epochs_before, seconds=epoch_began - run_began)
-            self._train_epoch()
+            with self.clock.part("steps"):
+                self._train_epoch()
             self.step.end_epoch()
             if not self.history.stopped:
                 self._end_epoch(epoch_began)
@@ -452,14 +461,19 @@ class Trainer:
         self.train.end_epoch()
         self.optimizer_modes.eval()
         if self.valid is not None:
-            evaluated = self._evaluate()
+            with self.clock.part("evaluation"):
+                evaluated = self._evaluate()
             self.core.log(step=at.step, **evaluated)
             row |= evaluated
         intervals = [
             interval for interval in self.history.intervals if interval["epoch"] == at.epoch
         ]
         row["lr"] = self.losses.lr
-        row["samples_per_second"] = samples_per_second(intervals)
+        row["samples_per_second"] = steady_mean(intervals, "samples_per_second")
+        for name in CHIP_RATES:
+            rate = steady_mean(intervals, name)
+            if not math.isnan(rate):
+                row[name] = rate
         row["seconds"] = time.monotonic() - began
         is_best = self._add_to_history(row)
         at.epoch += 1
@@ -468,10 +482,15 @@ class Trainer:
         self._print_epoch(row)
         if is_best:  # before the checkpoint, so that a run that resumes from it finds these weights
             in_memory = self.early_stopping.restore_best_weights
-            self.state.save_best(PlainNames(self.step.evaluated_model), in_memory=in_memory)
+            with self.clock.part("checkpoints"):
+                self.state.save_best(PlainNames(self.step.evaluated_model), in_memory=in_memory)
         if self.step.scheduler is None and self.scheduler is not None:
             self._step_scheduler(row)  # before the checkpoint, which holds its state
+        times = {"epoch": row["epoch"]}
+        self.history.times.append(times)
+        times |= self.clock.end_epoch()  # for the checkpoint
         self._save(best=is_best)
+        times |= self.clock.end_epoch()  # with the time of the checkpoint
 
     def _add_to_history(self, row: dict) -> bool:
         """Add the row of an epoch; return whether it is the best so far."""
@@ -520,6 +539,7 @@ class Trainer:
         self._interval_step = self.progress.step
         self._interval_batches = 0
         self._waited_before = self.train.wait_seconds
+        self._flops_before = self.step.flops.total
         self.step.start_interval()
 
     def _log(self) -> None:
@@ -541,9 +561,11 @@ class Trainer:
             "data_wait": (self.train.wait_seconds - self._waited_before) / seconds,
             "compiles": self.step.monitor.compiles,
             "memory": peak_memory(),
+            **self._chip_rates(seconds),
         }
         self.history.intervals.append(row)
-        self.core.log(step=at.step, train_loss=row["train_loss"], lr=row["lr"])
+        logged = ("train_loss", "lr", *CHIP_RATES)
+        self.core.log(step=at.step, **{name: row[name] for name in logged if name in row})
         is_end_of_epoch = at.in_epoch == at.steps_per_epoch
         is_end_of_run = is_end_of_epoch and at.epoch == self.epochs
         if self.losses.time_is_up and not is_end_of_run:
@@ -552,6 +574,16 @@ class Trainer:
             self._compare(f"before the checkpoint of step {at.step}")
             self._save()
         self._start_interval()
+
+    def _chip_rates(self, seconds: float) -> dict[str, float]:
+        """Return the TFLOP/s per chip of this interval, and the MFU if the peak is known."""
+        if self.step.flops.total is None:
+            return {}
+        flops = (self.step.flops.total - self._flops_before) / self.core.chips
+        rates = {"tflops_per_second": flops / seconds / 1e12}
+        if self.core.peak_tflops:
+            rates["mfu"] = rates["tflops_per_second"] / self.core.peak_tflops
+        return rates
 
     def _fetch_losses(self) -> None:
         """Copy the losses to the host; raise if one of them is not finite."""
@@ -636,7 +668,8 @@ class Trainer:
 
     def _save(self, *, best: bool = False) -> None:
         began = time.monotonic()
-        self.state.save(self.progress.step, best=best)
+        with self.clock.part("checkpoints"):
+            self.state.save(self.progress.step, best=best)
         self.time_limit.record("save", time.monotonic() - began + self.state.copy_seconds)
 
     def _resume(self) -> None:

@@ -19,6 +19,7 @@ from helpers.launching import children
 from helpers.waiting import interrupt_when, wait_until
 
 import tpukit
+from tpukit.essentials.environment import DeviceBusyError, open_sessions, wait_for_chips
 from tpukit.essentials.launcher import LaunchInterrupted, SessionEndedError, WorkerError
 from tpukit.essentials.launcher.session_worker import StoppingPoint, serve
 
@@ -385,6 +386,23 @@ def fits(core):
     tpukit.fit(core, model, optimizer, torch.nn.MSELoss(), batches, epochs=100_000)
 
 
+def fits_with_checkpoints(core, folder, epochs):
+    torch.manual_seed(0)
+    points = torch.rand(64, 20)
+    dataset = torch.utils.data.TensorDataset(points, points.sum(1, keepdim=True))
+    core.state.model = model = core.model(torch.nn.Linear(20, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    batches = core.batches(dataset, batch_size=8, drop_last=True)
+    tpukit.fit(
+        core, model, optimizer, torch.nn.MSELoss(), batches, epochs=epochs, checkpoints=folder
+    )
+    return look_at_weight(core)
+
+
+def look_at_weight(core):
+    return core.to_host(core.state.model.weight.detach()).double().sum().item()
+
+
 def swallows(core):
     core.log(loss=0)
     while True:
@@ -398,7 +416,7 @@ def holds_the_interpreter(core):
     ctypes.PyDLL(None).sleep(20)
 
 
-def interrupted(session, fn):
+def interrupted(session, fn, *args):
     """Run a function, interrupt it when it has begun, and return (the exception, seconds from then on)."""
     interrupts = []
     begun = threading.Event()
@@ -413,7 +431,7 @@ def interrupted(session, fn):
 
     interrupt_when(happened, later=0.3)
     with pytest.raises(LaunchInterrupted) as caught:
-        session.quietly(fn, loggers=heard)
+        session.quietly(fn, *args, loggers=heard)
     return caught.value, time.monotonic() - interrupts[-1] - 0.3
 
 
@@ -430,6 +448,24 @@ def test_an_interrupt_keeps_the_state(sessions, fn):
     assert first == second  # both stopped after the same step
     losses = session.quietly(steps).results
     assert losses[0][1] < losses[0][0]
+
+
+def test_an_interrupt_of_fit_saves_a_checkpoint_and_every_core_stops_after_that_step(
+    sessions, tmp_path, capsys
+):
+    session = sessions()
+    error, seconds = interrupted(session, fits_with_checkpoints, tmp_path, 100_000)
+    assert "the session goes on" in str(error)
+    assert seconds < 10
+    assert "saved at step" in capsys.readouterr().out
+    first, second = session.quietly(look_at_weight).results
+    assert first == second
+    saved = []
+    for file in tmp_path.glob("**/*.pt"):
+        leaves = torch.utils._pytree.tree_leaves(torch.load(file, weights_only=False))
+        saved += [leaf.double().sum().item() for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    assert first in saved
+    session.quietly(make)
 
 
 @pytest.mark.parametrize("fn", [swallows, holds_the_interpreter])
@@ -548,6 +584,21 @@ def test_a_launch_beside_a_session_keeps_none_of_its_pipes(sessions):
     assert not mine & tpukit.launch(pipes, cores=1, backend="cpu", progress="off").results[0]
 
 
+def test_check_shows_an_open_session_and_a_launch_that_needs_its_chips_is_refused():
+    with opened(cores=1) as session:
+        found = [finding for finding in tpukit.check().findings if finding.name == "session"]
+        assert [finding.fact for finding in found] == ["open on 1 x CPU"]
+        record = open_sessions[0]._replace(holds_chips=True, cores="8 x TPU v5e core")
+        open_sessions[0] = record
+        with pytest.raises(DeviceBusyError, match="a session of this notebook holds") as caught:
+            wait_for_chips(8, print)
+        assert "8 x TPU v5e core" in caught.value.found
+        assert caught.value.fix.startswith("session.close()")
+        assert any("until session.close()" in finding.fact for finding in tpukit.check().findings)
+        open_sessions[0] = session._record
+    assert open_sessions == []
+
+
 PROGRAM = """
 import os, signal, time, tpukit
 session = tpukit.Session(2, "cpu", progress="off")
@@ -555,7 +606,7 @@ print(*session.run(lambda core: os.getpid(), progress="off").results, flush=True
 """
 
 
-@pytest.mark.parametrize("number", [None, signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [None, signal.SIGKILL])
 def test_a_program_that_ends_leaves_no_worker(number):
     code = PROGRAM if number is None else PROGRAM + "time.sleep(600)"
     program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

@@ -54,7 +54,7 @@ class Topology:
         processes: worker processes, each with as many cores as every other; 0 if the only core runs
             in the kernel itself.
         is_dry_run: whether CPU processes take the place of TPU cores.
-        generation: of a TPU that torch_xla drives, such as "v5e"; otherwise "".
+        generation: of a TPU, such as "v5e"; otherwise "".
         device_number: the chip or GPU, from 0, of a run of one process, while others run on the
             other chips; None if the run is alone on the machine.
         hosts: the hosts of the run; None for a single host.

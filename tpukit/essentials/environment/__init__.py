@@ -2,7 +2,13 @@
 
 from tpukit.essentials.environment import orphans
 from tpukit.essentials.environment.busy_time import BusyTime
-from tpukit.essentials.environment.chip_holders import DeviceBusyError, chip_nodes, wait_for_chips
+from tpukit.essentials.environment.chip_holders import (
+    DeviceBusyError,
+    SessionRecord,
+    chip_nodes,
+    open_sessions,
+    wait_for_chips,
+)
 from tpukit.essentials.environment.chips import GENERATIONS, PRICES_OF, Generation
 from tpukit.essentials.environment.files import (
     is_writable_by_others,
@@ -47,9 +53,10 @@ from tpukit.essentials.environment.session import (
 __all__ = [
     "BusyTime", "Changes", "Check", "CleanupReport", "DeviceBusyError", "EnvironmentCheckError",
     "Folders", "GENERATIONS", "Generation", "IMAGES", "KEEP_VARIABLE", "Machine", "MachineInfo",
-    "OLDEST_TORCH", "ONE_PROCESS_VARIABLES", "OwnMemory", "PRICES_OF", "RELEASES", "THIS_MACHINE",
-    "available_memory", "check", "chip_nodes", "cleanup", "cpus", "find_chips", "finish_install", "folders_of",
-    "how_to_install", "how_to_restart", "how_to_start_afresh", "install_line", "is_writable_by_others",
-    "load_notebook", "machine_info", "orphans", "own_memory", "part_of", "peak_memory", "reset_peak_memory",
-    "runtime_started", "setup", "torch_problem", "wait_for_chips", "why_no_simulator", "write_whole",
+    "OLDEST_TORCH", "ONE_PROCESS_VARIABLES", "OwnMemory", "PRICES_OF", "RELEASES", "SessionRecord",
+    "THIS_MACHINE", "available_memory", "check", "chip_nodes", "cleanup", "cpus", "find_chips",
+    "finish_install", "folders_of", "how_to_install", "how_to_restart", "how_to_start_afresh",
+    "install_line", "is_writable_by_others", "load_notebook", "machine_info", "open_sessions",
+    "orphans", "own_memory", "part_of", "peak_memory", "reset_peak_memory", "runtime_started",
+    "setup", "torch_problem", "wait_for_chips", "why_no_simulator", "write_whole",
 ]  # fmt: skip

@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from tpukit.essentials.display import TpukitError
 from tpukit.essentials.environment.platforms import THIS_MACHINE, Machine
@@ -18,6 +19,25 @@ from tpukit.essentials.environment.resources import read_text
 
 _LONGEST_COMMAND = 90  # characters
 _SHARING_VARIABLES = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES")
+
+
+class SessionRecord(NamedTuple):
+    """An open `tpukit.Session` of this kernel.
+
+    Attributes:
+        cores: such as "8 x TPU v5e core".
+        holds_chips: whether it has the chips of a TPU open.
+        device: the number of its only chip; None for all.
+        processes: ids of its workers.
+    """
+
+    cores: str
+    holds_chips: bool
+    device: int | None
+    processes: tuple[int, ...]
+
+
+open_sessions: list[SessionRecord] = []  # the launcher keeps it
 
 
 class DeviceBusyError(TpukitError, RuntimeError):
@@ -113,9 +133,11 @@ def wait_for_chips(
         machine: the machine; None for this machine.
 
     Raises:
-        DeviceBusyError: the chips are still busy after so many seconds. It is not raised for a
-            chosen `chip`, because libtpu may count the chips in another order.
+        DeviceBusyError: an open session of this kernel holds the chips; or they are still busy
+            after so many seconds. The latter is not raised for a chosen `chip`, because libtpu may
+            count the chips in another order.
     """
+    _refuse_chips_of_a_session(chip)
     nodes = chip_nodes(machine)
     is_shared = any(machine.environ.get(name) for name in _SHARING_VARIABLES)
     if not nodes or is_shared:
@@ -139,6 +161,17 @@ def wait_for_chips(
             say(f"waiting for {chips} to become free, {seconds:.0f} s at most: {facts}")
             was_printed = True
         time.sleep(min(0.5, seconds / 10))
+
+
+def _refuse_chips_of_a_session(chip: int | None) -> None:
+    for session in open_sessions:
+        is_another_chip = None not in (chip, session.device) and chip != session.device
+        if session.holds_chips and not is_another_chip:
+            raise DeviceBusyError(
+                "a session of this notebook holds the chips",
+                found=f"{session.cores}, in processes {', '.join(map(str, session.processes))}",
+                fix="session.close(), then run this cell again; or session.run(...) in its place",
+            )
 
 
 def _still_busy(busy: int, chips: int, *, seconds: float, facts: str) -> DeviceBusyError:

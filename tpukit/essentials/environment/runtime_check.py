@@ -5,7 +5,7 @@ several: its name, its state ("ok", "info", "warning" or "failure"), the fact an
 """
 
 import os
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 
 from tpukit.essentials.display import Finding, Findings, TpukitError, human_size
@@ -14,6 +14,7 @@ from tpukit.essentials.environment.chip_holders import (
     chip_holders,
     chip_nodes,
     command,
+    open_sessions,
 )
 from tpukit.essentials.environment.hardware import TORCH_OF_TORCH_TPU, MachineInfo, numbers
 from tpukit.essentials.environment.instructions import (
@@ -126,6 +127,7 @@ def check(machine: Machine = THIS_MACHINE, *, info: MachineInfo | None = None) -
         _versions(info, environ),
         *_variables(info, environ),
         _runtime(info, started=machine.started()),
+        *_sessions(),
         _in_use(info, machine),
         _tensorflow(info, machine.modules),
         _memory(info),
@@ -302,6 +304,13 @@ def _runtime(info: MachineInfo, *, started: bool) -> Finding:
     return Finding("runtime", "failure", fact=fact, fix=f"{how_to_restart(info)}; {fix}")
 
 
+def _sessions() -> Iterator[Finding]:
+    """Yield a finding for each open session of this kernel."""
+    for session in open_sessions:
+        held = "; launch cannot use its chips until session.close()" if session.holds_chips else ""
+        yield Finding("session", "ok", fact=f"open on {session.cores}{held}")
+
+
 def _in_use(info: MachineInfo, machine: Machine) -> Finding:
     name = "in use"
     if not info.chips:
@@ -325,6 +334,9 @@ def _in_use(info: MachineInfo, machine: Machine) -> Finding:
         if own in ancestors(machine.proc, pid):
             relation = "a child of this kernel"
             end = "wait for its launch to end"
+        if any(pid in session.processes for session in open_sessions):
+            relation = "a worker of this kernel's session"
+            end = "session.close()"
         facts.append(f"process {pid}, {relation}, holds {chips}: {command(machine.proc, pid)}")
         fixes.append(f"{end}, or `!kill {pid}`")
     unique_fixes = dict.fromkeys(fixes)

@@ -9,6 +9,7 @@ from tpukit.essentials.launcher.core_lookup import current_core
 from tpukit.essentials.launcher.core_values import averaged_places, called_text, checksum
 from tpukit.essentials.launcher.difference import OutOfSyncError
 from tpukit.essentials.launcher.failure import Failure
+from tpukit.essentials.launcher.flops import FlopCounter
 from tpukit.essentials.launcher.gathering import gather_objects
 from tpukit.essentials.launcher.launcher import (
     LaunchInterrupted,
@@ -36,9 +37,9 @@ from tpukit.essentials.launcher.worker import Task, seed_of
 from tpukit.essentials.launcher.worker_group import InProcessGroup, WorkerGroup
 
 __all__ = [
-    "Batches", "Core", "Failure", "Hosts", "InProcessGroup", "LaunchInterrupted", "LaunchOptions",
-    "Limits", "OutOfSyncError", "Run", "RuntimeInUseError", "STEP_SECONDS", "Session",
-    "SessionEndedError", "Task", "Terminated",
+    "Batches", "Core", "Failure", "FlopCounter", "Hosts", "InProcessGroup", "LaunchInterrupted",
+    "LaunchOptions", "Limits", "OutOfSyncError", "Run", "RuntimeInUseError", "STEP_SECONDS",
+    "Session", "SessionEndedError", "Task", "Terminated",
     "Topology", "WorkerError", "WorkerGroup", "averaged_places", "called_text", "checksum", "choose_topology",
     "collect", "current_core", "die_with_parent", "gather_objects", "interrupted", "launch", "messages",
     "move_module", "ready", "refuse_call", "refuse_if_in_use", "run_on_cores", "save_tensors", "seed_of",

@@ -40,6 +40,8 @@ class Core:
         hosts: number of hosts in the run; each has its own files.
         device: the `torch.device` of this core.
         chips: number of chips that are this core together, with `launch(shard=...)`; otherwise 1.
+        peak_tflops: peak TFLOP/s of a chip in bfloat16; of a core on v2 and v3. None if it is not
+            known, as in a dry run.
         backend: the device and the collectives; see `tpukit.essentials.backends.protocol.Backend`.
         state: an empty namespace for whatever the worker function wants to keep. In a
             `tpukit.Session` it lives as long as the session, so a later run finds it.
@@ -47,6 +49,7 @@ class Core:
     """
 
     hosts = 1
+    peak_tflops: float | None = None
 
     def __init__(self, backend: Backend, send: Callable[[object], None], seed: int = 0):
         self.rank = backend.rank
@@ -297,6 +300,22 @@ class Core:
         """
         return self.internal.step()
 
+    def counting_flops(self) -> contextlib.AbstractContextManager[None]:
+        """Count the floating-point operations of the forward pass inside the `with` block, once.
+
+            with core.step():
+                with core.counting_flops():
+                    loss = criterion(model(images), labels)
+                loss.backward()
+                core.optimizer_step(optimizer)
+
+        Afterwards `tflops_per_second` and `mfu` are known; `fit` counts by itself. Only the blocks
+        of the first step count, so all steps must have the same shapes. Later blocks do nothing.
+        If an operation cannot be counted, core 0 prints a line, and both stay None. Do not call a
+        model of `torch.compile` inside, which would be compiled once more for this block.
+        """
+        return self.internal.counting_flops()
+
     def sync(self) -> None:
         """Run all operations recorded since the last step.
 
@@ -539,6 +558,29 @@ class Core:
         if not self.internal.step_seconds:
             return None
         return statistics.median(self.internal.step_seconds)
+
+    @property
+    def tflops_per_second(self) -> float | None:
+        """TFLOP/s per chip of the last 64 steps; None before `counting_flops` and two steps.
+
+        A core of a v2 or v3, and a GPU, counts as a chip. It is the median over the steps, with
+        the wait for batches, so compilations and evaluations between steps do not count.
+        """
+        flops = self.internal.flops_per_step
+        if flops is None or not self.internal.seconds_between_steps:
+            return None
+        seconds = statistics.median(self.internal.seconds_between_steps)
+        return flops / seconds / self.chips / 1e12
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs utilisation, 0 to 1; None without a known peak, as in a dry run.
+
+        It is `tflops_per_second` by the chip's peak in bfloat16.
+        """
+        if self.tflops_per_second is None or self.peak_tflops is None:
+            return None
+        return self.tflops_per_second / self.peak_tflops
 
 
 def _copy(module):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 from tpukit.essentials.launcher import messages
 from tpukit.essentials.launcher.agreement import Agreement
+from tpukit.essentials.launcher.flops import FlopCounter
 from tpukit.essentials.launcher.notebook_output import NotebookOutput
 from tpukit.essentials.launcher.random_numbers import RandomNumbers
 
@@ -33,8 +34,12 @@ class CoreInternal:
         open_steps: number of `core.step` blocks that the worker function is in.
         has_met: whether this core has completed a collective.
         step_seconds: of the host, of the last 64 steps.
+        seconds_between_steps: from the end of a step to that of the next, of the last 64 steps.
+        flops: counts the FLOPs of the first step of a loop with `Core.counting_flops`.
+        flops_per_step: of the forward and backward pass; None until they were counted.
         ends_between_steps: True while SIGTERM only sets `end_requested`.
         end_requested: True once SIGTERM has arrived; see `finishing_steps`.
+        stops_together: True if all cores have the same request to end, at the same boundary.
         began: `time.monotonic()` of the start of the core; in a session, of the run.
         at_boundary: called at each boundary if the core belongs to a session. A boundary is the
             begin of an outermost step, or of a collective outside of steps. By the contract of
@@ -51,6 +56,9 @@ class CoreInternal:
         self.agreement = Agreement(core)
         self.numbers = RandomNumbers(core)
         self.step_seconds: deque[float] = deque(maxlen=_STEPS_IN_MEDIAN)
+        self.seconds_between_steps: deque[float] = deque(maxlen=_STEPS_IN_MEDIAN)
+        self.flops_per_step: int | None = None
+        self._last_step_ended: float | None = None
         self.at_boundary: Callable[[], None] | None = None
         self.on_abandon: list[Callable[[], None]] = []
         self.begin_run()
@@ -61,9 +69,14 @@ class CoreInternal:
         self.in_fit = False
         self.open_steps = 0
         self.has_met = False
+        self.flops = FlopCounter()
+        self.flops_per_step = None
+        self._last_step_ended = None
         self.ends_between_steps = False
         self.end_requested = False
+        self.stops_together = False
         self.step_seconds.clear()
+        self.seconds_between_steps.clear()
         self.activity.count = 0
         self.activity.waiting = None
         self.activity.doing = None
@@ -112,6 +125,17 @@ class CoreInternal:
             self.agreement.end_of_step()
 
     @contextlib.contextmanager
+    def counting_flops(self) -> Iterator[None]:
+        """Count the FLOPs within, as `Core.counting_flops` documents."""
+        if self.flops_per_step is not None or self.flops.problem:
+            yield
+            return
+        with self.flops.counting():
+            yield
+        if self.flops.problem:
+            self.output.print(f"FLOP/s and MFU are not known: {self.flops.problem}")
+
+    @contextlib.contextmanager
     def replayed_step(self) -> Iterator[None]:
         """Wrap the replay of a captured step; `fit` uses this in place of `step`."""
         self._pass_boundary()
@@ -127,8 +151,14 @@ class CoreInternal:
             self._core.backend.after_sync()
 
     def _count_step(self, began: float) -> None:
+        now = time.monotonic()
         self.activity.count += 1
-        self.step_seconds.append(time.monotonic() - began)
+        self.step_seconds.append(now - began)
+        if self._last_step_ended is not None:
+            self.seconds_between_steps.append(now - self._last_step_ended)
+        self._last_step_ended = now
+        if self.flops_per_step is None and self.flops.flops:
+            self.flops_per_step = self.flops.flops
 
     @contextlib.contextmanager
     def together(self, name: str) -> Iterator[None]:

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from tpukit.essentials.backends import runtimes
 from tpukit.essentials.display import (
     InvalidValueError,
     NotInstalledError,
@@ -25,7 +26,7 @@ from tpukit.essentials.display import (
     parse_duration,
     screen,
 )
-from tpukit.essentials.environment import Folders, MachineInfo
+from tpukit.essentials.environment import Folders, MachineInfo, SessionRecord, open_sessions
 from tpukit.essentials.launcher import worker
 from tpukit.essentials.launcher.calls import refuse_call
 from tpukit.essentials.launcher.launcher import (
@@ -40,7 +41,7 @@ from tpukit.essentials.launcher.launcher import (
     watch,
     worker_failed,
 )
-from tpukit.essentials.launcher.signals import sigterm_ends_the_run
+from tpukit.essentials.launcher.signals import SAVE_SECONDS, sigterm_ends_the_run
 from tpukit.essentials.launcher.topology import RuntimeInUseError
 from tpukit.essentials.launcher.watchdog import Limits, refuse_seconds
 from tpukit.essentials.launcher.worker_group import WorkerGroup, kept_open
@@ -148,6 +149,8 @@ class Session:
         if failure is not None:
             self._resources.close()
             raise worker_failed(failure, self._group)
+        self._record = _record(self._group)
+        open_sessions.append(self._record)
         kept_open.append(self._group)
         _open.append(self)
         self._surroundings = packing.Surroundings()
@@ -307,6 +310,7 @@ class Session:
                 return
             self._ended = why
             _open.remove(self)
+            open_sessions.remove(self._record)
             kept_open.remove(self._group)
             self._resources.close()
             self._calls.close()
@@ -331,7 +335,8 @@ class _Recovery:
 
     1. Each core stops at its next boundary, and reports the number of boundaries passed.
     2. Cores further back run on to the largest number, so every collective that began completes.
-    3. When all are there, the exception unwinds the worker functions.
+    3. When all are there, the exception unwinds the worker functions. `fit` ends its step and
+       saves instead.
 
     A core that reaches no boundary is stopped where it stands. If a core has left the run, the
     others are, too, because their next collective would never end.
@@ -348,8 +353,12 @@ class _Recovery:
         limit = 0
         raised: set[int] = set()
         next_question = 0.0
-        while not self._are_at("prompt") and self._seconds() < _PROMPT_SECONDS:
+        is_last_call = False
+        while not self._are_at("prompt") and self._seconds() < self._limit_seconds():
             time.sleep(_LOOK_SECONDS)
+            if not is_last_call and self._seconds() > self._limit_seconds() - _RAISE_SECONDS:
+                is_last_call = True
+                raised.clear()  # `fit` was not done with its step
             group.read()
             if any(process.is_gone() for process in group.workers):
                 return "a worker process is gone"
@@ -370,6 +379,9 @@ class _Recovery:
                 group.send(worker.LIMIT, limit)
         return self._why_it_ends()
 
+    def _limit_seconds(self) -> float:
+        return SAVE_SECONDS if self._group.core_0_saves else _PROMPT_SECONDS
+
     def wait_for_prompts(self) -> bool:
         """Wait for cores that have returned; return whether all are at their prompts."""
         while not self._are_at("prompt") and self._seconds() < _PROMPT_SECONDS:
@@ -381,7 +393,7 @@ class _Recovery:
         """Return which core is not at its prompt."""
         group = self._group
         away = [rank for rank in group.ranks if not group.is_at(rank, "prompt")]
-        return f"core {away[0]} did not come back within {_PROMPT_SECONDS:g} seconds"
+        return f"core {away[0]} did not come back within {self._limit_seconds():g} seconds"
 
     def _why_it_ends(self) -> str:
         if not self._are_at("prompt"):
@@ -400,6 +412,17 @@ class _Recovery:
 
     def _seconds(self) -> float:
         return time.monotonic() - self._began
+
+
+def _record(group: WorkerGroup) -> SessionRecord:
+    topology = group.topology
+    is_tpu = runtimes()[topology.backend].hardware == "TPU"
+    return SessionRecord(
+        f"{topology.cores} x {topology.device}",
+        holds_chips=is_tpu and not topology.is_dry_run,
+        device=topology.device_number,
+        processes=tuple(process.process.pid for process in group.workers),
+    )
 
 
 def _refuse_other_threads() -> None:

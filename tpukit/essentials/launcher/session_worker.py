@@ -52,8 +52,8 @@ class StoppingPoint:
         self.is_paused = False
         self._limit: int | None = None
 
-    def limit(self, passed: int) -> None:
-        """Let the core pass so many boundaries, and no more."""
+    def limit(self, passed: int | None) -> None:
+        """Let the core pass so many boundaries, and no more; None for any number."""
         with self._turn:
             self._limit = passed
             self._turn.notify_all()
@@ -63,7 +63,7 @@ class StoppingPoint:
         if self._limit is not None:
             with self._turn:
                 try:
-                    while self.passed >= self._limit:
+                    while self._limit is not None and self.passed >= self._limit:
                         if not self.is_paused:
                             self.is_paused = True
                             self._report()
@@ -197,8 +197,18 @@ class _SessionCore:
             case worker.WHERE:
                 self._report()
             case worker.RAISE:
-                self._is_stopped = True
-                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+                self._end_run()
+
+    def _end_run(self) -> None:
+        """Let `fit` end its step and save, if it runs; otherwise interrupt the function."""
+        internal = self._core.internal
+        if internal.ends_between_steps and self._point.is_paused and not internal.stops_together:
+            internal.stops_together = True
+            internal.end_requested = True
+            self._point.limit(None)
+            return
+        self._is_stopped = True
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     def _report(self) -> None:
         import torch

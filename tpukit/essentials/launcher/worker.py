@@ -29,6 +29,7 @@ from typing import NamedTuple
 from tpukit.essentials.backends import Topology
 from tpukit.essentials.display import InvalidValueError, TpukitRuntimeError
 from tpukit.essentials.environment import (
+    GENERATIONS,
     ONE_PROCESS_VARIABLES,
     OwnMemory,
     orphans,
@@ -89,16 +90,22 @@ class Task:
 
 
 class World(NamedTuple):
-    """The number of cores of a run on all hosts, and the number of hosts."""
+    """The number of cores of a run on all hosts, the number of hosts, and a core's peak TFLOP/s."""
 
     size: int
     hosts: int = 1
+    peak_tflops: float | None = None
 
     @classmethod
     def of(cls, topology: Topology) -> "World":
         """Return the world of a layout."""
         hosts = topology.hosts.count if topology.hosts else 1
-        return cls(topology.world_size, hosts)
+        kind = GENERATIONS.get(topology.generation)
+        peak = None
+        # The simulator of a dry run names the generation that it plays.
+        if kind is not None and not topology.is_dry_run:
+            peak = kind.teraflops or None
+        return cls(topology.world_size, hosts=hosts, peak_tflops=peak)
 
 
 def seed_of(seed: int | None, hosts: object = None) -> int:
@@ -222,6 +229,7 @@ def run_core(
         if world is not None:
             _refuse_another_world(core, world)
             core.hosts = world.hosts
+            core.peak_tflops = world.peak_tflops
         core.internal.numbers.start()
         # After one backward() in the kernel, on any tensor, the autograd engine that the fork
         # inherits has no thread for a device that is opened here ("device_ready_queues_.size()" in

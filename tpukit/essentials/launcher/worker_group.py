@@ -71,6 +71,7 @@ class WorkerGroup:
         log: the rows of `core.log` so far.
         failures: the failures so far.
         began: `time.monotonic()` of the fork.
+        core_0_saves: whether core 0 has announced that it saves when it has to end.
         run: number of the run; a launch has only run 0.
         places: where the cores of a session stand in this run, by rank.
         ended: `time.monotonic()` of the last result; 0 while the group runs.
@@ -122,7 +123,7 @@ class WorkerGroup:
         self._timeout = timeout
         self._first_memory: dict[int, int] = {}  # bytes at the start, by rank
         self._stacks: dict[int, str] = {}
-        self._core_0_saves = False
+        self.core_0_saves = False
         self._was_told_to_end = False
         for process in self.workers:
             process.begin_run()
@@ -279,7 +280,7 @@ class WorkerGroup:
                     self.places[rank] = message
             # Only core 0 writes files, so the kernel waits for no other core.
             case messages.FinishesSteps(rank):
-                self._core_0_saves |= rank == 0
+                self.core_0_saves |= rank == 0
             case _:
                 self._take_output(message, sender)
 
@@ -435,7 +436,7 @@ class WorkerGroup:
         try:
             self.tell_to_end()
             unfinished = [process for process in self.workers if not self._is_done(process)]
-            if self._core_0_saves and unfinished and not self.failures:
+            if self.core_0_saves and unfinished and not self.failures:
                 self._wait_for_save()
             else:
                 _wait(unfinished, signals.END_SECONDS)

@@ -1,0 +1,148 @@
+"""Count the floating-point operations (FLOPs) of a training step, from the shapes of its calls.
+
+    F.linear(x, weight)    x (32, 784), weight (10, 784)    forward 2 x 32 x 784 x 10 = 0.5 MFLOP
+                                                            forward and backward 3 x that
+
+The calls of torch in the forward pass of a single step are watched. Each matrix product,
+convolution and attention is repeated on meta tensors, which have shapes and no values, and
+`torch.utils.flop_counter` has the formula of each operation. The device does nothing more, no code
+of the user runs twice, and later steps are not watched.
+
+The backward pass of a product has two products of the same size: one gives the gradient of the
+weight, the other that of the input. So a step counts 3 x the forward pass, as in PaLM
+(arXiv:2204.02311, appendix B). A forward pass that activation checkpointing repeats is not counted.
+A frozen weight needs no gradient: its layer counts 2 x if a gradient goes through it, otherwise 1 x.
+"""
+
+import contextlib
+import functools
+from collections.abc import Iterator
+
+# The functions that contain matrix products, by name: as functions, methods and operators.
+_WITH_PRODUCTS = {
+    *("mm", "bmm", "matmul", "__matmul__", "__rmatmul__", "addmm", "addmm_", "baddbmm", "baddbmm_"),
+    *("addbmm", "addbmm_", "einsum", "tensordot", "inner", "chain_matmul", "multi_dot", "linear"),
+    *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d"),
+    *("conv_transpose3d", "conv_tbc", "scaled_dot_product_attention"),
+    *("multi_head_attention_forward", "lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell"),
+    *("gru_cell", "rnn_tanh_cell", "rnn_relu_cell", "linalg_matmul", "linalg_multi_dot"),
+}
+_FORWARD = 1
+_WITH_ONE_GRADIENT = 2  # of the input or of the weight
+_WITH_BOTH_GRADIENTS = 3
+
+
+class FlopCounter:
+    """The FLOPs of the calls within `counting`.
+
+    Attributes:
+        flops: of the forward and the backward pass, of all calls so far.
+        problem: the reason why a call could not be counted; "" if all could.
+    """
+
+    def __init__(self):
+        self.flops = 0
+        self.problem = ""
+
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count the calls within. It raises nothing of its own."""
+        with _call_mode()(self):
+            yield
+
+    def add(self, function, args: tuple, kwargs: dict) -> None:
+        """Count a call, if it contains a product."""
+        name = getattr(function, "__name__", "")
+        if name not in _WITH_PRODUCTS or self.problem:
+            return
+        try:
+            self.flops += _passes(args, kwargs) * _forward_flops(function, args, kwargs)
+        # A call that cannot be counted must not end the user's training.
+        except Exception as error:
+            reason = str(error).partition("\n")[0]
+            self.problem = f"{name} cannot be counted: {reason}"
+
+
+def _passes(args: tuple, kwargs: dict) -> int:
+    """Return how often a call's product is computed in the forward and backward pass together."""
+    import torch
+    from torch.utils import _pytree as tree
+
+    if not torch.is_grad_enabled():
+        return _FORWARD
+    factors = []
+    for leaf in tree.tree_leaves((args, kwargs)):
+        # A vector is a bias, whose gradient is a sum and no product.
+        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.ndim > 1:
+            factors.append(leaf)
+    if not any(factor.requires_grad for factor in factors):
+        return _FORWARD
+    for factor in factors:
+        if isinstance(factor, torch.nn.Parameter) and not factor.requires_grad:
+            return _WITH_ONE_GRADIENT
+    # Also for the first layer, whose input needs no gradient: the definition is 3 x forward.
+    return _WITH_BOTH_GRADIENTS
+
+
+def _forward_flops(function, args: tuple, kwargs: dict) -> int:
+    import torch
+    from torch.utils import _pytree as tree
+
+    def on_meta(leaf):
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if leaf.layout is not torch.strided:
+            raise ValueError("its FLOPs depend on the values of a sparse tensor")
+        # Autocast would convert the types of the real call; a product's FLOPs do not depend on them.
+        dtype = torch.float32 if leaf.is_floating_point() else leaf.dtype
+        return torch.empty(leaf.shape, dtype=dtype, device="meta")
+
+    args, kwargs = tree.tree_map(on_meta, (args, kwargs))
+    with torch.no_grad(), _operation_mode()() as operations:
+        function(*args, **kwargs)
+    return operations.flops
+
+
+# Modes are classes of torch, which this module must not import. A class that is made for each
+# count would stay until the garbage collector runs.
+@functools.cache
+def _call_mode() -> type:
+    from torch.overrides import TorchFunctionMode
+
+    class CallMode(TorchFunctionMode):
+        """Gives each call of a function of torch to a counter."""
+
+        def __init__(self, counter: FlopCounter):
+            super().__init__()
+            self._counter = counter
+
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            kwargs = kwargs or {}
+            self._counter.add(function, args, kwargs)
+            return function(*args, **kwargs)
+
+    return CallMode
+
+
+@functools.cache
+def _operation_mode() -> type:
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils.flop_counter import flop_registry
+
+    # FlopCounterMode does the same per module, with hooks for all threads of the process.
+    class OperationMode(TorchDispatchMode):
+        """Adds up the FLOPs of the operations of a call."""
+
+        def __init__(self):
+            super().__init__()
+            self.flops = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            kwargs = kwargs or {}
+            result = function(*args, **kwargs)
+            formula = flop_registry.get(function._overloadpacket)
+            if formula is not None:
+                self.flops += formula(*args, **kwargs, out_val=result)
+            return result
+
+    return OperationMode
