@@ -14,6 +14,7 @@ import concurrent.futures
 import functools
 import io
 import random
+import sys
 import threading
 import types
 from collections.abc import Iterator, Mapping
@@ -21,7 +22,7 @@ from typing import NamedTuple
 
 from tpukit.essentials.display import InvalidValueError
 
-_DEPTH = 3  # a Subset, the dataset in it, the attributes of that
+_DEPTH = 3  # attributes of attributes of a dataset; a dataset inside of it is counted from anew
 _MOST = 64  # parts of one list or dict that are examined
 _BEFORE: set[int] = set()  # ids of the objects made before the fork; a fork keeps their addresses
 
@@ -36,6 +37,13 @@ _FIXES = {
     "core.batches(..., workers=2)",
 }
 _GENERATORS = ("Generator", "RandomState")  # classes of numpy.random and torch
+_WITH_ITEMS = {
+    "builtins",
+    "collections",
+    "numpy",
+    "pandas",
+    "torch",
+}  # classes of these: no datasets
 _HANDLES = {
     *(("h5py", name) for name in ("File", "Group", "Dataset")),
     *(("builtins", name) for name in ("Environment", "Transaction")),  # lmdb's, written in C
@@ -132,10 +140,23 @@ def _find(value, path: str, *, depth: int, seen: set) -> Iterator[_Held]:
         yield _Held(path, kind, value)
         return
     is_ours = type(value).__module__.partition(".")[0] == "tpukit"  # made to be forked
+    if _is_dataset(value):
+        depth = _DEPTH
     if any([depth == 0, is_ours, _is_handle(value)]):
         return
     for part_path, part in _parts(value, path):
         yield from _find(part, part_path, depth=depth - 1, seen=seen)
+
+
+def _is_dataset(value) -> bool:
+    """Return whether a value is one of torch's datasets, or a class of the user like them."""
+    data = sys.modules.get("torch.utils.data")
+    if data is not None and isinstance(value, data.Dataset):
+        return True
+    kind = type(value)
+    package = kind.__module__.partition(".")[0]
+    has_items = hasattr(kind, "__getitem__") and hasattr(kind, "__len__")
+    return has_items and package not in _WITH_ITEMS
 
 
 def _parts(value, path: str) -> list[tuple[str, object]]:
