@@ -121,7 +121,7 @@ simulator: $(installed)  ## twenty minutes: the TPU code on five machines with a
 compile-check: $(installed)  ## minutes, fetches libtpu: compile every graph of tpukit for v5e, v6e and v3, without a TPU
 	$(python) tests/compiler/table.py
 
-bench: bench-input bench-packing bench-step bench-unet bench-recording bench-compile bench-exams  ## all benchmarks, one after the other; each prints a table and one line of JSON
+bench: bench-input bench-packing bench-step bench-unet bench-session bench-recording bench-compile bench-exams  ## all benchmarks, one after the other; each prints a table and one line of JSON
 
 bench-input: .venv/benched  ## minutes: the input pipeline against the tutorial's, webdataset, Grain and DataLoader
 	$(python) benchmarks/input.py
@@ -134,6 +134,9 @@ bench-step: .venv/benched  ## minutes: a step of fit against a loop by hand, Lig
 
 bench-unet: $(installed)  ## minutes: a U-Net's step by section, and fit against a loop by hand
 	$(python) benchmarks/unet.py
+
+bench-session: $(installed)  ## a minute: the second run of a session over its first, and over a second launch
+	$(python) benchmarks/session.py
 
 bench-recording: $(installed)  ## half a minute: how long the host takes to record a step of fit
 	$(python) benchmarks/recording.py

@@ -38,7 +38,8 @@ def main() -> None:
     medians = {side: statistics.median(times) for side, times in took.items()}
     ratio = medians["with"] / medians["without"]
     print(
-        f"{JPEGS} JPEGs and {PNGS} PNGs, {size / 1e6:.0f} MB: seconds of a processor, the median of {rounds}"
+        f"{JPEGS} JPEGs and {PNGS} PNGs, {size / 1e6:.0f} MB: seconds of a processor, the median "
+        f"of {rounds}"
     )
     for side, times in took.items():
         print(

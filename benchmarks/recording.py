@@ -47,10 +47,12 @@ def main() -> None:
         print(f"  {name:<18} {1000 * statistics.median(found):6.1f}   of {each}")
     theirs, ours, replayed = (statistics.median(found) for found in turns.values())
     print(
-        f"target: recorded at most {TARGET} of PyTorch's, replayed at most {REPLAY_TARGET} of recorded"
+        f"target: recorded at most {TARGET} of PyTorch's, replayed at most {REPLAY_TARGET} of "
+        "recorded"
     )
     print(
-        f"and {CHIP_TARGET} of the {CHIP_MS:g} ms that a v5e needs for a ResNet-34's, by its compiler's count"
+        f"and {CHIP_TARGET} of the {CHIP_MS:g} ms that a v5e needs for a ResNet-34's, by its "
+        "compiler's count"
     )
     found = {"record_ms": round(1000 * ours, 1), "replay_ms": round(1000 * replayed, 2)}
     ratios = {

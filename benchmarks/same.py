@@ -52,7 +52,8 @@ def main() -> None:
     ]
     share = result["processor_seconds"] / given.epoch
     print(
-        f"{given.backend}: {result['processor_seconds']:.3f} s of processor, {share:.2%} of {given.epoch:g} s"
+        f"{given.backend}: {result['processor_seconds']:.3f} s of processor, {share:.2%} of "
+        f"{given.epoch:g} s"
     )
     print(json.dumps({"benchmark": "same", "backend": given.backend, **result, "share": share}))
 

@@ -92,7 +92,8 @@ def main() -> None:
         if options.only in case.name
     }
     print(
-        "over two XLA:CPU processes only fit runs: torch_xla takes each for the only one and averages no gradients"
+        "over two XLA:CPU processes only fit runs: torch_xla takes each for the only one and "
+        "averages no gradients"
     )
     report(measured, quietly(count, cores=1, backend="xla:cpu")[0])
 
@@ -460,7 +461,8 @@ def run(case: Case, rounds: int) -> Measured:
     losses = list(cores[0].losses.values())
     if max(losses) - min(losses) > SAME * max(losses):
         raise RuntimeError(
-            f"{case.name}: the contestants did not do the same work, their losses are {cores[0].losses}"
+            f"{case.name}: the contestants did not do the same work, their losses are "
+            f"{cores[0].losses}"
         )
     return Measured(longest, cores[0].losses, cores[0].without)
 
@@ -621,7 +623,8 @@ def describe() -> None:
 def report(measured: dict[str, Measured], counted: dict[str, int]) -> None:
     """Print a line per contestant and case, and the JSON: the worst ratios of `fit`."""
     print(
-        "\nmedians of the rounds, least and most in brackets; fit's time over another's in the same round"
+        "\nmedians of the rounds, least and most in brackets; fit's time over another's in the "
+        "same round"
     )
     print(f"\n{'':22}{'':20}{'ms per step':>24}{'fit over it':>24}{'loss':>12}")
     worst: dict[str, float] = {}

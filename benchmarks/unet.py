@@ -49,7 +49,8 @@ def main() -> None:
     with contextlib.redirect_stdout(io.StringIO()):  # without the lines of every epoch
         run = launch(measure, options, cores=1, backend=options.backend, progress="off")
     print(
-        f"one {run.device}, batches of {options.batch}, {options.size} x {options.size} pixels, {run.seconds:.0f} s"
+        f"one {run.device}, batches of {options.batch}, {options.size} x {options.size} pixels, "
+        f"{run.seconds:.0f} s"
     )
     report(run.results[0], options.batch)
 
@@ -162,7 +163,8 @@ def report(found: dict, batch: int) -> None:
         print(f"{name:34}{1000 * seconds:10,.1f}{batch / seconds:12,.1f}")
     ratios = sorted(times["fit"] / times["hand_written"] for times in rounds)
     print(
-        f"\nfit over the loop by hand, median of {len(rounds)} rounds: {ratio:.3f} [{ratios[0]:.3f}..{ratios[-1]:.3f}]"
+        f"\nfit over the loop by hand, median of {len(rounds)} rounds: {ratio:.3f} "
+        f"[{ratios[0]:.3f}..{ratios[-1]:.3f}]"
     )
     print(
         json.dumps(

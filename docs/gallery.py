@@ -1,10 +1,11 @@
-"""Draw the README's picture, docs/gallery.png: a phantom's CT slice with the predictions of a network.
+"""Draw the README's picture, docs/gallery.png: a slice of a phantom with a network's predictions.
 
     python docs/gallery.py [--studies 120] [--epochs 6]
 
-Trains a ResNet-18 for some minutes on phantoms, holds out a fifth of the exams, and draws a held-out
-slice with the probabilities of the ten labels. The last line is JSON with the quality of the network
-on all held-out exams. The checkpoints are in runs/gallery; the same call again only draws.
+The script trains a ResNet-18 for some minutes on phantoms. It holds out a fifth of the exams, and
+draws a held-out slice with the probabilities of the ten labels. The last line is JSON with the
+quality of the network on all held-out exams. The checkpoints are in runs/gallery; the same call
+again only draws.
 """
 
 import argparse
@@ -138,7 +139,8 @@ def save(figure, file: Path) -> None:
     image = Image.open(buffer).convert("RGB").quantize(256, dither=Image.Dither.NONE)
     image.save(file, optimize=True)
     print(
-        f"{file.relative_to(ROOT)}: {image.width} x {image.height}, {file.stat().st_size / 1024:.0f} KB"
+        f"{file.relative_to(ROOT)}: {image.width} x {image.height}, "
+        f"{file.stat().st_size / 1024:.0f} KB"
     )
 
 

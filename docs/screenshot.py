@@ -2,8 +2,8 @@
 
     python docs/screenshot.py [--cores 4]
 
-Runs a notebook of four cells in JupyterLab and Chromium. It trains on scikit-learn's digits, so that
-nothing is downloaded. The pictures are docs/launch.png and docs/failure.png.
+The script runs a notebook of four cells in JupyterLab and Chromium. It trains on scikit-learn's
+digits, so that nothing is downloaded. The pictures are docs/launch.png and docs/failure.png.
 """
 
 import argparse

@@ -1,8 +1,9 @@
-"""Make a folder to upload as a Kaggle dataset: tpukit, wheels and networks, for a notebook without internet.
+"""Make a folder to upload as a Kaggle dataset, for a notebook without internet.
 
     python examples/kaggle_bundle.py runs/exams/runs/04b build/kaggle-bundle
 
-The wheels are for the Python of Kaggle's TPU image, and only what that image lacks; its torch stays as it is.
+The folder holds tpukit, the networks, and wheels for the Python of Kaggle's TPU image. It has only
+the packages that the image lacks; the image's torch is not replaced.
 """
 
 import argparse
@@ -15,9 +16,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PYTHON = "3.12"  # of Kaggle's TPU image
-# What that image lacks: of requirements.txt what submission.py uses, and what reads DICOM, compressed or not.
+# The image lacks these: packages of requirements.txt that submission.py uses, and those that read
+# DICOM files, compressed or not.
 PACKAGES = ("array_record>=0.8.3", "simplejpeg>=1.8", "pydicom>=3.0", "python-gdcm>=3.0.24")
-KEPT = ("numpy",)  # the image has it, and what is built for it
+KEPT = ("numpy",)  # the image's own, because its other packages are built for that version
 PLATFORMS = (
     "manylinux_2_28_x86_64",
     "manylinux_2_27_x86_64",
@@ -44,12 +46,14 @@ SLUG = "rsna-str-pulmonary-embolism-detection"
 NOTEBOOK = (
     (
         "markdown",
-        "# Pulmonary embolism: a submission\n\nSettings: accelerator *TPU*, internet *off*. Inputs: the competition, "
-        "and this dataset. The first cell installs tpukit from the dataset; the second answers `test.csv`.",
+        "# Pulmonary embolism: a submission\n\nSettings: accelerator *TPU*, internet *off*. "
+        "Inputs: "
+        "the competition, and this dataset. The first cell installs tpukit from the dataset; the "
+        "second answers `test.csv`.",
     ),
     (
         "code",
-        # Two and three levels deep, and no deeper: the competition's folders hold 1.8 million files.
+        # Two and three levels deep, no deeper: the competition's folders hold 1.8 million files.
         "import pathlib\n\n"
         'inputs = pathlib.Path("/kaggle/input")\n'
         'found = [*inputs.glob("*/submission.py"), *inputs.glob("datasets/*/*/submission.py")]\n'
@@ -57,7 +61,8 @@ NOTEBOOK = (
         "if len(found) > 1:  # code of another dataset must not run\n"
         '    raise FileExistsError(f"several bundles, detach all but one: {found}")\n'
         "if not found:\n"
-        '    raise FileNotFoundError("no submission.py in /kaggle/input: Add Input > Datasets > your tpukit-bundle")\n'
+        '    raise FileNotFoundError("no submission.py in /kaggle/input: '
+        'Add Input > Datasets > your tpukit-bundle")\n'
         "bundle = found[0].parent\n"
         "%pip install -q --no-index --no-deps --find-links {bundle}/wheels tpukit\n"
         "%pip install -q --no-index --find-links {bundle}/wheels "
@@ -69,10 +74,11 @@ NOTEBOOK = (
         'found = [place / slug for place in (inputs / "competitions", inputs)]\n'
         'found = [folder for folder in found if (folder / "test.csv").is_file()]\n'
         "if not found:\n"
-        '    raise FileNotFoundError(f"no test.csv of {slug} in /kaggle/input: Add Input > Competitions > {slug}")\n'
+        '    raise FileNotFoundError(f"no test.csv of {slug} in /kaggle/input: '
+        'Add Input > Competitions > {slug}")\n'
         "data = found[0]\n"
-        "!python {bundle}/submission.py --table {data}/test.csv --images {data}/test --networks {bundle}/networks "
-        "--max-time 8h",
+        "!python {bundle}/submission.py --table {data}/test.csv --images {data}/test "
+        "--networks {bundle}/networks --max-time 8h",
     ),
     ("code", "!head -3 submission.csv; head -5 submission-report.csv"),
 )
@@ -94,11 +100,13 @@ def main() -> int:
     missing = [name for name in NETWORKS.values() if not (options.run / name).is_file()]
     if missing:
         print(
-            f"there is no {missing[0]} in {options.run}\n  fix: `make exams`, or run notebook 04b: it writes them"
+            f"there is no {missing[0]} in {options.run}\n"
+            "  fix: `make exams`, or run notebook 04b: it writes them"
         )
         return 1
     known = set(runpy.run_path(str(ROOT / "examples" / "submission.py"))["SETTINGS"])
-    if other := known ^ json.loads((options.run / "settings.json").read_text()).keys():
+    other = known ^ json.loads((options.run / "settings.json").read_text()).keys()
+    if other:
         print(
             f"{options.run}/settings.json is not of this version of 04b: "
             f"{', '.join(sorted(other))}\n  fix: run it again"
@@ -107,7 +115,8 @@ def main() -> int:
     other = not_of_a_bundle(options.to)
     if other:
         print(
-            f"{options.to} is not a bundle: it holds {other}\n  fix: name another folder, such as build/kaggle-bundle"
+            f"{options.to} is not a bundle: it holds {other}\n"
+            "  fix: name another folder, such as build/kaggle-bundle"
         )
         return 1
     shutil.rmtree(options.to, ignore_errors=True)
@@ -118,15 +127,9 @@ def main() -> int:
     wheels = options.to / "wheels"
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     subprocess.run([sys.executable, ROOT / "tools" / "wheel.py", wheels], check=True)
-    platforms = [word for platform in PLATFORMS for word in ("--platform", platform)]
-    only = [
-        "--only-binary=:all:",
-        "--python-version",
-        options.python,
-        "--implementation",
-        "cp",
-        *platforms,
-    ]
+    # pip downloads for another machine only if it may not build anything.
+    only = ["--only-binary=:all:", f"--python-version={options.python}", "--implementation=cp"]
+    only += [f"--platform={platform}" for platform in PLATFORMS]
     subprocess.run([*pip, "download", "--quiet", "--dest", wheels, *only, *PACKAGES], check=True)
     for kept in KEPT:
         for wheel in wheels.glob(f"{kept}-*.whl"):
@@ -143,7 +146,7 @@ def main() -> int:
 
 
 def not_of_a_bundle(folder: Path) -> str:
-    """Return the name of a file that no bundle has, "" for a bundle and for a folder without files."""
+    """Return the name of a file that no bundle has; "" for a bundle or an empty folder."""
     if folder.is_symlink() or folder.is_file():
         return folder.name
     for path in sorted(folder.rglob("*")):
@@ -164,13 +167,15 @@ def notebook() -> dict:
             "metadata": {},
             "source": source.splitlines(True),
         }
-        cells.append(cell | ({"outputs": [], "execution_count": None} if kind == "code" else {}))
+        if kind == "code":
+            cell |= {"outputs": [], "execution_count": None}
+        cells.append(cell)
     kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
     return {"cells": cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}
 
 
 def print_what_to_do(folder: Path) -> None:
-    """Say what is in the folder, and how it gets to Kaggle."""
+    """Print the files of the folder, and the commands that upload it to Kaggle."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     for path in files:
         print(f"{path.stat().st_size / 1e6:8.1f} MB  {path.relative_to(folder)}")
@@ -178,7 +183,8 @@ def print_what_to_do(folder: Path) -> None:
     print(
         "Put your user name into dataset-metadata.json, then:\n"
         f"  kaggle datasets create --dir-mode zip -p {folder}\n"
-        "and on Kaggle: open submission.ipynb, attach the dataset and the competition, internet off, submit."
+        "and on Kaggle: open submission.ipynb, attach the dataset and the competition, "
+        "internet off, submit."
     )
 
 

@@ -1,11 +1,20 @@
-"""Answer exams with the two networks of notebook 04b, without internet: DICOM files in, submission.csv out.
+"""Predict exams with the two networks of notebook 04b, without internet.
 
     python submission.py --table test.csv --images test --networks folder --max-time 8h
 
-Every exam of test.csv is answered: an image that is odd from its neighbours, an exam that cannot be read by how often
-each label was true in training. Which, and why, is printed and written beside it, in submission-report.csv. A file with
-the means is written first, so only where there is no test.csv there is no submission. `make kaggle-bundle` puts this
-file beside the wheels of tpukit and the networks; Kaggle scores its notebook offline.
+The script reads the DICOM files of test.csv and writes submission.csv. Every image and exam gets an
+answer, because the competition accepts no submission with a missing row:
+
+    image            answered by
+    readable         both networks; the first alone, if the second fails or the time is over
+    odd, unreadable  the answers of its neighbours in the same exam
+    exam unreadable  how often each label is true in training
+
+submission-report.csv lists the answers that do not come from both networks, with the reasons. A
+submission of the means is written first, so there is one whenever test.csv can be read.
+
+`make kaggle-bundle` puts this file next to the wheels of tpukit and the networks. Kaggle runs its
+notebook offline.
 """
 
 import argparse
@@ -20,19 +29,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-STUDY, IMAGE = "StudyInstanceUID", "SOPInstanceUID"
-SETTINGS = (
-    "images",
-    "features",
-    "exam_slices",
-    "frequencies",
-    "trained_on",
-)  # of settings.json, no others
-IN_TIME = 0.9  # of --max-time; what is under way then has the rest to end in
+STUDY = "StudyInstanceUID"
+IMAGE = "SOPInstanceUID"
+# The keys of settings.json: exactly these.
+SETTINGS = ("images", "features", "exam_slices", "frequencies", "trained_on")
+IN_TIME = 0.9  # of --max-time; the rest is for the exams that are being computed then
+NOT_REACHED = "the networks did not get as far"
 
 
 def main() -> int:
-    """Read the arguments, answer, write and check; 1 where no exam was answered by the networks."""
+    """Answer, write and check; return 1 if the networks answered no exam."""
     options = arguments().parse_args()
 
     import pandas
@@ -41,43 +47,48 @@ def main() -> int:
     from tpukit import pe
 
     began = time.monotonic()
-    table, frequencies = read_table(options.table), mean_answers(options.networks)
-    index = table.assign(path="", position=math.nan, odd="the networks did not get as far")
-    # First the mean, for memory that is used up and a machine that is taken; a folder that is read-only is found now.
-    report, parts = Report(), []
-    report.tell("all exams", "the mean", "the networks did not get as far", quiet=True)
+    table = read_table(options.table)
+    frequencies = mean_answers(options.networks)
+    index = table.assign(path="", position=math.nan, odd=NOT_REACHED)
+    # The means first: memory may run out, and Kaggle may take the machine. A read-only folder is
+    # found now, and not after hours.
+    report = Report()
+    report.tell("all exams", "the mean", NOT_REACHED, quiet=True)
     write(fill(index, index.iloc[:0], frequencies, report), report, options.to)
     report = Report()
+    parts = []
     try:
-        until = (
-            began + IN_TIME * tpukit.training.parse_duration(options.max_time)
-            if options.max_time
-            else math.inf
-        )
+        until = math.inf
+        if options.max_time:
+            until = began + IN_TIME * tpukit.training.parse_duration(options.max_time)
         tpukit.setup()
         networks = Networks.load(options.networks)
         index = pe.index_dicom(table, options.images, missing="keep")
         for part in answer(index, options, networks, report, lambda: time.monotonic() > until):
             parts.append(part)
-            # On the disk at once: Kaggle may end the process at any time.
+            # To the disk at once, because Kaggle may end the process at any time.
             draft = Report(list(report.rows), quiet=True)
-            draft.tell("all other exams", "the mean", "the networks did not get as far")
+            draft.tell("all other exams", "the mean", NOT_REACHED)
             write(fill(index, pandas.concat(parts), frequencies, draft), draft, options.to)
-    except Exception as error:  # whatever it is, there is a submission
+    except Exception as error:  # any error: there must be a submission
         report.tell("all other exams" if parts else "all exams", "the mean", error)
-    said = pandas.concat(parts) if parts else index.iloc[:0]
+    answered = pandas.concat(parts) if parts else index.iloc[:0]
 
-    checked = pe.read_submission(
-        write(fill(index, said, frequencies, report), report, options.to), table
-    )
-    counts = {"studies": checked[STUDY].nunique(), "images": len(checked)}
-    counts |= {"inconsistent": len(pe.check_consistency(checked)), **report.counts()}
-    print(json.dumps({**counts, "minutes": round((time.monotonic() - began) / 60, 1)}))
+    path = write(fill(index, answered, frequencies, report), report, options.to)
+    checked = pe.read_submission(path, table)
+    counts = {
+        "studies": checked[STUDY].nunique(),
+        "images": len(checked),
+        "inconsistent": len(pe.check_consistency(checked)),
+        **report.counts(),
+        "minutes": round((time.monotonic() - began) / 60, 1),
+    }
+    print(json.dumps(counts))
     return int(not parts)
 
 
 def arguments() -> argparse.ArgumentParser:
-    """Return what reads the arguments."""
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--table", type=Path, required=True, help="test.csv: the identifiers of every image"
@@ -89,41 +100,51 @@ def arguments() -> argparse.ArgumentParser:
         "--networks", type=Path, required=True, help="slices.pt, exams.pt and settings.json"
     )
     parser.add_argument("--to", type=Path, default=Path("submission.csv"))
-    parser.add_argument("--batch-size", type=int, default=64, help="slices a core and step")
+    parser.add_argument("--batch-size", type=int, default=64, help="slices per core and step")
     parser.add_argument("--exams", type=int, default=128, help="that are on the disk at once")
     parser.add_argument(
-        "--max-time", help="what is left at nine tenths of it is answered by the mean: 8h"
+        "--max-time", help="8h: after nine tenths of it, the mean answers the other exams"
     )
-    parser.add_argument("--cores", type=int, help="None for all there are, or 1")
+    parser.add_argument("--cores", type=int, help="1; without it, all")
     return parser
 
 
 def read_table(path: Path):
-    """Return test.csv: a row for each image; rows that lack an identifier, or repeat one, are left out, and told."""
+    """Return test.csv, a row per image.
+
+    Rows without an identifier and repeated images are left out, and their number is printed.
+    """
     import pandas
 
+    # Only an empty cell is missing: an identifier may look like a number, or be the text "NA".
     given = pandas.read_csv(
         path, dtype=str, keep_default_na=False, na_values=[""], skipinitialspace=True
     )
     table = given.dropna(subset=[STUDY, IMAGE]).drop_duplicates(IMAGE, ignore_index=True)
-    if left := len(given) - len(table):
+    left_out = len(given) - len(table)
+    if left_out:
         print(
-            f"left out {left:,} rows of {path}: {STUDY} or {IMAGE} is missing, or the image has a row already"
+            f"left out {left_out:,} rows of {path}: {STUDY} or {IMAGE} is missing, "
+            "or the image has a row already"
         )
-    return table.filter(
-        [STUDY, "SeriesInstanceUID", IMAGE]
-    )  # what else is there is nothing that was asked
+    # Without other columns, such as labels: they would count as answers.
+    return table.filter([STUDY, "SeriesInstanceUID", IMAGE])
 
 
 @dataclass
 class Report:
-    """What was not answered by both networks, and why."""
+    """The images and exams that both networks did not answer, with the reasons.
+
+    Attributes:
+        rows: (image or exam, answered by, reason).
+        quiet: print nothing.
+    """
 
     rows: list[tuple[str, str, str]] = field(default_factory=list)
     quiet: bool = False
 
     def tell(self, what: str, by: str, why: Exception | str, *, quiet: bool = False) -> None:
-        """Note that an image, an exam, or several were answered by something else, and say so in one line."""
+        """Add a row and print it, unless this call or the report is quiet."""
         if isinstance(why, Exception):
             why = f"{type(why).__name__}: {' '.join(str(why).split())}"
         self.rows.append((what, by, why))
@@ -131,26 +152,31 @@ class Report:
             print(f"{what}: answered by {by}, as {why}")
 
     def write(self, path: Path) -> None:
-        """Write all of it."""
+        """Write the rows as CSV."""
         with open(path, "w", newline="") as file:
             csv.writer(file).writerows([("what", "answered_by", "why"), *self.rows])
 
     def counts(self) -> dict[str, int]:
-        """Return how many images and exams were answered by something else; what stands for many has no identifier."""
+        """Return the numbers of images and exams that were answered by something else."""
+        # Rows for many exams ("3 exams") have a space in their name; identifiers have none.
         by = [by for what, by, _ in self.rows if " " not in what]
-        names = {
-            "its neighbours": "answered_by_neighbours",
-            "the first network": "answered_by_first_network",
-        }
         return {
-            name: by.count(words)
-            for words, name in {**names, "the mean": "answered_by_mean"}.items()
+            "answered_by_neighbours": by.count("its neighbours"),
+            "answered_by_first_network": by.count("the first network"),
+            "answered_by_mean": by.count("the mean"),
         }
 
 
 @dataclass
 class Networks:
-    """The two networks, and how their images were prepared."""
+    """The two networks, and the preparation of their images.
+
+    Attributes:
+        settings: of settings.json.
+        prepared: the `Preparation` of the images.
+        resnet: the first network, of slices.
+        exams: the second network, of exams.
+    """
 
     settings: dict
     prepared: object
@@ -159,59 +185,62 @@ class Networks:
 
     @classmethod
     def load(cls, folder: Path) -> "Networks":
-        """Read them; ValueError for settings that are not those of 04b, since answers would be wrong in silence."""
+        """Read the networks and their settings.
+
+        Raises:
+            ValueError: the settings are not those of notebook 04b, so answers could be wrong
+                without an error.
+        """
         import torch
 
         from tpukit import pe
 
         settings = json.loads((folder / "settings.json").read_text())
-        if settings.keys() != set(SETTINGS):
-            unknown, missing = (
-                sorted(settings.keys() - set(SETTINGS)),
-                sorted(set(SETTINGS) - settings.keys()),
-            )
+        unknown = sorted(settings.keys() - set(SETTINGS))
+        missing = sorted(set(SETTINGS) - settings.keys())
+        if unknown or missing:
             raise ValueError(f"{folder}/settings.json: unknown {unknown}, missing {missing}")
-        slices, exams = pe.resnet34(folder / "slices.pt"), pe.ExamNetwork(settings["features"])
-        # `resnet34` draws a last layer of its own where the file's has other outputs: here all has to fit.
-        for network, file in ((slices, "slices.pt"), (exams, "exams.pt")):
-            network.load_state_dict(
-                torch.load(folder / file, map_location="cpu", weights_only=True)
-            )
+        slices = pe.resnet34(folder / "slices.pt")
+        exams = pe.ExamNetwork(settings["features"])
+        # `resnet34` draws a new last layer if the file's has other outputs. Here all must fit.
+        for network, name in ((slices, "slices.pt"), (exams, "exams.pt")):
+            state = torch.load(folder / name, map_location="cpu", weights_only=True)
+            network.load_state_dict(state)
         return cls(settings, pe.Preparation.read(settings["images"]), slices, exams)
 
 
 def answer(
     index, options, networks: Networks, report: Report, late: Callable[[], bool]
 ) -> Iterator:
-    """Yield tables of answers to the images that are not odd, some exams at a time."""
+    """Yield tables with the answers to all images that are not odd, some exams at a time."""
     from tpukit import pe
 
-    # A pack joins labels; nobody knows these yet, and nothing reads them.
+    # A pack needs labels. They are unknown here, and nothing reads these.
     rows = index[index.odd == ""].assign(**dict.fromkeys(pe.LABELS, 0))
     studies = list(dict.fromkeys(rows[STUDY]))
-    waiting = [
-        studies[first : first + options.exams] for first in range(0, len(studies), options.exams)
-    ][::-1]
+    starts = range(0, len(studies), options.exams)
+    waiting = [studies[first : first + options.exams] for first in starts]
+    waiting.reverse()  # the next group is taken from the end
     while waiting:
         some = waiting.pop()
         if late():
             left = len(some) + sum(map(len, waiting))
-            report.tell(
-                f"{left:,} exams", "the mean", f"nine tenths of the {options.max_time} are over"
-            )
+            why = f"nine tenths of the {options.max_time} are over"
+            report.tell(f"{left:,} exams", "the mean", why)
             return
         mine = rows[rows[STUDY].isin(some)]
         with contextlib.ExitStack() as stack:
             try:
                 work = stack.enter_context(tempfile.TemporaryDirectory())
                 slices, table = pack(mine, Path(work), options, networks)
-            except Exception as error:  # nobody has seen these files; what one of them does may not take others along
+            except Exception as error:  # a file of one exam must not cost the answers of others
                 if len(some) == 1:
                     report.tell(some[0], "the mean", error, quiet=True)
                     continue
                 half = len(some) // 2
                 print(
-                    f"{len(some)} exams could not be packed together, and are tried in two parts: {error}"
+                    f"{len(some)} exams could not be packed together, "
+                    f"and are tried in two parts: {error}"
                 )
                 waiting += [some[half:], some[:half]]
                 continue
@@ -222,7 +251,7 @@ def answer(
 
 
 def pack(rows, work: Path, options, networks: Networks) -> tuple:
-    """Return the slices that can be read, prepared as the networks know them, and their rows."""
+    """Return the slices that can be read, prepared as for the training, and their rows."""
     import tpukit
 
     records = networks.prepared.pack(options.images, work / "records", rows, damaged=1.0)
@@ -232,31 +261,30 @@ def pack(rows, work: Path, options, networks: Networks) -> tuple:
 
 
 def ask(slices, table, options, networks: Networks, report: Report, late: Callable[[], bool]):
-    """Return the answers of both networks; of the first alone where the time is over, or the second one fails."""
+    """Return the answers of both networks.
+
+    They are those of the first network alone if the time is over, or if the second network fails.
+    """
     import torch
 
     import tpukit
     from tpukit import pe
 
-    seen = tpukit.launch(
-        see, networks.resnet, slices, options.batch_size, cores=options.cores
-    ).results[0]
-    seen = {
-        name: value.half().float() for name, value in seen.items()
-    }  # as 04b keeps them: the same answers
-    number = torch.cat([seen["features"], seen["logits"]], dim=1).isfinite().all(dim=1)
-    if not number.any():
+    run = tpukit.launch(see, networks.resnet, slices, options.batch_size, cores=options.cores)
+    # Through float16, in which notebook 04b keeps features: so the answers are the same.
+    seen = {name: value.half().float() for name, value in run.results[0].items()}
+    features = torch.cat([seen["features"], seen["logits"]], dim=1)
+    is_number = features.isfinite().all(dim=1)
+    if not is_number.any():
         raise ArithmeticError("what the first network says is no number")
-    seen, table = (
-        {name: value[number] for name, value in seen.items()},
-        table[number.numpy()].reset_index(drop=True),
-    )
+    features = features[is_number]
+    logits = seen["logits"][is_number]
+    table = table[is_number.numpy()].reset_index(drop=True)
     try:
         if late():
             raise TimeoutError(f"nine tenths of the {options.max_time} are over")
-        features = torch.cat([seen["features"], seen["logits"]], dim=1)
-        # Every exam has to be answered, also one that a scanner left irregular: that is printed, and goes on.
         unlabelled = table.drop(columns=list(pe.LABELS))
+        # Every exam must be answered, also one that the scanner left irregular, which is printed.
         exams = pe.ExamSequences(
             unlabelled, features, networks.settings["exam_slices"], irregular="keep"
         )
@@ -267,31 +295,29 @@ def ask(slices, table, options, networks: Networks, report: Report, late: Callab
     except Exception as error:
         for study in table[STUDY].unique():
             report.tell(study, "the first network", error)
-        return pe.pool_slices(table, seen["logits"].sigmoid().numpy())
+        return pe.pool_slices(table, logits.sigmoid().numpy())
 
 
 def see(core, resnet, slices, batch_size: int):
-    """Return what the first network says of every slice, and its features."""
+    """Return the first network's logits and features of every slice."""
     import tpukit
     from tpukit import pe
 
+    network = pe.SliceFeatures(core.model(resnet))
     batches = core.batches(slices, batch_size=batch_size)
-    return tpukit.predict(
-        core, pe.SliceFeatures(core.model(resnet)), batches, preprocess=pe.normalize
-    )
+    return tpukit.predict(core, network, batches, preprocess=pe.normalize)
 
 
 def read(core, network, exams):
-    """Return what the second network says of every exam."""
+    """Return the second network's outputs for every exam."""
     import tpukit
 
-    return tpukit.predict(
-        core, core.model(network), core.batches(exams, batch_size=min(32, len(exams)))
-    )
+    batches = core.batches(exams, batch_size=min(32, len(exams)))
+    return tpukit.predict(core, core.model(network), batches)
 
 
 def write(answers, report: Report, to: Path) -> Path:
-    """Write the submission, and the report beside it."""
+    """Write the submission and its report, and return the path of the submission."""
     from tpukit import pe
 
     to.parent.mkdir(parents=True, exist_ok=True)
@@ -301,78 +327,92 @@ def write(answers, report: Report, to: Path) -> Path:
 
 
 def mean_answers(folder: Path) -> dict[str, float]:
-    """Return how often each label was true in training, as far as the settings say it, else 0.5."""
+    """Return how often each label is true in training; 0.5 if the settings do not have that."""
     from tpukit.pe import LABELS
 
     try:
         kept = json.loads((folder / "settings.json").read_text())["frequencies"]
         found = {name: float(kept[name]) for name in LABELS}
-        if wrong := {name: value for name, value in found.items() if not 0 <= value <= 1}:
+        wrong = {name: value for name, value in found.items() if not 0 <= value <= 1}
+        if wrong:
             raise ValueError(wrong)
-        return found
     except (OSError, ValueError, KeyError, TypeError) as error:
         print(
-            f"how often each label was true in training is not known: 0.5 stands for it ({error!r})"
+            "how often each label was true in training is not known: 0.5 is used instead "
+            f"({error!r})"
         )
         return dict.fromkeys(LABELS, 0.5)
+    return found
 
 
-def fill(index, said, frequencies: dict, report: Report):
-    """Return answers to all images: those that were given, of odd images by their neighbours, else by the mean.
+def fill(index, answered, frequencies: dict, report: Report):
+    """Return answers to all images.
+
+    An odd image gets its answer from its neighbours, and an exam without any answer the mean.
 
     Args:
         index: of `index_dicom`, all rows.
-        said: the answers, a row for each image that was seen.
+        answered: the answers of the networks, a row per image.
         frequencies: of each label, in training.
-        report: of what is filled in.
+        report: gets a row for each answer that is filled in.
     """
     from tpukit.pe import LABELS
 
-    told = {what for what, *_ in report.rows}
-    given = index[[STUDY, IMAGE, "position", "odd"]].merge(
-        said.reindex(columns=[IMAGE, *LABELS]).drop_duplicates(IMAGE), on=IMAGE, how="left"
-    )
+    reported = {what for what, *_ in report.rows}
+    answers = answered.reindex(columns=[IMAGE, *LABELS]).drop_duplicates(IMAGE)
+    given = index[[STUDY, IMAGE, "position", "odd"]].merge(answers, on=IMAGE, how="left")
+    first, *others = LABELS  # the first label is of an image, the others are of the exam
     for study, exam in given.groupby(STUDY, sort=False):
-        seen, odd = exam[exam[LABELS[0]].notna()], exam[exam[LABELS[0]].isna()]
+        has_answer = exam[first].notna()
+        seen = exam[has_answer]
+        odd = exam[~has_answer]
         if seen.empty:
-            why = (
-                "none of its images can be read"
-                if (exam.odd != "").all()
-                else "its pixels cannot be read, or the networks did not get as far"
-            )
-            if study not in told:
-                report.tell(study, "the mean", why, quiet="all exams" in told)
+            why = "its pixels cannot be read, or the networks did not get as far"
+            if (exam.odd != "").all():
+                why = "none of its images can be read"
+            if study not in reported:
+                report.tell(study, "the mean", why, quiet="all exams" in reported)
             given.loc[exam.index, list(LABELS)] = [frequencies[name] for name in LABELS]
         elif len(odd):
             for image, why in zip(odd[IMAGE], odd.odd, strict=True):
-                report.tell(
-                    image, "its neighbours", why or "its pixels cannot be read, or say no number"
-                )
-            given.loc[odd.index, list(LABELS[1:])] = seen[list(LABELS[1:])].iloc[0].tolist()
-            given.loc[odd.index, LABELS[0]] = between(odd.position, seen.position, seen[LABELS[0]])
+                why = why or "its pixels cannot be read, or say no number"
+                report.tell(image, "its neighbours", why)
+            given.loc[odd.index, others] = seen[others].iloc[0].tolist()
+            given.loc[odd.index, first] = between(odd.position, seen.position, seen[first])
     return given[[STUDY, IMAGE, *LABELS]]
 
 
 def between(places, positions, answers):
-    """Return the answers at some places, from those on both sides; where a place is not known, from those at the gaps.
+    """Return answers at some places, interpolated between the answers on both sides.
 
-    A slice without a file leaves a gap between two others, and these are its neighbours. Without a gap it is the mean.
+    A slice without a file has no place. It leaves a gap between two others, whose mean it gets. If
+    there is no gap, it gets the mean of all.
+
+        positions    0.0  1.0  2.0        4.0      spacing 1, so a slice is missing at 3.0
+        answers      0.1  0.2  0.6        0.8      it gets 0.7
+
+    Args:
+        places: (n,) of the images without an answer, in mm; NaN if it is not known.
+        positions: (m,) of the images with an answer, in mm.
+        answers: (m,) theirs.
     """
     import numpy
 
     order = numpy.argsort(positions.to_numpy(), kind="stable")
-    at, given = positions.to_numpy()[order], answers.to_numpy()[order]
+    at = positions.to_numpy()[order]
+    given = answers.to_numpy()[order]
     steps = numpy.diff(at)
-    # A place that an odd image is known to have is not the gap of another one.
-    usual = (
-        numpy.quantile(steps, 0.5, method="lower") if len(steps) else 0.0
-    )  # of two steps one is beside a lost slice
-    wide = [
-        k
-        for k in numpy.flatnonzero(steps > 1.5 * usual)
-        if not places.between(*at[k : k + 2]).any()
-    ]
-    lost = (given[wide] + given[numpy.add(wide, 1)]).mean() / 2 if wide else given.mean()
+    # The lower median: of two steps, one may be that of the gap.
+    usual = numpy.quantile(steps, 0.5, method="lower") if len(steps) else 0.0
+    gaps = []
+    for number in numpy.flatnonzero(steps > 1.5 * usual):
+        # An odd image with a known place fills its gap, which then is not that of another.
+        is_taken = places.between(at[number], at[number + 1]).any()
+        if not is_taken:
+            gaps.append(number)
+    lost = given.mean()
+    if gaps:
+        lost = (given[gaps] + given[numpy.add(gaps, 1)]).mean() / 2
     return numpy.where(places.isna(), lost, numpy.interp(places.fillna(0), at, given))
 
 

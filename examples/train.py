@@ -5,8 +5,9 @@ As a job, from a clone:
     python -m tpukit job examples/train.py --to vertex --chip v5e-8 --bucket gs://my-bucket/jobs \\
         -p pack /gcs/my-bucket/packed -p steps 5000 -p epochs 10
 
-The pack is what `tpukit.pack("images", "packed")` writes for a folder with one subfolder per class. In a job of Vertex
-AI a bucket is the folder /gcs/my-bucket. A hundred steps show how many images per second the machine trains.
+`tpukit.pack("images", "packed")` writes the pack, for a folder with one subfolder per class. In a
+job of Vertex AI a bucket is the folder /gcs/my-bucket. A hundred steps show how many images per
+second the machine trains.
 """
 
 import json
@@ -26,18 +27,22 @@ size = 128
 
 # %%
 def train(core, pack, steps, epochs, batch_size, size):
-    """Train ResNet-18 on a pack; return the speed, and the last row of the history with TFLOP/s and MFU."""
+    """Train ResNet-18 on a pack.
+
+    Returns:
+        the speed, and the last row of the history with TFLOP/s and MFU.
+    """
     import torchvision
 
     images = tpukit.PackedImages(pack, size=size)
-    parts = [
-        torch.utils.data.Subset(images, part) for part in images.split(valid=0.2, stratify=True)
-    ]
-    batches = core.batches(parts[0], batch_size=batch_size, shuffle=True, drop_last=True)
-    valid = core.batches(parts[1], batch_size=batch_size)
+    train_part, valid_part = images.split(valid=0.2, stratify=True)
+    train_images = torch.utils.data.Subset(images, train_part)
+    valid_images = torch.utils.data.Subset(images, valid_part)
+    batches = core.batches(train_images, batch_size=batch_size, shuffle=True, drop_last=True)
+    valid = core.batches(valid_images, batch_size=batch_size)
 
     model = core.model(torchvision.models.resnet18(num_classes=len(images.classes)))
-    # The rate grows with the batch, so it must be reached slowly: Goyal and others, arXiv:1706.02677.
+    # The rate grows with the batch, so it must be reached slowly: Goyal et al., arXiv:1706.02677.
     optimizer = tpukit.training.LARS(
         model.parameters(), lr=3.0 * batches.samples_per_step / 256, weight_decay=5e-5
     )
@@ -56,7 +61,8 @@ def train(core, pack, steps, epochs, batch_size, size):
         scheduler=schedule,
         preprocess=lambda pixels: pixels / 255,
         bf16=True,
-        checkpoints=f"checkpoints/{steps}x{epochs}",  # relative: a job that is started again continues from there
+        # A relative path: a job that is started again continues from there.
+        checkpoints=f"checkpoints/{steps}x{epochs}",
     )
     core.save(model.state_dict(), "model.pt")
     return {"images_per_second": round(history.samples_per_second, 1), **history.epochs[-1]}

@@ -1,12 +1,15 @@
-"""Write what all notebooks share, and every link that opens one, from the repository's address on GitHub.
+"""Write the badges and the install cell of all notebooks, and the links in the README.
 
     python notebooks/headers.py [--check]
 
-The address is REPOSITORY=owner/name, else that of `git remote get-url origin`; without one there is no badge and no
-link. In each notebook: the badges of the first cell, and the bootstrap cell after it. In README.md: the badges that
-open notebook 01, and the last columns of the table of notebooks. Run twice it changes nothing. With --check nothing is
-written, and the address is the one that is there already: it exits with 1 where a file has another one, or another
-bootstrap cell.
+The links need the repository's address on GitHub: REPOSITORY=owner/name, or that of
+`git remote get-url origin`. Without an address the files get no badges and no links.
+
+    each notebook    the badges of the first cell, and the install cell after it
+    README.md        the badges that open notebook 01, and the last columns of the table of notebooks
+
+A second run changes nothing. With --check nothing is written. The address is then the one that the
+notebooks have already, and the exit status is 1 if a file has another address or install cell.
 """
 
 import argparse
@@ -36,15 +39,21 @@ BOOTSTRAP = (ROOT / "notebooks/first_cell.txt").read_text().rstrip("\n")
 
 
 def origin() -> str:
-    """Return owner/name of the clone's origin on GitHub; "" where there is none, or only one of a folder around it."""
+    """Return owner/name of the clone's origin on GitHub; "" if there is none.
+
+    A repository around this folder, as on a user's disk, does not count.
+    """
     git = ["git", "-C", str(ROOT)]
     try:
         top = subprocess.run([*git, "rev-parse", "--show-toplevel"], capture_output=True, text=True).stdout.strip()
-        said = subprocess.run([*git, "remote", "get-url", "origin"], capture_output=True, text=True).stdout.strip()
+        url = subprocess.run([*git, "remote", "get-url", "origin"], capture_output=True, text=True).stdout.strip()
     except OSError:  # no git
         return ""
-    found = re.fullmatch(ORIGIN, said)
-    return found[1] if found and Path(top).resolve() == ROOT.resolve() else ""
+    found = re.fullmatch(ORIGIN, url)
+    is_own = Path(top).resolve() == ROOT.resolve()
+    if found and is_own:
+        return found[1]
+    return ""
 
 
 def address() -> str:
@@ -97,14 +106,18 @@ def notebook(name: str, text: str, repository: str) -> str:
 
 
 def readme(text: str, repository: str) -> str:
-    """Return the README with its badges and its table of notebooks as they should be: links only with an address."""
+    """Return the README with its badges and its table of notebooks; with links if there is an address."""
 
     def row(found: re.Match) -> str:
         name = found["name"]
         if not repository:
             return found["row"]
-        cells = [f"[open]({link})" for link in links(name, repository).values()] if name else None
-        cells = cells or (["---", "---"] if "---" in found["row"] else list(BADGES))
+        if name:
+            cells = [f"[open]({link})" for link in links(name, repository).values()]
+        elif "---" in found["row"]:
+            cells = ["---", "---"]
+        else:
+            cells = list(BADGES)
         return f"{found['row']} {' | '.join(cells)} |".replace("| --- | --- |", "|---|---|")
 
     def badges(found: re.Match) -> str:

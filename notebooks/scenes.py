@@ -1,4 +1,4 @@
-"""Rooms with one object, drawn for notebook 07: images, and a network that finds the object's mask and the depth."""
+"""Rooms with one object, drawn for notebook 07, and a network that finds the object's mask and the depth."""
 
 import math
 
@@ -8,7 +8,9 @@ from torch import nn
 from torch.nn import functional
 from torchvision import models
 
-_NEAR, _FAR = 1.0, 6.0  # metres from the camera: the lower edge of the image, and the wall
+# Metres from the camera.
+_NEAR = 1.0  # the lower edge of the image
+_FAR = 6.0  # the wall
 
 
 class Scenes:
@@ -35,7 +37,9 @@ class Scenes:
                 f"Scenes draws at least one scene of at least 32 pixels, got {count=} and {size=}\n"
                 "  fix:   Scenes(1000, size=96)"
             )
-        self.count, self.size, self.seed = count, size, seed
+        self.count = count
+        self.size = size
+        self.seed = seed
 
     def __len__(self) -> int:
         return self.count
@@ -69,9 +73,11 @@ def draw(random, size: int) -> tuple:
 
     far = random.uniform(1.2, 4.0)  # metres
     foot = vanishing + (horizon - vanishing) * _FAR / far
-    height, width = random.uniform(0.5, 0.9) / far, random.uniform(0.45, 0.8) / far
+    height = random.uniform(0.5, 0.9) / far
+    width = random.uniform(0.45, 0.8) / far
     middle = random.uniform(0.2, 0.8)
-    across, up = (x - middle) / (width / 2), (foot - y) / height  # -1 to 1 over its width, 0 to 1 from foot to top
+    across = (x - middle) / (width / 2)  # -1 to 1 over its width
+    up = (foot - y) / height  # 0 at its foot, 1 at its top
     shadow = ((x - middle - 0.2 * width) / (0.7 * width)) ** 2 + ((y - foot) / (0.15 * height)) ** 2 < 1
     image = image * numpy.where(shadow & below, 0.55, 1.0)
     shape = random.integers(3)
@@ -116,7 +122,8 @@ class ResNetUNet(nn.Module):
         self.stages = nn.ModuleList(
             [nn.Sequential(encoder.maxpool, encoder.layer1), encoder.layer2, encoder.layer3, encoder.layer4]
         )
-        self.mask, self.depth = _Decoder(join), _Decoder(join)
+        self.mask = _Decoder(join)
+        self.depth = _Decoder(join)
 
     def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return {"mask": logits, "depth": 0 to 1}, (N, 1, H, W) each."""
@@ -144,7 +151,10 @@ class _Decoder(nn.Module):
         x = self.bridge(features[0])
         for narrow, mix, skipped in zip(self.narrow, self.mix, features[1:], strict=True):
             x = _twice_as_large(narrow(x))
-            x = mix(torch.cat([x, skipped], dim=1) if self.join == "concatenate" else x + skipped)
+            if self.join == "concatenate":
+                x = mix(torch.cat([x, skipped], dim=1))
+            else:
+                x = mix(x + skipped)
         return self.last(_twice_as_large(x))
 
 
@@ -174,7 +184,8 @@ def mask_and_depth_loss(outputs: dict, targets: dict) -> torch.Tensor:
 
 def mask_overlap(outputs: dict, targets: dict) -> torch.Tensor:
     """Return how far found and true masks agree, () float32: their intersection over their union, 0 to 1."""
-    found, true = outputs["mask"] > 0, targets["mask"] > 0
+    found = outputs["mask"] > 0  # logits: above 0 is a probability above one half
+    true = targets["mask"] > 0
     return (found & true).sum().float() / (found | true).sum().clamp(min=1)
 
 

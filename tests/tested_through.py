@@ -9,7 +9,7 @@ TESTED_THROUGH = {
         "cloud/start_script.py",
     ],
     "cloud/test_job_command.py": ["__main__.py"],
-    "cloud/test_tpu_health.py": ["cloud/health_command.py", "cloud/tpu_vm.py"],
+    "cloud/test_tpu_health.py": ["cloud/tpu_vm.py"],
     "cloud/test_vertex.py": ["cloud/answers.py"],
     "accelerators/test_hosts.py": ["essentials/backends/protocol.py"],
     "essentials/data/test_batches.py": ["essentials/data/feeds.py"],
@@ -50,7 +50,6 @@ TESTED_THROUGH = {
     "essentials/display/test_progress.py": [
         "essentials/launcher/notebook_output.py",
         "essentials/display/bars.py",
-        "essentials/display/notebook.py",
         "essentials/display/panel.py",
     ],
     "migrate/test_linting.py": [
@@ -106,7 +105,7 @@ TESTED_THROUGH = {
     ],
     "metrics/test_areas.py": ["metrics/operating_point.py", "metrics/score_figures.py"],
     "simulator/test_build.py": ["accelerators/c_library.py"],
-    "simulator/test_failures.py": ["simulator/shapes.py", "simulator/shared_memory.py"],
+    "simulator/test_failures.py": ["simulator/shapes.py"],
     "simulator/test_kit.py": ["simulator/runtime.py"],
     "profiling/test_profiler.py": ["profiling/instruments.py"],
     "profiling/test_tpus.py": ["essentials/environment/chips.py"],

@@ -130,7 +130,8 @@ def _load(subpackage: str, wanted: str):
         if error.name != f"tpukit.{subpackage}":
             raise
     raise AttributeError(
-        f"{wanted} needs the subpackage tpukit.{subpackage}, which this copy of tpukit does not have"
+        f"{wanted} needs the subpackage tpukit.{subpackage}, which this copy of tpukit does not "
+        "have"
     )
 
 

@@ -35,19 +35,21 @@ class _Command(NamedTuple):
 
 _COMMANDS = {
     "health": _Command(
-        "tpukit.cloud.health_command",
+        "tpukit.cloud.tpu_health",
         "a computation on every core of this machine, or the state of a TPU VM",
         "Check the health of a TPU. Exit status: 0, warnings included, or 1.",
     ),
     "job": _Command(
         "tpukit.cloud.job_command",
         "run a notebook on a TPU, on Vertex AI or by gcloud or SkyPilot, or a dry run of that here",
-        "Check, show and send a notebook or a script. Exit status: 0, 1 if it was refused, 2 for wrong arguments.",
+        "Check, show and send a notebook or a script. Exit status: 0, 1 if it was refused, 2 for "
+        "wrong arguments.",
     ),
     "lint": _Command(
         "tpukit.migrate.lint_command",
         "old names of torch_xla and related libraries in notebooks and scripts, and the new names",
-        "Find old names in notebooks and scripts. Exit status: 0 for none, 1 for some, 2 for unreadable input.",
+        "Find old names in notebooks and scripts. Exit status: 0 for none, 1 for some, 2 for "
+        "unreadable input.",
     ),
     "jobs": _Command(
         "tpukit.cloud.job_command:jobs_command",
@@ -72,7 +74,8 @@ _COMMANDS = {
     "preflight": _Command(
         "tpukit.preflight.command",
         "memory, time and cost of a step on a TPU, from the TPU's own compiler, without a TPU",
-        "Compile a worker function's step for a TPU. Exit status: 0, 1 if it does not fit, 2 for wrong arguments.",
+        "Compile a worker function's step for a TPU. Exit status: 0, 1 if it does not fit, 2 for "
+        "wrong arguments.",
     ),
 }
 # The command line prints only the text of these errors, without a traceback.
@@ -95,13 +98,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tpukit",
         description="Show this machine, and whether it can run PyTorch on every TPU core.",
-        epilog="Example: python -m tpukit check. It opens no device, imports no torch and uses no network.",
+        epilog="Example: python -m tpukit check. It opens no device, imports no torch and uses "
+        "no network.",
     )
     commands = parser.add_subparsers(dest="command", metavar="command")
     commands.add_parser(
         "check",
         help="problems and their fixes; exit status 1 if a launch would fail",
-        description="Print every finding with its fix. Exit status: 0, warnings included, or 1 with a failure.",
+        description="Print every finding with its fix. Exit status: 0, warnings included, or 1 "
+        "with a failure.",
     )
     commands.add_parser(
         "info",

@@ -264,6 +264,63 @@ def test_interrupt_gives_the_notebook_back_and_the_next_run_works(server, page):
     cell.get_by_text("again [0, 1]").wait_for(timeout=300_000)
 
 
+SESSION = """
+session = tpukit.Session(2)
+
+def count(core, steps):
+    core.state.steps = getattr(core.state, "steps", 0)
+    for step in core.progress(range(steps), "count"):
+        time.sleep(0.02)
+        core.barrier()
+        core.state.steps += 1
+    return core.state.steps
+"""
+RUN = 'print("counted", session.run(count, 5).results)'
+REDEFINED = """
+def count(core, steps):
+    core.state.steps += 100 * steps
+    return core.state.steps
+"""
+ENDLESS_RUN = """
+def endless(core):
+    for step in core.progress(range(100_000), "endless"):
+        time.sleep(0.02)
+        core.barrier()
+
+session.run(endless)
+"""
+
+
+def test_a_session_keeps_its_state_over_a_function_defined_again_and_an_interrupt(server):
+    sources = (
+        "import time, tpukit",
+        SESSION,
+        RUN,
+        REDEFINED,
+        RUN,
+        ENDLESS_RUN,
+        RUN,
+        "session.close()",
+    )
+    cells = [nbformat.v4.new_code_cell(source) for source in sources]
+    notebook = nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": KERNEL})
+    write(notebook, server.folder / "session.ipynb")
+    page = server.open("session")
+    for number in (0, 1):
+        run_cell(page, number)
+    run_cell(page, 2).get_by_text("counted [5, 5]").wait_for(timeout=300_000)
+    run_cell(page, 3)
+    run_cell(page, 4).get_by_text("counted [505, 505]").wait_for(timeout=300_000)
+    output = run_cell(page, 5)
+    output.get_by_text("/ 100,000").wait_for(timeout=300_000)
+    choose(page, "Kernel", "Interrupt Kernel")
+    output.get_by_text("the session goes on", exact=False).first.wait_for(timeout=300_000)
+    picture(page, f"{server.kind}-session-interrupted")
+    begin_again(page, page.locator(".jp-Cell").nth(6), "counted [1005, 1005]")
+    run_cell(page, 7)
+    page.close()
+
+
 @pytest.mark.parametrize(
     "name", ["03_every_core", pytest.param("04_pulmonary_embolism", marks=pytest.mark.only_soak)]
 )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tpukit.simulator import build, shapes, shared_memory
+from tpukit.simulator import build, shapes
 
 # What is tested with everything else; other machines take minutes, and only `make simulator` runs them.
 IN_CI = ("two cores", "colab v5e-1", "kaggle v5e-8")
@@ -52,7 +52,7 @@ def run(shape, body, *, library, environ=None, after_the_first=HANGS) -> list[En
     `environ` is what each process has besides the machine's own variables; None as a value removes one. What still
     runs so many seconds after the first has ended is killed.
     """
-    with shared_memory.meeting_place() as path:
+    with shapes.meeting_place() as path:
         plugin = build.find_plugin().library
         variables = shapes.environment(shape, library=library, plugin=plugin, memory=path)
         # What a launcher does for Kaggle: torch_xla keeps the image's address, with which processes cannot meet.

@@ -187,7 +187,7 @@ def test_the_sources_compile_without_a_warning(library, tmp_path):
 
 def test_looking_for_it_loads_no_torch():
     code = (
-        "import sys; from tpukit.simulator import build, shared_memory, shapes; build.why_not(); shapes.dry_run(2)\n"
+        "import sys; from tpukit.simulator import build, shapes; build.why_not(); shapes.dry_run(2)\n"
         "sys.exit(bool({'torch', 'torch_xla', 'numpy'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

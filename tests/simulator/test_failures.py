@@ -8,7 +8,7 @@ import pytest
 import torch
 from simulator.machine import on_every_core, run
 
-from tpukit.simulator import shared_memory
+from tpukit.simulator import shapes
 from tpukit.simulator.shapes import SHAPES, dry_run
 
 pytestmark = pytest.mark.xla
@@ -225,7 +225,7 @@ def test_nothing_is_left_in_shared_memory_even_of_processes_that_are_killed(libr
 
 
 def test_the_meeting_place_is_memory_without_a_name_that_goes_with_its_maker():
-    with shared_memory.meeting_place() as path:
+    with shapes.meeting_place() as path:
         assert os.readlink(path) == "/memfd:tpukit-simulator (deleted)"
         with open(path, "r+b") as file:
             assert file.write(b"here") == 4

@@ -27,7 +27,7 @@ from tpukit import FitOptions, WorkerError, evaluate, fit, launch
 from tpukit.essentials.environment import chip_holders as chips
 from tpukit.essentials.environment.platforms import Machine
 from tpukit.profiling import graph_text
-from tpukit.simulator import build, shapes, shared_memory
+from tpukit.simulator import build, shapes
 
 # torch_xla 2.8 ends the process where an error on the device is read; 2.9 raises it.
 RAISED = "was killed by SIGABRT" if importlib.metadata.version("torch_xla") < "2.9" else "raised"
@@ -53,7 +53,7 @@ def played(shape, **environ):
         cpus=os.cpu_count(),
     )
     plugin = build.find_plugin().library
-    with shared_memory.meeting_place() as path, mock.patch.dict(os.environ):
+    with shapes.meeting_place() as path, mock.patch.dict(os.environ):
         os.environ |= (
             shapes.environment(shape, library=build.library(), plugin=plugin, memory=path) | environ
         )

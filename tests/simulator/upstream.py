@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
-from tpukit.simulator import build, shapes, shared_memory  # noqa: E402
+from tpukit.simulator import build, shapes  # noqa: E402
 
 CHIPS = 4
 BUS = f"""
@@ -36,7 +36,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 def main(file: str, *others: str) -> int:
     plugin = build.find_plugin().library
-    with shared_memory.meeting_place() as path:
+    with shapes.meeting_place() as path:
         variables = shapes.environment(
             shapes.dry_run(CHIPS), library=build.library(), plugin=plugin, memory=path
         )

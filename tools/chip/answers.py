@@ -112,7 +112,8 @@ def check_by_hand(results: list[dict], data: reference.Numbers, near: float) -> 
     clips = []
     for clip in on_cores.CLIPS_BY_HAND:
         clips += [clip] * steps
-    right = _reference(results, data, 1, steps, rates=[on_cores.RATE] * len(clips), clips=clips)
+    rates = [on_cores.RATE for _ in clips]
+    right = _reference(results, data, 1, steps, rates=rates, clips=clips)
     losses = _expect_losses(results, right.losses, near)
     share = max(
         _expect_state(f"core {rank}", one["state"], right.states[-1], near)
@@ -147,7 +148,7 @@ def check_fit(
     steps = len(rates) // recipe["epochs"]
     expect(not first["resumed"], f"{name}: resumed from {first['resumed']}")
     expect(first["rates"] == rates, f"{name}: learning rates {first['rates']}, not {rates}")
-    options = {"rates": rates, "clips": [clip] * len(rates), "bf16": bf16}
+    options = {"rates": rates, "clips": [clip for _ in rates], "bf16": bf16}
     right = _reference(results, data, recipe["accumulate"], steps, **options)
     _expect_losses(results, right.losses, near)
     _expect_draws(results)

@@ -113,7 +113,8 @@ def read_result_of_a_chip(file: str | Path) -> dict:
     if not found["chips"] or found["dry_run"] or found["backend"] != "xla":
         raise NoProof(
             f"{path} is not of a TPU: it proves nothing about one",
-            found=f"{found['platform']}, {found['chips']} chips, backend {found['backend']!r}, {found['device']}",
+            found=f"{found['platform']}, {found['chips']} chips, backend {found['backend']!r}, "
+            f"{found['device']}",
             fix="make chip-colab, make chip-kaggle, or python -m tools.chip on a TPU machine",
         )
     if found["cores"] < found["chips"]:

@@ -11,7 +11,8 @@ from tpukit.accelerators.torch_patches import shorten_adam
 from tpukit.accelerators.torch_tpu import TorchTpuCpuRuntime, TorchTpuRuntime, inside
 
 __all__ = [
-    "BuildError", "CompileCache", "CudaRuntime", "ShardedRuntime", "ShardedTpu", "TorchTpuCpuRuntime",
-    "TorchTpuRuntime", "adam_numbers", "cache_folder", "choose_sharded", "compiled", "how_it_is_cut", "inside",
-    "launch_on_host", "open_compile_cache", "programs_of", "shorten_adam", "why_no_compiler",
+    "BuildError", "CompileCache", "CudaRuntime", "ShardedRuntime", "ShardedTpu",
+    "TorchTpuCpuRuntime", "TorchTpuRuntime", "adam_numbers", "cache_folder", "choose_sharded",
+    "compiled", "how_it_is_cut", "inside", "launch_on_host", "open_compile_cache", "programs_of",
+    "shorten_adam", "why_no_compiler",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tpukit.essentials.display import TpukitError
 
+# Of the C compiler; _SHARED for a library.
 _FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra")
 _SHARED = ("-fPIC", "-shared")
 

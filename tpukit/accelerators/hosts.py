@@ -1,4 +1,4 @@
-"""A run whose cores are on several hosts: each host launches its own cores, and all of them meet."""
+"""Run on several hosts: each host launches its own cores, and all of them meet."""
 
 import functools
 from collections.abc import Callable

@@ -177,7 +177,7 @@ class ShardedTpu(Tpu):
                 self._batch_sizes.add(len(tensor))
             spec = xs.ShardingSpec(self._mesh, _along(axis, tensor.ndim))
             specs.append(spec.xla_spec(tensor) if tensor.ndim else None)
-        devices = [str(self.device)] * len(tensors)
+        devices = [str(self.device) for _ in tensors]
         return torch_xla._XLAC._xla_tensors_from_aten(list(tensors), devices, specs)
 
     def _copies(self, tensors: list) -> list:

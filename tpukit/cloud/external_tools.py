@@ -23,6 +23,7 @@ class _Meaning(NamedTuple):
     fix: str
 
 
+# The first pattern that is found in the message counts.
 _MEANINGS = (
     _Meaning(
         "NOT_FOUND|was not found|No in-progress managed jobs",
@@ -51,7 +52,7 @@ _MEANINGS = (
         fix="ask for the role: see docs/jobs.md",
     ),
 )
-_LONGEST_MESSAGE = 400
+_LONGEST_MESSAGE = 400  # characters of an error
 
 
 def run_tool(

@@ -22,6 +22,7 @@ from tpukit.cloud.external_tools import run_tool
 from tpukit.cloud.machines import container_lines, runtime_version
 from tpukit.cloud.target import JobPlan, PlatformState, Word
 
+# Of the machine. Its value is the digest of the job, by which a second start finds it again.
 _LABEL = "tpukit"
 _SECONDS_TO_STOP = 90  # after SIGTERM, in addition to the grace of the cell
 # The states of a queued resource in the Cloud TPU API v2.

@@ -54,7 +54,7 @@ _TARGETS = {
     target.name: target for target in (LocalTarget, VertexTarget, GcloudTarget, SkyPilotTarget)
 }
 TARGETS = tuple(_TARGETS)
-OVER = ("succeeded", "failed", "cancelled", "timed out")
+OVER = ("succeeded", "failed", "cancelled", "timed out")  # states that do not change
 # The last lines of the log, which an error shows.
 _LOG_LINES = 30
 # Seconds without an answer of the platform, after which `wait` raises.
@@ -166,6 +166,7 @@ def submit(
         folder=address_of(bucket or "jobs", name),
         tpu=None if chip is None else find_tpu(chip),
         timeout=parse_duration(timeout, "timeout"),
+        # The job gets this kernel's Python, so that packages and pickles fit.
         python="{}.{}".format(*sys.version_info),
         digest="",
         options=options,
@@ -174,6 +175,7 @@ def submit(
     check_plan(plan)
     variables_of(plan)  # raises if a variable is not set
     sent["packages.txt"] = "".join(f"{line}\n" for line in package_list(options, WHEEL)).encode()
+    # This copy of tpukit, with local changes, and not the version on the package index.
     sent[WHEEL] = tpukit_wheel()
     plan = replace(plan, digest=_digest(sent, [values, _plan_as_json(plan)]))
     print(_table(plan, sent), flush=True)
@@ -186,6 +188,7 @@ def _send(
     """Write the job's folder and start the job, unless it was sent before."""
     folder = open_folder(plan.folder, project=plan.options.project)
     request = {"plan": _plan_as_json(plan), "parameters": parameters, "sent": time.time()}
+    # `create` fails if the file exists, so two processes cannot send the same job twice.
     if not folder.create("job.json", json.dumps(request, indent=1).encode()):
         job = _found(folder, target)
         is_over = job is not None and job.state in OVER
@@ -197,6 +200,8 @@ def _send(
             raise InvalidValueError(
                 f"there is a job {plan.name} already, which {difference}", fix="another name"
             )
+        # The handle is written after the platform has accepted the job. Without it the first
+        # attempt did not get that far, and everything is sent again.
         if folder.read("handle.json"):
             print(f"{plan.name} was sent before, and is not sent again")
             return job
@@ -290,6 +295,7 @@ class Job:
                 fix = "job.start() continues from the files that were saved"
                 raise self._failure(state, reason, fix=fix)
             line = f"{self.name}: {state}{self._cell(state)} {reason}".rstrip()
+            # `result` of a job that has ended waits for nothing, so it prints nothing.
             is_first_look_at_the_end = state in OVER and not shown
             if line != shown and not is_first_look_at_the_end:
                 print(line, flush=True)

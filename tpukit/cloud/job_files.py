@@ -8,15 +8,21 @@ from pathlib import Path
 from tpukit.essentials.display import InvalidValueError, PathNotFoundError
 from tpukit.essentials.environment import RELEASES
 
+# Such as id_rsa, server.pem, kaggle.json, my-credentials.yaml, .netrc.
 _KEY_NAME = re.compile(
     r"(?i)^id_(rsa|dsa|ecdsa|ed25519)$|[.](pem|key|p12|pfx|jks|keystore|ppk|kdbx|gpg|token|env)$"
-    r"|^(kaggle|token|.*(secret|credential|account).*)[.](json|toml|ya?ml|ini)$|^(token|credentials|[_.]?netrc)$"
+    r"|^(kaggle|token|.*(secret|credential|account).*)[.](json|toml|ya?ml|ini)$"
+    r"|^(token|credentials|[_.]?netrc)$"
 )
+# The last two are keys of Google's credentials for a user and for a service account.
 _KEY_CONTENT = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY|\"(refresh_token|private_key)\"\s*:")
 _LONGEST_KEY_FILE = 100_000  # bytes; a key is shorter
 _SHOWN = 8  # refused files in a message
+# Lines of a requirements.txt that name a file: "-e ." or "-r more.txt", "./wheels/a.whl", "name @
+# file:///a.whl".
 _LOCAL_PATH = re.compile(
-    r"^\s*(?:(?:-r|-c|-e|-f|--requirement|--constraint|--editable|--find-links)[\s=]*(?![\s=]|https?:|git\+)|[./~]|file:)"
+    r"^\s*(?:(?:-r|-c|-e|-f|--requirement|--constraint|--editable|--find-links)"
+    r"[\s=]*(?![\s=]|https?:|git\+)|[./~]|file:)"
     r"|^\s*(?!https?:)[^\s#@]+[.](?:whl|zip|tar[.]gz)\b|@\s*file:"
 )
 # Text that looks like a token, a password or a private key.
@@ -112,11 +118,17 @@ def _reason_against(file: Path, name: str, place: Path | None) -> str:
         return f"is a link out of {place.name}"
     if not file.is_file():
         return "is not a file"
-    is_short = file.stat().st_size <= _LONGEST_KEY_FILE
-    has_key = is_short and _KEY_CONTENT.search(file.read_bytes())
-    if has_key or _KEY_NAME.search(file.name):
+    if _looks_like_a_key(file):
         return "looks like a key"
     return ""
+
+
+def _looks_like_a_key(file: Path) -> bool:
+    """Return whether the name or the contents of a file are those of a key."""
+    if _KEY_NAME.search(file.name):
+        return True
+    is_short = file.stat().st_size <= _LONGEST_KEY_FILE
+    return is_short and bool(_KEY_CONTENT.search(file.read_bytes()))
 
 
 def read_requirements(

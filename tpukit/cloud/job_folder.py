@@ -29,6 +29,7 @@ from tpukit.cloud.answers import Service
 from tpukit.essentials.display import InvalidValueError, NotInstalledError
 from tpukit.essentials.environment import write_whole
 
+# Names of buckets: cloud.google.com/storage/docs/buckets#naming. They have 3 to 63 characters.
 _BUCKET = re.compile(r"gs://([a-z0-9][a-z0-9._-]{1,61}[a-z0-9])(?:/(.*))?")
 _SECONDS = 60.0  # for a request
 _UNFINISHED = re.compile(r"[.]\d+[.]part$")  # a file that `write_whole` is writing

@@ -24,6 +24,7 @@ NUMBER = "tpukit_cell"  # in the metadata of a cell that is sent: its number in 
 _PERCENT = re.compile(
     r"^#[ ]?%%(.*)$", re.MULTILINE
 )  # begins a cell in Jupytext, VS Code and Spyder
+# Of the job's machine, whatever kernel wrote the notebook.
 _KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
 # `runpy` and not %run, which prints the error of a script and then succeeds.
 _RUN_SCRIPT = (

@@ -14,7 +14,8 @@ from tpukit.cloud.target import JobPlan, PlatformState, variables_of
 
 # Settings of the machine. Nothing else of this process's environment is passed on.
 _OF_THE_MACHINE = re.compile(
-    "PATH|HOME|TMPDIR|LANG|LC_ALL|TPUKIT_ENVIRONMENT|(UV|PIP|SSL_CERT|REQUESTS)_.*|(?i:https?|no|all)_(?i:proxy)"
+    "PATH|HOME|TMPDIR|LANG|LC_ALL|TPUKIT_ENVIRONMENT|(UV|PIP|SSL_CERT|REQUESTS)_.*"
+    "|(?i:https?|no|all)_(?i:proxy)"
 )
 _LOG = "machine.log"
 _KILL_SECONDS = 5.0

@@ -15,7 +15,7 @@ from tpukit.essentials.display import InvalidValueError
 from tpukit.essentials.environment import PRICES_OF
 from tpukit.profiling import find_tpu
 
-SHORTEST_TIMEOUT = 60
+SHORTEST_TIMEOUT = 60  # seconds
 
 _OF_SKYPILOT = ("SkyPilot takes it from its own configuration", "set it in ~/.sky/config.yaml")
 # Per target the options that it refuses: the reason, and the fix. All others are honoured.
@@ -43,6 +43,7 @@ REFUSED = {
     ),
 }
 
+# Such as us-west4, and in the project the domain of an organisation: example.com:my-project.
 _REGION = "[a-z]+(-[a-z]+)+[0-9]+"
 _PROJECT = r"([a-z0-9.-]+:)?[a-z0-9]([a-z0-9-]*[a-z0-9])?"
 # Per option a pattern and an example. They become parts of commands, so nothing else is accepted.

@@ -37,7 +37,7 @@ _LONGEST_OUTPUT = 10 * 2**20  # characters of a cell, in the notebook
 _FINAL_TRIES = 8  # of the last copy, over about four minutes
 _PAPERMILL_ERROR = "papermill-error-cell-tag"  # of the cells that papermill inserts
 _Key = tuple[int, int, int]  # of a file: another one after every change
-_EXIT_CODES = {"succeeded": 0, "interrupted": 75}
+_EXIT_CODES = {"succeeded": 0, "interrupted": 75}  # 75: EX_TEMPFAIL of sysexits.h, "try again"
 
 
 class _Log:

@@ -20,6 +20,7 @@ from tpukit.cloud.target import JobPlan, PlatformState, Word, variables_of
 
 _TRY_AGAIN = 75  # the runner's exit code after an interruption
 _SECONDS_TO_LAUNCH = 1800  # the first launch also creates SkyPilot's controller
+# By the states of `sky jobs queue`.
 _WORDS: dict[str, Word] = {
     "PENDING": "queued",
     "SUBMITTED": "queued",

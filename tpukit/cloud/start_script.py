@@ -5,7 +5,7 @@ from tpukit.essentials.display import InvalidValueError
 from tpukit.essentials.environment import RELEASES
 
 _OLDEST = (3, 11)  # Python, for tpukit and torch_xla
-_NEWEST = (3, 13)
+_NEWEST = (3, 13)  # the newest that torch_xla 2.9 has wheels for
 _XLA_ONLY = "sys_platform == 'linux' and platform_machine == 'x86_64'"  # no other wheels exist
 _RUNNER = (
     "pip",
@@ -104,7 +104,7 @@ _INSTALL = """install="uv pip install --quiet --python $environment/bin/python"
 retry $install "${packages[@]}" || fail "the packages cannot be installed; see the log"
 """
 _ALONE = 'retry $install --no-deps ./@WHEEL@ || fail "tpukit cannot be installed; see the log"\n'
-_BACKEND = """if [ -z "${UV_TORCH_BACKEND+set}" ]; then  # a TPU needs no CUDA libraries, which are 4 GB
+_BACKEND = """if [ -z "${UV_TORCH_BACKEND+set}" ]; then  # a TPU needs no CUDA libraries (4 GB)
     index=https://download.pytorch.org/whl/cpu/torch/
     if "$environment/bin/python" -c 'import sys, urllib.request as request
 request.urlopen(sys.argv[1], timeout=20)' $index 2> /dev/null; then

@@ -1,5 +1,6 @@
 """Check the health of a TPU: that of this machine, or a TPU VM by its name."""
 
+import argparse
 import contextlib
 import io
 import os
@@ -206,3 +207,28 @@ def _multiply(core) -> float:
     # The sums are whole numbers, which every dtype holds exactly.
     ones = torch.ones(_SIDE, _SIDE, device=core.device)
     return core.all_reduce((ones @ ones).sum()).item()
+
+
+# The command `python -m tpukit health`
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command `python -m tpukit health`."""
+    parser.add_argument(
+        "name", nargs="?", help="of a TPU VM; without a name, the TPU of this machine"
+    )
+    parser.add_argument("--zone", help="of the TPU VM")
+    parser.add_argument("--project", help="the Google Cloud project")
+    parser.add_argument(
+        "--wait",
+        default="10m",
+        help="for a TPU VM to become healthy: 10m, 90s, 0 (default: 10m)",
+    )
+
+
+def run(given: argparse.Namespace) -> int:
+    """Print the findings; return 0, or 1 if there is a failure."""
+    wait = 0 if given.wait == "0" else given.wait
+    found = health(given.name, zone=given.zone, project=given.project, wait=wait)
+    print(found)
+    return 0 if found.ok else 1

@@ -16,6 +16,7 @@ from tpukit.essentials.display import Finding, NotInstalledError
 
 _REQUEST_SECONDS = 10.0  # until a request has failed
 _SECONDS_BETWEEN_LINES = 20.0  # while nothing changes
+# As Compute Engine names its resources (RFC 1035), and as its API writes them in full.
 _NAME = "[a-z]([a-z0-9-]{0,61}[a-z0-9])?"
 _LONG_NAME = re.compile("projects/([^/]+)/locations/([^/]+)/nodes/([^/]+)")
 

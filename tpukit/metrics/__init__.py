@@ -9,5 +9,6 @@ from tpukit.metrics.score_figures import show_roc
 
 __all__ = [
     "FEW", "OperatingPoint", "as_array", "auroc_table", "check_probabilities", "choose_predictions",
-    "count_groups", "hardest_mistakes", "sensitivity_at", "show_outcomes", "show_predictions", "show_roc",
+    "count_groups", "hardest_mistakes", "sensitivity_at", "show_outcomes", "show_predictions",
+    "show_roc",
 ]  # fmt: skip

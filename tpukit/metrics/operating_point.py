@@ -10,6 +10,7 @@ from tpukit.essentials.display import InvalidValueError
 from tpukit.metrics.areas import FEW, above_each, drawn_weights
 from tpukit.metrics.samples import count_groups, one_label
 
+# A 95 % interval.
 _PERCENTILES = (2.5, 97.5)
 _ROUNDING = 1e-9  # a specificity that is lower by this is not lower
 
@@ -70,6 +71,8 @@ def sensitivity_at(
         fact = f"a specificity is a share, 0 to 1, got {specificity}"
         raise InvalidValueError(fact, fix="0.9 for 90 %")
     truth, chances, numbers = one_label(labels, probabilities, groups)
+    # Ranks, because each drawing of the bootstrap weighs the same samples anew: they are sorted
+    # once.
     scores, rank = np.unique(chances, return_inverse=True)
     best = _best(truth, rank, np.ones(len(truth)), specificity=specificity)
     interval = None

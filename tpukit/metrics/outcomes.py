@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 OUTCOMES = ("hit", "miss", "false alarm", "true negative")
+# A miss and a false alarm are both mistakes, so they share a colour.
 _COLORS = {
     "hit": look.COLORS[2],
     "miss": look.COLORS[1],

@@ -67,6 +67,7 @@ def one_label_with_threshold(labels: Any, probabilities: Any, threshold: float) 
 
 
 def _one_column(labels: Any, probabilities: Any) -> tuple[np.ndarray, np.ndarray]:
+    # (N,) and (N, 1) are the same label.
     truth = as_columns(labels)
     chances = as_columns(probabilities)
     if truth.ndim == chances.ndim == 2 and truth.shape[1] == chances.shape[1] == 1:
@@ -146,6 +147,7 @@ def group_numbers(groups: Any, count: int) -> np.ndarray:
             f"groups are one per sample, ({count},), got {shape}",
             fix="pass them of the same samples, in the same order",
         )
+    # An empty text in a table is no name, and `factorize` numbers None with -1.
     names = [None if isinstance(name, str) and not name.strip() else name for name in groups]
     numbers, _ = pandas.factorize(pandas.Series(names, dtype=object))
     missing = np.flatnonzero(numbers < 0)

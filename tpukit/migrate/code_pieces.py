@@ -15,15 +15,20 @@ import re
 import warnings
 from dataclasses import dataclass, field
 
+# Cell magics by the contents of their cell.
 _SHELLS = {"bash", "sh", "shell", "script", "cmd", "system", "sx"}
 _FILES = {"writefile", "file"}
 _TEXTS = {"html", "HTML", "javascript", "js", "latex", "markdown", "svg", "perl", "ruby", "cython"}
 _NOT_PYTHON = _SHELLS | _FILES | _TEXTS | {"R", "sql"}
 _MOST_BROKEN = 25  # per cell; each line that Python refuses costs another run of the parser
+# "%%time", "%%bash -e": the name and the rest of the line.
 _CELL_MAGIC = re.compile(r"\s*%%(\w+)[ \t]*(.*)")
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+$")  # `splitlines` also splits at a form feed
+# "!ls", "%matplotlib inline", "?print", "print??".
 _MAGIC = re.compile(r"\s*[!%]|\s*\?{1,2}[\w.*]+\s*$|\s*[\w.]+\?{1,2}\s*$")
+# "files = !ls", "a, b = %magic".
 _ASSIGNED = re.compile(r"(\s*[\w.]+(?:\s*,\s*[\w.]+)*\s*=\s*)[!%]")
+# "%time model(x)": Python follows the magic, and is checked.
 _RUNS_CODE = re.compile(r"(\s*)(%(?:time|timeit|prun|memit)\s+)(?=[A-Za-z_])")
 _SHELL_LINE = re.compile(r"(?:[^\n]*\\\r?\n)*[^\n]+")  # with the lines after a backslash
 

@@ -26,6 +26,7 @@ from tpukit.migrate.code_pieces import split_lines
 _SKIPPED = {"site-packages", "dist-packages", "node_modules", "__pypackages__"}
 _SKIPPED |= {"build", "_build", "dist", "venv"}
 _MARKS = ("pyvenv.cfg", "conda-meta")
+# json, tokenize and ast raise all of these for damaged files.
 _UNREADABLE = (OSError, ValueError, TypeError, LookupError, SyntaxError, RecursionError)
 _UNREADABLE += (AttributeError,)
 _FIXES = {".ipynb": "open it in Jupyter and save it", ".py": "save it as UTF-8"}
@@ -46,6 +47,7 @@ def _placed(text: str, end: int, strict: bool = True) -> tuple[_Placed, int]:
     return placed, after
 
 
+# Python's decoder gives no positions, so its function for strings is replaced in this instance.
 _DECODER = json.JSONDecoder()
 _DECODER.parse_string = _placed
 _DECODER.scan_once = py_make_scanner(_DECODER)  # the scanner in C would ignore `parse_string`

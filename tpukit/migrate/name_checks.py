@@ -13,10 +13,12 @@ from tpukit.migrate.name_tables import Verdict, of_today, table
 from tpukit.migrate.safe_fixes import Edit, SafeFixes
 from tpukit.migrate.shell_checks import check_shell, variables
 
+# os.system(...), subprocess.check_call([...]), get_ipython().system(...).
 _SHELL_CALL = re.compile(
     r"(os|subprocess|get_ipython)\b.*"
     r"\.(system|popen|getoutput|run|\w*call|Popen|check_output)$"
 )
+# os.environ[...], os.environ.get(...), os.getenv(...).
 _ENVIRON = re.compile(r"\benviron(\.(get|setdefault|pop|update))?$|\b(getenv|putenv|unsetenv)$")
 
 
@@ -59,6 +61,7 @@ class Checker:
     def _assigned_names(self) -> Iterator[str]:
         """Give the names that the code itself sets, as `xm.get_ordinal = xr.global_ordinal`."""
         for node in self._names.places:
+            # A dunder such as `__version__` is read by tools, and no library's own function.
             is_set = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
             if is_set and not node.attr.startswith("__"):
                 yield self._names.full_name(node)
@@ -129,6 +132,7 @@ class Checker:
         known = self._names.full_name(node)
         if known or not name or name.partition(".")[0] in self._names.bindings:
             return known
+        # `from torch_xla.core.xla_model import *` binds names that only the tables know.
         starred = [f"{module}.{name}" for module in self._names.stars]
         return next(filter(tables.is_old_name, starred), "")
 
@@ -166,6 +170,7 @@ class Checker:
         if self._is_of_torch_tpu(full):
             return
         given = {keyword.arg: keyword.value for keyword in node.keywords}
+        # After `*args` the position of an argument is unknown.
         if not any(isinstance(value, ast.Starred) for value in args):
             given |= dict(enumerate(args))
         for rule in tables.argument_rules(of_today(full)):

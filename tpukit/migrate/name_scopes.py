@@ -78,7 +78,7 @@ class Names:
         self.stars: list[str] = []  # modules of star imports; "" for %run and unreadable lines
         for number, piece in enumerate(pieces):
             runs = re.findall(r"(?m)^\s*%run\b", "\n".join(piece.shell.values()))
-            self.stars += [""] * len([*runs, *piece.broken])
+            self.stars += ["" for _ in (*runs, *piece.broken)]
             for node in ast.walk(piece.tree):
                 self.parents |= dict.fromkeys(ast.iter_child_nodes(node), node)
                 line = getattr(node, "lineno", 0)

@@ -8,16 +8,20 @@ from tpukit.migrate.name_tables import Verdict, table
 _OLD = "it set a TPU of 2020 up; its servers and wheels are gone"
 _PINNED = "it replaces the image's torch or torch_xla, which belong together"
 _KEEP = "delete it: Colab's and Kaggle's TPU images have torch and torch_xla"
+# "pip install -U torch": the command, and the words up to the end of the command line.
 _INSTALL = re.compile(
     r"\b(?:pip3?|conda|mamba|micromamba|uv)\b[^;&|\n]*?"
     r"\b(install|uninstall|add|remove)\b([^;&|]*)"
 )
+# The installer of 2020, and the buckets of the wheels of that time.
 _SETUP = re.compile(r"env-setup\.py|\btpu-pytorch\b|libtpu-releases|pytorch-xla-releases")
+# Packages, and wheels by their path, that replace the image's own in any version.
 _ALWAYS = re.compile(
     r"(torch[-_]?xla|libtpu|libtpu-nightly|cloud[-_]tpu[-_]client)(?![\w-])"
     r"|.*(^|[/=])(torch|torchvision|torchaudio|torch_xla|libtpu)[-_][^/]*\.whl",
     re.I,
 )
+# Only with a version, or with an option that reinstalls.
 _TORCH = re.compile(r"(torch|torchvision|torchaudio|torchtext|pytorch)(?![\w-])(.*)", re.I)
 _REPLACES = {
     "-U", "--upgrade", "--force-reinstall", "--ignore-installed", "-I", "--pre", "--reinstall"
@@ -54,6 +58,8 @@ def _replacing_word(text: str) -> str:
     """Return the requirement that replaces torch or torch_xla; "" if none does."""
     for command, rest in _INSTALL.findall(text):
         words = re.findall(r"[^\s\\\"',\[\]()]+", rest)
+        # Without a version or such an option, `pip install torch` keeps the torch that is
+        # installed.
         replaces = command in ("uninstall", "remove") or bool(_REPLACES.intersection(words))
         for word, following in zip(words, [*words[1:], ""], strict=True):
             torch = _TORCH.match(word)

@@ -49,7 +49,7 @@ __all__ = [
     "calibration_table", "challenge_loss", "check_consistency", "check_exams", "class_activation",
     "embolus_masks", "embolus_places", "exam_loss", "fit_temperatures", "hounsfield", "index_dicom",
     "index_images", "lung_box", "make_consistent", "normalize", "notice", "pack_dicom", "phantom",
-    "pool_slices", "position_prior", "read_dicom", "read_exams", "read_labels", "read_submission", "resnet34",
-    "show_activation", "show_calibration", "show_exams", "show_ladder", "show_slices", "show_study",
-    "three_windows", "write_submission",
+    "pool_slices", "position_prior", "read_dicom", "read_exams", "read_labels", "read_submission",
+    "resnet34", "show_activation", "show_calibration", "show_exams", "show_ladder", "show_slices",
+    "show_study", "three_windows", "write_submission",
 ]  # fmt: skip

@@ -6,7 +6,8 @@ The embolus is known for phantoms only.
 from tpukit.essentials.display import InvalidValueError
 from tpukit.pe.labels import LABELS
 
-# Of a place, from its edge to its centre: the middle of the first of 8 pixels, the stride of layer2.
+# Of a place, from its edge to its centre: the middle of the first of 8 pixels, which are the stride
+# of layer2.
 _CENTRE = 1 / 16
 
 
@@ -79,6 +80,7 @@ def attention_in_mask(maps, masks, others=None):
 
     masks = np.asarray(masks).astype(bool)
     large = enlarge(maps, masks.shape)
+    # A network that answers by position alone has this map for every image.
     mean = enlarge(mean_map(maps if others is None else others)[None], (1, *masks.shape[1:]))
     area = masks.mean((1, 2))
     columns = {"in_mask": _share_inside(large, masks), "mean_map": _share_inside(mean, masks)}
@@ -130,6 +132,7 @@ def enlarge(maps, shape: tuple):
     shift = 0.5 - _CENTRE
     box = (shift, shift, columns + shift, rows + shift)
     large = []
+    # The last column and row again: the box reaches beyond the last centre.
     for values in np.pad(array, ((0, 0), (0, 1), (0, 1)), mode="edge"):
         image = Image.fromarray(values)
         large.append(image.resize((width, height), Image.Resampling.BILINEAR, box=box))

@@ -52,6 +52,7 @@ class Temperatures:
         import numpy as np
         from scipy.special import expit
 
+        # A fit looks good on its own exams, whatever it is worth.
         both = self.studies & set(table[STUDY])
         if both:
             raise InvalidValueError(
@@ -104,6 +105,7 @@ def _best_temperature(one: "Answers") -> float:
 
     logits = _logits(one.probabilities)
 
+    # The search is over logarithms, in which T = 1/2 and T = 2 are equally far from 1.
     def cost(log_temperature):
         return one.mean(log_loss(one.truth, expit(logits / np.exp(log_temperature))))
 
@@ -145,6 +147,7 @@ def calibration_table(labels, before, after=None):
     calibrated = None if after is None else answers(labels, after)
     rows = []
     for number, one in enumerate(first):
+        # Somebody who answers each question by how often it is true; a network must do better.
         frequency = np.full(len(one.truth), one.mean(one.truth))
         row = {
             "label": one.label.replace("_", " "),
@@ -204,6 +207,8 @@ def answers(labels, predictions) -> list[Answers]:
         probabilities=predicted.images,
         truth=truth.images,
         exam=truth.exam,
+        # In the challenge an image weighs as its exam has positive images; in a negative exam,
+        # nothing.
         weights=IMAGE_WEIGHT * image_share(truth)[truth.exam],
     )
     exams = len(truth.studies)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from tpukit.essentials.display import InvalidValueError
 from tpukit.pe.labels import EXAM_LABELS, IMAGE, LABELS, STUDY, check_columns, check_yes_or_no
 
+# Of the competition's metric, as its evaluation page lists them.
 EXAM_WEIGHTS = {
     "negative_exam_for_pe": 0.0736196319,
     "rv_lv_ratio_gte_1": 0.2346625767,
@@ -181,7 +182,7 @@ def exam_loss(outputs: Mapping, targets: Mapping):
     # Python numbers: a tensor of weights would be copied to the device in every step.
     weights = WEIGHTS
     if len(answers) != len(WEIGHTS):
-        weights = [1 / len(answers)] * len(answers)
+        weights = [1 / len(answers) for _ in answers]
     loss = sum(weight * answers[column] for column, weight in enumerate(weights))
     loss = loss + (images * targets["image_weight"]).sum()
     exams = len(outputs["answers"])

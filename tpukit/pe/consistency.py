@@ -30,6 +30,7 @@ _YES = 0.5 + 1e-6  # a yes that costs little
 
 def broken_by(exams: Exams) -> dict:
     """Return for each of `RULES` the (E,) bool of the exams that break it."""
+    # One array of (E,) per label.
     yes = dict(zip(EXAM_LABELS, (exams.answers > 0.5).T, strict=True))
     return broken_rules(yes, exams.sums(exams.images > 0.5) > 0)
 
@@ -125,6 +126,7 @@ def _positive(exams: Exams) -> Exams:
     _move_cheapest(answers, LOCATIONS, has_no_location, to=_YES)
     # The image with the highest probability costs the least to raise.
     images = exams.images.copy()
+    # By exam, then by probability: the last of each exam is its highest.
     order = np.lexsort((images, exams.exam))
     highest = order[np.cumsum(exams.counts()) - 1]
     images[highest] = np.maximum(images[highest], _YES)
@@ -162,6 +164,7 @@ def _move_cheapest(answers, names, exams, *, to: float) -> None:
 
     part = _part(answers, names)
     weights = np.array([EXAM_WEIGHTS[name] for name in names])
+    # What the new value adds to the loss if the old answer were the truth.
     cost = (log_loss(part, np.full_like(part, to)) - log_loss(part, part)) * weights
     column = np.array(_columns(names))[cost.argmin(axis=1)]
     answers[exams, column[exams]] = to

@@ -436,6 +436,7 @@ def _report_others(folder, names, others, *, share: float, slices: int) -> None:
         raise SystemFailureError(
             f"{len(others):,} of {len(names):,} files in {folder} are no CT slices",
             found=found,
-            fix=f"copy them again or remove them; or pack_dicom(..., damaged={enough}) leaves them out",
+            fix=f"copy them again or remove them; or pack_dicom(..., damaged={enough}) leaves "
+            "them out",
         )
     print(f"left out {len(others):,} of {len(names):,} files that are no CT slices, {found}")

@@ -85,6 +85,7 @@ def find_irregular(table) -> Iterator[Irregularity]:
         (is_wide & ~is_next, "lack a slice", "copy its file again, and give it a row"),
         (is_wide & is_next, "change their spacing", "nothing, if your network allows for it"),
     ):
+        # A step from one exam to the next is none.
         rows = np.flatnonzero(wrong & is_within)
         if len(rows):
             count = len(np.unique(exams.number[rows]))
@@ -102,6 +103,7 @@ def _sort(table) -> _Exams:
     number = exam[order]
     return _Exams(
         number=number,
+        # Also one after the last exam, so that each has an end.
         starts=np.searchsorted(number, np.arange(number.max(initial=-1) + 2)),
         position=position[order],
         number_in_exam=_numbers(table)[order],
@@ -123,6 +125,7 @@ def _numbers(table):
 def _several_series(exams: _Exams) -> Iterator[Irregularity]:
     import numpy as np
 
+    # The series of the first row of each row's exam.
     first_series = exams.series[exams.starts[exams.number]]
     rows = np.flatnonzero(exams.series != first_series)
     if len(rows):

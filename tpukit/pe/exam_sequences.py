@@ -78,9 +78,11 @@ class ExamSequences:
         self._image_label = image_label
         self._has_labels = _check_table(table, features, self._answers, image_label)
         self.slices = slices
+        # The number of the exam of each row, and the identifiers by number.
         exam, self.studies = pd.factorize(table[STUDY], sort=True)
         position = table["position"].to_numpy(np.float64)
         self._order = np.lexsort((position, exam))  # by exam, then along the body
+        # Exam i has the places starts[i] to starts[i + 1] of the order.
         self._starts = np.searchsorted(exam[self._order], np.arange(len(self.studies) + 1))
         _check_order(table, irregular)
         self._identifiers = table[[STUDY, IMAGE]].reset_index(drop=True)
@@ -89,6 +91,7 @@ class ExamSequences:
         name = "exam" if "exam" in table else STUDY
         self._names = pd.Index(table[name].iloc[first], name=name)
         if self._has_labels:
+            # In the order of the slices, so that an exam's are adjacent.
             self._labels = table[self._answers].to_numpy(np.float32)[self._order]
             self._present = np.zeros(len(table), np.float32)
             if image_label is not None:
@@ -107,12 +110,15 @@ class ExamSequences:
         rows = self._order[start:end][pairs.slices]
         features = torch.as_tensor(self._features[rows], dtype=torch.float32).numpy()
         first = np.searchsorted(pairs.parts, np.arange(self.slices))  # pair of each part
+        # Slices of each part, as a column beside the features.
         count = np.bincount(pairs.parts)[:, None]
+        # `reduceat` sums from each first pair to the next one, without a loop over the parts.
         mean = np.add.reduceat(features, first) / count
         highest = np.maximum.reduceat(features, first)
         pooled = torch.from_numpy(np.concatenate([mean, highest], axis=1, dtype=np.float32))
         if not self._has_labels:
             return pooled
+        # All rows of an exam have the same answers, see `_check_answers`.
         answers = torch.from_numpy(self._labels[start].copy())
         return pooled, {"answers": answers} | self._targets(self._present[start:end], pairs, first)
 
@@ -138,6 +144,7 @@ class ExamSequences:
 
         if count >= self.slices:
             slices = np.arange(count)
+            # Rounded down, so that the parts differ by one slice at most.
             return _Pairs(slices, slices * self.slices // count)
         parts = np.arange(self.slices)
         return _Pairs(parts * count // self.slices, parts)
@@ -162,6 +169,7 @@ class ExamSequences:
         columns = {}
         if self._image_label is not None:
             columns[self._image_label] = expit(self.to_slices(outputs["images"]))
+        # Each row gets the answers of its exam.
         columns |= dict(zip(self._answers, answers[exam].T, strict=True))
         return self._identifiers.assign(**columns)
 
@@ -204,6 +212,7 @@ def _check_table(table, features, answers: list[str], image_label: str | None) -
 
     names = [*answers]
     if image_label is not None:
+        # The label of images comes first, as in `LABELS`.
         names.insert(0, image_label)
     has_labels = any(name in table.columns for name in names)
     needed = [STUDY, SERIES, IMAGE, "position"]

@@ -8,6 +8,7 @@ without this module.
 import functools
 import importlib.util
 
+# JPEG Extended, process 2 and 4 (DICOM PS3.6, annex A).
 SYNTAX = "1.2.840.10008.1.2.4.51"
 DECODER_DEPENDENCIES = {SYNTAX: ("gdcm>=3.0.10",)}  # pydicom reads it of each module with a decoder
 _LABEL = "gdcm_12_bits"

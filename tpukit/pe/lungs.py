@@ -14,7 +14,7 @@ from tpukit.essentials.display import InvalidValueError
 _COARSE = 128  # pixels per side are enough for a box
 _AIR = -400  # HU; the lungs are below
 _SMALLEST = 0.006  # share of a slice: the windpipe is smaller
-_MARGIN = 1 / 64
+_MARGIN = 1 / 64  # share of the side, around the box
 _NARROWEST = 0.5  # share of the width: a narrower box may be of a single lung
 
 
@@ -64,8 +64,10 @@ def _box(hounsfield) -> tuple | None:
     pieces, _ = ndimage.label(is_air)
     areas = np.bincount(pieces.reshape(-1))
     edges = np.concatenate([pieces[0], pieces[-1], pieces[:, 0], pieces[:, -1]])
+    # The air around the patient touches an edge.
     areas[np.unique(edges)] = 0
     areas[0] = 0  # the label of everything that is not air
+    # By label, then spread over the pixels of each label.
     lungs = (areas > _SMALLEST * pieces.size)[pieces]
     if not lungs.any():
         return None

@@ -10,6 +10,7 @@ from tpukit.pe.labels import LABELS
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 FILE = "resnet34-b627a593.pth"  # torchvision's ResNet34_Weights.IMAGENET1K_V1
+# The last layer, whose size depends on the number of labels.
 _HEAD = ("fc.weight", "fc.bias")
 
 
@@ -127,13 +128,8 @@ def augment(**changes):
 
 def _load(model, file: Path) -> None:
     """Copy a state dict from a file into the model, except a last layer of another size."""
-    import torch
-
     state = _read_state(file)
-    is_state = isinstance(state, dict)
-    if is_state:
-        is_state = all(isinstance(value, torch.Tensor) for value in state.values())
-    given = {name: value.shape for name, value in state.items()} if is_state else {}
+    given = _shapes(state)
     own = model.state_dict()
     differing = [name for name in own if given.get(name) != own[name].shape]
     wrong = [name for name in differing if name not in _HEAD]
@@ -149,6 +145,17 @@ def _load(model, file: Path) -> None:
         )
     random_head = {name: own[name] for name in differing}
     model.load_state_dict(state | random_head)
+
+
+def _shapes(state: object) -> dict[str, tuple]:
+    """Return the shape of each tensor of a state dict; empty for any other object."""
+    import torch
+
+    if not isinstance(state, dict):
+        return {}
+    if not all(isinstance(value, torch.Tensor) for value in state.values()):
+        return {}
+    return {name: value.shape for name, value in state.items()}
 
 
 def _read_state(file: Path):

@@ -57,6 +57,7 @@ class NeighbouringSlices:
                 fix="pass the table that was packed, as pe.index_images(labels, folder) made it",
             )
         self._images = images
+        # The windows are the channels of a packed image, in this order.
         self._channel = list(WINDOWS).index(window)
         self.shape = images.shape
         self.labels = images.labels
@@ -115,6 +116,7 @@ def _adjacent(table) -> tuple:
     position = table["position"].to_numpy(np.float64)
     series, _ = pd.factorize(pd.MultiIndex.from_frame(table[[STUDY, SERIES]]))
     order = np.lexsort((position, series))
+    # Pairs of rows that follow each other in the order; some are of two series.
     lower = order[:-1]
     upper = order[1:]
     is_same_series = series[lower] == series[upper]
@@ -126,6 +128,7 @@ def _adjacent(table) -> tuple:
             found=f"{row[IMAGE]} of study {row[STUDY]} at {row.position}",
             fix="leave out those that are wrong",
         )
+    # First each row itself, which stays so at the ends of a series.
     below = np.arange(len(table))
     above = np.arange(len(table))
     below[upper[is_same_series]] = lower[is_same_series]

@@ -19,8 +19,9 @@ from tpukit.pe.labels import IMAGE, SERIES, STUDY, check_yes_or_no
 from tpukit.pe.missing_images import check_missing, leave_out
 from tpukit.pe.series import find_files, find_places, read_headers, series_numbers, without_copies
 
-ON_IMAGE = "_on_image"
+ON_IMAGE = "_on_image"  # ending of the column of a label that is given per image
 _KEYS = (STUDY, "AccessionNumber", "folder")  # what a table may call an exam
+# Read once per series, for the table that people edit.
 _FACTS = ("PatientID", "AccessionNumber", "SeriesDescription")
 _ORDER = [STUDY, SERIES, "position", "number"]
 

@@ -90,7 +90,9 @@ class Preparation:
             )
         read = {}
         for name, value in values.items():
+            # JSON has no tuples, and a list would differ from the tuple of a default.
             read[name] = tuple(value) if isinstance(value, list) else value
+        # These have no argument, so `pack` could not follow other values.
         differences = _differences({name: read[name] for name in _FIXED}, _FIXED)
         if differences:
             raise InvalidValueError(

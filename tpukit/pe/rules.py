@@ -3,6 +3,7 @@
 Source: the hosts' own check of submissions (Kaggle, competition discussion 183473).
 """
 
+# Groups of labels that exclude each other, or belong together, in the competition's rules.
 RATIOS = ("rv_lv_ratio_gte_1", "rv_lv_ratio_lt_1")
 LOCATIONS = ("central_pe", "rightsided_pe", "leftsided_pe")
 AGES = ("chronic_pe", "acute_and_chronic_pe")

@@ -32,6 +32,7 @@ from tpukit.pe.dicom import (
 
 CHUNK = 256  # files whose headers are stored together; an interruption loses at most so many
 READ_AHEAD = 4  # threads per process: on a network drive, opening a file takes longer than reading
+# Peculiarities of series, in the words in which `pack_dicom` prints and records them.
 UNSCALED = "slices without RescaleSlope or RescaleIntercept: 1 and 0, DICOM's defaults, are taken"
 UNNAMED = "slices without a Modality: they are taken for CT"
 TURNED = "series stored mirrored, upside down or lying: their images are turned"
@@ -67,6 +68,7 @@ _TURNS = {  # keys: rows and columns exchanged; then left and right; then up and
     (True, True, True): "TRANSVERSE",
 }
 _IDS = ("StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID")
+# Only these are parsed: a header has hundreds of elements.
 _TAGS = [
     *_IDS,
     "Modality",
@@ -111,6 +113,7 @@ def find_files(folder) -> list[str]:
     names = []
     others = []
     links = []
+    # Without `onerror`, os.walk leaves out folders that cannot be listed, and their slices.
     for inner, folders, files in os.walk(folder, onerror=give_up):
         links += [name for name in folders if os.path.islink(os.path.join(inner, name))]
         folders[:] = sorted(name for name in folders if name[0] != "." and name != "__MACOSX")
@@ -118,15 +121,11 @@ def find_files(folder) -> list[str]:
         for name in files:
             if name[0] == "." or name == "DICOMDIR":
                 continue
-            is_found = name.lower().endswith(_ENDINGS) or _is_dicom_file(os.path.join(inner, name))
-            (names if is_found else others).append(above + name)
-    if others:
-        print(
-            f"left out {len(others):,} files in {folder} that are not DICOM: {_by_ending(others)}"
-        )
-    if links:
-        example = links[0]
-        print(f"{len(links)} links to folders in {folder} are not followed, for instance {example}")
+            if _is_dicom_file(os.path.join(inner, name)):
+                names.append(above + name)
+            else:
+                others.append(above + name)
+    _print_left_out(folder, others, links)
     if not names:
         raise PathNotFoundError(
             f"{folder} holds no DICOM file",
@@ -136,7 +135,21 @@ def find_files(folder) -> list[str]:
     return sorted(names)
 
 
+def _print_left_out(folder: str, others: list[str], links: list[str]) -> None:
+    """Print how many files and links to folders are not read."""
+    if others:
+        print(
+            f"left out {len(others):,} files in {folder} that are not DICOM: {_by_ending(others)}"
+        )
+    if links:
+        example = links[0]
+        print(f"{len(links)} links to folders in {folder} are not followed, for instance {example}")
+
+
 def _is_dicom_file(path: str) -> bool:
+    # By the ending first, so that most files are not opened.
+    if path.lower().endswith(_ENDINGS):
+        return True
     return os.path.isfile(path) and is_dicom(path)
 
 
@@ -294,7 +307,9 @@ def _read_chunks(job: list) -> None:
             results = list(zip(numbers, run_ahead(reads, READ_AHEAD), strict=True))
         headers = [(number, *read) for number, read in results if isinstance(read, _Header)]
         others = [[number, reason] for number, reason in results if isinstance(reason, str)]
-        longest = max([64, *(len(uid) for header in headers for uid in header[1:5])])
+        longest = 64  # characters of an identifier by the standard; some exports have more
+        for header in headers:
+            longest = max(longest, *map(len, header[1:5]))
         stored = numpy.array(headers, header_type(longest))
         write_file(_chunk_file(work, chunk, "npy"), npy(stored))
         write_file(done, json.dumps(others).encode())

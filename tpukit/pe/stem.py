@@ -29,7 +29,8 @@ class PoolingFirst(ResNet):
     devices = ("xla",)  # on a CPU it is not faster
 
     def _forward_impl(self, x):
-        if x.device.type not in self.devices or not self.bn1.training or not self._has_plain_stem():
+        is_training = x.device.type in self.devices and self.bn1.training
+        if not is_training or not self._has_plain_stem():
             return super()._forward_impl(x)
         x = self.relu(_stem(self.conv1, self.bn1, self.maxpool, x))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
@@ -46,20 +47,17 @@ class PoolingFirst(ResNet):
         ):
             return False
         norm = self.bn1
-        has_usual_statistics = (
-            norm.affine and norm.track_running_stats and norm.momentum is not None
-        )
-        return has_usual_statistics and self.conv1.bias is None and not self.maxpool.return_indices
+        if not norm.affine or not norm.track_running_stats or norm.momentum is None:
+            return False
+        return self.conv1.bias is None and not self.maxpool.return_indices
 
 
 def _stem(conv, norm, pool, x):
     """Return what ReLU gets, (N, C, H, W), and update the running statistics of a BatchNorm2d."""
     signs = torch.where(norm.weight.detach() < 0, -1.0, 1.0).to(norm.weight.dtype)
     x = conv._conv_forward(x, conv.weight * signs.view(-1, 1, 1, 1), None)
-    count, wide = (
-        x.numel() // x.shape[1],
-        x.to(torch.promote_types(x.dtype, torch.float32)),
-    )  # autocast makes bfloat16
+    count = x.numel() // x.shape[1]
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))  # autocast makes bfloat16
     if count == 1:  # BatchNorm2d's own words
         raise ValueError(
             f"Expected more than 1 value per channel when training, got input size {x.size()}"
@@ -69,13 +67,18 @@ def _stem(conv, norm, pool, x):
     variance = ((wide * wide).mean((0, 2, 3)) - mean * mean).clamp(min=0)
     with torch.no_grad():
         norm.num_batches_tracked.add_(1)
-        norm.running_mean.lerp_((mean * signs).to(norm.running_mean.dtype), norm.momentum)
-        norm.running_var.lerp_(
-            (variance * (count / (count - 1))).to(norm.running_var.dtype), norm.momentum
-        )
+        running_mean = mean * signs  # of the convolution without the changed signs
+        running_var = variance * (count / (count - 1))  # of n - 1 values, as in BatchNorm2d
+        norm.running_mean.lerp_(running_mean.to(norm.running_mean.dtype), norm.momentum)
+        norm.running_var.lerp_(running_var.to(norm.running_var.dtype), norm.momentum)
     scale = norm.weight * signs * torch.rsqrt(variance + norm.eps)
     shift = norm.bias - mean * scale
     largest = functional.max_pool2d(
-        x, pool.kernel_size, pool.stride, pool.padding, pool.dilation, pool.ceil_mode
+        x,
+        pool.kernel_size,
+        stride=pool.stride,
+        padding=pool.padding,
+        dilation=pool.dilation,
+        ceil_mode=pool.ceil_mode,
     )
     return (largest * scale.view(-1, 1, 1) + shift.view(-1, 1, 1)).to(x.dtype)

@@ -8,6 +8,6 @@ from tpukit.preflight.step_report import Preflight, preflight
 from tpukit.preflight.tpu_picture import draw_tpu
 
 __all__ = [
-    "CompileError", "LargestBatch", "LibtpuNotFoundError", "PreflightError", "Preflight", "compare_preflights",
-    "fetch_libtpu", "largest_batch", "preflight", "draw_tpu",
+    "CompileError", "LargestBatch", "LibtpuNotFoundError", "PreflightError", "Preflight",
+    "compare_preflights", "fetch_libtpu", "largest_batch", "preflight", "draw_tpu",
 ]  # fmt: skip

@@ -38,7 +38,7 @@ from tpukit.profiling import Tpu
 from tpukit.simulator import CompileCache, cache_folder, program
 
 _LOOK_SECONDS = 0.2  # between two looks at the compiler's process
-_FILES = ("numbers", "optimized", "facts")
+_FILES = ("numbers", "optimized", "facts")  # that the process of the compiler writes
 _UNITS = " KMGT"  # of the compiler's sizes: the place of a letter is the power of 1024
 
 
@@ -349,7 +349,9 @@ def _failure(ended: _Ended, error: Path, *, title: str, chip: Tpu) -> CompileErr
     )
 
 
+# "Used 17.54G of 15.75G hbm", in the error of a program that needs too much memory.
 _USED = re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm")
+# In place of that, if a single array is larger than the memory (bytes).
 _ONE_ARRAY = re.compile(r"Allocation \(size=(\d+)\) would exceed memory \(size=(\d+)\)")
 
 

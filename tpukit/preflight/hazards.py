@@ -27,6 +27,7 @@ class _WideType:
     instead: str
 
 
+# By their names in HLO.
 _WIDE_TYPES = (
     _WideType(
         "f64",

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-_STEPS = 9
-_FEWEST_STEPS = 3
+_STEPS = 9  # whose median is taken
+_FEWEST_STEPS = 3  # if a step takes long
 _SECONDS = 5.0  # after which the fewest steps are enough
 _MOST_SECONDS = 15.0  # after which no step is waited for
 

@@ -42,7 +42,8 @@ from tpukit.preflight.scopes import Call
 from tpukit.profiling import Tpu, find_tpu
 from tpukit.simulator import open_compile_cache
 
-_MOST_OPERATIONS = 10
+_MOST_OPERATIONS = 10  # in a table
+# Operations of HLO that wait for other chips.
 _COLLECTIVES = (
     "all-reduce",
     "all-gather",

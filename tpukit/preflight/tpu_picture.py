@@ -34,6 +34,7 @@ _RULE = "#bdbab4"
 _FILL = "#f4f3f0"
 _WHITE = "#ffffff"
 
+# Inches.
 _WIDTH = 10.0
 _HEIGHT = 7.7
 _LEFT = 0.25

@@ -20,6 +20,7 @@ from pathlib import Path
 from tpukit.essentials.display import TpukitError
 from tpukit.preflight.torch_patches import check_torch_save
 
+# Flags of `open` with which a file may be changed or created.
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 # Python's audit events of functions that change files. Each path has the place of its argument and
 # the place of the folder's descriptor, to which a relative path belongs (`dir_fd`); None if the
@@ -68,11 +69,12 @@ def guard_files(folder: Path) -> None:
     """Refuse all changes of files outside of `folder`, in this process and from here on.
 
     Temporary files go to `folder`. The user's cache folders may be written as well, for downloaded
-    weights: `~/.cache`, and those that `HF_HOME`, `TORCH_HOME` and similar variables name. The guard
-    cannot be removed.
+    weights: `~/.cache`, and those that `HF_HOME`, `TORCH_HOME` and similar variables name. The
+    guard cannot be removed.
 
-    Python's own functions and `torch.save` raise `FileChangeError` with the line that tried. Libraries
-    in C and other programs get a PermissionError from the kernel, if it has Landlock (Linux 5.13).
+    Python's own functions and `torch.save` raise `FileChangeError` with the line that tried.
+    Libraries in C and other programs get a PermissionError from the kernel, if it has Landlock
+    (Linux 5.13).
     """
     tempfile.tempdir = str(folder)
     os.environ["TMPDIR"] = str(folder)

@@ -21,8 +21,7 @@ from tpukit.essentials.backends import (
     start_pjrt,
 )
 from tpukit.simulator.build import find_plugin, library, why_not
-from tpukit.simulator.shapes import dry_run, environment
-from tpukit.simulator.shared_memory import meeting_place
+from tpukit.simulator.shapes import dry_run, environment, meeting_place
 
 # torch_xla sets these for each worker with setdefault, so a value found here would go to all.
 _OF_EACH_WORKER = (

@@ -1,12 +1,15 @@
 """Describe machines with TPU chips for the simulator, and the environment that torch_xla needs."""
 
-from collections.abc import Mapping
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tpukit.essentials.display import InvalidValueError
 from tpukit.profiling import find_tpu
 
+# As one host of a v5e has at most.
 _MOST_CORES = 8
 
 
@@ -104,7 +107,7 @@ def environment(shape: Shape, *, library: Path, plugin: Path, memory: str) -> di
         shape: the machine.
         library: the simulated libtpu.
         plugin: the PJRT plugin for the CPU.
-        memory: through which the processes communicate, from `shared_memory.meeting_place`.
+        memory: through which the processes communicate, from `meeting_place`.
     """
     return {
         **shape.environ,
@@ -115,3 +118,20 @@ def environment(shape: Shape, *, library: Path, plugin: Path, memory: str) -> di
         "SIMULATOR_CHIPS": str(shape.chips),
         "SIMULATOR_CORES": str(shape.cores),
     }
+
+
+@contextlib.contextmanager
+def meeting_place() -> Iterator[str]:
+    """Yield the path of a file in memory that this process and its forks share.
+
+    The path is for SIMULATOR_MEMORY. Forks inherit the open file, so this process may close it.
+
+    The system frees the file when the last process that has it open ends, also when all of them are
+    killed. A file in /dev/shm would be left behind in that case, and is limited to the size of
+    /dev/shm, 64 MB in a container.
+    """
+    file = os.memfd_create("tpukit-simulator")
+    try:
+        yield f"/proc/self/fd/{file}"
+    finally:
+        os.close(file)

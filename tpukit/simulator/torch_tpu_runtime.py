@@ -11,8 +11,7 @@ from tpukit.essentials.backends import Backend, Topology, dry_run_cores
 from tpukit.essentials.display import TpukitRuntimeError
 from tpukit.simulator.build import find_plugin, library, why_not
 from tpukit.simulator.runtime import play
-from tpukit.simulator.shapes import environment, torch_tpu_dry_run
-from tpukit.simulator.shared_memory import meeting_place
+from tpukit.simulator.shapes import environment, meeting_place, torch_tpu_dry_run
 
 # The names inside torch_tpu that this module replaces. INSIDES of the backend are those that it
 # uses.

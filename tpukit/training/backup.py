@@ -286,7 +286,8 @@ class Backup:
         self._programs.connect()
         if unsafe := self._programs.first_unsafe():
             self._say(
-                f"compiled programs are not taken from the backup: other users can write to {unsafe}, "
+                "compiled programs are not taken from the backup: other users can write to "
+                f"{unsafe}, "
                 "and programs are loaded as code; use a backup_dir of your own"
             )
             return

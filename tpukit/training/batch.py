@@ -76,6 +76,7 @@ class FurtherParts:
         if not isinstance(batch, list | tuple) or len(batch) < 3:
             return ()
         further = tuple(batch[2:])
+        # As many as the loss takes, the mask included.
         if self._wanted in (len(further), math.inf):
             return further
         if self._may_drop_mask:
@@ -167,6 +168,7 @@ def call(model, inputs: object) -> object:
     if not isinstance(inputs, Mapping):
         return model(inputs)
     parameters = inspect.signature(model.forward).parameters
+    # A forward of **kwargs may take any name, also those of targets.
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return model(**inputs)
     unknown = [name for name in inputs if name not in parameters and name not in TARGETS]

@@ -11,8 +11,8 @@ def sync_batchnorm(core, module):
     Use it for local batches of fewer than about 16 samples, which are too small to be normalised
     alone. For larger batches it is not worth its price: four small collectives per layer and
     step, two forward and two backward. In training all cores must call the module together, with
-    local batches of the same size, as `core.batches` makes them. Repeated samples,
-    which fill the last step, are counted as in plain BatchNorm. In evaluation, and on one core, it is plain
+    local batches of the same size, as `core.batches` makes them. Repeated samples, which fill the
+    last step, are counted as in plain BatchNorm. In evaluation, and on one core, it is plain
     BatchNorm.
 
     The names in the state dict stay the same, weights load in both directions, and a layer is

@@ -41,12 +41,12 @@ class Buckets:
     truncate: bool = False
 
     def __post_init__(self):
-        lengths = tuple(self.lengths) if isinstance(self.lengths, Sequence) else (self.lengths,)
-        if (
-            not lengths
-            or list(lengths) != sorted(set(lengths))
-            or not all(_is_length(length) for length in lengths)
-        ):
+        lengths = (self.lengths,)
+        if isinstance(self.lengths, Sequence):
+            lengths = tuple(self.lengths)
+        # Lengths first, because a text among them could not be sorted.
+        are_lengths = bool(lengths) and all(map(_is_length, lengths))
+        if not are_lengths or list(lengths) != sorted(set(lengths)):
             raise InvalidValueError(
                 f"buckets are lengths in ascending order, at least 1, got {self.lengths!r}",
                 fix="buckets=(64, 128, 256)",
@@ -184,21 +184,7 @@ class Buckets:
             )
         parts = {key: (torch.as_tensor(found[key]), value) for key, value in named.items()}
         for key, (part, value) in parts.items():
-            kept = torch.tensor(value).to(part.dtype).item()
-            if part.is_floating_point():
-                # Rounding is fine, of 0.1 too, and nan may be wanted; only an overflow is not.
-                is_changed = math.isfinite(kept) != math.isfinite(value)
-            else:
-                is_changed = kept != value
-            if is_changed:
-                raise InvalidValueError(
-                    f"pad fills {key!r} up with {value}, which "
-                    f"{part.dtype} does not hold: it would be {kept}",
-                    fix=(
-                        f"another number; or the dataset gives {key!r} as a "
-                        "type that has it, such as torch.int64"
-                    ),
-                )
+            _check_fill_value(key, part, value)
             if not -part.ndim <= self.axis < part.ndim:
                 raise InvalidValueError(
                     f"sample {sample}, {key!r}, has no axis {self.axis} "
@@ -207,6 +193,27 @@ class Buckets:
                     fix=f"leave {key!r} out of pad=, or another axis=",
                 )
         return parts
+
+
+def _check_fill_value(key: object, part, value: float) -> None:
+    """Raise if the dtype of a part cannot hold the value that fills it up."""
+    import torch
+
+    kept = torch.tensor(value).to(part.dtype).item()
+    if part.is_floating_point():
+        # Rounding is fine, of 0.1 too, and nan may be wanted; only an overflow is not.
+        is_changed = math.isfinite(kept) != math.isfinite(value)
+    else:
+        is_changed = kept != value
+    if is_changed:
+        raise InvalidValueError(
+            f"pad fills {key!r} up with {value}, which "
+            f"{part.dtype} does not hold: it would be {kept}",
+            fix=(
+                f"another number; or the dataset gives {key!r} as a "
+                "type that has it, such as torch.int64"
+            ),
+        )
 
 
 @dataclass(frozen=True, eq=False)

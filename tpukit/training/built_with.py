@@ -24,7 +24,9 @@ _SHOWN = 3  # differences in an error
 
 def values_as_built(optimizer, scheduler) -> dict[str, object]:
     """Return the values that an optimizer and a scheduler were made with, for a checkpoint."""
-    values = {} if scheduler is None else _plain(scheduler.state_dict())
+    values = {}
+    if scheduler is not None:
+        values = _plain(scheduler.state_dict())
     return {"optimizer": _groups(optimizer), "scheduler": values}
 
 
@@ -53,15 +55,15 @@ def check_scheduler(saved: Mapping, given: Mapping, *, kind: str, path) -> None:
     before = _by_path(saved)
     now = _by_path(given)
     different = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    # A list that follows from an argument, as OneCycleLR's phases from its total_steps.
+    if not different:
+        return
+    # A private list follows from an argument, as OneCycleLR's phases from its total_steps.
     public = [name for name in different if not name.rpartition(".")[2].startswith("_")]
     shown = public or different
-    if not shown:
-        return
     found = [f"{name}={before.get(name)}, here {name}={now.get(name)}" for name in shown]
     arguments = ", ".join(f"{name}={before.get(name)!r}" for name in shown[:_SHOWN])
     line = f"{kind}(optimizer, {arguments})"
-    if any("." in name for name in shown):  # of a scheduler within another
+    if "." in "".join(shown):  # of a scheduler within another
         line = f"a {kind} with {arguments}"
     raise InvalidValueError(
         f"{path} is of a {kind} of other values",
@@ -159,11 +161,14 @@ def _plain(value: object) -> object:
 
 def _by_path(value: object, path: str = "") -> dict[str, object]:
     """Return the leaves of nested values by their path: {"_schedulers.0.T_max": 20}."""
+    items = None
     if isinstance(value, Mapping):
         items = value.items()
-    elif isinstance(value, list | tuple) and any(isinstance(part, Mapping) for part in value):
-        items = enumerate(value)
-    else:
+    elif isinstance(value, list | tuple):
+        has_parts = any(isinstance(part, Mapping) for part in value)
+        if has_parts:
+            items = enumerate(value)
+    if items is None:  # a leaf; an empty mapping has none
         return {path: value}
     leaves = {}
     for name, part in items:

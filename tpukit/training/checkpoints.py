@@ -25,6 +25,8 @@ from tpukit.essentials.display import InvalidTypeError, InvalidValueError, Tpuki
 from tpukit.essentials.environment import write_whole
 from tpukit.essentials.launcher import save_tensors
 
+# step-00000120-best-1f3a9c07.pt: the checksum of the contents is a part of the name, so a file that
+# was cut off is recognised without a second file.
 _NAME = re.compile(r"step-(?P<step>\d{8,})(?P<best>-best)?-(?P<crc32>[0-9a-f]{8})\.pt")
 # The process of an interrupted or killed run is gone within this time. Therefore the same cell
 # can be run again at once.

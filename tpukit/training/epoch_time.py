@@ -81,7 +81,7 @@ class EpochClock:
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Add the time within to "steps", "evaluation" or "checkpoints", and not to an outer part."""
+        """Add the time within to "steps", "evaluation" or "checkpoints", not to an outer part."""
         outer = self._part
         self._switch(name)
         try:

@@ -80,7 +80,8 @@ def evaluate(
     Args:
         core: this core.
         model: from a batch's inputs to outputs (B, ...), or to a tuple or dict of such tensors.
-        loss: from (outputs, targets) to one number, or to `(total, weight)`. A module is copied to the CPU first.
+        loss: from (outputs, targets) to one number, or to `(total, weight)`. A module is copied to
+            the CPU first.
         batches: `core.batches(dataset, batch_size=...)`, not shuffled, nothing dropped.
         metrics: functions of (outputs, targets), or torchmetrics' metrics, by name; see `fit`.
         preprocess: changes the inputs on the device, as in `fit`.
@@ -223,7 +224,8 @@ def _one_number(name: str, value: object) -> float:
                 "of one batch with its padding"
             ),
             fix=(
-                "compute it from the other outputs: lambda outputs, labels: cross_entropy(outputs.logits, labels)"
+                "compute it from the other outputs: lambda outputs, labels: "
+                "cross_entropy(outputs.logits, labels)"
             ),
         )
     if isinstance(value, Mapping):

@@ -28,10 +28,10 @@ class FitOptions:
             reached. On few data a network learns faster from unchanged images at first. On a TPU
             the step is compiled once more in that epoch.
         averaged_model: `torch.optim.swa_utils.AveragedModel` of the model, or timm's `ModelEmaV3`,
-            updated after every step; it is evaluated and kept in place of the model. Make it after `core.model` and
-            without `device=`. With device="xla" its counter is on the device, and Python compares
-            it with 0: two copies to the host per step, which cut the step into three graphs
-            (measured on torch_xla 2.9).
+            updated after every step; it is evaluated and kept in place of the model. Make it after
+            `core.model` and without `device=`. With device="xla" its counter is on the device, and
+            Python compares it with 0: two copies to the host per step, which cut the step into
+            three graphs (measured on torch_xla 2.9).
         on_epoch_end: called on every core with the `History` after each epoch. If it returns True
             on any core, training stops. A run that resumes between two epochs calls it at once,
             so a run that was stopped stays stopped.

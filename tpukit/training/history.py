@@ -40,7 +40,8 @@ class History:
             step; samples_per_second, tflops_per_second and mfu, of this epoch, computed as those
             of the run; seconds, with the evaluation.
         times: a row per epoch: the seconds of core 0 by part: device, host, input (waiting for
-            batches), compile, evaluation, checkpoints, other. `tpukit.training.show_time` draws them.
+            batches), compile, evaluation, checkpoints, other. `tpukit.training.show_time` draws
+            them.
         best: the row of the best epoch; None before there is one.
         stopped: the reason if the training ended before its last epoch; otherwise None.
         resumed: the checkpoint that it continued from; None if it began at the start.
@@ -117,6 +118,7 @@ class History:
         def heading(name: str) -> str:
             return headings.get(name, name.replace("_", " "))
 
+        # Without a border: notebooks draw tables by their own style.
         table = self._table("to_html", heading, border=0) or "History: no epoch is finished"
         style = 'style="opacity:.85"'
         notes = [f"<div {style}>{html.escape(note)}</div>" for note in self._notes()]
@@ -157,6 +159,7 @@ class History:
     def _throughput(self) -> str:
         seconds = sum(row["seconds"] for row in self.intervals)
         waited = sum(row["data_wait"] * row["seconds"] for row in self.intervals)
+        # A clock may not have moved between two very short log points.
         share = waited / (seconds or 1)
         rate = f"{self.samples_per_second:,.0f} {self.of}/s on {counted(self.cores, 'core')}"
         graphs = counted(self.intervals[-1]["compiles"], "graph")
@@ -177,6 +180,7 @@ def steady_mean(intervals: list[dict], name: str) -> float:
 
     Intervals in which a graph was compiled are left out, unless there are no others.
     """
+    # The first interval has the compilation of the first step, so it counts as unsteady.
     compiles = [0, *(row["compiles"] for row in intervals)]
     steady = [
         row
@@ -187,4 +191,5 @@ def steady_mean(intervals: list[dict], name: str) -> float:
     seconds = sum(row["seconds"] for row in used)
     if not seconds:
         return math.nan
+    # Weighted by time: a plain mean would count a short interval as much as a long one.
     return sum(row[name] * row["seconds"] for row in used) / seconds

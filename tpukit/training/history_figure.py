@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _AXES = ("step", "epoch")  # candidates for the horizontal axis; the first in the history is used
+# First words of a column, as in `valid_loss` or `test_auroc`.
 _VALIDATION = ("valid", "val", "validation", "test", "eval", "dev")
 _SPLITS = ("train", "training", *_VALIDATION)
 _NOISY = 50  # points; longer series are drawn pale, with their moving mean on top
@@ -203,6 +204,7 @@ class _Panel:
 def _draw_panel(axes: Axes, panel: _Panel, axis: str) -> None:
     is_alone = len(panel.series) == 1
     below = axis
+    # The first two colours are those of training and validation.
     other_colors = iter(look.COLORS[2:] * len(panel.series))
     for name, points in panel.series.items():
         split = _split(name)
@@ -239,6 +241,7 @@ def _draw_curve(axes: Axes, points: _Points, *, color: str, label: str | None) -
     line = y
     if len(y) >= _NOISY:
         axes.plot(x, y, color=color, alpha=0.28, linewidth=0.7)
+        # The pale line below shows the noise.
         line = _moving_mean(y)
     marks = {}
     if len(y) <= _MOST_MARKED:

@@ -128,7 +128,8 @@ class IndexChecks:
     def end(self, limits: dict[int, _Limit]) -> None:
         """Compare with these limits from now on, and first the batches that were sent before."""
         self._limits = limits
-        waiting, self._sent = self._sent, []
+        waiting = self._sent
+        self._sent = []
         for tensors in waiting:
             self.check(tensors)
 

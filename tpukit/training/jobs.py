@@ -1,4 +1,12 @@
-"""Independent jobs from a queue, each on its own core: folds, seeds, settings."""
+"""Independent jobs from a queue, each on its own core: folds, seeds, settings.
+
+Three jobs on two devices; each device takes the next job when its own is over:
+
+    device 0    job 0 ======== | job 2 =====
+    device 1    job 1 ============
+
+The kernel watches all jobs in a single loop, a slice of `_LOOK_SECONDS` for each in turn.
+"""
 
 import contextlib
 import dataclasses
@@ -30,7 +38,7 @@ from tpukit.essentials.launcher import (
 )
 
 _LOOK_SECONDS = 0.1  # in which every job is looked at
-# A chip may stay busy for 10 to 30 s after its process has ended: here, after the job before.
+# A chip may stay busy for 10 to 30 s after the process of the job before has ended.
 _BUSY_SECONDS = 60.0
 _RETRY_SECONDS = 3.0
 _LONGEST_TEXT = 60  # characters of a config or a result in the table
@@ -75,11 +83,14 @@ class Jobs(Table):
         rows = []
         for number, (config, run) in enumerate(zip(self.configs, self.runs, strict=True)):
             if number in self.failures:
-                state, outcome = "failure", self.failures[number].summary
+                state = "failure"
+                outcome = self.failures[number].summary
             elif run is None:
-                state, outcome = "warning", "not begun"
+                state = "warning"
+                outcome = "not begun"
             else:
-                state, outcome = "ok", f"{_short(run.results[0])}\n{run.seconds:.1f} s"
+                state = "ok"
+                outcome = f"{_short(run.results[0])}\n{run.seconds:.1f} s"
             rows.append((state, f"job {number}", _short(config), outcome))
         return rows
 
@@ -130,7 +141,7 @@ def launch_each(
             "launch_each needs at least one config, got none", fix="pass a list, such as range(5)"
         )
     refuse_call(fn, (configs[0],))
-    topology = choose_topology(host, 1, backend)  # first, because the seed is torch's
+    topology = choose_topology(host, 1, backend)  # before `seed_of`, which imports torch
     options = {"seed": seed_of(seed), "matmul_precision": matmul_precision, "timeout": timeout}
     tasks = [Task(fn, (config,), **options) for config in configs]
     places = min(_places(host, cores, backend), len(configs))
@@ -152,14 +163,19 @@ def launch_each(
 def _places(host: MachineInfo, cores: int | None, backend: str | None) -> int:
     """Return how many jobs run at a time."""
     whole = choose_topology(host, None, backend)
-    there = whole.processes or 1  # 0 where nothing can be forked
+    there = whole.processes or 1  # 0 processes if the platform cannot fork
     if cores is None:
         return there
     if isinstance(cores, bool) or not isinstance(cores, int) or cores < 1:
-        raise ValueError(f"cores is how many jobs run at a time, at least 1, got {cores!r}")
-    if cores > there and not (whole.is_dry_run and whole.processes):
         raise InvalidValueError(
-            f"cores={cores} jobs at a time cannot be had, at most {there}",
+            f"cores is how many jobs run at a time, at least 1, got {cores!r}",
+            fix="cores=1, or leave it out for a job per device",
+        )
+    # A dry run may have more processes than processors.
+    has_any_number = whole.is_dry_run and whole.processes
+    if cores > there and not has_any_number:
+        raise InvalidValueError(
+            f"cores={cores} jobs at a time are not supported, at most {there}",
             found=host.summary,
             fix="leave cores out; configs that have to wait are run as soon as a core is free",
         )
@@ -168,7 +184,13 @@ def _places(host: MachineInfo, cores: int | None, backend: str | None) -> int:
 
 @dataclass(frozen=True)
 class _Job:
-    """A job that runs."""
+    """A job that runs.
+
+    Attributes:
+        number: of its config.
+        group: its process, or its thread on a platform that cannot fork.
+        looks: yields after each look at the job; it ends with the job.
+    """
 
     number: int
     group: WorkerGroup
@@ -184,12 +206,16 @@ class _Queue:
     def __init__(
         self, tasks: list[Task], topology: Topology, places: int, limits: Limits, display: Screen
     ):
-        self._tasks, self._topology, self._limits, self._display = tasks, topology, limits, display
+        self._tasks = tasks
+        self._topology = topology
+        self._limits = limits
+        self._display = display
         self._waiting = deque(range(len(tasks)))
         self._running: dict[int, _Job] = {}  # by the number of the device
-        self._free_at = dict.fromkeys(range(places), 0.0)
-        self._first_failure: dict[int, float] = {}  # of jobs whose device did not start
-        self._runs: list[Run | None] = [None] * len(tasks)
+        self._free_at = dict.fromkeys(range(places), 0.0)  # by the number of the device
+        # By the number of the job: when its device did not start for the first time.
+        self._first_failure: dict[int, float] = {}
+        self._runs: list[Run | None] = [None for _ in tasks]
         self._failures: dict[int, WorkerError] = {}
         self._began = time.monotonic()
 
@@ -200,7 +226,8 @@ class _Queue:
             while self._waiting or self._running:
                 self._begin_some()
                 for place, job in [*self._running.items()]:
-                    if next(job.looks, self) is self:  # it is over
+                    is_over = next(job.looks, self) is self
+                    if is_over:
                         self._end(place)
                 if not self._running:
                     time.sleep(_LOOK_SECONDS)
@@ -214,24 +241,35 @@ class _Queue:
 
     def jobs(self, configs: list) -> Jobs:
         """Return what there is by now."""
-        failures = dict(sorted(self._failures.items()))
         return Jobs(
-            configs, self._runs, failures, self._topology.device, time.monotonic() - self._began
+            configs,
+            runs=self._runs,
+            failures=dict(sorted(self._failures.items())),
+            device=self._topology.device,
+            seconds=time.monotonic() - self._began,
         )
 
     def _begin_some(self) -> None:
+        """Begin the next jobs on the devices that are free."""
+        now = time.monotonic()
         for place, free_at in self._free_at.items():
-            if self._waiting and place not in self._running and time.monotonic() >= free_at:
-                number = self._waiting.popleft()
-                group_type = WorkerGroup if self._topology.processes else InProcessGroup
-                alone = dataclasses.replace(self._topology, device_number=place)
-                display = _JobScreen(self._display, number)
-                beside = [job.group for job in self._running.values()]
-                group = group_type(alone, self._tasks[number], self._limits, display, beside=beside)
-                self._running[place] = _Job(
-                    number, group, group.looks(_LOOK_SECONDS / len(self._free_at))
-                )
-                group.start()
+            is_free = place not in self._running and now >= free_at
+            if self._waiting and is_free:
+                self._begin(self._waiting.popleft(), place)
+
+    def _begin(self, number: int, place: int) -> None:
+        kind = WorkerGroup if self._topology.processes else InProcessGroup
+        group = kind(
+            dataclasses.replace(self._topology, device_number=place),
+            self._tasks[number],
+            limits=self._limits,
+            display=_JobScreen(self._display, number),
+            beside=[job.group for job in self._running.values()],
+        )
+        looks = group.looks(_LOOK_SECONDS / len(self._free_at))
+        # Before the start, so that an interrupt meanwhile ends this group as well.
+        self._running[place] = _Job(number, group, looks)
+        group.start()
 
     def _end(self, place: int) -> None:
         job = self._running[place]
@@ -244,29 +282,30 @@ class _Queue:
             return
         self._runs[job.number] = collect(job.group)
         if 0 not in job.group.results:
-            interrupt = Failure(
-                0, time.monotonic(), "was ended by an interrupt", fix="run the cell again"
-            )
-            failure = job.group.failures.first() or interrupt
-            self._failures[job.number] = error = worker_failed(
-                failure, job.group, f"job {job.number}: "
-            )
+            failure = job.group.failures.first()
+            if failure is None:
+                ended = "was ended by an interrupt"
+                failure = Failure(0, time.monotonic(), ended, fix="run the cell again")
+            error = worker_failed(failure, job.group, f"job {job.number}: ")
+            self._failures[job.number] = error
             self._display.line(error.summary)
         self._display.end_bar(f"job {job.number}")
         self._tell()
 
     def _tell(self) -> None:
         done = sum(run is not None for run in self._runs)
-        self._display.bar("jobs", done, len(self._tasks), None, time.monotonic() - self._began)
+        seconds = time.monotonic() - self._began
+        self._display.bar("jobs", done, len(self._tasks), None, seconds=seconds)
         self._display.draw()
 
     def _may_be_busy(self, job: _Job) -> bool:
         """Return whether the job may have failed because its chip was busy with the job before."""
-        seconds = time.monotonic() - self._first_failure.get(job.number, time.monotonic())
-        workers = job.group.workers
-        return seconds < _BUSY_SECONDS and not (
-            self._topology.is_dry_run or any(one.started for one in workers)
-        )
+        if self._topology.is_dry_run:
+            return False  # there is no chip
+        now = time.monotonic()
+        has_started = any(one.started for one in job.group.workers)
+        seconds = now - self._first_failure.get(job.number, now)
+        return seconds < _BUSY_SECONDS and not has_started
 
     def _try_again(self, place: int, number: int) -> None:
         if number not in self._first_failure:
@@ -282,7 +321,8 @@ class _JobScreen(Screen):
 
     def __init__(self, display: Screen, number: int):
         super().__init__()
-        self._display, self._number = display, number
+        self._display = display
+        self._number = number
 
     def line(self, text: str) -> None:
         self._display.line(f"[job {self._number}] {text}")
@@ -307,20 +347,30 @@ class _JobScreen(Screen):
         """Show the bar of the outermost loop, which began first; the loop inside it is a note."""
         name = f"job {self._number}"
         if not self.bars:
-            return self._display.bar(name, 0, None, None, note=self.doing)
+            self._display.bar(name, 0, None, None, note=self.doing)
+            return
         outer, *inner = self.bars.values()
+        words = [outer.label]
         inside = next((bar for bar in reversed(inner) if bar.running), None)
-        words = (outer.label, f"{inside.label} {inside.count()}" if inside else "", self.doing)
-        note = "  ".join(part for part in words if part)
-        unit = outer.unit or (
-            outer.label if outer.label.endswith("s") and not outer.samples_per_step else None
-        )
-        options = {"start": outer.start, "unit": unit, "note": note}
+        if inside:
+            words.append(f"{inside.label} {inside.count()}")
+        if self.doing:
+            words.append(self.doing)
+        unit = outer.unit
+        counts_its_label = outer.label.endswith("s") and not outer.samples_per_step  # "epochs"
+        if not unit and counts_its_label:
+            unit = outer.label
         self._display.bar(
-            name, outer.done, outer.total, outer.samples_per_step, outer.seconds, **options
+            name,
+            outer.done,
+            outer.total,
+            outer.samples_per_step,
+            seconds=outer.seconds,
+            start=outer.start,
+            unit=unit,
+            note="  ".join(words),
         )
         self._changed = False
-        return None
 
     def draw(self, last: bool = False) -> None:
         self._display.draw(last)
@@ -328,4 +378,6 @@ class _JobScreen(Screen):
 
 def _short(value: object) -> str:
     text = " ".join(repr(value).split())
-    return text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 3] + "..."
+    if len(text) <= _LONGEST_TEXT:
+        return text
+    return text[: _LONGEST_TEXT - 3] + "..."

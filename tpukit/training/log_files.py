@@ -1,4 +1,4 @@
-"""Write logged rows during a run, `launch(..., loggers=...)`: with a function, TensorBoard or CSV."""
+"""Write logged rows during a run, `launch(..., loggers=...)`: a function, TensorBoard or CSV."""
 
 import csv
 import importlib.util
@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from tpukit.essentials.display import NotInstalledError, explain
+from tpukit.essentials.display import InvalidTypeError, NotInstalledError, explain
 
 Row = dict[str, int | float]
 Writer = Callable[[Row], object]
@@ -23,21 +23,25 @@ class LogWriters:
 
     def __init__(self, loggers: Writer | Iterable[Writer] | None, say: Callable[[str], None]):
         self._say = say
-        self._writers: list[Writer] = [loggers] if callable(loggers) else list(loggers or ())
+        if callable(loggers):
+            loggers = [loggers]
+        self._writers: list[Writer] = list(loggers or ())
         self._waiting: deque[tuple[Writer, Row]] = deque()
         for writer in self._writers:
             if not callable(writer):
-                raise TypeError(
-                    "loggers takes a function of a row, or a list "
-                    f"of such functions, got {writer!r}"
+                raise InvalidTypeError(
+                    "loggers takes a function of a row, or a list of such functions, got "
+                    f"{writer!r}",
+                    fix='loggers=print, or loggers=tpukit.training.CsvWriter("log.csv")',
                 )
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Take these rows in; `write` hands them on."""
-        self._waiting += [(writer, row) for row in rows for writer in self._writers]
+        """Keep these rows until `write` passes them on."""
+        for row in rows:
+            self._waiting += [(writer, row) for writer in self._writers]
 
     def write(self) -> None:
-        """Hand on all rows that wait; after an interrupt, those that were left."""
+        """Pass on all rows that wait; after an interrupt, those that were left."""
         while self._waiting:
             writer, row = self._waiting.popleft()
             try:
@@ -126,6 +130,7 @@ class CsvWriter:
                 self._columns = list(reader.fieldnames or ())
                 rows = list(reader)
         self._columns = list(dict.fromkeys([*self._columns, *names]))
+        # Into another file, which replaces the old one at once: no moment has half of the rows.
         whole = self._file.with_name(f"{self._file.name}.new")
         self._write(whole, "w", [{name: name for name in self._columns}, *rows])
         os.replace(whole, self._file)

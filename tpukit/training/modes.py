@@ -28,6 +28,7 @@ class LayerModes:
         self._core = core
         self._model = model
         self._has_reported = False
+        # Before `model.train()` changes the modes.
         names = {layer: name for name, layer in model.named_modules()}
         given = [layer for layer in names if not layer.training]
         self._frozen: list = []
@@ -46,6 +47,7 @@ class LayerModes:
         _report_statistics(core, model)
         if self._frozen:
             frozen = {names[layer] for layer in self._frozen}
+            # A frozen block is named, and not each of the layers in it.
             outermost = [name for name in frozen if name.rpartition(".")[0] not in frozen - {name}]
             shown = first_few(sorted(name or "the model" for name in outermost), 3)
             core.print(

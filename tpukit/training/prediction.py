@@ -49,6 +49,7 @@ def predict(
     """
     check_flag("bf16", bf16)
     check_order("predict", batches.sampler)
+    # After a loop of the user's own, each core has the statistics of its own batches.
     core.average_buffers(model)
     core.internal.agreement.compare(
         "in predict", modules={"": model}, data=batches.facts(), layers=False
@@ -65,9 +66,11 @@ def check_order(name: str, sampler: ShardedSampler) -> None:
     """Raise ValueError unless the batches hold every sample once, in order."""
     if isinstance(sampler, StreamSampler):
         raise InvalidValueError(
-            f"{name} needs every sample once, and batches of a stream, with steps=, have no last one",
+            f"{name} needs every sample once, and batches of a stream, with steps=, have no last "
+            "one",
             fix=(
-                "a dataset with a length, such as list(stream): core.batches(dataset, batch_size=...)"
+                "a dataset with a length, such as list(stream): core.batches(dataset, "
+                "batch_size=...)"
             ),
         )
     if sampler.shuffle or sampler.drop_last:
@@ -196,7 +199,8 @@ def _has_no_axis(leaf: object, batch_size: int) -> bool:
         )
     if leaf.ndim and len(leaf) != batch_size:
         raise InvalidValueError(
-            f"every output has the samples on its first axis, got {tuple(leaf.shape)} for {batch_size} samples",
+            f"every output has the samples on its first axis, got {tuple(leaf.shape)} for "
+            f"{batch_size} samples",
             fix="leave it out of what the model returns in evaluation: if self.training: ...",
         )
     return leaf.ndim == 0

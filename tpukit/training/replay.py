@@ -33,6 +33,7 @@ from tpukit.training.watched import watching
 _CAPTURED_FIRST = 3  # steps
 _CAPTURE_EVERY = 47  # steps; a prime, so that a branch that is taken every few steps is met
 _SAME_PROGRAMS = 2  # captured steps in a row with the same program, before it is replayed
+# Values in a batch that are constants of its program.
 _SCALARS = (bool, int, float, str, bytes, type(None))
 
 
@@ -282,7 +283,7 @@ class Replay:
         )
 
     def _results(self, before: _Before, losses: list) -> list[int] | None:
-        """Return the places of a captured step's results; None if it cannot run as a single program."""
+        """Return the places of a captured step's results; None if it is not a single program."""
         held = self._training_state.on_device().values() + losses
         is_read = before.interruptions != self._programs.interruptions()
         is_twice = self._programs.held_twice(held)

@@ -14,6 +14,8 @@ class Places:
 
     def __init__(self, entries: Iterable[tuple[dict, str]] = ()):
         self._entries = list(entries)
+        # The dicts themselves: their contents change with every step. An id is safe, because
+        # `_entries` keeps the dict alive.
         self.keys = [(id(table), name) for table, name in self._entries]
 
     def __eq__(self, other: "Places") -> bool:
@@ -67,6 +69,7 @@ class ReplayState:
         for table, name, value in self._entries():
             if getattr(value, "is_cpu", False):
                 value = value.clone()
+            # Not isinstance: True is an int, and a switch is no counter.
             elif type(value) not in (int, float):
                 continue
             entries.append((table, name))
@@ -88,6 +91,8 @@ class ReplayState:
         grown = []
         other = None
         for (table, name), was in zip(before.entries, before.values, strict=True):
+            # A tensor of several counts, as one per layer, is a counter only if all of them grew by
+            # 1.
             changes = set(torch.as_tensor(table[name] - was).flatten().tolist())
             if changes == {1} and (id(table), name) in may_grow:
                 grown.append((table, name))

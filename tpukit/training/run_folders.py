@@ -93,7 +93,7 @@ to continue from it in another session: Add Input > this notebook
 to end in time: fit(..., max_time="8h30m")"""
 _ELSEWHERE = """\
 checkpoints go to {kept.folder}, and stay as long as this disk does
-if the machine may be taken away, add a second place: Checkpoints(..., backup_dir="gs://bucket/run"),
+if the machine may be taken away, add a second place: Checkpoints(..., backup_dir="gs://bucket/run")
 or another disk's folder"""
 
 

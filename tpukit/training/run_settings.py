@@ -7,6 +7,7 @@ from pathlib import Path
 from tpukit.essentials.display import InvalidValueError
 from tpukit.essentials.environment import write_whole
 
+# In the folder of the run.
 FILE = "settings.json"
 # A run's own results, and not those of another run further down.
 _TRAINED = ("step-*.pt", "best.pt", "*/step-*.pt", "*/best.pt")

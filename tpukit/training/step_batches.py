@@ -44,7 +44,8 @@ def steps_of_epoch(core: Core, train: Batches, wanted: int | None, accumulated: 
     argument = f"accumulate_grad_batches={accumulated}"
     if accumulated > 1 and train.shapes > 1:
         raise InvalidValueError(
-            f"{argument} puts batches of several lengths into one step, a graph for each combination",
+            f"{argument} puts batches of several lengths into one step, a graph for each "
+            "combination",
             found=f"{train.shapes} lengths of batches",
             fix="accumulate_grad_batches=1, or a single bucket",
         )

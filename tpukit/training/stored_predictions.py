@@ -177,7 +177,8 @@ def _check_facts(folder: Path, saved: Mapping[str, object], here: Mapping[str, o
         raise InvalidValueError(
             f"{folder} holds the outputs of this model for other samples, or of other options",
             found="different: " + first_few(different, 4),
-            fix=f"another folder for these outputs; or remove that one: shutil.rmtree({str(folder)!r})",
+            fix="another folder for these outputs; or remove that one: "
+            f"shutil.rmtree({str(folder)!r})",
         )
 
 

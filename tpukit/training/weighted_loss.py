@@ -48,6 +48,7 @@ def as_loss(value: object) -> Loss:
     if isinstance(value, list | tuple):
         if len(value) == 2 and _is_one_number(value[0]) and _is_one_number(value[1]):
             return Loss(*value)
+        # Usual in segmentation: a list of the loss and its parts, of which the first is the sum.
         kinds = ", ".join(map(_described, value))
         raise InvalidTypeError(
             f"the loss is one number, or (total, weight); got a {type(value).__name__}",

@@ -251,7 +251,7 @@ class XlaRuntime(Runtime):
         """Import the modules of the workers.
 
         Raises:
-            TpukitRuntimeError: torch_xla asks the metadata server about the TPU, and gets no answer.
+            TpukitRuntimeError: torch_xla asks the metadata server about the TPU, without an answer.
         """
         super().load(topology)
         try:

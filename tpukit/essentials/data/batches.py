@@ -324,7 +324,8 @@ class Batches:
         count = self.sampler.count
         if state["count"] != count:
             raise InvalidValueError(
-                f"the saved state belongs to a dataset of {state['count']:,} samples, this one has {count:,}",
+                f"the saved state belongs to a dataset of {state['count']:,} samples, this one "
+                f"has {count:,}",
                 fix="pass the dataset that the state was saved with, or start without the state",
             )
         self.check_identity(state.get("dataset", self.identity()))
@@ -333,7 +334,8 @@ class Batches:
         is_within_epoch = 0 < state["samples"] < state["count"]
         if is_within_epoch and saved != here:
             raise InvalidValueError(
-                f"the saved state is {state['samples']} samples into an epoch that was divided in another way",
+                f"the saved state is {state['samples']} samples into an epoch that was divided "
+                "in another way",
                 found=f"saved with {_in_words(saved)}; here {_in_words(here)}",
                 fix="the same values as when it was saved; with shuffle=True from the start, and "
                 "no buckets, cores and batch size may change",
@@ -383,8 +385,10 @@ def _check_dataset(dataset: object, batch_size: int) -> None:
     refuse_loader(dataset, batch_size)
     if only_iterates(dataset):
         raise InvalidTypeError(
-            f"a {type(dataset).__name__} can only be read in order, so its samples cannot be dealt out by number",
-            fix=f"core.batches(dataset, steps=1000, batch_size={batch_size}): the steps of an epoch",
+            f"a {type(dataset).__name__} can only be read in order, so its samples cannot be "
+            "dealt out by number",
+            fix=f"core.batches(dataset, steps=1000, batch_size={batch_size}): the steps of an "
+            "epoch",
         )
     if len(dataset) == 0:
         raise InvalidValueError(
@@ -419,7 +423,8 @@ def _check_steps(sampler: ShardedSampler) -> None:
     if sampler.count >= cores:
         fix = f"batch_size={sampler.count // cores}, or {fix}"
     raise InvalidValueError(
-        f"{sampler.count} samples do not fill one batch of {sampler.batch_size} on each of {cores} cores",
+        f"{sampler.count} samples do not fill one batch of {sampler.batch_size} on each of "
+        f"{cores} cores",
         fix=fix,
     )
 

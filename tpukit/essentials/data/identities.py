@@ -29,6 +29,7 @@ from tpukit.essentials.data.fingerprint import (
 
 _LONGEST_SETTING = 100  # characters
 _MOST_PARTS = 16  # of a list or dict, such as `tensors` of a TensorDataset
+_OF_PATHS = frozenset("/\\")  # a text with one of these may name a folder
 # These may change while the data stay the same: on another machine, on other cores, per epoch.
 _NO_DATA = {
     *("rank", "local_rank", "world_size", "num_replicas", "epoch", "seed", "device"),
@@ -56,7 +57,9 @@ def different_parts(saved: Mapping[str, object], here: Mapping[str, object]) -> 
         if before == now:
             continue
         has_words = isinstance(before, str) and isinstance(now, str)
-        different.append(f"{name} {before}, here {now}" if has_words else name)
+        if has_words:  # a checksum would tell a reader nothing
+            name = f"{name} {before}, here {now}"
+        different.append(name)
     return different
 
 
@@ -108,7 +111,10 @@ def _content(value: object, *, has_row_per_sample: bool, any_size: bool) -> obje
     whole = _checksum(value, any_size=any_size)
     if whole is not None or not isinstance(value, tuple | list | dict):
         return whole
-    parts = list(value.values()) if isinstance(value, dict) else value
+    # Not plain values, but perhaps arrays, as the `tensors` of a TensorDataset.
+    parts = value
+    if isinstance(value, dict):
+        parts = list(value.values())
     sums = [_checksum(part, any_size=any_size) for part in parts[:_MOST_PARTS]]
     if any(sums):
         return zlib.crc32(repr(sums).encode())
@@ -120,18 +126,27 @@ def _is_setting(value: object) -> bool:
     is_fixed = isinstance(value, bool | int | float | str | tuple)
     if not is_fixed and not _has_text(value):
         return False
-    if len(value if isinstance(value, str) else repr(value)) > _LONGEST_SETTING:
+    written = repr(value)
+    # A text is measured without the quotes and escapes of its repr.
+    length = len(value) if isinstance(value, str) else len(written)
+    if length > _LONGEST_SETTING:
         return False
-    return is_plain(value) and "/" not in repr(value) and "\\" not in repr(value)
+    return is_plain(value) and _OF_PATHS.isdisjoint(written)
 
 
 def _has_text(value: object) -> bool:
     """Return whether the first key of a dict, or a part of the first row of a list, is a text."""
     if not isinstance(value, list | dict) or not value:
         return False
-    first = next(iter(value))
-    row = first if isinstance(first, tuple | list) else [first]
-    return any(isinstance(part, str) or hasattr(part, "__fspath__") for part in row)
+    row = next(iter(value))
+    if not isinstance(row, tuple | list):
+        row = [row]
+    return any(map(_is_text, row))
+
+
+def _is_text(value: object) -> bool:
+    """Return whether a value is a text or a path."""
+    return isinstance(value, str) or hasattr(value, "__fspath__")
 
 
 def _checksum(value: object, *, any_size: bool) -> int | None:
@@ -145,16 +160,13 @@ def _checksum(value: object, *, any_size: bool) -> int | None:
     if isinstance(value, torch.Tensor):
         value = as_array(value)
     if isinstance(value, numpy.ndarray) and value.dtype != object:
-        if not value.size:
-            return None
-        is_small = value.nbytes <= MOST_PER_SAMPLE * len(value) if value.ndim else False
-        return array_checksum(value) if value.ndim and (any_size or is_small) else None
+        return _checksum_of_numbers(value, any_size=any_size)
     if hasattr(value, "iloc"):  # pandas
-        some = value.iloc[:: row_step(MOST_PER_SAMPLE * len(value), len(value))]
-        columns = some.items() if hasattr(some, "columns") else [("", some)]
-        return _text_checksum([(str(name), column.tolist()) for name, column in columns])
-    if hasattr(value, "columns") and hasattr(value, "slice"):  # Arrow, as Hugging Face uses it
-        ends = [value.slice(0, 1).to_pylist(), value.slice(max(0, len(value) - 1), 1).to_pylist()]
+        return _checksum_of_table(value)
+    is_arrow = hasattr(value, "columns") and hasattr(value, "slice")  # as Hugging Face uses it
+    if is_arrow:
+        last = max(0, len(value) - 1)
+        ends = [value.slice(0, 1).to_pylist(), value.slice(last, 1).to_pylist()]
         return _text_checksum([column_checksums(value), ends])
     if isinstance(value, Mapping):
         value = list(value.items())
@@ -163,6 +175,25 @@ def _checksum(value: object, *, any_size: bool) -> int | None:
         if all(map(is_plain, some)):
             return _text_checksum(some)
     return None
+
+
+def _checksum_of_numbers(array, *, any_size: bool) -> int | None:
+    """Return the checksum of an array; None if it is empty, a single number or too large."""
+    if not array.size or not array.ndim:
+        return None
+    is_small = array.nbytes <= MOST_PER_SAMPLE * len(array)
+    if any_size or is_small:
+        return array_checksum(array)
+    return None
+
+
+def _checksum_of_table(table) -> int:
+    """Return the checksum of a DataFrame or a Series."""
+    some = table.iloc[:: row_step(MOST_PER_SAMPLE * len(table), len(table))]
+    columns = [("", some)]
+    if hasattr(some, "columns"):
+        columns = some.items()
+    return _text_checksum([(str(name), column.tolist()) for name, column in columns])
 
 
 def _text_checksum(values: list) -> int:
@@ -181,7 +212,6 @@ def _each_path(value: object, change: Callable[[str], str]) -> object:
         value = list(value.items())
     if isinstance(value, list | tuple):
         return [_each_path(part, change) for part in value]
-    is_path = hasattr(value, "__fspath__") or isinstance(value, str)
-    if is_path and os.path.isabs(value):
+    if _is_text(value) and os.path.isabs(value):
         return change(os.fspath(value))
     return value

@@ -26,6 +26,7 @@ _DEPTH = 3  # attributes of attributes of a dataset; a dataset inside of it is c
 _MOST = 64  # parts of one list or dict that are examined
 _BEFORE: set[int] = set()  # ids of the objects made before the fork; a fork keeps their addresses
 
+# Kinds of objects that forked processes would share, and for each the line to write.
 _FILE = "an open file"
 _GENERATOR = "a random generator"
 _THREADS = "a pool of threads"
@@ -37,13 +38,9 @@ _FIXES = {
     "core.batches(..., workers=2)",
 }
 _GENERATORS = ("Generator", "RandomState")  # classes of numpy.random and torch
-_WITH_ITEMS = {
-    "builtins",
-    "collections",
-    "numpy",
-    "pandas",
-    "torch",
-}  # classes of these: no datasets
+# Packages whose classes have items and are no datasets.
+_WITH_ITEMS = {"builtins", "collections", "numpy", "pandas", "torch"}
+# (package, class) of objects that hold an open file.
 _HANDLES = {
     *(("h5py", name) for name in ("File", "Group", "Dataset")),
     *(("builtins", name) for name in ("Environment", "Transaction")),  # lmdb's, written in C

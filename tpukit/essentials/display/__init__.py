@@ -26,9 +26,8 @@ from tpukit.essentials.display.figure_style import style_figure
 from tpukit.essentials.display.figures import show_batch
 from tpukit.essentials.display.findings import Finding, Findings
 from tpukit.essentials.display.measures import better
-from tpukit.essentials.display.notebook import current_cell, running_shell
 from tpukit.essentials.display.optional import optional_subpackage
-from tpukit.essentials.display.progress import Screen, screen
+from tpukit.essentials.display.progress import Screen, current_cell, running_shell, screen
 from tpukit.essentials.display.tables import (
     Table,
     as_html,

@@ -11,6 +11,10 @@ from numbers import Integral, Real
 
 from tpukit.essentials.display.errors import InvalidTypeError, InvalidValueError
 
+# As people type them in a form; bool("False") is True in Python.
+_FALSE = ("false", "no", "off", "0", "", "none")
+_FLAGS = ("bool", "bool_")  # numpy's is called bool_ before 2.0
+
 
 def check_count(name: str, value: object, *, least: int = 1, otherwise: str = "") -> None:
     """Raise unless an argument is a whole number of at least `least`.
@@ -26,11 +30,12 @@ def check_count(name: str, value: object, *, least: int = 1, otherwise: str = ""
         ValueError: it is too small.
     """
     fix = f"{name}={least}"
-    if isinstance(value, str) and value.strip().isdecimal():
+    is_number_as_text = isinstance(value, str) and value.strip().isdecimal()
+    if is_number_as_text:
         fix = f"{name}={int(value)}"
     if otherwise:
         fix += f", or {otherwise}"
-    if not isinstance(value, Integral) or isinstance(value, bool):
+    if not _is_whole(value):
         raise InvalidTypeError(f"{name} is a whole number, got {value!r}", fix=fix)
     if value < least:
         raise InvalidValueError(f"{name} is at least {least}, got {value}", fix=fix)
@@ -38,14 +43,26 @@ def check_count(name: str, value: object, *, least: int = 1, otherwise: str = ""
 
 def check_number(name: str, value: object, *, fix: str) -> None:
     """Raise a TypeError unless an argument is a number; one of numpy or of torch counts as well."""
-    is_number = isinstance(value, Real) or (hasattr(value, "__float__") and hasattr(value, "dtype"))
-    if not is_number or isinstance(value, bool):
+    if not _is_number(value):
         raise InvalidTypeError(f"{name} is a number, got {value!r}", fix=fix)
 
 
 def check_flag(name: str, value: object) -> None:
     """Raise a TypeError unless an argument is True or False; numpy's bool counts as well."""
-    if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
+    if type(value).__name__ in _FLAGS:
         return
-    is_false = value is None or str(value).strip().lower() in ("false", "no", "off", "0", "")
+    is_false = str(value).strip().lower() in _FALSE
     raise InvalidTypeError(f"{name} is True or False, got {value!r}", fix=f"{name}={not is_false}")
+
+
+def _is_whole(value: object) -> bool:
+    if isinstance(value, bool):  # in Python, True is 1
+        return False
+    return isinstance(value, Integral)
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, bool):
+        return False
+    is_of_numpy_or_torch = hasattr(value, "__float__") and hasattr(value, "dtype")
+    return isinstance(value, Real) or is_of_numpy_or_torch

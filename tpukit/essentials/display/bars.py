@@ -103,6 +103,7 @@ class Bar:
         if self.ended is not None:
             return f"stopped after {duration(self.elapsed() + self._since_heard())}"
         if self.total and done > 0:
+            # In proportion to the items of this process: those before a resume took no time here.
             left = self.elapsed() / done * max(0, self.total - self.done)
             return f"{duration(max(0.0, left - self._since_heard()))} left"
         return ""
@@ -120,6 +121,7 @@ class Bar:
 
 def duration(seconds: float, *, exact: bool = False) -> str:
     """Return seconds as `12 s`, `3 min 05 s` or `2 h 05 min`; if `exact`, `1.2 s` below ten."""
+    # 9.95 is written as 10, which needs no decimal.
     if exact and seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = int(seconds + 0.5)

@@ -56,9 +56,11 @@ def _of_mapping(names: Mapping, argument: str, *, words: bool) -> list:
         return values
     in_their_order = keys if None in _whole_numbers(keys) else values
     raise InvalidValueError(
-        f"{argument}= is a dict of {len(names):,} names, whose numbers are not 0 to {len(names) - 1:,}",
+        f"{argument}= is a dict of {len(names):,} names, whose numbers are not 0 to "
+        f"{len(names) - 1:,}",
         found=dict(list(names.items())[:_SHOWN]),
-        fix=f"number all of them from 0; or, in this order, {argument}={list(map(str, in_their_order))}",
+        fix="number all of them from 0; or, in this order, "
+        f"{argument}={list(map(str, in_their_order))}",
     )
 
 

@@ -112,33 +112,45 @@ def axes(curves: dict[str, Points]) -> list[Axis]:
     """Return the charts: the losses, then other measures by their scale, then the learning rate."""
     largest = {name: _largest(points) for name, points in curves.items()}
     rates = [name for name in curves if name in _RATES or name.endswith("_lr")]
-    losses = [name for name in curves if name.lower().replace("_", " ").split()[-1:] == ["loss"]]
+    losses = [name for name in curves if _is_loss(name)]
     loss_scale = max((largest[name] for name in losses), default=0.0)
-    groups: list[list[str]] = []
-    for name in curves:
-        if name in rates or name in losses:
-            continue
+    others = []
+    for name in [name for name in curves if name not in (*rates, *losses)]:
         is_error = better(name) == "low"
         if losses and is_error and _same_scale(largest[name], loss_scale):
-            losses.append(name)
-            continue
-        near = [group for group in groups if _is_near(name, group, largest)]
-        if near:
-            near[0].append(name)
+            losses.append(name)  # an error of the losses' size is drawn with them
         else:
-            groups.append([name])
+            others.append(name)
     found = []
     if losses:
         found.append(Axis("loss", tuple(losses), wide=True))
-    for group in groups:
+    for group in _groups_by_scale(others, largest):
         found.append(Axis(_title(group), tuple(group), wide=not found))
     if rates:
         found.append(Axis(_LEARNING_RATE, tuple(rates)))
     return found
 
 
+def _is_loss(name: str) -> bool:
+    """Return whether the last word is "loss": `valid_loss`, but not `loss_scale`."""
+    words = name.lower().replace("_", " ").split()
+    return words[-1:] == ["loss"]
+
+
 def _largest(points: Points) -> float:
     return max((abs(value) for _, value in _finite(points)), default=0.0)
+
+
+def _groups_by_scale(names: Iterable[str], largest: dict[str, float]) -> list[list[str]]:
+    """Return measures in groups of one scale: otherwise the small ones would be flat lines."""
+    groups: list[list[str]] = []
+    for name in names:
+        near = [group for group in groups if _is_near(name, group, largest)]
+        if near:
+            near[0].append(name)
+        else:
+            groups.append([name])
+    return groups
 
 
 def _is_near(name: str, group: Iterable[str], largest: dict[str, float]) -> bool:

@@ -4,6 +4,7 @@ import re
 
 from tpukit.essentials.display.errors import InvalidValueError
 
+# Each unit once, the larger first: "8h30m", "1d 12h".
 _DURATION = re.compile(r"(\d+d)? ?(\d+h)? ?(\d+m)? ?(\d+s)?")
 _SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 

@@ -1,4 +1,4 @@
-"""Errors with three fields: the fact, the evidence and the fix. `explain` alone lays them out as text.
+"""Errors with three fields: the fact, the evidence and the fix. Only `explain` makes them text.
 
     try:
         raise InvalidValueError("lr must be above 0", found="lr=-1", fix="lr=0.1")

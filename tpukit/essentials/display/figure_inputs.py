@@ -107,7 +107,8 @@ def _scaled(images: Any, *, limit: int, who: str) -> tuple[np.ndarray, str]:
         if low < 0 or high > 255:
             raise InvalidValueError(
                 f"{who} draws integers in [0, 255], got {kind} in [{low:.0f}, {high:.0f}]",
-                fix="pass images / 1.0: floats are drawn from black (the lowest) to white (the highest)",
+                fix="pass images / 1.0: floats are drawn from black (the lowest) to white (the "
+                "highest)",
             )
         return array.astype(np.uint8, copy=False), caption
     array = array.astype(np.float32, copy=False)

@@ -19,7 +19,6 @@ from pathlib import Path
 
 from tpukit.essentials.display.bars import Bar, duration
 from tpukit.essentials.display.curves import number
-from tpukit.essentials.display.notebook import running_shell
 from tpukit.essentials.display.panel import panel_html
 
 _SECONDS_BETWEEN_DRAWINGS = 0.3
@@ -34,6 +33,22 @@ _UNATTENDED = (
     *("nbconvert", "papermill", "nbclient"),
     *("jupyter-execute", "jupyter execute", "pytest"),
 )
+
+
+def running_shell():
+    """Return IPython's shell; None outside of IPython. It does not import IPython."""
+    ipython = sys.modules.get("IPython")
+    if ipython is None:
+        return None
+    return ipython.get_ipython()
+
+
+def current_cell() -> int | None:
+    """Return the number of the notebook cell that runs now; None outside of IPython."""
+    shell = running_shell()
+    if shell is None:
+        return None
+    return shell.execution_count
 
 
 class Screen:

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+# The unit of processor time in /proc; 100 on all common kernels.
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _NANOSECONDS = 1e9
 _LONGEST_SIGHTING = 0.5  # seconds that are counted at most for a thread that was seen to wait

@@ -18,6 +18,7 @@ from tpukit.essentials.environment.platforms import THIS_MACHINE, Machine
 from tpukit.essentials.environment.resources import read_text
 
 _LONGEST_COMMAND = 90  # characters
+# With one of them, several processes use different chips of a machine.
 _SHARING_VARIABLES = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES")
 
 

@@ -99,7 +99,8 @@ def load_notebook(path: Path) -> dict:
         ) from error
     if version != _NOTEBOOK_FORMAT:
         raise InvalidValueError(
-            f"{path.name} has notebook format {version}, and tpukit reads format {_NOTEBOOK_FORMAT}",
+            f"{path.name} has notebook format {version}, and tpukit reads format "
+            f"{_NOTEBOOK_FORMAT}",
             fix=f"jupyter nbconvert --to notebook --inplace {path.name}",
         )
     return book

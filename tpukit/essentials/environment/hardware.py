@@ -15,7 +15,7 @@ from tpukit.essentials.environment.chips import GENERATIONS
 from tpukit.essentials.environment.platforms import THIS_MACHINE, Machine
 from tpukit.essentials.environment.resources import find_cpus, find_memory, read_text
 
-_GOOGLE = "0x1ae0"
+_GOOGLE = "0x1ae0"  # the vendor's number on the PCI bus
 # TPU chips have the PCI class 0xff00, "unassigned" (seen for v2 and v5e); 0x12 is the standard
 # class of accelerators. Google's other devices have other classes: gVNIC 0x02 (network),
 # disks 0x01, board controllers 0x08.

@@ -9,7 +9,7 @@ from tpukit.essentials.display import TpukitRuntimeError
 from tpukit.essentials.environment.hardware import MachineInfo
 from tpukit.essentials.environment.instructions import how_to_restart
 
-_LOADED = sys.modules["tpukit"].__version__
+_LOADED = sys.modules["tpukit"].__version__  # what this kernel runs until it is restarted
 # `pack` needs both. Colab has array_record, Kaggle has neither.
 _FOR_PACKS = ("array_record", "simplejpeg")
 _ROOT = Path(__file__).parents[3]  # the folder that contains the package

@@ -20,6 +20,7 @@ from tpukit.essentials.environment.chip_holders import chip_holders, command, en
 from tpukit.essentials.environment.platforms import THIS_MACHINE, Machine
 from tpukit.essentials.environment.resources import read_text
 
+# In the open files of a worker; and the name of the folder of a run.
 _MARK = re.compile(r"/memfd:tpukit-(\d+)-(\d+)")
 _FOLDER = re.compile(r"tpukit-(\d+)-(\d+-\d+)-")
 _PROC = THIS_MACHINE.proc

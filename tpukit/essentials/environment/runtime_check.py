@@ -68,7 +68,7 @@ _HARMLESS = ("XRT_", "TORCH_DEVICE_")
 
 
 class EnvironmentCheckError(TpukitError, RuntimeError):
-    """The runtime check found something that would make a launch fail, or run on the wrong device."""
+    """The check found something that would make a launch fail, or run on the wrong device."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -224,7 +224,7 @@ def _without_torch_xla(info: MachineInfo, torch: str) -> Finding:
         fact = f"torch {torch}; no torch_xla, but a dry run on plain CPU processes does not need it"
         return Finding(name, "ok", fact=fact)
     fix = how_to_install(info)
-    # A notebook may be pinned to an old image, or to that for CPUs. A factory reset starts the same.
+    # A notebook may be pinned to an old image, or to that for CPUs, and a factory reset keeps it.
     if info.platform == "Kaggle":
         fix = (
             "Settings > Environment > Always use latest environment, and no docker_image in "
@@ -429,7 +429,7 @@ def _dry_run(info: MachineInfo, no_simulator: str | None) -> Finding:
 
 
 def _fixes_of_upstream(info: MachineInfo) -> list[Finding]:
-    """List the defects of installed packages that a launch corrects, as a single finding or none."""
+    """List the defects of installed packages that a launch corrects, as one finding or none."""
     if info.tpu_package == "torch_tpu":
         fact = "TorchTPU 0.2.0: running statistics of BatchNorm and InstanceNorm are updated"
     elif info.versions.get("torch_xla"):

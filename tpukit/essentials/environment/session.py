@@ -231,7 +231,7 @@ def needed_changes(environ: Mapping[str, str], info: MachineInfo) -> tuple[Chang
 
 
 def _stored_folders(text: str) -> list[str]:
-    """Return the folders of the variable that `setup` writes; a text that is no list is a folder."""
+    """Return the folders of the variable that `setup` writes; other text is a single folder."""
     if not text:
         return []
     with contextlib.suppress(ValueError):

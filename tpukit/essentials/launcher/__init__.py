@@ -39,9 +39,9 @@ from tpukit.essentials.launcher.worker_group import InProcessGroup, WorkerGroup
 __all__ = [
     "Batches", "Core", "Failure", "FlopCounter", "Hosts", "InProcessGroup", "LaunchInterrupted",
     "LaunchOptions", "Limits", "OutOfSyncError", "Run", "RuntimeInUseError", "STEP_SECONDS",
-    "Session", "SessionEndedError", "Task", "Terminated",
-    "Topology", "WorkerError", "WorkerGroup", "averaged_places", "called_text", "checksum", "choose_topology",
-    "collect", "current_core", "die_with_parent", "gather_objects", "interrupted", "launch", "messages",
-    "move_module", "ready", "refuse_call", "refuse_if_in_use", "run_on_cores", "save_tensors", "seed_of",
+    "Session", "SessionEndedError", "Task", "Terminated", "Topology", "WorkerError", "WorkerGroup",
+    "averaged_places", "called_text", "checksum", "choose_topology", "collect", "current_core",
+    "die_with_parent", "gather_objects", "interrupted", "launch", "messages", "move_module",
+    "ready", "refuse_call", "refuse_if_in_use", "run_on_cores", "save_tensors", "seed_of",
     "sigterm_ends_the_run", "worker_failed",
 ]  # fmt: skip

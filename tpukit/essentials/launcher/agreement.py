@@ -240,7 +240,8 @@ class Agreement:
             raise InvalidValueError(
                 "core.model gives every core rank 0's weights, and a lazy layer has none yet",
                 found=f"{first_few(lazy, 3)} of {type(module).__name__}",
-                fix="call the model once before, as model(next(iter(loader))[0]) in the notebook, or give the sizes",
+                fix="call the model once before, as model(next(iter(loader))[0]) in the "
+                "notebook, or give the sizes",
             )
         self.compare("in core.model", modules={"": module}, tensors=False)
 
@@ -366,7 +367,8 @@ class Agreement:
         was_started_here = runtime_started() and not self._runtime_was_started
         if self.is_on and self._core.device.type != "xla" and was_started_here:
             self._core.print(
-                f'torch_xla was used, and {_NOT_JOINED}: launch(..., backend="xla") joins them as on chips'
+                f'torch_xla was used, and {_NOT_JOINED}: launch(..., backend="xla") joins them '
+                "as on chips"
             )
         is_changed = loop.versions != [versions(each) for each in loop.steps]
         if is_changed or not self.is_on:
@@ -404,8 +406,10 @@ class Agreement:
         if "xla" in devices and self._core.device.type != "xla":
             raise TpukitRuntimeError(
                 f"torch_xla would train on a device of its own, and {_NOT_JOINED}",
-                found=f"{self._core.world_size} processes, of which torch_xla sees one; weights on an xla device",
-                fix='launch(..., backend="xla"), where they are joined as on chips; or core.model and core.batches',
+                found=f"{self._core.world_size} processes, of which torch_xla sees one; weights "
+                "on an xla device",
+                fix='launch(..., backend="xla"), where they are joined as on chips; or '
+                "core.model and core.batches",
             )
 
     def _check_gradients(self, optimizer) -> None:
@@ -479,7 +483,8 @@ def _check_sync_batchnorm(modules: Mapping) -> None:
                 layers.append(name)
     if layers:
         raise InvalidValueError(
-            "torch.nn.SyncBatchNorm is joined by torch.distributed, which does not join these cores",
+            "torch.nn.SyncBatchNorm is joined by torch.distributed, which does not join these "
+            "cores",
             found=f"{first_few(layers, 3)} takes the statistics of this core's share alone",
             fix="tpukit.training.sync_batchnorm(core, model), which changes it as well",
         )

@@ -19,10 +19,12 @@ from typing import NamedTuple
 from tpukit.essentials.display import TpukitError
 from tpukit.essentials.launcher.signals import without_interrupts
 
+# Of a message: the number of its parts, and the bytes of each.
 _COUNT = struct.Struct("!I")
 _LENGTH = struct.Struct("!Q")
 _CHUNK = 1 << 20  # bytes per read, so that the kernel also looks at other pipes
 _DEEPEST = 20  # levels of a value that are searched for the part that cannot be pickled
+# pickle raises all of these, for locks, lambdas and deep recursion for example.
 _PICKLING_ERRORS = (
     pickle.PicklingError,
     TypeError,

@@ -148,8 +148,8 @@ class Core:
 
         Raises:
             OutOfSyncError: the cores pass different modules.
-            InvalidTypeError: the module cannot be copied, or is scripted or traced; with `shard`, another library has
-                sharded it already.
+            InvalidTypeError: the module cannot be copied, or is scripted or traced; with `shard`,
+                another library has sharded it already.
             InvalidValueError: a lazy layer has no weights yet.
         """
         refuse_scripted(module)
@@ -251,7 +251,8 @@ class Core:
         if batch_size % self.chips:
             next_multiple = math.ceil(batch_size / self.chips) * self.chips
             raise InvalidValueError(
-                f'batch_size is of the whole run with shard="fsdp", and {self.chips} chips do not divide {batch_size}',
+                f'batch_size is of the whole run with shard="fsdp", and {self.chips} chips do '
+                f"not divide {batch_size}",
                 fix=f"{next_multiple}, or another multiple of {self.chips}",
             )
         options = {

@@ -17,7 +17,7 @@ from tpukit.essentials.display import duration
 _QUIET_SECONDS = 2.0  # a shorter step, exchange or batch is not worth a line
 _COMPILE_SECONDS = 0.5  # a compilation is, as soon as a heartbeat reports it
 _SILENT_SECONDS = 10.0  # without a step, a message or a reason
-_HEARTBEATS_MISSED = 5
+_HEARTBEATS_MISSED = 5  # of a process, before it counts as silent
 _MOST_ROWS = 16  # of cores
 _MOST_NAMED = 4  # cores that are named
 _DOING = {
@@ -101,6 +101,7 @@ class CoreStates:
         if compiling:
             return self._compiling_text(compiling, running, now)
         still = [rank for rank in running if self._quiet(rank, now) > _QUIET_SECONDS]
+        # If one core moves, the others do not wait forever.
         if still and len(still) == len(running):
             return self._still_text(still, running, now)
         return ""
@@ -109,6 +110,7 @@ class CoreStates:
         """Return why all cores stand still."""
         waiting = [rank for rank in still if self._states[rank].waiting]
         late = [rank for rank in still if not self._states[rank].waiting]
+        # The cause comes before its effect: cores that wait for one that traces are not named.
         tracing = [rank for rank in late if self._states[rank].doing == "tracing"]
         if tracing:
             subject = self._subject(tracing, running)
@@ -158,6 +160,8 @@ class CoreStates:
         return f"{who} in {calls[waiting[0]]}() for {seconds}"
 
     def _compiling_text(self, compiling: Sequence[int], running: Sequence[int], now: float) -> str:
+        # First a core that compiles, not one that waits for it; of several the one that began
+        # first.
         def order(rank: int) -> tuple[bool, float]:
             state = self._states[rank]
             return state.doing.is_waiting, state.since

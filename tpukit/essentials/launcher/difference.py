@@ -51,7 +51,8 @@ _FIXES = {
     ),
     "buffers": (
         "make it a float buffer: tpukit averages those over the cores\n"
-        "if it counts: core.all_reduce(counts) before you add them, so that every core adds the same\n"
+        "if it counts: core.all_reduce(counts) before you add them, so that every core adds the "
+        "same\n"
         'if it may differ: core.model(model, allow_different=["*counts"])'
     ),
 }

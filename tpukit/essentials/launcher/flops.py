@@ -11,7 +11,7 @@ of the user runs twice, and later steps are not watched.
 The backward pass of a product has two products of the same size: one gives the gradient of the
 weight, the other that of the input. So a step counts 3 x the forward pass, as in PaLM
 (arXiv:2204.02311, appendix B). A forward pass that activation checkpointing repeats is not counted.
-A frozen weight needs no gradient: its layer counts 2 x if a gradient goes through it, otherwise 1 x.
+A frozen weight needs no gradient: its layer counts 2 x if a gradient goes through it, else 1 x.
 """
 
 import contextlib
@@ -93,7 +93,7 @@ def _forward_flops(function, args: tuple, kwargs: dict) -> int:
             return leaf
         if leaf.layout is not torch.strided:
             raise ValueError("its FLOPs depend on the values of a sparse tensor")
-        # Autocast would convert the types of the real call; a product's FLOPs do not depend on them.
+        # Autocast would convert the types of the real call; the FLOPs do not depend on them.
         dtype = torch.float32 if leaf.is_floating_point() else leaf.dtype
         return torch.empty(leaf.shape, dtype=dtype, device="meta")
 

@@ -57,6 +57,8 @@ class GradientAverage:
         gradients, flags = self._exchange(trained, here, also)
         known = self._anywhere.setdefault(optimizer, {})
         if all(here):
+            # This core alone shows that every parameter has a gradient somewhere, so nothing is
+            # read.
             known[here] = here
             return
         # Reading waits for the device. On a TPU one reading is enough if `here` never changes.

@@ -105,6 +105,7 @@ def _choose_runtime(host: MachineInfo, backend: str | None) -> Runtime:
             for runtime in runtimes().values()
             if runtime.dry_run_of is None and runtime.is_present(host)
         ]
+        # The registry has them from the fastest to the slowest.
         fastest = present[0]
         for runtime in present:
             is_same_device = runtime.hardware == fastest.hardware

@@ -21,6 +21,7 @@ import numpy as np
 
 HEIGHT = 250.0  # mm from the apices to the last slice
 LEVELS = (0.0, 0.08, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0)  # of the measures in OUTLINES
+# Measures in mm at each of LEVELS, from the apices down.
 OUTLINES = {
     "cavity_width": (58, 86, 110, 120, 127, 134, 138, 137),  # half of the inside of the rib cage
     "cavity_depth": (38, 54, 70, 77, 81, 85, 87, 85),
