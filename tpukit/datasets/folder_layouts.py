@@ -78,14 +78,18 @@ def _refuse_people(layout: _Layout) -> None:
     have_classes_inside = "" not in kinds and 1 < len(kinds) < len(classes)
     are_parts = all(words_of(kind) & _PARTS for kind in kinds)
     complete = sum(found == kinds for found in inside.values())
-    if have_classes_inside and not are_parts and 2 * complete >= len(classes):
-        files = os.path.join(folder, "*", "*", "*")
+    if (
+        have_classes_inside
+        and not are_parts
+        and not _parts(layout)
+        and 2 * complete >= len(classes)
+    ):
         raise InvalidValueError(
             f"the {len(classes)} sub-folders of {folder} look like patients and not like classes",
             found=f"{_list(classes)}; in each lie {_list(sorted(kinds))}",
-            fix=f"table = pandas.DataFrame({{'path': glob.glob({files!r})}}); "
-            "parts = table.path.str.split(os.sep); "
-            'pack(table.assign(patient=parts.str[-3], label=parts.str[-2]), ..., labels="label", '
+            fix=f"files = {_files(layout)}; {_parts_of_paths(folder, 'files')}; "
+            'pack(pandas.DataFrame({"path": files, "patient": [part[0] for part in parts], '
+            '"label": [part[1] for part in parts]}), ..., labels="label", '
             f'classes={sorted(kinds)}, groups="patient"); or classes={_all(classes)}',
         )
     if len(classes) > 1 and all(_is_person(name) for name in classes):
@@ -96,6 +100,18 @@ def _refuse_people(layout: _Layout) -> None:
             '{"path": files, "label": labels, "patient": patients}), ..., labels="label", '
             f'groups="patient"); or classes={_all(classes)}',
         )
+
+
+def _files(layout: _Layout) -> str:
+    """Return code that lists the images of a folder, in all folders below."""
+    endings = {os.path.splitext(name)[1] for name in layout.names}
+    ending = next(iter(endings)) if len(endings) == 1 else ".*"
+    return f"sorted(glob.glob({os.path.join(layout.folder, '**', '*' + ending)!r}, recursive=True))"
+
+
+def _parts_of_paths(folder: str, files: str) -> str:
+    """Return code that divides the paths of files, from the folder on."""
+    return f"parts = [os.path.relpath(file, {folder!r}).split(os.sep) for file in {files}]"
 
 
 def _is_person(name: str) -> bool:
@@ -248,12 +264,12 @@ def _refuse_masks(layout: _Layout) -> None:
         return
     image, mask = next(iter(pairs.items()))
     inside = os.path.splitext(mask)[0][len(os.path.splitext(image)[0]) :]
-    files = os.path.join(layout.folder, "*", "*")
+    classes = layout.classes
     raise InvalidValueError(
         f"{len(pairs):,} images of {layout.folder} have their masks beside them, which are no images",
         found=f"{image} and {mask}",
-        fix=f"images = [file for file in sorted(glob.glob({files!r})) if {inside!r} not in file]; "
-        "labels = [os.path.basename(os.path.dirname(file)) for file in images]; "
-        'pack(pandas.DataFrame({"path": images, "label": labels}), ..., labels="label"); '
-        f"or classes={_all(layout.classes)}",
+        fix=f"images = [file for file in {_files(layout)} if {inside!r} not in file]; "
+        f"{_parts_of_paths(layout.folder, 'images')}; "
+        'pack(pandas.DataFrame({"path": images, "label": [part[0] for part in parts]}), ..., '
+        f'labels="label", classes={classes}); or classes={_all(classes)}',
     )
