@@ -112,7 +112,7 @@ docs: .venv/documented  ## minutes: the pages, into build/docs/html; warnings ar
 headers:  ## write badges, bootstrap cells and links from the address of git's origin, or REPOSITORY=owner/name
 	$(PYTHON) notebooks/headers.py
 
-platforms: $(installed)  ## minutes, 14 GB: rebuild Colab's and Kaggle's images and test in them; ONLY=colab for one
+platforms: $(installed)  ## an hour, 21 GB: rebuild two images of Colab and Kaggle's, and test in them; ONLY=colab for one
 	$(python) tests/platforms/rebuild.py $(if $(ONLY),--only $(ONLY))
 
 simulator: $(installed)  ## twenty minutes: the TPU code on five machines with a simulated libtpu, torch_xla 2.8 and 2.9

@@ -353,7 +353,7 @@ WITHOUT_A_MODULE = {  # subjects of tests that are no single module
     "essentials/launcher": {"in_graph", "kernel", "ranks"},
     "essentials/display": {"html_tables"},
     "datasets": {"fixes", "meanings"},
-    "pe": {"hospital_exports", "robustness"},
+    "pe": {"dicom_collection", "hospital_exports", "robustness"},
     "preflight": {"cut_models"},
     "simulator": {"collectives", "failures", "kit", "replay", "sharded", "torch_xla"},
     "training": {"early_stopping", "folder_lock", "same_in_fit"},

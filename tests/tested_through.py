@@ -66,8 +66,10 @@ TESTED_THROUGH = {
         "datasets/packing.py",
         "datasets/source_files.py",
     ],
+    "datasets/test_meanings.py": ["datasets/row_labels.py"],
     "datasets/test_pack_tables.py": ["datasets/label_arrays.py"],
     "datasets/test_pixel_cache.py": ["datasets/image_cache.py", "datasets/stored_images.py"],
+    "datasets/test_processes.py": ["datasets/kernel_state.py"],
     "datasets/test_packed_images.py": [
         "datasets/array_records.py",
         "datasets/image_modes.py",

@@ -19,6 +19,7 @@ from unittest import mock
 import numpy as np
 import pandas
 import PIL.Image
+import PIL.ImageFile
 import pytest
 import torch
 from helpers import pictures
@@ -46,7 +47,7 @@ from tpukit.datasets import (
     read_tfrecords,
 )
 from tpukit.datasets.image_cache import build_image_cache
-from tpukit.datasets.splitting import split_by_group
+from tpukit.datasets.splitting import folds_by_group, split_by_group
 
 FULL = OSError(errno.ENOSPC, "full")
 
@@ -634,6 +635,44 @@ def test_the_fixes_work_for_words_as_labels_of_items():
     with fixes("item_parts: item {} has the word {} among its labels") as fix:
         quietly([(picture(1), several)])
     quietly([(picture(1), fix.code(r"(?<=: ).*", words=several))])
+
+
+def test_the_fixes_work_for_bytes_of_images():
+    class Response:
+        def read(self):
+            return png(1)
+
+    image = Response()
+    with fixes("encoded_images: a {} is read only once, or gives text") as fix:
+        quietly([(image, 0)])
+    quietly([(fix.code(r"image\.read\(\)", image=image), 0)])
+
+    table = pandas.DataFrame({"image": [png(1), None, png(2)]})
+    with fixes("pack_tables: {} rows of the column {} hold no image") as fix:
+        quietly(table, path="image")
+    quietly(fix.code(r"table\.dropna.*", table=table), path="image")
+
+
+def test_the_fixes_work_for_a_plugin_of_the_notebook():
+    class Own(PIL.ImageFile.ImageFile):
+        format = "OWN"
+
+    opened, endings, names = dict(Image.OPEN), dict(Image.EXTENSION), list(Image.ID)
+    try:
+        Image.register_open("OWN", Own)
+        Image.register_extension("OWN", ".own")
+        file = folder_of(Path("in"), "cat/a.png") / "cat" / "a.own"
+        file.write_bytes(b"own")
+        with fixes("kernel_state: {} needs a plugin that this notebook defines, ...") as fix:
+            quietly("in")
+    finally:
+        Image.OPEN.clear()
+        Image.OPEN.update(opened)
+        Image.EXTENSION.clear()
+        Image.EXTENSION.update(endings)
+        Image.ID[:] = names
+    # A plugin in a module is packed in test_processes.py.
+    assert "%%writefile plugin.py" in fix
 
 
 def test_the_fixes_work_for_classes_of_items():
@@ -1376,20 +1415,43 @@ def test_the_fixes_work_for_labels_put_in_place():
 
     table = table_of(8, label=list(range(8)), labels=list(range(8)))
     made = quietly(table)
-    with fixes("stored_images: the labels have {} rows, and the images were rows 0 ..."):
-        made.labels = table.label[:3]
-    made.labels = table.label
+    more = pandas.concat([table.label, pandas.Series([9], [99])])
+    with fixes("row_labels: the labels have {} rows, and the table that was packed had {}") as fix:
+        made.labels = more
+    made.labels = fix.code(r".*?\]", labels=more, table=table)
 
     taken = table.label.iloc[made.rows]
-    with fixes("stored_images: the labels seem to be in the order of the images ...") as fix:
+    with fixes("row_labels: the labels have another index than the table that ...") as fix:
         made.labels = taken
-    made.labels = fix.code(r".*?(?= where)", labels=taken)
+    made.labels = fix.code(r".*?\]", labels=taken, table=table)
     assert made.labels.tolist() == made.rows.tolist()
-    made.labels = fix.run(fix.text.rpartition(", ")[2], labels=taken)
+    made.labels = fix.code(r"labels\.to_numpy\(\)\[.*?\]", labels=table.label, images=made)
+    assert made.labels.tolist() == made.rows.tolist()
+    made.labels = fix.code(
+        r"labels\.to_numpy\(\)(?= if they are in the order of the images)", labels=taken
+    )
+    assert made.labels.tolist() == made.rows.tolist()
 
     with fixes("stored_images: there are {} images, and labels of shape {}") as fix:
         made.labels = [1, 2]
     made.labels = fix.code(r"[^:]*$", table=table, images=made)
+
+
+def test_the_fixes_work_for_folds_and_for_predictions_in_table_order():
+    with fixes("splitting: {} groups cannot be divided into {} folds") as fix:
+        folds_by_group([0, 0, 1, 2])
+    assert len(folds_by_group([0, 0, 1, 2], fix.code(r"(?<=count=)\d+"))) == 3
+
+    images = quietly(items(4))
+    values = np.arange(2)
+    with fixes("row_labels: there are {} images, and values of shape {}") as fix:
+        images.in_table_order(values)
+    call = re.search(r"in_table_order\(.*?\)", fix.text)[0]
+    assert fix.run(f"images.{call}", images=images, values=values, indices=[3, 1]).shape == (4,)
+
+    with fixes("row_labels: an image has more than one value"):
+        images.in_table_order(values, [1, 1])
+    images.in_table_order(values, [1, 2])
 
 
 # TFRecord files

@@ -16,13 +16,13 @@ from PIL import Image, ImageOps
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 import tpukit
-from tpukit.datasets import PackOptions, pack_shards
+from tpukit.datasets import PackedImages, PackOptions, pack_shards
 from tpukit.datasets.decoding import decode
 from tpukit.datasets.image_cache import Space, build_image_cache, choose_images
 from tpukit.datasets.image_modes import orientation, to_rgb
 from tpukit.datasets.items import _all_labels
 from tpukit.datasets.masks import open_mask
-from tpukit.datasets.splitting import split_by_group
+from tpukit.datasets.splitting import folds_by_group, split_by_group
 
 
 @pytest.fixture(autouse=True)
@@ -415,7 +415,7 @@ def test_a_series_in_the_order_of_the_images_is_not_put_in_order_once_more(tmp_p
     records = quietly(table, tmp_path / "a", root=tmp_path, labels="kind")
     new = pandas.Series([0, 1, 1, 1, 0, 0, 0, 1], table.index)
     for taken in (new.iloc[records.rows], new.to_frame().iloc[records.rows]):
-        with pytest.raises(ValueError, match=r"in the order of the images already(.|\n)*to_numpy"):
+        with pytest.raises(ValueError, match=r"another index than the table(.|\n)*to_numpy"):
             records.labels = taken
     records.labels = new.iloc[records.rows].to_numpy()  # as the fix says
     by_hand = records.labels.tolist()
@@ -430,8 +430,129 @@ def test_a_series_of_other_rows_than_the_tables_is_refused(tmp_path):
         {"path": [f"{number}.png" for number in range(8)], "kind": list("ababaabb")}
     )
     records = quietly(table, tmp_path / "a", root=tmp_path, labels="kind", damaged=0.5)
-    with pytest.raises(ValueError, match=r"7 rows, and the images were rows 0 to 7 of a table"):
+    with pytest.raises(ValueError, match=r"7 rows, and the table that was packed had 8"):
         records.labels = table.kind.drop(index=3).map({"a": 1, "b": 0})
+
+
+def test_labels_of_pandas_are_those_of_the_table_that_was_packed(tmp_path):
+    folder_of(tmp_path, *(f"{number}.png" for number in range(12)))
+    table = pandas.DataFrame({"path": [f"{number}.png" for number in range(12)]})
+    table["label"] = np.arange(12) % 3
+    table["fold"] = [0, 1, 2] * 4
+    train = table[table.fold != 0]
+    records = quietly(train, tmp_path / "a", root=tmp_path, labels="label", classes=range(3))
+    cached = build_image_cache(records, tmp_path / "cache", size=8)
+    stored = records.labels.tolist()
+    others = table.label, table[table.fold != 1].label, train.label.reset_index(drop=True)
+    for images in (records, cached, PackedImages(records.folder)):
+        for other in (*others, train.label.sample(frac=1, random_state=0)):
+            with pytest.raises(ValueError, match="the table that was packed"):
+                images.labels = other
+        images.labels = 2 - train.label
+        assert images.labels.tolist() == [2 - label for label in stored]
+
+
+def test_labels_of_a_folder_and_of_items_have_one_row_per_file_or_item(tmp_path):
+    folder_of(tmp_path / "in", "a/0.png", "a/1.png", "b/2.png")
+    for number, source in enumerate((tmp_path / "in", Pictures(targets=[0, 0, 1]))):
+        records = quietly(source, tmp_path / f"pack-{number}")
+        with pytest.raises(ValueError, match="4 rows, and the table that was packed had 3"):
+            records.labels = pandas.Series([0, 0, 1, 1])
+        records.labels = pandas.Series([1, 1, 0])
+        assert sorted(zip(records.rows.tolist(), records.labels.tolist(), strict=True)) == [
+            (0, 1),
+            (1, 1),
+            (2, 0),
+        ]
+
+
+def test_predictions_go_back_to_the_rows_of_the_table(tmp_path):
+    folder_of(tmp_path, *(f"{number}.png" for number in range(8)))
+    (tmp_path / "3.png").write_text("no image")
+    table = pandas.DataFrame({"path": [f"{number}.png" for number in range(8)]}, range(20, 28))
+    table["label"] = np.arange(8) / 8
+    images = quietly(table, tmp_path / "a", root=tmp_path, labels="label", damaged=0.5)
+    table["again"] = images.in_table_order(torch.from_numpy(images.labels[:, 0].copy()))
+    assert table.again[table.again.notna()].equals(table.label.drop(23).astype("float32"))
+    assert table.again.isna().tolist() == [row == 3 for row in range(8)]
+    train, valid = images.split(0.3)
+    some = images.in_table_order(np.stack([valid, -valid], axis=1), valid)
+    assert some.shape == (8, 2)
+    assert np.flatnonzero(~np.isnan(some[:, 0])).tolist() == sorted(images.rows[valid].tolist())
+    assert (some[images.rows[valid], 1] == -valid).all()
+    with pytest.raises(ValueError, match="there are 7 images"):
+        images.in_table_order(np.zeros(8))
+    with pytest.raises(ValueError, match="more than one value"):
+        images.in_table_order(np.zeros(2), [0, 0])
+
+
+def test_a_split_is_stratified_by_any_classes_of_the_images(tmp_path):
+    sites = np.array(["a", "b"])[np.arange(200) % 10 // 9]
+    table = pandas.DataFrame({"site": sites}, range(100, 300))
+    images = quietly([(picture(number, side=4), 0) for number in range(200)], tmp_path / "pack")
+    of_images = table.site.to_numpy()[images.rows]
+    for kinds in (of_images, of_images.tolist(), table.site.reset_index(drop=True)):
+        train, valid = images.split(0.25, stratify=kinds)
+        assert (of_images[valid] == "b").sum() == 5
+        for train, valid in images.folds(4, stratify=kinds):
+            assert (of_images[valid] == "b").sum() == 5
+            assert len(valid) == 50
+            assert sorted([*train, *valid]) == list(range(200))
+    with pytest.raises(ValueError, match="another index than the table"):
+        images.split(stratify=table.site)
+    with pytest.raises(ValueError, match=r"stratify= has the shape \(3,\)"):
+        images.split(stratify=["a", "b", "a"])
+
+
+GROUPED = {
+    "single images": (np.arange(103), None),
+    "patients": (np.arange(500) // 7, None),
+    "patients of many sizes": (np.repeat(np.arange(40), np.arange(40) % 9 + 1), None),
+    "classes": (np.arange(300), np.arange(300) % 3),
+    "classes of patients": (np.arange(600) // 6, np.arange(600) // 6 % 4),
+    "several labels": (
+        np.arange(400) // 4,
+        np.stack([np.arange(400) % 4 == 0, np.arange(400) < 80], 1),
+    ),
+    "as many groups as folds": (np.arange(50) // 10, None),
+}
+
+
+@pytest.mark.parametrize("case", GROUPED)
+def test_folds_hold_each_group_once_and_are_alike(case):
+    groups, kinds = GROUPED[case]
+    folds = folds_by_group(groups, 5, seed=3, stratify=kinds)
+    largest = np.bincount(groups).max()
+    assert np.array_equal(
+        np.sort(np.concatenate([valid for _, valid in folds])), np.arange(len(groups))
+    )
+    for train, valid in folds:
+        assert not set(groups[train]) & set(groups[valid])
+        assert sorted([*train, *valid]) == list(range(len(groups)))
+        assert abs(len(valid) - len(groups) / 5) <= largest
+        if kinds is not None:
+            rows = kinds if kinds.ndim == 2 else np.eye(4)[kinds]
+            difference = rows[valid].sum(0) - rows.sum(0) / 5
+            assert (abs(difference) <= largest).all()
+    again = folds_by_group(groups, 5, seed=3, stratify=kinds)
+    assert all(np.array_equal(one[1], other[1]) for one, other in zip(folds, again, strict=True))
+    if case != "as many groups as folds":
+        others = folds_by_group(groups, 5, seed=4, stratify=kinds)
+        assert any(not np.array_equal(a[1], b[1]) for a, b in zip(folds, others, strict=True))
+
+
+def test_folds_that_cannot_be_made_are_refused():
+    with pytest.raises(
+        ValueError, match=r"3 groups cannot be divided into 5 folds\n  fix:   count=3"
+    ):
+        folds_by_group([0, 0, 1, 2])
+    with pytest.raises(ValueError, match="count is at least 2, got 1"):
+        folds_by_group([0, 0, 1, 2], 1)
+
+
+def test_packs_are_joined_by_plus(tmp_path):
+    one, other = (quietly(Pictures(seed=seed), tmp_path / str(seed)) for seed in range(2))
+    assert [image.shape for image, _ in one + other] == [(3, 16, 16)] * 8
 
 
 def test_labels_put_in_place_of_classes_are_numbers_of_classes(tmp_path):

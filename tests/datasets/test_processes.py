@@ -134,3 +134,103 @@ def test_processes_end_with_the_one_that_started_them(run, tmp_path, how):
     error = parent.communicate(timeout=600)[1]
     assert psutil.wait_procs(children, timeout=600)[1] == []
     assert ("KeyboardInterrupt" in error) == (how == signal.SIGINT)
+
+
+PLUGIN = """
+import pathlib
+from PIL import Image, ImageFile
+
+class Raw8(ImageFile.ImageFile):
+    format = "RAW8"
+
+    def _open(self):
+        if self.fp.read(4) != b"RAW8":
+            raise SyntaxError("no RAW8")
+        self._size, self._mode = tuple(self.fp.read(2)), "RGB"
+        self.tile = [ImageFile._Tile("raw", (0, 0, *self._size), 6, ("RGB", 0, 1))]
+
+def starts(start):
+    return start[:4] == b"RAW8"
+
+def register():
+    Image.register_open("RAW8", Raw8, starts)
+    Image.register_extension("RAW8", ".raw8")
+
+def opens(job):
+    with Image.open(job["image"]) as image:
+        pathlib.Path(job["file"]).write_text(f"{image.format} {image.size}")
+"""
+
+
+@pytest.fixture
+def raw8(tmp_path, monkeypatch):
+    """A plugin of Pillow in a folder of `sys.path`, as a package of a notebook without internet."""
+    from PIL import Image
+
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "raw8_plugin.py").write_text(PLUGIN)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "site")])
+    Image.init()  # first, because it registers Pillow's own plugins once only
+    for registry in ("OPEN", "EXTENSION"):
+        monkeypatch.setattr(Image, registry, dict(getattr(Image, registry)))
+    monkeypatch.setattr(Image, "ID", list(Image.ID))
+    import raw8_plugin
+
+    yield raw8_plugin
+    del sys.modules["raw8_plugin"]
+
+
+def fill_with_raw8(folder):
+    for kind in ("cat", "dog"):
+        (folder / kind).mkdir(parents=True)
+        (folder / kind / "0.raw8").write_bytes(b"RAW8" + bytes([4, 4]) + kind[:1].encode() * 48)
+    return folder
+
+
+def test_a_process_has_the_path_and_the_plugins_of_this_one(tmp_path, monkeypatch, raw8):
+    monkeypatch.setattr("tpukit.datasets.processes.subprocess", subprocess)
+    image = fill_with_raw8(tmp_path / "in") / "cat" / "0.raw8"
+    raw8.register()
+    job = {"image": str(image), "file": str(tmp_path / "seen")}
+    run_in_processes(
+        "raw8_plugin:opens",
+        [job],
+        label="open",
+        total=1,
+        done=lambda: 0,
+        folder=tmp_path,
+        progress="off",
+    )
+    assert (tmp_path / "seen").read_text() == "RAW8 (4, 4)"
+
+
+def test_a_folder_is_packed_by_a_plugin_that_is_registered_after_the_first_look(
+    tmp_path, monkeypatch, raw8
+):
+    pytest.importorskip("array_record")
+    from tpukit.datasets import pack
+
+    monkeypatch.setattr("tpukit.datasets.processes.subprocess", subprocess)
+    folder = fill_with_raw8(tmp_path / "in")
+    with pytest.raises(ValueError, match="holds no image that is read here"):
+        pack(folder, tmp_path / "pack", progress="off")
+    raw8.register()
+    packed = pack(folder, tmp_path / "pack", progress="off")
+    assert packed.take([0, 1]).shape == (2, 4, 4, 3)
+
+
+def test_a_plugin_of_the_notebook_itself_is_refused_until_it_is_in_a_module(tmp_path, raw8):
+    from PIL import Image
+
+    from tpukit.datasets.pack_sources import describe_source
+
+    class Raw8(raw8.Raw8):
+        """A class that no other process can import."""
+
+    raw8.register()
+    Image.register_open("RAW8", Raw8, raw8.starts)
+    folder = fill_with_raw8(tmp_path / "in")
+    with pytest.raises(ValueError, match=r"cat/0\.raw8 needs a plugin(.|\n)*fix:.*%%writefile"):
+        describe_source(folder)
+    Image.register_open("RAW8", raw8.Raw8, raw8.starts)  # as the fix says
+    assert describe_source(folder).count == 2

@@ -466,11 +466,13 @@ def relabel(images, one: Collection, draw: random.Random) -> None:
     """Put other labels in place, in some form, and note them as the truth."""
     old = images.labels if images.classes else images.labels[:, 0]
     new = (old + 1) % len(images.classes) if images.classes else old + 1
-    of_rows = pandas.Series(0.0, range(int(images.rows.max()) + 1))
+    of_rows = pandas.Series(0.0, range(images.source_rows.count))
     of_rows[images.rows] = new
+    if isinstance(one.source, pandas.DataFrame):
+        of_rows.index = one.source.index
     form = draw.choice(["array", "floats", "series", "shuffled series", "taken series"])
-    if form == "taken series":
-        one.refusals += ["in the order of the images already", "rows, and the images were rows"]
+    if form in ("taken series", "shuffled series"):
+        one.refusals += ["than the table that was packed", "the table that was packed had"]
     put = {
         "array": lambda: new,
         "floats": lambda: new.astype(float).tolist(),
@@ -480,8 +482,6 @@ def relabel(images, one: Collection, draw: random.Random) -> None:
     }
     with contextlib.redirect_stdout(io.StringIO()):
         images.labels = put[form]()
-    if form == "shuffled series":
-        one.refusals.append("in the order of the images already")  # which by chance it may seem
     names = dict(enumerate(images.classes))
     for index, label in enumerate(new.tolist()):
         one.names[number_of(one, images, index)] = names[int(label)] if names else str(label)

@@ -1,5 +1,6 @@
 """Forks in place of the fresh processes that make packs, so that no test waits for their imports."""
 
+import json
 import os
 import subprocess
 import sys
@@ -58,7 +59,7 @@ def _become(command, files, env):
         sys.path.insert(0, kit)
         from tpukit.datasets.processes import _run
 
-        _run(task)
+        _run(task, json.loads(sys.stdin.buffer.readline()))
         status = 0
     except SystemExit as ended:
         status = ended.code or 0

@@ -256,3 +256,19 @@ def by_fit_with_a_weighted_loss(core):
         preprocess=lambda images: images.float() / 255,
         accumulate_grad_batches=2,
     )
+
+
+def denoises(core, falls_back=False):
+    """Train on batches of (3, 8, 8), beside other inputs of their shape: noise, or a fallback."""
+    model = core.model(nn.Conv2d(3, 3, 3, padding=1))
+    optimizer = torch.optim.Adam(model.parameters())
+    for images, _ in core.batches(Drawn(), batch_size=4, drop_last=True):
+        images = images.float()
+        if falls_back:
+            there = torch.zeros(4, 8, 8, 2, device=core.device)
+            inputs = nn.functional.grid_sample(images, there, align_corners=False)
+        else:
+            inputs = images + torch.randn(4, 3, 8, 8).to(core.device)
+        with core.step():
+            nn.functional.mse_loss(model(inputs), images).backward()
+            core.optimizer_step(optimizer)

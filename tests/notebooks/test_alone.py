@@ -231,6 +231,17 @@ def test_the_address_that_make_headers_wrote_is_the_last_resort(bare, repository
     assert "ERROR" not in said
 
 
+def test_the_clone_is_found_although_the_shell_imports_something_meanwhile(bare, repository):
+    # Python remembers a folder of sys.path that is not there at the next import. A kernel's first
+    # shell command imports pexpect.
+    source = cell(address=repository)
+    shell = "from IPython.core.interactiveshell import InteractiveShell as Shell"
+    code = f"{shell}; Shell.instance().run_cell({source!r}).raise_error()"
+    status, said = bare.run("-c", code)
+    assert status == 0, said
+    assert f"tpukit {VERSION} from {bare.folder / 'tpukit-clone'}\n" in said
+
+
 def test_a_wheel_is_taken_before_the_address(bare, wheel, repository):
     shutil.copy(wheel, bare.folder)
     _, where = bare.cells(cell(address=repository))

@@ -270,6 +270,19 @@ def test_a_preset_for_a_tpu_replaces_parameters_that_there_are_by_values_of_thei
     assert (values["image_size"], values["batch_size"]) == (256, 128)
 
 
+@pytest.mark.parametrize("folds", [{"test_fold": 1}, {"test_fold": 5}, {"valid_fold": -1}])
+def test_one_fold_for_the_choices_and_the_scores_is_refused_before_the_training(folds):
+    path = ROOT / "notebooks" / "04b_exams_and_submission.ipynb"
+    cells = nbformat.read(path, as_version=4).cells
+    (parameters,) = [cell.source for cell in cells if "parameters" in cell.metadata.get("tags", [])]
+    (presets,) = [cell.source for cell in cells if cell.source.startswith("shared = ")]
+    values = {}
+    exec(parameters, values)
+    values |= folds
+    with pytest.raises(AssertionError, match="two different folds"):
+        exec(presets, values)
+
+
 def test_the_messages_that_the_notebook_on_your_own_data_explains_are_those_of_the_kit():
     notebook = nbformat.read(ROOT / "notebooks" / "06_your_own_data.ipynb", as_version=4)
     (table,) = [cell.source for cell in notebook.cells if "| the error has |" in cell.source]

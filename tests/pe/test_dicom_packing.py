@@ -23,6 +23,7 @@ from PIL import features  # noqa: E402
 from pydicom import uid  # noqa: E402
 from pydicom.encaps import encapsulate  # noqa: E402
 
+import tpukit  # noqa: E402
 from tpukit import launch  # noqa: E402
 from tpukit.datasets import PackOptions  # noqa: E402
 from tpukit.essentials.data.batches import Batches  # noqa: E402
@@ -139,6 +140,9 @@ def test_int16_gives_the_hounsfield_units_back(made, tmp_path, size):
     for number in range(15):
         expected = np.rint(resized(read_dicom(made / "train" / records.name(number)), size))
         assert np.array_equal(units[number, 0].numpy(), expected)
+    cache = tpukit.cached_images(records, size=size, progress="off")
+    assert cache.shape == records.shape
+    assert np.array_equal(cache.take(range(15)), records.take(range(15)))
 
 
 def test_a_damaged_slice_takes_its_neighbours_along_where_they_show_it(folder, tmp_path):

@@ -1,6 +1,6 @@
 """Rebuild Colab's and Kaggle's TPU images, install tpukit there as their users would, and run the test suite.
 
-The images are rebuilt from `colab-tpu.txt` and `kaggle-tpu.txt`, on the CPU. Three times the list of packages is
+The images are rebuilt from the lists beside this file, on the CPU. Three times the list of packages is
 compared with the image's own: after a notebook's bootstrap cell, after `pip install .`, and after the packages that
 only the tests need. Nothing that the image has may have another version or be gone. The last line is JSON; the exit
 status is 0 when nothing failed and nothing changed. Takes about two minutes a platform besides the tests, nearly all of
@@ -22,7 +22,8 @@ from xml.etree import ElementTree
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-PYTHON = {"colab": "3.13", "kaggle": "3.12"}
+# Colab offers its past runtimes, too: Runtime > Change runtime type > Runtime version.
+PYTHON = {"colab": "3.13", "colab-2026.07": "3.12", "kaggle": "3.12"}
 STREAMS = re.search(r"^streams := (.+)", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()
 
 
@@ -218,14 +219,14 @@ def notebooks_run(report: Path) -> int:
 
 def print_table(outcomes: dict[str, Outcome]) -> None:
     """Print what was seen on each platform, and what was added to it by what."""
-    print(f"\n{'platform':<10}{'python':<8}{'packages':>9}{'changed':>9}  tests")
+    print(f"\n{'platform':<15}{'python':<8}{'packages':>9}{'changed':>9}  tests")
     for name, outcome in outcomes.items():
         tests = re.sub(
             r"\x1b\[\d+m|=+ ?",
             "",
             outcome.failure.splitlines()[0] if outcome.failure else outcome.tests,
         )
-        print(f"{name:<10}{PYTHON[name]:<8}{outcome.packages:>9}{len(outcome.changed):>9}  {tests}")
+        print(f"{name:<15}{PYTHON[name]:<8}{outcome.packages:>9}{len(outcome.changed):>9}  {tests}")
     for name, outcome in outcomes.items():
         for what, packages in outcome.added.items():
             print(f"{name}, added by {what}: {', '.join(packages) or 'nothing'}")

@@ -6,8 +6,8 @@ from tpukit.preflight.cycles import (
     Cycle,
     Mark,
     Ran,
+    batches_of,
     cycles,
-    grouped,
     is_steady,
     main_cycle,
     other_shapes,
@@ -106,24 +106,44 @@ def test_an_evaluation_between_steps_is_no_recompile_and_no_part_of_the_step():
     assert [letters[number] for number in main_cycle(found).programs] == ["b"]
 
 
-def test_the_samples_are_those_of_the_largest_transfers():
-    batch, rate = (((4, 16), "float32"), ((4, 1), "float32")), (((1,), "float32"),)
-    taken = [*batch * 3, *rate, ((7,), "float32")]  # the last by the optimiser, not by the loop
-    groups = grouped(taken, [rate, batch])
-    assert groups == (batch, batch, batch, rate)
-    assert samples(groups) == 12
-    assert samples(grouped(batch[:1], [])) == 4  # of a loop that calls .to(device)
+IMAGES, LABELS = ((4, 3, 8, 8), "float32"), ((4, 1), "float32")
+BATCH = (IMAGES, LABELS)
+RATE = ((1,), "float32")
+
+
+def of_a_step(*taken, batches=(), sent=(), graphs=1):
+    """Return the batches of a step that takes these tensors; each graph takes an equal part."""
+    each = len(taken) // graphs
+    runs = [Ran(0, taken=taken[at : at + each]) for at in range(0, len(taken), each)]
+    return batches_of(Cycle(tuple(runs), batches=tuple(batches), sent=tuple(sent)))
+
+
+def test_the_samples_are_those_of_the_loops_batches():
+    # The same shape has noise, or the result of an operation that fell back to the host.
+    assert of_a_step(IMAGES, LABELS, IMAGES, IMAGES, batches=[BATCH]) == (BATCH,)
+    larger = ((1000, 512), "float32")  # a table
+    assert of_a_step(larger, IMAGES, LABELS, batches=[BATCH], sent=[(larger,), BATCH]) == (BATCH,)
+    four = of_a_step(*BATCH * 4, RATE, batches=[BATCH] * 4)
+    assert (four, samples(four)) == ((BATCH,) * 4, 16)
+
+
+def test_a_loop_without_core_batches_takes_the_largest_tensors_it_sent():
+    assert of_a_step(*BATCH * 3, RATE, RATE, sent=[BATCH, BATCH, (RATE,), BATCH]) == (BATCH,) * 3
+    assert of_a_step(IMAGES, LABELS, IMAGES, sent=[BATCH]) == (BATCH,)  # with noise
+    assert of_a_step(IMAGES, LABELS, IMAGES) == ((IMAGES,),)  # sent by tensor.to(device)
+    assert of_a_step(*BATCH * 3, graphs=3) == ((IMAGES,),) * 3
+    assert samples(of_a_step(RATE)) == 1
     assert samples(()) is None
 
 
 def test_a_mask_that_no_graph_takes_is_left_out():
     texts, mask = ((4, 64), "int32"), ((4, 64), "bool")
-    assert grouped([texts], [(texts, mask)]) == ((texts,),)
+    assert of_a_step(texts, batches=[(texts, mask)]) == ((texts,),)
 
 
 def test_two_views_of_a_sample_are_one_sample():
-    views = (((4, 3, 8, 8), "uint8"), ((4, 3, 8, 8), "uint8"))
-    assert samples(grouped(views, [views])) == 4
+    views = (IMAGES, IMAGES)
+    assert samples(of_a_step(*views, batches=[views])) == 4
 
 
 def test_what_the_stand_in_writes_is_read(tmp_path):

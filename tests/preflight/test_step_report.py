@@ -230,6 +230,17 @@ def test_a_step_of_fit_counts_the_samples_of_all_its_batches():
     assert (len(found.graphs), Preflight(CHIP, found, ()).batch_size) == (1, 16)
 
 
+@pytest.mark.parametrize("falls_back", [False, True])
+def test_noise_and_fallbacks_of_a_batchs_shape_are_no_samples(falls_back):
+    found = record(workers.denoises, falls_back, chip=CHIP, progress="off")
+    assert found.is_from_loop
+    assert found.batches[0][0] == ((4, 3, 8, 8), "uint8")
+    assert Preflight(CHIP, found, ()).batch_size == 4
+    assert (
+        "dimension 0 of (4, 3, 8, 8) uint8, of core.batches" in Preflight(CHIP, found, ())._batch()
+    )
+
+
 def test_a_loop_that_writes_to_its_parameters_is_a_training():
     found = record(workers.updates_by_hand, chip=CHIP, progress="off")
     assert (found.is_steady, found.has_optimizer, len(found.graphs)) == (True, True, 1)

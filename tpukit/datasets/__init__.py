@@ -14,6 +14,7 @@ from tpukit.datasets.packing import PackOptions, check_arguments, pack, pack_des
 from tpukit.datasets.pixel_cache import CachedImages
 from tpukit.datasets.processes import how_many, run_in_processes
 from tpukit.datasets.resumable import ResumableFolder, fact
+from tpukit.datasets.row_labels import rows_of
 from tpukit.datasets.source_files import Names, look_at
 from tpukit.datasets.tfrecords import read_tfrecords
 
@@ -21,5 +22,5 @@ __all__ = [
     "CachedImages", "DiskFullError", "NOT_DAMAGE", "Names", "PackOptions", "PackPlan", "PackSource",
     "PackedImages", "ResumableFolder", "cached_images", "check_arguments", "decode", "fact",
     "how_many", "locks", "look_at", "npy", "pack", "pack_described", "plan_pack", "read_tfrecords",
-    "row_type", "run_in_processes", "share_of", "spread", "whole_number", "write_file",
+    "row_type", "rows_of", "run_in_processes", "share_of", "spread", "whole_number", "write_file",
 ]  # fmt: skip

@@ -16,7 +16,7 @@ import re
 import shutil
 import tempfile
 import zlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tpukit.datasets.checked_files import npy, size_and_checksum, whole_number, write_file
@@ -215,15 +215,16 @@ def _plan(packed: PackedImages, size: int, exact: bool) -> dict:
         raise InvalidValueError(
             f"size is the height and width in pixels, got {size!r}", fix="size=128"
         ) from None
-    PackedImages(packed.folder, size)  # raises if the pack holds pixels of another size
+    # It raises if the pack holds pixels of another size.
+    *_, channels = PackedImages(packed.folder, size).shape
     plan = {
         "pack": {"words": f"pack {packed.folder}", "digest": packed.digest},
         "count": len(packed),
         "size": size,
         "exact": exact,
     }
-    if packed.has_masks:
-        plan["channels"] = 4
+    if channels != 3:  # with masks, or int16 as pairs of bytes
+        plan["channels"] = channels
     return plan
 
 
@@ -387,6 +388,7 @@ def _publish(target: CacheFolder, packed: PackedImages) -> None:
         names=packed.names,
         classes=packed.classes,
         group_names=packed.group_names,
+        table=asdict(packed.source_rows),
         masks=packed.has_masks,
         made=packed.made,
         files=files,

@@ -38,6 +38,7 @@ class FoundFiles:
         groups: (N,) int32, the number of each image's group; None without groups.
         group_names: the names of these numbers.
         mask_names: the paths of the masks; or [].
+        images, masks: of a table that holds them itself; or [].
         left_out: the number of other files in the folder, by their ending.
     """
 
@@ -48,15 +49,24 @@ class FoundFiles:
     groups: object = None
     group_names: list[str] = field(default_factory=list)
     mask_names: list[str] = field(default_factory=list)
+    images: list = field(default_factory=list)
+    masks: list = field(default_factory=list)
     left_out: Counter = field(default_factory=Counter)
 
 
-@functools.cache
 def endings() -> tuple[str, ...]:
-    """Return the endings of the image files that Pillow opens on this machine."""
+    """Return the endings of the image files that Pillow opens in this process, with its plugins."""
     from PIL import Image
 
     Image.init()
+    return _endings(len(Image.OPEN), len(Image.EXTENSION))
+
+
+@functools.cache
+def _endings(plugins: int, extensions: int) -> tuple[str, ...]:
+    """Return the endings of so many plugins; a plugin that is registered later is another number."""
+    from PIL import Image
+
     kinds = Image.OPEN.keys() - _NO_PICTURES
     return tuple(ending for ending, kind in Image.EXTENSION.items() if kind in kinds)
 

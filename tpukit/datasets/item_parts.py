@@ -6,15 +6,16 @@
     (picture, (mask, [0, 1]))        (H, W, 4) uint8          [0.0, 1.0]
     {"image": file, "label": "dog"}  the bytes of the file    [1.0], with classes=["cat", "dog"]
 
-A picture is a Pillow image, an array or a tensor. The bytes of a file are stored unchanged.
+A picture is a Pillow image, an array or a tensor. The bytes of a file are stored unchanged; they
+may also be an open file, an array of bytes, or a dict of the Hugging Face hub: see `file_bytes`.
 """
 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
+from tpukit.datasets.encoded_images import file_bytes, is_image
 from tpukit.datasets.image_modes import apply_window, brightest, to_rgb, turn_of
 from tpukit.datasets.label_arrays import as_labels
 from tpukit.datasets.masks import check_alike, encode_mask, join, open_mask, read_mask, stack
@@ -64,7 +65,7 @@ def check_item(item, number: int, columns: Columns) -> tuple:
 def brightest_of(item, columns: Columns) -> int:
     """Return the largest value of a 16-bit image in memory; 0 for any other image."""
     image = _split(item, columns).image
-    if isinstance(image, bytes | Mapping):
+    if isinstance(image, bytes):
         return 0
     return brightest(image)
 
@@ -79,9 +80,9 @@ def label_columns(item, asked: Sequence[str] | None) -> list[str] | None:
 
 
 def _split(item, columns: Columns) -> _Parts:
-    if isinstance(item, Mapping):
-        return _split_dict(item, columns)
-    return _split_tuple(item)
+    is_dict = isinstance(item, Mapping)
+    parts = _split_dict(item, columns) if is_dict else _split_tuple(item)
+    return parts._replace(image=file_bytes(parts.image), mask=file_bytes(parts.mask))
 
 
 def _split_dict(item: Mapping, columns: Columns) -> _Parts:
@@ -142,6 +143,8 @@ def _is_pillow(value) -> bool:
 
 def _is_mask(target) -> bool:
     """Return whether a target is an image of class numbers: labels have at most one dimension."""
+    if isinstance(target, bytes | Mapping) or hasattr(target, "read"):
+        return is_image(target)
     return _is_pillow(target) or getattr(target, "ndim", 0) >= 2
 
 
@@ -244,12 +247,9 @@ def _stored_image(parts: _Parts, window: tuple[float, float] | None):
 
 
 def read_image(image, window: tuple[float, float] | None):
-    """Return an image of any kind that `pack` takes, as bytes of a file or as (H, W, 3) uint8."""
+    """Return an image after `file_bytes` as bytes of a file or as (H, W, 3) uint8."""
     import numpy
 
-    if isinstance(image, Mapping) and image.keys() <= {"bytes", "path"}:
-        contents = image.get("bytes")  # Hugging Face: datasets.Image(decode=False)
-        image = Path(image["path"]).read_bytes() if contents is None else contents
     if isinstance(image, bytes):
         return image
     if isinstance(image, str | os.PathLike):

@@ -55,6 +55,30 @@ class StoredItem(NamedTuple):
     failure: str = ""  # the reason why it could not be read
 
 
+class ImageColumn:
+    """The images of a table that holds them itself, as a dataset.
+
+    Args:
+        images: bytes, dicts, arrays: everything that an item's image may be.
+        masks: one per image; or [].
+        labels: (N, L) float32.
+    """
+
+    def __init__(self, images: list, masks: list, labels):
+        self.labels = labels
+        self._images = images
+        self._masks = masks
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, number: int) -> dict:
+        item = {"image": self._images[number], "labels": self.labels[number]}
+        if self._masks:
+            item["mask"] = self._masks[number]
+        return item
+
+
 class Items:
     """The items of a source.
 
@@ -123,7 +147,7 @@ class Items:
         """Raise if an item changes when it is read again: one random version would be packed."""
         import numpy
 
-        if not self.by_number or type(self.source) in (list, tuple):
+        if not self.by_number or type(self.source) in _IN_MEMORY:
             return
         for number in range(0, self.length, math.ceil(self.length / _READ_TWICE)):
             pairs = zip(self._one(number), self._one(number), strict=True)
@@ -267,8 +291,7 @@ class Items:
         if not self.by_number:
             chosen = [self.first]
         else:
-            is_in_memory = type(self.source) in (list, tuple)
-            step = 1 if is_in_memory else math.ceil(self.length / _SAMPLED)
+            step = 1 if type(self.source) in _IN_MEMORY else math.ceil(self.length / _SAMPLED)
             chosen = (self._one(number) for number in range(0, self.length, step))
         digest = hashlib.sha256(_all_labels(self.source) + self._columns_of_labels())
         for data, values in chosen:
@@ -309,6 +332,10 @@ def _of_other_length(number: int, count: int, expected: int) -> InvalidValueErro
         fix=f"of lists of classes, a row of zeros and ones: {row.format('labels')}; of Hugging Face, "
         f'source.map(lambda item: {{"tags": {in_dict}}}) and labels="tags"',
     )
+
+
+# The kinds of sources whose items are in memory, so that reading them again is fast.
+_IN_MEMORY = (list, tuple, ImageColumn)
 
 
 def _unreadable(source) -> InvalidValueError:

@@ -153,9 +153,11 @@ def _plan_of(described: PackSource, window) -> PackPlan:
         sizes.append(tuple(look.shape[:2]))
         formats[_format_of(look.file)] += 1
     sizes.sort(key=math.prod)
-    kind = "table" if described.path_column != "" else "folder"
+    kind = "folder" if described.items is None else "items"
+    if described.path_column != "":
+        kind = "table"
     return PackPlan(
-        kind="items" if described.items is not None else kind,
+        kind=kind,
         images=described.count,
         classes=_class_counts(described),
         labels=tuple(described.label_names),

@@ -18,10 +18,12 @@ from tpukit.datasets.array_records import row_type
 from tpukit.datasets.image_folders import FoundFiles, find_images
 from tpukit.datasets.image_modes import check_window
 from tpukit.datasets.item_parts import Columns
-from tpukit.datasets.items import Items
+from tpukit.datasets.items import ImageColumn, Items
+from tpukit.datasets.kernel_state import refuse_own_plugins
 from tpukit.datasets.label_arrays import number_groups
 from tpukit.datasets.pack_tables import is_table_file, load_table, read_columns, refuse_other_file
 from tpukit.datasets.resumable import fact
+from tpukit.datasets.row_labels import PackedRows, rows_of
 from tpukit.essentials.display import InvalidValueError, names_in_order
 
 _FEW = 12  # names that a message lists in full
@@ -43,6 +45,7 @@ class PackSource:
         mask_names: one file per row; () without masks.
         items: the items of a source that has no files.
         groups: (N,) int32 for items; None if each image is its own group.
+        table: the rows of a table; None if the rows are the files or items themselves.
         look: called with the folder `work` when the pack is begun; returns the source with
             everything that takes long to find.
         shuffled: False keeps the order of `rows`.
@@ -67,6 +70,7 @@ class PackSource:
     mask_names: tuple[str, ...] = ()
     items: Items | None = None
     groups: object = None
+    table: PackedRows | None = None
     look: Callable[[Path], "PackSource"] | None = None
     shuffled: bool = True
     reader: str = ""
@@ -197,15 +201,16 @@ def _describe_table(source, labels: list, groups, classes, columns: Columns) -> 
         classes=classes,
         root=os.fspath(root),
     )
-    described = _of_files(os.fspath(root), found)
+    described = _of_images(found) if found.images else _of_files(os.fspath(root), found)
     table_file = os.fspath(source) if is_table_file(source) else ""
-    return replace(described, path_column=path, table_file=table_file)
+    return replace(described, table=rows_of(table), path_column=path, table_file=table_file)
 
 
 def _of_files(root: str, found: FoundFiles) -> PackSource:
     import numpy
 
     names = found.names
+    refuse_own_plugins([*names, *found.mask_names])
     labels = numpy.asarray(found.labels, numpy.float32)
     rows = make_rows(labels.reshape(len(names), len(found.label_names)), found.groups)
     groups = rows["group"] if found.group_names else None
@@ -226,6 +231,32 @@ def _of_files(root: str, found: FoundFiles) -> PackSource:
         names=tuple(names),
         mask_names=tuple(found.mask_names),
         left_out=dict(found.left_out),
+    )
+
+
+def _of_images(found: FoundFiles) -> PackSource:
+    """Describe a table that holds the images itself."""
+    import numpy
+
+    labels = numpy.asarray(found.labels, numpy.float32)
+    source = ImageColumn(
+        found.images, found.masks, labels.reshape(len(found.images), len(found.label_names))
+    )
+    columns = Columns(image="image", labels=["labels"], masks="mask" if found.masks else None)
+    items = Items(source, columns, [])
+    facts = {
+        "items": fact(f"{items.length:,} images in a table", str(items.length).encode()),
+        "contents": fact("contents", items.digest()),
+        "labels": _labels_fact(found.classes, found.label_names, source.labels),
+        "groups": _names_fact(found.group_names, "groups", found.groups),
+    }
+    return PackSource(
+        facts=facts,
+        label_names=found.label_names,
+        classes=found.classes,
+        group_names=found.group_names,
+        items=items,
+        groups=found.groups,
     )
 
 

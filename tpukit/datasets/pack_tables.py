@@ -8,8 +8,10 @@ b.jpg     tulip      P2
 import glob
 import os
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from tpukit.datasets.encoded_images import is_image
 from tpukit.datasets.image_folders import FoundFiles
 from tpukit.datasets.label_arrays import as_labels, as_list, encode_words, number_groups
 from tpukit.essentials.display import InvalidValueError, PathNotFoundError
@@ -135,15 +137,21 @@ def read_columns(
     group_names = []
     if groups is not None:
         numbers, group_names = number_groups(table[groups])
-    return FoundFiles(
-        names=_paths(table[path], path, root),
+    found = FoundFiles(
+        names=[],
         labels=values,
         label_names=list(map(str, labels)),
         classes=classes_found,
         groups=numbers,
         group_names=group_names,
-        mask_names=[] if masks is None else _paths(table[masks], masks, root),
     )
+    if _holds_images(table[path]):
+        images = _images(table[path], path)
+        return replace(
+            found, images=images, masks=[] if masks is None else _images(table[masks], masks)
+        )
+    mask_names = [] if masks is None else _paths(table[masks], masks, root)
+    return replace(found, names=_paths(table[path], path, root), mask_names=mask_names)
 
 
 def _refuse_several_values(table, name: Hashable) -> None:
@@ -189,6 +197,24 @@ def _check_columns(table, wanted: list, path: Hashable) -> None:
             )
     if not len(table):
         raise InvalidValueError("the table has no row", fix="check how it was made")
+
+
+def _holds_images(column) -> bool:
+    """Return whether a column holds images instead of paths, as in the parquet files of the hub."""
+    there = column.dropna()
+    return len(there) > 0 and is_image(there.iloc[0])
+
+
+def _images(column, name: Hashable) -> list:
+    """Return the images in a column; ValueError if one is missing."""
+    missing = column.isna().to_numpy().nonzero()[0]
+    if len(missing):
+        raise InvalidValueError(
+            f"{len(missing):,} rows of the column {name} hold no image",
+            found=f"the first is row {missing[0]:,}",
+            fix=f"drop the rows without one: table.dropna(subset=[{name!r}])",
+        )
+    return as_list(column)
 
 
 def _paths(column, name: Hashable, root: str) -> list[str]:

@@ -19,7 +19,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tpukit.datasets.array_records import Shards, load_array_record
@@ -47,6 +47,7 @@ from tpukit.datasets.pack_shards import (
 from tpukit.datasets.pack_sources import PackSource, describe_source, make_rows
 from tpukit.datasets.pack_tables import is_table_file
 from tpukit.datasets.packed_images import PackedImages, PackFolder
+from tpukit.datasets.row_labels import PackedRows
 from tpukit.datasets.source_files import COMPARED, Files, Names, find_changed, look_at
 from tpukit.essentials.display import (
     InvalidValueError,
@@ -125,11 +126,13 @@ def pack(
         source: one of three kinds. A folder of images that Pillow opens, with one sub-folder per
             class as for torchvision's ImageFolder; hidden files and folders, `__MACOSX`, packs and
             caches are left out. A DataFrame, or the path of a CSV or TSV file, with a column of
-            paths. Or a map-style dataset, such as torchvision's and Hugging Face's, or another
-            iterable of `(image, labels)`, `(image, mask)`, `(image, labels, mask)` or dicts.
-            An image is the bytes of its file, which are stored unchanged; or a Pillow image of any
-            mode, or an array (H, W, C) or tensor (C, H, W) of 1 or 3 channels, uint8, bool, uint16
-            or floats in [0, 1], stored as pixels. Labels are one number or several.
+            paths, or of images, as in a parquet file of the Hugging Face hub. Or a map-style
+            dataset, such as torchvision's and Hugging Face's, or another iterable of
+            `(image, labels)`, `(image, mask)`, `(image, labels, mask)` or dicts.
+            An image is the bytes of its file, also as an array or an open file, which are stored
+            unchanged; or a Pillow image of any mode, or an array (H, W, C) or tensor (C, H, W) of 1
+            or 3 channels, uint8, bool, uint16 or floats in [0, 1], stored as pixels. Labels are one
+            number or several.
             This process reads a map-style dataset in the random order; if the call is interrupted,
             the finished files of `shard_size` images are kept. An iterable is stored in its own
             order first, which takes twice the disk until the end; if the call is interrupted,
@@ -147,7 +150,8 @@ def pack(
             sub-folders or a column's words, sorted, or the names that a dataset has
             (`dataset.classes`, `features["label"].names`). With classes, `PackedImages.labels` is
             (N,) int64. () for none.
-        path: the column of a table with the paths of the image files; None for "path".
+        path: the column of a table with the paths of the image files, or with the images: bytes,
+            dicts {"bytes": ..., "path": ...}, Pillow images or arrays. None for "path".
         root: the folder at which relative paths in a table begin; None for the current folder, or
             the folder of the CSV file.
         masks: the column of a table, or the key in dicts, of each image's mask: a file or image of
@@ -536,6 +540,7 @@ def _finish(described: PackSource, target: PackFolder, share: float) -> None:
         names=described.label_names,
         classes=described.classes,
         group_names=described.group_names,
+        table=asdict(described.table or PackedRows(len(planned))),
         masks=described.has_masks,
         skipped=skipped,
         contents=hashlib.sha256(contents.tobytes()).hexdigest(),

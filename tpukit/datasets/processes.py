@@ -1,7 +1,8 @@
 """Run a task in several fresh Python processes, with a progress bar; raise their errors here.
 
-Each process gets its job as a line of JSON on stdin, prints into a log, and reports an error as a
-line of JSON on stdout. It ends when its parent ends, however that happens.
+Each process gets the state of the kernel and its job as two lines of JSON on stdin, prints into a
+log, and reports an error as a line of JSON on stdout. It ends when its parent ends, however that
+happens.
 """
 
 import builtins
@@ -19,16 +20,25 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from tpukit.datasets import kernel_state
 from tpukit.essentials.display import screen
 from tpukit.essentials.environment import cpus
 
 # Not joblib's loky (1.6.0): after a SIGKILL of the kernel its 2 workers and 2 trackers still ran at
 # 15 s. With a thread in each that watches the parent, KernelManager.restart_kernel(now=True) left
 # its 8 semaphores in /dev/shm.
-_CODE = (
-    "import sys; sys.path.insert(0, sys.argv[1]); "
-    "from tpukit.datasets.processes import _run; _run(sys.argv[2])"
-)
+# The path of the kernel is set before the first import of a package, but after that of tpukit, which
+# has to be the kernel's own.
+_CODE = """
+import json, sys
+kernel = json.loads(sys.stdin.buffer.readline())
+own = sys.path[:]
+sys.path.insert(0, sys.argv[1])
+import tpukit
+sys.path[:] = kernel["path"] + [entry for entry in own if entry not in kernel["path"]]
+from tpukit.datasets.processes import _run
+_run(sys.argv[2], kernel)
+"""
 _PARENT_OF_TPUKIT = str(Path(__file__).resolve().parents[2])
 # One thread each: the threads of numpy's libraries would compete with the other processes.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -56,7 +66,8 @@ def run_in_processes(
     """Run one fresh Python process per job, all at the same time, and wait for the last to end.
 
     They are not forks, because the kernel of a notebook has threads and may hold a device. They are
-    not started by multiprocessing's spawn, which runs the caller's script again.
+    not started by multiprocessing's spawn, which runs the caller's script again. As with spawn, they
+    have the `sys.path` of this process; and its plugins of Pillow.
 
     Args:
         task: "package.module:function", called with the job as its only argument.
@@ -129,7 +140,8 @@ def _started(task: str, job: object, log: Path, environ: Mapping[str, str]):
         )
     try:
         with contextlib.suppress(BrokenPipeError):  # it has died already; its status shows why
-            process.stdin.write(json.dumps(job).encode() + b"\n")
+            for line in (kernel_state.state(), job):
+                process.stdin.write(json.dumps(line).encode() + b"\n")
             process.stdin.flush()
         yield process
     finally:
@@ -153,8 +165,13 @@ def _failure(label: str, status: int, report: bytes, log: Path) -> Exception:
     return again
 
 
-def _run(task: str) -> None:
-    """Do the job that is the first line of stdin; the task may read the rest."""
+def _run(task: str, kernel: dict) -> None:
+    """Do the job that is the next line of stdin; the task may read the rest.
+
+    Args:
+        task: "package.module:function".
+        kernel: the state of the parent, which was the first line.
+    """
     # Ctrl-C reaches all processes of a terminal, and the parent ends these.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     report = os.fdopen(os.dup(1), "w")
@@ -163,6 +180,7 @@ def _run(task: str) -> None:
     threading.Thread(target=_end_with_parent, args=[report.fileno()], daemon=True).start()
     module, function = task.split(":")
     try:
+        kernel_state.restore(kernel)
         getattr(importlib.import_module(module), function)(job)
     except (ValueError, OSError) as error:
         print(json.dumps(_as_report(error)), file=report, flush=True)

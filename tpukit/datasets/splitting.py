@@ -1,6 +1,9 @@
-"""Split images into two parts with no group in both, as near to a share as whole groups allow."""
+"""Split images into two parts, or into folds, with no group in two of them.
 
-from tpukit.essentials.display import InvalidValueError
+The shares are as near as whole groups allow.
+"""
+
+from tpukit.essentials.display import InvalidValueError, check_count
 
 
 def split_by_group(groups, valid: float = 0.2, seed: int = 0, stratify=None):
@@ -46,6 +49,74 @@ def split_by_group(groups, valid: float = 0.2, seed: int = 0, stratify=None):
     chosen = order[_choose(counts[order], valid)]
     second = numpy.isin(numbers, chosen)
     return numpy.flatnonzero(~second), numpy.flatnonzero(second)
+
+
+def folds_by_group(groups, count: int = 5, seed: int = 0, stratify=None) -> list[tuple]:
+    """Divide images into folds, of which each is once the part to validate on.
+
+    Groups are placed one after the other, the largest first, each into the fold that has the least
+    of the same kinds, as scikit-learn's StratifiedGroupKFold does. This works for several labels
+    per image, too.
+
+    Args:
+        groups: (N,) int, the group of each image.
+        count: the number of folds, 2 or more.
+        seed: decides the order of groups of one size.
+        stratify: as for `split_by_group`.
+
+    Returns:
+        `count` pairs of int64 arrays: the images to train on, and those to validate on, in order.
+
+    Raises:
+        ValueError: there are fewer groups than folds, or `stratify` has another length or holds
+            fractions.
+    """
+    import numpy
+
+    check_count("count", count, least=2)
+    names, numbers = numpy.unique(groups, return_inverse=True)
+    if len(names) < count:
+        raise InvalidValueError(
+            f"{len(names):,} groups cannot be divided into {count} folds",
+            fix=f"count={max(2, len(names))}, or more groups",
+        )
+    kinds = [None]  # all images
+    if stratify is not None:
+        kinds += _kinds(stratify, len(numbers))
+    counts = numpy.stack([numpy.bincount(numbers, kind, len(names)) for kind in kinds], axis=1)
+    fold_of = _fold_of_each(counts, count, seed)[numbers]
+    folds = []
+    for fold in range(count):
+        is_valid = fold_of == fold
+        folds.append((numpy.flatnonzero(~is_valid), numpy.flatnonzero(is_valid)))
+    return folds
+
+
+def _fold_of_each(counts, count: int, seed: int):
+    """Return the fold of each group, (G,) int.
+
+    Args:
+        counts: (G, K), the images of each group, of each kind; the first kind is "all".
+        count: the number of folds.
+        seed: decides the order of groups of one size.
+    """
+    import numpy
+
+    weight = 1 / numpy.maximum(
+        counts.sum(axis=0), 1
+    )  # a rare kind counts as much as a frequent one
+    shares = counts * weight
+    order = numpy.random.default_rng(seed).permutation(len(counts))
+    order = order[numpy.argsort(-shares[order].max(axis=1), kind="stable")]
+    fold_of = numpy.empty(len(counts), int)
+    held = numpy.zeros((count, counts.shape[1]))
+    for group in order.tolist():
+        share = shares[group]
+        # The sum of squares over all folds, which is least if they are equal, grows by this.
+        fold = int((held @ share).argmin())
+        held[fold] += share
+        fold_of[group] = fold
+    return fold_of
 
 
 def _every_nth(classes, order, share: float):

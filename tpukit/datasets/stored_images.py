@@ -4,7 +4,8 @@ import operator
 from pathlib import Path
 
 from tpukit.datasets.label_arrays import are_other_numbers
-from tpukit.datasets.splitting import split_by_group
+from tpukit.datasets.row_labels import PackedRows, in_image_order, in_table_order
+from tpukit.datasets.splitting import folds_by_group, split_by_group
 from tpukit.essentials.data import split_masks
 from tpukit.essentials.display import (
     InvalidIndexError,
@@ -30,8 +31,8 @@ class StoredImages:
         names: of the L labels, or of the classes, for `show_batch(names=...)`.
         labels: (N, L) float32; with classes (N,) int64, the class number of each image. The array
             is read-only, but other labels can be assigned, `images.labels = ...`: one label, or
-            one row, per image. From a pandas Series or DataFrame in the order of the table, those
-            of `rows` are taken. A cache that is made afterwards has the assigned labels.
+            one row, per image. A pandas Series or DataFrame has those of the table that was packed,
+            and its index. A cache that is made afterwards has the assigned labels.
         has_masks: True if each image has a mask; `take` then returns (n, H, W, 4), the fourth
             channel the mask.
         groups: (N,) int32, the number of each image's group. Without groups each image is a group
@@ -41,6 +42,7 @@ class StoredImages:
             empty without classes.
         rows: (N,) int64, the row of each image in the table, or the number of its item or file,
             from 0: `table.fold.to_numpy()[images.rows]` is the fold of each image.
+        source_rows: the number of rows, and a digest of the table's index.
         made: the settings that decided the pixels, such as size and window, by their names in the
             plan of the pack; empty for a cache from before they were kept.
     """
@@ -56,6 +58,8 @@ class StoredImages:
         labels = numpy.ascontiguousarray(index["labels"])
         self.groups = numpy.ascontiguousarray(index["group"])
         self.rows = numpy.ascontiguousarray(index["row"])
+        table = manifest.get("table", {"count": int(self.rows.max(initial=-1)) + 1})
+        self.source_rows = PackedRows(**table)
         if "groups.npy" in manifest["files"]:  # equal images joined groups of the index
             self.groups = numpy.load(folder / "groups.npy")
         if self.classes:
@@ -82,7 +86,7 @@ class StoredImages:
         import numpy
 
         if hasattr(labels, "iloc"):
-            labels = self._of_the_table(labels)
+            labels = in_image_order(labels, self.source_rows, self.rows)
         labels = numpy.array(labels)
         if self.classes and labels.shape[1:] == (1,):  # the only column of a DataFrame
             labels = labels[:, 0]
@@ -131,30 +135,6 @@ class StoredImages:
                 f"labels: numbers are places in .classes, from 0: 0 stands for {self.classes[0]!r}"
             )
         return labels.astype(numpy.int64)
-
-    def _of_the_table(self, labels):
-        """Return a Series or DataFrame of the table in the order of the images."""
-        import numpy
-
-        last = int(self.rows.max(initial=-1))
-        if len(labels) <= last:
-            raise InvalidValueError(
-                f"the labels have {len(labels):,} rows, and the images were rows 0 to {last:,} of a table",
-                fix="labels of all rows of that table; or labels.to_numpy() in the order of the images, see .rows",
-            )
-        # If labels were put in the order of the images, as by `.iloc[images.rows]`, their index
-        # is in order after it is sorted back.
-        back = labels.index
-        if len(labels) == len(self):
-            back = labels.index[numpy.argsort(self.rows)]
-        is_shuffled = not labels.index.is_monotonic_increasing
-        if is_shuffled and back.is_monotonic_increasing:
-            raise InvalidValueError(
-                "the labels seem to be in the order of the images already, and those of pandas in that of the table",
-                found=f"index {first_few(labels.index.tolist(), 8)}",
-                fix="labels.to_numpy() where that is so; where the table was shuffled, labels.reset_index(drop=True)",
-            )
-        return labels.iloc[self.rows]
 
     def _relabelled(self) -> dict | None:
         """Return the state that a pickle holds with the path: labels that were assigned."""
@@ -212,7 +192,7 @@ class StoredImages:
         labels = torch.from_numpy(numpy.array(self.labels[index]))
         return split_masks(image, labels)
 
-    def split(self, valid: float = 0.2, seed: int = 0, *, stratify: bool = False):
+    def split(self, valid: float = 0.2, seed: int = 0, *, stratify=False):
         """Return the images to train and to validate on; no group is on both sides.
 
         A pack and its cache are split in the same way.
@@ -221,13 +201,63 @@ class StoredImages:
             valid: the share of the images to validate on, between 0 and 1.
             seed: decides the groups that are chosen.
             stratify: True gives both sides about the same share of each class, or of each label of
-                zeros and ones.
+                zeros and ones. Or other classes: (N,) in the order of the images, such as
+                `table.site.to_numpy()[images.rows]`, or a column of the table that was packed.
 
         Returns:
             Two int64 arrays of indices, in order. See `split_by_group`, also for errors.
         """
-        kinds = self.labels if stratify else None
-        return split_by_group(self.groups, valid, seed, stratify=kinds)
+        return split_by_group(self.groups, valid, seed, stratify=self._kinds(stratify))
+
+    def folds(self, count: int = 5, seed: int = 0, *, stratify=False) -> list[tuple]:
+        """Return the folds of a cross-validation; no group is in two of them.
+
+        A pack and its cache are divided in the same way.
+
+        Args:
+            count: the number of folds, 2 or more.
+            seed: decides the folds.
+            stratify: as for `split`.
+
+        Returns:
+            `count` pairs of int64 arrays of indices, in order: the images to train on, and those
+            to validate on. See `folds_by_group`, also for errors.
+        """
+        return folds_by_group(self.groups, count, seed, stratify=self._kinds(stratify))
+
+    def _kinds(self, stratify):
+        """Return the classes that `stratify` names, in the order of the images; None for none."""
+        if isinstance(stratify, bool) or stratify is None:
+            return self.labels if stratify else None
+        if hasattr(stratify, "iloc"):
+            return in_image_order(stratify, self.source_rows, self.rows).to_numpy()
+        return stratify
+
+    def in_table_order(self, values, indices=None):
+        """Return values of images, such as predictions, in the order of the table's rows.
+
+        For a table that was packed: `table["probability"] = images.in_table_order(predictions)`.
+
+        Args:
+            values: (n, ...) numbers, one per image; an array or a tensor on the CPU.
+            indices: (n,) the images that they belong to, such as a part of `split`; None for all.
+
+        Returns:
+            An array (rows, ...) with one entry for each row of the table, or for each item or file.
+            Rows without an image or a value are nan, and integers become floats for them.
+
+        Raises:
+            ValueError: there are more or fewer values than images, or an image comes twice.
+        """
+        return in_table_order(
+            values, self.rows if indices is None else self.rows[indices], self.source_rows
+        )
+
+    def __add__(self, other):
+        """Return torch's ConcatDataset of both, which is read as fast as one of them."""
+        from torch.utils.data import ConcatDataset
+
+        return ConcatDataset([self, other])
 
     def _indices(self, indices):
         """Return the indices of some images as an array, checked."""

@@ -29,7 +29,10 @@ from tpukit.pe.ct import see
 
 AIR = -1000  # HU
 # The first words of the reasons why a whole DICOM file is no CT slice in Hounsfield units.
-OTHER_KINDS = ("modality ", "localizers", "secondary captures", "reports", "RescaleType ")
+OTHER_KINDS = (
+    *("modality ", "localizers", "secondary captures", "reports", "RescaleType "),
+    "colours ",
+)
 # RescaleType of Hounsfield units; US is "unspecified", which some scanners write for them.
 _HOUNSFIELD = ("", "HU", "HU_MOD", "US")
 _CT_IMAGES = ("1.2.840.10008.5.1.4.1.1.2", "1.2.840.10008.5.1.4.1.1.2.1")  # CT, and enhanced CT
@@ -317,6 +320,9 @@ def _other_kind(file) -> str:
         return "secondary captures"
     if "Rows" not in file and sop_class not in _CT_IMAGES:
         return "reports, without pixels"
+    interpretation = file.get("PhotometricInterpretation") or "MONOCHROME2"
+    if not interpretation.startswith("MONOCHROME"):  # a fusion, or an index into a palette
+        return f"colours ({interpretation})"
     if rescale_type not in _HOUNSFIELD:  # an iodine map has milligrams per millilitre
         return f"RescaleType {rescale_type}"
     return ""

@@ -23,6 +23,7 @@ from tpukit.datasets import (
     npy,
     pack_described,
     row_type,
+    rows_of,
     share_of,
     whole_number,
     write_file,
@@ -270,15 +271,18 @@ class _Slices:
         """Return the description of the pack; its rows are not known yet."""
         count = len(self.names)
         label_names = []
+        table = None
         if self.labels is not None:
             count = min(count, len(self.labels))
             label_names = self.columns
+            table = rows_of(self.labels)
         return PackSource(
             facts=_facts(self.names, self.labels, self.columns),
             label_names=label_names,
             classes=[],
             group_names=[],
             root=os.fspath(self.folder),
+            table=table,
             look=self.look,
             shuffled=False,
             reader="tpukit.pe.dicom_slices:Slices",

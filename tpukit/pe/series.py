@@ -79,6 +79,7 @@ _TAGS = [
     "ImageOrientationPatient",
     "RescaleSlope",
     "RescaleIntercept",
+    "PhotometricInterpretation",
     "RescaleType",
     "ImageType",
     "SOPClassUID",

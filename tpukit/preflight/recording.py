@@ -38,9 +38,9 @@ from tpukit.preflight.cycles import (
     Ran,
     Shape,
     Transfer,
+    batches_of,
     came_back,
     cycles,
-    grouped,
     main_cycle,
     other_shapes,
     read_log,
@@ -99,7 +99,9 @@ class Recording:
         reason: the difference that caused the first of these, and the fix.
         places: the calls that scopes in the graphs name; see `scopes`.
         counters: torch_xla's counters at the end, by name; "aten::" are fallbacks to the host.
-        batches: the transfers from the host per step: (shape, dtype) of each tensor.
+        batches: the batches per step: (shape, dtype) of each tensor.
+        is_from_loop: whether they are those of `core.batches`; if not, they are the largest
+            tensors that came from the host.
         flags: the LIBTPU_INIT_ARGS of a launch on that machine.
         host_seconds: of one of this machine's processors, that Python and torch_xla take per step;
             None if unknown.
@@ -116,6 +118,7 @@ class Recording:
     places: tuple[Call, ...] = field(repr=False, default=())
     counters: dict[str, float] = field(repr=False, default_factory=dict)
     batches: tuple[Transfer, ...] = ()
+    is_from_loop: bool = False
     flags: str = ""
     host_seconds: float | None = None
 
@@ -262,7 +265,6 @@ class _Watcher:
         found = cycles(read_log(self._log), self._marks.all)
         return {
             "marks": self._marks.all,
-            "sent": tuple(self._backend.sent),
             "reason": _reason(self._backend, self._folder, found),
         }
 
@@ -303,14 +305,13 @@ def _read(folder: Path, facts: dict) -> Recording:
             fix="it has to run a step: in a loop over core.batches, with core.step(), or fit",
         )
     found = cycles(log, facts.pop("marks"))
-    sent = facts.pop("sent")
     step = main_cycle(found) or _largest(runs, folder)
     beside = _bytes_beside(found[SETTLED:] or [step])
 
     def graphs(cycle: Cycle) -> tuple[Graph, ...]:
         return tuple(_graph(folder, program, beside.get(program, 0)) for program in cycle.programs)
 
-    shapes = [OtherShape(graphs(each), grouped(each.taken, sent)) for each in other_shapes(found)]
+    shapes = [OtherShape(graphs(each), batches_of(each)) for each in other_shapes(found)]
     return Recording(
         graphs(step),
         is_steady=came_back(found),
@@ -319,7 +320,8 @@ def _read(folder: Path, facts: dict) -> Recording:
         syncs=step.syncs,
         shapes=tuple(shapes),
         recompiled=sum(len(after.compiled) for _, after in recompiled(found)),
-        batches=grouped(step.taken, sent),
+        batches=batches_of(step),
+        is_from_loop=bool(step.batches),
         flags=(folder / "flags").read_text(),
         **facts,
     )

@@ -69,7 +69,9 @@ class StepMarks:
     def _mark(self, stepped: set[int]) -> None:
         self._backend.wait_for_launches()
         length = len(read_log(self._log))
-        self.all.append(Mark(length, frozenset(stepped), max(1, self._syncs)))
+        batches, sent = self._backend.take_notes()
+        mark = Mark(length, frozenset(stepped), max(1, self._syncs), batches=batches, sent=sent)
+        self.all.append(mark)
         self._syncs = 0
         self.after_step()
 

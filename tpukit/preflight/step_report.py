@@ -383,11 +383,23 @@ class Preflight(Findings):
         fact = f"{self.cycles:,} cycles, {milliseconds:.2f} ms at {gigahertz:g} GHz"
         if not math.isnan(self.samples_per_second):
             fact += f", {self.samples_per_second:,.0f} samples/s on all cores"
+            fact += f"\n{self._batch()}"
         fact += f"\n{BASIS}"
         if self.collective_bytes:
             size = human_size(self.collective_bytes)
             fact += f"; a core sends {size} through collectives, for which it gives no cycles"
         return fact
+
+    def _batch(self) -> str:
+        """Return the axis that counts the samples, and the tensors that it is taken from."""
+        source = "of core.batches"
+        if not self.recording.is_from_loop:
+            source = "the largest tensors from the host, because no core.batches made them"
+        first, *_ = self.recording.batches[0]
+        size, dtype = first
+        count = len(self.recording.batches)
+        times = f"{count} batches per step, each " if count > 1 else ""
+        return f"samples: {times}dimension 0 of {size} {dtype}, {source}"
 
     def _shapes(self) -> list[Finding]:
         """Return a row per batch shape, as with buckets; all other rows are about the largest."""

@@ -41,18 +41,15 @@ class Imagined(Topology):
 
 
 class _Recording:
-    """A core whose large programs do not run; values that come back from it are no results.
-
-    Attributes:
-        sent: the shapes and dtypes of tensors that were sent together, such as those of a batch.
-            It is a dict without values, which is an ordered set.
-    """
+    """A core whose large programs do not run; values that come back from it are no results."""
 
     is_recording = True
 
     def __init__(self, *chips: int) -> None:
         super().__init__(*chips)
-        self.sent: dict[tuple, None] = {}
+        # Each is a tuple of (size, dtype) for tensors that belong together.
+        self._batches: list[tuple] = []
+        self._sent: list[tuple] = []
 
     def wait_for_launches(self) -> None:
         """Wait until all programs have run; unlike `wait`, add nothing to them."""
@@ -61,15 +58,34 @@ class _Recording:
         xm.wait_device_ops()
 
     def to_device(self, tensors: list) -> list:
-        """Send tensors to the device, and note the shapes and dtypes of the part of a chip."""
-        sent = []
-        for tensor in tensors:
-            if tensor.ndim:
-                dtype = str(tensor.dtype).removeprefix("torch.")
-                sent.append((tuple(self.part_of(tensor.shape)), dtype))
-        if sent:
-            self.sent[tuple(sent)] = None
+        """Send tensors to the device, and note their shapes and dtypes."""
+        self._sent.append(self._shapes_of(tensors))
         return super().to_device(tensors)
+
+    def note_batch(self, batch: object) -> None:
+        """Note the shapes and dtypes of a batch that a loop over `core.batches` receives."""
+        from torch.utils import _pytree as tree
+
+        self._batches.append(self._shapes_of(tree.tree_leaves(batch)))
+
+    def take_notes(self) -> tuple[tuple, tuple]:
+        """Return the batches of `core.batches`, and all transfers, since the last call."""
+        batches = self._batches
+        sent = self._sent  # background threads send batches ahead of the loop
+        self._batches = []
+        self._sent = []
+        return tuple(batches), tuple(sent)
+
+    def _shapes_of(self, leaves: list) -> tuple:
+        """Return (size, dtype) of the tensors, as a chip gets its part of them."""
+        import torch
+
+        shapes = []
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor) and leaf.ndim:
+                dtype = str(leaf.dtype).removeprefix("torch.")
+                shapes.append((tuple(self.part_of(leaf.shape)), dtype))
+        return tuple(shapes)
 
     def text_of(self, program: Path) -> str:
         """Return a recorded program as HLO text, with the lines of Python that torch_xla noted."""

@@ -287,8 +287,7 @@ class Backup:
         if unsafe := self._programs.first_unsafe():
             self._say(
                 "compiled programs are not taken from the backup: other users can write to "
-                f"{unsafe}, "
-                "and programs are loaded as code; use a backup_dir of your own"
+                f"{unsafe}, and a program is code; use a backup_dir of your own"
             )
             return
         # For this user alone, because its files are loaded as code.

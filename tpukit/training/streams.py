@@ -319,6 +319,15 @@ def _check(dataset: object, steps: int) -> None:
             "urls[share::shares], nodesplitter=None, workersplitter=None)..., "
             "steps=..., batch_size=...)",
         )
+    # Set by split_dataset_by_node of Hugging Face's datasets (4.x).
+    divided = getattr(dataset, "_distributed", None)
+    if getattr(divided, "world_size", 1) > 1:
+        raise InvalidValueError(
+            "the stream is a core's share already, and core.batches would divide it once more",
+            found=f"split_dataset_by_node with world_size={divided.world_size}",
+            fix="core.batches(stream, ...) with the whole stream; or a function that opens a share: "
+            "core.batches(lambda share, shares: split_dataset_by_node(stream, share, shares), ...)",
+        )
     if hasattr(dataset, "__next__"):
         raise InvalidTypeError(
             f"a {kind} can be read only once, and a stream starts over where it ends",

@@ -1,5 +1,6 @@
 """Each fix of what makes batches, done as it says: the same call then passes."""
 
+import importlib
 import itertools
 import types
 from concurrent.futures import ThreadPoolExecutor
@@ -54,6 +55,24 @@ class Stream:
 
 def all_of(batches):
     return list(itertools.islice(batches, 4))
+
+
+# Sources
+
+
+def test_the_fixes_work_for_joined_sources_of_other_names(tmp_path):
+    def packed(folder, classes):
+        items = [(np.full((8, 8, 3), k, np.uint8), k % 2) for k in range(4)]
+        return tpukit.pack(items, tmp_path / folder, classes=classes, progress="off")
+
+    one = packed("one", ["cat", "dog"])
+    other = packed("other", ["dog", "cat"])
+    with fixes(
+        "sources: the datasets that are joined number their classes differently, or ..."
+    ) as fix:
+        core.batches(torch.utils.data.ConcatDataset([one, other]), batch_size=2)
+    again = packed("again", fix.code(r"(?<=classes=)[\w.]+", one=one))
+    core.batches(torch.utils.data.ConcatDataset([one, again]), batch_size=2)
 
 
 # Augment
@@ -450,6 +469,22 @@ def test_the_fixes_work_for_shares_of_a_stream():
         def WebDataset(urls, nodesplitter, workersplitter):  # noqa: N802
             made.extend(urls)
             return Stream()
+
+    datasets = pytest.importorskip("datasets")
+    numbers = datasets.Dataset.from_dict({"number": list(range(12))})
+    stream = numbers.to_iterable_dataset(num_shards=2)
+    split_dataset_by_node = importlib.import_module("datasets.distributed").split_dataset_by_node
+    options = {"steps": 3, "batch_size": 2}
+    with fixes("streams: the stream is a core's share already, and ...") as fix:
+        batches_of(split_dataset_by_node(stream, 0, 2), rank=0, world_size=2, **options)
+    names = {"stream": stream, "split_dataset_by_node": split_dataset_by_node}
+    opened = fix.code(r"lambda share, shares: \w+\(.*?\)", **names)
+    for whole in (stream, opened):
+        seen = []
+        for rank in range(2):
+            for batch in all_of(batches_of(whole, rank=rank, world_size=2, **options)):
+                seen += batch["number"].tolist()
+        assert sorted(seen) == list(range(12))
 
     with fixes("streams: a webdataset pipeline divides its shards among processes by ...") as fix:
         core.batches(pipeline(), steps=2, batch_size=2)

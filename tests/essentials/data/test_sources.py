@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.sources import Pixels
-from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset
 
 from tpukit.essentials.data.batches import Batches
 from tpukit.essentials.data.sources import as_batch_source
@@ -56,6 +56,45 @@ def test_a_subset_of_a_source_without_the_optional_attributes_works():
     assert subset.take(np.array([1]))[0, 0, 0, 0] == 2
 
 
+def test_joined_sources_are_a_source_that_asks_each_for_its_images_of_a_batch():
+    parts = [Pixels(10), Subset(Pixels(50), [40, 41, 42]), Bare(5)]
+    joined = as_batch_source(ConcatDataset(parts))
+    assert (len(joined), joined.shape) == (18, parts[0].shape)
+    assert joined.labels[[0, 9, 10, 12, 13, 17], 0].tolist() == [0, 9, 40, 42, 0, 4]
+    out = np.empty((5, 2, 2, 3), np.uint8)
+    assert joined.take(np.array([17, 0, 12, 10, 3]), out) is out
+    assert out[:, 0, 0, 0].tolist() == [4, 0, 42, 40, 3]
+    assert joined.take([11])[0, 0, 0, 0] == 41
+    joined.read_ahead(np.array([2, 11, 14]))
+    assert parts[0].asked == [[2]]
+    assert parts[1].dataset.asked == [[41]]
+    subset = as_batch_source(Subset(ConcatDataset(parts), [12, 1]))
+    assert subset.take(np.array([0, 1]))[:, 0, 0, 0].tolist() == [42, 1]
+
+
+def test_joined_sources_whose_images_or_classes_differ_are_no_source():
+    larger = Pixels(4)
+    larger.shape = (4, 4, 3)
+    for part in (larger, TensorDataset(torch.zeros(5))):
+        assert as_batch_source(ConcatDataset([Pixels(3), part])) is None
+    one, other = Pixels(3), Pixels(3)
+    one.names, other.names = ["cat", "dog"], ["dog", "cat"]
+    with pytest.raises(
+        ValueError, match="classes differently, or their labels\n  found: cat, dog; and"
+    ):
+        as_batch_source(ConcatDataset([one, other]))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_of_joined_sources_are_those_of_the_samples(workers):
+    joined = ConcatDataset([ByItem(7), Subset(ByItem(30), [20, 21, 22])])
+    batches = Batches(joined, batch_size=5, workers=workers)
+    images, labels = (torch.cat(part) for part in zip(*batches, strict=True))
+    samples = [joined[index] for index in range(10)]
+    assert torch.equal(images, torch.stack([image for image, _ in samples]))
+    assert torch.equal(labels, torch.stack([label for _, label in samples]))
+
+
 class ByItem(Pixels):
     """A source that gives single samples, too."""
 
@@ -87,6 +126,11 @@ class OtherBatches(Subset):
         return [changed(super(OtherBatches, self).__getitem__(index)) for index in indices]
 
 
+class OtherConcat(ConcatDataset):
+    def __getitem__(self, index):
+        return changed(super().__getitem__(index))
+
+
 class LikeASubset:
     def __init__(self, dataset, indices):
         self.dataset, self.indices = dataset, indices
@@ -105,6 +149,7 @@ OVERRIDDEN = {
     "a Subset's, in a Subset": lambda: Subset(OtherSubset(ByItem(30), range(25)), range(20)),
     "a Subset's of a dataset": lambda: OtherSubset([ByItem(20)[i] for i in range(20)], range(20)),
     "a Subset's for many": lambda: OtherBatches(ByItem(30), range(20)),
+    "a ConcatDataset's": lambda: OtherConcat([ByItem(20)]),
     "something like a Subset's": lambda: LikeASubset(ByItem(30), list(range(20))),
 }
 

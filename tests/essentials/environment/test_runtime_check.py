@@ -104,6 +104,13 @@ def test_a_ready_machine_is_ok_from_top_to_bottom(look, machine):
         ),
         (KAGGLE, READY | {"XRT_WORKERS": "x"}, "variables", "warning", "no longer reads it"),
         (
+            COLAB,
+            READY | {"MEGASCALE_NUM_SLICES": "2"},
+            "variables",
+            "failure",
+            "waits for the other slices",
+        ),
+        (
             KAGGLE,
             READY | {"XLA_USE_BF16": "1"},
             "variables",

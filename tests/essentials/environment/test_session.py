@@ -71,6 +71,12 @@ KAGGLE = {
             {"XRT_TPU_CONFIG": None, "XRT_WORKERS": None},
             "dead",
         ),
+        (
+            {"MEGASCALE_NUM_SLICES": "3", "MEGASCALE_COORDINATOR_ADDRESS": "10.0.0.9"},
+            LAPTOP,
+            {"MEGASCALE_NUM_SLICES": None, "MEGASCALE_COORDINATOR_ADDRESS": None},
+            "of a job that has ended",
+        ),
         ({"PJRT_DEVICE": ""}, COLAB, {"PJRT_DEVICE": "TPU"}, "present but empty is not chosen"),
         ({"PJRT_DEVICE": "CPU"}, COLAB, {}, "somebody's choice: check names it"),
         ({"PJRT_DEVICE": "TPU"}, LAPTOP, {}, "a lie that check names"),
@@ -115,6 +121,25 @@ def test_setup_check_and_launch_report_the_same_of_no_torch_and_of_an_old_one(to
     with on_machine(info), pytest.raises((ValueError, ModuleNotFoundError)) as caught:
         launch(lambda core: core.rank)
     assert (caught.value.fact, caught.value.fix) == (found.fact, found.fix)
+
+
+def test_kaggles_image_for_cpus_is_named_with_its_fix_by_setup_and_check():
+    versions = {"python": "3.12.12", "torch": "2.10.0+cpu", "tensorflow-cpu": "2.19.0"}
+    info = replace(EIGHT, versions=versions)
+    checked = check(Machine({}), info=info)
+    found = {finding.name: finding for finding in checked.findings}
+    fact = (
+        "torch 2.10.0+cpu, no torch_xla: this is Kaggle's image for CPUs, in a session with 8 chips"
+    )
+    assert (found["versions"].state, found["versions"].fact) == ("failure", fact)
+    # That image shows the chips on the bus, and has no nodes to open them.
+    for name in ("versions", "TPU"):
+        assert "delete docker_image from kernel-metadata.json" in found[name].fix
+        assert "Factory reset" not in found[name].fix
+    changes = setup(Machine({}), info=info)
+    assert changes.title == f"not ready to launch: {fact}; {found['versions'].fix}"
+    gpu = replace(info, versions=versions | {"torch": "2.10.0+cu128"})
+    assert "Kaggle's image for GPUs" in str(check(Machine({}), info=gpu))
 
 
 def test_a_second_time_there_is_nothing_to_do(capsys):

@@ -1,6 +1,7 @@
 import dataclasses
 import gc
 import importlib.util
+import inspect
 import mmap
 import os
 import re
@@ -575,6 +576,31 @@ def test_what_one_process_has_let_go_of_is_not_torn_down_in_its_forks():
         gc.enable()
     gc.collect()
     assert of_kernel[:] == b"\1\0"  # here it is, as ever
+
+
+def test_what_the_kernel_does_at_its_end_is_not_done_at_the_end_of_its_forks(tmp_path):
+    # Since Python 3.13 a forked process runs functions of atexit, as finalizers are.
+    def work(core):
+        dataset = Collecting()
+        return list(torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=1))
+
+    program = f"""
+import atexit, os, sys, tempfile
+sys.path[:0] = {sys.path!r}
+import torch, tpukit
+from essentials.launcher.test_launcher import Collecting, quietly
+
+folder = tempfile.TemporaryDirectory(dir={str(tmp_path)!r})
+atexit.register(lambda: print("kernel ends", os.path.isdir(folder.name), flush=True))
+{textwrap.dedent(inspect.getsource(work))}
+assert quietly(work, cores=2).results == [[0, 1, 2, 3]] * 2
+list(torch.utils.data.DataLoader(Collecting(), batch_size=None, num_workers=1))
+assert os.path.isdir(folder.name)
+"""
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert [line for line in ended.stdout.splitlines() if "ends" in line] == ["kernel ends True"]
 
 
 def test_a_refused_fork_leaks_no_descriptor(monkeypatch):

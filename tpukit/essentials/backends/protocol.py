@@ -236,6 +236,9 @@ class Backend:
         """Copy tensors to the device, in a single transfer. Any thread may call it."""
         raise NotImplementedError
 
+    def note_batch(self, batch: object) -> None:
+        """Note a batch on the device that a loop over `core.batches` receives; `preflight` does."""
+
     def to_cpu(self, tensors: list) -> list:
         """Copy tensors to host memory, in a single transfer; return host tensors unchanged."""
         raise NotImplementedError

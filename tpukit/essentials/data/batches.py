@@ -60,6 +60,7 @@ class Batches:
         workers: loader processes; None for the free processors if images are decoded, otherwise 0.
         threads: that prepare the batches of a source.
         send: takes the tensors of a batch, and returns them on the device.
+        received: called with each batch on the device, when a loop receives it.
         shares_process: other cores are threads of this process, and share its random numbers.
         numbers: opens a context in which the dataset is called without loader processes.
 
@@ -97,6 +98,7 @@ class Batches:
         workers: int | None = None,
         threads: int = 1,
         send: Callable[[list], list] | None = None,
+        received: Callable[[object], None] | None = None,
         shares_process: bool = False,
         numbers: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
     ):
@@ -136,6 +138,7 @@ class Batches:
             if decodes:
                 workers = _spare_processors(world_size)
         self._seed = seed
+        self._received = received or (lambda batch: None)
         self._transfer = Transfer(send or (lambda tensors: tensors))
         made = {"transfer": self._transfer, "mask": mask, "workers": workers}
         if source is not None:
@@ -203,6 +206,7 @@ class Batches:
             self.wait_seconds += time.perf_counter() - began
             # Before the loop's body, so that a state that is saved there includes this batch.
             self._done += self.samples_per_step
+            self._received(sent.tensors)
             yield sent
             # If the loop has released it too, its buffer is filled next, while it is still in the
             # processor's cache.

@@ -1,9 +1,9 @@
 """The kinds of datasets: map-style, read sample by sample, or a source of whole batches."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
-from tpukit.essentials.display import InvalidTypeError, first_few
+from tpukit.essentials.display import InvalidTypeError, InvalidValueError, first_few
 
 
 class MapDataset(Protocol):
@@ -39,7 +39,9 @@ class BatchSource(Protocol):
 
 
 def as_batch_source(dataset: object) -> BatchSource | None:
-    """Return a dataset as a source of whole batches, or None; a Subset of a source is a source.
+    """Return a dataset as a source of whole batches, or None.
+
+    torch's Subset of a source is a source, and so is its ConcatDataset of several.
 
     A class that overrides `__getitem__`, for a transform or other labels, is no source unless it
     overrides `take` too, because the inherited `take` would return other samples.
@@ -51,10 +53,37 @@ def as_batch_source(dataset: object) -> BatchSource | None:
         if inner is None:
             return None
         return _SourceSubset(inner, dataset.indices)
+    if _is_plain_concat(dataset):
+        return _join([as_batch_source(part) for part in dataset.datasets])
     has_all = all(hasattr(dataset, name) for name in ("take", "shape", "labels"))
     if has_all and _agrees_with_getitem(dataset, "take"):
         return dataset
     return None
+
+
+def _join(sources: list[BatchSource | None]) -> BatchSource | None:
+    """Return sources as one; None if they do not fit into one batch.
+
+    Raises:
+        ValueError: their labels have different names, so that a number would have two meanings.
+    """
+    if None in sources or len({_kind(source) for source in sources}) > 1:
+        return None
+    first, *others = (list(getattr(source, "names", None) or []) for source in sources)
+    for other in others:
+        if other != first:
+            raise InvalidValueError(
+                "the datasets that are joined number their classes differently, or their labels",
+                found=f"{first_few(first, 4) or 'none'}; and {first_few(other, 4) or 'none'}",
+                fix="pack(..., classes=one.classes) for the images of each; "
+                "of several labels, labels= in one order",
+            )
+    return _SourceConcat(sources)
+
+
+def _kind(source: BatchSource) -> tuple:
+    """Return the facts that sources must share: the shape of an image and of its labels."""
+    return tuple(source.shape), source.labels.shape[1:], str(source.labels.dtype)
 
 
 def reader_ahead(source: BatchSource | None) -> Callable | None:
@@ -189,8 +218,73 @@ def _is_plain_subset(dataset: object) -> bool:
     """Return whether a dataset has the methods of torch's Subset, not its own."""
     from torch.utils.data import Subset  # here, because only few datasets need it
 
+    return _has_methods_of(dataset, Subset)
+
+
+def _has_methods_of(dataset: object, kind: type) -> bool:
+    """Return whether a dataset gives its samples by the methods of a class of torch."""
     names = ("__getitem__", "__getitems__")
-    return all(getattr(type(dataset), name, None) is getattr(Subset, name, None) for name in names)
+    return all(getattr(type(dataset), name, None) is getattr(kind, name, None) for name in names)
+
+
+def _is_plain_concat(dataset: object) -> bool:
+    """Return whether a dataset is torch's ConcatDataset, with its `__getitem__`."""
+    if not isinstance(getattr(dataset, "datasets", None), list):
+        return False
+    from torch.utils.data import ConcatDataset
+
+    return isinstance(dataset, ConcatDataset) and _has_methods_of(dataset, ConcatDataset)
+
+
+class _SourceConcat:
+    """A `torch.utils.data.ConcatDataset` of sources, as a source.
+
+    Each source reads its images of a batch in one call.
+    """
+
+    def __init__(self, sources: list[BatchSource]):
+        import numpy
+
+        first = sources[0]
+        self._sources = sources
+        self._ends = numpy.cumsum([len(source) for source in sources])
+        self.shape = first.shape
+        self.names = getattr(first, "names", None)
+        self.labels = numpy.concatenate([source.labels for source in sources])
+        encodings = [getattr(source, "encoding", None) for source in sources]
+        self.encoding = "jpeg" if "jpeg" in encodings else encodings[0]
+        self.in_memory = all(reader_ahead(source) is None for source in sources)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def take(self, indices, out=None):
+        """Return (n, H, W, 3) uint8 images, each copied once more than by a single source."""
+        import numpy
+
+        if out is None:
+            out = numpy.empty((len(indices), *self.shape), numpy.uint8)
+        for source, places, numbers in self._divided(indices):
+            out[places] = source.take(numbers)
+        return out
+
+    def read_ahead(self, indices) -> None:
+        """Let each source prepare to read its samples next, if it can."""
+        for source, _, numbers in self._divided(indices):
+            prepare = reader_ahead(source)
+            if prepare is not None:
+                prepare(numbers)
+
+    def _divided(self, indices) -> Iterator[tuple]:
+        """Yield each source with places in the batch, and the numbers of its images there."""
+        import numpy
+
+        indices = numpy.asarray(indices)
+        of_source = numpy.searchsorted(self._ends, indices, side="right")
+        for number, source in enumerate(self._sources):
+            places = numpy.flatnonzero(of_source == number)
+            if len(places):
+                yield source, places, indices[places] - (self._ends[number] - len(source))
 
 
 class _SourceSubset:
@@ -205,6 +299,7 @@ class _SourceSubset:
         self._source = source
         self._indices = indices
         self.shape = source.shape
+        self.names = getattr(source, "names", None)
         self.labels = source.labels[indices]
         self.encoding = getattr(source, "encoding", None)
         self.in_memory = reader_ahead(source) is None

@@ -25,6 +25,7 @@ from tpukit.essentials.environment.instructions import (
 from tpukit.essentials.environment.platforms import THIS_MACHINE, Machine
 from tpukit.essentials.environment.session import (
     IMAGES,
+    LATEST_IMAGE,
     ONE_PROCESS_VARIABLES,
     RELEASES,
     base,
@@ -33,6 +34,7 @@ from tpukit.essentials.environment.session import (
     needed_changes,
     percent,
     torch_problem,
+    wrong_image,
 )
 
 _GIB = 2**30
@@ -158,7 +160,7 @@ def _chips(info: MachineInfo, machine: Machine) -> Finding:
         fact = f"{info.hardware} on the PCI bus, but {nodes}: no process can open them"
         fix = "start the container with `--privileged`, or with the devices; on a TPU VM, reboot it"
         if info.platform in IMAGES:
-            fix = how_to_start_afresh(info)
+            fix = LATEST_IMAGE if wrong_image(info) else how_to_start_afresh(info)
         return Finding(name, "warning", fact=fact, fix=fix)
     return Finding(name, "ok", fact=f"{info.hardware} ({evidence})")
 
@@ -223,13 +225,11 @@ def _without_torch_xla(info: MachineInfo, torch: str) -> Finding:
     if not info.chips:
         fact = f"torch {torch}; no torch_xla, but a dry run on plain CPU processes does not need it"
         return Finding(name, "ok", fact=fact)
+    if wrong := wrong_image(info):
+        return Finding(name, "failure", fact=wrong, fix=LATEST_IMAGE)
     fix = how_to_install(info)
-    # A notebook may be pinned to an old image, or to that for CPUs, and a factory reset keeps it.
-    if info.platform == "Kaggle":
-        fix = (
-            "Settings > Environment > Always use latest environment, and no docker_image in "
-            f"kernel-metadata.json; then {fix}"
-        )
+    if info.platform == "Kaggle":  # a notebook may be pinned to an old image
+        fix = f"{LATEST_IMAGE}; or {fix}"
     elif not install_line(info) and base(torch) in RELEASES:
         fix = (
             "use Python 3.11 to 3.13 on Linux x86-64: torch_xla has no "
@@ -272,7 +272,8 @@ def _variables(info: MachineInfo, environ: Mapping[str, str]) -> list[Finding]:
         if change.variable == "PJRT_DEVICE":  # it has its own finding
             continue
         # One chip is started without addresses, so they do no harm there.
-        is_harmless = info.chips <= 1 or change.variable.startswith(_HARMLESS)
+        waits = info.chips and change.variable.startswith("MEGASCALE_")
+        is_harmless = change.variable.startswith(_HARMLESS) or (info.chips <= 1 and not waits)
         state = "warning" if is_harmless else "failure"
         now = f"{change.variable}={change.before}"
         if change.before is None:

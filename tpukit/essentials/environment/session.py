@@ -174,6 +174,8 @@ def setup(
     problem = torch_problem(info)
     if problem:
         problem += f"; {how_to_install(info)}"
+    elif wrong := wrong_image(info):
+        problem = f"{wrong}; {LATEST_IMAGE}"
     shown = Changes(changes, left, cell=current_cell(), problem=problem)
     shown._show()
     return shown
@@ -213,6 +215,10 @@ def needed_changes(environ: Mapping[str, str], info: MachineInfo) -> tuple[Chang
             change("TPU_WORKER_ID", number, why=why)
     for variable in sorted(name for name in environ if name.startswith("XRT_")):
         why = "belongs to XRT, the runtime before PJRT; torch_xla no longer reads it"
+        change(variable, None, why=why)
+    # Left from a job of several slices (ray-project/ray 62893): the start hangs.
+    for variable in sorted(name for name in environ if name.startswith("MEGASCALE_")):
+        why = "libtpu waits for the other slices of a job, and a launch has a single slice"
         change(variable, None, why=why)
     uses_torch_xla = info.chips and info.tpu_package == "torch_xla"
     if uses_torch_xla and not environ.get("PJRT_DEVICE"):
@@ -335,6 +341,28 @@ def torch_problem(info: MachineInfo) -> str:
     if is_too_old(torch):
         return f"torch {torch} is not supported: the first supported version is {OLDEST_TORCH}"
     return ""
+
+
+# A pinned image overrides that of a TPU session (Kaggle/kaggle-cli 1197); a factory reset keeps it.
+LATEST_IMAGE = (
+    "Settings > Environment > Always use latest environment; for `kaggle kernels push`, delete "
+    "docker_image from kernel-metadata.json, and kaggle.dockerImageVersionId from the notebook"
+)
+
+
+def wrong_image(info: MachineInfo) -> str:
+    """Return the facts if a TPU session of Kaggle runs the image for CPUs or GPUs; "" otherwise."""
+    torch = info.versions.get("torch")
+    has_runtime = info.versions.get("torch_xla") or info.versions.get("torch_tpu")
+    if info.platform != "Kaggle" or not info.chips or not torch or has_runtime:
+        return ""
+    if base(torch) in RELEASES:  # torch_xla can be added
+        return ""
+    processors = "GPUs" if "+cu" in torch else "CPUs"
+    return (
+        f"torch {torch}, no torch_xla: this is Kaggle's image for {processors}, in a session with "
+        f"{info.chips} chips"
+    )
 
 
 def how_to_install(info: MachineInfo) -> str:

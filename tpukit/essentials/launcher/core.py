@@ -265,6 +265,7 @@ class Core:
             "rank": self.rank,
             "world_size": self.world_size,
             "send": self.backend.to_device,
+            "received": self.backend.note_batch,
             "shares_process": self.backend.shares_process,
             "numbers": self.internal.numbers.own,
         }

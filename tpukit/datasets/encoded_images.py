@@ -1,0 +1,87 @@
+"""Find the bytes of an image file in the forms in which people hold them.
+
+    b"\\xff\\xd8...", bytearray, memoryview               bytes
+    {"bytes": b"...", "path": "a.jpg"}                   an image of the Hugging Face hub
+    io.BytesIO, an open file, a member of an archive     file objects that can be read again
+    (N,) or (N, 1) uint8                                 of cv2.imencode, torchvision.io.read_file, h5py
+    pyarrow's binary scalar, numpy.void
+
+Pillow images and arrays of pixels are none of these.
+"""
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+
+from tpukit.essentials.display import InvalidTypeError
+
+_LONGEST_PATH = 4096  # bytes, PATH_MAX of Linux
+
+
+def file_bytes(image):
+    """Return the bytes of an image's file; anything else, such as pixels, is returned as it is.
+
+    Raises:
+        TypeError: a file object cannot be read again, or is opened for text.
+    """
+    if hasattr(image, "as_py"):  # a scalar of pyarrow
+        image = image.as_py()
+    if isinstance(image, Mapping) and image and image.keys() <= {"bytes", "path"}:
+        contents = image.get("bytes")
+        image = Path(image["path"]).read_bytes() if contents is None else contents
+    if isinstance(image, bytes | bytearray | memoryview):
+        return bytes(image)
+    if hasattr(image, "getbands"):  # Pillow's, of which some have `read`
+        return image
+    if hasattr(image, "read"):
+        return _read(image)
+    if _is_row_of_bytes(image):
+        array = image.detach().cpu().numpy() if hasattr(image, "detach") else image
+        data = array.tobytes()
+        if array.dtype.kind == "V" or _is_opened(data):
+            return data
+    return image
+
+
+def is_image(value) -> bool:
+    """Return whether a value of a table is an image and not a path, which may be bytes."""
+    if isinstance(value, bytes):
+        return len(value) > _LONGEST_PATH or b"\0" in value or _is_opened(value)
+    if isinstance(value, Mapping):
+        return bool(value) and value.keys() <= {"bytes", "path"}
+    is_object = any(hasattr(value, name) for name in ("getbands", "read", "as_py"))
+    is_array = getattr(value, "ndim", 0) > 0 or _is_row_of_bytes(value)
+    return isinstance(value, bytearray | memoryview) or is_object or is_array
+
+
+def _read(file) -> bytes:
+    """Return all bytes of a file object, wherever its position is."""
+    can_seek = hasattr(file, "seekable") and file.seekable()
+    if not can_seek or isinstance(file, io.TextIOBase):
+        raise InvalidTypeError(
+            f"a {type(file).__name__} is read only once, or gives text",
+            fix='pass its bytes: image.read(); of a file opened as text, open(path, "rb").read()',
+        )
+    file.seek(0)
+    return file.read()
+
+
+def _is_row_of_bytes(image) -> bool:
+    """Return whether an array or tensor may hold the bytes of a file instead of pixels."""
+    dtype = str(getattr(image, "dtype", "")).removeprefix("torch.")
+    if dtype.startswith("void") or dtype.startswith("|V"):
+        return getattr(image, "ndim", 1) == 0
+    shape = tuple(getattr(image, "shape", ()))
+    is_row = len(shape) == 1 or (len(shape) == 2 and 1 in shape)
+    return dtype == "uint8" and is_row
+
+
+def _is_opened(data: bytes) -> bool:
+    """Return whether Pillow, with its plugins, recognises the beginning of a file."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(data)):
+            return True
+    except Exception:  # decoders raise errors of many kinds
+        return False

@@ -1,0 +1,98 @@
+"""Give the reading processes what the notebook's kernel has: `sys.path`, and plugins of Pillow.
+
+A fresh process finds neither the packages of `sys.path.append("/kaggle/input/wheels")`, nor opens
+the HEIC files of `pillow_heif.register_heif_opener()`. A plugin goes by the names of its classes:
+
+    kernel     Image.OPEN["HEIF"] = (HeifImageFile, _is_supported_heif)
+    job        "pillow_heif.as_plugin:HeifImageFile", "pillow_heif.as_plugin:_is_supported_heif"
+    process    imports the module, and registers them again
+
+A class that is defined in the notebook has no module that a process could import, so its files are
+refused before the first image is packed.
+"""
+
+import importlib
+import sys
+from collections.abc import Iterable
+
+from tpukit.essentials.display import InvalidValueError
+
+
+def state() -> dict:
+    """Return the state of this process that others need, as JSON can hold it."""
+    path = [entry for entry in sys.path if isinstance(entry, str)]
+    formats = []
+    decoders = {}
+    # Without Pillow in this process, nothing can have been registered.
+    image = sys.modules.get("PIL.Image")
+    for name, (factory, accept) in getattr(image, "OPEN", {}).items():
+        if _reference(factory) and not _is_of_pillow(factory):
+            endings = [ending for ending, format in image.EXTENSION.items() if format == name]
+            formats.append([name, _reference(factory), _reference(accept), endings])
+    for name, decoder in getattr(image, "DECODERS", {}).items():
+        if _reference(decoder) and not _is_of_pillow(decoder):
+            decoders[name] = _reference(decoder)
+    return {"path": path, "formats": formats, "decoders": decoders}
+
+
+def restore(state: dict) -> None:
+    """Register the plugins of Pillow that `state` found; `sys.path` is set before this import."""
+    if not state["formats"] and not state["decoders"]:
+        return
+    from PIL import Image
+
+    Image.init()  # first, because it would register Pillow's own plugin of a format again
+    for name, factory, accept, endings in state["formats"]:
+        factory = _imported(factory)
+        if name not in Image.OPEN or Image.OPEN[name][0] is not factory:
+            Image.register_open(name, factory, _imported(accept))
+        Image.register_extensions(name, endings)
+    for name, decoder in state["decoders"].items():
+        Image.register_decoder(name, _imported(decoder))
+
+
+def refuse_own_plugins(files: Iterable[str]) -> None:
+    """Raise ValueError if a file is opened by a plugin that other processes cannot import."""
+    from PIL import Image
+
+    own = {}
+    for name, (factory, _) in Image.OPEN.items():
+        if not _reference(factory):
+            own[name] = factory
+    endings = tuple(ending for ending, name in Image.EXTENSION.items() if name in own)
+    if not endings:
+        return
+    for file in files:
+        if file.lower().endswith(endings):
+            raise InvalidValueError(
+                f"{file} needs a plugin that this notebook defines, and other processes cannot import it",
+                found=f"{', '.join(own)}, by Image.register_open",
+                fix="write its class into a file, with %%writefile plugin.py as the first line of "
+                "its cell, and register the class of that module: import plugin",
+            )
+
+
+def _is_of_pillow(value) -> bool:
+    return value.__module__.startswith("PIL.")
+
+
+def _reference(value) -> str | None:
+    """Return "module:name" of a class or function; None if a process cannot import it."""
+    module = getattr(value, "__module__", None)
+    name = getattr(value, "__qualname__", None)
+    if module in (None, "__main__") or name is None:
+        return None
+    found = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return f"{module}:{name}" if found is value else None
+
+
+def _imported(reference: str | None):
+    if reference is None:
+        return None
+    module, name = reference.split(":")
+    found = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found

@@ -1,0 +1,108 @@
+"""Find the sensitivity per exam at a number of false alarms per exam.
+
+A reader looks at every image that a network marks, and asks how many of them are healthy.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from tpukit.essentials.display import InvalidValueError
+from tpukit.metrics.areas import FEW, drawn_weights
+from tpukit.metrics.samples import count_groups, one_label
+
+_PERCENTILES = (2.5, 97.5)
+_ROUNDING = 1e-9  # false alarms that are more by this are not more
+
+
+@dataclass(frozen=True)
+class FalseAlarmPoint:
+    """A threshold on the probability of an image, and its effect on the exams, or other groups.
+
+    Attributes:
+        threshold: images from here on are marked; infinity if none may be.
+        sensitivity: share of the groups with a positive image in which a positive image is marked.
+        false_alarms: marked negative images per group, over all groups.
+        interval: (low, high), the middle 95 % of the sensitivity in a bootstrap that draws whole
+            groups and chooses the threshold anew each time; None with fewer than 5 positive or
+            negative groups.
+    """
+
+    threshold: float
+    sensitivity: float
+    false_alarms: float
+    interval: tuple[float, float] | None
+
+    def __str__(self) -> str:
+        text = f"sensitivity {self.sensitivity:.2f}"
+        if self.interval:
+            low, high = self.interval
+            text += f" ({low:.2f} to {high:.2f})"
+        return f"{text} at {self.false_alarms:.2f} false alarms per group"
+
+
+def sensitivity_at_false_alarms(
+    false_alarms: float,
+    labels: Any,
+    probabilities: Any,
+    *,
+    groups: Any,
+    resamples: int = 500,
+    seed: int = 0,
+) -> FalseAlarmPoint:
+    """Return the sensitivity per exam at a number of false alarms per exam.
+
+    The threshold is the lowest that marks at most so many negative images, on the same samples.
+    It is a point of the FROC curve.
+
+    Args:
+        false_alarms: the most marked negative images per group, on average; 0 or more.
+        labels: (N,) zeros and ones of images.
+        probabilities: (N,) of the same images.
+        groups: (N,) the exam of each image.
+        resamples: draws of the bootstrap, 1 or more.
+        seed: of the bootstrap.
+
+    Raises:
+        ValueError: `false_alarms` is negative, or as `show_roc`.
+    """
+    import numpy as np
+
+    if not false_alarms >= 0:
+        fact = f"false_alarms is a number per group, 0 or more, got {false_alarms}"
+        raise InvalidValueError(fact, fix="1.0")
+    truth, chances, numbers = one_label(labels, probabilities, groups)
+    found_at = np.full(numbers.max() + 1, -np.inf)  # of each group, its best positive image
+    np.maximum.at(found_at, numbers[truth == 1], chances[truth == 1])
+    is_positive = np.isfinite(found_at)
+    order = np.argsort(-chances[truth == 0], kind="stable")
+    alarms = chances[truth == 0][order]
+    group_of_alarm = numbers[truth == 0][order]
+
+    def limit(weights) -> float:
+        """Return the score of the first alarm that is one too many; -inf if there is none."""
+        count = np.cumsum(weights[group_of_alarm])
+        allowed = np.searchsorted(count, false_alarms * weights.sum() + _ROUNDING, side="right")
+        return alarms[allowed] if allowed < len(alarms) else -math.inf
+
+    def sensitivity(weights) -> float:
+        weights_of_positive = weights * is_positive
+        is_found = found_at > limit(weights)
+        return float((weights_of_positive * is_found).sum() / weights_of_positive.sum())
+
+    once = np.ones(len(found_at))
+    interval = None
+    if min(count_groups(truth, numbers)) >= FEW:
+        _, first = np.unique(numbers, return_index=True)
+        draws = drawn_weights(truth, numbers, resamples, seed=seed)
+        found = [sensitivity(weights[first]) for weights in draws]
+        interval = tuple(np.percentile(found, _PERCENTILES).tolist())
+    marked = chances[chances > limit(once)]
+    return FalseAlarmPoint(
+        threshold=float(marked.min(initial=math.inf)),
+        sensitivity=sensitivity(once),
+        false_alarms=float((alarms > limit(once)).sum() / len(found_at)),
+        interval=interval,
+    )
