@@ -1189,6 +1189,19 @@ def test_the_fixes_work_for_paths_that_are_written_in_another_way(file, path):
     assert len(quietly(table.assign(path=path), "mended")) == 1
 
 
+def test_the_fixes_of_tables_work_for_a_csv_file():
+    table_of(4, kind=["cat", "cat;dog", "dog", "dog;cat"], patient=["01", "02", "02", "03"]).to_csv(
+        "table.csv", index=False
+    )
+    with fixes("pack_sources: {}") as fix:
+        quietly("table.csv", labels="kind", groups="patient")
+    table = fix.code(r"(?<=table = ).*?(?=, with)")
+    tags = fix.code(r"(?<=tags = ).*?(?=, pack)", table=table)
+    root = fix.code(r"(?<=root=)[^;]*")
+    made = quietly(table.join(tags), labels=list(tags), groups="patient", root=root)
+    assert (made.names, made.group_names) == (["cat", "dog"], ["01", "02", "03"])
+
+
 @pytest.mark.parametrize("ending", ["csv", "tsv"])
 def test_the_fixes_work_for_paths_in_a_csv_file(ending):
     folder_of(Path("in"), "000.png", "001.png")

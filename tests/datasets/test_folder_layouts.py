@@ -50,7 +50,8 @@ OTHERS = {
         "/Training', ...)",
     ),
     "breast-histopathology": (
-        [f"{patient}/{kind}/1.png" for patient in range(8863, 8868) for kind in "01"],
+        [f"{patient}/{kind}/1.png" for patient in range(8863, 8868) for kind in "01"]
+        + ["8869/0/1.png", "IDC_regular/8863/0/1.png"],
         'groups="patient"',
     ),
     "BUSI": (["benign/1.png", "benign/1_mask.png", "normal/2.png"], "'_mask' not in file"),

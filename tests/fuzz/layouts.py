@@ -100,6 +100,11 @@ def patients(folder: Path, draw: random.Random) -> Counter:
             for number in range(draw.randint(1, 2)):
                 picture(folder / str(patient) / name / f"{number}.png", patient)
                 counts[name] += 1
+    if draw.random() < 0.4:  # a copy of all of them, as in breast-histopathology
+        for file in sorted(folder.rglob("*.png")):
+            copy = folder / "IDC_regular" / file.relative_to(folder)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, copy)
     return counts
 
 

@@ -12,7 +12,7 @@ Nothing is guessed: the caller reads the line, and writes it or names the classe
 import csv
 import os
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -74,23 +74,19 @@ def _refuse_people(layout: _Layout) -> None:
     """Raise if the sub-folders are the patients of the images."""
     folder, names, inside = layout
     classes = layout.classes
-    kinds = set().union(*inside.values())
+    # Beside the patients may lie another folder, such as a copy of all of them.
+    kinds, complete = Counter(map(frozenset, inside.values())).most_common(1)[0]
     have_classes_inside = "" not in kinds and 1 < len(kinds) < len(classes)
     are_parts = all(words_of(kind) & _PARTS for kind in kinds)
-    complete = sum(found == kinds for found in inside.values())
-    if (
-        have_classes_inside
-        and not are_parts
-        and not _parts(layout)
-        and 2 * complete >= len(classes)
-    ):
+    if have_classes_inside and not are_parts and not _parts(layout) and 2 * complete > len(classes):
         raise InvalidValueError(
             f"the {len(classes)} sub-folders of {folder} look like patients and not like classes",
-            found=f"{_list(classes)}; in each lie {_list(sorted(kinds))}",
+            found=f"{_list(classes)}; in most of them lie {_list(sorted(kinds))}",
             fix=f"files = {_files(layout)}; {_parts_of_paths(folder, 'files')}; "
-            'pack(pandas.DataFrame({"path": files, "patient": [part[0] for part in parts], '
-            '"label": [part[1] for part in parts]}), ..., labels="label", '
-            f'classes={sorted(kinds)}, groups="patient"); or classes={_all(classes)}',
+            'table = pandas.DataFrame({"path": files, "patient": [part[0] for part in parts], '
+            '"label": [part[1] for part in parts]}); '
+            f'pack(table[table.label.isin({sorted(kinds)})], ..., labels="label", '
+            f'groups="patient", classes={sorted(kinds)}); or classes={_all(classes)}',
         )
     if len(classes) > 1 and all(_is_person(name) for name in classes):
         raise InvalidValueError(

@@ -33,6 +33,7 @@ from tpukit.datasets.image_modes import NEARLY_BLACK, brightest, has_frames
 from tpukit.datasets.items import Items, ReceivedItems, StoredItems
 from tpukit.datasets.masks import is_masked, palette_of, parts_of
 from tpukit.datasets.pack_sources import PackSource
+from tpukit.datasets.pack_tables import line_that_reads
 from tpukit.datasets.packed_images import PackFolder
 from tpukit.datasets.processes import how_many, run_in_processes
 from tpukit.datasets.source_files import Files, Names
@@ -338,21 +339,14 @@ def _cannot_pack(number: int, name: str, prepared: Prepared, job: dict) -> Syste
     if why in (os.strerror(errno.ENOENT), os.strerror(errno.EISDIR)):
         fix = _right_path(name, f"table[{job['path_column']!r}]")
         if job["table_file"] and "table[" in fix:
-            fix = f"{_reading(job)}; {fix}"
+            words = [job["path_column"]]
+            read = line_that_reads(job["table_file"], words, root=job["root"])
+            fix = f"{read}; {fix}"
     return SystemFailureError(
         f"image {number} cannot be packed: {name}",
         found=why,
         fix=f'{fix}; or the same call with damaged="skip" leaves such images out and lists them',
     )
-
-
-def _reading(job: dict) -> str:
-    """Return the line that reads the CSV file, whose column is then changed."""
-    file = job["table_file"]
-    separator = ", sep='\\t'" if ".tsv" in Path(file).suffixes else ""
-    types = f"dtype={{{job['path_column']!r}: str}}"
-    root = job["root"] or "."
-    return f"table = pandas.read_csv({file!r}{separator}, {types}), with root={root!r}"
 
 
 def _right_path(path: str, column: str) -> str:

@@ -21,10 +21,16 @@ from tpukit.datasets.item_parts import Columns
 from tpukit.datasets.items import ImageColumn, Items
 from tpukit.datasets.kernel_state import refuse_own_plugins
 from tpukit.datasets.label_arrays import number_groups
-from tpukit.datasets.pack_tables import is_table_file, load_table, read_columns, refuse_other_file
+from tpukit.datasets.pack_tables import (
+    is_table_file,
+    line_that_reads,
+    load_table,
+    read_columns,
+    refuse_other_file,
+)
 from tpukit.datasets.resumable import fact
 from tpukit.datasets.row_labels import PackedRows, rows_of
-from tpukit.essentials.display import InvalidValueError, names_in_order
+from tpukit.essentials.display import InvalidValueError, TpukitError, names_in_order
 
 _FEW = 12  # names that a message lists in full
 
@@ -192,16 +198,17 @@ def _describe_table(source, labels: list, groups, classes, columns: Columns) -> 
     root = columns.root or ""
     if columns.root is None and is_table_file(source):
         root = os.path.dirname(source)
-    found = read_columns(
-        table,
-        path=path,
-        labels=labels,
-        groups=groups,
-        masks=columns.masks,
-        classes=classes,
-        root=os.fspath(root),
-    )
-    described = _of_images(found) if found.images else _of_files(os.fspath(root), found)
+    root = os.fspath(root)
+    arguments = {"path": path, "labels": labels, "groups": groups, "masks": columns.masks}
+    try:
+        found = read_columns(table, **arguments, classes=classes, root=root)
+    except TpukitError as error:
+        if not is_table_file(source) or "table" not in error.fix:
+            raise
+        # The fix changes a table, and the user has named a file.
+        read = line_that_reads(os.fspath(source), words, root=root)
+        raise type(error)(error.fact, found=error.found, fix=f"{read}; {error.fix}") from error
+    described = _of_images(found) if found.images else _of_files(root, found)
     table_file = os.fspath(source) if is_table_file(source) else ""
     return replace(described, table=rows_of(table), path_column=path, table_file=table_file)
 

@@ -91,6 +91,19 @@ def load_table(source, *, words: Sequence):
     return table
 
 
+def line_that_reads(file: str, words: Sequence[Hashable], *, root: str) -> str:
+    """Return the line that reads a CSV file, for a fix that changes a column of `table`.
+
+    Args:
+        file: the CSV file.
+        words: the columns that are text, such as those of paths and groups.
+        root: the folder at which the paths begin.
+    """
+    separator = ", sep='\\t'" if ".tsv" in Path(file).suffixes else ""
+    types = f"dtype={{{', '.join(f'{word!r}: str' for word in words)}}}"
+    return f"table = pandas.read_csv({file!r}{separator}, {types}), with root={root or '.'!r}"
+
+
 def _to_be_read_by(source, why: str, found, option: str) -> InvalidValueError:
     fix = _with_pandas(source, f"read_csv({os.fspath(source)!r}, {option})")
     return InvalidValueError(f"{source} {why}", found=found, fix=fix)
