@@ -207,42 +207,62 @@ def _with_masks(layout: _Layout) -> str:
     return ""
 
 
+class _Match(NamedTuple):
+    """A table beside the folders, whose first row names one of the images."""
+
+    table: str  # the path of the CSV or TSV file
+    separator: str
+    column: str
+    value: str
+    others: Sequence[str]  # the other columns
+    image: str  # the path of the image, relative to the folder
+
+
 def _with_table(layout: _Layout) -> str:
     """Return the line for a table beside the folders that names their images; "" for none."""
-    files = sorted(os.listdir(layout.folder))
-    files.sort(key=lambda file: not words_of(file) & _TRAIN)  # sample_submission.csv comes later
-    for file in files:
-        table = os.path.join(layout.folder, file)
-        if not file.lower().endswith(_TABLE_ENDINGS):
-            continue
-        with open(table, newline="", encoding="utf-8", errors="replace") as lines:
-            rows = csv.reader(lines, delimiter="\t" if file.endswith("tsv") else ",")
-            columns, first = next(rows, []), next(rows, [])
-        for column, value in zip(columns, first, strict=False):
-            for name in layout.names:
-                below = os.path.dirname(name)
-                ending = os.path.splitext(name)[1]
-                if value and os.path.join(below, value) in (name, name.removesuffix(ending)):
-                    others = [other for other in columns if other != column]
-                    return _line(table, column, layout.folder, name, value, others)
+    files = [file for file in os.listdir(layout.folder) if file.lower().endswith(_TABLE_ENDINGS)]
+    # Training first, because sample_submission.csv names images of the test.
+    for file in sorted(files, key=lambda file: (not words_of(file) & _TRAIN, file)):
+        match = _matching(os.path.join(layout.folder, file), layout.names)
+        if match is not None:
+            return _line(match, layout.folder)
     return ""
 
 
-def _line(
-    table: str, column: str, folder: str, name: str, value: str, others: Sequence[str]
-) -> str:
-    """Return the line that packs a table whose column has the value for the image `name`."""
-    ending = os.path.splitext(name)[1]
-    separator = ", sep='\\t'" if table.lower().endswith(".tsv") else ""
-    root = os.path.join(folder, os.path.dirname(name))
-    path = f"table[{column!r}]"
-    if not value.endswith(ending):
+def _matching(table: str, names: Sequence[str]) -> _Match | None:
+    """Return the column of a table whose first value is the name of an image."""
+    separator = "\t" if table.lower().endswith(".tsv") else ","
+    with open(table, newline="", encoding="utf-8", errors="replace") as lines:
+        rows = csv.reader(lines, delimiter=separator)
+        columns = next(rows, [])
+        first = next(rows, [])
+    images = {}
+    for name in names:
+        file = os.path.basename(name)
+        images.setdefault(file, name)
+        images.setdefault(os.path.splitext(file)[0], name)
+    for column, value in zip(columns, first, strict=False):
+        if value in images:
+            others = [other for other in columns if other != column]
+            return _Match(table, separator, column, value, others, images[value])
+    return None
+
+
+def _line(match: _Match, folder: str) -> str:
+    """Return the line that packs the table of a match."""
+    ending = os.path.splitext(match.image)[1]
+    root = os.path.join(folder, os.path.dirname(match.image))
+    path = f"table[{match.column!r}]"
+    if not match.value.endswith(ending):
         path += f" + {ending!r}"
     labels = ""
-    if others:
-        labels = f", labels={others[0]!r}" if len(others) == 1 else f", labels={others}"
+    if len(match.others) == 1:
+        labels = f", labels={match.others[0]!r}"
+    elif match.others:
+        labels = f", labels={match.others}"
+    read = f"{match.table!r}, sep={match.separator!r}, dtype={{{match.column!r}: str}}"
     return (
-        f"table = pandas.read_csv({table!r}{separator}, dtype={{{column!r}: str}}); "
+        f"table = pandas.read_csv({read}); "
         f"pack(table.assign(path={path}), ..., root={root!r}{labels})"
     )
 
