@@ -66,6 +66,30 @@ def test_slices_are_in_the_order_of_the_body_with_their_three_windows():
     assert "Not for clinical use" in page
 
 
+def test_sides_the_scale_and_the_windows_are_shown():
+    labels, images = an_exam()
+    shown = pe.show_study(images, labels, "a", field_of_view=400)
+    page = shown._repr_html_()
+    assert (page.count(">R<"), page.count(">L<"), page.count(">50 mm<")) == (3, 3, 1)
+    assert "width:4.17%" in page, "50 of 400 mm, of one of three views"
+    assert "level 100, width 700 HU" in page
+    figure = shown.montage()
+    first = figure.axes[0]
+    assert [text.get_text() for text in first.texts] == ["R", "L"]
+    start, end = first.lines[0].get_xdata()
+    assert end - start == pytest.approx(50 / 400)
+    note = " ".join(text.get_text() for text in figure.texts)
+    assert "embolism level 100, width 700 HU" in note
+    assert "white bar: 50 mm" in note
+    plain = pe.show_study(
+        images, labels, "a", upright=False, views=("slice below", "slice", "above")
+    )
+    page = plain._repr_html_()
+    assert not any(text in page for text in (">R<", ">L<", "mm<", "HU"))
+    with pytest.raises(ValueError, match="width of an image in mm"):
+        pe.show_study(images, labels, "a", field_of_view=0)
+
+
 def test_a_pack_is_read_by_the_rows_of_the_table_that_was_packed(tmp_path):
     labels, images = an_exam()
     other, _ = an_exam(study="b")

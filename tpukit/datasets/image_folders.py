@@ -10,7 +10,6 @@ Errors point out a folder too high or too low; `folder_layouts` knows those whos
 not classes but splits, patients or masks.
 """
 
-import functools
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,14 +58,6 @@ def endings() -> tuple[str, ...]:
     from PIL import Image
 
     Image.init()
-    return _endings(len(Image.OPEN), len(Image.EXTENSION))
-
-
-@functools.cache
-def _endings(plugins: int, extensions: int) -> tuple[str, ...]:
-    """Return the endings of so many plugins; a plugin that is registered later is another number."""
-    from PIL import Image
-
     kinds = Image.OPEN.keys() - _NO_PICTURES
     return tuple(ending for ending, kind in Image.EXTENSION.items() if kind in kinds)
 
@@ -173,13 +164,14 @@ def _images(
     """
     path = os.path.join(folder, inside)
     above = (*above, _identity(path))
+    read_here = endings()
     entries = [entry for entry in _entries(path) if _is_part(entry, above, without)]
     for entry in entries:
         if entry.is_dir():
             continue
         # A link to nothing is kept, so that packing reports the missing image.
         is_readable = entry.is_file() or not os.path.exists(entry.path)
-        if is_readable and entry.name.lower().endswith(endings()):
+        if is_readable and entry.name.lower().endswith(read_here):
             yield os.path.join(inside, entry.name)
         else:
             others[_ending(entry.name)] += 1

@@ -80,6 +80,7 @@ class Names:
             runs = re.findall(r"(?m)^\s*%run\b", "\n".join(piece.shell.values()))
             self.stars += ["" for _ in (*runs, *piece.broken)]
             for node in ast.walk(piece.tree):
+                # Before `_read`, which looks at the nodes around. ast.walk comes to parents first.
                 self.parents |= dict.fromkeys(ast.iter_child_nodes(node), node)
                 line = getattr(node, "lineno", 0)
                 self.places[node] = Place(number, line, getattr(node, "col_offset", 0))
@@ -124,9 +125,12 @@ class Names:
         with_value = [binding for binding in candidates if not binding.is_none]
         candidates = with_value or candidates
         before = [binding for binding in candidates if binding.place < self.places[node]]
+        # In a notebook a cell may run before one that stands above it, so a later binding is better
+        # than none.
         return max(before or candidates, key=lambda binding: binding.place, default=None)
 
     def _in_innermost_scope(self, node: ast.AST, bindings: list[Binding]) -> list[Binding]:
+        # Without classes: a method does not see the names of its class.
         scopes = [*self.around(node, _FUNCTIONS), None]  # None is the top level
         for scope in scopes:
             here = [binding for binding in bindings if binding.scope is scope]
@@ -143,6 +147,7 @@ class Names:
         bindings = self.bindings.get(root, ())
         is_one_module = len({one.full for one in bindings}) == 1
         is_certain = is_one_module and not self.stars and all(map(self._is_at_top, bindings))
+        # A use such as `f(xm)` hands the module on, and `xm.x = 1` patches it.
         return is_certain and all(map(self._is_read_from, self.uses.get(root, ())))
 
     def _is_at_top(self, binding: Binding) -> bool:

@@ -21,7 +21,7 @@ from tpukit.pe.challenge import IMAGE, STUDY
 from tpukit.pe.ct import WINDOWS
 from tpukit.pe.data_notice import NOT_FOR_CLINICAL_USE
 from tpukit.pe.labels import EXAM_LABELS, LABELS, SERIES, WORDS, check_columns, check_yes_or_no
-from tpukit.pe.slice_viewer import Curve, Study, as_jpeg, highest
+from tpukit.pe.slice_viewer import SCALE_BAR, Curve, Study, as_jpeg, highest
 
 if TYPE_CHECKING:
     import numpy as np
@@ -90,6 +90,7 @@ class ReadStudy(Study):
                     height=side,
                 )
                 _write_title(axes, self.facts[index])
+                _draw_sides_and_scale(axes, has_sides=self.has_sides, scale=self.scale)
             title_at = (look.MARGIN / width, 1 - 0.1 / height)
             figure.text(*title_at, self.title, va="top", fontsize=look.SMALL + 1)
             look.note(figure, self._legend_of_montage())
@@ -102,6 +103,10 @@ class ReadStudy(Study):
             entries.append("orange: an embolus on this image")
         if all(fact.probability is not None for fact in self.facts):
             entries.append("blue: its probability")
+        view = self.views[len(self.views) // 2]
+        entries.append(f"{view} {_window_in_words(view)}".strip())
+        if self.scale:
+            entries.append(f"white bar: {SCALE_BAR} mm")
         return "    ".join([*entries, NOT_FOR_CLINICAL_USE])
 
     def _alternative_text(self) -> str:
@@ -121,6 +126,25 @@ def _write_title(axes, fact: SliceFacts) -> None:
         axes.plot([0, 1], [-0.02, -0.02], transform=axes.transAxes, **line)
 
 
+def _draw_sides_and_scale(axes, *, has_sides: bool, scale: float) -> None:
+    """Draw R and L at the edges of a slice, and the scale bar at its bottom, in white."""
+    text = {"color": "white", "fontsize": look.SMALL, "va": "center", "transform": axes.transAxes}
+    if has_sides:
+        axes.text(0.02, 0.5, "R", ha="left", **text)
+        axes.text(0.98, 0.5, "L", ha="right", **text)
+    if scale:
+        line = {"color": "white", "linewidth": 1.5, "transform": axes.transAxes}
+        axes.plot([0.03, 0.03 + scale], [0.04, 0.04], **line)
+
+
+def _window_in_words(view: str) -> str:
+    """Return the level and the width of a view in Hounsfield units; "" if it is no window."""
+    if view not in WINDOWS:
+        return ""
+    level, width = WINDOWS[view]
+    return f"level {level}, width {width} HU"
+
+
 def show_study(
     images: Any,
     labels: Any,
@@ -129,6 +153,8 @@ def show_study(
     predictions: Any = None,
     series: str | None = None,
     views: Sequence[str] = tuple(WINDOWS),
+    field_of_view: float | None = None,
+    upright: bool = True,
     limit: int = 128,
 ) -> ReadStudy:
     """Show an exam in three windows, with the probability of an embolus along the body.
@@ -150,6 +176,10 @@ def show_study(
         series: SeriesInstanceUID, required if the exam has several series.
         views: names of the three channels. For a pack of one window: "slice below", "slice",
             "slice above".
+        field_of_view: width of an image in mm, PixelSpacing times Columns, for a scale bar. None
+            draws none.
+        upright: the patient's right is on the left side of the images, as `pack_dicom` turns them.
+            R and L mark the sides. False for other images: it draws no letters.
         limit: number of slices above which an exam is divided into this many stretches. The slider
             reaches the most important slice of each (see `montage`), and all with an embolus.
 
@@ -163,6 +193,9 @@ def show_study(
     import numpy as np
 
     figure_inputs.at_least_one(limit=limit)
+    if field_of_view is not None and not field_of_view > 0:
+        fact = f"field_of_view is the width of an image in mm, got {field_of_view}"
+        raise InvalidValueError(fact, fix="field_of_view=350.0")
     rows = slices_of(labels, study, series)
     notes = _irregularities(rows.position.to_numpy(float))
     rows, places = _find_images(images, labels, rows, notes)
@@ -186,6 +219,9 @@ def show_study(
         caption=" · ".join(caption),
         numbers=[fact.number for fact in facts],
         views=views,
+        view_notes=[_window_in_words(view) for view in views],
+        has_sides=upright,
+        scale=SCALE_BAR / field_of_view if field_of_view else 0.0,
         curves=_curves(table),
         jump=int(table[_PROBABILITY].argmax()) if _PROBABILITY in table else None,
         above=_heading(rows.iloc[0]),

@@ -112,6 +112,9 @@ class Study:
         caption: the text below everything.
         numbers: the number of each slice in its series, from 1.
         views: titles of the views in each image; empty if an image is one picture.
+        view_notes: a short text for each view, such as its window; empty for none.
+        has_sides: whether R and L mark the patient's right and left, beside the titles.
+        scale: the share of a view's width that takes `SCALE_BAR` mm; 0 if it is not known.
         curves: drawn above the slider.
         jump: the slice that a button goes to; None for no button.
         above, below: HTML to insert above the slices and below the slider.
@@ -125,6 +128,9 @@ class Study:
     caption: str
     numbers: Sequence[int]
     views: Sequence[str] = ()
+    view_notes: Sequence[str] = ()
+    has_sides: bool = False
+    scale: float = 0.0
     curves: Sequence[Curve] = ()
     jump: int | None = None
     above: str = ""
@@ -178,19 +184,35 @@ class Study:
         middle = (edges[start] + edges[start + 1]) / 2
         width = _VIEW * len(self.views) or _LARGE
         outer = f"display:none;flex:none;max-width:100%;width:{width}px;margin-bottom:12px"
-        titles = [f'<span style="flex:1">{html.escape(view)}</span>' for view in self.views]
+        titles = [self._view_title(index) for index in range(len(self.views))]
         return (
             f'<div data-part="stage" style="{outer}">'
             f'<div style="display:flex;font-size:12px;opacity:.75">{"".join(titles)}</div>'
             '<img data-part="slice" alt="" '
             f'style="width:{width}px;max-width:100%;display:block">'
-            f"{self._track()}"
+            f"{self._scale_bar()}{self._track()}"
             f'<input data-part="slider" type="range" min="0" max="{edges[-1]:g}" step="any" '
             f'value="{middle:g}" data-lm-suppress-shortcuts="true" aria-label="slice" '
             'style="width:100%;margin:3px 0">'
             f'{self._button()}<div data-part="words"></div>'
             f'<div style="opacity:.75;font-size:12px">{self._legend()}</div>{self.below}</div>'
         )
+
+    def _view_title(self, index: int) -> str:
+        """Return the title of a view, with its note, between the letters of the sides."""
+        note = self.view_notes[index] if self.view_notes else ""
+        right, left = ("R", "L") if self.has_sides else ("", "")
+        parts = [right, html.escape(self.views[index]), html.escape(note), left]
+        spans = "".join(f"<span>{part}</span>" for part in parts)
+        style = "flex:1;display:flex;gap:4px;justify-content:space-between;margin:0 2px"
+        return f'<span style="{style}">{spans}</span>'
+
+    def _scale_bar(self) -> str:
+        if not self.scale:
+            return ""
+        share = 100 * self.scale / max(1, len(self.views))
+        style = f"width:{share:.2f}%;border-top:2px solid currentColor;font-size:11px"
+        return f'<div style="{style};white-space:nowrap">{SCALE_BAR} mm</div>'
 
     def _first_shown(self) -> int:
         """Return the slice at which the slider starts."""
@@ -265,6 +287,7 @@ class Study:
         )
 
 
+SCALE_BAR = 50  # mm
 _THIN = "fill='none' vector-effect='non-scaling-stroke'"
 
 

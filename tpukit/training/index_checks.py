@@ -184,6 +184,7 @@ def _has(values, number: int) -> bool:
     """Return whether a number is among values; most have another range, which is cheaper."""
     if not values.numel():
         return False
+    # One pass over the values, in place of two.
     low, high = values.aminmax()
     return bool(low <= number <= high) and bool((values == number).any())
 
@@ -192,6 +193,7 @@ def _out_of_range(low: int, high: int, limit: _Limit) -> InvalidValueError:
     """Return the error for values from `low` to `high`, with a fix that their range suggests."""
     wrong = low if low < 0 else high
     if limit.of == "token ids":
+        # A tokenizer with added tokens, of which the model knows nothing.
         fix = f"nn.Embedding({high + 1}, ...), or the tokenizer that belongs to the model"
         if low < 0:
             fix = "leave out negative token ids, such as those of padding"
@@ -267,11 +269,13 @@ class _Watch:
     def _look_at(self, function, args: tuple, kwargs: dict) -> None:
         from torch.nn import functional as F
 
+        # `nn.Embedding` and other layers call these functions, so all uses come here.
         if function is F.embedding and _is_integer(args[0]):
             self._learn(args[0], _Limit(len(args[1]), ignored=None, of="token ids"))
         if function not in (F.cross_entropy, F.nll_loss) or not _is_integer(args[1]):
             return
         outputs, targets = args[:2]
+        # Outputs are (N, classes, ...), or (classes,) for one sample.
         size = outputs.shape[1 if outputs.ndim > 1 else 0]
         is_mean = kwargs.get("reduction", "mean") == "mean"
         ignored = kwargs.get("ignore_index", -100)
@@ -307,9 +311,11 @@ class _Watch:
             for key, fact in self._known.items():
                 if fact.place == first.place:
                     self._known[key] = fact._replace(place=None)
+        # On a CPU the result has its values already.
         values = result
         if first.tensor is not first.values:
             values = self._repeat(name, args, kwargs)
+        # Only unchanged values have the limits of the batch that they came from.
         place = first.place if name in _SAME_VALUES else None
         for leaf, host in zip(tree.tree_leaves(result), tree.tree_leaves(values), strict=True):
             is_integer = _is_tensor(leaf) and not leaf.is_floating_point()

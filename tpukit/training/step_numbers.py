@@ -63,6 +63,7 @@ class StepNumbers:
         self.settings = {}
         for place, group in enumerate(optimizer.param_groups):
             for name, value in group.items():
+                # The number of parameters decides the program; the parameters themselves are state.
                 self.settings[place, name] = len(value) if name == "params" else value
 
     def form(self) -> dict:
@@ -86,6 +87,7 @@ class StepNumbers:
             first_with = {}
             for number in range(len(settings["params"])):
                 first_with.setdefault(self._steps(group, number), number)
+            # Parameters that were never stepped have no count.
             first_with.pop(None, None)
             found += [Source("adam", group, parameter=number) for number in first_with.values()]
         return found
@@ -109,6 +111,7 @@ class StepNumbers:
         followed = set()
         for source in sources:
             names = {"setting": (source.name,), "adam": _OF_ADAM}.get(source.kind, ())
+            # A counter and a constant follow no setting.
             followed |= {(source.group, name) for name in names}
         keys = {*self.settings, *before} - followed
         return sorted(key for key in keys if self.settings.get(key, self) != before.get(key, self))

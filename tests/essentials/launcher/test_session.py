@@ -15,6 +15,7 @@ import weakref
 
 import pytest
 import torch
+from helpers.kernels import Kernel, is_alive
 from helpers.launching import children
 from helpers.waiting import interrupt_when, wait_until
 
@@ -351,11 +352,9 @@ def test_a_run_that_takes_too_long_is_stopped_and_the_session_goes_on(sessions):
 # Interrupts
 
 
-def trains_for_ever(core, file=None):
-    step(core)
-    core.log(loss=0)
+def trains_for_ever(core):
     while True:
-        step(core)
+        core.log(loss=step(core))  # core 0 alone copies it to the host, which is no boundary
 
 
 def sleeps(core):
@@ -657,6 +656,48 @@ def test_on_the_simulator_a_step_that_was_left_is_run_and_training_goes_on():
     ).results[0]
     assert losses == expected[3:]  # the weights of the step that was left count
     assert children() == []
+
+
+@pytest.mark.xla
+def test_a_sharded_session_compiles_once():
+    def compiled(core):
+        steps(core)
+        return core.chips, core.backend.compiles()[0]
+
+    with opened(None, "xla", shard="fsdp") as session:
+        session.quietly(make)
+        first = session.quietly(compiled).results
+        assert first[0][0] > 1
+        assert session.quietly(compiled).results == first
+
+
+CELLS = """
+import tpukit
+session = tpukit.Session(2, "cpu", progress="off")
+--- def fails(core):
+    core.state.value = 7
+    raise ValueError("on purpose")
+session.run(fails)
+--- def looks(core):
+    return core.state.value
+print(session.run(looks).results)
+"""
+
+
+def test_in_a_notebook_an_error_names_the_cell_and_a_restart_leaves_no_worker():
+    with contextlib.closing(Kernel()) as kernel:
+        first, second, third = CELLS.strip().split("\n--- ")
+        kernel.run(first)
+        kernel.run(second)
+        name, text = kernel.error
+        assert name == "WorkerError"
+        assert "fails(), cell 3, line 3" in text
+        assert 'raise ValueError("on purpose")' in text
+        assert "the session goes on" in text
+        assert "[7, 7]" in kernel.run(third)
+        workers = kernel.wait_for_workers(2)
+        kernel.manager.restart_kernel(now=True)
+        wait_until(lambda: not any(map(is_alive, workers)))
 
 
 def fails_while_the_other_trains(core):

@@ -51,6 +51,7 @@ def _describe(dataset: object, name: str, *, found: dict, depth: int) -> None:
         if sums:
             found[key] = sums[0] if len(sums) == 1 else tuple(sums)
         elif _are_names(value):
+            # `class_to_idx` means the same in any order of its entries; a list does not.
             names = sorted(value.items()) if isinstance(value, dict) else value
             found[key] = zlib.crc32(repr(names).encode())
         elif depth and is_dataset(value):
@@ -61,6 +62,7 @@ def _sums_per_sample(value: object, count: int | None) -> list[int]:
     """Return the checksums of a value with an entry per sample, or of such parts of it."""
     if not count:
         return []
+    # `tensors` of a TensorDataset is a short list, and each of its items has an entry per sample.
     parts = [value] if length_of(value) == count else _few_parts(value)
     sums = [_checksum(part) for part in parts if length_of(part) == count]
     return [each for each in sums if each is not None]
@@ -162,6 +164,7 @@ def array_checksum(array) -> int:
     """Return the checksum of an array with an axis of samples, of about 4 MiB of it."""
     import numpy
 
+    # Whole rows, so that a difference in any column of a row is seen.
     rows = array[:: row_step(array.nbytes, len(array))]
     return zlib.crc32(numpy.ascontiguousarray(rows).reshape(-1).view(numpy.uint8))
 

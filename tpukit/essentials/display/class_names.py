@@ -71,7 +71,8 @@ def _whole_numbers(values: Iterable, *, texts: bool = True) -> list[int | None]:
 
 def _whole_number(value: object, *, texts: bool) -> int | None:
     if isinstance(value, str):
-        return int(value) if texts and value.strip().isdecimal() else None
+        is_number = texts and value.strip().isdecimal()
+        return int(value) if is_number else None
     try:
         return int(value) if int(value) == value else None
     except (TypeError, ValueError, OverflowError):  # records, nan, infinity
@@ -111,7 +112,8 @@ def _as_text(name: object, argument: str) -> str:
     """Return one name; ValueError if it is a record, or is missing."""
     if isinstance(name, bytes):
         return name.decode()
-    if isinstance(name, list | tuple) and name and all(isinstance(part, str) for part in name):
+    is_list = isinstance(name, list | tuple) and len(name) > 0
+    if is_list and all(isinstance(part, str) for part in name):
         return ", ".join(name)
     is_text = isinstance(name, str)
     is_record = not is_text and hasattr(name, "__len__")

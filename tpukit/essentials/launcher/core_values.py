@@ -47,6 +47,7 @@ def held_tensors(
         if _has_values(tensor) and not is_left_out:
             tensors[key] = tensor.detach()
     checksums: dict[str, dict[str, int]] = {"weights": {}, "buffers": {}}
+    # Portions by their bytes, each in one transfer.
     for keys in _portions(tensors):
         on_host = core.to_host([tensors[key] for key in keys])
         for (group, name), tensor in zip(keys, on_host, strict=True):
@@ -64,6 +65,7 @@ def _named_tensors(
     for prefix, module in modules.items():
         for name, parameter in _named_parameters(module):
             tensors["weights", prefix + name] = parameter
+            # Their optimizer has them, too, and they count once.
             known.add(id(parameter))
         for name, buffer in _named_buffers(module):
             if averaged or not _has_mean(buffer):
@@ -157,6 +159,7 @@ def gradient_checksum(core, optimizer) -> int | None:
     gradients = core.to_host(gradients)
     if not any(map(_is_nonzero, gradients)):
         return None
+    # One number for all, because the cores only ask whether they are equal.
     checksums = list(map(checksum, gradients))
     return zlib.crc32(repr(checksums).encode())
 
@@ -183,6 +186,7 @@ def settings(optimizers: Iterable, schedule: object) -> dict[str, str]:
             values[f"{key} of {type(schedule).__name__}"] = value
     texts = {}
     for name, value in values.items():
+        # A learning rate may be a tensor or a number of numpy.
         plain = value.tolist() if hasattr(value, "tolist") else value
         if _is_plain(plain):
             texts[name] = repr(plain)
@@ -217,6 +221,7 @@ def structure(module: object, prefix: str = "") -> dict[str, str]:
     for number, (name, layer) in enumerate(_named_layers(module)):
         numbers = layer.extra_repr() or _constants(layer)
         text = f"{number} {type(layer).__qualname__} {numbers or ''} {_functions(layer) or ''}"
+        # A repr such as <function gelu at 0x7f...> has another address in each process.
         without_addresses = re.sub(r" at 0x\w+", "", text)
         described[f"{prefix}{name or type(layer).__name__}"] = without_addresses.strip()
     described |= _tensor_texts(prefix, "parameters", _named_parameters(module))
@@ -306,6 +311,7 @@ def _brought_along(value: object) -> dict[str, object]:
     if isinstance(value, functools.partial):
         return {"of": value.func} | dict(enumerate(value.args)) | value.keywords
     if isinstance(value, types.FunctionType):
+        # The names and the values of a closure's variables are kept apart.
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
         return {name: cell.cell_contents for name, cell in cells if cell != _EMPTY_CELL}
     return {}
