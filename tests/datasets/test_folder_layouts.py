@@ -41,10 +41,13 @@ OTHERS = {
         + ["seg_pred/seg_pred/1.png"],
         "/seg_train/seg_train', ...), one folder deeper",
     ),
-    "APTOS": (["train_images/1.png", "test_images/2.png"], "a table says what each image is"),
+    "APTOS": (
+        ["train_images/1.png", "test_images/2.png"],
+        "pass a table with the label of each image",
+    ),
     "Carvana": (["train/1.jpg", "train_masks/1_mask.gif"], 'masks="mask"'),
     "mmseg": (["img_dir/train/1.jpg", "ann_dir/train/1.png"], 'masks="mask"'),
-    "COCO": (["train2017/1.png", "val2017/2.png"], "a table says what each image is"),
+    "COCO": (["train2017/1.png", "val2017/2.png"], "pass a table with the label of each image"),
     "brain tumors": (
         ["Training/a/1.png", "Training/b/1.png", "Testing/a/2.png"],
         "/Training', ...)",

@@ -212,7 +212,7 @@ def test_a_folder_is_packed_by_a_plugin_that_is_registered_after_the_first_look(
 
     monkeypatch.setattr("tpukit.datasets.processes.subprocess", subprocess)
     folder = fill_with_raw8(tmp_path / "in")
-    with pytest.raises(ValueError, match="holds no image that is read here"):
+    with pytest.raises(ValueError, match="holds no image that pack can read"):
         pack(folder, tmp_path / "pack", progress="off")
     raw8.register()
     packed = pack(folder, tmp_path / "pack", progress="off")

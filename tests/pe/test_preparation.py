@@ -54,7 +54,8 @@ def test_a_network_that_is_asked_about_images_prepared_otherwise_refuses(made, t
     )
     trained = pe.Preparation.of(PackedImages(records.folder, size=16))
     with pytest.raises(
-        ValueError, match=r"prepared otherwise than those of .*\n  found: crop lungs, here None\n"
+        ValueError,
+        match=r"prepared in another way than those of .*\n  found: crop lungs, here None\n",
     ):
         trained.check(PackedImages(whole.folder, size=16))
     with pytest.raises(ValueError, match="found: image_size 16, here 32\n"):
@@ -89,7 +90,9 @@ def test_images_of_another_pack_have_no_preparation(tmp_path):
         tmp_path / "p",
         **QUIET,
     )
-    with pytest.raises(ValueError, match="does not say how its images were made of DICOM slices"):
+    with pytest.raises(
+        ValueError, match="does not record how its images were made from DICOM slices"
+    ):
         pe.Preparation.of(records)
 
 

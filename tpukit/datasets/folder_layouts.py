@@ -92,7 +92,7 @@ def _refuse_people(layout: _Layout) -> None:
         raise InvalidValueError(
             f"the sub-folders of {folder} are named like patients and not like classes",
             found=_list(classes),
-            fix="a table says what each image is: pack(pandas.DataFrame("
+            fix="pass a table with the label of each image: pack(pandas.DataFrame("
             '{"path": files, "label": labels, "patient": patients}), ..., labels="label", '
             f'groups="patient"); or classes={_all(classes)}',
         )
@@ -164,13 +164,13 @@ def _refuse_roles(layout: _Layout) -> None:
     fix = _with_masks(layout) or _with_table(layout)
     if not fix:
         fix = (
-            "a table says what each image is: "
+            "pass a table with the label of each image: "
             'pack(pandas.DataFrame({"path": files, "label": labels}), ..., labels="label"), '
             'masks="mask" for a column of those'
         )
     raise InvalidValueError(
-        f"{folder} would give the classes {_list(classes)}, which say nothing of what is seen",
-        found=f"{len(names):,} images, as {names[0]}",
+        f"{folder} would give the classes {_list(classes)}, which do not describe the images",
+        found=f"{len(names):,} images, for example {names[0]}",
         fix=f"{fix}; or classes={classes}",
     )
 

@@ -6,8 +6,8 @@
     photos/dog/notes.txt    left out, and counted
     photos/.cache/d.jpg     left out
 
-Errors point out a folder too high or too low; `folder_layouts` knows those whose sub-folders are
-not classes but splits, patients or masks.
+An error reports a folder that is one level too high or too low; `folder_layouts` knows the folders
+whose sub-folders are not classes but splits, patients or masks.
 """
 
 import os
@@ -104,7 +104,8 @@ def find_images(
             inside += _images(folder, name, above=above, without=without, others=others)
         if others and not inside:
             raise InvalidValueError(
-                f"the folder {name!r} holds no image that is read here, and would be a class without one",
+                f"the folder {name!r} holds no image that pack can read, and would be an empty "
+                "class",
                 found=most_frequent(others),
                 fix="save them as PNG or JPEG; or move the folder away",
             )
@@ -123,7 +124,7 @@ def find_images(
 
 
 def _order_of_classes(folder, found: list[str], classes: Sequence[str] | None) -> list[str]:
-    """Return the classes in the order of their numbers; ValueError for a folder that is none."""
+    """Return the classes in the order of their numbers; ValueError for any other folder."""
     if classes is None:
         order = in_order(found)
         refuse_similar_classes(order, str(order))
@@ -135,7 +136,7 @@ def _order_of_classes(folder, found: list[str], classes: Sequence[str] | None) -
         raise InvalidValueError(
             f"{folder} holds {len(others)} folders that are not in classes=",
             found=", ".join(others[:4]),
-            fix="name all classes, also those that only training has; or move these folders away",
+            fix="name all classes, including those without images here; or move these folders away",
         )
     return order
 

@@ -5,8 +5,8 @@
     dataset, generator        items (image, labels)
 
 `describe_source` returns a `PackSource`: the files or items, their labels, classes and groups, and
-`facts`, by which a later call recognises the same source. Of a folder and a table it reads only
-names; of items as many as are needed to recognise them.
+`facts`, by which a later call recognises the same source. For a folder or a table it reads only
+names; for items it reads as many as it needs to recognise them.
 """
 
 import os
@@ -40,8 +40,8 @@ class PackSource:
     """The images to pack, in their own order.
 
     Attributes:
-        facts: tells this source from others, for the plan of a pack: names, labels, groups; for
-            items also contents.
+        facts: identify this source in the plan of a pack: names, labels, groups; for items also
+            contents.
         label_names: one per label.
         classes: the names of the numbers of a single label; or [].
         group_names: the names of the group numbers in the rows.
@@ -59,7 +59,7 @@ class PackSource:
             the folder `work`, the root and the plan, and used as `Files` is; "" for `Files`. Its
             files are compared by names and sizes only.
         settings: other entries of the plan that decide the contents.
-        left_out: the number of files of a folder that are no images, by their ending.
+        left_out: the number of files of a folder that are not images, by their ending.
         path_column: the column of a table with the paths; "" for another source.
         table_file: the path of a CSV file; "" for another source.
         weight: estimates the bytes of images that are not stored as their files; has `count`,
@@ -173,7 +173,8 @@ def _refuse_values(labels, source) -> None:
     if not set(names) <= set(there) or names == ["None"]:
         fix = 'pack(table.assign(label=values), ..., labels="label")'
     raise InvalidValueError(
-        f"labels= is names of columns, or of what items hold, got a {type(labels).__name__}",
+        "labels= must be names of columns, or of parts of the items, got a "
+        f"{type(labels).__name__}",
         found=f"{len(labels):,} values",
         fix=fix,
     )
@@ -331,7 +332,7 @@ def make_rows(labels, groups):
     if groups is not None and len(groups) != len(labels):
         raise InvalidValueError(
             f"the source yields {len(labels):,} items, and groups= has {len(groups):,}",
-            fix="as many of one as of the other",
+            fix="one group per item",
         )
     rows = numpy.zeros(len(labels), row_type(labels.shape[1]))
     rows["row"] = numpy.arange(len(labels))
@@ -356,7 +357,7 @@ def _labels_fact(classes: Sequence[str], names: Sequence[str], values) -> dict:
 
 
 def _names_fact(names: Sequence[str], kind: str, values) -> dict:
-    """Return the fact about names and the values that they stand for, None without values."""
+    """Return the fact about names and their values; None without values."""
     words = f"no {kind}"
     if names:
         few = ", ".join(names)

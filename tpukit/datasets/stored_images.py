@@ -1,4 +1,4 @@
-"""The part that a pack and a cache share: labels, groups and rows of N images, and their checks."""
+"""The common part of packs and caches: labels, groups and rows of N images, and their checks."""
 
 import operator
 from pathlib import Path
@@ -28,7 +28,7 @@ class StoredImages:
 
     Attributes:
         folder: the folder of the images.
-        names: of the L labels, or of the classes, for `show_batch(names=...)`.
+        names: the names of the L labels, or of the classes, for `show_batch(names=...)`.
         labels: (N, L) float32; with classes (N,) int64, the class number of each image. The array
             is read-only, but other labels can be assigned, `images.labels = ...`: one label, or
             one row, per image. A pandas Series or DataFrame has those of the table that was packed,
@@ -120,30 +120,28 @@ class StoredImages:
         raise InvalidValueError("labels are finite numbers", found=repr(wrong), fix=fix)
 
     def _as_classes(self, labels):
-        """Return (N,) class numbers as int64; ValueError for a number that is no class."""
+        """Return (N,) class numbers as int64; ValueError for a number that is not a class."""
         import numpy
 
         wrong = (labels < 0) | (labels >= len(self.classes)) | (labels % 1 != 0)
         if wrong.any():
             raise InvalidValueError(
-                f"label {labels[wrong][0]} is none of the {len(self.classes)} classes",
+                f"label {labels[wrong][0]} is not one of the {len(self.classes)} classes",
                 found=first_few(self.classes, 8),
                 fix="numbers from 0, in the order of .classes; for other classes pack again",
             )
         if are_other_numbers(self.classes):
-            print(
-                f"labels: numbers are places in .classes, from 0: 0 stands for {self.classes[0]!r}"
-            )
+            print(f"labels: numbers are positions in .classes, from 0: 0 means {self.classes[0]!r}")
         return labels.astype(numpy.int64)
 
     def _relabelled(self) -> dict | None:
-        """Return the state that a pickle holds with the path: labels that were assigned."""
+        """Return the part of a pickle besides the path: labels that were assigned."""
         if self._labels is self._stored_labels:
             return None
         return {"_labels": self._labels}
 
     def labelled_as(self, other: "StoredImages") -> "StoredImages":
-        """Return these images with the labels that were assigned to another form of them."""
+        """Return these images with the labels that were assigned to their pack or cache."""
         self.__dict__.update(other._relabelled() or {})
         return self
 
@@ -182,7 +180,7 @@ class StoredImages:
             index = operator.index(index)
         except TypeError:
             raise InvalidTypeError(
-                f"one image is asked for by its number, got {index!r}",
+                f"the index of an image must be one whole number, got {index!r}",
                 fix="images.take(indices) for several; torch.utils.data.Subset(images, indices) as a dataset",
             ) from None
         if not -len(self) <= index < len(self):
@@ -269,7 +267,7 @@ class StoredImages:
         if indices.ndim != 1 or indices.dtype.kind not in "iu":  # numpy would use True as 1
             raise InvalidValueError(
                 f"indices are one list of whole numbers, got shape {indices.shape} of {indices.dtype}",
-                fix="numpy.flatnonzero(mask), where this is a mask",
+                fix="if this is a mask, numpy.flatnonzero(mask)",
             )
         highest = indices.max()
         if highest >= len(self):
@@ -281,10 +279,12 @@ class StoredImages:
 
     def _no_such_image(self, index) -> IndexError:
         fix = f"indices from 0 to {len(self) - 1:,}, such as split() gives"
-        return InvalidIndexError(f"image {index} of {len(self):,} was asked for", fix=fix)
+        return InvalidIndexError(
+            f"index {index} is out of range: there are {len(self):,} images", fix=fix
+        )
 
     def _check_out(self, out, count: int) -> None:
-        """Raise ValueError unless `out` is an array for so many images."""
+        """Raise ValueError unless `out` is an array for `count` images."""
         shape = (count, *self.shape)
         if out.shape != shape or out.dtype != "uint8":
             raise InvalidValueError(

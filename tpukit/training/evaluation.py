@@ -20,7 +20,7 @@ class Evaluation:
     """A model's outputs for a dataset, its loss and metrics; the same on every core.
 
     Attributes:
-        loss: of all samples together, as if they were one batch.
+        loss: the loss of all samples together, as if they were one batch.
         metrics: the other numbers, by name.
         outputs: (N, ...) on the CPU, float32 or wider, in dataset order; nested as the model's
             outputs. None with `keep_outputs=False`.
@@ -61,9 +61,9 @@ def evaluate(
         found.loss, found.outputs.shape
 
     Outputs and targets of all cores are gathered in the step, copied to the host every 32 steps
-    or 256 MB, and put into dataset order, without the padding of the last step. The loss and the
-    metrics are computed there, of all samples at once. So they do not depend on the number of
-    cores, even if the loss is not a plain mean. Every core holds all N outputs and targets.
+    or 256 MB, and put into dataset order, without the padding of the last step. There, the loss and
+    the metrics are computed from all samples at once. So they do not depend on the number of cores,
+    even if the loss is not a plain mean. Every core holds all N outputs and targets.
 
     With `keep_outputs=False` nothing is gathered. Each core updates torchmetrics' metrics with
     its own samples, step by step, and at the end their states are combined. The loss is then the
@@ -136,8 +136,8 @@ def evaluate_synced(
         batches: as in `evaluate`.
         metrics: as in `evaluate`.
         keep_outputs: as in `evaluate`.
-        label: of the progress bar; None for no bar.
-        options: further ones of `host_steps`.
+        label: the label of the progress bar; None for no bar.
+        options: further options of `host_steps`.
     """
     import torch
 
@@ -166,8 +166,8 @@ def evaluate_synced(
 def _from_core_0(core: Core, numbers: tuple) -> tuple:
     """Return core 0's numbers on every core. Collective.
 
-    A metric may draw random numbers, or read a clock or a file of its host. But the cores decide
-    by these numbers, about the best epoch for example, and must decide alike.
+    A metric may draw random numbers, or read a clock or a file of its host. But every core chooses
+    the best epoch by these numbers, and all must choose the same.
     """
     if core.world_size == 1 or core.backend.is_recording:
         return numbers
@@ -218,10 +218,10 @@ def _loss(value: object) -> Loss:
 def _one_number(name: str, value: object) -> float:
     if value is None:
         raise InvalidValueError(
-            f"{name} is one number, got None",
+            f"{name} must return one number, got None",
             found=(
-                "a loss that the model computes itself is None in an evaluation, because it is "
-                "of one batch with its padding"
+                "a loss that the model computes itself is None in an evaluation, because the "
+                "mean of one batch includes its padding"
             ),
             fix=(
                 "compute it from the other outputs: lambda outputs, labels: "
@@ -231,7 +231,8 @@ def _one_number(name: str, value: object) -> float:
     if isinstance(value, Mapping):
         part = next(iter(value), "name")
         raise InvalidValueError(
-            f"{name} is one number, got a {type(value).__name__} of {', '.join(map(repr, value))}",
+            f"{name} must return one number, got a {type(value).__name__} of "
+            f"{', '.join(map(repr, value))}",
             fix="a function for each of its numbers: "
             f"lambda outputs, targets: {name}(outputs, targets)[{part!r}]",
         )
@@ -241,8 +242,8 @@ def _one_number(name: str, value: object) -> float:
         if hasattr(value, "shape"):
             found += f" {tuple(value.shape)}"
         raise InvalidValueError(
-            f"{name} is one number, got a {found}",
-            fix='take its mean; of a torchmetrics metric, average="macro"',
+            f"{name} must return one number, got a {found}",
+            fix='take its mean; for a torchmetrics metric, pass average="macro"',
         )
     return float(value)
 

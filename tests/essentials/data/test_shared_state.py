@@ -139,7 +139,7 @@ def test_a_generator_of_its_own_is_refused_and_one_of_a_library_is_named_once(ki
     run(Numbers(transform))
     assert (
         capfd.readouterr().out.count(
-            "Numbers.held.generator is a random generator that each process has a copy"
+            "Numbers.held.generator is a random generator, and each process has a copy"
         )
         == 1
     )

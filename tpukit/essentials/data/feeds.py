@@ -37,10 +37,10 @@ class EpochPlan(NamedTuple):
     Attributes:
         samples: (steps, batch_size) int64.
         is_real: (steps, batch_size) bool, False for padding.
-        numbers: of the batches, unique over all cores; they seed the loader processes.
+        numbers: the numbers of the batches, unique over all cores; they seed the loader processes.
         seed: (seed, epoch).
         done: steps of this epoch that are over.
-        lengths: of the samples in each step, with buckets.
+        lengths: the lengths of the samples in each step, with buckets.
     """
 
     samples: object

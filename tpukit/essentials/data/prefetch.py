@@ -1,7 +1,7 @@
 """Prepare batches ahead of the loop: in threads, or in the processes of a DataLoader.
 
-Threads are for batches that one native call makes without the GIL, such as a source's. Processes
-are for datasets that make a sample in Python.
+Threads are for batches that a single native call makes without the GIL, as a source does. Processes
+are for datasets whose samples are made in Python.
 
 A source's images are written into buffers that are used again, because new memory is slow. A buffer
 is free when nothing refers to it: neither the loop, nor a tensor or view of it, nor a transfer.
@@ -74,7 +74,7 @@ def run_ahead(calls: Iterable[Callable[[], object]], threads: int) -> Iterator[o
 
 
 def _run(todo: SimpleQueue) -> None:
-    """Run calls until None comes; put the outcome of each into its own queue."""
+    """Run calls until None arrives; put the outcome of each into its own queue."""
     while (job := todo.get()) is not None:
         call, done = job
         try:
@@ -113,7 +113,7 @@ def load_samples(
         dataset: the dataset.
         jobs: (number, samples) per batch. The number is unique in the epoch over all cores.
         workers: loader processes; 0 for none.
-        seed: of the epoch.
+        seed: the seed of the epoch.
         in_turn: other cores are threads of this process.
         collate: `collate(items, samples, length)` joins a batch instead of torch's
             `default_collate`; a job is then (number, samples, length).
@@ -143,7 +143,7 @@ def load_images(
         source: the source.
         jobs: (number, samples) per batch. The number is unique in the epoch over all cores.
         workers: loader processes, at least 1.
-        seed: of the epoch; a batch is seeded with it and its number.
+        seed: the seed of the epoch; a batch is seeded with it and its number.
     """
     import torch
 

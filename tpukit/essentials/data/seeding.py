@@ -72,8 +72,8 @@ def numbers_kept() -> Iterator[None]:
 def seeded_in_turn(numbers: tuple[int, ...]) -> Iterator[None]:
     """Seed the host's random numbers for a block that the threads of a process enter in turn.
 
-    Their states before are restored afterwards. The block draws the same numbers whatever other
-    threads draw in such blocks, or seed with `seed_in_turn`.
+    Afterwards the former states are restored. So the block draws the same numbers, independently of
+    other threads that draw in such blocks or call `seed_in_turn`.
     """
     with TURN, numbers_kept():
         seed_host(numbers)

@@ -2,10 +2,9 @@
 
 Cores and loader processes are forks of the kernel. If an object was made before the fork:
 
-    an open file          has one position for all processes, so a process reads in a place to which
-                          another one has moved it
-    a random generator    is a copy in each process, so all draw the same numbers
-    a pool of threads     does not exist in the fork, so the process waits for it forever
+    an open file has one position for all processes, so each process moves the position of the
+    others a random generator    is a copy in each process, so all draw the same numbers a pool of
+    threads     does not exist in the fork, so the process waits for it forever
 
 `remember` notes these objects before the fork, `refuse_shared` raises if a dataset holds one.
 """
@@ -34,8 +33,8 @@ _FIXES = {
     _FILE: "open it in __getitem__: with open(self.path, 'rb') as file, or h5py.File(self.path)",
     _GENERATOR: "numpy.random.default_rng((seed, index)) in __getitem__; or random, numpy.random "
     "and torch themselves, which are seeded for each batch",
-    _THREADS: "make it in __getitem__ where there is none; or without it, "
-    "core.batches(..., workers=2)",
+    _THREADS: "make the pool in __getitem__, at the first call in each process; or leave the "
+    "pool out and use core.batches(..., workers=2)",
 }
 _GENERATORS = ("Generator", "RandomState")  # classes of numpy.random and torch
 # Packages whose classes have items and are no datasets.
@@ -89,7 +88,7 @@ def _seen_by(fn) -> Iterator[object]:
 def refuse_shared(dataset, *, rank: int, world_size: int, workers: int) -> None:
     """Raise if several processes would share or copy state of a dataset.
 
-    For the generator of a library, deep inside the dataset, core 0 prints a line instead.
+    If the generator belongs to an object deep inside the dataset, core 0 prints a line instead.
 
     Args:
         dataset: the dataset.
@@ -107,13 +106,13 @@ def refuse_shared(dataset, *, rank: int, world_size: int, workers: int) -> None:
         is_inside = held.path.count(".") > 1 and "dataset." not in held.path
         if held.kind == _GENERATOR and is_inside:
             if rank == 0:
-                copied = f"{held.kind} that each process has a copy of"
-                print(f"{held.path} is {copied}: they draw the same numbers ({readers})")
+                copied = f"{held.kind}, and each process has a copy of it"
+                print(f"{held.path} is {copied}: all draw the same numbers ({readers})")
             continue
         kind = type(held.value)
         name = f"{kind.__module__}.{kind.__qualname__}"
         raise InvalidValueError(
-            f"the dataset holds {held.kind}, and forks do not have one each",
+            f"the dataset holds {held.kind}, which forked processes cannot share",
             found=f"{held.path}: a {name}; {readers} read the dataset",
             fix=_FIXES[held.kind],
         )
@@ -167,7 +166,7 @@ def _parts(value, path: str) -> list[tuple[str, object]]:
 
 
 def _kind(value) -> str | None:
-    """Return the kind of an object that forks do not have one each of; None for others."""
+    """Return the kind of an object that forked processes cannot share; None for others."""
     if isinstance(value, io.IOBase):
         is_memory = isinstance(value, io.BytesIO | io.StringIO)
         if is_memory or value.closed:

@@ -18,7 +18,7 @@ def leave() -> None:
 
 
 def find():
-    """Return the core of the calling thread, or the only one of the process; None for none."""
+    """Return the core of the calling thread, or else the only core of the process, or None."""
     core = _cores.get(threading.get_ident())
     if core is None and len(_cores) == 1:
         (core,) = _cores.values()
@@ -32,8 +32,8 @@ def current_core():
     a single core.
 
     Raises:
-        TpukitRuntimeError: this process is no worker, or the thread could belong to either of two
-            cores.
+        TpukitRuntimeError: this process is not a worker, or the thread could belong to either of
+            two cores.
     """
     core = find()
     if core is not None:
@@ -41,12 +41,12 @@ def current_core():
     thread = threading.current_thread().name
     if _cores:
         raise TpukitRuntimeError(
-            "this thread is none of the two cores that this process has",
+            "this thread does not run one of the two cores of this process",
             found=f"{thread}, on a chip with two cores",
             fix="call tpukit.current_core() in the worker function, and pass it to the thread",
         )
     raise TpukitRuntimeError(
-        "tpukit.current_core() is the core of a worker function, and this is none",
+        "tpukit.current_core() works only inside a worker function",
         found=f"{thread} of a process that launch did not start",
         fix="tpukit.launch(train), and call it within train(core)",
     )
