@@ -402,6 +402,17 @@ def look_at_weight(core):
     return core.to_host(core.state.model.weight.detach()).double().sum().item()
 
 
+def reads_with_processes(core):
+    """Begin a new epoch, with new processes, several times per second."""
+    for _ in range(10_000):
+        for (batch,) in core.batches(
+            torch.utils.data.TensorDataset(torch.rand(16, 4)), batch_size=2, workers=2
+        ):
+            core.log(loss=batch.sum())
+            with core.step():
+                pass
+
+
 def swallows(core):
     core.log(loss=0)
     while True:
@@ -435,7 +446,8 @@ def interrupted(session, fn, *args):
 
 
 @pytest.mark.parametrize(
-    "fn", [trains_for_ever, sleeps, computes, one_sleeps_the_other_waits, fits]
+    "fn",
+    [trains_for_ever, sleeps, computes, one_sleeps_the_other_waits, fits, reads_with_processes],
 )
 def test_an_interrupt_keeps_the_state(sessions, fn):
     session = sessions()

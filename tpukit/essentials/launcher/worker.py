@@ -445,6 +445,9 @@ class _Worker:
     def _running(self) -> list[tuple[Core, int, object]]:
         """Return (core, thread, frame) for each core; a core that is done may have no thread."""
         frames = sys._current_frames()
+        # Otherwise this frame and the dict would keep each other alive, and with them all frames:
+        # a loader that only the garbage collector frees waits five seconds for its processes.
+        frames.pop(threading.get_ident(), None)
         return [
             (core, thread, frames[thread]) for core, thread, _ in self.cores if thread in frames
         ]
