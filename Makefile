@@ -6,7 +6,7 @@ PYTHON ?= python3
 .DEFAULT_GOAL := help
 .PHONY: headers help check quick test test-cloud torchtpu faults soak fuzz mutants walkthrough exams wheel kaggle-bundle gallery screenshot docs platforms simulator
 .PHONY: compile-check lint-old bench bench-input bench-packing bench-step bench-unet bench-recording bench-compile bench-exams
-.PHONY: bench-preflight bench-sharded bench-robustness
+.PHONY: bench-preflight bench-sharded bench-robustness bench-startup
 .PHONY: chip-colab chip-kaggle chip-report clean
 
 python := .venv/bin/python
@@ -121,7 +121,7 @@ simulator: $(installed)  ## twenty minutes: the TPU code on five machines with a
 compile-check: $(installed)  ## minutes, fetches libtpu: compile every graph of tpukit for v5e, v6e and v3, without a TPU
 	$(python) tests/compiler/table.py
 
-bench: bench-input bench-packing bench-step bench-unet bench-session bench-recording bench-compile bench-exams  ## all benchmarks, one after the other; each prints a table and one line of JSON
+bench: bench-input bench-packing bench-step bench-unet bench-session bench-recording bench-compile bench-startup bench-exams  ## all benchmarks, one after the other; each prints a table and one line of JSON
 
 bench-input: .venv/benched  ## minutes: the input pipeline against the tutorial's, webdataset, Grain and DataLoader
 	$(python) benchmarks/input.py
@@ -138,11 +138,14 @@ bench-unet: $(installed)  ## minutes: a U-Net's step by section, and fit against
 bench-session: $(installed)  ## a minute: the second run of a session over its first, and over a second launch
 	$(python) benchmarks/session.py
 
-bench-recording: $(installed)  ## half a minute: how long the host takes to record a step of fit
+bench-recording: $(installed)  ## half a minute: the time that the host needs to capture a step of fit
 	$(python) benchmarks/recording.py
 
 bench-compile: $(installed)  ## minutes: the compile time of a session, without and with a compilation cache
 	$(python) benchmarks/compile.py
+
+bench-startup: $(installed)  ## minutes: the seconds from the start of a session to its first steps, on every dry run
+	$(python) benchmarks/startup.py
 
 bench-preflight: $(installed)  ## an hour, fetches libtpu: cycles of a step of fit and of the tutorial's, by the TPU compiler
 	$(python) benchmarks/preflight.py

@@ -35,7 +35,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=12, help="of both contestants; 12")
-    parser.add_argument("--batch", type=int, default=8, help="images a core and step; 8")
+    parser.add_argument("--batch", type=int, default=8, help="images per core and step; 8")
     parser.add_argument("--size", type=int, default=96, help="pixels, a multiple of 32; 96")
     parser.add_argument("--backend", help="as for tpukit.launch; None for the best there is")
     options = parser.parse_args()

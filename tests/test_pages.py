@@ -24,7 +24,7 @@ PAGES = sorted((ROOT / "docs").glob("*.md"))
 # Functions that pass on the words of another error, so they have no facts of their own.
 PASSED_ON = {
     "run_hangs": "the words of the watchdog's `Stall`, which has entries",
-    "run_on_cores": "an OutOfSyncError, which has entries, becomes the WorkerError",
+    "outcome": "an OutOfSyncError, which has entries, becomes the WorkerError",
     "_read_by_number": "an error of the user's dataset",
     "_read_stream": "the same",
     "read_one": "the same",

@@ -201,7 +201,7 @@ def imports():
 
 def test_the_folder_list_is_the_architecture():
     there = {path.name for path in entries(ROOT / "tpukit")}
-    assert there == {"__init__.py", "__main__.py", "essentials"} | {
+    assert there == {"__init__.py", "__main__.py", "py.typed", "essentials"} | {
         name for name in SUBPACKAGES if "." not in name
     }
     assert len(there) <= 14
@@ -674,7 +674,7 @@ def test_there_are_notebooks_and_their_numbers_are_the_reading_order():
     assert NOTEBOOKS
     numbers = [path.name.partition("_")[0] for path in NOTEBOOKS]
     whole = [number for number in numbers if number.isdigit()]
-    assert whole == [f"{number:02}" for number in range(1, 1 + len(whole))]
+    assert whole == [f"{number:02}" for number in range(len(whole))]
     # One that goes on where another ends has its number and a letter: 04b.
     assert all(number[:2] in whole and number[2:] == "b" for number in set(numbers) - set(whole))
 
@@ -818,7 +818,9 @@ def test_one_cell_holds_the_parameters_as_literals(path):
 @EACH_NOTEBOOK
 def test_cells_are_short(path):
     for cell in code_cells(load(path)):
-        assert len(source(cell).splitlines()) <= 25, source(cell)
+        # A training function stays in one cell, with the arguments of fit in sight.
+        longest = 40 if "tpukit.fit(" in source(cell) else 25
+        assert len(source(cell).splitlines()) <= longest, source(cell)
 
 
 @EACH_NOTEBOOK

@@ -64,7 +64,7 @@ def test_one_chip_is_an_ordinary_launch():
             "all chips of one host are one rank",
             "leave out hosts",
         ),
-        ({"cores": 1, "device": 0}, "nothing chooses among them", "leave out cores, device"),
+        ({"cores": 1, "device": 0}, "a launch always uses all of them", "leave out cores, device"),
         (
             {"backend": "xla:cpu"},
             "the xla:cpu backend cannot shard a model",

@@ -53,7 +53,7 @@ def test_on_a_tpu_the_package_that_is_installed_decides_and_of_both_the_one_for_
     assert choose_topology(machine, None, None).backend == backend
 
 
-def test_on_a_tpu_without_either_nothing_rehearses_in_silence():
+def test_on_a_tpu_without_either_no_dry_run_starts_silently():
     with pytest.raises(ValueError, match="the xla backend needs torch_xla, which is not installed"):
         choose_topology(on(), None, None)
 
@@ -92,12 +92,12 @@ def test_a_run_on_another_than_the_first_chip_is_refused_before_a_fork():
 @pytest.mark.parametrize(
     ("torch_tpu", "backend"), [(None, "torch_tpu:cpu"), ("0.2.0", "torch_tpu:simulator")]
 )
-def test_where_no_chip_is_it_rehearses(torch_tpu, backend):
+def test_without_a_chip_it_makes_a_dry_run(torch_tpu, backend):
     topology = choose_topology(on(chips=0, generation=None, torch_tpu=torch_tpu), 2, "torch_tpu")
     assert (topology.backend, topology.is_dry_run) == (backend, True)
 
 
-def test_the_stand_in_plays_as_many_chips_as_torchtpu_has_a_layout_for():
+def test_the_simulator_has_as_many_chips_as_torchtpu_has_a_layout_for():
     machine = on(chips=0, generation=None, torch_tpu="0.2.0")
     with pytest.raises(ValueError, match="TorchTPU runs on 1, 2, 4 or 8 chips, got 3"):
         choose_topology(machine, 3, "torch_tpu:simulator")
@@ -250,7 +250,7 @@ def test_a_core_that_raises_is_named():
         on_the_simulator(work)
 
 
-def test_what_rehearses_is_what_runs_on_a_chip():
+def test_a_dry_run_executes_the_code_of_a_chip():
     shared = {
         "all_reduce",
         "gather",

@@ -155,7 +155,7 @@ def test_a_failing_cell_raises_here_with_its_traceback(make_notebook, send):
         again.returncode == 1
     )  # what the platform does with a container that failed: it costs a second
     assert job.folder.read("notebook.ipynb") == before
-    with pytest.raises(ValueError, match="is over: failed"):
+    with pytest.raises(ValueError, match="has ended: failed"):
         job.start()
 
 
@@ -246,7 +246,7 @@ def test_cancel_ends_every_process_and_may_be_repeated(make_notebook, send):
     assert not left
     assert job.cancel().state == "cancelled"
     assert "kept" in job.download().files
-    with pytest.raises(ValueError, match="is over"):
+    with pytest.raises(ValueError, match="has ended"):
         job.start()
 
 

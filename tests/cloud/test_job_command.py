@@ -1,4 +1,4 @@
-"""`python -m tpukit job` and its companions, in a terminal."""
+"""`python -m tpukit job` and the commands about jobs, in a terminal."""
 
 import json
 import subprocess

@@ -90,5 +90,5 @@ def test_the_checksum_is_that_of_cloud_storage(tmp_path):
 
 @pytest.mark.parametrize("address", ["gs://", "gs://A_B", "s3://bucket/x", "gs:///x"])
 def test_an_address_that_is_no_bucket_is_refused(address):
-    with pytest.raises(ValueError, match="is not a bucket"):
+    with pytest.raises(ValueError, match="is not the address of a bucket"):
         open_folder(address)

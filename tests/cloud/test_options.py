@@ -104,8 +104,8 @@ def test_every_target_gets_the_time_limit_and_ends_the_machine_ten_minutes_after
         ("vertex", {"options": JobOptions(reservation="mine")}, "takes the full name"),
         ("vertex", {"timeout": 59.0}, "a limit of a minute or more"),
         ("vertex", {"timeout": float("inf")}, "a limit of a minute or more"),
-        ("gcloud", {"name": "My Job"}, "cannot be the name of a job"),
-        ("gcloud", {"name": "a" * 41}, "cannot be the name of a job"),
+        ("gcloud", {"name": "My Job"}, "is not a valid name of a job"),
+        ("gcloud", {"name": "a" * 41}, "is not a valid name of a job"),
         ("gcloud", {"options": JobOptions(zone="us-west4-a; rm -rf /")}, "cannot be a zone"),
         ("gcloud", {"options": replace(ZONE, project="$(reboot)")}, "cannot be a project"),
         (
@@ -119,10 +119,14 @@ def test_every_target_gets_the_time_limit_and_ends_the_machine_ten_minutes_after
             {"options": JobOptions(service_account="me@gmail.com")},
             "cannot be a service_account",
         ),
-        ("vertex", {"secrets": {"HF_TOKEN": "hf_" + "a" * 34}}, "never travel as text"),
+        (
+            "vertex",
+            {"secrets": {"HF_TOKEN": "hf_" + "a" * 34}},
+            "never sends secrets as plain text",
+        ),
         ("gcloud", {"secrets": {"HF_TOKEN": "env:HF_TOKEN"}}, "projects/my-project/secrets/hf"),
         ("skypilot", {"secrets": {"HF_TOKEN": SECRET}}, "env:HF_TOKEN"),
-        ("local", {"secrets": {"A B": "env:A"}}, "never travel as text"),
+        ("local", {"secrets": {"A B": "env:A"}}, "never sends secrets as plain text"),
     ],
 )
 def test_what_would_fail_or_be_ignored_later_is_refused_before_anything_is_sent(

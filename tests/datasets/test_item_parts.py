@@ -146,13 +146,13 @@ def test_a_dataset_with_classes_is_trained_on(tmp_path):
 def test_a_label_that_is_none_of_the_classes_is_told_and_the_fix_works(tmp_path):
     source = Classified(label=lambda number: number - 3)
     with pytest.raises(
-        ValueError, match=r"(?s)label -3 of item 0 is none of the 3 classes.*classes=\(\)"
+        ValueError, match=r"(?s)label -3 of item 0 is not one of the 3 classes.*classes=\(\)"
     ):
         pack(source, tmp_path / "out", **QUIET)
     records = pack(source, tmp_path / "out", classes=(), **QUIET)
     assert (records.labels.shape, records.classes, records.names) == ((COUNT, 1), [], ["label"])
     with pytest.raises(
-        ValueError, match="classes= names the classes of one label, and items have 2"
+        ValueError, match="classes= names the classes of one label, but items have 2 labels"
     ):
         pack(Classified(label=lambda number: (1, 2)), tmp_path / "new", classes=NAMES, **QUIET)
 
@@ -162,7 +162,8 @@ def test_words_of_items_are_numbered_by_classes(tmp_path):
     check_trains(pack(source, tmp_path / "out", classes=NAMES, **QUIET))
     source.classes = None
     with pytest.raises(
-        ValueError, match=r"(?s)item 0 has the word 'cat' for its label.*fix: +classes="
+        ValueError,
+        match=r"(?s)item 0 has the label 'cat', and labels that are words.*fix: +classes=",
     ):
         pack(source, tmp_path / "new", **QUIET)
     with pytest.raises(
@@ -294,14 +295,22 @@ def test_dicts_are_read_by_names_that_are_given(tmp_path):
 
 
 DICTS = {
-    "no image": ([{"photo": 1, "label": 1}], {}, "none is 'image' or 'img' or 'pixel_values'"),
+    "no image": (
+        [{"photo": 1, "label": 1}],
+        {},
+        "none of which is 'image' or 'img' or 'pixel_values'",
+    ),
     "no label by its name": (
         of_dicts(label="species"),
         {},
         r'labels="species"\) names it; labels=\[\] for none',
     ),
-    "no such label": (of_dicts(), {"labels": "kind"}, "keys 'image', 'label', and none is kind"),
-    "no such mask": (of_dicts(), {"masks": "kind"}, "none is kind"),
+    "no such label": (
+        of_dicts(),
+        {"labels": "kind"},
+        "keys 'image', 'label', none of which is kind",
+    ),
+    "no such mask": (of_dicts(), {"masks": "kind"}, "none of which is kind"),
     "parts of a set": ({"train": of_dicts()}, {}, r"pass one of its parts: source\['train'\]"),
 }
 

@@ -152,7 +152,7 @@ def test_what_can_only_be_iterated_is_not_taken_for_compared(tmp_path, capsys):
     pack(iter(items()), tmp_path, **QUIET)
     assert capsys.readouterr().out == "pack: 6 images, 1 label: label\n"
     pack(iter(items(shift=1)), tmp_path, **QUIET)
-    assert "only the first was compared" in capsys.readouterr().out
+    assert "only its first item was compared" in capsys.readouterr().out
 
 
 def test_what_differs_is_told_in_words(tmp_path):
@@ -310,7 +310,7 @@ LABELS = {
     "NaN": ([0.5, np.nan], "label 'x' of row 1 is missing"),
     "None": ([None, 1], "row 0 is missing"),
     "None among words": ([None, "sick"], "label 'x' of row 0 is missing"),
-    "a number among words": ([1, "sick"], "row 0 is none of the classes"),
+    "a number among words": ([1, "sick"], "row 0 is not one of the classes"),
     "pd.NA": (pd.array([1, None], dtype="Int64"), "row 1 is missing"),
     "dates": (
         pd.to_datetime(["2020-01-01", "2020-01-02"]),
@@ -387,7 +387,7 @@ def test_many_missing_images_are_refused_unless_that_is_agreed_to(tmp_path, caps
     real = str(next((tmp_path / "a").rglob("*.bmp")))
     table = pd.DataFrame({"path": [str(tmp_path / f"{n}.jpg") for n in range(99)] + [real]})
     with pytest.raises(
-        ValueError, match="99 of 100 images are damaged or missing, and 10% may be left out"
+        ValueError, match="99 of 100 images are damaged or missing, and damaged= allows 10%"
     ) as error:
         pack(table, tmp_path / "out", damaged="skip", options=PackOptions(shard_size=30), **QUIET)
     assert "found: 99 x No such file or directory, as" in said(error)
@@ -476,7 +476,7 @@ def test_too_many_open_files_are_no_damage(tmp_path):
     code = [sys.executable, "-c", MANY, str(tmp_path / "out")]
     ran = subprocess.run(code, cwd=KIT, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
-    assert "found: Too many open files, the file is as it was" in ran.stdout
+    assert "found: Too many open files; the file is undamaged" in ran.stdout
     assert "copy this file again" not in ran.stdout
 
 
@@ -606,7 +606,7 @@ def test_what_is_no_records_is_told_with_a_way_out(tmp_path):
         with pytest.raises(ValueError, match=message):
             call()
     with pytest.raises(
-        TypeError, match=r"asked for by its number, got slice\(0, 3, None\)\n  fix:   images.take"
+        TypeError, match=r"must be one whole number, got slice\(0, 3, None\)\n  fix:   images.take"
     ):
         records[0:3]
     other = pack(items(shift=1), tmp_path / "other", **QUIET)

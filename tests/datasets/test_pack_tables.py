@@ -123,14 +123,14 @@ def test_classes_give_validation_the_numbers_of_training(flowers, tmp_path):
     assert sorted(set(valid.labels)) == [1, 2]
     with pytest.raises(
         ValueError,
-        match=r"(?s)label 'species' of row 0 is none of the classes.*'rose'; classes daisy",
+        match=r"(?s)label 'species' of row 0 is not one of the classes.*'rose'; classes daisy",
     ):
         pack(table, tmp_path / "new", classes=["daisy", "tulip"], **how)
     numbers = table.assign(species=table.species.map(sorted(SPECIES).index))
     named = pack(numbers, tmp_path / "numbers", classes=sorted(SPECIES), **how)
     assert (named.labels.dtype, named.names) == (np.int64, sorted(SPECIES))
     assert named.labels.tolist() == numbers.species[named.rows].tolist()
-    with pytest.raises(ValueError, match="row 2 is none of the classes"):
+    with pytest.raises(ValueError, match="row 2 is not one of the classes"):
         pack(numbers, tmp_path / "new", classes=["one", "two"], **how)
 
 

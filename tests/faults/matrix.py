@@ -264,7 +264,8 @@ FAULTS = [
     Fault("a program left running", "subprocess.Popen(['sleep', '9999']); now(); return fine(core)", "", check=BOTH),
     Fault("a process forked by hand that never ends", "if os.fork() == 0: time.sleep(9999)\nnow(); return fine(core)", "", check=BOTH),
     Fault("a thread left running", "threading.Thread(target=time.sleep, args=(9999,)).start(); now(); return fine(core)", "", check=BOTH),
-    Fault("a launch inside a worker", "now(); return launch(fine)", r"core [01] of 2 raised RuntimeInUseError: launch was called inside a worker, whose run has the cores",
+    Fault("a launch inside a worker", "now(); return launch(fine)", r"core [01] of 2 raised "
+    "RuntimeInUseError: launch was called inside a worker, and its run already uses the cores",
           cause="RuntimeInUseError"),
     Fault("two launches at once", "now(); return fine(core)", "",
           check="[one.results for one in ThreadPoolExecutor(2).map(launch, [fine, fine])] == [[[2, 2], [2, 2]]] * 2"),

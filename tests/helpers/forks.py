@@ -46,7 +46,7 @@ class Fork:
 
 def _become(command, files, env):
     """Run the command's task in this fork and end it."""
-    *_, kit, task = command
+    *_, package, task = command
     status = 1
     try:
         for number, file in enumerate(files):
@@ -56,7 +56,7 @@ def _become(command, files, env):
         )
         os.environ.clear()
         os.environ.update(env)
-        sys.path.insert(0, kit)
+        sys.path.insert(0, package)
         from tpukit.datasets.processes import _run
 
         _run(task, json.loads(sys.stdin.buffer.readline()))

@@ -481,7 +481,7 @@ def with_step_of_ones_own(core):
 
 
 def guarded():
-    step, epoch = "every step is recorded: ", "every step is recorded from step 7 on: "
+    step, epoch = "every step is captured: ", "every step is captured from step 7 on: "
     entropy = step + "it asks the operating system for random numbers"
     reads = step + "the model or the loss reads the optimizer, a count or the schedule"
     return {

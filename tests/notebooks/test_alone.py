@@ -264,13 +264,13 @@ def test_without_array_record_and_without_internet_it_says_so_and_goes_on(bare, 
 
 @pytest.mark.parametrize(("number", "name"), [("07", "Scenes"), ("11", "VertexDouble")])
 @pytest.mark.parametrize("way", ["a wheel", "a git URL"])
-def test_what_a_notebook_reads_beside_the_kit_comes_with_it(
+def test_what_a_notebook_reads_beside_tpukit_comes_with_it(
     number, name, way, bare, wheel, repository
 ):
     cells = ["".join(one["source"]) for one in json.loads(NOTEBOOKS[number].read_text())["cells"]]
     (reads,) = [text for text in cells if "sys.path += " in text]
-    lines = reads[reads.index("kit = ") :].splitlines()
-    taken = "\n".join(line for line in lines if line.startswith(("kit = ", "sys.path", "from ")))
+    lines = reads[reads.index("root = ") :].splitlines()
+    taken = "\n".join(line for line in lines if line.startswith(("root = ", "sys.path", "from ")))
     address = ""
     if way == "a wheel":
         shutil.copy(wheel, bare.folder)

@@ -37,6 +37,7 @@ BY_PROGRAMS = "01_setup"
 
 # What each notebook's parameters cell is given instead of its own values, so that a run takes seconds.
 SMALL = {
+    "00_quickstart": {"images_per_class": 12, "image_size": 32, "batch_size": 4, "epochs": 1},
     "01_setup": {"size": 64},
     "02_look_at_the_data": {"studies": 8, "slices": 8, "image_size": 32},
     "03_every_core": {"epochs": 2},

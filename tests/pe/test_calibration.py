@@ -69,7 +69,8 @@ def test_the_exams_that_are_judged_are_not_those_that_were_fitted_on():
     labels, said = exams(30)
     temperatures = pe.fit_temperatures(labels, said)
     with pytest.raises(
-        ValueError, match="30 of the studies are those that .*\n.*\n  fix:   fit on another fold"
+        ValueError,
+        match="30 of the studies are those that .*\n.*\n  fix:   fit the temperatures on another fold",
     ):
         temperatures.apply(said)
 
@@ -105,7 +106,7 @@ def test_a_label_is_missing_or_a_row_is():
     with pytest.raises(ValueError, match="1 images without a prediction"):
         pe.fit_temperatures(labels, said[1:])
     labels.loc[3, "central_pe"] = np.nan
-    with pytest.raises(ValueError, match="no probabilities\n  found: central_pe = nan"):
+    with pytest.raises(ValueError, match="not probabilities\n  found: central_pe = nan"):
         pe.fit_temperatures(labels, said)
 
 

@@ -123,7 +123,7 @@ BAD = {
         "0 images without a prediction, 1 without a label",
     ),
     "an image twice": (lambda t: pandas.concat([t, t.iloc[:1]]), "1 twice"),
-    "no number": (lambda t: t.assign(central_pe=math.nan), "no probabilities"),
+    "no number": (lambda t: t.assign(central_pe=math.nan), "not probabilities"),
     "a logit": (lambda t: t.assign(central_pe=-0.3), "logits.sigmoid"),
     "two answers for one exam": (
         lambda t: t.assign(central_pe=[0.2] + [0.4] * (len(t) - 1)),
@@ -131,7 +131,7 @@ BAD = {
     ),
     "another study": (
         lambda t: t.assign(StudyInstanceUID=["other", *t.StudyInstanceUID[1:]]),
-        "images are in other studies in the predictions than in the labels\n  found: image 0.0",
+        "an image has another study in the predictions than in the labels\n  found: image 0.0",
     ),
 }
 

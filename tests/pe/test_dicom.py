@@ -130,7 +130,7 @@ def test_a_scale_that_gives_every_pixel_one_value_or_none_is_refused(tmp_path, n
 
 
 def test_a_slice_that_does_not_say_its_modality_is_taken_for_ct_with_a_word(tmp_path):
-    with pytest.warns(UserWarning, match="has no Modality: it is taken for CT"):
+    with pytest.warns(UserWarning, match="has no Modality; it is treated as CT"):
         units = read_dicom(slice_file(tmp_path, delete("Modality")))
     assert np.array_equal(units, UNITS)
     with pytest.raises(ValueError, match="neither Modality nor RescaleSlope is given"):

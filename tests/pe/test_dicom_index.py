@@ -92,7 +92,7 @@ def test_a_slice_that_lacks_the_scale_of_its_series_is_odd(copy):
 def test_two_files_of_one_image_are_refused(copy):
     path = next((copy / "train").rglob("*.dcm"))
     shutil.copy(path, path.with_name("again.dcm"))
-    with pytest.raises(ValueError, match=r"two files are of one image: .*again.dcm"):
+    with pytest.raises(ValueError, match=r"two files hold the same image: .*again.dcm"):
         index(copy)
 
 
@@ -115,7 +115,7 @@ def change(path, **values):
             r"1 images have another StudyInstanceUID in their file .*\n  found: 1.2.3 in",
         ),
         ({"SeriesInstanceUID": "1.2.3"}, "1 images have another SeriesInstanceUID in their file"),
-        ({"ImagePositionPatient": None}, "1 images have no place in the body"),
+        ({"ImagePositionPatient": None}, "1 images have no position in the body"),
     ],
 )
 def test_a_file_that_contradicts_the_labels_or_lies_nowhere_is_named(copy, values, message):
@@ -160,7 +160,7 @@ def test_with_keep_every_row_stays_and_what_is_odd_about_its_image_is_said(copy,
         ("no file", "no place", "another study", "another series", "compressed"), odd, strict=False
     ):
         assert words in said
-    assert odd[5].startswith("its file is no CT slice: ")
+    assert odd[5].startswith("its file is not a CT slice: ")
     assert odd[6:] == [""] * 6
     assert (table.path[table.odd != ""] == "").all()
     assert table.position[table.odd != ""].isna().all()
@@ -186,5 +186,5 @@ def test_headers_that_were_read_are_kept_until_their_file_changes(copy, tmp_path
     moved = index(copy, cache=tmp_path / "headers")
     assert moved["position"].max() == 5000
     shutil.copy(changed, changed.replace(".dcm", "-copy.dcm"))
-    with pytest.raises(ValueError, match="two files are of one image"):
+    with pytest.raises(ValueError, match="two files hold the same image"):
         index(copy, cache=tmp_path / "headers")

@@ -164,7 +164,7 @@ def test_an_irregular_exam_may_be_kept_as_it_must_be_in_a_submission(bad, capsys
     table = BAD[bad][0](made_up()[0])
     exams = pe.ExamSequences(table, numpy.zeros((len(table), 2)), irregular="keep")
     assert len(exams) == 3
-    assert "taken as they are" in capsys.readouterr().out
+    assert "used unchanged" in capsys.readouterr().out
     with pytest.raises(ValueError, match='irregular is "raise" or "keep"'):
         pe.ExamSequences(table, numpy.zeros((len(table), 2)), irregular="drop")
 
@@ -234,7 +234,7 @@ def test_weights_of_a_network_that_read_fewer_numbers_are_refused_by_name():
     old = {name: value[..., :3] if name in fewer else value for name, value in weights.items()}
     with pytest.raises(
         ValueError,
-        match=r"read 3 features of each part, and this one reads 6\n.*\n  fix:   train the",
+        match=r"with 3 features per part, but this one has 6\n.*\n  fix:   train the",
     ):
         pe.ExamNetwork(3).load_state_dict(old)
     network = pe.ExamNetwork(3)

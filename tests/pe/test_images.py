@@ -169,7 +169,7 @@ def test_two_files_of_one_image_are_told(tmp_path):
         (tmp_path / "a" / "s" / name).write_bytes(b"")
     with pytest.raises(
         ValueError,
-        match=r"two files are of one image: .*0001_i.jpg and .*0005_i.jpg\n  found: .*\n  fix:",
+        match=r"two files hold the same image: .*0001_i.jpg and .*0005_i.jpg\n  found: .*\n  fix:",
     ):
         index_images(table, tmp_path)
     (tmp_path / "a" / "s" / "0005_i.jpg").unlink()

@@ -118,17 +118,20 @@ def test_what_cannot_have_neighbours_is_refused(packed):
         ),
         (
             lambda: pe.NeighbouringSlices(records, table[:4]),
-            "found: 4 rows; the images are of 9 or more",
+            "found: 4 rows; the images need 9 or more",
         ),
         (
             lambda: pe.NeighbouringSlices(records, table.assign(position=1)),
-            "7 slices are at the position of another",
+            "7 slices have the position of another",
         ),
         (
             lambda: pe.NeighbouringSlices(records, table, "bone"),
             "window is one of lung, embolism, mediastinum",
         ),
-        (lambda: pe.NeighbouringSlices([1, 2], table), "is made of PackedImages or a CachedImages"),
+        (
+            lambda: pe.NeighbouringSlices([1, 2], table),
+            "NeighbouringSlices needs PackedImages or a CachedImages",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             change()

@@ -18,7 +18,12 @@ QUIET = {"progress": "off"}
 def made(tmp_path_factory):
     """A folder with slices, and a pack of them with everything other than by default."""
     folder = pe.phantom(tmp_path_factory.mktemp("drawn"), 2, 3, size=48, form="dicom", **QUIET)
-    options = {"size": 32, "window": "embolism", "crop": "lungs", "quality": 70}
+    options = {
+        "size": 32,
+        "window": "embolism",
+        "crop": "lungs",
+        "options": tpukit.PackOptions(quality=70),
+    }
     return folder, pe.pack_dicom(folder / "train", folder / "records", **options, **QUIET)
 
 
@@ -50,11 +55,17 @@ def test_a_cache_says_what_its_records_say(made, tmp_path):
 def test_a_network_that_is_asked_about_images_prepared_otherwise_refuses(made, tmp_path):
     folder, records = made
     whole = pe.pack_dicom(
-        folder / "train", tmp_path / "whole", size=32, window="embolism", quality=70, **QUIET
+        folder / "train",
+        tmp_path / "whole",
+        size=32,
+        window="embolism",
+        options=tpukit.PackOptions(quality=70),
+        **QUIET,
     )
     trained = pe.Preparation.of(PackedImages(records.folder, size=16))
     with pytest.raises(
-        ValueError, match=r"prepared otherwise than those of .*\n  found: crop lungs, here None\n"
+        ValueError,
+        match=r"prepared in another way than those of .*\n  found: crop lungs, here None\n",
     ):
         trained.check(PackedImages(whole.folder, size=16))
     with pytest.raises(ValueError, match="found: image_size 16, here 32\n"):
@@ -89,7 +100,9 @@ def test_images_of_another_pack_have_no_preparation(tmp_path):
         tmp_path / "p",
         **QUIET,
     )
-    with pytest.raises(ValueError, match="does not say how its images were made of DICOM slices"):
+    with pytest.raises(
+        ValueError, match="does not record how its images were made from DICOM slices"
+    ):
         pe.Preparation.of(records)
 
 

@@ -103,7 +103,7 @@ def test_a_pack_is_read_by_the_rows_of_the_table_that_was_packed(tmp_path):
         tpukit.PackedImages(tmp_path / "records", size=32), both, "a"
     )._repr_html_()
     assert decoded(page) == pytest.approx(10 * np.arange(COUNT)[:, None] + [20, 40, 60], abs=2)
-    with pytest.raises(ValueError, match="a table of 30 rows or more, the labels have 15"):
+    with pytest.raises(ValueError, match="a table of 30 rows or more, but the labels have 15"):
         pe.show_study(records, labels, "a")
 
 

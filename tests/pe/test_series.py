@@ -133,7 +133,7 @@ ODD = {  # the series, its order, what is said
     "a localizer": (localizer(), [3, 2, 1, 0], "1 slices of another orientation"),
     "one without a place": (placeless(), [1, 2, 0], "1 slices without a place"),
     "one without a slope": (unscaled(), [0, 1, 2], "1 slices without RescaleSlope"),
-    "one without a modality": (unnamed(), [0, 1, 2], "1 slices without a Modality: they are taken for CT"),
+    "one without a modality": (unnamed(), [0, 1, 2], "1 slices without a Modality: they are treated as CT"),
     "lying": (headers([0, 2], orientation=[0, 1, 0, -1, 0, 0]), [0, 1], "1 series stored mirrored, upside down or ly"),
 }  # fmt: skip
 

@@ -67,9 +67,9 @@ BAD = {
     ),
     "no number": (
         set_last(""),
-        "1 labels of .* are no probabilities\n  found: nothing for s[0-6]_indeterminate",
+        "1 labels of .* are not probabilities\n  found: nothing for s[0-6]_indeterminate",
     ),
-    "nan": (set_last("nan"), "are no probabilities"),
+    "nan": (set_last("nan"), "are not probabilities"),
     "a logit": (set_last("1.5"), r"found: 1.5 for s[0-6]_indeterminate"),
     "words": (set_last("yes"), "found: yes for"),
     "other columns": (

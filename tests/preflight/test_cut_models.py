@@ -20,7 +20,7 @@ SHARDING = 40  # of an instruction, in xla/service/hlo.proto
 
 
 @pytest.fixture(scope="module", autouse=True)
-def stand_in():
+def simulator():
     if reason := build.why_not():
         pytest.skip(reason)
     if importlib.util.find_spec("torch_xla") is None:

@@ -146,7 +146,7 @@ def test_two_views_of_a_sample_are_one_sample():
     assert samples(of_a_step(*views, batches=[views])) == 4
 
 
-def test_what_the_stand_in_writes_is_read(tmp_path):
+def test_the_log_of_the_simulator_is_read(tmp_path):
     assert read_log(tmp_path / "log") == []
     (tmp_path / "log").write_text("compile 3\nrun 3 120 6:4,3,8,8 13:4\nrun 4 0\nrun 5 1")
     taken = (((4, 3, 8, 8), "uint8"), ((4,), "bfloat16"))

@@ -39,7 +39,7 @@ CHIP = find_tpu("v5e-8")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def stand_in():
+def simulator():
     if reason := build.why_not():
         pytest.skip(reason)
     if importlib.util.find_spec("torch_xla") is None:
@@ -585,7 +585,9 @@ def test_the_last_of_two_cells_that_define_a_function_is_meant(tmp_path, capsys)
         "size = 3",
     ]
     assert find_function(f"{notebook(tmp_path, *cells)}:train")(None) == 2
-    assert "n.ipynb defines train in code cells 1, 3: the last is meant" in capsys.readouterr().out
+    assert (
+        "n.ipynb defines train in code cells 1, 3: the last one is used" in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(

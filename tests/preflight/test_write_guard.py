@@ -96,7 +96,7 @@ def test_no_way_of_writing_changes_a_file(tmp_path):
     assert ran.returncode == 0, ran.stderr
     said = json.loads(ran.stdout)
     assert {
-        name: "FileChangeError: preflight only looks" in words
+        name: "FileChangeError: a preflight does not let" in words
         for name, words in said["told"].items()
     } == dict.fromkeys(WAYS, True)
     assert (user / "kept").read_text() == "mine" or said[
@@ -111,7 +111,8 @@ def test_weights_of_a_real_training_are_not_replaced(tmp_path):
     weights = tmp_path / "weights.pt"
     weights.write_bytes(b"of a real training")
     with pytest.raises(
-        tpukit.WorkerError, match=r"keeps it from writing(.|\n)*torch.save(.|\n)*fix: +core.save"
+        tpukit.WorkerError,
+        match=r"does not let the function write(.|\n)*torch.save(.|\n)*fix: +core.save",
     ):
         record(workers.saves_by_itself, weights, chip=find_tpu("v5e-1"), progress="off")
     assert weights.read_bytes() == b"of a real training"

@@ -206,7 +206,7 @@ def test_a_model_that_takes_another_way_on_the_device_is_refused_in_words():
             return (self.a if x.device.type == "cpu" else self.b)(x)
 
     with pytest.raises(
-        WorkerError, match="takes another way on xla:0 than on the host\n.*computes a, b"
+        WorkerError, match="uses other layers on xla:0 than on the host\n.*computes a, b"
     ):
         compare(Chooses(), torch.ones(1, 2), backend="xla:cpu")
 

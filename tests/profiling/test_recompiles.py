@@ -354,11 +354,11 @@ def test_two_graphs_are_compared(old, new, expected):
 
 
 def test_a_file_beside_tpukit_whose_name_begins_like_it_is_the_users():
-    kit = Path(tpukit.__file__).parent
+    root = Path(tpukit.__file__).parent
 
     def message(file):
         before = GRAPH.replace("nowhere.py", file)
         return difference(before, before.replace("constant(0.5)", "constant(0.7)"))
 
-    assert "near tpukit_mine.py:7" in message(f"{kit}_mine.py")
-    assert "near" not in message(f"{kit}/mine.py")
+    assert "near tpukit_mine.py:7" in message(f"{root}_mine.py")
+    assert "near" not in message(f"{root}/mine.py")

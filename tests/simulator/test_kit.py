@@ -607,13 +607,13 @@ def test_ddp_of_a_strangers_trains_as_one_process_with_the_joined_batch():
             assert torch.allclose(own, expected, atol=1e-4)
 
 
-def test_xla_rehearses_on_the_stand_in_where_it_is_installed_and_says_so(capsys):
+def test_xla_uses_the_simulator_if_it_is_installed_and_prints_so(capsys):
     run = launch(functools.partial(everything), cores=2, backend="xla", progress="text")
     assert run.results[1]["rank"] == (1, 1, 2, "TPU")
     assert "torch_xla sees TPU chips of a simulated libtpu" in capsys.readouterr().out
 
 
-def test_xla_rehearses_with_gloo_where_it_is_not_and_says_so(monkeypatch, capsys):
+def test_xla_uses_gloo_without_the_simulator_and_prints_so(monkeypatch, capsys):
     monkeypatch.setattr("tpukit.simulator.runtime.why_not", lambda: "no C compiler is here")
     launch(lambda core: core.rank, cores=2, backend="xla", progress="text")
     assert "gloo joins them, torch_xla's own collectives do not" in capsys.readouterr().out

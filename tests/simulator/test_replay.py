@@ -40,7 +40,7 @@ def test_what_cannot_be_replayed_is_recorded_on_every_core(machine, tmp_path):
     for row, (_, words) in guarded().items():
         for replayed, recorded in (rows[row] for rows in cores):
             assert_same(replayed, recorded)
-        said = [line for line in cores[0][row][0]["lines"] if "every step is recorded" in line]
+        said = [line for line in cores[0][row][0]["lines"] if "every step is captured" in line]
         assert len(said) == 1, said
         assert re.match(words, said[0]), said[0]
 

@@ -214,7 +214,7 @@ def test_one_core_is_all_chips_and_a_model_is_on_the_host_once(capsys):
 
 
 def odd(core):
-    with pytest.raises(ValueError, match="4 chips do not divide 6") as refused:
+    with pytest.raises(ValueError, match="divisible by 4 chips, got 6") as refused:
         core.batches(text(), batch_size=6)
     assert refused.value.fix == "8, or another multiple of 4"
     fix = int(refused.value.fix.partition(",")[0])
@@ -235,6 +235,18 @@ def test_what_cannot_be_cut_is_refused_or_said(capsys):
     said = capsys.readouterr().out
     assert "stay whole on every chip\n  found: weight (61, 1601)\n" in said
     assert "  fix:   sizes divisible by 4 chips: 1604 in place of 1601" in said
+
+
+def hybrid_mesh(core):
+    from torch_xla.distributed.spmd import HybridMesh
+
+    return HybridMesh(ici_mesh_shape=(2, 4)).get_logical_mesh().tolist()
+
+
+def test_a_mesh_that_follows_the_torus_has_every_chip_once():
+    (rows,) = cut(8, hybrid_mesh).results
+    assert len(rows) == 2
+    assert sorted(number for row in rows for number in row) == list(range(8))
 
 
 def test_over_one_chip_it_is_an_ordinary_launch(capsys):

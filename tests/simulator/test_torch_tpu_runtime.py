@@ -159,7 +159,7 @@ def test_a_compiled_model_has_the_losses_of_an_eager_one():
     assert eager == pytest.approx(compiled, abs=1e-5)
 
 
-def test_attention_is_rehearsed_although_the_kernel_that_torchtpu_has_for_it_is_the_chips_alone():
+def test_attention_runs_in_a_dry_run_although_torchtpus_kernel_needs_a_chip():
     def work(core):
         torch.manual_seed(0)
         torch.set_float32_matmul_precision("highest")
@@ -324,7 +324,7 @@ def test_a_checkpoint_goes_from_torch_xla_to_torchtpu_and_back(tmp_path):
     torch.testing.assert_close(valid, its_valid, atol=0, rtol=5e-3)
 
 
-def test_the_stand_in_shows_its_chips_where_torch_tpu_looks_for_them():
+def test_the_simulator_shows_its_chips_where_torch_tpu_looks_for_them():
     def work(core):
         from torch_tpu._internal.utils import hardware
 

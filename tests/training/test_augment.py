@@ -384,7 +384,7 @@ def test_an_empty_batch_stays_empty():
         ({"swap_labels": ((0, 0),)}, "swap_labels=((0, 0),) has a label twice"),
         (
             {"swap_labels": ((0, 1), (1, 2))},
-            "has a label twice\n  fix:   every label is in one pair at most",
+            "has a label twice\n  fix:   name each label in one pair at most",
         ),
     ],
     ids=str,

@@ -256,7 +256,7 @@ def test_a_backup_that_goes_away_is_said_once_and_when_it_is_back_too(tmp_path):
     save(5)
     there.close()
     assert said[3].startswith(
-        f"{where} has not got {checkpoints.paths[-1].name}; the newest there is step-00000004"
+        f"{where} lacks {checkpoints.paths[-1].name}; the newest there is step-00000004"
     )
 
 
@@ -286,7 +286,7 @@ print(again.newest().state["x"].mean().item(), checkpoints.newest().step)
         full,
     )
     assert re.match(
-        r"the backup .* has not got step-00000004-.*; the newest there is step-00000002-.* full",
+        r"the backup .* lacks step-00000004-.*; the newest there is step-00000002-.* full",
         missing,
     )
     assert names == "['step-00000001', 'step-00000002']"
@@ -308,7 +308,7 @@ def test_a_backup_that_hangs_holds_up_no_save_and_the_end_only_so_long(tmp_path,
     assert len(said) == 1
     assert "the backup stuck://bucket/run has not moved for" in said[0]
     there.close()
-    assert f"has not got {checkpoints.paths[-1].name}" in said[1]
+    assert f"lacks {checkpoints.paths[-1].name}" in said[1]
     thread = there._thread
     Stuck.gate.set()  # it wakes up: what is copied then is the newest, and nobody hears of it
     thread.join()
@@ -325,7 +325,7 @@ def test_the_end_of_a_run_that_is_interrupted_waits_less(tmp_path, buckets):
     checkpoints.close()
     there.close(0.3)  # and not the minute after which it would be called stuck
     name = checkpoints.paths[0].name
-    assert said == [f"the backup stuck://bucket/run has not got {name} (it was still being copied)"]
+    assert said == [f"the backup stuck://bucket/run lacks {name} (it was still being copied)"]
     assert alive  # so the watchdog calls nobody stuck meanwhile
 
 
@@ -373,11 +373,11 @@ def test_a_backup_that_wakes_up_late_brings_no_old_checkpoint_into_the_folder(
 def test_a_drive_that_is_not_mounted_is_not_made_on_this_machine_and_the_fix_works(tmp_path):
     folder = tmp_path / "MyDrive" / "run"
     with pytest.raises(
-        FileNotFoundError, match=r"no backup can be made in .*MyDrive, which is not there"
+        FileNotFoundError, match=r"the backup cannot be made: there is no folder .*MyDrive"
     ) as error:
         Backup(folder).take(CheckpointStore(tmp_path / "run"))
     assert not folder.parent.exists()
-    exec(f"import os; {str(error.value).rpartition('make it: ')[2]}")
+    exec(f"import os; {str(error.value).rpartition('make the folder: ')[2]}")
     assert taken(tmp_path / "run", folder) == (None, [])
 
 
@@ -393,7 +393,7 @@ def test_resume_false_refuses_a_backup_that_holds_something(tmp_path):
 
 
 def test_addresses_that_nobody_knows_and_packages_that_are_missing_say_so(monkeypatch):
-    with pytest.raises(ValueError, match="no backup can be at nosuch://x"):
+    with pytest.raises(ValueError, match="a backup cannot be stored at nosuch://x"):
         Backup("nosuch://x")
     for missing, package in (("gcsfs", "gcsfs"), ("fsspec", "fsspec")):
         monkeypatch.setitem(sys.modules, missing, None)
@@ -504,10 +504,7 @@ def test_a_backup_that_hangs_ends_no_training_and_changes_nothing_in_it(
     alone = quietly(work, None, tmp_path / "alone").results[0]
     hung = quietly(work, "stuck://bucket/run", tmp_path / "run").results[0]
     assert same(alone, hung)
-    assert (
-        capsys.readouterr().out.count("the backup stuck://bucket/run has not got step-00000024-")
-        == 1
-    )
+    assert capsys.readouterr().out.count("the backup stuck://bucket/run lacks step-00000024-") == 1
 
 
 def test_a_backup_that_disappears_ends_no_training(tmp_path, capsys):
@@ -527,7 +524,7 @@ def test_a_backup_that_disappears_ends_no_training(tmp_path, capsys):
     assert len(history.epochs) == 4
     text = capsys.readouterr().out
     assert text.count("training goes on, and the next checkpoint is tried again") == 1
-    assert text.count("has not got step-00000048-") == 1
+    assert text.count("lacks step-00000048-") == 1
     again = quietly(
         lambda core: train(core, folder=tmp_path / "run", backup_dir=tmp_path / "drive", epochs=5)
     )
@@ -546,5 +543,5 @@ def test_what_an_interrupted_run_did_not_copy_the_next_one_copies(tmp_path):
 
 def test_a_backup_is_a_second_folder(tmp_path):
     drive = tmp_path / "drive"
-    with pytest.raises(WorkerError, match="a backup is a second folder"):
+    with pytest.raises(WorkerError, match="backup_dir must be another folder than folder"):
         quietly(lambda core: train(core, folder=drive, backup_dir=drive))

@@ -118,7 +118,7 @@ def test_a_model_may_compute_its_own_loss_and_an_evaluation_says_that_it_needs_a
     models_own = quietly(work, lambda outputs, labels: outputs.loss, False).results[0]
     ours = quietly(work, own_loss, False).results[0]
     assert models_own.epochs[0]["train_loss"] == ours.epochs[0]["train_loss"]
-    with pytest.raises(WorkerError, match="the loss is one number, got None") as failure:
+    with pytest.raises(WorkerError, match="the loss must return one number, got None") as failure:
         quietly(work, lambda outputs, labels: outputs.loss, True)
     assert "cross_entropy(outputs.logits, labels)" in str(failure.value)
     assert quietly(work, own_loss, True).results[0].epochs  # the fix

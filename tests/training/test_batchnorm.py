@@ -179,7 +179,7 @@ class WithItsOwnForward(nn.BatchNorm2d):
     [
         (
             WithItsOwnForward(3),
-            "stem.norm is WithItsOwnForward, with a forward of its own",
+            "stem.norm is WithItsOwnForward, whose class overrides forward",
             "plain BatchNorm there",
         ),
         (

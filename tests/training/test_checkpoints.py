@@ -382,7 +382,8 @@ def test_a_run_that_starts_over_does_not_mix_with_the_checkpoints_of_a_longer_on
     again = CheckpointStore(tmp_path)
     with pytest.raises(
         ValueError,
-        match=r"step 100 cannot be saved after a later one, of step 1,000\n  found: .*\n  fix:",
+        match=r"step 100 cannot be saved: the folder holds a later checkpoint, of step 1,000\n  "
+        "found: .*\n  fix:",
     ):
         again.save(a_state(100), step=100)
     assert steps(tmp_path) == ["800", "1000"]

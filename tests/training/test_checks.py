@@ -146,7 +146,8 @@ def test_a_model_that_is_not_on_the_device_is_refused():
         ({"monitor": "train_loss", "mode": "lowest"}, 'mode is "min", "max" or None'),
         (
             {"monitor": "valid_score", "valid": Pairs(8), "metrics": {"score": nn.L1Loss()}},
-            'does not show in its name\n  fix:   mode="min" if lower is better, mode="max" if higher',
+            'does not show whether lower or higher is better\n  fix:   mode="min" if lower is '
+            'better, mode="max" if higher',
         ),
     ],
 )
@@ -188,10 +189,10 @@ def one_class(outputs, targets):
     ("options", "message"),
     [
         ({"metrics": {"bad": raising}}, "KeyError: 'metric'"),
-        ({"metrics": {"each": lambda o, t: (o - t).mean(0)}}, "each is one number"),
+        ({"metrics": {"each": lambda o, t: (o - t).mean(0)}}, "each must return one number"),
         (
             {"loss": lambda o, t: MSE(o, t[:, :2]) if o.requires_grad else o},
-            "the loss is one number",
+            "the loss must return one number",
         ),
     ],
 )
@@ -446,7 +447,7 @@ def two_groups(model):
 def test_another_optimizer_on_resuming_is_refused_and_the_fix_works(optimizer, found, tmp_path):
     quietly(lambda core: train(core, folder=tmp_path, epochs=1))
     with pytest.raises(
-        WorkerError, match=rf"is of another optimizer\n(.|\n)*found: {found}\n  fix:"
+        WorkerError, match=rf"was saved with another optimizer\n(.|\n)*found: {found}\n  fix:"
     ):
         quietly(lambda core: train(core, folder=tmp_path, optimizer=optimizer))
     assert len(quietly(lambda core: train(core, folder=tmp_path)).results[0][0].epochs) == 2
@@ -517,7 +518,9 @@ def test_classes_of_a_later_evaluation_have_the_numbers_of_the_training(test):
 
     if test is Otherwise:
         with pytest.raises(
-            WorkerError, match=r"training and of the evaluation(.|\n)*class 0 is 'cat', 'dog'"
+            WorkerError,
+            match=r"the training data and the evaluation data(.|\n)*class 0 is "
+            "'cat', 'dog'",
         ):
             launch(train, cores=1, backend="cpu", progress="off")
     else:

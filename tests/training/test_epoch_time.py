@@ -150,7 +150,7 @@ def test_a_save_within_steps_and_a_compile_anywhere_are_parts_of_their_own(count
 
 def test_a_busy_device_is_the_part_to_work_on():
     seconds = {**dict.fromkeys(PARTS, 0.0), "device": 8.0, "input": 2.0}
-    assert time_advice(seconds).startswith("device takes 80% of the time: use bf16=True")
+    assert time_advice(seconds).startswith("device takes 80% of the time: on a TPU or GPU use bf16")
     seconds["input"] = 2.1
     assert time_advice(seconds).startswith("input takes 21% of the time: ")
 

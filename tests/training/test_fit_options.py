@@ -32,14 +32,14 @@ REFUSED = {
     "a bucket as the folder": (
         'Checkpoints("gs://bucket/run")',
         ValueError,
-        "folder is on this machine",
+        "folder must be a path on this machine",
     ),
     "none kept": ('Checkpoints("run", keep_last=0)', ValueError, "keep_last is at least 1, got 0"),
     "no time": ('Checkpoints("run", save_every="soon")', ValueError, "a time is written"),
     "the folder as its backup": (
         'Checkpoints("run", backup_dir="./run")',
         ValueError,
-        "a backup is a second folder",
+        "backup_dir must be another folder than folder",
     ),
     "a number as the backup": (
         'Checkpoints("run", backup_dir=3)',

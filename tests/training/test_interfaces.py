@@ -150,7 +150,7 @@ def test_an_average_with_timms_update_is_updated_after_every_step():
 
 
 def test_an_object_that_is_no_average_is_refused_with_one_that_is():
-    with pytest.raises(WorkerError, match="averaged_model has `update_parameters`") as caught:
+    with pytest.raises(WorkerError, match="averaged_model needs `module`") as caught:
         quietly(lambda core: fit(core, average=lambda model: nn.Linear(8, 2)), backend="cpu")
 
     def average(model):
@@ -224,7 +224,7 @@ def test_a_metric_that_returns_a_dict_is_refused_and_its_fix_works():
         loss = nn.CrossEntropyLoss()
         tpukit.evaluate(core, model, loss, batches, metrics={"both": metric})
 
-    with pytest.raises(WorkerError, match="both is one number, got a dict") as caught:
+    with pytest.raises(WorkerError, match="both must return one number, got a dict") as caught:
         quietly(work, both, backend="cpu")
     fix = caught.value.fix.partition(": ")[2]
     quietly(work, eval(fix, {"both": both}), backend="cpu")
@@ -250,5 +250,5 @@ def test_scikit_learns_metrics_get_the_truth_first(capfd):
 @pytest.mark.parametrize("jit", [torch.jit.script, lambda m: torch.jit.trace(m, inputs)])
 def test_modules_of_torch_jit_are_refused_before_they_move(jit):
     module = nn.Sequential(nn.Flatten(), jit(nn.Linear(8, 2)))
-    with pytest.raises(WorkerError, match="modules of Python, not those of torch.jit"):
+    with pytest.raises(WorkerError, match="does not support modules of torch.jit"):
         quietly(lambda core: core.model(module), backend="cpu")

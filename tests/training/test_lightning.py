@@ -180,7 +180,7 @@ def test_cores_that_share_a_process_are_refused_with_a_fix():
         core.backend.shares_process = True
         trainer_options(core)
 
-    with pytest.raises(Exception, match=r"(?s)one rank for each process.*cores=1\), or tpukit.fit"):
+    with pytest.raises(Exception, match=r"(?s)one rank per process.*cores=1\), or tpukit.fit"):
         launch(shared, cores=1, progress="off")
 
 

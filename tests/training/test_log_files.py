@@ -66,7 +66,7 @@ def test_a_function_that_raises_costs_neither_the_run_nor_the_others_and_is_told
         == [{"step": step, "loss": pytest.approx(0.5 / (step + 1))} for step in range(3)]
     )
     out = capsys.readouterr().out
-    line = "loggers=broken raised ConnectionError: no route to host; the run goes on, and it gets no more"
+    line = "loggers=broken raised ConnectionError: no route to host; the run continues without this logger"
     assert out.count(line) == 1
     assert "  found: it was given {'step': 0, 'loss': 0.5}\n  fix:   " in out
 

@@ -192,7 +192,11 @@ class Averaged(MeanSquaredError):
     ("metric", "message"),
     [
         (lambda outputs, targets: outputs.mean(), "right is a function"),
-        (Averaged(), "Averaged takes the mean of the cores' 'mean', whatever their samples"),
+        (
+            Averaged(),
+            "Averaged takes the plain mean of 'mean' over the cores, without their "
+            "numbers of samples",
+        ),
     ],
 )
 def test_what_cannot_be_combined_exactly_is_refused_and_the_fix_works(metric, message):

@@ -108,7 +108,7 @@ def test_a_replayed_run_equals_the_recorded_one_to_the_last_bit(row):
 def test_what_cannot_be_replayed_is_recorded_with_the_right_numbers_and_said_once(row):
     replayed, recorded = launched(guarded_rows, 12)[0][row]
     assert_same(replayed, recorded)
-    said = [line for line in replayed["lines"] if "every step is recorded" in line]
+    said = [line for line in replayed["lines"] if "every step is captured" in line]
     assert len(said) == 1, replayed["lines"]
     assert re.match(guarded()[row][1], said[0]), said[0]
 
@@ -118,7 +118,7 @@ def test_a_late_discovery_names_the_steps_that_were_replayed_without_it():
     replayed, recorded = launched(lambda: {"late": changed_by_the_dataset}, 12)[0]["late"]
     assert replayed["losses"] != recorded["losses"]
     assert replayed["lines"][-1] == (
-        "every step is recorded from step 12 on: a number of the host was 0.5 and is 2; "
+        "every step is captured from step 12 on: a number of the host was 0.5 and is 2; "
         "4 of steps 8 to 11 were replayed as step 7 was"
     )
 
@@ -139,7 +139,7 @@ def test_without_the_look_after_each_epoch_a_number_would_be_wrong_in_silence():
         unchecked, cores=1, backend="xla:cpu", progress="off", seed=5
     ).results[0]
     assert replayed["losses"] != recorded["losses"]
-    assert not any("every step is recorded" in line for line in replayed["lines"])
+    assert not any("every step is captured" in line for line in replayed["lines"])
 
 
 class ReadByThread(Pairs):
@@ -221,7 +221,7 @@ def test_a_line_says_that_no_batch_has_the_form_of_an_earlier_one():
     replayed, recorded = launched(lambda: {"in a new order": in_new_order}, 60)[0]["in a new order"]
     assert_same(replayed, recorded)
     assert replayed["lines"] == [
-        "no step of the first 47 was replayed, all were recorded: their batches have 46 forms, and each is replayed "
+        "no step of the first 47 was replayed, all were captured: their batches have 46 forms, and each is replayed "
         "from its third step on"
     ]
 
@@ -232,7 +232,7 @@ def test_a_change_within_an_epoch_is_met_by_the_next_step(change):
     assert_same(replayed, recorded)
     first, second = [line for line in replayed["lines"] if "replayed" in line or "recorded" in line]
     assert re.fullmatch(REPLAYED, first)
-    assert second.startswith(f"every step is recorded from step 11 on: {CHANGES[change][1]}")
+    assert second.startswith(f"every step is captured from step 11 on: {CHANGES[change][1]}")
 
 
 def test_what_replay_is_must_be_true_or_false():
@@ -255,7 +255,9 @@ def test_on_plain_cpu_processes_replay_changes_nothing_and_prints_nothing():
         by_default, cores=1, backend="cpu", progress="off", seed=5
     ).results[0]
     assert lines == long["lines"] == []
-    assert short["lines"] == ["replay=True has no effect: of an epoch of 2 steps none is replayed"]
+    assert short["lines"] == [
+        "replay=True has no effect: no step of an epoch of 2 steps is replayed"
+    ]
 
 
 def test_another_group_in_the_optimiser_is_another_program():

@@ -52,7 +52,7 @@ def test_what_was_trained_and_lost_its_settings_is_not_given_new_ones(tmp_path, 
     file.parent.mkdir(parents=True)
     file.touch()
     with pytest.raises(
-        ValueError, match=rf"{place} holds the results of a run, and not its settings"
+        ValueError, match=rf"{place} holds the results of a run, but not its settings"
     ) as refused:
         keep_settings(tmp_path / "run", SETTINGS, backup_dir=tmp_path / "drive")
     assert str(Path(trained)) in str(refused.value)

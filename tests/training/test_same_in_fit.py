@@ -149,19 +149,22 @@ MODULES = {
     ),
     "a float buffer of the loss": (linear(), "works: it is averaged"),
     "`Embedding`": (Words, "works"),
-    "`Embedding(max_norm=...)`": (lambda: Words(max_norm=0.5), "refused: leave max_norm out"),
-    "`Embedding(sparse=True)`": (lambda: Words(sparse=True), "refused: sparse=False"),
+    "`Embedding(max_norm=...)`": (
+        lambda: Words(max_norm=0.5),
+        "raises an error; fix: leave max_norm out",
+    ),
+    "`Embedding(sparse=True)`": (lambda: Words(sparse=True), "raises an error; fix: sparse=False"),
     "`SyncBatchNorm`": (
         linear(lambda layer: layer, nn.SyncBatchNorm(4)),
-        "refused: tpukit.training.sync_batchnorm",
+        "raises an error; fix: tpukit.training.sync_batchnorm",
     ),
     "a counter, or any buffer of whole numbers": (
         lambda: Changing(torch.zeros((), dtype=torch.int64), count),
-        'refused: core.model(model, allow_different=["*counts"])',
+        'raises an error; fix: core.model(model, allow_different=["*counts"])',
     ),
     "weights set from the first batch": (
         lambda: Changing(None, start),
-        "refused: make them before core.model",
+        "raises an error; fix: make them before core.model",
     ),
 }
 
@@ -206,7 +209,7 @@ def test_a_module_is_the_same_on_every_core_or_refused_with_the_right_word(found
         assert pairs
         assert all(torch.equal(*pair) for pair in pairs)
     else:
-        assert outcome.removeprefix("refused: ") in str(one), one
+        assert outcome.removeprefix("raises an error; fix: ") in str(one), one
 
 
 def test_what_a_loop_of_ones_own_left_apart_is_averaged_by_fit_and_no_error():

@@ -109,7 +109,7 @@ def test_on_a_new_machine_the_pieces_come_from_the_backup_and_trouble_there_ends
     capsys.readouterr()
     (tmp_path / "no-folder").write_text("")
     assert run(tmp_path / "last", 2.0, 99, tmp_path / "no-folder") == [3, 3]
-    assert capsys.readouterr().out.count("goes on without") == 1
+    assert capsys.readouterr().out.count("continues") == 1
 
 
 def test_numbers_that_half_the_bytes_cannot_hold_are_refused_and_whole_numbers_are_kept_as_they_are(
@@ -117,7 +117,7 @@ def test_numbers_that_half_the_bytes_cannot_hold_are_refused_and_whole_numbers_a
 ):
     from tpukit import WorkerError
 
-    with pytest.raises(WorkerError, match=r"ends at 65504: .*'scores' goes up to 210000"):
+    with pytest.raises(WorkerError, match=r"ends at 65504, but .*'scores' goes up to 210000"):
         launch(far, tmp_path, 1, cores=1, backend="cpu", progress="off")
     assert not list(tmp_path.glob("*.npz"))
     launch(far, tmp_path, 0.1, cores=1, backend="cpu", progress="off")

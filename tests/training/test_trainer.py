@@ -593,7 +593,7 @@ def other(core, folder):
         ),
         (
             lambda core: train(core, valid=Dots(8), metrics={"each": lambda o, t: o.mean(0)}),
-            r"each is one number, got a Tensor \(2,\)",
+            r"each must return one number, got a Tensor \(2,\)",
         ),
     ],
 )
@@ -609,7 +609,7 @@ def test_a_loss_that_is_no_number_is_refused_and_the_fix_works():
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         return fit(core, model, optimizer, loss, core.batches(Dots(), batch_size=4, shuffle=True))
 
-    with pytest.raises(WorkerError, match=r"the loss is one number, got Tensor \(2,\)"):
+    with pytest.raises(WorkerError, match=r"the loss must return one number, got Tensor \(2,\)"):
         quietly(work, Pair())
     assert quietly(work, lambda o, t: Pair()(o, t).mean()).results[0].epochs
 
@@ -617,14 +617,12 @@ def test_a_loss_that_is_no_number_is_refused_and_the_fix_works():
 def test_checkpoints_of_another_network_are_refused_and_nothing_is_lost(tmp_path):
     quietly(lambda core: train(core, folder=tmp_path))
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(WorkerError, match="is of another architecture than the model") as failure:
+    with pytest.raises(WorkerError, match="holds another architecture than the model") as failure:
         quietly(other, tmp_path)
     text = str(failure.value)
     assert 'found: Unexpected key(s) in state_dict: "5.weight", "5.bias", "0.weight"' in text
     assert "size mismatch for 1.bias: copying a param with shape torch.Size([4])" in text
-    assert (
-        "make the model as it was when that was saved, or give this run a folder of its own" in text
-    )
+    assert "build the model as it was when this was saved, or give this run another folder" in text
     with pytest.raises(WorkerError, match="resume=False, and .* holds checkpoints of step 24"):
         quietly(lambda core: train(core, folder=tmp_path, resume=False))
     assert sorted(tmp_path.iterdir()) == before

@@ -100,7 +100,7 @@ class Proof:
 
     @functools.cached_property
     def data(self) -> Numbers:
-        """Numbered samples: three more than four steps an epoch of two batches on each core."""
+        """Numbered samples: three more than four steps per epoch of two batches on each core."""
         return Numbers(4 * 2 * BATCH * self.topology.cores + 3)
 
     @functools.cached_property

@@ -4,7 +4,7 @@ import contextlib
 import copy
 from dataclasses import dataclass
 
-BATCH = 4  # samples a core and batch
+BATCH = 4  # samples per core and batch
 MOMENTUM = 0.9
 # pixels: BatchNorm sees 4 x 36 numbers of a channel, so its variance by n and by n - 1 differ by
 # 0.7 %

@@ -6,14 +6,14 @@
 torch_xla records each operation in each step: for a ResNet-34 Adam is half of the host's time
 (`benchmarks/recording.py`). Here the same arithmetic, in the same order, is one computation, which
 torch_xla gets as a whole. The optimizer's state, its hooks and its schedules stay PyTorch's.
-PyTorch's AdamW is an Adam, so it is both.
+PyTorch's AdamW is a subclass of Adam, so this holds for both.
 
 It is on by default, because weights and state are the same to the last bit:
 `tests/accelerators/test_adam.py` compares all combinations of settings on XLA:CPU. On a TPU the two
 have not been compared.
 
-One computation for all parameters would be recorded no faster, and libtpu makes more of many small
-computations; `benchmarks/preflight.py` has the cycles.
+One computation for all parameters would not be recorded faster, and libtpu optimises many small
+computations better; `benchmarks/preflight.py` has the cycles.
 """
 
 import functools
@@ -92,7 +92,7 @@ def adam_numbers(optimizer, group: dict, step: float):
 
     Args:
         optimizer: any; the result is None if it is not an Adam with plain numbers as settings.
-        group: of its `param_groups`.
+        group: one of its `param_groups`.
         step: the count of steps, from 1.
     """
     from torch.optim import Adam

@@ -50,7 +50,8 @@ def compiled(
     Two processes may call this at once: each compiles, and the file appears whole.
 
     Args:
-        name: of the file, without the hash; "NAME.so" makes a library, any other a program.
+        name: the name of the file, without the hash; "NAME.so" makes a library, any other a
+            program.
         sources: the folder of the C sources.
         headers: another folder of headers.
         environ: CC and PATH, for the compiler; XDG_CACHE_HOME and HOME, for the cache folder.

@@ -84,7 +84,7 @@ class CompileCache:
         return Done.from_address(self.library.kept_join(os.fsencode(plugin)))
 
     def summary(self) -> str:
-        """Return a line about all compiled and loaded programs of the launch; "" if none."""
+        """Return a line about the compiled and loaded programs of the launch; "" for none."""
         if not self.library:
             return ""
         page = _Page.from_address(self.page)

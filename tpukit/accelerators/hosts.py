@@ -1,4 +1,4 @@
-"""Run on several hosts: each host launches its own cores, and all of them meet."""
+"""A run over several hosts: each host launches its own cores, and all cores connect."""
 
 import functools
 from collections.abc import Callable
@@ -15,7 +15,7 @@ def launch_on_host(hosts: Hosts, fn: Callable, *args: object, **options: object)
     that host knows the state of its cores.
 
     Args:
-        hosts: the number of this host, the number of hosts, and where they meet.
+        hosts: the number of this host, the number of hosts, and the address at which they connect.
         fn: the worker function; its first argument is a `Core`.
         *args: further arguments of `fn`.
         **options: options of `launch`. `shard` and `device` are not supported.

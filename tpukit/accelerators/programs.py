@@ -4,16 +4,16 @@
     program.run(key, [weight, images, labels])    the next weight and loss
 
 torch_xla's bridge to torch.compile does so with a model's forward and backward pass. Here it gets
-a whole step. It cannot run a program that `sync` has compiled: the hash by which torch_xla keeps a
-program says which of the two asked for it, and only for the bridge does torch_xla note the shapes
-of the results (`CollectSyncTensors` and `GetGraphHash` in torch_xla's xla_graph_executor.cpp). If
-the outputs are in the order of a sync, which is that of the tensors' ids, the program has the same
+a whole step. It cannot run a program that `sync` has compiled: torch_xla stores programs under a
+hash that differs between `sync` and the bridge, and it records the shapes of the results only for
+the bridge (`CollectSyncTensors` and `GetGraphHash` in torch_xla's xla_graph_executor.cpp). If the
+outputs are in the order of a sync, which is that of the tensors' ids, the program has the same
 operations, so the same bits come out. Captured steps run through here as well, so nothing is
 compiled twice.
 
 No input is donated to a program. torch_xla lets a weight and its copies share one buffer, and does
-not tell which buffers are shared, so a donated weight could take its copies with it. The price is
-room for a second set of the state.
+not report which buffers are shared, so donating a weight could destroy its copies. Therefore a
+second set of the state needs memory.
 """
 
 import gc
@@ -38,7 +38,7 @@ class Programs:
         """Compile the program of tensors; return its key, and its inputs with their ids.
 
         Args:
-            outputs: tensors that are described and not computed yet, in the order of their ids.
+            outputs: tensors that are recorded but not computed yet, in the order of their ids.
         """
         ids, values = self._api._get_tensors_xla_device_data_node(outputs)
         key = self._api._get_graph_hash(outputs)
@@ -56,14 +56,14 @@ class Programs:
         return [self._api._xla_get_tensor_id(one) for one in tensors]
 
     def waiting(self, tensors: list) -> list[bool]:
-        """Return for each tensor whether it is described and not computed yet."""
+        """Return for each tensor whether it is recorded but not computed yet."""
         return self._api._check_tensor_need_materialization(tensors)
 
     def held_twice(self, tensors: list) -> bool:
         """Return whether another tensor shares the memory of one of these, as `detach` makes.
 
-        `run` gives a result to one tensor alone. The other has the same id, so only the count of
-        those who hold the storage shows it.
+        `run` gives a result to only one of the tensors. The other tensor has the same id, so only
+        the reference count of the storage shows it.
         """
         import torch
 
@@ -72,11 +72,11 @@ class Programs:
         return any(torch._C._storage_Use_Count(one._cdata) > 2 for one in storages)
 
     def all_waiting(self) -> int:
-        """Return how many tensors of this process are described and not computed yet."""
+        """Return the number of tensors of this process that are recorded but not computed yet."""
         return sum(self._api._check_device_tensor_need_materialization(self._device))
 
     def run_all(self) -> None:
-        """Compute all that is described and not computed yet; random numbers are not affected."""
+        """Compute all recorded tensors; random numbers are not affected."""
         if self.all_waiting():
             gc.collect()  # tensors that are not used any more, as of a run that was interrupted
         if self.all_waiting():
@@ -98,7 +98,7 @@ class Programs:
         return count, nanoseconds / 1e9
 
     def next_seed(self):
-        """Return the tensor that a step's random numbers start from, and move on as a sync does."""
+        """Return the seed tensor of a step's random numbers; advance it as a sync does."""
         start = self._api._get_base_seed_as_tensor(self._device)
         seed = self._api._xla_get_rng_seed(self._device)
         following = (1012031 + seed * 7012063) % 2**64  # as MarkStep of torch's lazy core
@@ -109,7 +109,7 @@ class Programs:
 def programs_of(backend) -> Programs | None:
     """Return the programs of a backend's device; None if a step is not one program there.
 
-    That is so without XLA, and if collectives run beside the graph or cores are threads.
+    It returns None without XLA, if collectives run outside of the graph, or if cores are threads.
     """
     if not backend.traced:
         return None

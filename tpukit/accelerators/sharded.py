@@ -64,8 +64,8 @@ class ShardedTpu(Tpu):
     def place(self, tensors: list) -> list:
         """Mark how each tensor is divided over the chips, before it is sent to them.
 
-        Small tensors are marked as whole. The first step would return them with that mark, and
-        without it here the second step would be another graph.
+        Small tensors are marked as whole. The first step returns them with that mark. If they did
+        not have it before, the second step would be another graph.
 
         Returns:
             The large tensors that cannot be sharded, because no axis is divisible by the chips.
@@ -181,7 +181,7 @@ class ShardedTpu(Tpu):
         return torch_xla._XLAC._xla_tensors_from_aten(list(tensors), devices, specs)
 
     def _copies(self, tensors: list) -> list:
-        """Copy to the host; sharded tensors one at a time, as each is whole on a chip meanwhile."""
+        """Copy to the host; sharded tensors one by one, since each is gathered on a chip first."""
         copy = super()._copies
         if not any(_is_sharded(tensor) for tensor in tensors):
             return copy(tensors)
@@ -232,7 +232,8 @@ def choose_sharded(
     given = {name: value for name, value in others.items() if value is not None}
     if given:
         raise InvalidValueError(
-            'with shard="fsdp" all chips of one host are one rank, so nothing chooses among them',
+            'with shard="fsdp" all chips of one host are one rank, so a launch always uses all '
+            "of them",
             found=", ".join(f"{name}={value!r}" for name, value in given.items()),
             fix=f"leave out {', '.join(given)}",
         )
@@ -305,7 +306,7 @@ def _is_traced(tensor) -> bool:
 def _marked_copy() -> Callable:
     """Return the function that marks a copy of a tensor, and in backward a copy of its gradient.
 
-    A copy, because a view cannot be marked.
+    It marks a copy, because a view cannot be marked.
     """
     import torch
 

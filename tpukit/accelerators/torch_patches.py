@@ -55,7 +55,7 @@ def _updating(whole, device_type: str, *, first_axis: int):
 def _update(x, running_mean, running_var, *, momentum: float, first_axis: int) -> None:
     """Move running statistics towards those of x, (N, C, ...).
 
-    The variance is that of n - 1 samples, as in PyTorch.
+    The variance is divided by n - 1, as in PyTorch.
     """
     import torch
 

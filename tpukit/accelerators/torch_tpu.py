@@ -2,7 +2,7 @@
 
 TPU chips are ordinary PyTorch devices there, and torch.distributed joins the processes.
 Experimental, and not tested on hardware. tpukit relies on the source of torch_tpu 0.2.0 and on
-public reports of runs on a v6e host. `TorchTpuCpu` runs everything but the chip itself on CPU
+public reports of runs on a v6e host. `TorchTpuCpu` runs everything except the chip itself on CPU
 processes and gloo.
 """
 
@@ -50,10 +50,10 @@ class TorchTpuProcess(Cpu):
         return [self.init_process_group()]  # the default group joins the chips, too
 
     def take_environment(self) -> None:
-        """Set the variables that assign a chip to this process and tell where the others are.
+        """Set the variables that assign a chip to this process, and those with the other addresses.
 
         TorchTPU needs the same addresses in every process. Core 0 chooses them and sends them
-        through the store. The kernel's environment stays as it is, and each launch has new ports.
+        through the store. The kernel's environment does not change, and each launch has new ports.
 
         Raises:
             InvalidValueError: the addresses belong to another number of processes.
@@ -272,7 +272,7 @@ def load_torch_tpu() -> None:
 
 
 def inside(place: str):
-    """Return a part of torch_tpu that its documentation does not promise.
+    """Return an undocumented part of torch_tpu.
 
     Args:
         place: "module:name".

@@ -26,7 +26,8 @@ class CloudError(TpukitError, RuntimeError):
     Attributes:
         status: the HTTP status of its answer; None without an answer.
         may_pass: whether the same request may succeed later.
-        answered: whether the service itself has answered; if not, it may have done the work.
+        answered: whether the service itself has answered. If not, the request may still have
+            succeeded.
     """
 
     status: int | None = None

@@ -93,7 +93,7 @@ def run_tool(
     except subprocess.TimeoutExpired as error:
         raise CloudError(
             f"`{shown} ...` did not end within {seconds:g} s",
-            found="it may have done its work",
+            found="the command may have succeeded",
             fix="try again: tpukit looks for the job before it creates it again",
             may_pass=True,
             answered=False,

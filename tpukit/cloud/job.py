@@ -93,7 +93,7 @@ class Result:
 
     Attributes:
         notebook: the executed notebook.
-        page: the same as an HTML page; None if it was not made.
+        page: the executed notebook as an HTML page; None if it could not be made.
         files: the files of its working directory that are new or changed, by name.
         metrics: the contents of its metrics.json, with attempts and seconds of the job.
     """
@@ -126,18 +126,19 @@ def submit(
     starts the job again.
 
     Args:
-        notebook: an .ipynb or .py file. A script with cells (`# %%`) becomes a notebook; another
-            one runs as it is.
+        notebook: an .ipynb or .py file. A script with cells (`# %%`) becomes a notebook; any other
+            script runs unchanged.
         chip: v5e-1, v5e-4, v5e-8, v6e-1, v6e-4, v6e-8, v2-8, v3-8 and others; None only for
             `local`.
         to: "local" (a dry run of the same start command on this machine), "vertex", "gcloud" or
             "skypilot".
         parameters: values for names that the cell with the tag "parameters" assigns.
         files: files and folders that the notebook needs, in its folder. Hidden files, keys and
-            links out of a folder are refused unless each is named itself.
+            links out of a folder are an error, unless you name each of them.
         requirements: a requirements.txt with the packages that the notebook needs.
-        name: of the job; None for the notebook's name and the time. If a job of this name has the
-            same contents and is not over, it is returned. If it is over or differs: ValueError.
+        name: the name of the job; None for the notebook's name and the time. If a job of this name
+            has the same contents and has not ended, it is returned. If it has ended, or has other
+            contents, ValueError is raised.
         bucket: "gs://bucket/folder", in which the job gets a folder of its name; for `local` a
             path, "jobs" by default.
         timeout: "8h", "90m" or seconds since the first start; a restart does not reset it.
@@ -147,7 +148,8 @@ def submit(
         options: zone, region, spot, image and others; see `JobOptions`.
 
     Raises:
-        InvalidValueError: something would not run, is not supported, or looks like a secret.
+        InvalidValueError: the notebook would not run, an option is not supported, or a text looks
+            like a secret.
         PathNotFoundError: a named file is missing.
         CloudError: the platform did not start the job.
     """
@@ -215,8 +217,8 @@ class Job:
     """A job. Its state is in its folder, so any process that can read the folder can open it.
 
     Attributes:
-        name: of the job, and of its folder.
-        address: of the folder.
+        name: the name of the job, and of its folder.
+        address: the address of the folder.
         plan: the machine, the time limit and the options of the job.
     """
 
@@ -235,7 +237,7 @@ class Job:
         """Return the state of the job.
 
         queued: the platform has no machine yet. starting: the machine installs packages. running.
-        interrupted: the machine was lost and the platform starts no other, but `start()` does.
+        interrupted: the machine was lost; the platform starts no other one, but `start()` does.
         succeeded, failed, cancelled, timed out: the job is over.
         """
         return self._look()[0]
@@ -244,7 +246,8 @@ class Job:
         """Start the job on a machine, as `submit` does; again after an interruption."""
         if self._is_over():
             raise InvalidValueError(
-                f"{self.name} is over: {self.state}", fix="submit() the notebook under another name"
+                f"{self.name} has ended: {self.state}",
+                fix="submit() the notebook under another name",
             )
         handle = self.target.start(self.plan)
         write_json(self.folder, "handle.json", handle)
@@ -327,8 +330,8 @@ class Job:
             timeout: see `wait`.
 
         Raises:
-            CellFailedError: a cell raised; its traceback is in the message.
-            JobFailedError: the job failed otherwise, was cancelled, or reached its time limit.
+            CellFailedError: a cell raised an error; its traceback is in the message.
+            JobFailedError: the job failed in another way, was cancelled, or reached its time limit.
         """
         self.wait(timeout)
         state, reason = self._look()
@@ -455,7 +458,7 @@ def find(name: str, bucket: str | os.PathLike = "jobs", *, to: Target | None = N
     """Return a job by its name, from any process.
 
     Args:
-        name: of the job.
+        name: the name of the job.
         bucket: the argument `bucket` of `submit`.
         to: a target with its own credentials; None for the target of the job.
 

@@ -56,7 +56,9 @@ def open_folder(
         return PathFolder(Path(text).absolute())
     found = _BUCKET.fullmatch(text.rstrip("/"))
     if not found:
-        raise InvalidValueError(f"{text!r} is not a bucket", fix='"gs://my-bucket/runs"')
+        raise InvalidValueError(
+            f"{text!r} is not the address of a bucket", fix='"gs://my-bucket/runs"'
+        )
     return BucketFolder(
         found[1], (found[2] or "").strip("/"), project=project, credentials=credentials
     )

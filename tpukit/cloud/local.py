@@ -82,7 +82,7 @@ class LocalTarget:
 
 
 def _is_alive(handle: dict) -> bool:
-    """Compare the start time too: the number alone may belong to another process by now."""
+    """Compare the start time as well, because another process may have the same number now."""
     started = _start_time(handle["pid"])
     return started is not None and started == handle["started"]
 

@@ -43,7 +43,7 @@ def container_lines(
     seconds: str,
     docker: str = "docker",
 ) -> str:
-    """Return the lines of a shell script that replace the shell by the container.
+    """Return the lines of a shell script that replace the shell with the container.
 
         exec timeout --foreground --kill-after=60 7800 docker run --init ... python:3.12 bash ...
 
@@ -52,8 +52,8 @@ def container_lines(
     container, SkyPilot would send SIGTERM to the kernel too.
 
     Args:
-        plan: of the job.
-        command: of the container.
+        plan: the plan of the job.
+        command: the command of the container.
         mounts: folders of the machine, seen under the same path in the container.
         seconds: until the container is ended, as a shell word.
         docker: the command, such as "sudo docker".

@@ -71,15 +71,16 @@ _SECRETS = {
 
 
 def check_plan(plan: JobPlan) -> None:
-    """Raise InvalidValueError for an option that the target of the plan would not honour.
+    """Raise InvalidValueError for an option that the target of the plan does not support.
 
     Raises:
         ValueError: the message names the option, the target and the fix.
     """
     if not re.fullmatch(_NAME, plan.name):
         raise InvalidValueError(
-            f"{plan.name!r} cannot be the name of a job",
-            found="lower-case letters, digits and hyphens; a letter first; at most 40 characters",
+            f"{plan.name!r} is not a valid name of a job",
+            found="a name has lower-case letters, digits and hyphens, begins with a letter, and "
+            "has at most 40 characters",
             fix='name="train-1"',
         )
     _check_refused(plan)
@@ -141,7 +142,7 @@ def _check_machine(plan: JobPlan) -> None:
     if plan.target == "local":
         if "://" in plan.folder:
             raise InvalidValueError(
-                "the target local keeps its jobs in a folder of this machine",
+                'to="local" keeps its jobs in a folder of this machine',
                 found=f"bucket={plan.folder.rpartition('/')[0]!r}",
                 fix='bucket="jobs"',
             )
@@ -171,7 +172,7 @@ def _check_secrets(plan: JobPlan) -> None:
             # The reference is not printed: it may be the secret itself.
             raise InvalidValueError(
                 f"the secret {name!r} is not a reference that the target {plan.target} reads",
-                found="secrets never travel as text",
+                found="tpukit never sends secrets as plain text",
                 fix=f'secrets={{"HF_TOKEN": "{example}"}}',
             )
 

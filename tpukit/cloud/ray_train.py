@@ -5,7 +5,7 @@
     forked workers   core 0, 1, 2, 3               core 4, 5, 6, 7
 
 Ray finds the hosts, starts one process on each, and keeps the checkpoints. If a host is lost, Ray
-starts all hosts again from the last checkpoint. Ray's process plays the part of a notebook's
+starts all hosts again from the last checkpoint. Ray's process takes the role of a notebook's
 kernel: it calls `launch`, and never opens the device.
 """
 
@@ -59,21 +59,23 @@ def launch_on_hosts(
 
     Call it on a machine of a Ray cluster. `core.rank` and `core.world_size` count the cores of all
     hosts. On each host the function runs in an empty folder, so give `fit` a relative path: its
-    checkpoints are copied to the storage within seconds. Other files are lost with their host. If
-    a host is lost, all hosts begin again from the last checkpoint. A call with the same storage
-    and name continues from its last checkpoint.
+    checkpoints are copied to the storage within seconds. Other files are lost with their host. If a
+    host is lost, all hosts start again from the last checkpoint. A call with the same storage and
+    name continues from its last checkpoint.
 
     Args:
         fn: the worker function, as for `launch`.
         *args: further arguments of the function. The function, its arguments and the code of its
             module are pickled. All other modules that it imports must be on the hosts.
-        hosts: the number of hosts, for a cluster without a TPU slice; all have as many cores.
-        topology: of a TPU slice, such as "4x4"; its hosts are reserved together.
+        hosts: the number of hosts, for a cluster without a TPU slice; all have the same number of
+            cores.
+        topology: the topology of a TPU slice, such as "4x4"; its hosts are reserved together.
         accelerator: Ray's name of the slice: "TPU-V5LITEPOD", "TPU-V6E", "TPU-V4".
         storage: a folder that all hosts reach: "gs://bucket/runs", or one on a shared file system.
-        name: of the run.
-        failures: how often the run may begin again; 0 for never. An error of the function counts.
-        patience: how long to wait for hosts, at the start and for the replacement of a lost host.
+        name: the name of the run.
+        failures: how often the run may start again; 0 for never. An error of the function counts as
+            a failure.
+        patience: the longest wait for hosts, at the start and for the replacement of a lost host.
         resources: what a Ray worker reserves on its host besides the TPU; None for one CPU.
         **options: of `launch`: cores (per host), backend, seed, timeout, limits, matmul_precision.
 
@@ -83,7 +85,7 @@ def launch_on_hosts(
     Raises:
         NotInstalledError: Ray is not installed.
         InvalidValueError: neither `hosts` nor a slice is given, or Ray knows no such slice.
-        MultiHostError: the run failed more than `failures` times, or the hosts did not come.
+        MultiHostError: the run failed more than `failures` times, or hosts did not start.
     """
     ray = import_ray()
     from ray.train import (
@@ -272,9 +274,9 @@ def _explained(error: Exception, failures: int) -> MultiHostError:
     texts = {number: str(failure) for number, failure in by_host.items()}
     if not texts:
         return MultiHostError(
-            "the hosts of the run did not come together",
+            "not all hosts of the run have started",
             found=" ".join(str(error).split())[:400],
-            fix="`ray status` on a host lists hosts and resources; or a longer patience",
+            fix="`ray status` on a host lists hosts and resources; or pass a longer patience=",
         )
 
     def order(number: int) -> tuple[bool, int]:
@@ -341,7 +343,7 @@ def _on_a_host(config: dict) -> None:
         is_first = hosts.number == 0
         if last and is_first:
             checkpoint = Path(last.path).name
-            print(f"{hosts.count} hosts begin again, from the checkpoint {checkpoint}", flush=True)
+            print(f"{hosts.count} hosts start again, from the checkpoint {checkpoint}", flush=True)
         reports = _Reports(train, folder, is_first=is_first)
         setup()
         run = launch_on_host(

@@ -64,11 +64,11 @@ class _Log:
                 self._text += text
 
     def flush(self) -> None:
-        """Bring standard output to the platform's own log."""
+        """Flush standard output to the platform's own log."""
         sys.stdout.flush()
 
     def save(self, folder: JobFolder) -> None:
-        """Write the piece that grows."""
+        """Write the newest, unfinished piece of the log."""
         with self._lock:
             text = self._text
         if len(text) == self._saved:
@@ -83,7 +83,7 @@ class _Log:
 
 
 class _Change(NamedTuple):
-    """A file that differs from its copy: since when, and its state at the last look."""
+    """A file that differs from its copy, since which time, and its state when last examined."""
 
     since: float
     key: _Key | None
@@ -92,12 +92,13 @@ class _Change(NamedTuple):
 class _WorkingDirectory:
     """The working directory of the notebook, and its copy in the job's folder, out/.
 
-    A file is copied if it has not changed since the last look, because half of it would be
-    useless. Checkpoints of `fit` get their names when they are whole, so they are copied at once. A
-    file that changes all the time is copied every ten seconds, unless it changes during the copy.
+    A file is copied if it has not changed since it was last examined, because a half-written file
+    is useless. Checkpoints of `fit` get their names when they are whole, so they are copied at
+    once. A file that changes all the time is copied every ten seconds, unless it changes during the
+    copy.
 
     Attributes:
-        path: of the directory.
+        path: the path of the directory.
         copied: the names of all files in out/.
         deleted: the names of files that were sent and that the notebook has deleted.
     """
@@ -113,7 +114,7 @@ class _WorkingDirectory:
         self._changes: dict[str, _Change] = {}
 
     def restore(self, sent: JobFolder) -> None:
-        """Bring the files that were sent, and those that earlier attempts have saved."""
+        """Copy the sent files, and those of earlier attempts, into the working directory."""
         self.path.mkdir(parents=True, exist_ok=True)
         names = set(sent.names())
         for name in names.difference(self.deleted):
@@ -165,7 +166,7 @@ class _Attempt:
 
     Attributes:
         number: from 1. The machine that makes the file of the next number takes over the job.
-        reason: why the notebook is to end: "timed out", "cancelled", "replaced"; empty for a signal
+        reason: why the notebook must end: "timed out", "cancelled", "replaced"; empty for a signal
             of the platform.
     """
 
@@ -187,7 +188,7 @@ class _Attempt:
         return self.files.path
 
     def restore(self, source: Path) -> None:
-        """Bring all files; keep the notebook of the attempt before under another name."""
+        """Copy all files to this machine; rename the notebook of the last attempt."""
         self.files.restore(open_folder(source / "in" / "files"))
         if self.number == 1:
             return
@@ -344,7 +345,7 @@ def _tags(cell: Mapping) -> list[str]:
 
 
 class _WholeFiles:
-    """Write notebooks whole. papermill writes in place: a kill would leave half of one."""
+    """Write notebooks completely or not at all; papermill itself writes in place."""
 
     def __init__(self, attempt: _Attempt):
         self._attempt = attempt

@@ -45,7 +45,7 @@ class SkyPilotTarget:
     name = "skypilot"
 
     def start(self, plan: JobPlan) -> dict:
-        """Submit the managed job, or return the one of this name and digest that is not over."""
+        """Submit the managed job, or return the job of this name and digest if it has not ended."""
         handle = {"name": job_name(plan)}
         if self.state(handle).word in ("queued", "running"):
             return handle

@@ -9,15 +9,15 @@ command, which is the same everywhere:
     FOLDER   the job's folder as the machine sees it: a mounted bucket, or a copy of run.sh and in/
              (and of result.json, if it exists) on the machine's own disk
     ADDRESS  where results are written: a path, or gs://bucket/folder; FOLDER by default
-    WORK     a folder on the machine's own disk; a new temporary one by default. The same
-             folder again saves the installation.
+    WORK     a folder on the machine's own disk; a new temporary one by default. If the same folder
+    is used again, nothing is installed a second time.
 
     exit code 0    the notebook has succeeded
     exit code 1    the job is over and must not run again; result.json has the reason
     exit code 75   interrupted: start the same command again, on any machine
 
 result.json exists only when the job is over. run.sh looks for it first, in FOLDER and ADDRESS if
-that is a path, so to start a job again that is over costs seconds. If the installation fails,
+that is a path, so starting a finished job again takes only seconds. If the installation fails,
 run.sh writes result.json and log/ into FOLDER; a target whose FOLDER is a copy uploads them to
 ADDRESS. SIGTERM must reach that one process and not its children: it interrupts the running cell,
 which then has `JobOptions.grace` seconds to save.
@@ -37,11 +37,12 @@ BACKSTOP_SECONDS = 600
 
 @dataclass(frozen=True)
 class JobOptions:
-    """The rarer options of a job. A target honours an option or refuses it by name.
+    """The rarer options of a job. If a target does not support an option, `submit` raises an error.
 
     Attributes:
-        zone: of the machine, such as "us-west4-a"; for gcloud, which needs it, and skypilot.
-        region: of the machine, such as "us-central1"; for vertex and skypilot.
+        zone: the zone of the machine, such as "us-west4-a"; for gcloud, which needs it, and
+            skypilot.
+        region: the region of the machine, such as "us-central1"; for vertex and skypilot.
         project: the Google Cloud project; None for GOOGLE_CLOUD_PROJECT or the credential's own.
         spot: take a cheaper machine that the platform may take back.
         reservation: for vertex the full name of a reservation, for gcloud "any".
@@ -50,8 +51,8 @@ class JobOptions:
         torch: the release of torch, with the torch_xla and libtpu that belong to it; None for the
             newest. "none", for other frameworks: torch, torch_xla and libtpu are not installed, and
             tpukit is installed without its dependencies.
-        grace: seconds that an interrupted cell has to save.
-        not_secret: texts that look like a secret and are none, such as `"<|endoftext|>"`.
+        grace: seconds that an interrupted cell has for saving.
+        not_secret: texts that look like a secret but are not, such as `"<|endoftext|>"`.
     """
 
     zone: str | None = None
@@ -68,11 +69,11 @@ class JobOptions:
 
 @dataclass(frozen=True)
 class JobPlan:
-    """Everything that a target needs to start a job.
+    """The data that a target needs to start a job.
 
     Attributes:
-        name: of the job: lower-case letters, digits and hyphens, a letter first, at most 40
-            characters.
+        name: the name of the job: lower-case letters, digits and hyphens, a letter first, at most
+            40 characters.
         target: the name of the target.
         folder: the address of the job's folder, "gs://bucket/folder/name" or an absolute path; it
             exists.
@@ -80,13 +81,13 @@ class JobPlan:
         timeout: seconds from the first start, of all attempts together. The runner counts them; a
             target also passes the limit to its platform, if the platform has one.
         python: the caller's version, such as "3.12".
-        digest: of everything that was sent. The platform's label for it finds a job whose answer
-            was lost.
+        digest: the digest of everything that was sent. It is a label of the platform's job, by
+            which tpukit finds the job again if the answer was lost.
         options: see `JobOptions`.
         secrets: by the name of the variable, a reference, never the value.
             "projects/P/secrets/S/versions/V" is read by the runner from Secret Manager (vertex,
-            gcloud). "env:NAME" is a variable of the caller's process, which the tool itself hands
-            over (skypilot, local).
+            gcloud). "env:NAME" is a variable of the caller's process, which the platform's own tool
+            passes on (skypilot, local).
     """
 
     name: str
@@ -101,7 +102,7 @@ class JobPlan:
 
     @property
     def platform_timeout(self) -> int:
-        """The seconds after which the platform ends the machine, if the runner has not."""
+        """The seconds after which the platform ends the machine, if the runner has not ended it."""
         return int(self.timeout) + BACKSTOP_SECONDS
 
     def command(self, folder: str, *more: str) -> list[str]:
@@ -136,7 +137,7 @@ Word = Literal["queued", "running", "succeeded", "failed", "cancelled", "gone"]
 
 @dataclass(frozen=True)
 class PlatformState:
-    """The report of the platform about a job. The job's own state is in its folder and comes first.
+    """The platform's report on a job. The state in the job's folder has precedence.
 
     Attributes:
         word: see `Word`.
@@ -171,7 +172,7 @@ class Target(Protocol):
         """Return the platform's own log, or the command that shows it."""
 
     def cancel(self, handle: dict) -> None:
-        """Ask the platform to end the machine; for one that is over nothing happens."""
+        """Ask the platform to end the machine; if it has ended already, nothing happens."""
 
     def clean_up(self, handle: dict) -> None:
         """Delete everything that costs money. Called when the results are in the folder."""

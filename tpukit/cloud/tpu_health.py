@@ -55,22 +55,22 @@ def health(
     Without a name it checks the chips, their device nodes, the processes that use them, the
     variables and the versions. Then every core multiplies matrices, and the results are summed
     over all cores. This runs in forked workers, so the kernel can still launch. Without a chip CPU
-    processes compute, and a warning says so.
+    processes compute, and a warning reports it.
 
-    With a name it asks the Cloud TPU API. It waits while the state of the TPU VM passes by itself,
-    and prints the state. The TPU of a Colab or Kaggle notebook is in the notebook's machine, and
-    the API does not know it: leave the name out.
+    With a name it asks the Cloud TPU API. While the TPU VM is in a temporary state, such as
+    starting, it waits and prints the state. The TPU of a Colab or Kaggle notebook is in the
+    notebook's machine, and the API does not know it: leave the name out.
 
     Args:
-        name: of a TPU VM, or `projects/<project>/locations/<zone>/nodes/<name>`.
-        zone: of the TPU VM; None for CLOUDSDK_COMPUTE_ZONE.
+        name: the name of a TPU VM, or `projects/<project>/locations/<zone>/nodes/<name>`.
+        zone: the zone of the TPU VM; None for CLOUDSDK_COMPUTE_ZONE.
         project: None for GOOGLE_CLOUD_PROJECT, or the project of the credential.
         wait: for a TPU VM to become healthy: "10m", "90s" or seconds; 0 asks once.
         every: seconds between two requests.
         timeout: seconds for the computation on this machine.
         progress: as in `launch`.
-        credentials: of google-auth; None for those of this machine.
-        endpoint: of the Cloud TPU API; None for Google's.
+        credentials: the credentials of google-auth; None for those of this machine.
+        endpoint: the endpoint of the Cloud TPU API; None for Google's.
 
     Raises:
         CloudError: the API cannot be reached, or knows no such TPU VM.

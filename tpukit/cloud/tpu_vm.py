@@ -70,7 +70,7 @@ def node_health(
     `health` documents the other arguments.
 
     Args:
-        wait: seconds for a state that passes by itself; 0 asks once.
+        wait: seconds to wait while the state is temporary; 0 asks once.
         every: seconds between two requests.
         say: prints a line while the function waits.
         environ: the variables of this process.
@@ -96,7 +96,7 @@ def node_health(
 def _settled(
     ask: Callable[[], dict], deadline: float, *, every: float, say: Callable[[str], None]
 ) -> dict:
-    """Return the node once its state does not pass by itself, or at the deadline."""
+    """Return the node when its state is no longer temporary, or at the deadline."""
     printed = None
     printed_at = 0.0
     while True:

@@ -42,10 +42,10 @@ class VertexTarget:
     """Custom jobs of Vertex AI, through Google's own SDK.
 
     Args:
-        credentials: of google-auth; None for this machine's own.
-        endpoint: of the API; None for the region's own.
+        credentials: the credentials of google-auth; None for this machine's own.
+        endpoint: the endpoint of the API; None for the region's own.
         transport: "grpc", "rest", or a transport of the SDK's JobServiceClient.
-        pauses: seconds before each repetition of a request to create that was refused for now.
+        pauses: seconds before each repetition of a create request that failed temporarily.
         request_timeout: seconds for an answer.
     """
 
@@ -101,7 +101,7 @@ class VertexTarget:
         """Do nothing: Vertex AI deletes the machine when the container ends."""
 
     def _create(self, api: "_CustomJobs", plan: JobPlan):
-        """Create the custom job; after a failure look for it, because it may exist all the same."""
+        """Create the custom job; after a failure look for it, because it may exist anyway."""
         pauses = iter(self._pauses)
         while True:
             try:
@@ -157,7 +157,7 @@ class _CustomJobs:
             return self._client.create_custom_job(parent=self._parent, custom_job=job, **self._once)
 
     def running(self, plan: JobPlan):
-        """Return the job of the same folder and digest that is not over; None without one."""
+        """Return the job of the same folder and digest that has not ended, or None."""
         request = {"parent": self._parent, "filter": f'display_name="{plan.name}"'}
         with self._service.asked("the list of jobs"):
             found = list(self._client.list_custom_jobs(request=request, **self._once))
@@ -179,7 +179,7 @@ class _CustomJobs:
 
 
 def _look_again(api: _CustomJobs, plan: JobPlan, error: CloudError):
-    """Return the job that a failed request has created all the same; None if it has not.
+    """Return the job that a failed request has created anyway, or None.
 
     Raises:
         CloudError: it is not known whether the job was created.

@@ -1,6 +1,7 @@
 """Make a wheel of tpukit from its own files, for a job.
 
-A job brings this wheel, because a package index may have a package of anybody by the name tpukit.
+A job brings this wheel, because the package "tpukit" of a package index may belong to somebody
+else.
 """
 
 import base64

@@ -43,13 +43,14 @@ def load_array_record():
         raise NotInstalledError(
             "a pack is made of array_record files, and array_record is not installed",
             found=error,
-            fix="%pip install array_record, then run this cell again; there is none for Windows",
+            fix="%pip install array_record, then run this cell again; array_record does not "
+            "support Windows",
         ) from error
     return array_record_module
 
 
 def write_shard(file: Path, records: Iterable[bytes]) -> None:
-    """Write a shard; it is on the disk when this returns. The same records give the same bytes.
+    """Write a shard, and wait until the disk has it; the same records give the same bytes.
 
     Raises:
         OSError: it could not be written; the error number of a full disk is ENOSPC.
@@ -149,7 +150,7 @@ class Shards:
     def _reader(self, shard: int):
         """Return the open reader of a shard, and close the least recently opened above the limit.
 
-        Readers of the parent process are not touched: its threads may have been reading.
+        Readers of the parent process are not used, because its threads may have been reading.
         """
         readers = self._readers[os.getpid()]
         reader = readers.get(shard)
@@ -184,8 +185,8 @@ class Shards:
             allow = "resource.setrlimit, ulimit -n"
             return SystemFailureError(
                 f"{file} cannot be opened",
-                found=f"{os.strerror(errno.EMFILE)}, the file is as it was",
-                fix=f"close what this process has open, or allow more: {allow}",
+                found=f"{os.strerror(errno.EMFILE)}; the file is undamaged",
+                fix=f"close files that this process has open, or raise the limit: {allow}",
                 errno=errno.EMFILE,
             )
         again = "or pack the images again into a new folder"
@@ -193,7 +194,7 @@ class Shards:
         return SystemFailureError(
             f"record {number - place.first} of {file} cannot be read",
             found=found,
-            fix=f"copy this file again from where it is whole, {again}; {until_then}",
+            fix=f"copy this file again from an undamaged source, {again}; {until_then}",
         )
 
 
@@ -227,9 +228,9 @@ def _most_open() -> int:
 def _home() -> int:
     """Return the process in which a reader was opened first; its forks inherit the answer.
 
-    There array_record started the threads with which it reads several records at once. A child that
-    was forked meanwhile inherits their locks, which may be held, and hangs if it does the same: 10
-    of 400 children did (array_record 0.8.6). Reading single records needs no thread: 0 of 1,300
-    hung.
+    In that process array_record starts threads, to read several records at once. A child that is
+    forked at that moment inherits locks that may be held, and hangs if it reads several records at
+    once as well: 10 of 400 children did (array_record 0.8.6). Reading single records needs no
+    thread: 0 of 1,300 hung.
     """
     return os.getpid()

@@ -1,4 +1,4 @@
-"""Write files that are whole or not there, and check them when they are read."""
+"""Write files that are either complete or absent, and check them when they are read."""
 
 import io
 import json
@@ -11,7 +11,7 @@ from tpukit.essentials.environment import write_whole
 
 
 def write_file(file: Path, data: bytes) -> None:
-    """Write a file that is whole or not there."""
+    """Write a file so that it is either complete or absent."""
     with write_whole(file) as written:
         written.write(data)
 
@@ -76,7 +76,7 @@ def whole_number(name: str, value, least: int) -> int | None:
     """Return an argument as an int, which JSON can hold, and None as None.
 
     Args:
-        name: of the argument, for the message.
+        name: the name of the argument, for the message.
         value: the argument, such as 64 or numpy.int64(64).
         least: the smallest value that is allowed.
 

@@ -25,15 +25,17 @@ def decode(data: bytes, size: int | None = None, *, exact: bool = True, out=None
 
     With `exact` the whole image is decoded and then resized by Pillow's bilinear filter, bit for
     bit as `exif_transpose(Image.open(...)).convert("RGB").resize((size, size), BILINEAR)`. Without
-    it the JPEG decoder shrinks the image by eighths while it decodes, and only the rest is done by
-    the filter: three times as fast, and 1.6 grey levels away on average (256 to 128 pixels).
+    `exact` the JPEG decoder reduces the image by eighths while it decodes it, and the filter does
+    the rest. This is three times as fast, and differs by 1.6 grey levels on average (256 to 128
+    pixels).
 
-    A JPEG is damaged if libjpeg warns. Pillow opens many damaged files: of 101 JPEGs with 512 bytes
-    of zeros in their data, all.
+    A JPEG is damaged if libjpeg warns. Pillow opens many damaged files, for example all of 101
+    JPEGs with 512 bytes of zeros in their data.
 
     Args:
         data: the bytes of the file.
-        size: height and width in pixels, the aspect is not kept; None for the image's own.
+        size: height and width in pixels; the aspect ratio is not kept. None for the image's own
+            size.
         exact: False for speed.
         out: a contiguous uint8 array for the pixels; None for a new one.
         window: (low, high), the values that become black and white in images of more than 8 bits;
@@ -144,7 +146,10 @@ def _raise_if_corrupt(error: ValueError, data: bytes) -> None:
 
 
 def _is_a_remark(decoder, data: bytes, how: dict) -> bool:
-    """Return True if libjpeg decodes a file in spite of its warning: it invents missing data."""
+    """Return whether libjpeg decodes a file in spite of its warning.
+
+    Call it after `_raise_if_corrupt`, because libjpeg also decodes files with missing data.
+    """
     try:
         decoder.decode_jpeg(data, strict=False, **how)
     except ValueError:
@@ -258,7 +263,7 @@ def pixel_limit() -> float:
 
 
 def set_pixel_limit(limit: float) -> None:
-    """Set the largest number of pixels in a process to that of the notebook."""
+    """Set the largest number of pixels per image in this process, as in the notebook."""
     from PIL import Image
 
     Image.MAX_IMAGE_PIXELS = None if limit == math.inf else limit

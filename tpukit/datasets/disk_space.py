@@ -4,7 +4,7 @@
     pixels           count * size * size * 3, or 4 with masks; twice that for a stream
     DICOM slices     the mean of a few slices that are encoded for this (`PackSource.weight`)
 
-If it does not fit, the error says what would: a smaller form, another disk, or fewer images.
+If it does not fit, the error suggests a smaller form, another disk, or fewer images.
 """
 
 import math
@@ -80,8 +80,9 @@ class Room:
     def choose(self, targets: Sequence[PackFolder]) -> PackFolder:
         """Return the folder to pack into, and print it if it is not the first.
 
-        It is the first that holds its pack already, else the first with enough free disk, else the
-        last. If the first holds another pack it is returned, so that the caller raises for it.
+        The choice is the first folder that holds this pack already, else the first with enough free
+        disk, else the last. If the first folder holds another pack, it is returned, and the caller
+        raises an error.
         """
         first = targets[0]
         begun = next(filter(_is_begun, targets), None)
@@ -113,7 +114,8 @@ class Room:
 
         Args:
             target: the folder of the pack.
-            stored: True if the items of a stream are stored, and only their second copy is missing.
+            stored: True if the items of a stream are stored already, and only the packed copy is
+                missing.
         """
         if stored:
             written = _bytes_in(target.work / "items")
@@ -162,7 +164,7 @@ class Room:
         return max(0, needed - _bytes_of(target) - _bytes_in(target.work / "items"))
 
     def _bytes(self, plan: dict, enough: float = 0) -> int | None:
-        """Return the bytes of all images, rather too many than too few.
+        """Return the bytes of all images, estimated on the high side.
 
         0 if they surely fit into `enough` bytes, None if nothing is known.
         """
@@ -238,11 +240,11 @@ class Room:
         return ways
 
     def _smaller_forms(self, plan: dict, free: int) -> list[str]:
-        """Return the first value of each argument of `pack_dicom` that makes the pack fit."""
+        """Return for each argument of `pack_dicom` the first value with which the pack fits."""
         forms = {}
-        for name, value, change in self._described.weight.smaller(plan):
+        for name, code, change in self._described.weight.smaller(plan):
             if name not in forms and (self._bytes({**plan, **change}) or 0) <= free:
-                forms[name] = f"{name}={value}"
+                forms[name] = code
         return list(forms.values())
 
 
@@ -255,7 +257,7 @@ def _bytes_in(folder: Path) -> int:
 
 
 def _is_begun(target: PackFolder) -> bool:
-    """Return True if the folder holds the very pack that is asked for, finished or not."""
+    """Return True if the folder holds this pack, finished or not."""
     if not target.folder.is_dir():
         return False
     if target.is_finished:

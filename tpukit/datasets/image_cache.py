@@ -72,13 +72,13 @@ def cached_images(
         exact: True for Pillow's pixels to the last bit; see `decode`.
 
     Returns:
-        A `CachedImages`; or `PackedImages(folder, size)`, for which the JPEG decoder scales: its
-        pixels are close to those of an exact cache.
+        A `CachedImages`; or `PackedImages(folder, size)`, whose JPEG decoder scales the images:
+        their pixels are close to those of an exact cache.
 
     Raises:
         FileExistsError: the folder holds other files.
         ValueError: a number is out of range, or the folder holds a cache of another pack or size.
-        OSError: an image, or the cache that is there, is damaged; the message names it.
+        OSError: an image, or an existing cache, is damaged; the message names it.
     """
     return choose_images(
         packed,
@@ -206,7 +206,7 @@ def build_image_cache(
 
 
 def _plan(packed: PackedImages, size: int, exact: bool) -> dict:
-    """Return everything that decides the bytes of a cache; ValueError if no cache can be made."""
+    """Return all settings that the bytes of a cache depend on; ValueError if no cache can be made."""
     if not isinstance(packed, PackedImages):
         raise _no_pack(packed)
     try:

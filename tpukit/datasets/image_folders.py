@@ -6,10 +6,10 @@
     photos/dog/notes.txt    left out, and counted
     photos/.cache/d.jpg     left out
 
-Errors point out a folder too high or too low, such as one whose "classes" are train and test.
+An error reports a folder that is one level too high or too low, for example if its "classes" are
+train and test.
 """
 
-import functools
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -60,14 +60,6 @@ def endings() -> tuple[str, ...]:
     from PIL import Image
 
     Image.init()
-    return _endings(len(Image.OPEN), len(Image.EXTENSION))
-
-
-@functools.cache
-def _endings(plugins: int, extensions: int) -> tuple[str, ...]:
-    """Return the endings of so many plugins; a plugin that is registered later is another number."""
-    from PIL import Image
-
     kinds = Image.OPEN.keys() - _NO_PICTURES
     return tuple(ending for ending, kind in Image.EXTENSION.items() if kind in kinds)
 
@@ -114,7 +106,8 @@ def find_images(
             inside += _images(folder, name, above=above, without=without, others=others)
         if others and not inside:
             raise InvalidValueError(
-                f"the folder {name!r} holds no image that is read here, and would be a class without one",
+                f"the folder {name!r} holds no image that pack can read, and would be an empty "
+                "class",
                 found=most_frequent(others),
                 fix="save them as PNG or JPEG; or move the folder away",
             )
@@ -133,7 +126,7 @@ def find_images(
 
 
 def _order_of_classes(folder, found: list[str], classes: Sequence[str] | None) -> list[str]:
-    """Return the classes in the order of their numbers; ValueError for a folder that is none."""
+    """Return the classes in the order of their numbers; ValueError for any other folder."""
     if classes is None:
         order = in_order(found)
         refuse_similar_classes(order, str(order))
@@ -145,7 +138,7 @@ def _order_of_classes(folder, found: list[str], classes: Sequence[str] | None) -
         raise InvalidValueError(
             f"{folder} holds {len(others)} folders that are not in classes=",
             found=", ".join(others[:4]),
-            fix="name all classes, also those that only training has; or move these folders away",
+            fix="name all classes, including those without images here; or move these folders away",
         )
     return order
 
@@ -172,17 +165,19 @@ def _refuse_deeper_classes(folder, names: list[str]) -> None:
     if without_images is not None and (named <= _PARTS or are_deeper_classes):
         deeper = os.path.join(folder, without_images)
         raise InvalidValueError(
-            f"{folder} would give the classes {', '.join(classes[:4])}, and in each lie the same folders",
+            f"{folder} would give the classes {', '.join(classes[:4])}, and all of them contain "
+            "the same folders",
             found=", ".join(sorted(folders_in[without_images])[:4]),
             fix=f"pack({deeper!r}, ...), one folder deeper; or classes={classes}",
         )
     if named <= _PARTS or (len(named) > 1 and named <= _PARTS | _ROLES):
         raise InvalidValueError(
-            f"{folder} would give the classes {', '.join(classes[:4])}, which say nothing of what is seen",
-            found=f"{len(names):,} images, as {names[0]}",
-            fix="a table says what each image is: "
+            f"{folder} would give the classes {', '.join(classes[:4])}, which do not describe "
+            "the images",
+            found=f"{len(names):,} images, for example {names[0]}",
+            fix="pass a table with the label of each image: "
             'pack(pandas.DataFrame({"path": files, "label": labels}), ..., labels="label"), '
-            f'masks="mask" for a column of those; or classes={classes}',
+            f'masks="mask" for a column of mask files; or classes={classes}',
         )
 
 
@@ -210,13 +205,14 @@ def _images(
     """
     path = os.path.join(folder, inside)
     above = (*above, _identity(path))
+    read_here = endings()
     entries = [entry for entry in _entries(path) if _is_part(entry, above, without)]
     for entry in entries:
         if entry.is_dir():
             continue
         # A link to nothing is kept, so that packing reports the missing image.
         is_readable = entry.is_file() or not os.path.exists(entry.path)
-        if is_readable and entry.name.lower().endswith(endings()):
+        if is_readable and entry.name.lower().endswith(read_here):
             yield os.path.join(inside, entry.name)
         else:
             others[_ending(entry.name)] += 1

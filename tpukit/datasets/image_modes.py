@@ -3,7 +3,7 @@
     JPEG with EXIF orientation 6    turned by 90 degrees
     PNG with transparency           on white
     PNG of 16 bits, no window       value / 65,535 x 255
-    TIFF of floats, window (0, 2)   0 is black, 2 is white, and so is everything beyond
+    TIFF of floats, window (0, 2)   0 and less is black, 2 and more is white
 
 The orientation of a JPEG is read by Pillow, if the file has EXIF or XMP at all.
 """
@@ -38,9 +38,9 @@ def to_rgb(image, window: tuple[float, float] | None = None):
     become 8 by a window.
 
     Args:
-        image: of any mode; not modified.
-        window: the values that become black and white, also for values beyond them. None for 0 and
-            65,535 for 16 bits, so that no value is clipped.
+        image: a Pillow image of any mode; not modified.
+        window: (low, high): values up to low become black, values from high on white. None for 0
+            and 65,535 with 16 bits, so that no value is clipped.
 
     Raises:
         ValueError: without a window, the image has more than 16 bits or floats; with a window, it
@@ -53,8 +53,9 @@ def to_rgb(image, window: tuple[float, float] | None = None):
         channels = len(image.getbands())
         raise InvalidValueError(
             f"window= is for one channel of 16 bits, and this {image.format} has {channels}",
-            found="Pillow opens those with 8 bits",
-            fix="pack uint16 arrays, (image, label) of tifffile.imread(file); or leave window= out",
+            found="Pillow opens such images with 8 bits",
+            fix="pack items (tifffile.imread(file), label), whose images are uint16 arrays; or "
+            "leave window= out",
         )
     has_transparency = image.format is not None and "transparency" in image.info
     image = upright(image)
@@ -78,7 +79,8 @@ def _numeric_to_rgb(image, window: tuple[float, float] | None):
         kind = image.format or "Pillow image"
         mode = image.mode
         raise InvalidValueError(
-            f"a {kind} of mode {mode} has no known range: which values are black and white?",
+            f"a {kind} of mode {mode} has no known range, so the values of black and white are "
+            "not known",
             fix="pack(..., options=tpukit.PackOptions(window=(low, high)))",
         )
     return Image.fromarray(apply_window(numpy.asarray(image), window)).convert("RGB")
@@ -193,7 +195,8 @@ def check_window(window) -> tuple[float, float] | None:
     if not fits:
         given = repr(window)
         raise InvalidValueError(
-            f"window is the values that become black and white, the lower one first, got {given}",
+            "window must be the two values that become black and white, the lower one first, "
+            f"got {given}",
             fix="window=(0, 4095) for 12 bits, (-160, 240) for soft tissue in Hounsfield units",
         )
     return low, high

@@ -98,14 +98,14 @@ def _split_dict(item: Mapping, columns: Columns) -> _Parts:
         missing.append(" or ".join(map(repr, image_names)))
     if missing:
         raise InvalidValueError(
-            f"keys {keys}, and none is {missing[0]}",
+            f"keys {keys}, none of which is {missing[0]}",
             fix='name them: pack(..., labels="species", masks="segmentation", '
             'options=tpukit.PackOptions(image="photo"))',
         )
     has_other_keys = len(item) > 1 + len(wanted)
     if has_other_keys and not label_names and columns.labels is None:
         raise InvalidValueError(
-            f"keys {keys}, and none of the others is a label by its name",
+            f"keys {keys}, and no other key has the name of a label",
             fix='pack(..., labels="species") names it; labels=[] for none, as with masks="mask" alone',
         )
     labels = [item[name] for name in label_names]
@@ -117,8 +117,9 @@ def _split_tuple(item) -> _Parts:
         raise _no_paths(item)
     if item is None:
         raise InvalidTypeError(
-            "nothing, as where an image is damaged",
-            fix='let __getitem__ raise what went wrong: pack(..., damaged="skip") leaves such items out and lists them',
+            "None, which some datasets return for a damaged image",
+            fix='raise an error in __getitem__ instead: pack(..., damaged="skip") leaves such '
+            "items out and lists them",
         )
     if not isinstance(item, tuple | list) or len(item) < 2:
         raise TypeError("no tuple of two parts")
@@ -157,8 +158,10 @@ def _check_mask(mask, image) -> None:
     are_rows = sides is not None and width in (2, 4, 5) and width not in sides  # points, boxes
     if are_rows or 1 in mask.shape:
         raise InvalidValueError(
-            f"an array of shape {tuple(mask.shape)} beside the image is no mask of it: boxes, points, one-hot?",
-            fix="labels of an image are one row, of one length for all: boxes.reshape(-1), one_hot.argmax()",
+            f"the array of shape {tuple(mask.shape)} beside the image is not a mask of it; it "
+            "may be boxes, points or one-hot labels",
+            fix="labels must be one row per image, equally long for all images: "
+            "boxes.reshape(-1), one_hot.argmax()",
         )
 
 
@@ -178,7 +181,7 @@ def _stored_labels(labels: list, number: int, columns: Columns):
         return values
     if values[0] not in range(len(names)):
         raise InvalidValueError(
-            f"label {values[0]:g} of item {number} is none of the {len(names)} classes",
+            f"label {values[0]:g} of item {number} is not one of the {len(names)} classes",
             found=f"classes 0 to {len(names) - 1}: {', '.join(names[:4])}, ...",
             fix="leave such items out; or classes=() stores the numbers as they are",
         )
@@ -189,13 +192,14 @@ def _stored_labels(labels: list, number: int, columns: Columns):
 
 
 def _numbers(label, number: int, classes: Sequence[str]) -> list:
-    """Return a label as a list of numbers: it is a number, a row of numbers or a class name."""
+    """Return a label (a number, a row of numbers or a class name) as a list of numbers."""
     import numpy
 
     if isinstance(label, Mapping):
         raise InvalidValueError(
             f"item {number} has a dict for its label: {', '.join(map(repr, label))}",
-            fix="one number or several for each image; target_transform= of the dataset may choose them",
+            fix="return one number or one row of numbers per image; target_transform= of the "
+            "dataset can choose them",
         )
     try:
         shape = numpy.shape(label)
@@ -203,15 +207,17 @@ def _numbers(label, number: int, classes: Sequence[str]) -> list:
         shape = (len(label), "?")
     if len(shape) > 1:
         raise InvalidValueError(
-            f"item {number} has labels of shape {shape}, which are rows of rows",
-            fix="one number or several for each image; a mask is a Pillow image or an array",
+            f"item {number} has labels of shape {shape}, which is not one row of numbers",
+            fix="return one number or one row of numbers per image; return a mask as a Pillow "
+            "image or an array",
         )
     if isinstance(label, str):
         if label not in classes:
             raise InvalidValueError(
-                f"item {number} has the word {label!r} for its label, and words are numbered by classes=",
+                f"item {number} has the label {label!r}, and labels that are words need classes=",
                 found=f"classes {classes}" if classes else "no classes=",
-                fix='classes=["cat", "dog"]; of Hugging Face, dataset.class_encode_column("label")',
+                fix='classes=["cat", "dog"]; for Hugging Face, '
+                'dataset.class_encode_column("label")',
             )
         return [list(classes).index(label)]
     values = numpy.atleast_1d(numpy.asarray(label)).tolist()
@@ -219,7 +225,7 @@ def _numbers(label, number: int, classes: Sequence[str]) -> list:
     if word:
         raise InvalidValueError(
             f"item {number} has the word {word!r} among its labels",
-            fix='a number for each class there is: [float(name in words) for name in ("cat", "dog")]',
+            fix='one number per class: [float(name in words) for name in ("cat", "dog")]',
         )
     return values
 
@@ -268,7 +274,7 @@ def _no_paths(path) -> InvalidTypeError:
 
 
 def _channels_last(array, prefer_first: bool):
-    """Return (H, W, C). torch's images have their channels first, those of others last."""
+    """Return (H, W, C). torch's images have their channels first, other images have them last."""
     if array.ndim == 2 and array.size:
         return array[:, :, None]
     if array.ndim == 3 and array.size:
@@ -309,8 +315,9 @@ def _is_fraction(array) -> bool:
 def _three_channels(array):
     if array.shape[2] == 4:
         raise InvalidValueError(
-            f"an array of four channels, {array.shape}, and nothing says what the fourth is",
-            fix='image[..., :3] leaves it out; PIL.Image.fromarray(image, "RGBA") where it is how opaque a pixel is',
+            f"an array of four channels, {array.shape}, and the meaning of the fourth is not known",
+            fix="image[..., :3] leaves it out; if it is opacity, PIL.Image.fromarray(image, "
+            '"RGBA")',
         )
     if array.shape[2] == 1:
         array = array.repeat(3, axis=2)

@@ -154,9 +154,10 @@ class Items:
             if all(numpy.array_equal(*pair) for pair in pairs):
                 continue
             raise InvalidValueError(
-                f"item {number} is another one each time it is read: a random transform?",
-                found="packed, every epoch would see the one draw of now",
-                fix="pack the dataset without it; fit(..., augment=tpukit.Augment(flip=0.5)) does it on the device",
+                f"item {number} differs each time it is read, as with a random transform",
+                found="a pack would store one random draw, and every epoch would use it",
+                fix="pack the dataset without the transform; fit(..., "
+                "augment=tpukit.Augment(flip=0.5)) augments on the device",
             )
 
     def check(self, item, number: int) -> tuple:
@@ -186,7 +187,8 @@ class Items:
             raise InvalidValueError(
                 f"item {number} is not like the first one: {_in_words(_kind(image), len(labels))}",
                 found=f"the first one: {_in_words(expected, self.labels)}",
-                fix="all as bytes or all as arrays, with as many labels; size= makes arrays of one shape",
+                fix="return all images as bytes or all as arrays, with equally many labels; "
+                "size= makes arrays of one shape",
             )
         stored = image if isinstance(image, bytes) else image.tobytes()
         return StoredItem(stored, labels, dark)
@@ -218,10 +220,10 @@ class Items:
         return self.prepare(item, number, size)
 
     def _classes(self, asked: list[str] | None) -> list[str]:
-        """Return the names of the classes: those asked for, else the dataset's own."""
+        """Return the names of the classes: those of classes=, else the dataset's own."""
         if asked and self.labels != 1:
             raise InvalidValueError(
-                f"classes= names the classes of one label, and items have {self.labels}",
+                f"classes= names the classes of one label, but items have {self.labels} labels",
                 fix="leave classes= out",
             )
         if self.labels != 1 or asked == []:
@@ -244,14 +246,15 @@ class Items:
             )
         if not own and are_other_numbers(asked):
             print(
-                f"pack: the numbers of items are places in classes=, from 0: 0 stands for {asked[0]!r}"
+                "pack: the numbers of items are positions in classes=, from 0: 0 means "
+                f"{asked[0]!r}"
             )
         return asked
 
     def read(self) -> Iterator[tuple]:
         """Yield the number of each item and the item; `Failed` for an item that cannot be read.
 
-        A stream ends with its first failure, because an iterator cannot go on after an error.
+        A stream ends with its first failure, because an iterator cannot continue after an error.
         """
         if self.by_number:
             return self._read_by_number()
@@ -281,7 +284,7 @@ class Items:
             number += 1
 
     def digest(self) -> bytes:
-        """Return a digest that tells these items from others.
+        """Return a digest that differs for other items.
 
         It covers all items of a list, a hundred items and all labels of a dataset, and the first
         item of a stream. Reading all of a dataset would take as long as packing it.
@@ -392,7 +395,8 @@ class Failed:
         raise SystemFailureError(
             f"item {number} of the source cannot be read",
             found=self.why,
-            fix='mend it; or, of a source with numbers, pack(..., damaged="skip") leaves such items out',
+            fix='correct it; or, if the source has indices, pack(..., damaged="skip") leaves '
+            "such items out",
         ) from self.error
 
 
@@ -427,7 +431,7 @@ def class_names(source, label: str | None, *, has_others: bool = False) -> list[
 
 
 def _has_other_targets(source) -> bool:
-    """Return whether a dataset of torchvision yields other labels than its usual ones.
+    """Return whether a dataset of torchvision yields other labels than those that `classes` names.
 
     OxfordIIITPet(target_types="binary-category") numbers cats and dogs, and its `classes` are
     breeds.
@@ -468,14 +472,14 @@ def _in_order(names, numbers: Mapping, has_others: bool) -> list:
     if has_others:
         return []
     raise InvalidValueError(
-        "the dataset says two things of its classes",
+        "classes and class_to_idx of the dataset contradict each other",
         found=f"classes {first_few(names, 4)}; class_to_idx {dict(list(numbers.items())[:4])}",
         fix="classes=[...] names them in the order of their numbers",
     )
 
 
 def store_items(items: Items, folder: Path, size: int | None, *, progress: str | None):
-    """Write the items of a stream in their order; return their labels, (N, L) float32.
+    """Write the items of a stream in their own order; return their labels, (N, L) float32.
 
     Raises:
         ValueError: an item is not like the first one.
@@ -497,8 +501,8 @@ def store_items(items: Items, folder: Path, size: int | None, *, progress: str |
         os.fsync(file.fileno())
     if items.length not in (None, len(labels)):
         raise InvalidValueError(
-            f"the source yields {len(labels):,} items, and the source has a length of {items.length:,}",
-            fix="as many of one as of the other",
+            f"the source yields {len(labels):,} items, but its length is {items.length:,}",
+            fix="both must be the same number",
         )
     write_file(folder / "ends.npy", npy(numpy.array(ends)))
     return numpy.stack(labels)
@@ -507,7 +511,8 @@ def store_items(items: Items, folder: Path, size: int | None, *, progress: str |
 def _write(file, data: bytes) -> int:
     """Write all bytes and return their number.
 
-    Without a buffer, `write` on a disk that fills up writes a part and raises only the next time.
+    If a disk fills up, an unbuffered `write` writes only a part, and raises an error at the next
+    call.
     """
     view = memoryview(data)
     while view:
@@ -539,7 +544,7 @@ class StoredItems:
 
 
 class ReceivedItems:
-    """The items that the parent process reads and sends, in the packed order."""
+    """The items that the parent process reads and sends to this process, in the packed order."""
 
     def __init__(self, stream: BinaryIO, shape: tuple[int, ...] | None):
         self._stream = stream

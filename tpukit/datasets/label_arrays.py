@@ -45,9 +45,9 @@ def as_labels(values, names: Sequence[str], *, first_row: int = 0, what: str = "
 
     Args:
         values: (N, L) numbers, or L columns of a table.
-        names: of the labels, for messages.
+        names: the names of the labels, for messages.
         first_row: number of the first row, for messages.
-        what: the word for a row, for messages.
+        what: the noun for a row in messages.
 
     Raises:
         ValueError: a value is missing, infinite, not a number, or float32 would change it.
@@ -201,7 +201,7 @@ def _plain(name: str) -> float | str:
 
 
 def are_other_numbers(classes: Sequence[str]) -> bool:
-    """Return whether classes are numbers that differ from their places, so that 1 is ambiguous."""
+    """Return whether classes are numbers that differ from their positions, so that 1 is ambiguous."""
     if not all(map(_reads_as_number, classes)):
         return False
     return list(map(float, classes)) != list(range(len(classes)))
@@ -211,17 +211,18 @@ def encode_words(column, name: str, classes: Sequence[str] | None):
     """Return a column of words as class numbers.
 
     Args:
-        column: of a table; a categorical column has its own classes and their order.
-        name: of the column, for messages.
-        classes: in the order of their numbers; None to find them. Numbers in the column are names
-            if all classes are numbers. Otherwise they are places, from 0, if the column has no
-            word. True, False and intervals are their text if that names a class.
+        column: a column of a table; a categorical column has its own classes and their order.
+        name: the name of the column, for messages.
+        classes: in the order of their numbers; None to find them. If all classes are numbers, a
+            number in the column is a class name. Otherwise, if the column has no word, it is the
+            position of the class, from 0. True, False and intervals count as their text if a class
+            has that name.
 
     Returns:
         (N,) float32 and the classes; None if the column holds numbers.
 
     Raises:
-        ValueError: a value is missing or is none of the classes, or only some values are words.
+        ValueError: a value is missing or is not one of the classes, or only some values are words.
     """
     values = column.tolist()
     words = {value for value in values if isinstance(value, str)}
@@ -251,8 +252,8 @@ def _check_blank(values: list, words: set[str], name: str, classes) -> None:
         others = f"table[table[{name!r}].str.strip() != '']"
         raise InvalidValueError(
             f"label {name!r} of row {row} is blank",
-            found=f"{len(words) - len(blank)} other words",
-            fix=f"leave such rows out: {others}; or name them in classes=",
+            found=f"{len(words) - len(blank)} other values that are words",
+            fix=f"leave such rows out: {others}; or name the blank in classes=",
         )
 
 
@@ -280,24 +281,24 @@ def _check_members(values: list, numbers: dict, name: str, *, classes: list[str]
                 f"label {name!r} of row {row} is missing",
                 found=f"{value!r} among {', '.join(classes[:4])}",
                 fix=f"leave such rows out: table.dropna(subset=[{name!r}]); "
-                'a class "None" of a CSV file is read so, too: '
+                'pandas reads a class "None" of a CSV file as missing, unless you write '
                 f"{read_again}, ..., root=folder of the file)",
             )
         if value not in numbers:
             more = ", ..." if len(classes) > _SHOWN else ""
-            numbers_instead = "where these are words, all whole numbers, from 0"
+            numbers_instead = "if labels are numbers, whole numbers from 0"
             raise InvalidValueError(
-                f"label {name!r} of row {row} is none of the classes",
+                f"label {name!r} of row {row} is not one of the classes",
                 found=f"{value!r}; classes {', '.join(classes[:_SHOWN])}{more}",
-                fix=f"all of them names in classes=; or, {numbers_instead}",
+                fix=f"list all names in classes=; or, {numbers_instead}",
             )
 
 
 def _refuse_tags(words: set[str], name: str) -> None:
     """Raise if words are several tags each, such as "cat;dog".
 
-    They are if a mark divides some of them, and there are not more tags than words: then the words
-    are combinations of the tags.
+    That is so if a separator divides some of them, and there are not more tags than words: then the
+    words are combinations of the tags.
     """
     for mark in ("; ", ";", "| ", "|", ", ", ","):
         divided = sorted(word for word in words if mark in word)
@@ -308,9 +309,9 @@ def _refuse_tags(words: set[str], name: str) -> None:
             combinations = f"classes=sorted(set(table[{name!r}]))"
             raise InvalidValueError(
                 f"label {name!r} holds several words at once, as {divided[0]!r}",
-                found=f"{len(tags)} of them, in {len(words)} combinations",
-                fix=f"a label for each: {dummies}, pack(table.join(tags), ..., labels=list(tags)); "
-                f"or, of combinations that are classes, {combinations}",
+                found=f"{len(tags)} words in {len(words)} combinations",
+                fix=f"a label per word: {dummies}, pack(table.join(tags), ..., labels=list(tags)); "
+                f"or, if the combinations are the classes, {combinations}",
             )
 
 
@@ -362,7 +363,7 @@ def number_groups(values):
     for name in names:
         other = similar.setdefault(_plain(name), name)
         if other != name:
-            print(f"pack: the groups {other!r} and {name!r} look like one, and are two here")
+            print(f"pack: the groups {other!r} and {name!r} look like one group, but count as two")
             break
     places = {name: place for place, name in enumerate(names)}
     return numpy.fromiter(map(places.__getitem__, texts), numpy.int32, len(texts)), names
@@ -376,7 +377,7 @@ def _group_name(value) -> str:
 
 
 def as_list(values) -> list:
-    """Return the values of a column; for words in Arrow's memory four times faster than `list`."""
+    """Return the values of a column; for Arrow strings this is four times as fast as `list`."""
     if hasattr(values, "iloc"):
         return values.to_numpy(object).tolist()
     return list(values)

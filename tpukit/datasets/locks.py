@@ -18,7 +18,7 @@ except ImportError:  # Windows
 
 @contextlib.contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Let one process at a time work in a folder; without locks let all of them in."""
+    """Let one process at a time work in a folder; if there are no locks, all may work in it."""
     if fcntl is None:
         yield
         return
@@ -86,8 +86,8 @@ def hold(path: Path, *, seconds: float) -> Iterator[None]:
 def claim(unfinished: Path) -> Iterator[None]:
     """Create a file and keep it locked, so that `remove_unclaimed` elsewhere keeps it.
 
-    It uses flock, because the caller opens and closes the file while it is claimed: that would drop
-    a lockf lock.
+    It uses flock, because the caller opens and closes the file while it is claimed, which would
+    release a lockf lock.
     """
     if fcntl is None:
         yield  # Windows does not remove a file that a process has open

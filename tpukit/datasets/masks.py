@@ -73,7 +73,7 @@ def palette_of(mask: bytes) -> list[int]:
 
 
 def _opened(data: bytes, ask):
-    """Return the result of a function of the image in a file's bytes; 1, upright, if it is none."""
+    """Apply a function to the image in a file's bytes; return 1 (upright) if it is not an image."""
     from PIL import Image
 
     try:
@@ -93,7 +93,7 @@ def _turned_with(mask, size: tuple[int, int], how: int):
     as_turned = (width, height) if how >= 5 else as_stored
     if as_stored == as_turned:
         raise InvalidValueError(
-            "the EXIF of the image turns it, and its mask may or may not be turned already",
+            "the EXIF data turn the image, and it is not known whether the mask is already turned",
             found=f"orientation {how}, {width} x {height} pixels",
             fix="save the image as it is to be seen: ImageOps.exif_transpose(image).save(file)",
         )
@@ -109,8 +109,8 @@ def decode_masked(data, size: int | None, decode, *, check: bool):
         data: the item.
         size: height and width in pixels; None keeps the size of the image.
         decode: `decode(data, size)` returns (H, W, 3) of the image.
-        check: raise if image and mask differ in size. The image is decoded at its full size for
-            that, so it is done when the item is packed.
+        check: raise if image and mask differ in size. This decodes the image at its full size, so
+            it is only done when the item is packed.
     """
     parts = parts_of(data)
     mask = open_mask(parts.mask)
@@ -159,7 +159,7 @@ def check_alike(image, mask) -> None:
 
 
 def open_mask(data):
-    """Return the mask in the bytes of a file as (H, W) uint8; raise ValueError if it is none."""
+    """Return the mask in the bytes of a file as (H, W) uint8; raise ValueError if it is not a mask."""
     from PIL import Image
 
     is_opened = False
@@ -202,7 +202,7 @@ def read_mask(mask):
         shape = mask.shape
         raise InvalidValueError(
             f"a mask is (H, W), one class number for each pixel, and this has the shape {shape}",
-            fix=f"of colours, {of_colours}; of a channel for each class, {of_channels}",
+            fix=f"for colours, {of_colours}; for one channel per class, {of_channels}",
         )
     if mask.dtype == bool or mask.dtype == numpy.uint8:
         return numpy.ascontiguousarray(mask, numpy.uint8)
@@ -226,7 +226,7 @@ def _numbers_of_image(mask):
         two_classes = "PIL.Image.fromarray(numpy.asarray(mask) > 127)"
         raise InvalidValueError(
             "the mask is a JPEG, which blurs class numbers",
-            fix=f"draw it again, and save it as PNG; of two classes {two_classes}",
+            fix=f"draw it again, and save it as PNG; for two classes, {two_classes}",
         )
     if len(mask.getbands()) > 1:
         colours = [colour for _, colour in mask.getcolors(mask.width * mask.height)]
@@ -235,7 +235,7 @@ def _numbers_of_image(mask):
             found=f"colours {first_few(colours, 4)}",
             fix="sum(k * (numpy.asarray(mask) == colour).all(-1) "
             "for k, colour in enumerate(colours)), the same for all masks; "
-            "of a grey one mask.getchannel(0)",
+            "for a grey mask, mask.getchannel(0)",
         )
     storage = str(coded(mask))
     step = 1

@@ -1,4 +1,4 @@
-"""Write the shards of a pack in several processes: each shard is whole or not there.
+"""Write the shards of a pack in several processes: each shard is either complete or absent.
 
     images 0 to 8191       packed/00000-of-00003.array_record    process 0
     images 8192 to 16383   packed/00001-of-00003.array_record    process 1
@@ -74,7 +74,7 @@ class _Seen(NamedTuple):
 def write_shards(
     described: PackSource, target: PackFolder, *, skip: bool, workers: int | None, progress
 ) -> None:
-    """Write the shards that are not there yet, in several processes.
+    """Write the missing shards in several processes.
 
     Args:
         described: the images.
@@ -197,7 +197,7 @@ def labels_of(target: PackFolder, shard: Path):
 
 
 def digest(stored) -> bytes:
-    """Return eight bytes that are equal if the stored bytes are equal.
+    """Return a checksum of eight bytes of the stored bytes.
 
     With four bytes, two of 100,000 images would agree by chance. zlib's two sums take a fifth of
     the time of blake2b.
@@ -245,7 +245,7 @@ def _open_source(target: PackFolder, job: dict) -> Files | StoredItems | Receive
 
 @dataclass
 class _Note:
-    """Everything that is noted on one shard while it is written."""
+    """The facts about a shard that are collected while it is written."""
 
     skipped: list[dict] = field(default_factory=list)
     shapes: set[tuple] = field(default_factory=set)
@@ -270,7 +270,7 @@ class _Note:
             self.colours[number].add(colour)
 
     def as_json(self, *, records: int, are_pixels: bool) -> bytes:
-        """Return the note on so many records, which are pixels or files, as JSON."""
+        """Return the note on `records` records, which are pixels or files, as JSON."""
         note = {
             "records": records,
             "pixels": are_pixels,
@@ -343,7 +343,7 @@ def _cannot_pack(number: int, name: str, prepared: Prepared) -> SystemFailureErr
 
 
 def _right_path(path: str) -> str:
-    """Return the fix for a path without a file, by the files that are there."""
+    """Return the fix for a path without a file, derived from the files that exist."""
     with_ending = glob.glob(glob.escape(path) + ".*")
     if with_ending:
         return f'add the ending: table["path"] + "{os.path.splitext(with_ending[0])[1]}"'
@@ -367,7 +367,7 @@ def _right_path(path: str) -> str:
 def prepare(
     source: Files | StoredItems | ReceivedItems, number: int, size: int | None, window=None
 ) -> Prepared:
-    """Read one image and return it as it is stored; of a damaged image the reason and a fix."""
+    """Read one image and return it as it is stored; for a damaged image, the reason and a fix."""
     try:
         data = source[number]
         if source.shape is not None:  # pixels that are resized already, or images just encoded
@@ -404,7 +404,7 @@ def _look(pixels, shape: tuple, *, file: bytes = b"", window=None) -> _Seen:
 
     Args:
         pixels: the decoded image, or its bytes.
-        shape: of the decoded image.
+        shape: the shape of the decoded image.
         file: the stored file; b"" for pixels.
         window: the values that become black and white, if the user chose them.
     """

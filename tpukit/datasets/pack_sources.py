@@ -5,8 +5,8 @@
     dataset, generator        items (image, labels)
 
 `describe_source` returns a `PackSource`: the files or items, their labels, classes and groups, and
-`facts`, by which a later call recognises the same source. Of a folder and a table it reads only
-names; of items as many as are needed to recognise them.
+`facts`, by which a later call recognises the same source. For a folder or a table it reads only
+names; for items it reads as many as it needs to recognise them.
 """
 
 import os
@@ -19,7 +19,7 @@ from tpukit.datasets.image_folders import FoundFiles, find_images
 from tpukit.datasets.image_modes import check_window
 from tpukit.datasets.item_parts import Columns
 from tpukit.datasets.items import ImageColumn, Items
-from tpukit.datasets.kernel_state import refuse_own_plugins
+from tpukit.datasets.kernel_state import refuse_own_bytes, refuse_own_plugins
 from tpukit.datasets.label_arrays import number_groups
 from tpukit.datasets.pack_tables import is_table_file, load_table, read_columns, refuse_other_file
 from tpukit.datasets.resumable import fact
@@ -34,8 +34,8 @@ class PackSource:
     """The images to pack, in their own order.
 
     Attributes:
-        facts: tells this source from others, for the plan of a pack: names, labels, groups; for
-            items also contents.
+        facts: identify this source in the plan of a pack: names, labels, groups; for items also
+            contents.
         label_names: one per label.
         classes: the names of the numbers of a single label; or [].
         group_names: the names of the group numbers in the rows.
@@ -53,7 +53,7 @@ class PackSource:
             the folder `work`, the root and the plan, and used as `Files` is; "" for `Files`. Its
             files are compared by names and sizes only.
         settings: other entries of the plan that decide the contents.
-        left_out: the number of files of a folder that are no images, by their ending.
+        left_out: the number of files of a folder that are not images, by their ending.
         weight: estimates the bytes of images that are not stored as their files; has `count`,
             `at_most`, `sample` and `smaller` as `tpukit.pe.dicom_slices.SliceWeight` has.
     """
@@ -159,7 +159,8 @@ def _refuse_values(labels) -> None:
     if hasattr(labels, "name"):
         fix = f"labels={str(labels.name)!r}"
     raise InvalidValueError(
-        f"labels= is names of columns, or of what items hold, got a {type(labels).__name__}",
+        "labels= must be names of columns, or of parts of the items, got a "
+        f"{type(labels).__name__}",
         found=f"{len(labels):,} values",
         fix=fix,
     )
@@ -229,6 +230,7 @@ def _of_images(found: FoundFiles) -> PackSource:
     )
     columns = Columns(image="image", labels=["labels"], masks="mask" if found.masks else None)
     items = Items(source, columns, [])
+    _refuse_own_plugin(items)
     facts = {
         "items": fact(f"{items.length:,} images in a table", str(items.length).encode()),
         "contents": fact("contents", items.digest()),
@@ -245,6 +247,13 @@ def _of_images(found: FoundFiles) -> PackSource:
     )
 
 
+def _refuse_own_plugin(items: Items) -> None:
+    """Raise ValueError if other processes cannot decode the first item."""
+    image, _ = items.first
+    if isinstance(image, bytes) and not items.has_masks:
+        refuse_own_bytes(image)
+
+
 def _joined(names: Iterable[str]) -> bytes:
     return "\0".join(names).encode(errors="surrogateescape")
 
@@ -252,6 +261,7 @@ def _joined(names: Iterable[str]) -> bytes:
 def _describe_items(source, labels, groups, classes, columns: Columns) -> PackSource:
     asked = None if labels is None else _names(labels)
     items = Items(source, replace(columns, labels=asked), classes)
+    _refuse_own_plugin(items)
     names = _label_names(items, asked)
     if isinstance(groups, str):
         raise InvalidValueError(
@@ -309,7 +319,7 @@ def make_rows(labels, groups):
     if groups is not None and len(groups) != len(labels):
         raise InvalidValueError(
             f"the source yields {len(labels):,} items, and groups= has {len(groups):,}",
-            fix="as many of one as of the other",
+            fix="one group per item",
         )
     rows = numpy.zeros(len(labels), row_type(labels.shape[1]))
     rows["row"] = numpy.arange(len(labels))
@@ -334,7 +344,7 @@ def _labels_fact(classes: Sequence[str], names: Sequence[str], values) -> dict:
 
 
 def _names_fact(names: Sequence[str], kind: str, values) -> dict:
-    """Return the fact about names and the values that they stand for, None without values."""
+    """Return the fact about names and their values; None without values."""
     words = f"no {kind}"
     if names:
         few = ", ".join(names)

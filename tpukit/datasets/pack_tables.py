@@ -36,7 +36,7 @@ def is_table_file(source) -> bool:
 
 
 def refuse_other_file(source: str) -> None:
-    """Raise ValueError for a file that is no CSV file; the fix is the call that reads it."""
+    """Raise ValueError for a file that is not a CSV file, with the call that reads it as the fix."""
     if not os.path.isfile(source):
         return
     fix = "pass the folder it lies in, or unpack it first: unzip, tar -xf"
@@ -50,7 +50,7 @@ def refuse_other_file(source: str) -> None:
 
 
 def load_table(source, *, words: Sequence):
-    """Return a table; of a CSV file the columns of `words` as text, so that "007" is not 7.
+    """Return a table; `words` are the columns of a CSV file to read as text: "007" is not 7.
 
     Args:
         source: a DataFrame, or the path of a CSV file.
@@ -119,7 +119,7 @@ def read_columns(
     if classes is not None and len(labels) != 1:
         raise InvalidValueError(
             f"classes= names the classes of one label, and labels= names {len(labels)}",
-            fix="leave classes= out; or labels= the one column that says the class",
+            fix="leave classes= out; or pass labels= with the one column of the classes",
         )
     for name in labels:
         _refuse_several_values(table, name)
@@ -155,12 +155,12 @@ def _refuse_several_values(table, name: Hashable) -> None:
             tags = f"table[{name!r}].str.join('|').str.get_dummies()"
         raise InvalidValueError(
             f"label {name!r} holds several values at once, as {value!r}",
-            fix=f"a label for each: tags = {tags}, pack(table.join(tags), ..., labels=list(tags))",
+            fix=f"a label per value: tags = {tags}, pack(table.join(tags), ..., labels=list(tags))",
         )
 
 
 def _read_labels(table, labels: list, classes) -> tuple:
-    """Return the labels of a table and the names of its classes, [] if they are no classes."""
+    """Return the labels of a table and the names of its classes, [] if they are not classes."""
     if not labels:
         return [], []
     if len(labels) == 1:
@@ -179,6 +179,9 @@ def _check_columns(table, wanted: list, path: Hashable) -> None:
             fix = "name the image files in a column path, and labels= and groups= as the table does"
             if column == path:
                 fix = 'path="file_name" is the column that names the image files'
+                with_images = [name for name in table.columns if _holds_images(table[name])]
+                if with_images:
+                    fix = f"path={with_images[0]!r} is the column that holds the images"
             raise InvalidValueError(f"the table has no column {column!r}", found=there, fix=fix)
         if list(table.columns).count(column) > 1:
             raise InvalidValueError(
@@ -218,12 +221,12 @@ def _paths(column, name: Hashable) -> list[str]:
         if other is not None and not is_nan:
             fix = f'table[{name!r}].astype(str) + ".png", where the files are called so'
         raise InvalidValueError(
-            f"the column {name} holds something else than paths", found=repr(other), fix=fix
+            f"the column {name} holds a value that is not a path", found=repr(other), fix=fix
         ) from error
     for row, path in enumerate(names):
         if "\0" in path:
             raise InvalidValueError(
-                f"the path of row {row} holds a zero character, which no path can",
+                f"the path of row {row} holds a zero character, which is not allowed in a path",
                 found=repr(path),
                 fix="check how the paths were made; "
                 "a fixed-width field is cut with path.rstrip('\\0')",

@@ -54,11 +54,12 @@ class PackedImages(StoredImages):
         encoding: "jpeg" for encoded images, "uint8" for pixels.
         index: (N,) of `row_type`, the same as on the disk.
         skipped: a dict with "row", "name" and "why" for each image that was left out.
-        digest: of the manifest; two packs have different digests.
+        digest: the digest of the manifest; two packs have different digests.
 
     Raises:
         FileNotFoundError: there is no finished pack in the folder.
-        OSError: a file of it is damaged, cut off or gone; when images are read, an image is.
+        OSError: a file of the pack is damaged, truncated or missing; or, when images are read, an
+            image is damaged.
         ValueError: the pack holds pixels of another size, or the folder holds something else.
     """
 
@@ -100,7 +101,7 @@ class PackedImages(StoredImages):
         self._choose_size(size)
 
     def _check_files(self, shards: list[dict]) -> None:
-        """Raise OSError if a file of the pack is missing or cut off, or the index is damaged."""
+        """Raise OSError if a file of the pack is missing or truncated, or the index is damaged."""
         expected = {}
         for name in ("index.npy", "groups.npy"):
             if name in self.files:
@@ -167,7 +168,7 @@ class PackedImages(StoredImages):
         return "" if self.has_masks else ", no labels"
 
     def _likely_classes(self) -> str | None:
-        """Return a line if the only label is a quantity whose few whole values may be classes."""
+        """Return a line if the only label has few whole values, which may be classes."""
         import numpy
 
         if self.classes or len(self.names) != 1:
@@ -218,7 +219,7 @@ class PackedImages(StoredImages):
         if self._shape is None:
             raise InvalidValueError(
                 f"the images in {self.folder} differ in size, so they do not fit into one batch",
-                fix="PackedImages(folder, size=128) decodes all of them at one",
+                fix="PackedImages(folder, size=128) decodes all of them at one size",
             )
         return self._shape
 

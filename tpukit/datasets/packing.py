@@ -63,11 +63,13 @@ class PackOptions:
         image: the key of the image in items that are dicts; None for the first of image, img,
             pixel_values.
         window: (low, high), the values that become black and white in images of more than 8 bits,
-            such as (0, 4095). None for 0 and 65,535 of 16 bits, and 0 and 1 of floats in arrays:
-            nothing is clipped. Kept with the pack.
-        seed: decides the random order, 0 or more.
+            such as (0, 4095). None for 0 and 65,535 with 16 bits, and for 0 and 1 with arrays of
+            floats, so that nothing is clipped. The pack keeps the window.
+        seed: determines the random order, 0 or more.
         shard_size: images per file, 1 or more; None for 8,192, or 4,096 in `pe.pack_dicom`.
         workers: processes that decode, 1 or more; None for one per CPU.
+        quality: the quality of the JPEGs of `pe.pack_dicom`, 1 to 95; None for 85. `pack` does not
+            support it, because it stores files unchanged.
     """
 
     image: str | None = None
@@ -75,6 +77,7 @@ class PackOptions:
     seed: int = 0
     shard_size: int | None = None
     workers: int | None = None
+    quality: int | None = None
 
 
 _DEFAULTS = PackOptions()
@@ -111,9 +114,10 @@ def pack(
     image in the table.
 
     A folder with another pack is never overwritten. `pack` compares names, labels, groups, and
-    the sizes of at most 20,000 files. If times or places differ, it compares the contents of up to
-    a hundred files. It compares all items of a list, a hundred items and all labels of a dataset
-    (`targets`, `labels`, `_labels`, `samples`, `tensors`), and the first item of an iterable.
+    the sizes of at most 20,000 files. If modification times or paths differ, it compares the
+    contents of up to a hundred files. It compares all items of a list, a hundred items and all
+    labels of a dataset (`targets`, `labels`, `_labels`, `samples`, `tensors`), and the first item
+    of an iterable.
 
     Args:
         source: one of three kinds. A folder of images that Pillow opens, with one sub-folder per
@@ -136,7 +140,7 @@ def pack(
             their keys; None for the first of label, labels, fine_label, target, targets. [] for no
             labels. Stored as float32. A single column of words is stored as classes.
         groups: for a table, the column with the group of each image, such as its patient. For
-            items, one value per item. `PackedImages.split` puts no group on both sides.
+            items, one value per item. `PackedImages.split` keeps each group on one side.
         classes: the names of the numbers of a single label, such as `train.classes`: a list in
             their order, or a dict from number to name or from name to number, also with numbers
             as text. Names that differ only in case are two classes. None for a folder's
@@ -152,12 +156,13 @@ def pack(
             are the class of each pixel, 0 to 255. In batches masks are the targets, (N, H, W)
             int64; with labels, {"labels": ..., "masks": ...}.
         size: None keeps the files unchanged. A number stores pixels of that height and width,
-            resized as by `decode(..., exact=True)`: larger (49,152 bytes at 128 pixels), and many
-            times as fast to read.
+            resized as by `decode(..., exact=True)`. Pixels are larger (49,152 bytes at 128 pixels),
+            and many times as fast to read.
         damaged: "raise"; or "skip" to leave out damaged images, up to a tenth of all; or the share
-            that may be left out, such as 0.5. `pack` prints how many and why, and
+            that may be left out, such as 0.5. `pack` prints their number and the reasons, and
             `PackedImages.skipped` lists them.
-        progress: "panel", "line", "text" or "off", as for `launch`; None chooses by environment.
+        progress: "panel", "line", "text" or "off", as for `launch`; None chooses by the
+            environment.
         options: rare options, `PackOptions(image, window, seed, shard_size, workers)`.
 
     Returns:
@@ -169,15 +174,22 @@ def pack(
         ValueError: an argument or the source is not as above, the images have different numbers of
             labels, a label is not exact as float32, or too many images are damaged.
         DiskFullError: the disk is too small, which is found before the first image is packed. The
-            message says how many images would fit.
+            message has the number of images that would fit.
         OSError: an image is damaged or missing, named in the message; or the disk is full.
         FileExistsError: the folder holds another pack, or other files.
         ModuleNotFoundError: array_record or simplejpeg is not installed.
     """
     check_arguments(damaged, options, size=size)
+    if options.quality is not None:
+        raise InvalidValueError(
+            "pack does not support PackOptions(quality=...)",
+            found=f"{options.quality!r}; pack stores files unchanged, or pixels",
+            fix="leave quality out",
+        )
     if jpeg_decoder() is None:
         raise NotInstalledError(
-            "pack looks for damage with simplejpeg, and it is not installed: Pillow takes half a JPEG for a whole one",
+            "pack finds damaged JPEGs with simplejpeg, which is not installed; Pillow accepts "
+            "half a JPEG as a whole one",
             fix="%pip install simplejpeg, then run this cell again",
         )
     columns = Columns(path, root, options.image, masks=masks, window=options.window)
@@ -201,6 +213,7 @@ def check_arguments(damaged: str | float, options: PackOptions, *, size: int | N
     whole_number("seed", options.seed, 0)
     whole_number("shard_size", options.shard_size, 1)
     whole_number("workers", options.workers, 1)
+    whole_number("quality", options.quality, 1)
 
 
 def share_of(damaged: str | float) -> float:
@@ -234,7 +247,7 @@ def pack_described(
     Args:
         described: the images, their labels and their order.
         folder, size, damaged, progress, options: as for `pack`.
-        otherwise: settings in place of the source's own; the first that fits the disk is used.
+        otherwise: alternative settings; the first with which the pack fits the disk is used.
 
     Returns:
         The finished `PackedImages`.
@@ -289,14 +302,15 @@ def _reopen(described: PackSource, target: PackFolder) -> PackedImages:
             )
     elif described.is_stream:
         print(
-            f"pack: {target.folder} is finished; of a source without numbers only the first was compared"
+            f"pack: {target.folder} is finished; the source has no indices, so only its first "
+            "item was compared"
         )
     target.remove_work()  # an earlier call may have been ended before it did this
     return packed
 
 
 def _report_skipped(packed: PackedImages, share: float) -> None:
-    """Print how many damaged images were left out; raise ValueError if none may be."""
+    """Print the number of images left out as damaged; raise ValueError if none may be."""
     if not packed.skipped:
         return
     count = len(packed.skipped)
@@ -305,7 +319,8 @@ def _report_skipped(packed: PackedImages, share: float) -> None:
         raise InvalidValueError(
             f"{left_out} of this pack as damaged",
             found=_reasons(packed.skipped),
-            fix='the same call with damaged="skip" agrees to that; or copy the images again and pack into a new folder',
+            fix='accept that with damaged="skip"; or copy the images again and pack into a new '
+            "folder",
         )
     print(f"pack: {left_out}: {_reasons(packed.skipped)}; PackedImages.skipped lists them")
 
@@ -525,7 +540,8 @@ def _refuse_damage(skipped: list[dict], count: int, share: float, *, files, note
             if note["skipped"]:
                 file.unlink()  # the next call packs the images that replace the damaged ones
         raise InvalidValueError(
-            f"{len(skipped):,} of {count:,} images are damaged or missing, and {share:.0%} may be left out",
+            f"{len(skipped):,} of {count:,} images are damaged or missing, and damaged= allows "
+            f"{share:.0%}",
             found=_reasons(skipped),
             fix=f"check the paths, and call again; or damaged={math.ceil(100 * len(skipped) / count) / 100}",
         )
@@ -551,7 +567,7 @@ def _seen_in(described: PackSource, notes: list[dict]) -> dict:
 
 
 def _several_colours(notes: list[dict]) -> dict:
-    """Return two colours for each class number of masks whose palettes disagree."""
+    """Return two different colours for each class number whose colour differs between palettes."""
     colours = {}
     for note in notes:
         for number, seen in note["colours"].items():

@@ -38,28 +38,30 @@ class CachedImages(StoredImages):
     """Decoded images on disk, as a map-style dataset and as a source of whole batches.
 
     `[i]` is `(image, labels)`: (3, size, size) uint8 tensor in [0, 255] and labels as those of
-    `PackedImages`. Make it in the kernel and use it in the workers: the mapping of the file goes
-    through a fork, and a pickle holds only the path.
+    `PackedImages`. Make it in the kernel and use it in the workers: forks share the mapping of the
+    file, and a pickle contains only the path.
 
     Do not change the files while the cache is open: the system ends a process with SIGBUS if it
-    reads from a file that was cut off.
+    reads from a truncated file.
 
     Args:
         folder: the folder that `cached_images` wrote.
         verify: True compares every block of images with its checksum, on all CPUs. One CPU checks
             4.5 GB/s, so 88 GB in memory take 20 s of one CPU. From a disk it is as fast as the
-            disk, and afterwards memory holds the images. False checks everything else only.
+            disk, and afterwards memory holds the images. False checks everything except these
+            blocks.
 
     Attributes:
         images: (N, size, size, 3) uint8, read-only, the mapped file; with masks (N, size, size, 4).
         shape: (size, size, 3), with masks (size, size, 4).
-        in_memory: True if memory holds all images, so that nothing need be read ahead.
+        in_memory: True if memory holds all images, so that nothing must be read ahead.
         names, labels, groups, group_names, classes, rows: as those of `PackedImages`.
 
     Raises:
         FileNotFoundError: there is no finished cache in the folder.
         ValueError: the folder is not that of a cache.
-        OSError: a file is missing, cut off, changed, or of another cache; the message names it.
+        OSError: a file is missing, truncated, changed, or belongs to another cache; the message
+            names it.
     """
 
     encoding = "uint8"
@@ -130,8 +132,9 @@ class CachedImages(StoredImages):
     def read_ahead(self, indices) -> None:
         """Ask the system to read images that will be taken soon, without waiting for them.
 
-        From a cold disk `take` is then four to five times as fast. For images in memory, asking
-        would cost a seventh of the time, so `read_ahead` does nothing if `in_memory` is True.
+        From a cold disk `take` is then four to five times as fast. For images in memory the request
+        would take a seventh of the time of `take`, so `read_ahead` does nothing if `in_memory` is
+        True.
         """
         if self.in_memory:
             return
@@ -191,7 +194,7 @@ class Layout:
         return range(block * BLOCK, min(self.count, (block + 1) * BLOCK))
 
     def intact(self, mapping: mmap.mmap, checksums: dict[int, int]) -> set[int]:
-        """Return the blocks that still have the given checksum, read on all CPUs."""
+        """Return the blocks that have the given checksum; all CPUs read them."""
         view = memoryview(mapping)
 
         def is_intact(block: int) -> bool:

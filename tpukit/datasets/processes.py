@@ -47,7 +47,7 @@ _SECONDS_PER_ROUND = 0.1  # between two looks at the processes
 
 
 def how_many(pieces: int, workers: int | None) -> int:
-    """Return the number of processes for so many pieces: `workers`, or one per CPU."""
+    """Return the number of processes for `pieces` pieces: `workers`, or one per CPU."""
     return min(pieces, workers or cpus())
 
 
@@ -71,7 +71,7 @@ def run_in_processes(
 
     Args:
         task: "package.module:function", called with the job as its only argument.
-        jobs: one per process, as JSON can hold it.
+        jobs: one per process, of values that JSON supports.
         label: the name of the progress bar.
         total: the result of `done()` at the end.
         done: returns the progress of all processes together; called ten times per second.
@@ -190,7 +190,7 @@ def _run(task: str, kernel: dict) -> None:
 
 
 def _as_report(error: Exception) -> dict:
-    """Return an error for JSON: its nearest built-in type, which the parent can make again."""
+    """Return an error as JSON, with its nearest built-in type, which the parent can create again."""
     for base in type(error).__mro__:
         if getattr(builtins, base.__name__, None) is base:
             break

@@ -47,15 +47,17 @@ class ResumableFolder:
 
     Args:
         folder: new, empty, or begun with a plan.
-        plan: everything that decides the contents, as JSON can hold it; not needed for reading.
+        plan: all settings that the contents depend on, as values that JSON supports; not needed for
+            reading.
 
     Attributes:
         kind: the kind of the contents, in messages and in the manifest's format.
-        version: of the format; raise it if older versions of tpukit cannot read the folder.
+        version: the version of the format; raise it if older versions of tpukit cannot read the
+            folder.
         outputs: patterns of the names of the finished files and folders.
         make: the call that makes it, for messages.
         repair: the fix for a damaged folder, for messages; {folder} stands for the folder.
-        manifest_name: of the file that is written last.
+        manifest_name: the name of the file that is written last.
     """
 
     kind: str
@@ -73,7 +75,7 @@ class ResumableFolder:
 
     @property
     def is_finished(self) -> bool:
-        """True if a manifest is there, of any plan."""
+        """True if the folder has a manifest, of any plan."""
         return (self.folder / self.manifest_name).is_file()
 
     def read_manifest(self) -> dict:
@@ -127,7 +129,7 @@ class ResumableFolder:
         )
 
     def damaged(self, found: str) -> OSError:
-        """Return the error for a folder that is no longer as it was written."""
+        """Return the error for a folder that has changed since it was written."""
         return SystemFailureError(
             f"the {self.kind} in {self.folder} is damaged",
             found=found,
@@ -149,7 +151,7 @@ class ResumableFolder:
     def another(
         self, found: str | None, *, kind: type[TpukitError] = PathExistsError
     ) -> TpukitError | None:
-        """Return the error, of this kind, for other contents; None if `found` is empty."""
+        """Return an error of this class for other contents; None if `found` is empty."""
         if not found:
             return None
         state = "" if self.is_finished else ", not finished"

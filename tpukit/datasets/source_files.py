@@ -1,8 +1,9 @@
 """Read the files of a source by number, and recognise them when a pack is opened again.
 
-A pack keeps size, time and place of each file. If a size differs, the source has changed. A copy of
-a folder has other times and places, so if only those differ, `find_changed` compares up to a
-hundred files with the pack, byte by byte. Comparing all would take as long as packing them.
+A pack keeps size, modification time and path of each file. If a size differs, the source has
+changed. A copy of a folder has other times and paths, so if only these differ, `find_changed`
+compares up to a hundred files with the pack, byte by byte. Comparing all would take as long as
+packing them.
 """
 
 import math
@@ -78,7 +79,7 @@ class Names:
 
 
 def look_at(names: Sequence[str], root: str, masks: Sequence[str] = ()):
-    """Return row, size, time and place of the files, of at most 20,000 that are evenly spread.
+    """Return row, size, time and path of the files, but of at most 20,000, evenly spread.
 
     Args:
         names: the paths of the images, relative to the root.
@@ -114,9 +115,9 @@ def look_at(names: Sequence[str], root: str, masks: Sequence[str] = ()):
 
 
 def find_changed(before, now, files: Files, is_packed: Callable[[int], bool] | None) -> str | None:
-    """Describe the files that are not those that were packed; None if no difference is found.
+    """Describe the files that have changed since they were packed; None if there is no difference.
 
-    Files that are gone are not compared, because a pack may outlive its source.
+    Missing files are not compared, because a pack may outlive its source.
 
     Args:
         before: the result of `look_at` when the files were packed.
@@ -144,7 +145,7 @@ def find_changed(before, now, files: Files, is_packed: Callable[[int], bool] | N
             return f"{files.name(row)} has other contents than the file that was packed"
     if len(doubtful) > COMPARED:
         print(
-            f"pack: {len(doubtful):,} files have other times or places than when they were "
-            "packed; a hundred of them were compared, and are the same"
+            f"pack: {len(doubtful):,} files have other times or paths than when they were "
+            "packed; a hundred of them were compared, and are equal"
         )
     return None

@@ -7,7 +7,7 @@ from tpukit.essentials.display import InvalidValueError, check_count
 
 
 def split_by_group(groups, valid: float = 0.2, seed: int = 0, stratify=None):
-    """Split images into two parts with no group in both.
+    """Split images into two parts that share no group.
 
     Args:
         groups: (N,) int, the group of each image.
@@ -136,16 +136,16 @@ def _every_nth(classes, order, share: float):
 def _choose(counts, share: float):
     """Return the groups that give the share of all images, (G,) bool, mostly at random.
 
-    Kind by kind, the rarest first. Within a kind the first groups in their random order are taken,
-    up to the share, so that large groups are as likely as small ones. Then all choices among the
-    14 groups nearest to that border are tried, and the nearest to the share is kept. The most
-    frequent kind comes last, because it can make up for the error of the others. A group that is
-    larger than the share is taken only if there are no others.
+    It chooses kind by kind, the rarest first. Within a kind the first groups in their random order
+    are taken, up to the share, so that large groups are as likely as small ones. Then all choices
+    among the 14 groups nearest to that border are tried, and the nearest to the share is kept. The
+    most frequent kind comes last, because it can make up for the error of the others. A group that
+    is larger than the share is taken only if there are no others.
 
     Args:
         counts: (G, K), the images of each group in its random order, of each kind; the first kind
             is "all".
-        share: of the images.
+        share: the share of the images.
     """
     import numpy
 
@@ -188,7 +188,7 @@ def _choose(counts, share: float):
 
 
 def _all_choices(count: int):
-    """Return all choices among so many groups, (2^count, count) of 0 and 1."""
+    """Return all choices among `count` groups, (2^count, count) of 0 and 1."""
     import numpy
 
     numbers = numpy.arange(2**count)[:, None]
@@ -217,7 +217,7 @@ def _kinds(stratify, count: int) -> list:
         is_wrong = ~numpy.isin(values, (0, 1))
         if is_wrong.any():
             raise InvalidValueError(
-                "stratify= in columns holds zeros and ones",
+                "stratify= with several columns must hold zeros and ones",
                 found=values[is_wrong][0],
                 fix="stratify=(N,) classes, or labels > 0.5",
             )
@@ -227,7 +227,7 @@ def _kinds(stratify, count: int) -> list:
         raise InvalidValueError(
             f"stratify= has {len(classes):,} classes for {count:,} images",
             found=classes[:4].tolist(),
-            fix="of a quantity, classes of it: "
-            "numpy.digitize(values, numpy.quantile(values, [0.25, 0.5, 0.75]))",
+            fix="for a quantity, make classes of it: numpy.digitize(values, "
+            "numpy.quantile(values, [0.25, 0.5, 0.75]))",
         )
     return [(numbers == number).astype(float) for number in range(len(classes))]

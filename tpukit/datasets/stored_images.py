@@ -1,7 +1,8 @@
-"""The part that a pack and a cache share: labels, groups and rows of N images, and their checks."""
+"""The common part of packs and caches: labels, groups and rows of N images, and their checks."""
 
 import operator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tpukit.datasets.label_arrays import are_other_numbers
 from tpukit.datasets.row_labels import PackedRows, in_image_order, in_table_order
@@ -16,10 +17,15 @@ from tpukit.essentials.display import (
     first_few,
 )
 
+if TYPE_CHECKING:  # type checkers accept these images wherever torch takes a dataset
+    from torch.utils.data import Dataset
+else:  # torch is not imported for it
+    Dataset = object
+
 _FEW = 12  # names that are shown in a row of a table
 
 
-class StoredImages:
+class StoredImages(Dataset):
     """N images on disk, as a map-style dataset and as a source of whole batches.
 
     A subclass has `shape`, `take`, and `_image`, which returns one image as a new array, (H, W, 3)
@@ -28,7 +34,7 @@ class StoredImages:
 
     Attributes:
         folder: the folder of the images.
-        names: of the L labels, or of the classes, for `show_batch(names=...)`.
+        names: the names of the L labels, or of the classes, for `show_batch(names=...)`.
         labels: (N, L) float32; with classes (N,) int64, the class number of each image. The array
             is read-only, but other labels can be assigned, `images.labels = ...`: one label, or
             one row, per image. A pandas Series or DataFrame has those of the table that was packed,
@@ -120,30 +126,28 @@ class StoredImages:
         raise InvalidValueError("labels are finite numbers", found=repr(wrong), fix=fix)
 
     def _as_classes(self, labels):
-        """Return (N,) class numbers as int64; ValueError for a number that is no class."""
+        """Return (N,) class numbers as int64; ValueError for a number that is not a class."""
         import numpy
 
         wrong = (labels < 0) | (labels >= len(self.classes)) | (labels % 1 != 0)
         if wrong.any():
             raise InvalidValueError(
-                f"label {labels[wrong][0]} is none of the {len(self.classes)} classes",
+                f"label {labels[wrong][0]} is not one of the {len(self.classes)} classes",
                 found=first_few(self.classes, 8),
                 fix="numbers from 0, in the order of .classes; for other classes pack again",
             )
         if are_other_numbers(self.classes):
-            print(
-                f"labels: numbers are places in .classes, from 0: 0 stands for {self.classes[0]!r}"
-            )
+            print(f"labels: numbers are positions in .classes, from 0: 0 means {self.classes[0]!r}")
         return labels.astype(numpy.int64)
 
     def _relabelled(self) -> dict | None:
-        """Return the state that a pickle holds with the path: labels that were assigned."""
+        """Return the part of a pickle besides the path: labels that were assigned."""
         if self._labels is self._stored_labels:
             return None
         return {"_labels": self._labels}
 
     def labelled_as(self, other: "StoredImages") -> "StoredImages":
-        """Return these images with the labels that were assigned to another form of them."""
+        """Return these images with the labels that were assigned to their pack or cache."""
         self.__dict__.update(other._relabelled() or {})
         return self
 
@@ -182,7 +186,7 @@ class StoredImages:
             index = operator.index(index)
         except TypeError:
             raise InvalidTypeError(
-                f"one image is asked for by its number, got {index!r}",
+                f"the index of an image must be one whole number, got {index!r}",
                 fix="images.take(indices) for several; torch.utils.data.Subset(images, indices) as a dataset",
             ) from None
         if not -len(self) <= index < len(self):
@@ -192,7 +196,8 @@ class StoredImages:
         labels = torch.from_numpy(numpy.array(self.labels[index]))
         return split_masks(image, labels)
 
-    def split(self, valid: float = 0.2, seed: int = 0, *, stratify=False):
+    # For type checkers, torch's Subset takes sequences only, and numpy's arrays are none.
+    def split(self, valid: float = 0.2, seed: int = 0, *, stratify=False) -> tuple[Any, Any]:
         """Return the images to train and to validate on; no group is on both sides.
 
         A pack and its cache are split in the same way.
@@ -269,7 +274,7 @@ class StoredImages:
         if indices.ndim != 1 or indices.dtype.kind not in "iu":  # numpy would use True as 1
             raise InvalidValueError(
                 f"indices are one list of whole numbers, got shape {indices.shape} of {indices.dtype}",
-                fix="numpy.flatnonzero(mask), where this is a mask",
+                fix="if this is a mask, numpy.flatnonzero(mask)",
             )
         highest = indices.max()
         if highest >= len(self):
@@ -281,10 +286,12 @@ class StoredImages:
 
     def _no_such_image(self, index) -> IndexError:
         fix = f"indices from 0 to {len(self) - 1:,}, such as split() gives"
-        return InvalidIndexError(f"image {index} of {len(self):,} was asked for", fix=fix)
+        return InvalidIndexError(
+            f"index {index} is out of range: there are {len(self):,} images", fix=fix
+        )
 
     def _check_out(self, out, count: int) -> None:
-        """Raise ValueError unless `out` is an array for so many images."""
+        """Raise ValueError unless `out` is an array for `count` images."""
         shape = (count, *self.shape)
         if out.shape != shape or out.dtype != "uint8":
             raise InvalidValueError(

@@ -39,8 +39,8 @@ def read_tfrecords(
     """Read `(image bytes, labels)` of each tf.train.Example in TFRecord files, for `pack`.
 
     TFRecord files do not store the number of their records: a file that was truncated between two
-    records looks like a complete file. Every other damage raises. Files compressed with gzip are
-    supported.
+    records looks like a complete file. Any other damage raises an error. Files compressed with gzip
+    are supported.
 
     Args:
         files: one file, or several in the order in which to read them.
@@ -153,8 +153,8 @@ def records(file: str | os.PathLike) -> Iterator[bytes]:
 def _is_gzip(start: bytes) -> bool:
     """Return whether a file with these first bytes is compressed with gzip.
 
-    The length of a record of some 550 KB has the same first bytes. Then its checksum matches, which
-    the bytes of a gzip file do not.
+    The length of a record of about 550 KB may have the same first bytes. But the checksum of that
+    length matches, and in a gzip file it does not.
     """
     return start[:3] == b"\x1f\x8b\x08" and not _fits(start[:8], start[8:])
 
@@ -230,7 +230,7 @@ def _features(record: bytes, where: str):
         return _example().FromString(record).features.feature
     except DecodeError as error:
         raise InvalidValueError(
-            f"{where} is no tf.train.Example",
+            f"{where} is not a tf.train.Example",
             found=f"{len(record):,} bytes that begin {record[:12]!r}",
             fix="leave this file out; only examples with an image and its labels can be packed",
         ) from error
@@ -250,7 +250,7 @@ def _feature(features, name: str, where: str, *, argument: str) -> _Feature:
         raise InvalidValueError(
             f"{where} has no feature {name!r}",
             found=_listed(features),
-            fix=f"read_tfrecords(files, {argument}) with a name that is there",
+            fix=f"read_tfrecords(files, {argument}) with one of these names",
         )
     return _Feature(kind, getattr(features[name], kind).value)
 

@@ -5,7 +5,7 @@
     784 bytes of no format          pixels without a header                  numpy.frombuffer(...)
 
 A file that begins as one of Pillow's formats and cannot be opened is damaged: `unread_kind` returns
-None for it, and its image is to be copied again.
+None for it, and the file must be copied again.
 """
 
 import io
@@ -21,7 +21,7 @@ _PIECES = ((273, 279), (324, 325))  # tags of the places and lengths of its stri
 
 
 class UnreadKind(NamedTuple):
-    """A kind of file that is no damaged image, and the fix."""
+    """A kind of file that is not a damaged image, and the fix."""
 
     name: str
     fix: str
@@ -87,7 +87,7 @@ def unread_kind(data: bytes, *, is_opened: bool) -> UnreadKind | None:
 
 
 def refuse_unread(data: bytes, *, is_opened: bool, error: Exception) -> None:
-    """Raise ValueError if a file that Pillow has not decoded is no damaged image."""
+    """Raise ValueError if a file that Pillow has not decoded is not a damaged image."""
     kind = unread_kind(data, is_opened=is_opened)
     if kind is not None:
         raise InvalidValueError(
@@ -108,7 +108,7 @@ def _begins_as_image(data: bytes) -> bool:
 
 
 def _kind_of_tiff(data: bytes) -> UnreadKind | None:
-    """Return the kind of a TIFF that is all there; None if a part is missing."""
+    """Return the kind of a complete TIFF; None if a part is missing."""
     from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
     try:
@@ -135,7 +135,7 @@ def _kind_of_tiff(data: bytes) -> UnreadKind | None:
 
 
 def _kind_of_pixels(data: bytes) -> UnreadKind | None:
-    """Return the kind of bytes that are as many as the pixels of a square image, else None."""
+    """Return the kind of a file whose size is that of a square image's pixels, else None."""
     for channels, shape in ((1, "{0}, {0}"), (3, "{0}, {0}, 3")):
         side = math.isqrt(len(data) // channels)
         is_square = channels * side * side == len(data)

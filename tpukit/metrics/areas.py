@@ -44,8 +44,8 @@ class Scores:
     The intervals are nan if there are too few groups, see `too_few`.
 
     Attributes:
-        positives, samples: of the label.
-        groups: all of them.
+        positives, samples: numbers of the label.
+        groups: number of groups.
         positive_groups, negative_groups: groups with a positive sample, and with a negative one.
         auroc, average_precision: of all samples.
         auroc_interval, average_precision_interval: (low, high), (2,) float64.
@@ -67,7 +67,7 @@ class Scores:
     precision_band: np.ndarray
 
     def too_few(self, group: str = "sample") -> str:
-        """Name the groups that are too few for any conclusion; "" if there are enough.
+        """Return in words which groups are too few for an interval; "" if there are enough.
 
         Args:
             group: the name of a group, such as "study".
@@ -95,16 +95,17 @@ def auroc_table(
     An area of 0.5 is guessing, 1 is perfect. Images of a study are nearly a single observation, so
     pass the studies as `groups`: positives are then counted in groups, and the bootstrap draws
     whole groups. A label with fewer than 5 positive or negative groups has no interval, and the
-    column "note" gives the reason. A label that every sample has, or none, has no area.
+    column "note" gives the reason. A label that every sample has, or that no sample has, gets no
+    area.
 
     Args:
         labels: (N, L) or (N,) zeros and ones.
         probabilities: as `labels`; any scores are accepted, since only their order counts.
-        names: of the labels, as for `show_batch`.
+        names: the names of the labels, as for `show_batch`.
         groups: (N,) the study or patient of each sample; None if every sample is independent.
         group: the name of a group, such as "study".
         resamples: draws of the bootstrap, 1 or more.
-        seed: of the bootstrap.
+        seed: the seed of the bootstrap.
 
     Returns:
         A table whose index is the label, with the columns "positives", "positive groups" if
@@ -121,7 +122,7 @@ def auroc_table(
     if labels.shape != probabilities.shape or len(names) != labels.shape[1]:
         shapes = f"{labels.shape}, {probabilities.shape} and {len(names)} names"
         raise InvalidValueError(
-            f"labels, probabilities and names are of the same labels, got {shapes}",
+            f"labels, probabilities and names must describe the same labels, got {shapes}",
             fix="one name for each column, and one probability for each label",
         )
     check_yes_or_no(labels)
@@ -213,7 +214,7 @@ def score(
 def drawn_weights(truth, groups, resamples: int, *, seed: int) -> Iterator[np.ndarray]:
     """Yield draws of whole groups: (N,) how often each sample is drawn.
 
-    A draw with a single class is left out.
+    Draws in which all samples have the same class are left out.
     """
     import numpy as np
 
@@ -245,7 +246,7 @@ def _curve(truth, rank, weights) -> _Curve:
     """Return the measures of weighted samples.
 
     Args:
-        rank: the rank of each probability, from 0; equal probabilities have the same.
+        rank: the rank of each probability, from 0; equal probabilities have the same rank.
     """
     import numpy as np
 

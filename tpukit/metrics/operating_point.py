@@ -20,10 +20,11 @@ class OperatingPoint:
     """A threshold on the probability, and its effect on the samples.
 
     Attributes:
-        threshold: probabilities from here on are a yes; infinity if none is specific enough.
+        threshold: probabilities of this value or more are a yes; infinity if no threshold is
+            specific enough.
         sensitivity: share of the positive samples that are a yes.
         specificity: share of the negative samples that are a no.
-        asked: the least specificity that was asked for.
+        asked: the required specificity.
         interval: (low, high), the middle 95 % of the sensitivity in a bootstrap that draws whole
             groups and chooses the threshold anew each time; None with fewer than 5 positive or
             negative groups.
@@ -54,12 +55,12 @@ def sensitivity_at(
 ) -> OperatingPoint:
     """Return the highest sensitivity of any threshold that is specific enough.
 
-    The threshold is chosen on the same samples on which it is judged, as readers of a ROC curve do.
+    The threshold is chosen and judged on the same samples, as when a ROC curve is read.
     Choose a threshold that you will use on other samples.
 
     Args:
-        specificity: the least specificity, 0 to 1; with 0.9 one healthy sample in ten is a false
-            alarm.
+        specificity: the required specificity, 0 to 1; with 0.9, one negative sample in ten is a
+            false alarm.
         labels, probabilities, groups, resamples, seed: as for `show_roc`.
 
     Raises:

@@ -43,7 +43,7 @@ def outcomes(labels: Any, probabilities: Any, *, threshold: float = 0.5) -> np.n
     Args:
         labels: (N,) zeros and ones, of a label.
         probabilities: (N,) of that label, in [0, 1], not logits.
-        threshold: in [0, 1]; probabilities from here on are a yes.
+        threshold: in [0, 1]; probabilities of this value or more are a yes.
 
     Raises:
         ValueError: the shapes are not (N,), or differ; a label is neither 0 nor 1; or a probability
@@ -74,7 +74,8 @@ def choose_predictions(
 
     Args:
         labels, probabilities, threshold: as for `outcomes`.
-        hits, misses, false_alarms, true_negatives: how many of each; all if there are fewer.
+        hits, misses, false_alarms, true_negatives: the number of each outcome; all if there are
+            fewer.
 
     Raises:
         ValueError: as `outcomes`.
@@ -144,7 +145,7 @@ def show_outcomes(
         images: as for `show_batch`; `images[:, 1:2]` is the second channel in grey.
         labels: (N,) zeros and ones, of a label.
         probabilities: (N,) of that label, in [0, 1].
-        threshold: probabilities from here on are a yes.
+        threshold: probabilities of this value or more are a yes.
         notes: N short texts, one under each image; None for none.
         limit: the most images to draw.
 

@@ -51,7 +51,7 @@ def show_predictions(
         probabilities: (N, L) in [0, 1], not logits.
         limit: the most images to draw.
         top: the most labels per image: its true labels first, then the most probable.
-        threshold: in [0, 1]; the dotted line, from which on a probability is a yes.
+        threshold: in [0, 1], a dotted line; probabilities of this value or more are a yes.
 
     Raises:
         TypeError: `images` is not an array, or has a dtype that cannot be drawn.

@@ -1,7 +1,7 @@
 """Check the labels, probabilities and groups that measures and figures are given.
 
-Every measure and every figure of this subpackage reads its arguments here, so that each of them
-refuses the same mistakes: two columns for a label, logits in place of probabilities, nan, and
+Every measure and every figure of this subpackage reads its arguments here, so that all of them
+report the same mistakes: two columns for a label, logits in place of probabilities, nan, and
 samples without a group.
 """
 
@@ -24,7 +24,7 @@ class Samples(NamedTuple):
 
 
 def one_label(labels: Any, probabilities: Any, groups: Any = None) -> Samples:
-    """Check the samples of a label that some samples have, and some lack.
+    """Check the samples of a label that some samples have and others lack.
 
     Args:
         labels: (N,) or (N, 1) zeros and ones.
@@ -48,7 +48,7 @@ def one_label(labels: Any, probabilities: Any, groups: Any = None) -> Samples:
 
 
 def one_label_with_threshold(labels: Any, probabilities: Any, threshold: float) -> Samples:
-    """Check the samples of a label, of which a threshold makes yes and no.
+    """Check the samples of a label whose probabilities are compared with a threshold.
 
     Args:
         labels: (N,) or (N, 1) zeros and ones.
@@ -131,8 +131,8 @@ def group_numbers(groups: Any, count: int) -> np.ndarray:
     With `groups=None` each sample is its own group.
 
     Raises:
-        ValueError: there is not one group per sample, or a sample has none: all samples without a
-            patient would count as a single patient.
+        ValueError: there is not one group per sample, or a sample has none. Otherwise all samples
+            without a patient would count as a single patient.
     """
     import numpy as np
     import pandas

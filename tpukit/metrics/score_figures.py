@@ -42,7 +42,7 @@ def show_roc(
 
     Args:
         labels, probabilities, groups, group, resamples, seed: as for `auroc_table`, of a label.
-        name: of the label, for the title.
+        name: the name of the label, for the title.
         sample: the name of a sample, such as "exam".
         specificity: a ring marks the highest sensitivity at this specificity or above, see
             `sensitivity_at`; None for no ring.

@@ -1,7 +1,7 @@
 """The code of a file in pieces: its cells, the scripts that cells write, and cells inside strings.
 
-A magic or a shell line is found as Python finds it: the parser refuses it. A placeholder of the
-same line takes its place, so that the positions of everything else stay as they are:
+A magic or a shell line is recognised because Python's parser refuses it. A placeholder of the
+same line takes its place, so that the positions of all other code do not change:
 
     %matplotlib inline          pass
     %time step()                if 1: step()
@@ -90,7 +90,7 @@ class Piece:
                 self._set_aside(lines, number, message=str(error.args[0]))
 
     def _set_aside(self, lines: list[str], number: int, *, message: str) -> None:
-        """Put a placeholder in the place of a line that the parser refused."""
+        """Replace a line that the parser refused with a placeholder."""
         line = lines[number - 1]
         indent = re.match(r"\s*", line)[0]
         assigned = _ASSIGNED.match(line)
@@ -109,7 +109,7 @@ class Piece:
 
 
 def pieces_of(texts: list[str], numbers: list[int | None]) -> list[list[Piece]]:
-    """Return the pieces in groups; the pieces of a group share their names."""
+    """Return the pieces in groups; the pieces of a group share one namespace."""
     shared: list[Piece] = []
     groups = [shared]
     waiting = [Piece(*row) for row in zip(texts, numbers, range(len(texts)), strict=True)]

@@ -1,7 +1,7 @@
-"""Files: the code cells of a notebook or a script as texts, and back with all other bytes kept.
+"""Read the code cells of a notebook or a script, and write them back without other changes.
 
-json.loads would lose where a string stood in the file. The decoder here keeps the position of
-each string, so that a fixed cell replaces its own lines only.
+json.loads does not return the position of a string in the file. The decoder here does, so that a
+fixed cell replaces only its own lines.
 """
 
 import io
@@ -56,13 +56,13 @@ _DECODER.scan_once = py_make_scanner(_DECODER)  # the scanner in C would ignore 
 class LintSource:
     """A notebook or a script: the `texts` of its code cells, and their `numbers` from 1.
 
-    The numbers count Markdown cells. A script has one text, with the number None.
+    The numbers include Markdown cells. A script has one text, with the number None.
     """
 
     def __init__(self, path: Path):
         if not path.is_file():
             raise PathNotFoundError(
-                f"there is no file {path}", fix=f"a path from here, {Path.cwd()}"
+                f"there is no file {path}", fix=f"pass a path relative to {Path.cwd()}"
             )
         if path.suffix not in _FIXES:
             fix = "a file .ipynb or .py, or a folder"

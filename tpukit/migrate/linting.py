@@ -71,10 +71,10 @@ class LintReport:
 
 
 def lint(path: str | Path) -> LintReport:
-    """Find the names in a notebook or a script that are not as they were; write nothing.
+    """Find the names in a notebook or a script that have changed; write nothing.
 
     Raises:
-        PathNotFoundError: it is not there.
+        PathNotFoundError: the file does not exist.
         InvalidValueError: it is not a notebook and not a script, or cannot be read.
     """
     source = LintSource(Path(path))

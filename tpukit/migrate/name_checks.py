@@ -1,4 +1,4 @@
-"""The findings in the code of a file: names, arguments and methods that are not as they were."""
+"""The findings in the code of a file: names, arguments and methods that have changed."""
 
 import ast
 import re
@@ -26,7 +26,8 @@ _ENVIRON = re.compile(r"\benviron(\.(get|setdefault|pop|update))?$|\b(getenv|put
 class NameFinding:
     """A finding: its cell (None in a script), its line, and its kind, an anchor on the docs page.
 
-    `name` is as the code has it, `happened` has the version, and `write` is the code of today.
+    `name` is the name in the code, `happened` describes the change and its version, and `write` is
+    the new code.
     """
 
     cell: int | None
@@ -39,7 +40,7 @@ class NameFinding:
 
 
 class _Found(NamedTuple):
-    """A verdict on a name, as the code has it; `edits` is None if no fix is safe."""
+    """The verdict on a name in the code; `edits` is None if no fix is safe."""
 
     verdict: Verdict | None
     name: str
@@ -59,7 +60,7 @@ class Checker:
             self._check(piece)
 
     def _assigned_names(self) -> Iterator[str]:
-        """Give the names that the code itself sets, as `xm.get_ordinal = xr.global_ordinal`."""
+        """Return the names that the code itself sets, as `xm.get_ordinal = xr.global_ordinal`."""
         for node in self._names.places:
             # A dunder such as `__version__` is read by tools, and no library's own function.
             is_set = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
@@ -127,7 +128,7 @@ class Checker:
             yield _Found(self._verdict(full), dotted(node), self._fixes.of_use(node))
 
     def _full_name(self, node: ast.AST) -> str:
-        """Return the full name of a name; from a star import, if a table has the name as old."""
+        """Return the full name of a name; for a star import, only if a table lists it as old."""
         name = dotted(node)
         known = self._names.full_name(node)
         if known or not name or name.partition(".")[0] in self._names.bindings:
@@ -137,7 +138,7 @@ class Checker:
         return next(filter(tables.is_old_name, starred), "")
 
     def _verdict(self, full: str) -> Verdict | None:
-        """Return the verdict on a name; None if it is as it was, or if the code sets it itself."""
+        """Return the verdict on a name; None if it has not changed, or the code sets it itself."""
         if of_today(full) in self._patched or self._is_of_torch_tpu(full):
             return None
         return tables.library_verdict(full) or tables.verdict_on(full)
@@ -189,7 +190,7 @@ class Checker:
 
 
 def _is_old(rule: dict, text: str) -> bool:
-    """Return whether the text of an argument is in the rule's bad ones, or not in its fine ones."""
+    """Return whether a rule lists the text of an argument as bad, or does not list it as good."""
     if "bad" in rule:
         return text in map(repr, rule["bad"])
     return text not in rule.get("fine", ())

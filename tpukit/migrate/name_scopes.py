@@ -3,8 +3,8 @@
     import torch_xla.core.xla_model as xm     binds xm to torch_xla.core.xla_model
     def step(xm): xm.mark_step()              here xm is the parameter, so nothing of torch_xla
 
-A report needs a likely name: `full_name` follows scopes and assignments. A fix needs a certain
-one: `is_plain` accepts a root only if nothing in any scope could give it another value.
+For a report, a likely meaning is enough: `full_name` follows scopes and assignments. A fix needs a
+certain meaning: `is_plain` accepts a root only if nothing in any scope could give it another value.
 """
 
 import ast
@@ -57,7 +57,7 @@ def dotted(node: ast.AST) -> str:
 
 
 def _usual_name(root: str, *, is_dotted: bool) -> str:
-    """Return the module that a name means by custom if nothing binds it; "" for other names.
+    """Return the module that a name usually stands for if nothing binds it; "" for other names.
 
     Helper files of Kaggle import these names, so a notebook may use them at once.
     """
@@ -142,7 +142,7 @@ class Names:
         """Return whether a root can only be a certain module, wherever the code reads it.
 
         Every binding is the same import at the top level, and the code uses the root only to read
-        names from it. So nothing assigns to it, patches it, hands it on or asks for its names.
+        names from it. So nothing assigns to it, patches it, passes it on or lists its names.
         """
         bindings = self.bindings.get(root, ())
         is_one_module = len({one.full for one in bindings}) == 1

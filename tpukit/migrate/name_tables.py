@@ -1,4 +1,4 @@
-"""The fate of a name, from the tables in this folder.
+"""Look up whether a name has changed, in the tables of this folder.
 
 api.json has every name of torch_xla 2.8 and 2.9, and those that 2.2 to 2.9 removed.
 tools/torch_xla_api.py reads them from the packages. names.json explains the important names.
@@ -25,7 +25,7 @@ USUAL = {
 
 
 class Verdict(NamedTuple):
-    """The fate of a name, and the code to write instead; `kind` is the anchor on the docs page."""
+    """The change of a name, and the code to write instead; `kind` is the docs page's anchor."""
 
     kind: str
     happened: str
@@ -56,7 +56,7 @@ def longest_part(full: str, names: Mapping) -> str:
 
 
 def is_old_name(full: str) -> bool:
-    """Return whether a table has a name as old, so that a star import can have meant it."""
+    """Return whether a table lists a name as old, so that it may come from a star import."""
     tables = (table("names", "names"), table("api", "_removed"), table("libraries", "names"))
     return any(full in names or of_today(full) in names for names in tables)
 
@@ -68,7 +68,7 @@ def _moved_modules() -> dict[str, str]:
 
 
 def of_today(full: str) -> str:
-    """Return a name with the place that its module has today."""
+    """Return a name with the present path of its module."""
     moved = _moved_modules()
     part = longest_part(full, moved)
     return moved.get(part, "") + full.removeprefix(part)
@@ -100,7 +100,7 @@ def _installed() -> str:
 
 
 def dead_part(full: str) -> str:
-    """Return a name up to the piece that torch_xla lacks; "" if it has all, or for a class."""
+    """Return a name up to the part that torch_xla lacks; "" if it has all parts, or for a class."""
     if re.match(r"torch_xla_py\b|torch\.(xla|tpu)\b", full):
         return full  # the package's name of 2019, and modules that torch never had
     api = table("api")
@@ -118,7 +118,7 @@ def dead_part(full: str) -> str:
 
 
 def verdict_on(full: str) -> Verdict | None:
-    """Return the fate of a name of torch_xla; None if it is as it was."""
+    """Return the change of a name of torch_xla; None if it has not changed."""
     today = of_today(full)
     dead = dead_part(full)
     for name in (full, today, dead):
@@ -144,7 +144,7 @@ def _invented(full: str, dead: str) -> Verdict | None:
 
 
 def _removed(dead: str) -> Verdict:
-    """Return the verdict on a name that only the packages know."""
+    """Return the verdict on a name that only the tables of the packages contain."""
     api = table("api")
     module, _, name = dead.rpartition(".")
     part = longest_part(dead, api["_removed"])
@@ -170,7 +170,7 @@ def library_name(full: str) -> str:
 
 
 def library_verdict(full: str) -> Verdict | None:
-    """Return the fate of a name of another library; None if the table does not have it."""
+    """Return the change of a name of another library; None if the table does not list it."""
     names = table("libraries", "names")
     name = longest_part(library_name(full), names)
     return Verdict("library", **names[name]) if name else None

@@ -5,8 +5,9 @@
     rank = xm.get_ordinal()                           rank = torch_xla.runtime.global_ordinal()
 
 Only the plain case is fixed: a dotted name whose root can only be a certain module
-(`Names.is_plain`), and names imported at the top level from a module that has moved. Everything
-else is advice. A fix adds no name but `torch_xla`, because a new alias could hide another name.
+(`Names.is_plain`), and names imported at the top level from a module that has moved. For everything
+else, the linter only gives advice. A fix adds no name but `torch_xla`, because a new alias could
+hide another name.
 """
 
 import ast
@@ -52,7 +53,7 @@ class SafeFixes:
         return None if added is None else [*added, Edit(piece, *piece.span(node), new)]
 
     def _new_name(self, node: ast.AST) -> str:
-        """Return the name of today if this use of the old means the same, "" otherwise."""
+        """Return the new name if it means the same as the old name in this use, "" otherwise."""
         entry = entry_of(self._names.full_name(node))
         above = self._names.parents[node]
         is_bare_call = isinstance(above, ast.Call) and not above.args and not above.keywords

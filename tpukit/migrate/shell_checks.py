@@ -1,4 +1,4 @@
-"""Shell lines and environment variables that set a TPU up in 2020, or replace the image's torch."""
+"""Shell lines and environment variables that set up a TPU in 2020, or replace the image's torch."""
 
 import re
 from collections.abc import Iterator

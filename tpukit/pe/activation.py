@@ -1,4 +1,4 @@
-"""The places of an image that a network used, and their share inside the embolus.
+"""The places of an image that a network used, and the share of them inside the embolus.
 
 The embolus is known for phantoms only.
 """
@@ -22,11 +22,13 @@ def class_activation(model, label: str = LABELS[0], *, layer: str = "layer2"):
     have 32, 16, 8 and 4 places per side. Measured with a network that was trained on phantoms
     (AUROC of the images 0.997; 38 slices): in 84 % of the maps of layer2 the highest place was
     within 15 of 256 pixels of the embolus, in 53 % for layer1, and in 21 % for layer3. With
-    Grad-CAM it was 76 %, 45 % and 16 %, and 32 % for layer4. A network that answers by position has
-    the same map for all images: compare with the mean map, see `attention_in_mask`.
+    Grad-CAM it was 76 %, 45 % and 16 %, and 32 % for layer4. A network that judges by position
+    alone has the same map for all images, so compare a map with the mean map; see
+    `attention_in_mask`.
 
-    In a network such as a ResNet, whose strided layers have odd kernels that are padded by half,
-    place i looks at pixel i times the stride. The functions that compare maps with images use that.
+    In a network such as a ResNet, whose strided layers have odd kernels with padding of half their
+    size, place i of a map is at pixel i times the stride. The functions that compare maps with
+    images use that.
 
     Args:
         model: a network with `LABELS` as outputs, such as `resnet34()`, in the worker.
@@ -60,8 +62,8 @@ def attention_in_mask(maps, masks, others=None):
     """Return the share of each map's mass inside its mask, and two baselines.
 
     A map that is the same everywhere has a share inside that equals the area of the mask. A network
-    that answers by position reaches the share of the mean map. Therefore compare `in_mask` with
-    both.
+    that judges by position alone reaches the share of the mean map. Therefore compare `in_mask`
+    with both.
 
     Args:
         maps: (N, h, w), 0 or more, tensor or array; enlarged to the masks' size, bilinearly.
@@ -88,7 +90,7 @@ def attention_in_mask(maps, masks, others=None):
 
 
 def mean_map(maps):
-    """Return the (h, w) mean of (N, h, w) maps, each of which counts with a mass of 1."""
+    """Return the (h, w) mean of (N, h, w) maps, after each is scaled to the sum 1."""
     import numpy as np
 
     array = _as_array(maps)
@@ -109,8 +111,9 @@ def _share_inside(large, masks):
 def enlarge(maps, shape: tuple):
     """Return (N, h, w) maps as (N, H, W) float64, bilinearly; raises as `attention_in_mask`.
 
-    A place lies at the centre of its receptive field, the first of the pixels that it stands for,
-    and not in the middle of them: at 128 pixels that would be 3.5 pixels too far to the right.
+    A place of a map belongs to the centre of its receptive field. That is the first of the pixels
+    that it covers and not their middle, which at 128 pixels would be 3.5 pixels too far to the
+    right.
     """
     import numpy as np
     from PIL import Image

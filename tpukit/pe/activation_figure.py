@@ -38,7 +38,7 @@ def show_activation(
     compare its place, not its brightness. The third row has the mean map of all images. If a map
     looks like the mean, the network may answer by position. The edge of the mask is green. Titles
     give the share of the map's mass inside the mask, and the share of the image that the mask
-    covers, which is the share by chance.
+    covers, which is the share to expect by chance.
 
     Args:
         images: (N, C, H, W) as for `show_batch`; `images[:, 1:2]` is the embolism window in grey.

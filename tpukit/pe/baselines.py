@@ -1,4 +1,4 @@
-"""Answers to exams without a network that reads along the body: the scores that one has to beat."""
+"""Answers for exams without a network that reads along the body: baselines to compare with."""
 
 from tpukit.pe.challenge import IMAGE, STUDY
 from tpukit.pe.labels import EXAM_LABELS, LABELS, check_yes_or_no
@@ -28,11 +28,13 @@ def position_prior(labels, table, bins: int = 20):
     """Return answers without any image: the frequency of each label in other exams.
 
     An image gets the frequency at its height in the body. Emboli lie at certain heights, so the
-    heights alone have some worth.
+    height alone gives some information.
 
     Args:
-        labels: of the exams to learn from: StudyInstanceUID, `position` and the `LABELS`.
-        table: of the exams to answer for: StudyInstanceUID, SOPInstanceUID and `position`.
+        labels: the labels of the exams to learn from: StudyInstanceUID, `position` and the
+            `LABELS`.
+        table: the table of the exams to answer for: StudyInstanceUID, SOPInstanceUID and
+            `position`.
         bins: number of heights, from the lowest slice of an exam to the highest.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Calibrated probabilities: temperatures, fitted on one fold, applied to another, and their worth.
+"""Calibrated probabilities: temperatures that are fitted on one fold and applied to another.
 
 Of the answers 0.9 nine in ten should be true. If fewer are, the network is overconfident. A
 temperature T divides the logits:
@@ -24,11 +24,11 @@ class Temperatures:
     """A temperature per label, found by `fit_temperatures`; logits are divided by it.
 
     Above 1 the answers were overconfident, and move towards 0.5. Below 1 they were underconfident.
-    No answer crosses 0.5, so answers that obeyed the rules of consistency still do.
+    No answer crosses 0.5, so consistent answers stay consistent.
 
     Attributes:
         values: temperature of each label of `pe.LABELS`.
-        studies: StudyInstanceUIDs of the exams in the fit.
+        studies: StudyInstanceUIDs of the exams that the temperatures were fitted on.
         notes: for each label without a fitted temperature, the reason; its temperature is 1.
     """
 
@@ -47,7 +47,8 @@ class Temperatures:
             table: a row per image with StudyInstanceUID and the probabilities of `pe.LABELS`.
 
         Raises:
-            ValueError: an exam of the table was in the fit: its result is not valid for others.
+            ValueError: the temperatures were fitted on an exam of the table, so the result would
+                not hold for other exams.
         """
         import numpy as np
         from scipy.special import expit
@@ -58,7 +59,7 @@ class Temperatures:
             raise InvalidValueError(
                 f"{len(both)} of the studies are those that the temperatures were fitted on",
                 found=min(both),
-                fix="fit on another fold than the one that is judged",
+                fix="fit the temperatures on another fold than the one that you score",
             )
         changed = table.copy()
         for name, temperature in self.values.items():
@@ -73,8 +74,8 @@ def fit_temperatures(labels, predictions) -> Temperatures:
     """Find for each label the temperature with the smallest log loss on these exams.
 
     An exam counts once for each of its nine answers. Images count as in the challenge's score, so
-    only images of positive exams do. A label that fewer than 5 exams have, or lack, keeps a
-    temperature of 1.
+    only images of positive exams count. A label keeps the temperature 1 if fewer than 5 exams have
+    it, or fewer than 5 lack it.
 
     Args:
         labels: a row per image with 0 and 1, see `challenge_loss`.
@@ -115,9 +116,10 @@ def _best_temperature(one: "Answers") -> float:
 
 
 def _logits(probabilities):
-    """Return logits; 0 and 1, which a float32 is from a logit of 17 on, get finite ones.
+    """Return logits; probabilities of 0 and 1 get finite logits.
 
-    The fit and its application must do the same with them.
+    A float32 probability is exactly 1 from a logit of 17 on. The fit and its application must treat
+    it in the same way.
     """
     import numpy as np
     from scipy.special import logit
@@ -185,7 +187,7 @@ class Answers:
         return self.mean(log_loss(self.truth, self.probabilities))
 
     def too_few(self) -> str:
-        """Return why the label cannot be judged: too few exams have it, or lack it; else ""."""
+        """Return the reason if too few exams have the label, or lack it, to judge it; else ""."""
         having, lacking = count_groups(self.truth, self.exam)
         few = []
         if having < FEW:
@@ -198,7 +200,7 @@ class Answers:
 
 
 def answers(labels, predictions) -> list[Answers]:
-    """Return the answers by label; images weigh as in the challenge's score, each exam 1."""
+    """Return the answers by label; images have the weights of the challenge, exams the weight 1."""
     import numpy as np
 
     truth, predicted = match_tables(labels, predictions)

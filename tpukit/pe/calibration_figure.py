@@ -19,9 +19,9 @@ _TICKS = [0, 0.5, 1]
 
 
 def show_calibration(labels: Any, before: Any, after: Any = None) -> Figure:
-    """Draw for each of the nine exam labels how often it was true, by the given probability.
+    """Draw the frequency of each of the nine exam labels against its predicted probability.
 
-    On the dotted line, of the exams with the probability 0.3 three in ten have the label. Each
+    On the dotted line, three in ten of the exams with the probability 0.3 have the label. Each
     point is ten exams or more, with the 95 % interval for that number (Wilson's). The small marks
     below and above are the exams.
 

@@ -62,9 +62,9 @@ def exams_of(table, name: str = "table") -> Exams:
 
     Args:
         table: a row per image: StudyInstanceUID, SOPInstanceUID, and the ten `LABELS` as
-            probabilities. Those of the exam are the same in all of its rows, as in the labels of
+            probabilities. The labels of an exam are the same in all of its rows, as in the table of
             `read_labels`.
-        name: of the table, for messages.
+        name: the name of the table, for messages.
 
     Raises:
         ValueError: a column is missing, an image occurs twice, an answer is missing or outside
@@ -114,7 +114,7 @@ def _probabilities(table, name: str):
         row, column = np.argwhere(wrong)[0]
         answer = f"{LABELS[column]} = {values[row, column]}"
         raise InvalidValueError(
-            f"{int(wrong.sum())} answers of the {name} are no probabilities",
+            f"{int(wrong.sum())} answers of the {name} are not probabilities",
             found=f"{answer} of image {table[IMAGE].iloc[row]}",
             fix="logits.sigmoid(), and an answer for every image and label",
         )
@@ -124,15 +124,15 @@ def _probabilities(table, name: str):
 def challenge_loss(labels, predictions) -> float:
     """Return the challenge's score, a weighted log loss; 0.5 everywhere gives ln 2 = 0.693.
 
-    Less is better. Each exam counts its nine answers by `EXAM_WEIGHTS`, and each of its images by
-    `IMAGE_WEIGHT` times the share of its images that are positive. Therefore the images of a
+    Lower is better. The nine answers for each exam have the weights `EXAM_WEIGHTS`. Each image has
+    the weight `IMAGE_WEIGHT` times the share of positive images in its exam, so the images of a
     negative exam do not count. The sum is divided by the sum of all weights.
 
     `exam_loss` is the same for tensors, to train an `ExamNetwork`.
 
     Args:
-        labels: a row per image with 0 and 1, as `read_labels` returns them. They come first, as in
-            scikit-learn.
+        labels: a row per image with 0 and 1, as `read_labels` returns them. Labels are the first
+            argument, as in scikit-learn.
         predictions: the same with probabilities, in any order; see `exams_of`.
 
     Returns:
@@ -145,7 +145,7 @@ def challenge_loss(labels, predictions) -> float:
     if isinstance(labels, Mapping):
         raise InvalidValueError(
             "challenge_loss scores tables, got tensors",
-            fix="pe.exam_loss(outputs, targets) trains",
+            fix="for training, pe.exam_loss(outputs, targets)",
         )
     truth, predicted = match_tables(labels, predictions)
     image_weights = IMAGE_WEIGHT * image_share(truth)[truth.exam]
@@ -159,9 +159,9 @@ def exam_loss(outputs: Mapping, targets: Mapping):
 
     Args:
         outputs: logits of an `ExamNetwork` for B exams: (B, A) "answers" and (B, S) "images". The
-            nine answers of the challenge have its weights, all others count the same.
-        targets: of `ExamSequences`: "answers" and "images" in [0, 1], and (B, S) "image_weight",
-            the weight of all images in each part of an exam.
+            nine answers of the challenge have its weights; any other labels have equal weights.
+        targets: the targets of `ExamSequences`: "answers" and "images" in [0, 1], and (B, S)
+            "image_weight", the weight of all images in each part of an exam.
 
     Returns:
         () float32.
@@ -198,7 +198,7 @@ def match_tables(labels, predictions) -> tuple[Exams, Exams]:
     if differs.any():
         row = int(differs.argmax())
         raise InvalidValueError(
-            "images are in other studies in the predictions than in the labels",
+            "an image has another study in the predictions than in the labels",
             found=f"image {labels[IMAGE].iloc[row]}",
             fix=f"take {STUDY} from the labels",
         )
@@ -206,7 +206,7 @@ def match_tables(labels, predictions) -> tuple[Exams, Exams]:
 
 
 def image_share(exams: Exams):
-    """Return (E,) the share of positive images in each exam; of probabilities, the expected one."""
+    """Return (E,) the share of positive images in each exam; for probabilities, the expected share."""
     return exams.sums(exams.images) / exams.counts()
 
 
@@ -240,7 +240,7 @@ def _in_order_of(predictions, labels):
         ]
         examples = ", ".join(map(str, [*missing[:2], *unknown[:2], *repeated[:2]]))
         raise InvalidValueError(
-            "predictions and labels are not of the same images",
+            "predictions and labels do not have the same images",
             found=f"{', '.join(counts)}; {examples}",
             fix="one row for each image of the labels, and no other",
         )

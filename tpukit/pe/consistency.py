@@ -8,7 +8,7 @@ further. For an exam with a positive image and these answers:
     negative_exam         0.7       0.7                 0.5
     central_pe            0.4       0.4                 0.500001
 
-The version with the smaller loss is kept, if the answers before it were the truth.
+The version with the smaller loss is kept; the answers before the change are taken as the truth.
 """
 
 from tpukit.pe.challenge import (
@@ -65,8 +65,8 @@ def make_consistent(table):
 
     Each exam that breaks a rule has a nearest version in which all is negative, and a nearest one
     with an embolus. In both, an answer stays or moves just across 0.5. The version with the smaller
-    loss is kept, if the answers before it were the truth. The published first place does the same.
-    Exams that break no rule stay as they are.
+    loss is kept; the answers before the change are taken as the truth. The published first place
+    does the same. Exams that break no rule do not change.
 
     Args:
         table: a row per image with probabilities; see `challenge_loss`.
@@ -96,7 +96,7 @@ def make_consistent(table):
 
 
 def _cost(exams: Exams, version: Exams):
-    """Return (E,) the loss that a version adds, if the answers before it were the truth."""
+    """Return (E,) the loss of a version if the answers before the change were the truth."""
     answers = log_loss(exams.answers, version.answers) - log_loss(exams.answers, exams.answers)
     images = log_loss(exams.images, version.images) - log_loss(exams.images, exams.images)
     return answers @ WEIGHTS + IMAGE_WEIGHT * image_share(exams) * exams.sums(images)
@@ -152,11 +152,11 @@ def _exactly_one(answers, names) -> None:
 
 
 def _move_cheapest(answers, names, exams, *, to: float) -> None:
-    """Set one of several answers to a value in some exams: the answer that costs the least.
+    """In some exams, set the one of several answers to a value that costs the least.
 
     Args:
         answers: (E, 9), changed in place.
-        names: of the answers to choose from.
+        names: the names of the answers to choose from.
         exams: (E,) bool, the exams to change.
         to: the new value.
     """

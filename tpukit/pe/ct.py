@@ -1,4 +1,4 @@
-"""CT slices as images: Hounsfield units through windows, those of the JPEG set or others.
+"""CT slices as images: Hounsfield units through the windows of the JPEG set, or through others.
 
 A window has a level and a width. With level 40 and width 400, units from -160 to 240 become 0 to
 255; everything below is black, everything above is white.

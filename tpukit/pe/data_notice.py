@@ -31,7 +31,7 @@ def notice(folder) -> Notice:
     """Return the notice for pictures of this data: its use, and its licence or its origin.
 
     Args:
-        folder: of the data: a folder that `phantom` wrote, or the competition's files.
+        folder: the folder of the data: a folder that `phantom` wrote, or the competition's files.
 
     Returns:
         The text, which a notebook shows as a paragraph.

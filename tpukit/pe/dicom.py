@@ -111,7 +111,7 @@ def read_dicom(path):
     air.
 
     Args:
-        path: of the file; it contains a single grey slice.
+        path: the path of the file; it contains a single grey slice.
 
     Returns:
         (H, W) float32 Hounsfield units.
@@ -188,12 +188,12 @@ def open_dataset(path, **options):
 def _warn_of_defaults(file, missing: list[str]) -> None:
     """Warn if a file lacks its modality, slope or intercept; the warning points to the caller."""
     if not file.get("Modality"):
-        warnings.warn("a slice has no Modality: it is taken for CT", stacklevel=4)
+        warnings.warn("a slice has no Modality; it is treated as CT", stacklevel=4)
     if missing:
         names = " and no ".join(missing)
         values = " and ".join(f"{_DEFAULTS[name]:g}" for name in missing)
         warnings.warn(
-            f"a slice has no {names}: {values} is taken, DICOM's default",
+            f"a slice has no {names}: {values} is used, DICOM's default",
             stacklevel=4,
         )
 
@@ -271,7 +271,7 @@ def find_scale(file, path) -> tuple[Scale, list[str]]:
     """Return the scale of a file, and the names of slope and intercept that it lacks.
 
     Raises:
-        ValueError: the file is not of a CT, or its scale is not usable.
+        ValueError: the file is not a CT, or its scale is not usable.
     """
     table = _find_table(file)
     missing = []
@@ -356,7 +356,7 @@ def _find_padding(file) -> tuple[int, int] | None:
 
 @functools.lru_cache(maxsize=64)
 def hounsfield_table(scale: Scale):
-    """Return the Hounsfield units of every code, (65536,) float32, read-only.
+    """Return the Hounsfield units of every stored value, (65536,) float32, read-only.
 
     Looking the pixels up is faster than computing them.
     """
@@ -382,5 +382,5 @@ def hounsfield_table(scale: Scale):
 
 @functools.lru_cache(maxsize=64)
 def window_table(scale: Scale, level: float, width: float):
-    """Return every code through a window, (65536,) uint8."""
+    """Return the grey level of every stored value in a window, (65536,) uint8."""
     return see(hounsfield_table(scale), level, width)

@@ -76,8 +76,8 @@ def index_dicom(
 
     Raises:
         FileNotFoundError: the folder does not exist or contains no DICOM file, or a row has none.
-        ValueError: two files are of the same image, an image has no place, or its file belongs to
-            another exam than the labels say.
+        ValueError: two files hold the same image, an image has no position, or its file has another
+            exam than the labels.
         ImportError: pydicom is not installed.
     """
     import numpy as np
@@ -124,7 +124,7 @@ def index_dicom(
 
 
 def notice_others(folder, names: list[str], others: list) -> list[list[str]]:
-    """Print the files that are no CT slices, and return them as rows of `check_exams`."""
+    """Print the files that are not CT slices, and return them as rows of `check_exams`."""
     noticed = []
     for files, example in of_other_kinds(names, others):
         noticed.append([files, example, "nothing: only slices of CT are read"])
@@ -132,22 +132,22 @@ def notice_others(folder, names: list[str], others: list) -> list[list[str]]:
     if rest:
         number, reason = rest[0]
         example = f"{names[number]}: {reason}"
-        noticed.append([f"{len(rest):,} files are no CT slices", example, _COPY_AGAIN])
-        print(f"{len(rest)} files in {folder} are no CT slices, for instance {example}")
+        noticed.append([f"{len(rest):,} files are not CT slices", example, _COPY_AGAIN])
+        print(f"{len(rest)} files in {folder} are not CT slices, for instance {example}")
     return noticed
 
 
 def _no_file(labels, reasons: dict[str, str]):
     """Return all rows without path and position, as if none had a file.
 
-    `reasons` are of files that are no CT slices, by the name of the file.
+    `reasons` has, by the name of the file, the reason why it is not a CT slice.
     """
     import numpy as np
 
     odd = []
     for uid in labels[IMAGE]:
         if uid in reasons:
-            odd.append(f"its file is no CT slice: {reasons[uid]}")
+            odd.append(f"its file is not a CT slice: {reasons[uid]}")
         else:
             odd.append("it has no file")
     empty = np.full(len(labels), "", object)
@@ -198,12 +198,12 @@ def _is_elsewhere(labels, headers, column: str):
 
 
 def _check_once(headers, names: list[str]) -> None:
-    """Raise if two of the headers, which are sorted by image, are of the same image."""
+    """Raise if two headers have the same image; they are sorted by image."""
     repeats = headers["image"][1:] == headers["image"][:-1]
     if repeats.any():
         first = int(repeats.argmax())
         both = " and ".join(names[file] for file in headers["file"][first : first + 2])
-        raise InvalidValueError(f"two files are of one image: {both}", fix="delete one of them")
+        raise InvalidValueError(f"two files hold the same image: {both}", fix="delete one of them")
 
 
 def _check_identifiers(labels, headers, names: list[str]) -> None:
@@ -223,14 +223,14 @@ def _check_identifiers(labels, headers, names: list[str]) -> None:
 
 
 def _check_places(position, headers, names: list[str]) -> None:
-    """Raise if an image has no place along the body."""
+    """Raise if an image has no position along the body."""
     import numpy as np
 
     nowhere = np.flatnonzero(~np.isfinite(position))
     if len(nowhere):
         file = names[headers["file"][nowhere[0]]]
         raise InvalidValueError(
-            f"{len(nowhere):,} images have no place in the body",
+            f"{len(nowhere):,} images have no position in the body",
             found=f"no ImagePositionPatient along its series in {file}",
-            fix="leave their rows out of the labels: a localizer is no slice of the exam",
+            fix="leave their rows out of the labels: a localizer is not a slice of the exam",
         )

@@ -45,6 +45,7 @@ from tpukit.pe.series import (
 
 _SHARD_SIZE = 4096  # slices per file
 _DEFAULTS = PackOptions()
+_QUALITY = 85  # of the JPEGs
 
 
 def pack_dicom(
@@ -56,7 +57,6 @@ def pack_dicom(
     crop: str | None = None,
     size: int | Sequence[int] = 256,
     form: str = "jpeg",
-    quality: int = 85,
     missing: str = "raise",
     damaged: str | float = "raise",
     progress: str | None = None,
@@ -95,21 +95,21 @@ def pack_dicom(
             several sizes: the first that fits into one of the folders is used, see
             `PackedImages.shape`.
         form: "jpeg", or "int16" for Hounsfield units, which `hounsfield` returns on the device.
-        quality: of the JPEGs, 1 to 95. Colours are not subsampled, because they are three images:
-            at 85 each is nearer to the original than at 90 with subsampled colours, and the file
-            is 10 % larger.
         missing: "raise" if a row has no file, or "drop" to leave out such rows and print how many.
         damaged: "raise"; or "skip" to leave out damaged slices, with one window also the
             adjacent slices, up to a tenth of all; or the share that may be left out, such as 0.5.
-            `PackedImages.skipped` lists those whose header is whole.
+            `PackedImages.skipped` lists the slices whose header could be read.
         progress: as for `tpukit.pack`.
         columns: the columns of `labels` that are labels; () for a table without labels.
-        options: `PackOptions(shard_size, workers)`; the other options are not supported.
+        options: `PackOptions(shard_size, workers, quality)`; the other options are not supported.
+            `quality` is that of the JPEGs, 1 to 95, by default 85. Colours are not subsampled,
+            because they are three separate images. With quality 85 each image is nearer to the
+            original than with quality 90 and subsampled colours, and the file is 10 % larger.
 
     Returns:
-        The finished `PackedImages`: (3, size, size) uint8 per slice, as int16 (2, size, size). Its
-        `rows` are those of `labels`, or count the slices in their order. Its groups are the
-        studies.
+        The finished `PackedImages`: (3, size, size) uint8 per slice, or (2, size, size) with int16.
+        Its `rows` are the rows of `labels`; without labels, they are the slices' numbers in their
+        order. Its groups are the studies.
 
     Raises:
         ValueError: an argument is not as above, none of the files is a CT slice, or too many slices
@@ -124,6 +124,7 @@ def pack_dicom(
     check_arguments(damaged, options, size=sizes[0])
     options = _own_options(options)
     load_pydicom()
+    quality = options.quality or _QUALITY
     _check_form(form, quality=quality, missing=missing, crop=crop, window=window)
     if labels is not None:
         fix = "labels=tpukit.pe.read_labels(path), or some of its rows"
@@ -138,7 +139,7 @@ def pack_dicom(
     settings = {"pixels": sizes[0], "window": _window(window), "form": form}
     # Only settings that have an effect, so that the others do not make it another pack.
     if form == "jpeg":
-        settings["quality"] = whole_number("quality", quality, 1)
+        settings["quality"] = int(quality)
     if crop is not None:
         settings["crop"] = crop
     if labels is not None:
@@ -248,12 +249,12 @@ class _Slices:
     """The slices to pack, and how their rows are found.
 
     Attributes:
-        folder: of the DICOM files.
+        folder: the folder of the DICOM files.
         names: the files, relative to the folder.
         labels, columns: as for `pack_dicom`.
         indexed: the file of each row of an index; None if the headers must be read.
         settings: the entries of the plan of the pack.
-        share: of the files that may be damaged.
+        share: the share of the files that may be damaged.
         workers, progress: for reading the headers.
     """
 
@@ -398,7 +399,7 @@ class _Slices:
 
 
 def _facts(names: list[str], labels, columns: list[str]) -> dict:
-    """Return the entries of a plan that tell these slices from others."""
+    """Return the entries of a plan that identify these slices."""
     files = "\0".join(names).encode(errors="surrogateescape")
     labels_fact = fact("no labels", b"")
     if labels is not None:
@@ -412,12 +413,12 @@ def _facts(names: list[str], labels, columns: list[str]) -> dict:
 
 
 def _report_others(folder, names, others, *, share: float, slices: int) -> None:
-    """Print the number of files that are no CT slices; raise if there are too many.
+    """Print the number of files that are not CT slices; raise if there are too many.
 
     Args:
         folder, names: the files.
-        others: the number of each other file, and the reason.
-        share: of the files that may be others.
+        others: the number of each file that is not a CT slice, and the reason.
+        share: the share of the files that may be something else than CT slices.
         slices: the number of slices.
     """
     if slices:
@@ -438,9 +439,9 @@ def _report_others(folder, names, others, *, share: float, slices: int) -> None:
         if lost <= share_of("skip"):
             enough = '"skip"'
         raise SystemFailureError(
-            f"{len(others):,} of {len(names):,} files in {folder} are no CT slices",
+            f"{len(others):,} of {len(names):,} files in {folder} are not CT slices",
             found=found,
             fix=f"copy them again or remove them; or pack_dicom(..., damaged={enough}) leaves "
             "them out",
         )
-    print(f"left out {len(others):,} of {len(names):,} files that are no CT slices, {found}")
+    print(f"left out {len(others):,} of {len(names):,} files that are not CT slices, {found}")

@@ -89,7 +89,7 @@ class Slices:
         return self._box((start, stop))
 
     def _find_box(self, ends: tuple[int, int]):
-        """Find the lungs of the series between these places of the order, in some of its slices."""
+        """Find the lungs of the series between these positions of the order, in some of its slices."""
         start, stop = ends
         rows = [int(self._order[start + place]) for place in spread(stop - start, LOOKS)]
         # A generator: one slice at a time is in memory.
@@ -97,7 +97,7 @@ class Slices:
         return lung_box(units for units in slices if units is not None)
 
     def _hounsfield(self, row: int):
-        """Return a slice in Hounsfield units; None if it is damaged: `__getitem__` reports that."""
+        """Return a slice in Hounsfield units; None if it is damaged, which `__getitem__` reports."""
         try:
             stored = read_slice(self.name(row))
         except (OSError, ValueError) as error:
@@ -120,7 +120,7 @@ class SliceWeight:
         self._names = names
 
     def at_most(self, plan: dict) -> int:
-        """Return the bytes that no image exceeds, without reading any.
+        """Return the largest possible number of bytes of an image, without reading an image.
 
         No JPEG of quality 95 or less is larger than its pixels.
         """
@@ -139,14 +139,14 @@ class SliceWeight:
                 continue
         return sizes
 
-    def smaller(self, plan: dict) -> Iterator[tuple[str, int, dict]]:
-        """Yield arguments that make a smaller pack: name, value, and the change of the plan."""
+    def smaller(self, plan: dict) -> Iterator[tuple[str, str, dict]]:
+        """Yield arguments that make a smaller pack: name, code, and the change of the plan."""
         for quality in (70, 50):
             if quality < plan.get("quality", 0):
-                yield "quality", quality, {"quality": quality}
+                yield "quality", f"options=PackOptions(quality={quality})", {"quality": quality}
         for part in (0.75, 0.5, 0.375, 0.25):
             size = int(plan["pixels"] * part)
-            yield "size", size, {"pixels": size}
+            yield "size", f"size={size}", {"pixels": size}
 
     def _image(self, row: int, plan: dict):
         from PIL import Image
@@ -174,7 +174,7 @@ def to_windows(path, size: int, windows: tuple, crop: tuple | None = None):
     """Read a slice upright, through one window as a grey Pillow image or through three as RGB.
 
     Args:
-        path: of the DICOM file.
+        path: the path of the DICOM file.
         size: height and width of the result in pixels.
         windows: one or three pairs (level, width) in Hounsfield units.
         crop: left, top, right and bottom, 0 to 1, of the slice as it is stored; None for all of it.

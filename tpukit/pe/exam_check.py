@@ -17,7 +17,7 @@ _SAME = 0.01  # mm: positions are rounded when they are written
 
 
 class Irregularity(NamedTuple):
-    """An irregularity of the exams of a table."""
+    """A kind of irregularity, and the exams of a table that have it."""
 
     found: str
     evidence: str
@@ -42,7 +42,7 @@ def check_exams(table):
     Exams are irregular if they have several series, slices at equal positions, a gap because a
     slice is missing, or a spacing that changes, although the slices are numbered without a gap. For
     a table of `index_dicom` the result also lists files of other modalities than CT, files that are
-    no slices, incomplete headers, and series that are stored lying, mirrored or upside down.
+    not slices, incomplete headers, and series that are stored lying, mirrored or upside down.
 
     The table is not changed. `ExamSequences(..., irregular="keep")` reads irregular exams in the
     order of their positions; a submission must contain answers for them.
@@ -152,7 +152,7 @@ def _usual_steps(exams: _Exams, steps):
 
 
 def _describe(exams: _Exams, row: int, usual: float) -> str:
-    """Return in words where two slices lie, the one of this row and the next."""
+    """Return in words the positions of two slices, that of this row and the next."""
     first = f"{exams.image[row]} at {exams.position[row]:g}"
     second = f"{exams.image[row + 1]} at {exams.position[row + 1]:g}"
     step = f"whose slices are {usual:g} apart"

@@ -43,8 +43,9 @@ def show_exams(
 ) -> Figure:
     """Draw the probability of an embolus along the body, and the slices that truly show one.
 
-    Half of the panels are exams with an embolus, from many slices with one to few. The other half
-    are exams without, those with the highest probability first, because these are the errors.
+    Half of the panels show exams with an embolus, ordered from many slices with an embolus to few.
+    The other half show exams without an embolus, with the highest probability first, because these
+    are the errors.
 
     Args:
         labels: table of the predicted images with StudyInstanceUID, position and
@@ -97,7 +98,7 @@ def show_exams(
 
 
 def _table(labels: Any, probabilities: Any, consistent: Any, *, attention: Any) -> pd.DataFrame:
-    """Check the arguments; return a table by exam and position, with a column for each of them."""
+    """Check the arguments; return a table by exam and position, with a column for each argument."""
     count = len(labels)
     check_probabilities(as_array(probabilities))
     weights = None

@@ -23,7 +23,7 @@ class SliceFeatures(nn.Module):
     for a ResNet-34. The parameters are shared with the ResNet.
 
     Args:
-        resnet: of torchvision or `resnet34`, with its last layer in `fc`.
+        resnet: a ResNet of torchvision or `resnet34`, with its last layer in `fc`.
     """
 
     def __init__(self, resnet: nn.Module):
@@ -41,11 +41,11 @@ class SliceFeatures(nn.Module):
 class ExamNetwork(nn.Module):
     """Answer for whole exams with a bidirectional GRU along the body.
 
-    Each slice gets an answer, and the exam gets nine. The nine come from two summaries of the exam:
-    the maximum over its slices, and their mean weighted by attention, which the network computes
-    per slice. The design is a small version of the published first place. XLA unrolls the GRU: S
-    parts are S steps of one graph in each direction. Therefore all exams have the same, moderate
-    number of parts.
+    Each slice gets an answer, and the exam gets nine. The nine answers come from two summaries of
+    the exam: the maximum over its slices, and their mean weighted by attention, which the network
+    computes per slice. The design is a small version of the published first place. XLA unrolls the
+    GRU: S parts are S steps of one graph in each direction. Therefore all exams are divided into
+    the same, moderate number of parts.
 
     Takes (B, S, 2F) float32, as `ExamSequences` returns them: mean and maximum of each part.
     Returns logits, "answers" (B, answers), by default in the order of `EXAM_LABELS`, and "images"
@@ -104,8 +104,8 @@ def _check_weights(network: ExamNetwork, weights: dict, prefix: str, *_) -> None
     half = len(own) // 2
     fix = "train the network of exams again, in another folder"
     raise InvalidValueError(
-        f"these weights are of an ExamNetwork that read {len(given)} features of each part, "
-        f"and this one reads {len(own)}",
-        found=f"mean and maximum of {half}; networks of earlier versions read the mean alone",
-        fix=f"{fix}; or pe.ExamNetwork(features) as it was trained",
+        f"these weights belong to an ExamNetwork with {len(given)} features per part, but this "
+        f"one has {len(own)}",
+        found=f"mean and maximum of {half}; networks of earlier versions used the mean alone",
+        fix=f"{fix}; or pe.ExamNetwork(features) with the features that it was trained with",
     )

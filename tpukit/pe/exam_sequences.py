@@ -1,4 +1,4 @@
-"""Exams for a network that reads along the body: the same number of parts for all of them.
+"""Exams for a network that reads along the body, each divided into the same number of parts.
 
 Exams of 60 and of 600 slices become equally long, so that a batch has a single shape. With 4 parts:
 
@@ -56,7 +56,7 @@ class ExamSequences:
 
     Raises:
         ValueError: an exam is irregular, a position is missing, a label is missing or neither 0
-            nor 1, or the features are not one row per row of the table.
+            nor 1, or the features do not have one row per row of the table.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class ExamSequences:
         }
 
     def _divide(self, count: int) -> _Pairs:
-        """Return all slices with their parts; if slices are fewer, all parts with their slices."""
+        """Return pairs of slice and part: each slice occurs once, or each part if slices are fewer."""
         import numpy as np
 
         if count >= self.slices:
@@ -236,7 +236,7 @@ def _check_table(table, features, answers: list[str], image_label: str | None) -
     if len(features) != len(table) or getattr(features, "ndim", 0) != 2:
         rows = f"{len(table)} rows of the table, got {np.shape(features)}"
         raise InvalidValueError(
-            f"there is one row of features for each of the {rows}",
+            f"there must be one row of features for each of the {rows}",
             fix="features of the same images in the same order: table.iloc[images.rows]",
         )
     if has_labels:
@@ -258,7 +258,7 @@ def _check_answers(table, names: list[str]) -> None:
 
 
 def _check_order(table, irregular: str) -> None:
-    """Raise for exams that are not a single series with even steps, or print how many there are."""
+    """Raise for exams that are not a single series with even steps, or print their number."""
     for found, evidence, fix in find_irregular(table):
         if irregular == "raise":
             keep = 'take the exams as they are: ExamSequences(..., irregular="keep")'
@@ -267,4 +267,4 @@ def _check_order(table, irregular: str) -> None:
                 found=evidence,
                 fix=f"{fix}; or {keep}",
             )
-        print(f"{found}, and are taken as they are; {evidence}")
+        print(f"{found}, and are used unchanged; {evidence}")

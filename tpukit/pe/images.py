@@ -1,4 +1,4 @@
-"""The JPEG files of a pulmonary-embolism set: found in a single scan of the folders, read singly.
+"""The JPEG files of a pulmonary-embolism set: found in a single scan, and read one by one.
 
 train-jpegs/<StudyInstanceUID>/<SeriesInstanceUID>/<position>_<SOPInstanceUID>.jpg
 """
@@ -45,7 +45,7 @@ def index_images(labels, folder, *, missing: str = "raise"):
 
     Raises:
         FileNotFoundError: the folder does not exist or contains no image, or a row has no file.
-        ValueError: two files are of the same image.
+        ValueError: two files hold the same image.
     """
     check_missing(missing)
     if not Path(folder).is_dir():
@@ -107,7 +107,7 @@ def _scan(folder, studies) -> dict[_Key, _File]:
             if key in files:
                 first = files[key]
                 raise InvalidValueError(
-                    f"two files are of one image: {first.path} and {file.path}",
+                    f"two files hold the same image: {first.path} and {file.path}",
                     found=f"positions {first.position} and {file.position}",
                     fix="delete the one that is wrong",
                 )

@@ -133,7 +133,7 @@ def _read_table(file: Path):
         raise InvalidValueError(
             f"{file} is not a comma-separated table in UTF-8",
             found=f"{_file_kind(file)}; {str(error).strip()}",
-            fix=f"{_COPY_AGAIN}, or save it as UTF-8 with as many fields in each row",
+            fix=f"{_COPY_AGAIN}, or save it as UTF-8 with the same number of fields in each row",
         ) from error
 
 
@@ -270,7 +270,7 @@ def check_columns(table, wanted: Iterable[str], what: str, *, fix: str = "") -> 
         table: a DataFrame.
         wanted: names of the columns.
         what: beginning of the message, such as "the labels have".
-        fix: of the error.
+        fix: the fix of the error.
     """
     missing = [name for name in wanted if name not in table.columns]
     if missing:
@@ -284,7 +284,7 @@ def check_columns(table, wanted: Iterable[str], what: str, *, fix: str = "") -> 
 def check_yes_or_no(table, names: Iterable[str]) -> None:
     """Raise ValueError unless all labels of these columns are 0 or 1.
 
-    Probabilities are the usual mistake: the predictions were passed as labels.
+    The usual mistake is to pass the predictions, which are probabilities, as labels.
     """
     for name in names:
         wrong = ~table[name].isin([0, 1]).to_numpy()

@@ -38,8 +38,9 @@ _RIGHT = 1.04  # of the column of your own
 def show_ladder(scores: Mapping[str, float], *, data: str = "phantoms") -> Figure:
     """Draw your challenge losses, and those that others reported for the challenge's test set.
 
-    Lower is better. Both have their own column. Scores on phantoms belong to another, easier task:
-    they can show that a method beats another one there, but not its place on this ladder.
+    Lower is better. Your losses and the reported losses each have a column. Scores on phantoms
+    belong to an easier task. They can show that a method is better than another on phantoms, but
+    not how it compares with the reported losses.
 
     Args:
         scores: `challenge_loss` by the name of the method.

@@ -6,9 +6,9 @@ is positive, and the products are summed over the channels:
 
     outputs (C, h, w)   2.0   1.0      gradients   0.5   -1.0      map   1.0   0.0
 
-Grad-CAM averages the gradient over all places first. In early layers, which see small things,
-little of it is left then. The packages grad-cam and captum are not used because neither Colab's nor
-Kaggle's TPU image has them, and a worker must be able to run this module.
+Grad-CAM averages the gradient over all places first. In early layers, whose features are small,
+little of the map remains then. The packages grad-cam and captum are not used because neither
+Colab's nor Kaggle's TPU image has them, and a worker must be able to run this module.
 
 The module imports torch; `class_activation` imports it.
 """

@@ -31,7 +31,7 @@ def leave_out(
         folder: the folder that was searched.
         found: the contents of the folder, in words.
         call: beginning of the call that leaves the rows out, without its `missing`.
-        kind: of the things that the rows name, singular.
+        kind: the noun for an entry of a row, singular, such as "image".
 
     Raises:
         FileNotFoundError: `missing` is "raise", or no row has a file.
@@ -52,7 +52,7 @@ def leave_out(
 def as_in_headers(uids):
     """Return (N,) bytes of identifiers, as headers store them.
 
-    A text that no DICOM file can contain equals no stored identifier.
+    An identifier that a DICOM file cannot contain matches no header.
     """
     import numpy
 

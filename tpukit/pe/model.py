@@ -67,7 +67,7 @@ def resnet34(weights: str | Path | None = None, *, outputs: int = 10, pool_first
 def normalize(images):
     """Normalise uint8 images for a network trained on ImageNet, on the device of the images.
 
-    Call it inside the step, so that the images travel to the device as uint8: a quarter of the
+    Call it inside the step, so that the images are sent to the device as uint8, a quarter of the
     bytes of float32.
 
     Args:
@@ -106,8 +106,8 @@ def augment(**changes):
     """Return the walkthrough's `Augment`, to call on (images, labels) before `normalize`.
 
     A flip exchanges the labels of the left and the right side. It also moves the heart to the other
-    side, which is rare in patients but does no harm here. Sizes vary by a quarter, because the
-    fields of view of scanners do.
+    side, which is rare in patients but does no harm here. Sizes vary by a quarter, because scanners
+    have different fields of view.
 
     Args:
         changes: arguments of `Augment` that replace these.

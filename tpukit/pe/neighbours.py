@@ -15,11 +15,12 @@ class NeighbouringSlices:
 
     All three are seen through one window. The images are packed or cached before, in any order: the
     positions in the table decide which slices are adjacent. At the end of a series the slice itself
-    takes the place of the missing one, as in `pack_dicom`. In a gap the next existing slice counts.
+    takes the place of the missing one, as in `pack_dicom`. If slices are missing, the next existing
+    slice is used.
 
-    `core.batches` and Subset take it as they take `images`. From a cache it is a sixth as fast
-    (13,000 against 83,000 images per second of 64 pixels, one thread of a busy machine). From
-    records, three slices are decoded per image, so build a cache.
+    `core.batches` and Subset take it as they take `images`. From a cache it reads a sixth as fast
+    as the images alone (13,000 against 83,000 images per second of 64 pixels, one thread of a busy
+    machine). From a pack, it decodes three slices per image, so build a cache.
 
     Args:
         images: `PackedImages` or a `CachedImages` with three windows as channels.
@@ -44,7 +45,7 @@ class NeighbouringSlices:
         if not is_pack or images.shape[-1] != 3:
             kinds = "PackedImages or a CachedImages of three windows"
             raise InvalidValueError(
-                f"NeighbouringSlices is made of {kinds}, got {images!r}",
+                f"NeighbouringSlices needs {kinds}, got {images!r}",
                 fix="tpukit.cached_images(tpukit.pack(labels, folder, ...), size=...)",
             )
         missing = [name for name in (*IDS, "position") if name not in labels.columns]
@@ -52,8 +53,8 @@ class NeighbouringSlices:
         if missing or least > len(labels):
             reason = f": no column {', '.join(missing)}" if missing else ""
             raise InvalidValueError(
-                f"the images are of another table{reason}",
-                found=f"{len(labels):,} rows; the images are of {least:,} or more",
+                f"the images belong to another table{reason}",
+                found=f"{len(labels):,} rows; the images need {least:,} or more",
                 fix="pass the table that was packed, as pe.index_images(labels, folder) made it",
             )
         self._images = images
@@ -98,7 +99,7 @@ class NeighbouringSlices:
             self._images.read_ahead(self._three(indices).reshape(-1))
 
     def _three(self, indices):
-        """Return (3, n) indices: of the slices below, of these, and of those above."""
+        """Return (3, n) indices: the slices below, these slices, and the slices above."""
         import numpy as np
 
         indices = np.asarray(indices, dtype=np.int64)
@@ -106,7 +107,7 @@ class NeighbouringSlices:
 
 
 def _adjacent(table) -> tuple:
-    """Return two arrays (N,): the number of the row below each row of a table, and above.
+    """Return two arrays (N,): for each row, the number of the row with the slice below, and above.
 
     At the end of a series it is the row's own number.
     """
@@ -124,7 +125,7 @@ def _adjacent(table) -> tuple:
     if is_shared.any():
         row = table.iloc[lower[int(is_shared.argmax())]]
         raise InvalidValueError(
-            f"{int(is_shared.sum())} slices are at the position of another one of their series",
+            f"{int(is_shared.sum())} slices have the position of another slice of their series",
             found=f"{row[IMAGE]} of study {row[STUDY]} at {row.position}",
             fix="leave out those that are wrong",
         )

@@ -41,7 +41,7 @@ def read_exams(
     counted. Exams in the folder that the table does not name are left out, too.
 
     Args:
-        folder: of the exams; how files and folders are named does not matter.
+        folder: the folder of the exams. Files and folders may have any names.
         labels: path of a CSV file, or a DataFrame. Its column `exam` holds the StudyInstanceUID,
             the AccessionNumber, or the name of the exam's folder directly below `folder`. Or its
             column `image` holds the SOPInstanceUID, or the name of the file. A column `patient`
@@ -112,7 +112,7 @@ def _find_slices(folder, workers: int | None, progress: str | None):
     table = table.assign(position=position, number=headers["number"].astype(float))
     lost = int((is_placed & ~has_place).sum())
     if lost:
-        print(f"left out {lost:,} slices that have no place along their series")
+        print(f"left out {lost:,} slices that have no position along their series")
     table = table[np.isfinite(position)].sort_values(_ORDER, kind="stable")
     table.attrs["noticed"] = noticed
     return table.reset_index(drop=True)
@@ -134,7 +134,7 @@ def _with_facts(table, folder):
     nameless = facts["patient"] == ""
     if nameless.any():
         count = facts[STUDY][nameless].nunique()
-        print(f"{count:,} exams have no PatientID: each is taken for a patient of its own")
+        print(f"{count:,} exams have no PatientID: each counts as a separate patient")
         facts["patient"] = facts["patient"].mask(nameless, facts[STUDY])
     noticed = table.attrs
     table = table.merge(facts, on=[STUDY, SERIES], how="left")
@@ -223,7 +223,7 @@ def _join_images(table, labels, missing: str, *, folder):
         twice = files[files.duplicated() & files.isin(wanted)]
         if len(twice):
             raise InvalidValueError(
-                f"{len(twice)} files in {folder} have the name of another",
+                f"{len(twice)} files in {folder} have the same name as another file",
                 found=first_few(twice),
                 fix="name images by their SOPInstanceUID in the table",
             )
@@ -248,7 +248,7 @@ def _print_unused(table, is_used, folder) -> None:
 
 
 def _merge(table, labels, key: str):
-    """Return the slices with labels; a column patient of the labels replaces the headers'."""
+    """Return the slices with labels; a column "patient" of the labels has precedence."""
     noticed = table.attrs
     if "patient" in labels:
         table = table.drop(columns="patient")
@@ -258,7 +258,7 @@ def _merge(table, labels, key: str):
 
 
 def _one_series(table, series: str | None):
-    """Return a series of each exam; raise if it is not known which."""
+    """Return one series of each exam; raise if an exam has several and `series` selects none."""
     if series is not None:
         is_chosen = table["description"].str.contains(series, regex=False)
         lost = set(table["exam"]) - set(table["exam"][is_chosen])
@@ -266,7 +266,8 @@ def _one_series(table, series: str | None):
             raise InvalidValueError(
                 f"{len(lost)} exams have no series whose description contains {series!r}",
                 found=f"exam {min(lost)}: {_descriptions(table, min(lost))}",
-                fix="name a part that all have; or leave these exams out of the table",
+                fix="pass a text that occurs in all descriptions; or leave these exams out of "
+                "the table",
             )
         table = table[is_chosen]
     count = table.groupby("exam")[SERIES].nunique()
@@ -275,7 +276,8 @@ def _one_series(table, series: str | None):
         exam = several.index[0]
         description = table["description"][table["exam"] == exam].iloc[0]
         raise InvalidValueError(
-            f"{len(several)} of {len(count)} exams have several series, which show the same body",
+            f"{len(several)} of {len(count)} exams have several series, which cover the same "
+            "part of the body",
             found=f"exam {exam}: {_descriptions(table, exam)}",
             fix=f"read_exams(folder, labels, series={description!r})",
         )

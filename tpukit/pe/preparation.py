@@ -6,8 +6,9 @@ Preparation.read(json.load(file)).pack(...)  other slices, prepared in the same 
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 
+from tpukit.datasets import PackOptions
 from tpukit.essentials.display import InvalidValueError
 from tpukit.pe.dicom_packing import pack_dicom
 from tpukit.pe.model import MEAN, STD
@@ -17,14 +18,14 @@ _FIXED = {"orientation": "upright", "mean": MEAN, "std": STD}  # no argument of 
 
 @dataclass(frozen=True)
 class Preparation:
-    """Everything but the slice that decides the pixels of an image.
+    """All settings that, together with the slice, determine the pixels of an image.
 
-    A network is of use only with images of the preparation that it was trained on.
+    A network is useful only with images of the same preparation as in its training.
 
     Attributes:
         size, window, crop, form, quality: as for `pack_dicom`; the window as level and width.
         image_size: height and width in pixels at which the pack is decoded.
-        orientation: "upright", as `pack_dicom` turns images.
+        orientation: "upright", because `pack_dicom` turns images upright.
         mean, std: of `normalize`.
     """
 
@@ -51,11 +52,11 @@ class Preparation:
             raise InvalidValueError(
                 f"a Preparation does not describe {type(images).__name__}",
                 found="images that are put together from several slices",
-                fix="Preparation.of(the images that they are made of); save the rest beside it",
+                fix="Preparation.of(the single slices); save the other settings beside it",
             )
         if "pixels" not in made:
             raise InvalidValueError(
-                f"{images.folder} does not say how its images were made of DICOM slices",
+                f"{images.folder} does not record how its images were made from DICOM slices",
                 found=made or "nothing: another pack, or a cache of an earlier version",
                 fix="pass the PackedImages of pack_dicom; or delete the cache, and build it again",
             )
@@ -84,7 +85,7 @@ class Preparation:
         missing = [name for name in names if name not in values]
         if unknown or missing:
             raise InvalidValueError(
-                "these are not the settings by which tpukit prepares images",
+                "these are not the settings of a Preparation",
                 found=f"unknown: {_listed(unknown)}; missing: {_listed(missing)}",
                 fix="use the settings.json written with these weights, and that version of tpukit",
             )
@@ -120,15 +121,15 @@ class Preparation:
             The `PackedImages` of `pack_dicom`.
         """
         prepared = {name: getattr(self, name) for name in ("size", "window", "crop", "form")}
-        if self.quality is not None:
-            prepared["quality"] = self.quality
+        own = options.pop("options", PackOptions())
+        prepared["options"] = replace(own, quality=self.quality)
         return pack_dicom(folder, to, labels, **prepared, **options)
 
     def check(self, images) -> None:
         """Raise ValueError with the differences if images were prepared in another way."""
         differences = _differences(asdict(self), asdict(Preparation.of(images)))
         if differences:
-            other = f"prepared otherwise than those of {images.folder}"
+            other = f"prepared in another way than those of {images.folder}"
             raise InvalidValueError(
                 f"the network was trained on images that were {other}",
                 found=differences,

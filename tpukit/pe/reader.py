@@ -58,7 +58,7 @@ class ReadStudy(Study):
     Attributes:
         pixels: (n, H, W) uint8, the middle window of each slice.
         facts: the `SliceFacts` of each slice.
-        title: of the montage.
+        title: the title of the montage.
     """
 
     pixels: np.ndarray | None = None
@@ -159,10 +159,10 @@ def show_study(
 ) -> ReadStudy:
     """Show an exam in three windows, with the probability of an embolus along the body.
 
-    A slider moves through the slices, without a kernel; so do the arrow keys after a click. A page
-    that runs no scripts shows twelve slices; `.montage()` draws them for print. The notebook stores
-    about 40 KB per slice. Slices with an embolus and the slice with the highest probability are
-    never left out. A button goes to the latter.
+    A slider moves through the slices, without a kernel; after a click, the arrow keys do the same.
+    A page without scripts shows twelve slices; `.montage()` draws them for print. The notebook
+    stores about 40 KB per slice. Slices with an embolus and the slice with the highest probability
+    are never left out. A button goes to the slice with the highest probability.
 
     Args:
         images: the pack of these labels, as `PackedImages` or a `CachedImages`; or (N, 3, H, W)
@@ -178,10 +178,11 @@ def show_study(
             "slice above".
         field_of_view: width of an image in mm, PixelSpacing times Columns, for a scale bar. None
             draws none.
-        upright: the patient's right is on the left side of the images, as `pack_dicom` turns them.
-            R and L mark the sides. False for other images: it draws no letters.
-        limit: number of slices above which an exam is divided into this many stretches. The slider
-            reaches the most important slice of each (see `montage`), and all with an embolus.
+        upright: True if the patient's right is on the left side of the images, as `pack_dicom` turns
+            them: R and L then mark the sides. False draws no letters.
+        limit: the most slices of the slider. A longer exam is divided into this many stretches. The
+            slider then has the most important slice of each (see `montage`), and all slices with an
+            embolus.
 
     Returns:
         The viewer, which a notebook displays.
@@ -277,7 +278,7 @@ def _one_series(rows: Any, study: str, series: str | None):
 
 
 def _irregularities(positions: np.ndarray) -> list[str]:
-    """Count the slices that share a position, and the slices that are missing between others.
+    """Count the slices with a shared position, and the slices that are missing between others.
 
     With the positions 0, 1, 1, 2, 5 the usual step is 1: one position is shared, two are missing.
     """
@@ -316,7 +317,8 @@ def _find_images(images: Any, labels: Any, rows: Any, notes: list[str]) -> tuple
     least = images.rows.max(initial=-1) + 1
     if least > len(labels):
         raise InvalidValueError(
-            f"the images are of a table of {least:,} rows or more, the labels have {len(labels):,}",
+            f"the images come from a table of {least:,} rows or more, but the labels have "
+            f"{len(labels):,}",
             fix="pass the table that was packed, all of it",
         )
     image_of_row = np.full(len(labels), -1)
@@ -356,7 +358,7 @@ def _join(rows: Any, predictions: Any):
         study = rows[STUDY].iloc[0]
         raise InvalidValueError(
             f"{int(missing.sum())} of {len(rows)} slices of study {study} have no prediction",
-            found=f"none of image {joined[IMAGE][missing].iloc[0]}",
+            found=f"for example image {joined[IMAGE][missing].iloc[0]}",
             fix="predict all slices of the exam",
         )
     for name in (_PROBABILITY, "consistent"):
@@ -388,7 +390,7 @@ def _has_embolus(table: Any) -> np.ndarray:
 
 
 def _reached_slices(table: Any, limit: int) -> np.ndarray:
-    """Return the index of each slice that the slider reaches, in the order of the body."""
+    """Return the indices of the slices on the slider, in the order of the body."""
     import numpy as np
 
     if len(table) <= limit:
@@ -422,7 +424,7 @@ def _pixels(images: Any, places: np.ndarray, views: int) -> np.ndarray:
         given = f"{found.shape} {found.dtype}"
         raise InvalidValueError(
             f"show_study draws (N, {views}, H, W) uint8, a channel for each view, got {given}",
-            fix='records of three windows: pack_dicom(..., form="jpeg"), or the JPEG set',
+            fix='images of three windows: pack_dicom(..., form="jpeg"), or the JPEG set',
         )
     return found
 

@@ -3,8 +3,9 @@
 `find_files` lists the files that may be DICOM. `read_headers` makes one record of `header_type` per
 slice, and keeps them on disk in chunks of 256 files. `arrange` returns the order along the body.
 
-Along the body means along the normal of the slices, in mm. For axial slices that is from the feet
-to the head: ImagePositionPatient (x, y, z) and rows and columns along x and y give the place z.
+Positions along the body are measured along the normal of the slices, in mm. For axial slices that
+is from the feet to the head: ImagePositionPatient (x, y, z) and rows and columns along x and y give
+the place z.
 """
 
 import functools
@@ -34,7 +35,7 @@ CHUNK = 256  # files whose headers are stored together; an interruption loses at
 READ_AHEAD = 4  # threads per process: on a network drive, opening a file takes longer than reading
 # Peculiarities of series, in the words in which `pack_dicom` prints and records them.
 UNSCALED = "slices without RescaleSlope or RescaleIntercept: 1 and 0, DICOM's defaults, are taken"
-UNNAMED = "slices without a Modality: they are taken for CT"
+UNNAMED = "slices without a Modality: they are treated as CT"
 TURNED = "series stored mirrored, upside down or lying: their images are turned"
 _SINGLE = "series of a single slice"
 _SIZES = "series whose slices differ in size"
@@ -220,7 +221,7 @@ def read_headers(
 
     Args:
         folder: contains the files.
-        names: of the files, as `find_files` returns them.
+        names: the names of the files, as `find_files` returns them.
         work: folder for the chunks, which a later call uses again.
         workers: number of processes; None for one per core.
         progress: as for `launch`.
@@ -364,7 +365,7 @@ def _numbers(file, name: str, *, count: int) -> list[float]:
 
 
 def without_others(folder, names: list[str], others: list) -> list:
-    """Print the files of other kinds than CT slices, and return the rest of the non-slices."""
+    """Print the other kinds of files, such as reports, and return the remaining non-slices."""
     for files, example in of_other_kinds(names, others):
         reason = "only slices of CT have Hounsfield units"
         print(f"left out {files} in {folder}, for instance {example}: {reason}")
@@ -372,7 +373,7 @@ def without_others(folder, names: list[str], others: list) -> list:
 
 
 def of_other_kinds(names: list[str], others: list) -> list[tuple[str, str]]:
-    """Return the number of whole files of each other kind, in words, and an example."""
+    """Return the number of undamaged files of each other kind, in words, and an example."""
     found = {}
     for number, reason in others:
         if reason.startswith(OTHER_KINDS):
@@ -394,8 +395,8 @@ def without_copies(headers):
 def series_numbers(headers):
     """Return the number of each header's series, from 0.
 
-    A series is a pair of study and series: tools that remove identities give all of them the same
-    SeriesInstanceUID.
+    A series is identified by study and series together, because some anonymisers give all series
+    the same SeriesInstanceUID.
     """
     import numpy
 
@@ -409,7 +410,7 @@ def arrange(headers) -> tuple:
     """Sort slices by series, and along the body in each.
 
     The numbers of the slices and the position of the patient do not matter. Slices without a
-    place, or of another orientation than most of their series, come first, sorted by number.
+    position, or with another orientation than most of their series, come first, sorted by number.
 
     Returns:
         (N,) the order, and sentences on anything unusual.
@@ -431,8 +432,8 @@ def find_places(headers, series) -> tuple:
         series: (N,) the number of each header's series, from 0.
 
     Returns:
-        (N,) mm, -inf for slices without a place; and a dict from the unusual fact to how often it
-        was found and to the first series that has it.
+        (N,) mm, -inf for slices without a position; and a dict from each unusual fact to the number
+        of its occurrences and the first series that has it.
     """
     import numpy
 
@@ -450,7 +451,7 @@ def find_places(headers, series) -> tuple:
 
 
 def _along_body(slices) -> tuple:
-    """Return the places of the slices of a series, and how often each fact holds."""
+    """Return the positions of the slices of a series, and the count of each fact."""
     import numpy
 
     place = numpy.full(len(slices), -numpy.inf)
@@ -492,7 +493,7 @@ def _is_tilted(positions, normal) -> bool:
 
 
 def _steps(place, number) -> dict:
-    """Return how often each fact about the steps between the slices of a series holds."""
+    """Return how often each fact about the steps between slices occurs in a series."""
     import numpy
 
     steps = numpy.diff(numpy.sort(place))
@@ -525,9 +526,9 @@ def _usual_orientation(orientations):
 def turn(orientation) -> str | None:
     """Return the transposition of Pillow that puts an axial image upright; None for none.
 
-    Upright is the view of radiologists: the patient's back below, the left side on the right. The
-    image of a patient who lies on the belly or on a side, or feet first, may be stored otherwise,
-    and left and right are labels. Images of other planes are not turned.
+    Upright is the view of radiologists: the patient's back below, the left side on the right. If a
+    patient lies on the belly or on a side, or feet first, the image may be stored in another way.
+    The labels name left and right, so it must be turned. Images of other planes are not turned.
 
     Args:
         orientation: six numbers, the directions of a row and of a column, each as (left, back,

@@ -4,12 +4,12 @@ The slices are encoded once, as JPEG, into HTML with a few lines of script. The 
 kernel: it moves while the kernel trains, in a saved notebook, and in a page made by nbconvert.
 A slider of ipywidgets would work in none of these. A page that runs no scripts shows the overview.
 
-Slices that the slider leaves out keep their place on it. With slices 1, 3 and 4 of an exam:
+The slider keeps space for the slices that it leaves out. With slices 1, 3 and 4 of an exam:
 
     numbers   1          3        4
     edges     0    1.5   3   4      (in slices, from the beginning of the first one)
 
-The script finds the slice of a place on the slider by these edges.
+With these edges the script finds the slice for a position of the slider.
 """
 
 from __future__ import annotations
@@ -391,9 +391,9 @@ def _describe(index: int, count: int, title: str) -> str:
 
 
 def highest(values, stretches: int) -> list[int]:
-    """Return the index of the highest value in each of this many stretches of (N,) values.
+    """Divide (N,) values into `stretches` stretches; return the index of the highest value of each.
 
-    Of equal values it is the one nearest to the middle of the stretch.
+    Of equal values it takes the value nearest to the middle of the stretch.
     """
     import numpy as np
 

@@ -1,9 +1,8 @@
 """A ResNet's stem that pools before its BatchNorm, which then has a quarter of the values.
 
-BatchNorm and ReLU keep the order of a channel's values, or reverse it where the channel's weight is
-negative. So the largest value of a window is the same one before them as after them, once the
-channels with a negative weight have changed their sign, which the convolution's weights do at no
-cost:
+BatchNorm and ReLU keep the order of a channel's values, or reverse it if the channel's weight is
+negative. So pooling can come first, if the channels with a negative weight change their sign. The
+convolution's weights do that at no cost:
 
     maxpool(relu(batchnorm(conv(x)))) = relu(normalize(maxpool(conv'(x))))
 

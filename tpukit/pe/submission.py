@@ -20,12 +20,12 @@ _EXAMS_A_PART = 500  # exams per part of the file; a part is in memory as a whol
 def write_submission(table, path) -> Path:
     """Write submission.csv: a line for each image, and nine lines for each exam.
 
-    The file has another name until it is complete. Numbers are written to the last digit, so that a
-    value just above 0.5 stays there.
+    The file has another name until it is complete. Numbers are written with all digits, so that a
+    value just above 0.5 stays above 0.5.
 
     Args:
         table: a row per image with probabilities, from `make_consistent`; see `challenge_loss`.
-        path: of the file. On Kaggle its name is submission.csv, in the working folder.
+        path: the path of the file. On Kaggle its name is submission.csv, in the working folder.
 
     Returns:
         The path.
@@ -61,10 +61,11 @@ def write_submission(table, path) -> Path:
 def read_submission(path, images):
     """Read submission.csv, and check it as the platform does.
 
-    Every id occurs once, its label is a probability, and no exam contradicts itself.
+    It checks that every id occurs once, each label is a probability, and no exam contradicts
+    itself.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         images: table with StudyInstanceUID and SOPInstanceUID of every image to answer: the
             competition's test.csv, or labels.
 
@@ -136,7 +137,7 @@ def _read_lines(path) -> tuple:
         row = int(is_probability.argmin())
         label = str(lines["label"].iloc[row]) or "nothing"
         raise InvalidValueError(
-            f"{int((~is_probability).sum()):,} labels of {path} are no probabilities",
+            f"{int((~is_probability).sum()):,} labels of {path} are not probabilities",
             found=f"{label} for {lines['id'].iloc[row]}",
             fix="a number from 0 to 1 for every id: logits.sigmoid()",
         )

@@ -64,7 +64,7 @@ def run(given: argparse.Namespace) -> int:
 def find_function(name: str) -> Callable:
     """Return the function that "file.py:name", "module:name" or "notebook.ipynb:name" names.
 
-    A file or a module is imported. Of a notebook, the cells up to the function are run.
+    A file or a module is imported. In a notebook, the cells up to the function are run.
 
     Raises:
         ValueError: there is no such function, or the code before it does not run.
@@ -73,7 +73,7 @@ def find_function(name: str) -> Callable:
     place, _, function = name.rpartition(":")
     if not place or not function.isidentifier():
         fact = f"a function is named file.py:train, got {name!r}"
-        raise InvalidValueError(fact, fix="file, colon, name of the function")
+        raise InvalidValueError(fact, fix="write FILE:FUNCTION")
     scope = _scope(place, function)
     found = scope.get(function)
     if not callable(found):
@@ -142,7 +142,7 @@ def _scope_of_notebook(file: Path, function: str) -> dict:
     defining = [number for number, text in enumerate(texts, start=1) if _defines(text, function)]
     if len(defining) > 1:
         numbers = ", ".join(map(str, defining))
-        print(f"{file.name} defines {function} in code cells {numbers}: the last is meant")
+        print(f"{file.name} defines {function} in code cells {numbers}: the last one is used")
     last = defining[-1] if defining else 0  # no cell is run for a function that there is not
     for number, text in enumerate(texts[:last], start=1):
         try:

@@ -1,8 +1,8 @@
 """Compile a graph for a TPU with libtpu, in a separate process, and cache the result.
 
-libtpu may end its process with SIGABRT, or need more memory than there is. Its process is therefore
-a small C program, `tpukit-compile`. It compiles `module.hlo` for a topology without a chip, and
-leaves files in its working folder.
+libtpu may end its process with SIGABRT, or need more memory than the machine has. Its process is
+therefore a small C program, `tpukit-compile`. It compiles `module.hlo` for a topology without a
+chip, and leaves files in its working folder.
 
     numbers      lines of "name value": bytes of memory, flops, bytes accessed
     optimized    the compiled program as HLO, with an estimate of cycles for each operation
@@ -71,11 +71,11 @@ class Compiled:
     Attributes:
         chip: the TPU that it was compiled for.
         libtpu: the compiler's version.
-        seconds: of the compilation.
+        seconds: the seconds of the compilation.
         argument_bytes: weights, the optimizer's state and the batch.
-        output_bytes: the tensors that take their place.
+        output_bytes: the results, such as the new weights.
         alias_bytes: outputs that are written over arguments.
-        temporary_bytes: everything in between.
+        temporary_bytes: intermediate results.
         code_bytes: the program itself.
         flops, bytes_accessed: by the compiler's cost analysis of the whole program.
         optimized: the program as it would run, as libtpu's HloModuleProtoWithConfig.
@@ -114,7 +114,7 @@ class Compiled:
 
 @dataclass(frozen=True)
 class _Job:
-    """A graph to compile. The result depends on everything but the last two fields."""
+    """A graph to compile. The result depends on all fields except the last two."""
 
     module: bytes
     options: bytes
@@ -126,7 +126,7 @@ class _Job:
 
     @property
     def bounds(self) -> str:
-        """The chips of a host, which libtpu needs for one chip only; else the topology has them."""
+        """The bounds of the host's chips, which libtpu needs only for a single chip."""
         return "1,1,1" if self.chip.chips == 1 else ""
 
     @property
@@ -155,7 +155,7 @@ def compile_graph(
     """Compile a graph for a chip, or return the cached result of the same graph.
 
     Args:
-        graph: from `record`, for as many cores as the chip has.
+        graph: from `record`, for the number of cores of the chip.
         chip: the TPU to compile for.
         flags: the LIBTPU_INIT_ARGS of the compiler.
         label: the name of the graph in messages.
@@ -201,12 +201,12 @@ def compile_graph(
             os.rename(folder, cached)
         if kept and not _hand_on(cached, kept):
             fact = f"libtpu {version} cannot write the program that it has compiled"
-            raise CompileError(fact, fix="the same without keep, or another version")
+            raise CompileError(fact, fix="call it without keep=, or with another version of libtpu")
         return _read(cached, chip, is_cached=False)
 
 
 def _hand_on(cached: Path, kept: CompileCache) -> bool:
-    """Copy the compiled program to the folder of kept programs; False if there is none."""
+    """Copy the compiled program to the folder of kept programs; return False if there is none."""
     files = list(cached.glob("kept/*.pjrt"))
     for file in files:
         with write_whole(kept.folders[0] / file.name) as copy:

@@ -45,7 +45,7 @@ _WIDE_TYPES = (
 
 
 def find_hazards(recording: Recording) -> list[Finding]:
-    """Return everything that is slow or wrong in a step, or one line if nothing is."""
+    """Return a finding for each problem of a step, or a single finding if there is none."""
     programs = [read_program(graph.module) for graph in recording.graphs]
     found = [*_optimizer(recording), *_recompiles(recording)]
     found += [*_cut(recording), *_fallbacks(recording)]
@@ -93,7 +93,7 @@ def _recompiles(recording: Recording) -> list[Finding]:
 
 
 def _cut(recording: Recording) -> list[Finding]:
-    """Report a step of several graphs, which is expected with several `core.step()` only."""
+    """Report a step of several graphs, which is expected only with several `core.step()`."""
     graphs = len(recording.graphs)
     syncs = recording.syncs
     if graphs == 1:

@@ -40,8 +40,31 @@ _NAME = 1
 _OPCODE = 2
 _SHAPE = 3
 _METADATA = 7
+_WINDOW = 15
+_CONVOLUTION_AXES = 16
+_DOT_AXES = 30
+_ID = 35
+_OPERANDS = 36
 _CALLED = 38
 _BACKEND_CONFIG = 43
+_FEATURE_GROUPS = 50
+_BATCH_GROUPS = 61
+
+# Window and WindowDimension.
+_WINDOW_DIMENSIONS = 1
+_WINDOW_SIZE = 1
+_STRIDE = 2
+_PADDING_LOW = 3
+_WINDOW_DILATION = 5
+_INPUT_DILATION = 6
+
+# ConvolutionDimensionNumbers and DotDimensionNumbers.
+_INPUT_BATCH = 7
+_INPUT_FEATURE = 8
+_OUTPUT_FEATURE = 10
+_INPUT_SPATIAL = 11
+_OUTPUT_SPATIAL = 12
+_LEFT_SUMMED = 1
 
 # OpMetadata.
 _OP_TYPE = 1
@@ -67,6 +90,9 @@ _VARINT = 0
 _LENGTH_DELIMITED = 2
 _FIXED_LENGTHS = {1: 8, 5: 4}
 
+
+# Operations that only name an array.
+_WITHOUT_TRAFFIC = ("bitcast", "constant", "get-tuple-element", "parameter", "tuple")
 
 # Names of PrimitiveType in order; "" has no counterpart in an array.
 _TYPE_NAMES = (
@@ -129,6 +155,9 @@ class Operation:
         source: "file:line" that torch_xla saw; "" if unknown.
         cycles: the compiler's estimate; None if it gives none.
         called: the numbers of the computations that it runs, as a fusion does.
+        id: within its computation.
+        operands: the ids of the operations whose results it reads.
+        flops: of its own product, a convolution or a dot; those of `called` are not in it.
     """
 
     name: str
@@ -139,6 +168,9 @@ class Operation:
     source: str = ""
     cycles: int | None = None
     called: tuple[int, ...] = ()
+    id: int = 0
+    operands: tuple[int, ...] = ()
+    flops: int = 0
 
 
 @dataclass(frozen=True)
@@ -157,6 +189,32 @@ class Program:
         """The operations of the program itself, each of which may run a computation."""
         return self.computations[self.entry]
 
+    @functools.cached_property
+    def _by_id(self) -> dict[int, Operation]:
+        return {operation.id: operation for operation in self.operations}
+
+    def flops(self, operation: Operation) -> int:
+        """Return the FLOPs of the products of an operation, with those of a fusion."""
+        total = operation.flops
+        for number in operation.called:
+            for part in self.computations.get(number, ()):
+                total += self.flops(part)
+        return total
+
+    def hbm_bytes(self, operation: Operation) -> int:
+        """Return the bytes in HBM that an operation of the program itself reads and writes.
+
+        Each operand counts in full, also if the operation reads only a slice of it.
+        """
+        if operation.opcode in _WITHOUT_TRAFFIC or operation.opcode.endswith("-done"):
+            return 0
+        arrays = list(operation.arrays)
+        if operation.opcode.endswith("-start"):
+            arrays = arrays[:1]  # then come the operand once more, and a flag
+        for number in dict.fromkeys(operation.operands):
+            arrays += self._by_id[number].arrays
+        return sum(array.bytes for array in arrays if array.in_hbm)
+
     def everywhere(self) -> Iterator[Operation]:
         """Yield the operations of all computations."""
         for operations in self.computations.values():
@@ -173,7 +231,11 @@ def read_program(code: bytes) -> Program:
     computations = {}
     for content in module.every(_COMPUTATION):
         computation = Message(content)
-        operations = tuple(map(_operation, computation.every(_INSTRUCTION)))
+        instructions = list(map(Message, computation.every(_INSTRUCTION)))
+        arrays = {}
+        for fields in instructions:
+            arrays[fields.last(_ID, default=0)] = list(_arrays(fields.last(_SHAPE, default=None)))
+        operations = tuple(_operation(fields, arrays) for fields in instructions)
         computations[computation.last(_COMPUTATION_ID, default=0)] = operations
     return Program(computations, entry=module.last(_ENTRY_ID, default=0))
 
@@ -193,16 +255,69 @@ def _unwrapped(code: bytes) -> bytes:
     return first.value if has_computations else code
 
 
-def _operation(instruction: bytes) -> Operation:
-    fields = Message(instruction)
+def _operation(fields: "Message", arrays: dict[int, list[Array]]) -> Operation:
+    """Return an instruction as an operation; `arrays` has the results of its computation by id."""
+    number = fields.last(_ID, default=0)
     return Operation(
         name=fields.text(_NAME),
         opcode=fields.text(_OPCODE),
-        arrays=tuple(_arrays(fields.last(_SHAPE, default=None))),
+        arrays=tuple(arrays[number]),
+        id=number,
+        operands=fields.integers(_OPERANDS),
+        flops=_flops(fields, arrays),
         cycles=_cycles(fields.text(_BACKEND_CONFIG)),
         called=fields.integers(_CALLED),
         **_origin(fields.last(_METADATA, default=b"")),
     )
+
+
+def _flops(fields: "Message", arrays: dict[int, list[Array]]) -> int:
+    """Return the FLOPs of a convolution or a dot, as XLA's HloCostAnalysis counts them."""
+    opcode = fields.text(_OPCODE)
+    if opcode not in ("convolution", "dot"):
+        return 0
+    left, right = (arrays[number][0].dimensions for number in fields.integers(_OPERANDS)[:2])
+    (result,) = arrays[fields.last(_ID, default=0)]
+    if opcode == "dot":
+        axes = Message(fields.last(_DOT_AXES, default=b""))
+        summed = math.prod(left[axis] for axis in axes.integers(_LEFT_SUMMED))
+        return 2 * math.prod(result.dimensions) * summed
+    axes = Message(fields.last(_CONVOLUTION_AXES, default=b""))
+    window = Message(fields.last(_WINDOW, default=b"")).every(_WINDOW_DIMENSIONS)
+    places = 1
+    spatial = zip(
+        window,
+        axes.integers(_INPUT_SPATIAL),
+        axes.integers(_OUTPUT_SPATIAL),
+        strict=True,
+    )
+    for dimension, input_axis, output_axis in spatial:
+        places *= _window_places(dimension, left[input_axis], result.dimensions[output_axis])
+    batch = left[axes.last(_INPUT_BATCH, default=0)] // fields.last(_BATCH_GROUPS, default=1)
+    inputs = left[axes.last(_INPUT_FEATURE, default=0)] // fields.last(_FEATURE_GROUPS, default=1)
+    outputs = result.dimensions[axes.last(_OUTPUT_FEATURE, default=0)]
+    return 2 * batch * inputs * outputs * places
+
+
+def _window_places(dimension: bytes, input_size: int, output_size: int) -> int:
+    """Return how often an element of a window lies on an element of the input, along one axis.
+
+    Padding, and the zeros between the elements of a dilated input, are not computed.
+    """
+    fields = Message(dimension)
+    stride = fields.last(_STRIDE, default=1)
+    dilation = fields.last(_WINDOW_DILATION, default=1)
+    input_dilation = fields.last(_INPUT_DILATION, default=1)
+    low = fields.last(_PADDING_LOW, default=0)
+    if low >= 2**63:  # a negative number
+        low -= 2**64
+    end = (input_size - 1) * input_dilation + 1
+    places = 0
+    for element in range(fields.last(_WINDOW_SIZE, default=1)):
+        first = element * dilation - low
+        reached = range(first, first + stride * output_size, stride)
+        places += sum(1 for place in reached if 0 <= place < end and not place % input_dilation)
+    return places
 
 
 def _cycles(config: str) -> int | None:
@@ -215,7 +330,7 @@ def _cycles(config: str) -> int | None:
 
 
 def _origin(metadata: bytes) -> dict[str, str]:
-    """Return the fields of an `Operation` that say from which call it came."""
+    """Return the fields of an `Operation` that name the call it came from."""
     fields = Message(metadata)
     scopes = [part for part in fields.text(_OP_NAME).split("/") if part.startswith("call")]
     innermost = scopes[-1] if scopes else ""
@@ -270,7 +385,7 @@ def _width(name: str) -> int:
 def without_sources(code: bytes) -> bytes:
     """Return a module without files and lines: its operations name their scope and type only.
 
-    The graph of a step is thereby the same graph after an edit elsewhere in a notebook.
+    So an edit elsewhere in a notebook does not change the graph of a step.
     """
     kept = [field.whole for field in _fields(code) if field.number != _STACK_FRAMES]
     return _rewritten(b"".join(kept), _COMPUTATION, _computation_without_sources)
@@ -290,7 +405,7 @@ def _metadata_without_source(metadata: bytes) -> bytes:
 
 
 def _rewritten(message: bytes, number: int, change: Callable[[bytes], bytes]) -> bytes:
-    """Return a message with the content of every field of that number changed."""
+    """Return a message in which `change` was applied to every field of that number."""
     out = bytearray()
     for field in _fields(message):
         if field.number == number:

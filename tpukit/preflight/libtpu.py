@@ -1,7 +1,7 @@
 """Find or download libtpu, the TPU's compiler, in the version of a platform.
 
 libtpu is not installed as a package, because its wheel would replace that of the image.
-`fetch_libtpu` takes the file that is needed out of the wheel, into the user's cache folder.
+`fetch_libtpu` extracts the needed file from the wheel into the user's cache folder.
 """
 
 import importlib.metadata
@@ -69,12 +69,12 @@ def find_libtpu(version: str | None = None, *, environ: Mapping[str, str] = os.e
 def fetch_libtpu(version: str | None = None, *, environ: Mapping[str, str] = os.environ) -> Path:
     """Download libtpu from the package index, and return its file; nothing is installed.
 
-    A version that is on this machine is not downloaded again. The folder is `tpukit/libtpu` in the
-    user's cache folder; you may remove it at any time.
+    If this machine has the version already, nothing is downloaded. The folder is `tpukit/libtpu` in
+    the user's cache folder; you may remove it at any time.
 
     Args:
-        version: such as "0.0.17", Kaggle's, or "0.0.21.1", Colab's; None for that of this machine's
-            torch.
+        version: such as "0.0.17", Kaggle's, or "0.0.21.1", Colab's; None for the version that
+            belongs to this machine's torch.
         environ: for the cache folder, and pip's own variables.
 
     Raises:

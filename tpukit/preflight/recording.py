@@ -4,7 +4,7 @@
 traces, averages and cuts graphs in the same way. The simulator writes each new graph to a
 folder and each run to a log, but runs no large graph. The worker function passes three stages:
 
-1. `StepMarks` follows the steps until one of them comes back unchanged.
+1. `StepMarks` follows the steps until a step repeats without a new graph.
 2. `StepClock` measures for a dozen steps how long the host takes to record one.
 3. The process sends its facts to the kernel, which ends it.
 
@@ -66,7 +66,7 @@ class Graph:
     Attributes:
         module: HloModuleProto, serialised.
         options: CompileOptionsProto, serialised: the number of replicas and their devices.
-        beside: bytes of other tensors on the device while the graph ran, without padding.
+        beside: bytes of the other tensors on the device while the graph ran, without padding.
     """
 
     module: bytes = field(repr=False)
@@ -89,22 +89,22 @@ class Recording:
     Attributes:
         graphs: the graphs of one step, in order: of all networks of a GAN, of all batches whose
             gradients are accumulated.
-        is_steady: whether the step came back unchanged before the run ended.
+        is_steady: whether a step was repeated without a new graph before the run ended.
         has_optimizer: whether an optimizer stepped; if not, `graphs` is the largest graph that ran.
         steps: steps seen.
         syncs: `core.step()` blocks per step. If a step has more graphs, something cuts them.
         shapes: with batches of several shapes, as with `buckets`, the steps of the other shapes;
             `graphs` belongs to the largest.
-        recompiled: graphs compiled after the second step that no such shape explains.
-        reason: the difference that caused the first of these, and the fix.
+        recompiled: graphs compiled after the second step, except those for such shapes.
+        reason: the difference that caused the first of these graphs, and the fix.
         places: the calls that scopes in the graphs name; see `scopes`.
         counters: torch_xla's counters at the end, by name; "aten::" are fallbacks to the host.
         batches: the batches per step: (shape, dtype) of each tensor.
         is_from_loop: whether they are those of `core.batches`; if not, they are the largest
             tensors that came from the host.
         flags: the LIBTPU_INIT_ARGS of a launch on that machine.
-        host_seconds: of one of this machine's processors, that Python and torch_xla take per step;
-            None if unknown.
+        host_seconds: processor time of Python and torch_xla per step on this machine; None if
+            unknown.
     """
 
     graphs: tuple[Graph, ...]
@@ -131,11 +131,11 @@ def record(
     timeout: float | None = 900.0,
     progress: str | None = None,
 ) -> Recording:
-    """Run `fn(core, *args)` as core 0 of a simulated chip until its step comes back.
+    """Run `fn(core, *args)` as core 0 of a simulated chip until its step repeats.
 
     The function runs in its own process, as in a launch, and with the same data. No large graph
     runs: losses and all other values that come back from the device are zeros. `core.save` and
-    `fit` write nothing, and writing by the function itself is refused, see `guard_files`.
+    `fit` write nothing, and if the function itself writes, it gets an error; see `guard_files`.
 
     Args:
         fn: the worker function; `*args`, `shard`, `timeout` and `progress` as in `preflight`.
@@ -143,7 +143,7 @@ def record(
 
     Raises:
         PreflightError: this machine cannot simulate a TPU, or the function ended without a graph.
-        WorkerError: the function raised.
+        WorkerError: the function raised an error.
         RuntimeInUseError: this process has started the XLA runtime, or is a worker.
     """
     host = MachineInfo.read()
@@ -203,7 +203,7 @@ def _watched(fn: Callable, folder: Path, core: Core, *args: object) -> dict:
 
 
 class _Watcher:
-    """Watch a worker function, and send the facts once its step came back and was timed.
+    """Watch a worker function, and send the facts when its step has repeated and was timed.
 
     The kernel ends this process when it has the facts.
     """
@@ -220,7 +220,7 @@ class _Watcher:
         self._facts_of_step: dict = {}
 
     def run(self, fn: Callable, *args: object) -> dict:
-        """Run the function. Return its facts if it ends before its step came back."""
+        """Run the function. Return its facts if it ends before its step repeats."""
         self._backend.after_sync = self._after_sync
         self._marks.after_step = self._after_step
         try:
@@ -275,7 +275,8 @@ _ONE_SHAPE = "batches of one shape: core.batches with drop_last=True; for severa
 def _reason(backend, folder: Path, found: Sequence[Cycle]) -> tuple[str, str]:
     """Return the difference that made a step compile again, and the fix.
 
-    Only the first such step has lines of Python, because naming ends early.
+    Only the first such step has lines of Python, because operations are named only in the first
+    steps.
     """
     for before, after in recompiled(found):
         if before.inputs != after.inputs:
@@ -302,7 +303,8 @@ def _read(folder: Path, facts: dict) -> Recording:
         raise PreflightError(
             "the worker function ended before it ran anything on the device",
             found="no graph was compiled",
-            fix="it has to run a step: in a loop over core.batches, with core.step(), or fit",
+            fix="the function must run a step: in a loop over core.batches, with core.step(), "
+            "or fit",
         )
     found = cycles(log, facts.pop("marks"))
     step = main_cycle(found) or _largest(runs, folder)

@@ -23,12 +23,12 @@ def name_operations() -> tuple[list[Call], Callable[[], None]]:
     """Name the operations that are recorded from here on after the calls that record them.
 
     In the graph the scope of an operation is "call12", and entry 12 of the list is that call. The
-    backward pass of a module begins with the gradient of its output. Operations that belong to no
-    module count for the module before them.
+    backward pass of a module begins with the gradient of its output. Operations outside of a module
+    count for the module before them.
 
     Returns:
-        The list of calls, which fills up, and a function that ends the naming. Call that function
-        between two steps.
+        The list of calls, which grows during the run, and a function that ends the naming. Call
+        that function between two steps.
     """
     namer = _Namer()
     return namer.calls, namer.end

@@ -27,7 +27,8 @@ class LargestBatch(Table):
     """The largest batch that fits, and the sizes that were compiled to find it.
 
     Attributes:
-        batch_size: samples per core, or of the run with `shard`; 0 if not even the smallest fits.
+        batch_size: samples per core, or of the whole run with `shard`; 0 if even the smallest does
+            not fit.
         tried: the preflights, by batch size.
     """
 
@@ -76,8 +77,9 @@ def largest_batch(
 
     Args:
         train: the worker function, `train(core, batch_size, *args)`.
-        *args: passed on after the batch size.
-        chip, shard, libtpu, progress: as in `preflight`. With `shard` the batch is that of the run.
+        *args: further arguments of `train`, after the batch size.
+        chip, shard, libtpu, progress: as in `preflight`. With `shard` the batch is for the whole
+            run.
         start: the batch to begin with.
         multiple: batches are multiples of this; a TPU computes 8 rows at a time.
         compiles: the most sizes to compile, at least 2.
@@ -92,7 +94,7 @@ def largest_batch(
     if min(start, multiple) < 1 or compiles < 2:
         got = f"got {start}, {multiple}, {compiles}"
         raise InvalidValueError(
-            f"start and multiple are at least 1 and compiles at least 2, {got}",
+            f"start and multiple must be at least 1, and compiles at least 2, {got}",
             fix="leave them out",
         )
     tpu = find_tpu(chip)
@@ -112,7 +114,7 @@ class _Point(NamedTuple):
 
 
 def _next_size(tried: dict[int, Preflight], chip: Tpu, multiple: int) -> int | None:
-    """Return the size to compile next, or None if the answer is known well enough."""
+    """Return the size to compile next, or None if the answer is accurate enough."""
     fits = max((size for size, found in tried.items() if found.fits), default=0)
     fails = min((size for size, found in tried.items() if not found.fits), default=math.inf)
     is_full = fits and tried[fits].hbm_bytes >= _ENOUGH * chip.hbm
@@ -153,7 +155,7 @@ def _guess(tried: dict[int, Preflight], chip: Tpu, fits: int, *, fails: float) -
 
 @dataclass(frozen=True, repr=False)
 class Variants(Table):
-    """Preflights in a table, by the chip's own estimate.
+    """Preflights in a table, with the compiler's estimates.
 
     Only the column "this host" depends on the machine on which the preflights ran.
     """
@@ -218,7 +220,7 @@ def compare_preflights(variants: Sequence[Preflight] | dict[str, Preflight]) -> 
         variants: from `preflight`; a dict names them, a sequence numbers them.
 
     Raises:
-        ValueError: there are none.
+        ValueError: `variants` is empty.
     """
     if not variants:
         fix = "compare_preflights({'float32': one, 'bfloat16': other})"

@@ -1,6 +1,6 @@
 """Measure how long the host takes to record a training step.
 
-This is the time of Python, PyTorch and torch_xla, whatever the device does meanwhile. The device
+This is the time of Python, PyTorch and torch_xla, without the time of the device. The device
 computes a step while the host records the next, so it waits if the host takes longer.
 """
 
@@ -46,11 +46,11 @@ class StepClock:
 
     @property
     def is_started(self) -> bool:
-        """Whether steps count."""
+        """Whether the measurement has started."""
         return self._began is not None
 
     def start(self) -> None:
-        """Count the steps from here on."""
+        """Start the measurement."""
         self._began = time.monotonic()
 
     def wait(self) -> None:

@@ -45,13 +45,13 @@ class StepMarks:
         self._forward_hook = register_module_forward_pre_hook(self._before_forward)
 
     def are_steady(self) -> bool:
-        """Return whether the last step came back, and no optimizer has yet to begin."""
+        """Return whether the last step was a repetition, and every optimizer has stepped."""
         if not is_steady(cycles(read_log(self._log), self.all)):
             return False
         return len(self.all) > PATIENCE or not self._has_idle_optimizer()
 
     def are_enough(self) -> bool:
-        """Return whether waiting longer for a step that comes back is useless."""
+        """Return whether it is useless to wait longer for a step that repeats."""
         if self._syncs >= _MOST_SYNCS:
             return True
         return len(cycles(read_log(self._log), self.all)) >= _MOST_STEPS

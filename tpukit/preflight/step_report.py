@@ -38,6 +38,8 @@ from tpukit.preflight.cycles import samples as samples_of
 from tpukit.preflight.hazards import find_hazards, padding
 from tpukit.preflight.hlo import Operation, Program, read_program
 from tpukit.preflight.recording import Graph, PreflightError, Recording, record
+from tpukit.preflight.roofline import limit, roofline_figure
+from tpukit.preflight.scaling import all_reduce_seconds
 from tpukit.preflight.scopes import Call
 from tpukit.profiling import Tpu, find_tpu
 from tpukit.simulator import open_compile_cache
@@ -66,10 +68,12 @@ class Cost:
     Attributes:
         operation: as the compiler wrote it.
         cycles: the compiler's estimate.
-        share: of the cycles of the step, 0 to 1.
+        share: the share of the cycles of the step, 0 to 1.
         module: the module of the model that it came from, or the optimizer; "" if unknown.
         line: "file:line" of Python; "" if unknown.
         direction: "forward", "backward" or "optimizer"; "" if unknown.
+        flops: of its products: convolutions and dots.
+        hbm_bytes: of its operands and results in HBM.
     """
 
     operation: Operation
@@ -78,6 +82,8 @@ class Cost:
     module: str
     line: str
     direction: str
+    flops: int = 0
+    hbm_bytes: int = 0
 
 
 class _Peak(NamedTuple):
@@ -93,7 +99,7 @@ class _Peak(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Preflight(Findings):
-    """A training step on a TPU, as far as its compiler knows it: a table; `figure()` draws it.
+    """The compiler's facts about a training step on a TPU: a table; `figure()` draws it.
 
     Bytes are HBM per core. Times are estimates that were not compared with a chip.
 
@@ -102,9 +108,8 @@ class Preflight(Findings):
         recording: the step.
         compiled: libtpu's program of each graph; empty if one of them does not fit.
         too_large: the compiler's refusal if the step does not fit, else None.
-        samples: per epoch, if known.
-        pipeline: samples per second that the input was measured to give, for all cores; None if
-            unknown.
+        samples: samples per epoch, if known.
+        pipeline: measured samples per second of the input pipeline, for all cores; None if unknown.
         dollars: per hour, of the whole TPU.
         shapes: the programs for batches of each other shape in the recording.
         shard: as in `launch`.
@@ -142,7 +147,7 @@ class Preflight(Findings):
 
     @property
     def batch_size(self) -> int | None:
-        """Samples per core and step, of all batches of a step; None if the step takes none."""
+        """Samples per core and step, in all batches of a step; None if the step has no batch."""
         return samples_of(self.recording.batches)
 
     @property
@@ -150,7 +155,8 @@ class Preflight(Findings):
         """The most memory that is in use at any time, in bytes.
 
         It is the sum of a graph's arguments and temporaries, all other tensors that are alive, and
-        the code of all graphs. If a graph alone does not fit, it is the compiler's number.
+        the code of all graphs. If a single graph does not fit, it is the number in the compiler's
+        message.
         """
         if self.too_large is not None:
             # The compiler does not always name a number, but it is more than the core has.
@@ -196,8 +202,8 @@ class Preflight(Findings):
     def host_seconds(self) -> float:
         """Seconds per step of one of this machine's processors; NaN if unknown.
 
-        The cores of a v2 or v3 chip are threads of the same process, which takes that long for each
-        of them in turn.
+        The cores of a v2 or v3 chip are threads of the same process, which needs this time for each
+        core, one after the other.
         """
         seconds = self.recording.host_seconds
         if seconds is None:
@@ -221,24 +227,42 @@ class Preflight(Findings):
         """The share of the chip's bfloat16 peak that the step would reach, 0 to 1."""
         if not self.compiled:
             return math.nan
-        return sum(program.flops for program in self.compiled) / (self.seconds * self.chip.flops)
+        return self.flops / (self.seconds * self.chip.flops)
 
     @property
     def bandwidth_share(self) -> float:
         """The share of the memory's bandwidth that the step would use, by the compiler's count."""
         if not self.compiled:
             return math.nan
-        used = sum(program.bytes_accessed for program in self.compiled)
-        return used / (self.seconds * self.chip.bandwidth)
+        return self.bytes_accessed / (self.seconds * self.chip.bandwidth)
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of a core and step, by the compiler's count."""
+        return sum(program.flops for program in self.compiled)
+
+    @property
+    def bytes_accessed(self) -> float:
+        """Bytes of memory traffic of a core and step, by the compiler's count."""
+        return sum(program.bytes_accessed for program in self.compiled)
 
     @property
     def dollars_per_million(self) -> float:
         """Dollars per million samples by the chip's estimate, if the cores never wait."""
         return _dollars_per_million(self.samples_per_second, self.dollars)
 
-    @cached_property
+    @property
     def operations(self) -> tuple[Cost, ...]:
         """The most expensive operations, at most ten, each with its line of Python."""
+        return self._costs[:_MOST_OPERATIONS]
+
+    @property
+    def products(self) -> tuple[Cost, ...]:
+        """The most expensive operations with a convolution or a dot, at most ten."""
+        return tuple(cost for cost in self._costs if cost.flops)[:_MOST_OPERATIONS]
+
+    @cached_property
+    def _costs(self) -> tuple[Cost, ...]:
         costs = []
         for compiled in self.compiled:
             for operation in compiled.program.operations:
@@ -251,14 +275,16 @@ class Preflight(Findings):
                     module=call.module,
                     line=call.line,
                     direction=call.direction,
+                    flops=compiled.program.flops(operation),
+                    hbm_bytes=compiled.program.hbm_bytes(operation),
                 )
                 costs.append(cost)
         costs.sort(key=lambda cost: cost.cycles, reverse=True)
-        return tuple(costs[:_MOST_OPERATIONS])
+        return tuple(costs)
 
     @property
     def collective_bytes(self) -> int:
-        """Bytes per core and step through collectives; their time is in none of the estimates."""
+        """Bytes per core and step through collectives. The estimates do not contain their time."""
         total = 0
         for compiled in self.compiled:
             for operation in _collectives(compiled.program):
@@ -266,8 +292,21 @@ class Preflight(Findings):
         return total
 
     @cached_property
+    def hbm_traffic(self) -> int:
+        """Bytes that the operations of a step read and write in HBM, without fast memory."""
+        return sum(cost.hbm_bytes for cost in self._costs)
+
+    @property
+    def link_seconds(self) -> float:
+        """Seconds per step of the collectives on the chips' links, if nothing overlaps; 0 on one core.
+
+        It is the time of an all-reduce of these bytes in a ring; see `tpukit.preflight.scaling`.
+        """
+        return all_reduce_seconds(self.collective_bytes, self.chip.generation, self.chip.chips)
+
+    @cached_property
     def findings(self) -> tuple[Finding, ...]:
-        """Everything that was found, in the order of the table."""
+        """All findings, in the order of the table."""
         if self.too_large is not None:
             # Without a program there is no estimate of time.
             return (self._memory(), *find_hazards(self.recording))
@@ -279,6 +318,7 @@ class Preflight(Findings):
             *self._host(),
             *self._padding(),
             *self._input(),
+            Finding("limit", "ok", limit(self)[1]),
             Finding("cost", "ok", self._cost()),
             *find_hazards(self.recording),
         )
@@ -299,6 +339,14 @@ class Preflight(Findings):
         from tpukit.preflight.cost_figures import preflight_figure
 
         return preflight_figure(self)
+
+    def roofline(self):
+        """Return a matplotlib figure: the step and its ten largest operations under the roofline.
+
+        Raises:
+            InvalidValueError: the step does not fit.
+        """
+        return roofline_figure(self)
 
     def _operation_rows(self) -> list[tuple[str, str, str, str]]:
         rows = []
@@ -420,8 +468,8 @@ class Preflight(Findings):
         return Finding("shape", "ok", f"{shapes}: {numbers}")
 
     def _use(self) -> str:
-        gigaflop = sum(program.flops for program in self.compiled) / 1e9
-        gigabytes = sum(program.bytes_accessed for program in self.compiled) / 1e9
+        gigaflop = self.flops / 1e9
+        gigabytes = self.bytes_accessed / 1e9
         work = f"{_digits(gigaflop)} GFLOP and {_digits(gigabytes)} GB of memory traffic per step"
         teraflops = f"{self.chip.flops / 1e12:g} TFLOP/s"
         peak = f"{self.flops_share:.0%} of the {teraflops} in bfloat16"
@@ -513,37 +561,38 @@ def preflight(
 ) -> Preflight:
     """Compile a worker function's training step for a TPU, on a machine without one.
 
-    The function runs as core 0 of that TPU until its step comes back, without computing anything
-    large; see `tpukit.preflight.recording.record`. libtpu, the TPU's own compiler, then compiles
-    the step in its own process. That takes seconds to minutes, once per graph, because results are
+    The function runs as core 0 of that TPU until its step repeats, without large computations; see
+    `tpukit.preflight.recording.record`. libtpu, the TPU's own compiler, then compiles the step in
+    its own process. That takes seconds to minutes, but only once per graph, because results are
     cached in the user's cache folder.
 
     No file changes: `core.save` and `fit` write nothing. If the function itself writes outside of a
-    temporary folder, as with `torch.save`, preflight refuses it and names the line.
+    temporary folder, as with `torch.save`, `preflight` raises an error that names the line.
 
     Args:
         train: the worker function, as for `launch`: `train(core, *args)`.
-        *args: passed on.
+        *args: further arguments of `train`.
         chip: such as "v5e-8" (Kaggle), "v5e-1" (Colab), "v6e-1", "v3-8".
         shard: as in `launch`: "fsdp" uses all chips as a single core. Large arrays then have a
             shape, but no memory.
-        libtpu: the compiler's version: "0.0.17" for Kaggle, "0.0.21.1" for Colab; by default that
-            of this machine's torch. `tpukit.preflight.fetch_libtpu` downloads it.
-        samples: per epoch, for the cost of an epoch.
-        pipeline: samples per second that your input was measured to give, for all cores.
-        prices: dollars per hour by chip, as {"v5e-8": 9.6}, instead of the list's; names as for
-            `chip`.
-        keep: a folder for the compiled step, as `launch(..., compile_cache=folder)` keeps it, to
-            take to a machine with such a TPU. Not tested on hardware: see
+        libtpu: the compiler's version: "0.0.17" for Kaggle, "0.0.21.1" for Colab; by default the
+            version that belongs to this machine's torch. `tpukit.preflight.fetch_libtpu` downloads
+            it.
+        samples: samples per epoch, for the cost of an epoch.
+        pipeline: measured samples per second of your input pipeline, for all cores.
+        prices: dollars per hour by chip, such as {"v5e-8": 9.6}, in place of the list prices; names
+            as for `chip`.
+        keep: a folder for the compiled step, in the form of `launch(..., compile_cache=folder)`, to
+            copy to a machine with such a TPU. Not tested on hardware: see
             docs/compilation_cache.md.
         progress: as in `launch`.
         timeout: seconds for the compiler; None for no limit.
 
     Raises:
         ValueError: there is no such chip, also in `prices`, or others can write to `keep`.
-        PreflightError: the step cannot be recorded here; its kinds: LibtpuNotFoundError,
+        PreflightError: the step cannot be recorded here. Subclasses are LibtpuNotFoundError and
             CompileError.
-        WorkerError: the worker function raised, or would have changed a file.
+        WorkerError: the worker function raised an error, or would have changed a file.
     """
     tpu = find_tpu(chip)
     if shard not in (None, "fsdp"):
@@ -619,7 +668,7 @@ def _parameter_bytes(graph: Graph) -> int:
 def _call_of(operation: Operation, program: Program, places: tuple[Call, ...]) -> Call:
     """Return the call that an operation came from.
 
-    A fusion without a scope has that of most of its parts.
+    A fusion without a scope gets the scope of most of its parts.
     """
     scope = operation.scope
     if not scope:
@@ -637,7 +686,7 @@ def _call_of(operation: Operation, program: Program, places: tuple[Call, ...]) -
 def _collectives(program: Program) -> Iterator[Operation]:
     """Yield each collective once.
 
-    An asynchronous collective stands in every fusion that starts, continues or ends it; only the
+    An asynchronous collective occurs in every fusion that starts, continues or ends it; only the
     fusion that starts it counts.
     """
     for operation in program.operations:

@@ -1,4 +1,4 @@
-"""Draw a machine with TPU chips, its processes, and the way of a training step to a chip.
+"""Draw a machine with TPU chips, its processes, and the path of a training step to a chip.
 
 The picture has four parts, from top to bottom. Each has a function here.
 
@@ -54,7 +54,7 @@ Point = tuple[float, float]
 
 
 def draw_tpu(name: str = "v5e-8") -> Figure:
-    """Draw a machine with TPU chips: its processes, its chips, and the way of a training step.
+    """Draw a machine with TPU chips: its processes, its chips, and the path of a training step.
 
     It need not be this machine: only the name is used.
 
@@ -303,7 +303,7 @@ def _draw_shapes(canvas: _Canvas) -> None:
 
 
 def _draw_time(canvas: _Canvas, words: str, blocks: list[str | int], *, y: float) -> None:
-    """Draw a row of blocks: a text is a compilation, a number a step of so many images."""
+    """Draw a row of blocks: a text is a compilation, a number is a step with this many images."""
     canvas.text((_LEFT, y), words)
     left = 1.45
     for block in blocks:

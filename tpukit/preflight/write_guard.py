@@ -62,11 +62,11 @@ _RULE_OF_A_FOLDER = 1  # a kind of rule for _LANDLOCK_ADD
 
 
 class FileChangeError(TpukitError, PermissionError):
-    """The worker function would change a file, although its values are no results."""
+    """The worker function would change a file, although values in a preflight are not results."""
 
 
 def guard_files(folder: Path) -> None:
-    """Refuse all changes of files outside of `folder`, in this process and from here on.
+    """From now on, refuse all changes of files outside of `folder` in this process.
 
     Temporary files go to `folder`. The user's cache folders may be written as well, for downloaded
     weights: `~/.cache`, and those that `HF_HOME`, `TORCH_HOME` and similar variables name. The
@@ -153,7 +153,7 @@ def _refusal(path: str) -> FileChangeError:
         if not frame.filename.startswith(inside):
             found = f"{Path(frame.filename).name}:{frame.lineno}: {frame.line}"
     return FileChangeError(
-        f"preflight only looks at a function, and keeps it from writing {path}",
+        f"a preflight does not let the function write {path}",
         found=found,
         fix="core.save(value, path), which writes nothing during a preflight; or write below "
         "tempfile.gettempdir(), or to a cache that HF_HOME or TORCH_HOME names",

@@ -1,6 +1,6 @@
 """Report the reasons why a device is slow, each with its fix.
 
-The numbers come from counters that torch_xla and the backend keep anyway: compilations, copies to
+The numbers come from counters of torch_xla and of the backend: compilations, copies to
 and from the host, operations without a lowering, waits, memory. Each function here judges one of
 them against a limit, and returns a `Finding`.
 """
@@ -38,7 +38,7 @@ _BY_VALUE = {
 
 @dataclass(frozen=True, repr=False)
 class Report(Findings):
-    """The use of its time by the process of a core so far: a table, as text or in a notebook."""
+    """A table of how the process of a core has used its time so far."""
 
     subject: str
     findings: tuple[Finding, ...]
@@ -52,8 +52,8 @@ def report(core: Core, batches: Batches | None = None) -> Report:
 
     Args:
         core: in the worker function.
-        batches: those of the loop. With them the report contains the share of the time since the
-            core started for which the loop waited for data.
+        batches: the batches of the loop. If they are given, the report contains the time that the
+            loop waited for data, as a share of the time since the core started.
     """
     backend = core.backend
     metrics = backend.metrics()
@@ -86,7 +86,7 @@ class _Metrics:
 
     @property
     def reads(self) -> int:
-        """Calls of .item(), which float() and `if` call."""
+        """Number of calls of .item(), which float() and `if` call."""
         return self.count("aten::_local_scalar_dense")
 
     def fallbacks(self) -> dict[str, int]:

@@ -1,8 +1,8 @@
 """Compare the outputs of a model's layers on the device with those on the host.
 
 A device computes products with fewer bits, so its outputs differ. The host therefore runs the model
-a second time, with the factors of every product rounded as the device rounds them. The device's
-precision explains a difference of a layer that is of the same size:
+a second time, with the factors of every product rounded as the device rounds them. If a layer's
+difference is of the same size, the device's precision explains it:
 
     layer      host     host, rounded    device    difference    explained up to
     conv       1.250    1.252            1.253     0.003         0.013            ok
@@ -57,8 +57,8 @@ class LayerDifference:
         name: as in `model.named_modules()`, with "(2)" for the second call and "[0]" for the first
             of several outputs.
         kind: the layer's class.
-        difference: the largest absolute difference; infinite if only one side is not finite, or
-            both in different ways.
+        difference: the largest absolute difference; infinite if only one side is not finite, or if
+            both are not finite but unequal.
         relative: the same divided by the largest absolute value on the host.
         explained: the largest absolute difference that the device's precision explains.
     """
@@ -136,20 +136,20 @@ def compare(
     layer is a module that calls no other module. The arithmetic of a `forward` between its modules
     shows in the output of the next module, or of the model.
 
-    Explained is four times the difference that rounded factors make to a layer, plus one such
-    rounding of the layer's largest value. A part of 2**-14 of that value is always explained, for
-    sums in another order and the device's own exp. So on a TPU bfloat16 products are explained, and
-    on XLA:CPU and CPUs they are not.
+    The explained difference is four times the effect of rounded factors on a layer, plus one such
+    rounding of the layer's largest value. 2**-14 of that value is always explained, because sums
+    have another order, and the device has its own exp. So on a TPU bfloat16 products are explained,
+    and on XLA:CPU and CPUs they are not.
 
     Args:
         model: a torch.nn.Module on the CPU.
         batch: the arguments of the model: a tensor, a tuple, or a dict of them by name. A few
-            samples are enough: the output of every layer is held three times.
+            samples are enough: the output of every layer is stored three times.
         backend, matmul_precision, timeout: as in `launch`.
 
     Raises:
         TypeError: the model is not a module.
-        WorkerError: the model raised an error, or took different ways on host and device.
+        WorkerError: the model raised an error, or used different layers on host and device.
     """
     import torch
 
@@ -181,9 +181,9 @@ def _compared(core: Core, model, batch, precision: str | None) -> _Compared:
     if on_host.keys() != on_device.keys():
         one_side = sorted({layer.name for layer in on_host.keys() ^ on_device.keys()})
         raise InvalidValueError(
-            f"the model takes another way on {core.device} than on the host",
-            found=f"only one of them computes {', '.join(one_side[:5])}",
-            fix="a batch for which its forward() does not decide by values or by the device",
+            f"the model uses other layers on {core.device} than on the host",
+            found=f"only one of the two computes {', '.join(one_side[:5])}",
+            fix="use a batch for which forward() does not branch on values or on the device",
         )
     layers = [
         _judge(
@@ -255,8 +255,8 @@ def _largest(values) -> float:
 def _layer_outputs(model, batch) -> dict[_Layer, object]:
     """Return a copy of every layer's output tensors, in the order of their computation.
 
-    The stack `calls_others` has an entry for each module that is being called, the innermost last:
-    whether it has called another module, and so is not a layer.
+    The stack `calls_others` has an entry for each module that is being called, the innermost last.
+    The entry is True if the module has called another one, so that it is not a layer.
     """
     import torch
 
@@ -309,7 +309,7 @@ def _is_call_of(known: str, name: str) -> bool:
 def _no_shortcuts() -> Iterator[None]:
     """Let transformer layers call their parts.
 
-    On a CPU in evaluation mode, one call would replace all of them.
+    Otherwise, on a CPU in evaluation mode, a single fused call replaces them.
     """
     import torch
 
@@ -323,9 +323,10 @@ def _no_shortcuts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _rounded_products(bits: int) -> Iterator[None]:
-    """Round the factors of every float32 product to so many significant bits.
+    """Round the factors of every float32 product to `bits` significant bits.
 
-    Sums stay float32. Attention runs as its two products, which one operation would hide.
+    Sums stay float32. Attention runs as two separate products, because a fused operation would hide
+    them.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -352,7 +353,7 @@ def _rounding_mode(rounded: Callable):
 
 
 def _rounded(value, bits: int):
-    """Round a float32 tensor to so many significant bits; return anything else as it is.
+    """Round a float32 tensor to `bits` significant bits; return anything else unchanged.
 
     A float32 has 24 significant bits. Adding half of the last kept bit and clearing the bits below
     rounds to the nearest; a tie goes to the even one, as in hardware.

@@ -55,7 +55,7 @@ def profile(core, folder: str | os.PathLike, *, ranks: Collection[int] = (0,)) -
     Args:
         core: in the worker function.
         folder: the files of this recording go into `core-<rank>/` in it.
-        ranks: the cores to record; the others only run the block.
+        ranks: the cores to record; other cores run the block without recording.
 
     Raises:
         OSError: the folder cannot be written to, which is checked before the block runs, or the

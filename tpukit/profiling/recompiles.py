@@ -1,7 +1,8 @@
 """Find out why a step was compiled again.
 
 The reason is another shape of the batch, another constant in the graph, another operation, or a
-tensor that was kept. Two graphs are compared as HLO text, without the numbers of their operations:
+tensor that was kept from an earlier step. Two graphs are compared as HLO text, without the numbers
+of their operations:
 
     before    %c.3 = f32[] constant(0.1)    %m.4 = f32[8] multiply(%x.1, %b.2)
     after     %c.3 = f32[] constant(0.2)    %m.4 = f32[8] multiply(%x.1, %b.2)
@@ -54,11 +55,11 @@ class RecompileMonitor:
 
     Args:
         backend: the core's backend.
-        settled: steps in which compilations are expected.
-        shapes: different shapes of batches; the first step on each of them may compile.
+        settled: number of first steps in which compilations are expected.
+        shapes: number of different batch shapes; the first step on each of them may compile.
 
     Attributes:
-        recompiles: graphs that were compiled after that.
+        recompiles: number of unexpected compilations.
     """
 
     def __init__(self, backend, settled: int = _SETTLED, shapes: int = 1):
@@ -105,7 +106,7 @@ class RecompileMonitor:
 
         Args:
             model: its parameters, gradients and buffers belong to the graph.
-            tensors: others, such as the loss.
+            tensors: other tensors of the graph, such as the loss.
         """
         if not self._checks_graphs:
             return
@@ -265,7 +266,7 @@ def _described(line: str) -> str:
 def _place(text: str, line: str) -> str:
     """Return the line of Python that recorded an operation, outside of torch and tpukit.
 
-    If that operation has none, the line of an operation soon after it is near enough.
+    If that operation has no line, the line of one of the next operations is returned.
     """
     import torch
 

@@ -11,11 +11,11 @@ from tpukit.essentials.display import InvalidValueError
 class Stopwatch:
     """Time the sections of a step, each until the device is done with it.
 
-    A device works on while the program continues, and torch_xla does not even begin before the end
-    of a step. Therefore every section ends with a wait. That costs time itself: the device is idle
-    while the host prepares the next section, and on XLA one graph becomes several, which cannot be
-    optimised together. The sum of the sections is larger than the step without them;
-    `benchmarks/unet.py` measures both.
+    A device works while the program continues, and torch_xla begins only at the end of a step.
+    Therefore every section ends with a wait, which takes time as well: the device is idle while the
+    host prepares the next section, and on XLA one graph becomes several, which cannot be optimised
+    together. The sum of the sections is larger than the step without them; `benchmarks/unet.py`
+    measures both.
 
         watch = tpukit.profiling.Stopwatch(core)
         for images, targets in watch.each("load", batches):
@@ -47,7 +47,7 @@ class Stopwatch:
         self.seconds.setdefault(name, []).append(time.perf_counter() - began)
 
     def each(self, name: str, batches: Iterable) -> Iterator:
-        """Yield the batches; time the wait for each of them, with its way to the device."""
+        """Yield the batches; time the wait for each, including its transfer to the device."""
         batches = iter(batches)
         end = object()
         while True:
@@ -62,7 +62,7 @@ class Stopwatch:
         """Return the median seconds of every section.
 
         Args:
-            skip: leave out so many passes at the start, which may have compiled.
+            skip: number of first passes to leave out, because they may have compiled.
 
         Raises:
             ValueError: a section was not timed more often than `skip`.

@@ -82,7 +82,7 @@ def find_tpu(
     among: Collection[str] = tuple(TPUS),
     without: str = "there is no TPU",
 ) -> Tpu:
-    """Return the TPU of that name, also in the form of Google's tools.
+    """Return the TPU of a name, which may have the form of Google's tools.
 
     Args:
         name: such as "v5e-8", "v5litepod-8" or "tpu-v5litepod-8".

@@ -35,7 +35,8 @@ class Plugin:
     Attributes:
         library: its file.
         headers: the folder of pjrt_c_api.h.
-        version: of its PJRT C API, (major, minor); None if the header does not contain it.
+        version: the version of its PJRT C API, (major, minor); None if the header does not contain
+            it.
     """
 
     library: Path
@@ -69,7 +70,7 @@ def why_not(
 ) -> str | None:
     """Return why this machine cannot simulate a TPU, and the fix, in a line; None if it can.
 
-    Nothing is compiled, so only `library` finds a compiler that fails.
+    Nothing is compiled here, so an error of the compiler shows only in `library`.
 
     Args:
         path, environ: as in `library`.
@@ -86,7 +87,7 @@ def _missing(
     system: str,
     machine: str,
 ) -> tuple[str, str] | None:
-    """Return the first thing that is missing, and the fix, as `why_no_compiler` does."""
+    """Return the first missing part and the fix, as `why_no_compiler` does."""
     if (system, machine) != ("linux", "x86_64"):
         fact = f"torch_xla runs on Linux on x86-64 only, and this is {system} on {machine}"
         return fact, "use such a machine"
@@ -138,7 +139,7 @@ def program(
     """Return the file that a folder of C sources makes with the plugin's header.
 
     Args:
-        name: of the file; with ".so" it is a library.
+        name: the name of the file; with ".so" it is a library.
         sources, path, environ: as in `library`.
 
     Raises:

@@ -61,7 +61,7 @@ static PJRT_Error* compile_new(PJRT_Client_Compile_Args* args, int* collectives,
   recorded->number = programs_compiled++;
   if (is_recording()) {
     record_program(recorded->number, given->code, given->code_size, args->compile_options, args->compile_options_size);
-    is_replaced = stand_in_for(given->code, given->code_size, &code);
+    is_replaced = replacement_for(given->code, given->code_size, &code);
     if (is_replaced) recorded->client = args->client;
   }
   if (!is_replaced && partitions(args->compile_options, args->compile_options_size) == 1)

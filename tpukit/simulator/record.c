@@ -251,7 +251,7 @@ static int is_heavy(Span module, int* instructions) {
   return heavy;
 }
 
-int stand_in_for(const char* code, size_t size, Bytes* to) {
+int replacement_for(const char* code, size_t size, Bytes* to) {
   int instructions;
   Field field;
   Source source = {.module = {(const uint8_t*)code, (const uint8_t*)code + size}};

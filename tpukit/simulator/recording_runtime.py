@@ -1,4 +1,4 @@
-"""Run a worker function as a single core of a simulated TPU, which writes its programs down.
+"""Run a worker function as a single core of a simulated TPU, and record its programs.
 
 No large program runs. The simulated libtpu writes each program to a folder and each run to a log,
 see `record.c`. `preflight` reads both.

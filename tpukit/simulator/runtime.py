@@ -84,7 +84,7 @@ class SimulatorRuntime(Runtime):
 
 
 def play(machine: dict[str, str]) -> None:
-    """Let torch_xla see this machine in this process, whatever was set before."""
+    """Let torch_xla see this machine in this process, in place of earlier settings."""
     for variable in _OF_EACH_WORKER:
         os.environ.pop(variable, None)
     os.environ |= machine

@@ -20,9 +20,9 @@ class Shape:
     torch_xla starts a process per chip, with one device thread per core of it.
 
     Attributes:
-        chips: of the machine.
-        cores: of a chip: two on a v2 or v3.
-        environ: the variables that the machine's own image sets.
+        chips: number of chips of the machine.
+        cores: number of cores per chip; 2 on v2 and v3.
+        environ: the environment variables that the image of such a machine sets.
     """
 
     name: str
@@ -36,7 +36,7 @@ def dry_run(cores: int) -> Shape:
     """Return a machine of 1 to 8 v5e chips with one core each; Google builds none with 3, 5 or 7.
 
     Raises:
-        ValueError: the number is another.
+        ValueError: the number is not 1 to 8.
     """
     if not 1 <= cores <= _MOST_CORES:
         fact = f"the simulator has 1 to 8 cores, got {cores}"

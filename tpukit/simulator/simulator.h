@@ -79,7 +79,7 @@ typedef struct {
 int is_recording(void);
 void record_program(int number, const char* code, size_t code_size, const char* options, size_t options_size);
 // Writes a program that takes and returns the same and does nothing, if this one is large; returns 0 if it is not.
-int stand_in_for(const char* code, size_t size, Bytes* to);
+int replacement_for(const char* code, size_t size, Bytes* to);
 void record_run(const Recorded* program, const PJRT_LoadedExecutable_Execute_Args* args);
 
 // ---- buffers.c: the contents of the device meanwhile

@@ -79,7 +79,7 @@ class SimulatedTorchTpuRuntime(TorchTpuRuntime):
 
 
 def show_chips(chips: int) -> None:
-    """Let torch_tpu find so many v4 chips, which it looks for on the PCI bus and in /dev/vfio."""
+    """Let torch_tpu find this many v4 chips on the PCI bus and in /dev/vfio."""
     for place in HARDWARE:
         inside(place)  # raises if this version of torch_tpu does not have it
     hardware = importlib.import_module("torch_tpu._internal.utils.hardware")

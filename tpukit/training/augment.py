@@ -39,7 +39,8 @@ class Augment:
     """Change each image of a batch at random: `images, targets = augment(images, targets)`.
 
     Masks among the targets, (N, H, W) of the images' height and width, are moved, scaled, rotated
-    and flipped with their images, to the nearest pixel; alone, or in a dict or tuple of targets.
+    and flipped with their images; each pixel takes the nearest class. Masks may be alone, or in a
+    dict or tuple of targets.
 
     A flip exchanges left and right. If labels name a side, `swap_labels` must exchange them as
     well. Without it such a label is wrong on every flipped image, and no error shows it; therefore
@@ -135,7 +136,8 @@ class Augment:
     def _draw(self, images) -> "_Drawn":
         """Draw the random numbers of all images.
 
-        All are drawn, even those not used, so that switching a change off leaves the others alone.
+        Numbers of changes that are off are drawn, too, so that switching a change off does not
+        alter the numbers of the others.
         """
         import torch
 
@@ -156,7 +158,7 @@ class Augment:
         )
 
     def _move(self, images, drawn: "_Drawn", *, nearest: bool = False):
-        """Return (N, C, H, W) images flipped and warped."""
+        """Return (N, C, H, W) images, flipped, rotated, scaled and moved."""
         import torch
 
         if self.flip:
@@ -167,7 +169,7 @@ class Augment:
         return warp(images, **drawn.moves, nearest=nearest)
 
     def _light(self, images, drawn: "_Drawn", *, is_uint8: bool):
-        """Return images with other brightness and contrast; bytes are rounded and clamped."""
+        """Return images with changed brightness and contrast; bytes are rounded and clamped."""
         if self.brightness or self.contrast:
             white = 255 if is_uint8 else 1
             grey = white / 2
@@ -353,7 +355,7 @@ def _check_images(images) -> None:
 
 
 def _opposites(swap_labels, names) -> dict[int, int]:
-    """Return the column of the opposite for the column of every swapped label.
+    """Return {column: column to swap with} of the labels that a flip exchanges.
 
     For example {6: 8, 8: 6} for ((6, 8),); ValueError for an invalid `swap_labels`.
     """
@@ -370,14 +372,14 @@ def _opposites(swap_labels, names) -> dict[int, int]:
             if isinstance(label, str) or not 0 <= label < (len(names) or math.inf):
                 raise InvalidValueError(
                     f"swap_labels={swap_labels!r} has no column for {label!r}; names={names!r}",
-                    fix="columns count from 0; "
-                    "for names, pass names= with all of them in the order of the columns",
+                    fix="count columns from 0; to use names, pass names= with the names of all "
+                    "columns, in order",
                 )
         one, other = columns
         if one == other or opposites.keys() & {one, other}:
             raise InvalidValueError(
                 f"swap_labels={swap_labels!r} has a label twice",
-                fix="every label is in one pair at most",
+                fix="name each label in one pair at most",
             )
         opposites[one] = other
         opposites[other] = one

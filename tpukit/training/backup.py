@@ -56,10 +56,11 @@ class Backup:
     Args:
         address: a folder, whose parent exists; or a URL that fsspec supports, "gs://bucket/run".
         say: called with one line, also from the thread.
-        alive: called while a core waits for the backup, so that no watchdog takes it for a hang.
+        alive: called while a core waits for the backup, so that the watchdog does not report a
+            hang.
 
     Attributes:
-        seconds: that the longest copy took so far.
+        seconds: the duration of the longest copy so far.
 
     Raises:
         NotInstalledError: the package for this kind of URL is missing.
@@ -108,7 +109,7 @@ class Backup:
             if self._copied:
                 missing += f"; the newest there is {self._copied}"
             reason = self._problem or "it was still being copied"
-            self._say(f"the backup {self.address} has not got {missing} ({reason})")
+            self._say(f"the backup {self.address} lacks {missing} ({reason})")
         self._is_ended = True
 
     def _start(self, work: Callable[[], None]) -> None:
@@ -118,7 +119,7 @@ class Backup:
         self._thread.start()
 
     def _wait(self, seconds: float) -> bool:
-        """Return whether the thread ends in time, and without a long pause in its copying."""
+        """Wait for the thread; return False if time is up, or if nothing was copied for long."""
         thread = self._thread
         began = time.monotonic()
         while thread and thread.is_alive():
@@ -180,9 +181,9 @@ class Backup:
             self._best = written
 
     def _remove_older(self, newest: str) -> None:
-        """Remove all checkpoints of earlier steps but one.
+        """Remove all checkpoints of earlier steps except the newest.
 
-        Those of later steps are left alone: they are damaged, or another run's.
+        Checkpoints of later steps stay: they are damaged, or belong to another run.
         """
         last = step_of(newest)
         older = {}
@@ -206,13 +207,13 @@ class Backup:
                 self._programs.put(program, self._note_move)
 
     def _complain(self, text: str) -> None:
-        """Print the first of several problems in a row."""
+        """Print a problem, unless the copy before failed as well."""
         if not self._problem and not self._is_ended:
             self._say(f"{text}; training goes on, and the next checkpoint is tried again")
         self._problem = text
 
     def take(self, checkpoints: CheckpointStore, *, resume: bool = True) -> None:
-        """Copy the newest whole checkpoint and best.pt back, if the folder has none as new.
+        """Copy the newest complete checkpoint and best.pt to the folder, unless it has newer ones.
 
         Raises:
             CheckpointError: the folder's disk is full.
@@ -248,8 +249,8 @@ class Backup:
                 f"{checkpoints.folder} has nothing to continue from",
                 found=_reason(error),
                 fix=(
-                    "mount it, or sign in, and run this again; to begin "
-                    "anew: another backup_dir, or None"
+                    "mount it, or sign in, and run this again; to start from scratch, pass "
+                    "another backup_dir, or None"
                 ),
             ) from error
         self._complain(f"the backup {self.address} cannot be read: {_reason(error)}")
@@ -269,7 +270,8 @@ class Backup:
             raise InvalidValueError(
                 f"resume=False, and the backup {self.address} holds checkpoints",
                 found=max(newer, key=newer.get),
-                fix="another backup_dir, or empty that one; resume=True continues from there",
+                fix="another backup_dir, or empty this one; resume=True continues from the "
+                "checkpoint",
             )
         if newer and _BEST in names:
             self._take_best(checkpoints.folder / _BEST)
@@ -344,10 +346,10 @@ class _Folder:
         # this machine, and lost with it.
         if not self.folder.is_dir() and not self.folder.parent.is_dir():
             raise PathNotFoundError(
-                f"no backup can be made in {self.folder.parent}, which is not there",
+                f"the backup cannot be made: there is no folder {self.folder.parent}",
                 fix=(
-                    "mount its drive, or, if that is where it belongs, make "
-                    f"it: os.makedirs({str(self.folder)!r})"
+                    "mount the drive; or, if the path is right, make the folder: "
+                    f"os.makedirs({str(self.folder)!r})"
                 ),
             )
         self.folder.mkdir(mode=0o755, exist_ok=True)
@@ -405,7 +407,7 @@ class _Url:
             ) from error
         except ValueError as error:
             raise InvalidValueError(
-                f"no backup can be at {address}",
+                f"a backup cannot be stored at {address}",
                 found=error,
                 fix='a folder, or a URL such as "gs://bucket/run"',
             ) from error

@@ -100,8 +100,8 @@ class FurtherParts:
 def _further_arguments(loss: Callable) -> float:
     """Return the number of arguments that a loss takes after (outputs, targets).
 
-    An optional argument counts only by its name, because torch's functions have the weights of
-    classes in that place. It is infinite for a loss of *args.
+    An optional argument counts only if its name says so, because torch's functions have the class
+    weights in that position. The number is infinite for a loss of *args.
     """
     try:
         parameters = inspect.signature(getattr(loss, "forward", loss)).parameters.values()
@@ -131,8 +131,9 @@ def _counts_padding(loss: Callable) -> InvalidValueError:
         "samples that are tuples are padded to the length of a bucket, and the loss would count "
         "the padding",
         found=f"{type(loss).__name__} takes outputs and targets",
-        fix="a loss of (outputs, targets, mask), (B, L) bool, True for data; or samples that are "
-        'mappings, {"series": ..., "labels": ...}, whose mask the model gets as attention_mask',
+        fix="a loss of (outputs, targets, mask), with a mask (B, L), bool, True for data; or "
+        "samples that are "
+        'mappings, {"series": ..., "labels": ...}: the model then gets the mask as attention_mask',
     )
 
 
@@ -163,7 +164,7 @@ def call(model, inputs: object) -> object:
     A mapping is passed by name, with its targets only if `forward` has such an argument.
 
     Raises:
-        TypeError: `forward` has no argument of the name of an input.
+        TypeError: `forward` has no argument with the name of an input.
     """
     if not isinstance(inputs, Mapping):
         return model(inputs)
@@ -200,7 +201,8 @@ def _check_tensors(batch: object) -> None:
         raise InvalidTypeError(
             f"a model takes tensors, and this batch holds a {found} {place}",
             fix=(
-                "leave it out of what the dataset returns; Hugging Face's: dataset.remove_columns"
+                "leave it out of the samples of the dataset; for Hugging Face, "
+                "dataset.remove_columns"
                 f"({column!r}).with_format('torch')"
             ),
         )

@@ -9,11 +9,10 @@ def sync_batchnorm(core, module):
         model = core.model(sync_batchnorm(core, network))
 
     Use it for local batches of fewer than about 16 samples, which are too small to be normalised
-    alone. For larger batches it is not worth its price: four small collectives per layer and
-    step, two forward and two backward. In training all cores must call the module together, with
-    local batches of the same size, as `core.batches` makes them. Repeated samples, which fill the
-    last step, are counted as in plain BatchNorm. In evaluation, and on one core, it is plain
-    BatchNorm.
+    alone. It costs four small collectives per layer and step, two forward and two backward, so it
+    does not pay for larger batches. In training all cores must call the module together, with local
+    batches of the same size, as `core.batches` makes them. The repeated samples that fill the last
+    step count as they do in plain BatchNorm. In evaluation, and on one core, it is plain BatchNorm.
 
     The names in the state dict stay the same, weights load in both directions, and a layer is
     still an instance of its old class. `torch.nn.SyncBatchNorm`, which runs on CUDA only, is
@@ -48,7 +47,7 @@ def sync_batchnorm(core, module):
         if kind.forward not in (_BatchNorm.forward, nn.SyncBatchNorm.forward):
             raise _refused(
                 name,
-                f"{kind.__name__}, with a forward of its own",
+                f"{kind.__name__}, whose class overrides forward",
                 fix="a plain BatchNorm there",
             )
         # Another class, not another layer: references to the layer stay valid, and so does

@@ -61,7 +61,7 @@ class Buckets:
         """Return the number of the bucket of every sample, (N,) int64.
 
         Raises:
-            ValueError: a sample is longer than the largest length, or `sizes` is of another
+            ValueError: a sample is longer than the largest length, or `sizes` belongs to another
                 dataset.
         """
         import numpy
@@ -74,7 +74,7 @@ class Buckets:
         sizes = numpy.asarray(sizes)
         if sizes.shape != (len(dataset),):
             raise InvalidValueError(
-                "sizes has the length of every sample: "
+                "sizes must hold the length of every sample: "
                 f"{len(dataset)} numbers, got {tuple(sizes.shape)}",
                 fix="sizes=[len(text) for text in dataset]",
             )
@@ -98,7 +98,7 @@ class Buckets:
         have that entry. Otherwise it is bool, and the last part of the batch.
 
         Raises:
-            ValueError: an item is longer than that, or than `sizes` says.
+            ValueError: an item is longer than this length, or than its entry in `sizes`.
         """
         import torch
 
@@ -121,7 +121,7 @@ class Buckets:
         return max(part.shape[self.axis] for part, _ in self._parts(item, sample).values())
 
     def _padded(self, item: object, sample: int, length: int) -> tuple:
-        """Return an item at this length, and how much of its first padded part is data."""
+        """Return an item padded to this length, and the data's length in its first padded part."""
         import torch
 
         parts = self._parts(item, sample)
@@ -137,10 +137,10 @@ class Buckets:
                 raise InvalidValueError(
                     f"sample {sample} does not fit into a batch of "
                     f"length {length}: it has length {size}",
-                    found="another length than it had, or than sizes says",
+                    found="its length has changed, or sizes holds another length",
                     fix=(
-                        "lengths of the samples as they are read; a dataset "
-                        "that cuts at random has to cut to one"
+                        "pass the lengths of the samples as the dataset returns them; a dataset "
+                        "that crops at random must crop to one length"
                     ),
                 )
             shape = list(part.shape)
@@ -153,7 +153,7 @@ class Buckets:
         return parts[0], first
 
     def _parts(self, item: object, sample: int) -> dict:
-        """Return {key: (tensor, pad value)} of what is padded of an item.
+        """Return {key: (tensor, pad value)} of the parts of an item that are padded.
 
         Raises:
             ValueError: `pad` is missing, names a part that an item lacks, or a part has no length.
@@ -207,11 +207,11 @@ def _check_fill_value(key: object, part, value: float) -> None:
         is_changed = kept != value
     if is_changed:
         raise InvalidValueError(
-            f"pad fills {key!r} up with {value}, which "
-            f"{part.dtype} does not hold: it would be {kept}",
+            f"pad fills {key!r} with {value}, which {part.dtype} cannot represent: it would "
+            f"become {kept}",
             fix=(
-                f"another number; or the dataset gives {key!r} as a "
-                "type that has it, such as torch.int64"
+                f"another number; or let the dataset return {key!r} in a wider dtype, such as "
+                "torch.int64"
             ),
         )
 
@@ -225,8 +225,8 @@ class BucketSampler(ShardedSampler):
         lengths of the samples    3 3 4 4 4 | 7 8 8
         steps of two              3 3,  4 4,  4 7,  8 8
 
-    The rest of a bucket goes to the next larger bucket. So only the last step is filled up, and
-    `drop_last` leaves out less than a step.
+    Samples of a bucket that do not fill a step go to the next larger bucket. So only the last step
+    needs padding samples, and `drop_last` leaves out less than a step.
 
     Then the steps are shuffled, but a step of every length comes first, the longest first of all.
     So all graphs are compiled early, and a lack of memory shows at once.
@@ -235,7 +235,7 @@ class BucketSampler(ShardedSampler):
 
     Attributes:
         bucket_of: (count,) int64, the number of the bucket of every sample.
-        lengths: of the buckets.
+        lengths: the lengths of the buckets.
     """
 
     bucket_of: object = field(default=None, repr=False)
@@ -273,7 +273,7 @@ class BucketSampler(ShardedSampler):
         yield rows, (steps[step][rows] if self.limit is None else slice(before, before + len(rows)))
 
     def seen(self) -> int:
-        """Return how many samples an epoch in order has, padding not counted."""
+        """Return the number of samples in an epoch in order, without the padding."""
         return int((_arranged(self, 0, 0)[0][: self.steps()] < self.count).sum())
 
     def in_words(self) -> str:
@@ -288,7 +288,7 @@ class BucketSampler(ShardedSampler):
         )
 
     def checksum(self) -> int:
-        """Return a number that says whether two samplers have samples of the same lengths."""
+        """Return a checksum of the lengths, to compare two samplers."""
         return zlib.crc32(self.bucket_of.tobytes())
 
 

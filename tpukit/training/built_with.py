@@ -1,4 +1,4 @@
-"""Compare the optimizer and the scheduler of a resumed run, as built, with those it began with.
+"""Compare the settings of optimizer and scheduler with those that a resumed run began with.
 
 torch's `load_state_dict` replaces the arguments of a scheduler by those in the state, without a
 message. So a checkpoint holds the values that both had when `fit` was called:
@@ -44,10 +44,10 @@ def check_scheduler(saved: Mapping, given: Mapping, *, kind: str, path) -> None:
     """Raise if a scheduler was built with other values than the one in a checkpoint.
 
     Args:
-        saved: of `values_as_built`, "scheduler" in the checkpoint.
-        given: of the scheduler of this run.
+        saved: the entry "scheduler" of `values_as_built`, from the checkpoint.
+        given: the same entry for the scheduler of this run.
         kind: name of its class, for the message.
-        path: of the checkpoint.
+        path: the path of the checkpoint.
 
     Raises:
         ValueError: a value differs; the message has both and the line to write.
@@ -66,11 +66,11 @@ def check_scheduler(saved: Mapping, given: Mapping, *, kind: str, path) -> None:
     if "." in "".join(shown):  # of a scheduler within another
         line = f"a {kind} with {arguments}"
     raise InvalidValueError(
-        f"{path} is of a {kind} of other values",
+        f"{path} was saved with other values of the {kind}",
         found=first_few(found, _SHOWN),
         fix=(
-            f"{line} continues that run; for a schedule of another length give this run a folder "
-            "of its own, and load best.pt into the model"
+            f"{line} continues that run; for a schedule of another length give this run another "
+            "folder, and load best.pt into the model"
         ),
     )
 
@@ -78,8 +78,8 @@ def check_scheduler(saved: Mapping, given: Mapping, *, kind: str, path) -> None:
 def follow_own_function(scheduler) -> None:
     """Set the learning rate of a LambdaLR after its state was loaded.
 
-    A state holds no functions, so the run goes on with the functions of this scheduler, such as a
-    cosine of more steps. The rate in the state was computed by the former ones.
+    A state holds no functions, so the run continues with the functions of this scheduler, such as a
+    cosine of more steps. The functions of the earlier run computed the rate in the state.
     """
     import torch
 
@@ -127,8 +127,9 @@ def _with_total_steps(scheduler, begins: int = 0) -> list[tuple]:
 def _groups(optimizer) -> list[dict]:
     """Return the plain settings of each parameter group.
 
-    If a scheduler changes the learning rate, it is the one before the first change. A OneCycleLR
-    or CyclicLR replaces the optimizer's learning rate and momentum, so they do not count.
+    If a scheduler changes the learning rate, the setting is the rate before the first change. A
+    OneCycleLR or CyclicLR replaces the optimizer's learning rate and momentum, so they do not
+    count.
     """
     groups = []
     for group in optimizer.param_groups:

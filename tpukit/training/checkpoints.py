@@ -43,7 +43,7 @@ class Checkpoint:
     """A checkpoint that was read, with the right checksum.
 
     Attributes:
-        path: of the file.
+        path: the path of the file.
         step: training steps done.
         state: the saved state, with tensors in host memory.
     """
@@ -104,7 +104,7 @@ class CheckpointStore:
             raise CheckpointError(
                 f"no checkpoints can be saved in {self.folder}: {reason}",
                 fix=(
-                    "a folder that can be written; to resume from checkpoints in this one, "
+                    "a folder that you can write to; to resume from checkpoints in this one, "
                     f"copy it first:\nshutil.copytree({str(folder)!r}, 'checkpoints')"
                 ),
             )
@@ -161,18 +161,19 @@ class CheckpointStore:
             raise error
 
     def _check_order(self, step: int) -> None:
-        """Raise for a step before one in the folder.
+        """Raise if the folder holds a checkpoint of a later step.
 
-        `newest` would not find it, and the next save would remove it.
+        `newest` would not find the new checkpoint, and the next save would remove it.
         """
         later = [
             file for file in self._files() if file.step > step and file.path not in self._damaged
         ]
         if later:
             raise InvalidValueError(
-                f"step {step:,} cannot be saved after a later one, of step {later[-1].step:,}",
+                f"step {step:,} cannot be saved: the folder holds a later checkpoint, of step "
+                f"{later[-1].step:,}",
                 found=later[-1].path,
-                fix="resume from that one, or give this run a folder of its own",
+                fix="resume from the later checkpoint, or give this run another folder",
             )
 
     def _write(self, state: dict, step: int, best: bool) -> None:
@@ -202,10 +203,10 @@ class CheckpointStore:
             self._error = self._explained(cause, step=step, written=written)
 
     def receive(self, name: str, pieces: Iterable[bytes]) -> bool:
-        """Write a checkpoint that comes from elsewhere under its name.
+        """Write a checkpoint of another folder, such as the backup, under its name.
 
         Returns:
-            whether it was whole; if not, nothing is kept.
+            whether it was complete; a damaged one is not kept.
 
         Raises:
             CheckpointError: it could not be written.
@@ -324,7 +325,7 @@ class CheckpointStore:
 def one_run(folder: Path, *, say: Callable[[str], object]) -> Iterator[None]:
     """Lock a folder, so that no other run saves in it.
 
-    Some network drives and Windows have no locks: then `say` gets a line, and the run goes on.
+    Some network drives and Windows have no locks: then `say` gets a line, and the run continues.
 
     Raises:
         CheckpointError: another run has locked the folder; the message names its process.
@@ -337,7 +338,7 @@ def one_run(folder: Path, *, say: Callable[[str], object]) -> Iterator[None]:
             raise CheckpointError(
                 f"another run saves in {folder}",
                 found=f"{error} holds {path.name}",
-                fix="wait until that run is over, or give this one a folder of its own",
+                fix="wait until that run has ended, or give this run another folder",
             ) from error
         except OSError as error:
             say(f"{folder} cannot be locked ({error}): make sure that no other run saves there")

@@ -47,8 +47,8 @@ def remember_classes(model, train: Batches) -> None:
 def check_classes(model, batches: Batches, what: str) -> None:
     """Raise if a dataset numbers its classes in another way than the training data.
 
-    Right answers would count as wrong. Nothing is known if `fit` has not trained the model here,
-    or if a dataset does not name its classes.
+    Otherwise right answers would count as wrong. It cannot compare if `fit` has not trained the
+    model in this launch, or if a dataset does not name its classes.
     """
     trained = _trained_on.get(model)
     given = _classes(batches.dataset)
@@ -60,7 +60,7 @@ def check_classes(model, batches: Batches, what: str) -> None:
             found = f"class {number} is {here!r}, {there!r}"
             break
     raise InvalidValueError(
-        f"the classes of the training and of the {what} have other numbers",
+        f"the training data and the {what} data number their classes differently",
         found=found,
         fix=f"pack(..., classes=train.classes) for the {what}'s images, too",
     )
@@ -79,7 +79,7 @@ def _classes(dataset) -> list:
             raise InvalidValueError(
                 "the datasets that are joined number their classes differently",
                 found="; and ".join(names),
-                fix="pack(..., classes=one.classes) for the images of each",
+                fix="pack each of them with the same classes: pack(..., classes=first.classes)",
             )
     return first
 
@@ -92,7 +92,7 @@ def check_numbers(
     accumulate_grad_batches: int,
     bf16: bool,
 ) -> None:
-    """Raise for numbers with which `fit` would train nothing, or uphill, and for other kinds."""
+    """Raise for wrong types, and for numbers with which `fit` would not train."""
     check_flag("bf16", bf16)
     check_count("epochs", epochs)
     check_count("accumulate_grad_batches", accumulate_grad_batches)
@@ -156,10 +156,10 @@ def _check_device(core: Core, what: str, module: object) -> None:
 
 
 def check_statistics(core: Core, model) -> None:
-    """Raise if a layer has counted batches, and its running statistics are still the first ones.
+    """Raise if a layer has counted batches, but its running statistics have not changed.
 
     An evaluation would use mean 0 and variance 1. Seen on TorchTPU 0.2.0, on which a launch
-    corrects BatchNorm; other layers with running statistics may be left.
+    corrects BatchNorm, but not other layers with running statistics.
     """
     layers = {}
     for name, layer in model.named_modules():
@@ -194,7 +194,7 @@ class Best:
     """How two epochs are compared.
 
     Attributes:
-        column: of the history.
+        column: the column of the history.
         lower: whether lower numbers are better.
     """
 
@@ -241,7 +241,7 @@ def best_of(
     direction = better(column)  # "low", "high" or None
     if direction is None:
         raise InvalidValueError(
-            f"whether a low or a high {column} is better does not show in its name",
+            f"the name {column} does not show whether lower or higher is better",
             fix='mode="min" if lower is better, mode="max" if higher is',
         )
     if not column.endswith("_loss"):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 PARTS = ("device", "host", "input", "compile", "evaluation", "checkpoints", "other")
 # For each part, the line to write if it is the largest.
 _FIXES = {
-    "device": "use bf16=True or more chips; docs/speed.md explains the MFU",
+    "device": "on a TPU or GPU use bf16=True or more chips; docs/speed.md explains the MFU",
     "host": "use fit(replay=True) on XLA, or a larger batch_size",
     "input": "add workers= or threads= to core.batches, or use tpukit.pack",
     "compile": 'launch(..., compile_cache="compiled") loads the graphs in the next session',

@@ -24,8 +24,8 @@ class FitOptions:
             epochs. A ReduceLROnPlateau is always stepped after an epoch, with `monitor`.
         keep_outputs: gather all outputs in an evaluation. Use False if they do not fit into
             memory; see `evaluate`.
-        augment_from: first epoch with augmentation. Earlier epochs cannot be the best once it is
-            reached. On few data a network learns faster from unchanged images at first. On a TPU
+        augment_from: first epoch with augmentation. From then on, earlier epochs cannot be the
+            best. With little data a network learns faster from unchanged images at first. On a TPU
             the step is compiled once more in that epoch.
         averaged_model: `torch.optim.swa_utils.AveragedModel` of the model, or timm's `ModelEmaV3`,
             updated after every step; it is evaluated and kept in place of the model. Make it after
@@ -36,7 +36,7 @@ class FitOptions:
             on any core, training stops. A run that resumes between two epochs calls it at once,
             so a run that was stopped stays stopped.
         log_every: optimizer steps between two copies of the losses to the host.
-        same_seed: draw the host's random numbers of a step alike on every core. For models that
+        same_seed: draw the same random numbers of the host on every core in a step. For models that
             skip layers at random, as LayerDrop does: on TPU chips all cores must run one program.
             Augmentation and random numbers of the device still differ; see `Core.same_seed`.
 
@@ -102,16 +102,17 @@ class Checkpoints:
     """Where `fit` saves a run, and how it resumes it. One run at a time may use the folder.
 
     Attributes:
-        folder: of the checkpoints, and of `best.pt` with the best epoch's weights, on this
-            machine. It is created if it does not exist.
+        folder: the folder of the checkpoints, and of `best.pt` with the best epoch's weights, on
+            this machine. It is created if it does not exist.
         keep_last: number of newest checkpoints to keep, in addition to the best.
         save_every: time between checkpoints: "90s", "10m", "1h30m" or seconds. A checkpoint is
             also saved after every epoch, and before its evaluation.
         backup_dir: second folder that outlives the machine: on a mounted drive or bucket, or
             "gs://bucket/run" and other URLs of fsspec. A thread copies the newest two checkpoints
             and `best.pt` to it. A run without a newer complete checkpoint in `folder` continues
-            from the backup. If a copy fails, `fit` prints it and goes on. At the end, `fit` waits
-            for the last copy, for a minute if nothing moves. See `tpukit.training.run_folder`.
+            from the backup. If a copy fails, `fit` prints it and continues. At the end, `fit` waits
+            for the last copy, but no longer than a minute without progress. See
+            `tpukit.training.run_folder`.
         resume: continue from the newest complete checkpoint in the folder or the backup, if there
             is one. With False, `fit` raises if there is one.
 
@@ -140,7 +141,7 @@ class Checkpoints:
             )
         if absolute(self.folder) == absolute(self.backup_dir):
             raise InvalidValueError(
-                "a backup is a second folder",
+                "backup_dir must be another folder than folder",
                 found=f"folder={str(self.folder)!r}, backup_dir={str(self.backup_dir)!r}",
                 fix="another backup_dir, on a disk that outlives this machine",
             )
@@ -198,6 +199,6 @@ def _check_folder(folder: object) -> None:
     # A path would make folders "gs:" and "bucket" here, and they would end with this machine.
     if "://" in os.fspath(folder):
         raise InvalidValueError(
-            f"folder is on this machine, got {os.fspath(folder)!r}",
+            f"folder must be a path on this machine, got {os.fspath(folder)!r}",
             fix=f'Checkpoints("run", backup_dir={os.fspath(folder)!r})',
         )

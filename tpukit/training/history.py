@@ -81,8 +81,8 @@ class History:
     def rows(self) -> list[dict]:
         """The rows of intervals and epochs, in the order of steps.
 
-        A row of an epoch has no columns that its intervals have. TFLOP/s are left out, because
-        their curve is that of the samples per second.
+        A row of an epoch does not repeat the columns of its intervals. TFLOP/s are left out,
+        because their curve is that of the samples per second.
         """
         of_intervals = set()
         for row in self.intervals:
@@ -125,7 +125,7 @@ class History:
         return "\n".join([table, *notes])
 
     def _table(self, method: str, heading: Callable[[str], str] = str, **options: object) -> str:
-        """Return the epochs as a table, by a method of pandas' DataFrame.
+        """Return the epochs as a table, as a method of pandas' DataFrame writes it.
 
         A cell is empty if an epoch has no such number.
         """

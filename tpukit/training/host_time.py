@@ -15,7 +15,7 @@ class Moment(NamedTuple):
 
     Attributes:
         recording: this thread's seconds of Python in steps.
-        programs: of the device that have ended.
+        programs: number of programs of the device that have ended.
         running: seconds of these programs, from the hand-over to the end.
         compiles: compilations.
     """

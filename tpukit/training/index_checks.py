@@ -1,4 +1,4 @@
-"""Check labels and token ids, which XLA does not check: an index out of range trains in silence.
+"""Check labels and token ids, which XLA does not check: an index out of range raises no error.
 
 On a CPU a label 10 of 10 classes is an error. On XLA it is clamped or left out. So in the first
 step the calls of `cross_entropy`, `nll_loss` and `embedding` are watched, with the batch's integers
@@ -39,7 +39,8 @@ class _Known(NamedTuple):
     Attributes:
         tensor: on the device; kept so that its id is not used again.
         values: the same on the host.
-        place: of the batch's tensor with these values; None if they were computed from several.
+        place: the position of the batch's tensor with these values; None if they were computed from
+            several tensors.
     """
 
     tensor: object
@@ -51,10 +52,10 @@ class _Limit(NamedTuple):
     """The range of the integers at a place of a batch.
 
     Attributes:
-        size: they are 0 to size - 1.
-        ignored: a number that they may be as well, or None.
+        size: valid integers are 0 to size - 1.
+        ignored: a further valid number, such as -100, or None.
         of: "targets" or "token ids".
-        is_mean: whether a loss takes the mean over those that are not ignored.
+        is_mean: whether a loss takes the mean over the integers that are not ignored.
     """
 
     size: int
@@ -106,7 +107,7 @@ class IndexChecks:
 
     @contextlib.contextmanager
     def first_step(self, sent: list[list], on_host: list[list]) -> Iterator[object]:
-        """Learn the limits of later batches from the calls within that `watching` sees.
+        """Learn the limits of later batches from the calls in this block that `watching` sees.
 
         It yields `watching`.
 
@@ -126,7 +127,7 @@ class IndexChecks:
         self.end(watch.limits)
 
     def end(self, limits: dict[int, _Limit]) -> None:
-        """Compare with these limits from now on, and first the batches that were sent before."""
+        """Compare the batches sent so far with these limits, and use them for later batches."""
         self._limits = limits
         waiting = self._sent
         self._sent = []
@@ -152,7 +153,7 @@ def unequal_advice(reason: str) -> str:
 
 
 def integers_of(batches: tuple) -> list[list]:
-    """Return for each batch its tensors of integers, and None in the places of others."""
+    """Return for each batch its tensors, with None in place of those that are not integers."""
     from torch.utils import _pytree as tree
 
     found = []
@@ -166,7 +167,7 @@ def can_watch(part: object, *, on_cpu: bool) -> bool:
     """Return whether the calls of a model or a loss can be watched.
 
     Watching is a mode of torch, for which `torch.compile` would compile once more. On a CPU it
-    also switches off the fast path of torch's attention, which rounds otherwise.
+    also switches off the fast path of torch's attention, which rounds differently.
     """
     from torch import nn
 
@@ -181,7 +182,7 @@ def can_watch(part: object, *, on_cpu: bool) -> bool:
 
 
 def _has(values, number: int) -> bool:
-    """Return whether a number is among values; most have another range, which is cheaper."""
+    """Return whether a number is among values; compare it with their range first, which is cheaper."""
     if not values.numel():
         return False
     # One pass over the values, in place of two.
@@ -226,7 +227,7 @@ class _Watch:
     """Checks the indices of the calls in a step, and follows the integers of its batches.
 
     Attributes:
-        limits: of the integers at the places of a batch, as found so far.
+        limits: the limits of the integers at the places of a batch, as found so far.
     """
 
     def __init__(self, checks: IndexChecks):
@@ -235,7 +236,7 @@ class _Watch:
         self._known: dict[int, _Known] = {}  # by id of the tensor
 
     def add_batch(self, tensors: list, values: list) -> None:
-        """Begin with the integers of a batch, on the device and on the host."""
+        """Add the integers of a batch, as they are on the device and on the host."""
         for place, (tensor, value) in enumerate(zip(tensors, values, strict=True)):
             if tensor is not None:
                 self._known[id(tensor)] = _Known(tensor, value, place)

@@ -41,7 +41,7 @@ def check_optimizer(optimizer) -> None:
 
 @contextlib.contextmanager
 def naming_closures(optimizer) -> Iterator[None]:
-    """Turn an error about a missing closure, which an optimizer raises in its step, into a fix.
+    """Add a fix to the error about a missing closure that an optimizer raises in its step.
 
     Many optimizers take `closure=None`, and raise if they get None.
     """
@@ -106,7 +106,8 @@ def average_update(averaged_model) -> Callable | None:
         update = getattr(averaged_model, "update", None)
     if update is None or not hasattr(averaged_model, "module"):
         raise InvalidTypeError(
-            "averaged_model has `update_parameters`, or timm's `update`, and `module`",
+            "averaged_model needs `module`, and a method `update_parameters` or, like timm's, "
+            "`update`",
             found=f"a {type(averaged_model).__name__}",
             fix=_AVERAGED_MODEL,
         )

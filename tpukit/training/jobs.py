@@ -55,7 +55,7 @@ class Jobs(Table):
         failures: a `WorkerError`, with its traceback, for each job that failed or was interrupted,
             by its number.
         device: the device of a job, in words.
-        seconds: wall time of all.
+        seconds: wall time of all jobs together.
     """
 
     configs: list
@@ -79,7 +79,7 @@ class Jobs(Table):
         )
 
     def rows(self) -> list[tuple[str, str, str, str]]:
-        """Return (state, job, config, what became of it) for each job."""
+        """Return (state, job, config, outcome) for each job."""
         rows = []
         for number, (config, run) in enumerate(zip(self.configs, self.runs, strict=True)):
             if number in self.failures:
@@ -122,8 +122,8 @@ def launch_each(
             uses a single core of a v2 or v3 chip, which has two.
         backend, limits, matmul_precision, compile_cache: as in `launch`; the limits hold for each
             job.
-        seed: of the random numbers, as in `launch`. All jobs have the same seed, so they differ
-            by their configs alone.
+        seed: the seed of the random numbers, as in `launch`. All jobs have the same seed, so they
+            differ by their configs alone.
         timeout: seconds after which a job is ended, and counts as failed; None for no limit.
         progress: as in `launch`; a bar for each job, and no curves.
 
@@ -132,7 +132,7 @@ def launch_each(
             `launch`.
         TypeError: `fn` is no function that takes a core and a config.
         RuntimeInUseError: this process has started the XLA or CUDA runtime.
-        LaunchInterrupted: a KeyboardInterrupt; its `run` is the `Jobs` as far as they had come.
+        LaunchInterrupted: a KeyboardInterrupt; its `run` is a `Jobs` with the results so far.
     """
     host = MachineInfo.read()
     configs = list(configs)
@@ -168,7 +168,7 @@ def _places(host: MachineInfo, cores: int | None, backend: str | None) -> int:
         return there
     if isinstance(cores, bool) or not isinstance(cores, int) or cores < 1:
         raise InvalidValueError(
-            f"cores is how many jobs run at a time, at least 1, got {cores!r}",
+            f"cores is the number of jobs at a time, at least 1, got {cores!r}",
             fix="cores=1, or leave it out for a job per device",
         )
     # A dry run may have more processes than processors.
@@ -240,7 +240,7 @@ class _Queue:
                     ends.callback(self._end, place)
 
     def jobs(self, configs: list) -> Jobs:
-        """Return what there is by now."""
+        """Return the `Jobs` with the results so far."""
         return Jobs(
             configs,
             runs=self._runs,

@@ -22,7 +22,7 @@ class LARS(torch.optim.Optimizer):
         weights = weights - momentum
 
     Biases and the parameters of BatchNorm, which have one axis, take plain steps without weight
-    decay, as in the paper's successors: their norms mean little. Use a warmup, as the paper does:
+    decay, as in later papers, because their norms mean little. Use a warmup, as the paper does:
 
         optimizer = tpukit.training.LARS(model.parameters(), lr=8.0, weight_decay=1e-4)
         steps = epochs * len(batches)

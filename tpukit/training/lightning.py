@@ -1,9 +1,9 @@
 """Run Lightning's Trainer on the cores of a launch.
 
-By itself, Lightning starts processes for a TPU from the kernel, and takes a process that a
-launcher has made for a machine with one CPU. `trainer_options(core)` gives it the device, the
-rank and the collectives of the worker process: Lightning trains, and the core does what the cores
-do together. No other module of tpukit imports this one, because it imports lightning.
+By itself, Lightning starts processes for a TPU from the kernel, and in a process that a launcher
+has started it finds only a CPU. `trainer_options(core)` gives it the device, the rank and the
+collectives of the worker process: Lightning trains, and the core runs the collectives. No other
+module of tpukit imports this one, because it imports lightning.
 """
 
 import torch
@@ -53,7 +53,7 @@ def trainer_options(core: Core) -> dict:
     """
     if core.backend.shares_process:
         raise InvalidValueError(
-            "Lightning cannot run here: it keeps one rank for each process",
+            "Lightning cannot run here: it supports one rank per process",
             found=f"{core.world_size} cores, two in each process, as TPU v2 and v3 have them",
             fix="launch(..., cores=1), or tpukit.fit on all of them",
         )
@@ -116,7 +116,7 @@ class CoreStrategy(ParallelStrategy):
         super().setup(trainer)
 
     def teardown(self) -> None:
-        """Move the module back to the host, as it came: tied weights, metrics, BatchNorm."""
+        """Move the module to the host, and restore its tied weights, metrics and BatchNorm."""
         if self.lightning_module is not None:
             # Lightning's `module.cpu()` would make a tensor per name of a tied weight on XLA.
             move_module(self.lightning_module, "cpu")
@@ -130,7 +130,8 @@ class CoreStrategy(ParallelStrategy):
     def _join_metrics(self) -> None:
         """Let torchmetrics' metrics of the module gather through the core.
 
-        They ask torch.distributed, which does not join the cores on a TPU.
+        By themselves they gather through torch.distributed, which does not connect the cores on a
+        TPU.
         """
         for metric in self.lightning_module.modules():
             is_metric = all(name in vars(metric) for name in _JOINING)
@@ -176,8 +177,8 @@ class CoreStrategy(ParallelStrategy):
                 "every core would train on the same batches: Lightning does not divide a stream",
                 found=f"a DataLoader of a {type(streams[0].dataset).__name__}, whose first batch "
                 f"is the same on all {self.world_size} cores",
-                fix=f"core.batches(stream, batch_size={size}, steps=1000) in place of the "
-                "DataLoader, which gives each core a share",
+                fix=f"in place of the DataLoader, core.batches(stream, batch_size={size}, "
+                "steps=1000), which gives each core a share",
             )
 
     def model_to_device(self) -> None:

@@ -41,7 +41,7 @@ class LogWriters:
             self._waiting += [(writer, row) for writer in self._writers]
 
     def write(self) -> None:
-        """Pass on all rows that wait; after an interrupt, those that were left."""
+        """Pass all waiting rows to the functions; after an interrupt, the rows that were left."""
         while self._waiting:
             writer, row = self._waiting.popleft()
             try:
@@ -64,9 +64,9 @@ def _failed(writer: Writer, row: Row, error: Exception) -> str:
         )
     return explain(
         f"loggers={name} raised {type(error).__name__}: {error}; "
-        "the run goes on, and it gets no more rows",
+        "the run continues without this logger",
         found=f"it was given {row}",
-        fix="correct it, and call it on the rows of `run.log`, which has all of them",
+        fix="correct it, and then pass it the rows of `run.log`, which are complete",
     )
 
 

@@ -1,8 +1,8 @@
 """Keep the losses of steps on the device, and copy them to the host once per log point.
 
-Reading a loss makes the host wait until the device has finished that step, and it prepares no
-further step meanwhile. So losses wait on the device and are copied together, in a single transfer.
-A loss that is not finite is traced to its samples.
+If the host reads a loss, it waits until the device has finished that step, and prepares no further
+step meanwhile. So losses stay on the device and are copied together, in a single transfer. A loss
+that is not finite is traced to its samples.
 """
 
 import math
@@ -24,7 +24,7 @@ class PendingStep:
     """A step that the device has got, and whose loss is not on the host yet.
 
     Attributes:
-        number: of the optimizer step, from 1.
+        number: the number of the optimizer step, from 1.
         samples: for each of its batches (batch_size,) int64, the numbers of its samples.
         local: () float32, this core's loss.
         reduced: (3,) float32, means over the cores: of the loss, and of the two flags of
@@ -43,8 +43,7 @@ class StepLosses:
     """The losses of the current epoch: on the device, on the host, or as means of log intervals.
 
     Attributes:
-        time_is_up: True after a step was read in which the time of any core was up; see
-            `TimeLimit`.
+        time_is_up: whether the time of any core was up in a step that was read; see `TimeLimit`.
         save_is_due: whether a checkpoint was due on core 0 in the last step read.
         lr: the learning rate of the last step read.
     """
@@ -107,7 +106,7 @@ class StepLosses:
         return _joined(self._intervals)[0]
 
     def start_epoch(self) -> None:
-        """Forget the intervals of the epoch that is over."""
+        """Forget the intervals of the epoch that has ended."""
         self._intervals = []
 
     def state_dict(self) -> dict:
@@ -135,8 +134,8 @@ def not_finite(
 
     Args:
         step: from `StepLosses.fetch`.
-        rank: of this core.
-        dataset: of the training.
+        rank: the rank of this core.
+        dataset: the dataset of the training.
         lr: the learning rate of the step.
         checkpoint: the name of the newest.
     """

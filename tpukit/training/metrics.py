@@ -25,10 +25,10 @@ _OF_CLASSES = (
 
 
 def separate_metrics(core, metrics: Mapping[str, object]) -> dict[str, object]:
-    """Return metrics each of which is one function of (outputs, targets), or one with a state.
+    """Return the single metrics: functions of (outputs, targets), or objects with a state.
 
-    A MetricCollection of torchmetrics is taken apart. A function that takes the truth first gets
-    its arguments in that order, and core 0 prints its name.
+    A MetricCollection of torchmetrics becomes its metrics. A function whose first argument is the
+    targets is wrapped, and core 0 prints its name.
     """
     separate = {}
     for name, metric in metrics.items():
@@ -44,7 +44,7 @@ def separate_metrics(core, metrics: Mapping[str, object]) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class TruthFirst:
-    """A metric of (y_true, y_pred), as scikit-learn's, as one of (outputs, targets)."""
+    """A metric of (y_true, y_pred), as in scikit-learn, turned into a metric of (outputs, targets)."""
 
     metric: Callable
 
@@ -77,7 +77,7 @@ def own_metrics(metrics: Mapping[str, object], *, one_core: bool) -> dict[str, o
 
 
 def fresh_metrics(metrics: Mapping[str, object]) -> dict[str, object]:
-    """Return metrics for one evaluation, without anything that another has left in them.
+    """Return metrics for one evaluation, without the state of an earlier evaluation.
 
     The evaluation resets torchmetrics'. Functions and bound methods stay, because a user may look
     at their records. Other objects are copied, unless they hold a lock or a file.
@@ -140,7 +140,8 @@ def _check(name: str, metric: object) -> None:
 
     if not isinstance(metric, Metric):
         raise InvalidTypeError(
-            "with keep_outputs=False a metric is updated step by step, as torchmetrics' are",
+            "keep_outputs=False needs metrics that are updated step by step, like those of "
+            "torchmetrics",
             found=f"{name} is a {type(metric).__name__}",
             fix="a torchmetrics.Metric, or keep_outputs=True",
         )
@@ -151,15 +152,15 @@ def _check(name: str, metric: object) -> None:
                 raise InvalidTypeError(
                     f"{name} cannot be combined exactly over the cores",
                     found=(
-                        f"{type(part).__name__} takes the mean of the cores' {state!r}, whatever "
-                        "their samples"
+                        f"{type(part).__name__} takes the plain mean of {state!r} over the "
+                        "cores, without their numbers of samples"
                     ),
                     fix="keep_outputs=True",
                 )
 
 
 def _parts(metric) -> list:
-    """Return a metric and those within it, because a wrapper has no state of its own."""
+    """Return a metric and those within it, because a wrapper itself has no state."""
     from torchmetrics import Metric
 
     return [module for module in metric.modules() if isinstance(module, Metric)]

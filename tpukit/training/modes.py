@@ -14,7 +14,7 @@ from tpukit.essentials.launcher import Core
 
 
 class LayerModes:
-    """The modes in which a user has given the layers of a model to `fit`.
+    """The modes (training or evaluation) of a model's layers when `fit` was called.
 
     Layers in evaluation mode stay in it. If all layers are in evaluation mode, as in a model that
     was loaded or evaluated before, all of them are trained, and a line is printed.
@@ -57,7 +57,7 @@ class LayerModes:
     def train(self) -> None:
         """Switch to training, and put the frozen layers into evaluation again.
 
-        Print once if they were put into training mode since, by `on_epoch_end` for example.
+        Print once if something has put them into training mode since, for example `on_epoch_end`.
         """
         is_thawed = any(layer.training for layer in self._frozen)
         if is_thawed and not self._has_reported:
@@ -123,13 +123,13 @@ def _is_frozen(name: str, modules: dict) -> bool:
 class OptimizerModes:
     """Calls `train()` and `eval()` of an optimizer that has them; others are left alone.
 
-    A checkpoint after an epoch holds the weights of evaluation, as `best.pt` does. One within an
-    epoch holds those of training: to exchange them there would change the rounding of all later
-    steps, so a resumed run would not have the same bits.
+    A checkpoint after an epoch holds the weights of evaluation, as `best.pt` does. A checkpoint
+    within an epoch holds the weights of training: to exchange the weights there would change the
+    rounding of all later steps, so a resumed run would not be equal to the last bit.
 
     Args:
         core: this core.
-        optimizer: of the training.
+        optimizer: the optimizer of the training.
     """
 
     def __init__(self, core: Core, optimizer):

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from tpukit.essentials.data import Batches, ShardedSampler
 from tpukit.essentials.display import InvalidTypeError, InvalidValueError, check_flag
@@ -24,7 +25,7 @@ def predict(
     *,
     preprocess: Callable | None = None,
     bf16: bool = False,
-) -> object:
+) -> Any:
     """Return a model's outputs for every sample, once and in order. Collective.
 
         outputs = predict(core, model, core.batches(images, batch_size=64))
@@ -66,8 +67,7 @@ def check_order(name: str, sampler: ShardedSampler) -> None:
     """Raise ValueError unless the batches hold every sample once, in order."""
     if isinstance(sampler, StreamSampler):
         raise InvalidValueError(
-            f"{name} needs every sample once, and batches of a stream, with steps=, have no last "
-            "one",
+            f"{name} needs every sample once, but a stream (steps=) has no last sample",
             fix=(
                 "a dataset with a length, such as list(stream): core.batches(dataset, "
                 "batch_size=...)"
@@ -83,7 +83,7 @@ def check_order(name: str, sampler: ShardedSampler) -> None:
 
 @contextlib.contextmanager
 def evaluating(model) -> Iterator[None]:
-    """Switch to evaluation, and afterwards every layer back to its mode: some may be frozen."""
+    """Switch a model to evaluation mode, and afterwards restore the mode of each layer."""
     modes = [(module, module.training) for module in model.modules()]
     was_training = model.training
     model.eval()
@@ -117,8 +117,8 @@ def host_steps(
         preprocess: changes the inputs on the device.
         bf16: as in `predict`.
         gather: applied to each tensor of the outputs and targets, on the device.
-        between_steps: called after every step; an exception from it ends the loop.
-        label: of the progress bar; None for no bar.
+        between_steps: called after every step; if it raises an error, the loop ends.
+        label: the label of the progress bar; None for no bar.
     """
     import torch
     from torch.utils import _pytree as tree
@@ -192,25 +192,22 @@ def _has_no_axis(leaf: object, batch_size: int) -> bool:
         raise InvalidTypeError(
             f"outputs are tensors, nested in tuples and dicts; got a {kind} among them",
             fix=(
-                "leave it out of what the model returns; Hugging Face's: "
-                "model.config.use_cache = False. "
-                f"A dataclass: torch.export.register_dataclass({kind})"
+                "leave it out of the model's outputs; for Hugging Face, model.config.use_cache "
+                f"= False. For a dataclass, torch.export.register_dataclass({kind})"
             ),
         )
     if leaf.ndim and len(leaf) != batch_size:
         raise InvalidValueError(
-            f"every output has the samples on its first axis, got {tuple(leaf.shape)} for "
-            f"{batch_size} samples",
-            fix="leave it out of what the model returns in evaluation: if self.training: ...",
+            f"every output has the samples on its first axis, got {tuple(leaf.shape)} for {batch_size} samples",
+            fix="leave it out of the model's outputs in evaluation: if self.training: ...",
         )
     return leaf.ndim == 0
 
 
 def in_dataset_order(steps: Iterator[tuple], sampler: ShardedSampler) -> tuple:
-    """Join the trees of all steps, (world_size * B, ...), to a tree of (N, ...).
+    """Join the outputs of all steps, (world_size * B, ...), to (N, ...), with the same nesting.
 
-    Each part is written to its place when it arrives. So memory holds the whole once, and not
-    its pieces in addition.
+    Each part is written to its place when it arrives, so memory holds the outputs only once.
     """
     from torch.utils import _pytree as tree
 
@@ -235,10 +232,10 @@ def _whole_of(leaf, count: int):
 
 
 def _check_width(whole, leaf) -> None:
-    """Raise if the shape of outputs or targets changes from step to step, so that nothing fits."""
+    """Raise if the shapes of outputs or targets differ between steps, so they cannot be joined."""
     if whole.shape[1:] != leaf.shape[1:]:
         raise InvalidValueError(
-            "outputs and targets of all steps are joined, and these have the shapes "
+            "outputs and targets of all steps are joined, but these have the shapes "
             f"(B, {_rest(whole)}) and (B, {_rest(leaf)})",
             found=(
                 "batches by length, and the model or the dataset returns a value for every position"

@@ -1,10 +1,10 @@
-"""Notice that the Python of a step asks something outside its process.
+"""Notice that the Python code of a step reads the clock, a file or new random numbers.
 
     time.monotonic()             in your loss: found, because the next answer is another
     time.monotonic()             in a library: not found, libraries measure themselves
     numpy.random.default_rng()   anywhere: found, because it asks for new random numbers
 
-A step that asks may get another answer each time, and a replayed step does not ask.
+Such a step may get another answer each time, but a replayed step does not ask again.
 """
 
 import contextlib
@@ -27,11 +27,11 @@ _NEW_SEED = "the operating system for random numbers"
 
 @contextlib.contextmanager
 def calls_outside() -> Iterator[set[str]]:
-    """Collect in a set the names of the functions within by which this thread asks.
+    """Collect in a set the names of such functions that this thread calls in this block.
 
-    The clock and files count if a function of the user asks, not a library. New random numbers
-    count in both. Python calls a function of ours for every call, which makes a step half as long
-    again. If a profiler is at work already, nothing is collected.
+    The clock and files count only if the user's own function reads them, not a library. New random
+    numbers always count. Python calls a hook of tpukit for every call, so a step takes half as long
+    again. If a profiler is active already, nothing is collected.
     """
     found: set[str] = set()
 

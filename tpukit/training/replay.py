@@ -9,8 +9,8 @@ Every 47th step is captured, and the first and the last step of each epoch. Afte
 modules and optimizer hold the new values, as after a captured step. Both kinds run the same
 program, so their results have the same bits.
 
-docs/replay.md is the contract: it lists the facts that make `fit` capture every step, and the
-differences that nothing can notice.
+docs/replay.md lists the reasons why `fit` captures every step, and the differences that it cannot
+notice.
 """
 
 import contextlib
@@ -56,13 +56,13 @@ class _Program:
     """The program of the captured steps with batches of one form.
 
     Attributes:
-        key: of `Programs`.
+        key: the key of `Programs`.
         order: for each input its place among the state, the batch, the flags, the seed and
             `inputs`.
-        puts: for each result its place in the state, or behind that for the two losses.
-        inputs: the inputs that come from elsewhere.
-        settings: of the optimizer, in the last captured step.
-        form: the settings that decide which operations there are.
+        puts: for each result its place in the state; the two losses come after the state.
+        inputs: the inputs that are neither state, batch, flags nor seed.
+        settings: the settings of the optimizer, in the last captured step.
+        form: the settings that decide which operations the program has.
         last: number of the last captured step.
         captured: how many captured steps in a row had this program.
         replayed: numbers of the steps that were replayed since then.
@@ -97,7 +97,7 @@ class _Finding(NamedTuple):
     Attributes:
         reason: why each step has to be captured, or None.
         replayed: numbers of the steps that were replayed since their program was last captured.
-        since: the number of the step in which it was.
+        since: the number of the step in which that program was last captured.
     """
 
     reason: str | None
@@ -110,8 +110,8 @@ class Replay:
 
     Args:
         core: this core.
-        programs: of its backend.
-        optimizer: of the steps.
+        programs: the programs of its backend.
+        optimizer: the optimizer of the steps.
         called: by name the model, the loss, `preprocess`, `augment` and `averaged_model`, or None.
         schedule: steps after each step, or None.
     """
@@ -143,7 +143,7 @@ class Replay:
         self._has_explained = False
 
     def begin_step(self, number: int, *, is_last: bool) -> None:
-        """Have all cores capture this step if it is due; `is_last`: an epoch ends with it."""
+        """Have all cores capture this step if it is due; `is_last`: it is the last of its epoch."""
         if is_last or number % _CAPTURE_EVERY == 0:
             self.capture_next()
 
@@ -184,7 +184,7 @@ class Replay:
         return losses
 
     def _is_untouched(self) -> bool:
-        """Return whether the state is in its places, and was not changed, frozen or shared."""
+        """Return whether the state is where it was, and was not changed, frozen or shared since."""
         if self._programs.all_waiting() or self._training_state.on_device() != self._places:
             return False
         state = self._places.values()
@@ -193,7 +193,7 @@ class Replay:
         return [tensor.requires_grad for tensor in state] == self._is_trainable
 
     def _next_numbers(self, program: _Program) -> list | None:
-        """Return the inputs from elsewhere for the next step; None if they are not certain."""
+        """Return the other inputs of the next step; None if they are not certain."""
         numbers = StepNumbers(self._optimizer, self._average, ahead=1)
         if numbers.form() != program.form:
             return None  # another program, which a captured step shows
@@ -228,9 +228,10 @@ class Replay:
 
     @contextlib.contextmanager
     def capturing(self, number: int, batches: tuple, flags: tuple) -> Iterator[list]:
-        """Capture a step within, whose two losses are put into the list; then run its program.
+        """Capture the step of this block, and then run its program.
 
-        A step that is not one program is left to the sync at its end.
+        The block appends its two losses to the list. If the step is not a single program, the sync
+        at its end runs it.
         """
         losses: list = []
         if self._is_over:
@@ -255,7 +256,7 @@ class Replay:
 
     @contextlib.contextmanager
     def watching_forward(self) -> Iterator[None]:
-        """Notice within that the model or the loss reads a number that moves on with each step."""
+        """Notice in this block that model or loss reads a number that changes in each step."""
         if self._is_over or self._reason:
             yield
             return
@@ -374,7 +375,7 @@ class Replay:
         )
 
     def _order(self, ids: list[int], inputs: list) -> tuple[list[int], list]:
-        """Return for each input its place in the pool of `step`; and the inputs from elsewhere."""
+        """Return for each input its place in the pool of `step`; and the other inputs."""
         places = {number: place for place, number in enumerate(ids)}
         places[self._programs.seed_id] = len(ids)
         order = []
@@ -406,12 +407,12 @@ class Replay:
         if reasons:
             self._is_over = True
             start = f" from step {number} on" if self._has_replayed else ""
-            self._core.print(f"every step is recorded{start}: {reasons[0]}{_unconfirmed(findings)}")
+            self._core.print(f"every step is captured{start}: {reasons[0]}{_unconfirmed(findings)}")
             return True
         if number >= _CAPTURE_EVERY and not (self._has_replayed or self._has_explained):
             self._has_explained = True
             self._core.print(
-                f"no step of the first {number} was replayed, all were recorded: their batches "
+                f"no step of the first {number} was replayed, all were captured: their batches "
                 f"have {counted(len(self._known), 'form')}, and each is replayed from its third "
                 f"step on"
             )
@@ -462,7 +463,7 @@ def _unconfirmed(findings: list[_Finding]) -> str:
 def _host_numbers_checksum() -> int:
     """Return a checksum of the host's random numbers.
 
-    It waits while another thread is in a block of `seeded_in_turn`.
+    It waits until no other thread is in a block of `seeded_in_turn`.
     """
     with TURN:
         *others, torchs = host_numbers()

@@ -8,10 +8,10 @@ import itertools
 
 
 def obstacle(optimizer, average=None) -> str | None:
-    """Return the first such fact in words; None if there is none.
+    """Return the first reason in words why every step must be captured; None if there is none.
 
     Args:
-        optimizer: of the run.
+        optimizer: the optimizer of the run.
         average: an AveragedModel, or None.
     """
     import torch
@@ -34,7 +34,7 @@ def obstacle(optimizer, average=None) -> str | None:
 
 
 def _is_torchs(average) -> bool:
-    """Return whether the class of an average and its functions are those of torch."""
+    """Return whether an average is torch's own class, with torch's own functions."""
     from torch.optim import swa_utils
 
     functions = [getattr(average, "avg_fn", None), getattr(average, "multi_avg_fn", None)]

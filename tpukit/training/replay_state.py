@@ -34,7 +34,7 @@ class Places:
 
 
 class HostNumbers(NamedTuple):
-    """The numbers that the host holds at some moment."""
+    """The numbers that the host holds before or after a step."""
 
     entries: list[tuple[dict, str]]
     values: list
@@ -45,7 +45,7 @@ class ReplayState:
 
     Args:
         parts: the model, the loss and so on; those that are modules have a state.
-        optimizer: of torch.optim.
+        optimizer: an optimizer of torch.optim.
         average: an AveragedModel, or None.
     """
 
@@ -83,7 +83,7 @@ class ReplayState:
         return [count for count in counts if getattr(count, "is_cpu", False)]
 
     def counters(self, before: HostNumbers) -> tuple[Places, str | None]:
-        """Return the counters that a step has increased by one; and the name of another change."""
+        """Return the counters that a step has increased by one, and the name of any other change."""
         import torch
 
         may_grow = {(id(state), "step") for state in self._states()}

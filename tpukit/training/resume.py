@@ -43,7 +43,7 @@ class Progress:
     """How far a run has come, saved in every checkpoint.
 
     Attributes:
-        samples_per_step: of all cores together, in one optimizer step.
+        samples_per_step: the samples of all cores together in one optimizer step.
         steps_per_epoch: optimizer steps of an epoch.
         step: optimizer steps done.
         epoch: the current epoch, from 1.
@@ -70,7 +70,7 @@ class Progress:
     def load_state_dict(self, state: dict) -> None:
         """Continue at the sample where a state was saved.
 
-        With another number of cores or another batch size, an epoch has other steps.
+        The number of cores and the batch size may differ from those of the saved run.
         """
         samples = state["in_epoch"] * state["samples_per_step"]
         self.step = state["step"]
@@ -81,7 +81,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class HeldOutData:
-    """The part of a run by which its checkpoints recognise the dataset that is evaluated."""
+    """Lets a resumed run recognise the dataset that it evaluates on."""
 
     batches: Batches
 
@@ -90,7 +90,7 @@ class HeldOutData:
         return self.batches.identity()
 
     def load_state_dict(self, state: dict) -> None:
-        """Raise ValueError if the state is of another dataset."""
+        """Raise ValueError if the state belongs to another dataset."""
         self.batches.check_identity(state, kind="dataset for evaluation")
 
 
@@ -217,7 +217,7 @@ class RunState:
             raise InvalidValueError(
                 f"resume=False, and {self._store.folder} holds checkpoints "
                 f"of step {checkpoint.step}",
-                fix="another folder, or remove that one; resume=True continues from there",
+                fix="another folder, or remove this one; resume=True continues from the checkpoint",
             )
         self._load_parts(checkpoint)
         if self._backup:  # an interrupted run may have saved this one without a copy
@@ -262,9 +262,9 @@ class RunState:
             raise ValueError(_other_architecture(checkpoint.path, name, error)) from error
 
     def _check_kind(self, name: str, checkpoint: Checkpoint) -> None:
-        """Raise if the state is of another optimizer or scheduler.
+        """Raise if the state belongs to another optimizer or scheduler.
 
-        It would fail in the next step, or mix two states.
+        Such a state would fail in the next step, or mix two states.
         """
         saved = checkpoint.state["kinds"].get(name)
         here = self._kinds.get(name)
@@ -272,11 +272,11 @@ class RunState:
             # Another network has another optimizer too, and is the error to report.
             self._load_part("model", checkpoint)
             raise InvalidValueError(
-                f"{checkpoint.path} is of another {name}",
+                f"{checkpoint.path} was saved with another {name}",
                 found=f"{saved}; this run has {here}",
                 fix=(
-                    f"make the {name} as it was when that was saved, or give this run a folder "
-                    "of its own"
+                    f"build the {name} as it was when this was saved, or give this run another "
+                    "folder"
                 ),
             )
 
@@ -310,10 +310,10 @@ class RunState:
         self._core.barrier()  # no core may begin another run in this folder before
 
     def must_end(self) -> bool:
-        """Return whether this core has to leave now, because SIGTERM has arrived.
+        """Return whether this core must end now, because SIGTERM has arrived.
 
-        With checkpoints the other cores continue for `STEP_SECONDS`. Core 0 may be within a step,
-        which needs all of them, and has to end it before it can save.
+        If there are checkpoints, the other cores continue for `STEP_SECONDS`: core 0 must finish
+        its step before it can save, and a step needs all cores.
         """
         if not self._core.internal.end_requested:
             return False
@@ -348,7 +348,7 @@ def _without_numpy(state: dict) -> dict:
 
 
 def _other_architecture(path: Path, name: str, error: RuntimeError) -> str:
-    """Return torch's error of a module as a message with its first lines."""
+    """Return a message with the first lines of torch's error for a module."""
     _, *lines = str(error).splitlines()  # the first line only announces the others
     lines = lines or [str(error)]
     shown = [textwrap.shorten(line, 200, placeholder=" ...") for line in lines]
@@ -357,14 +357,14 @@ def _other_architecture(path: Path, name: str, error: RuntimeError) -> str:
     if left_out > 0:
         shown.append(f"and {left_out} more lines, in the error above")
     return explain(
-        f"{path} is of another architecture than the {name}",
+        f"{path} holds another architecture than the {name}",
         found="\n         ".join(shown),
-        fix=f"make the {name} as it was when that was saved, or give this run a folder of its own",
+        fix=f"build the {name} as it was when this was saved, or give this run another folder",
     )
 
 
 class TimeLimit:
-    """When a run has to stop, so that an interval, an evaluation and a save still fit.
+    """Decides when a run must stop, to leave time for an interval, an evaluation and a save.
 
     The cores do not see the same time, and the others would wait for a core that stops alone. So
     a core only raises a flag. The flags are averaged with the loss, and all cores read the means

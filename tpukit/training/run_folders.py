@@ -33,18 +33,18 @@ class RunFolder:
 
 
 def run_folder(name: str | os.PathLike, machine: Machine = THIS_MACHINE) -> RunFolder:
-    """Make the folder of a run, and print which event it survives.
+    """Make the folder of a run, and print the events that it survives.
 
         kept = tpukit.training.run_folder("run")
         checkpoints = tpukit.Checkpoints(kept.folder, backup_dir=kept.backup_dir)
 
-    Call it in the notebook, before `launch`; again is fine. On Colab it asks for Google Drive and
-    mounts it. On Kaggle it copies the results of an earlier version of the notebook, if that is
-    attached as an input.
+    Call it in the notebook, before `launch`. You may call it again. On Colab it asks for Google
+    Drive and mounts it. On Kaggle it copies the results of an earlier version of the notebook, if
+    that is attached as an input.
 
     Args:
-        name: of the folder: "run", or "flowers/resnet".
-        machine: where the platform's own folders are.
+        name: the name of the folder: "run", or "flowers/resnet".
+        machine: the machine whose folders are used; tests pass another one.
 
     Returns:
         the folder, and its backup if the platform has a place for it.

@@ -20,12 +20,12 @@ def keep_settings(folder, settings: Mapping, *, backup_dir=None) -> Path:
         keep_settings("run", {"image_size": 256, "network": "resnet34"})
 
     Call it before the training. Without it, a run with another image size would find finished
-    weights, evaluate them at the wrong size, and report the result as its own. Include settings
-    that the weights depend on. Leave out those that may change on the way, such as the number of
-    epochs.
+    weights, evaluate them at the wrong size, and report the result as its own. Include the settings
+    that the weights depend on. Leave out settings that may change during a run, such as the number
+    of epochs.
 
     Args:
-        folder: of the run.
+        folder: the folder of the run.
         settings: values that JSON supports.
         backup_dir: the folder that outlives the machine; see `run_folder`. It is compared, and
             gets the settings as well.
@@ -63,19 +63,20 @@ def _check_same(file: Path, asked: dict) -> None:
     raise InvalidValueError(
         f"{file.parent} holds a run with other settings",
         found=found,
-        fix="run_path of another folder for this run, or the settings that this one has",
+        fix="use the settings of that run, or another folder (run_path) for this run",
     )
 
 
 def _check_untrained(files: list[Path]) -> None:
-    """Raise ValueError if a folder without settings holds results: their settings are unknown."""
+    """Raise ValueError if a folder holds results of unknown settings."""
     for file in files:
         for pattern in _TRAINED:
             for trained in file.parent.glob(pattern):
                 raise InvalidValueError(
-                    f"{file.parent} holds the results of a run, and not its settings",
+                    f"{file.parent} holds the results of a run, but not its settings",
                     found=f"{trained.relative_to(file.parent)}, and no {FILE}",
-                    fix=f"put its {FILE} back there; or run_path of another folder for this run",
+                    fix=f"put {FILE} back into that folder; or use another folder (run_path) "
+                    "for this run",
                 )
 
 
@@ -87,8 +88,8 @@ def _read(file: Path):
             f"{file} is not JSON",
             found=error,
             fix=(
-                "put back the file that was written when this run began; or run_path of another "
-                "folder"
+                "put back the file that was written when this run began; or use another folder "
+                "(run_path)"
             ),
         ) from None
 

@@ -47,7 +47,7 @@ def stepped(optimizer, every: int, *, factor: float = 0.5, warmup: int = 0):
 
     Args:
         optimizer: any of torch's, or with torch's interface.
-        every: steps, not epochs; `len(batches)` for once an epoch.
+        every: number of steps, not epochs; `len(batches)` is once per epoch.
         factor: above 0; 0.1 every 30 epochs is common for ImageNet.
         warmup: steps of linear rise at the beginning, 0 for none.
 
@@ -94,7 +94,7 @@ def cosine(optimizer, steps: int, *, warmup: int = 0, floor: float = 0.0):
 
 
 def is_plateau(scheduler) -> bool:
-    """Return whether a scheduler is stepped with a number, as torch's ReduceLROnPlateau is."""
+    """Return whether the `step` of a scheduler takes a number, as torch's ReduceLROnPlateau does."""
     import torch
 
     return isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
@@ -105,7 +105,7 @@ def check_schedule(scheduler, interval: str, *, column: str, lower: bool) -> str
 
     Raises:
         ValueError: a ReduceLROnPlateau waits for `column` to change the wrong way.
-        TypeError: it is of another package, and its `step` needs arguments.
+        TypeError: the `step` of the scheduler needs arguments, as in other packages.
     """
     if not is_plateau(scheduler):
         if scheduler is not None:

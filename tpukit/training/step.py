@@ -46,7 +46,7 @@ def forward(core: Core, model, inputs, *, bf16: bool):
         kind = type(outputs).__name__
         register = f"torch.export.register_dataclass({kind})"
         raise InvalidTypeError(
-            "the model's outputs are no tensor, and of no type that torch's pytree can look into",
+            "the model returns neither a tensor nor a type that torch's pytree can flatten",
             found=f"{type(model).__name__} returns a {kind}",
             fix=f"return a tuple or a dict; for a dataclass, {register} once",
         )
@@ -66,7 +66,7 @@ class TrainStep:
     Attributes:
         arrange: converts a batch, as it was sent, into the form that a loop gets. It runs within
             the step, because a replayed step could not do it otherwise.
-        further_parts: returns what the loss gets after (outputs, targets).
+        further_parts: returns the arguments of the loss after (outputs, targets).
         shapes: how many shapes of batches are expected, each with a compilation.
     """
 
@@ -105,7 +105,10 @@ class TrainStep:
             self.core.print(f"replay=True has no effect here: {why}")
 
     def begin_augmenting(self, augment: Callable | None) -> None:
-        """Change the batches of all later steps: another graph, whose first compile is expected."""
+        """Augment the batches of all later steps.
+
+        This is a new graph, so one more compilation is expected.
+        """
         self.augment = augment
         self.monitor = RecompileMonitor(self.core.backend, shapes=self.shapes)
         self._replay = None
@@ -144,7 +147,7 @@ class TrainStep:
         """Train on batches, whose gradients are added up.
 
         Args:
-            number: of the step, from 1.
+            number: the number of the step, from 1.
             batches: as they were sent to the device.
             flags: two float32 tensors, (), to be averaged over the cores; see `TimeLimit`.
             is_last: whether an epoch ends with this step.
@@ -188,7 +191,7 @@ class TrainStep:
             self._interval_start = self._now()
 
     def end_interval(self, steps: int) -> None:
-        """Print once that replay would save time, if the interval of so many steps has shown it."""
+        """Print once that replay would save time, if this interval of `steps` steps shows it."""
         before = self._interval_start
         self._interval_start = None
         if before is None:
@@ -208,7 +211,7 @@ class TrainStep:
         )
 
     def _capture(self, number: int, batches: tuple, flags: tuple) -> tuple:
-        """Run the Python of a step, and the program that it describes."""
+        """Run the Python code of a step, and then the program that it has recorded."""
         self.monitor.start_step(batches)
         first_step = contextlib.nullcontext()
         if self.index_checks.is_due:
@@ -233,7 +236,7 @@ class TrainStep:
         return tuple(losses)
 
     def _checking_indices(self, batches: tuple) -> contextlib.AbstractContextManager:
-        """Check labels and token ids within, and learn the limits of those in later batches."""
+        """Check labels and token ids in this block, and learn the limits for later batches."""
         on_cpu = not self.core.backend.traced
         functions = (self.loss, self.preprocess, self.augment)
         can_watch_functions = all(can_watch(function, on_cpu=on_cpu) for function in functions)
@@ -247,7 +250,7 @@ class TrainStep:
     def _backward(self, batches: tuple) -> Loss:
         """Compute the gradients of all batches; return the mean of their losses, () float32.
 
-        If the loss has weights, it is their total, with the summed weight.
+        If the loss has weights, return the sum of the totals and the sum of the weights.
         """
         total = None
         weight = None

@@ -1,7 +1,7 @@
 """The batches of one optimizer step.
 
 With `accumulate_grad_batches=4` and 10 batches per epoch, the steps have 4, 4 and 2 batches. The
-loss of each step is that of its own batches, so the last one counts as it is.
+loss of each step is computed from its own batches, also in the shorter last step.
 """
 
 import itertools
@@ -14,7 +14,7 @@ from tpukit.essentials.launcher import Core
 
 
 class StepBatches:
-    """The batches of an epoch as they arrive on the device, since the step calls `arrange`."""
+    """The batches of an epoch, as they arrive on the device; the step itself calls `arrange`."""
 
     def __init__(self, batches: Batches):
         self._batches = batches
@@ -30,7 +30,7 @@ def next_step(batches: Iterator[Sent], accumulated: int) -> list[Sent]:
 
 
 def steps_of_epoch(core: Core, train: Batches, wanted: int | None, accumulated: int) -> int:
-    """Return the optimizer steps per epoch, and print the batches of a last step with fewer.
+    """Return the optimizer steps per epoch; print a line if the last step has fewer batches.
 
     Args:
         core: this core.
@@ -44,7 +44,7 @@ def steps_of_epoch(core: Core, train: Batches, wanted: int | None, accumulated: 
     argument = f"accumulate_grad_batches={accumulated}"
     if accumulated > 1 and train.shapes > 1:
         raise InvalidValueError(
-            f"{argument} puts batches of several lengths into one step, a graph for each "
+            f"{argument} would join batches of several lengths in one step, with a graph per "
             "combination",
             found=f"{train.shapes} lengths of batches",
             fix="accumulate_grad_batches=1, or a single bucket",
@@ -71,5 +71,5 @@ def steps_of_epoch(core: Core, train: Batches, wanted: int | None, accumulated: 
 
 
 def has_short_step(train: Batches, steps: int, accumulated: int) -> bool:
-    """Return whether the last of so many steps has fewer batches than the others."""
+    """Return whether the last of `steps` steps has fewer batches than the others."""
     return steps * accumulated > len(train)

@@ -7,7 +7,7 @@ that all sources give:
     step 2    the input is 0.01     the learning rate is 0.01, the weight decay is 0.01
     step 3    the input is 0.009    the learning rate is 0.009, so it is the source
 
-A replayed step sends the value that the source has by then. While several sources are possible
+A replayed step sends the current value of the source. While several sources are possible
 and their values differ, the step is captured, and shows the source.
 """
 
@@ -28,9 +28,10 @@ class Source(NamedTuple):
     Attributes:
         group: the number of the optimizer's group.
         name: the name of the setting.
-        factor: of a setting, 1 or -1.
-        summand: of the average's counter, 0 or -1, because it grows after its use.
-        parameter: of "adam" the number within the group of a parameter with this count of steps.
+        factor: the factor of a setting, 1 or -1.
+        summand: the summand of the average's counter, 0 or -1, because it grows after its use.
+        parameter: for "adam", the number within the group of a parameter with this
+            count of steps.
     """
 
     kind: str
@@ -48,12 +49,12 @@ class StepNumbers:
     """The values of all sources in a step.
 
     Args:
-        optimizer: of torch.optim.
+        optimizer: an optimizer of torch.optim.
         average: an AveragedModel, or None.
         ahead: 0 for the step that ran last, 1 for the next step.
 
     Attributes:
-        settings: of the groups, by (group, name).
+        settings: the settings of the groups, by (group, name).
     """
 
     def __init__(self, optimizer, average=None, *, ahead: int):
@@ -67,7 +68,7 @@ class StepNumbers:
                 self.settings[place, name] = len(value) if name == "params" else value
 
     def form(self) -> dict:
-        """Return the part of the settings that decides which operations a step has."""
+        """Return the settings that decide which operations a step has."""
         form = {}
         for (group, name), value in self.settings.items():
             if name == "params" or not _is_sent(value):
@@ -75,7 +76,7 @@ class StepNumbers:
         return form
 
     def sources(self) -> list[Source]:
-        """Return all sources that a number may have; of a group's equal steps only the first."""
+        """Return all possible sources of a number; only the first of parameters with equal counts."""
         found = []
         for (group, name), value in self.settings.items():
             if type(value) in (int, float):
@@ -107,7 +108,7 @@ class StepNumbers:
         return adam_numbers(self._optimizer, group, step)
 
     def unfollowed(self, before: dict, sources: Collection[Source]) -> list[tuple]:
-        """Return the keys of settings that have changed and are none of these sources."""
+        """Return the keys of changed settings that are not among these sources."""
         followed = set()
         for source in sources:
             names = {"setting": (source.name,), "adam": _OF_ADAM}.get(source.kind, ())
@@ -127,7 +128,7 @@ class HostInput:
     """An input of a program that is neither state, batch nor seed.
 
     Attributes:
-        id: of torch_xla; a tensor that is changed gets another.
+        id: the id of torch_xla; a tensor that is changed gets another.
         tensor: the input on the device.
         value: its value on the host; None for a large tensor, which is not copied.
         sources: the possible sources; none if the value cannot be explained.
@@ -160,7 +161,7 @@ def recognize(inputs: list[tuple], numbers: StepNumbers, before, to_cpu) -> list
 
     Args:
         inputs: torch_xla's ids and tensors.
-        numbers: of the step that ran last.
+        numbers: the numbers of the step that ran last.
         before: the inputs as recognised in the last captured step; None if there is none.
         to_cpu: copies a list of tensors to the host.
     """

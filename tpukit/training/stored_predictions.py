@@ -49,10 +49,10 @@ def predict_to(
         predict_to("features", core, model, images, batch_size=64)
         outputs = read_predictions("features")
 
-    A run that was interrupted continues with the first file that is missing. With other weights,
-    or another number of samples, it begins anew. With the same weights and other samples, another
-    `preprocess` or another `bf16` it raises, because the outputs in the folder may have taken
-    hours. Floating-point outputs are kept as float16, which needs half the bytes;
+    A run that was interrupted continues with the first file that is missing. With other weights, or
+    another number of samples, it starts from scratch. If the weights are the same, but the samples,
+    `preprocess` or `bf16` differ, it raises an error, because the outputs in the folder may have
+    taken hours. Floating-point outputs are kept as float16, which needs half the bytes;
     `read_predictions` returns them as float16.
 
     Args:
@@ -63,7 +63,7 @@ def predict_to(
         batch_size: samples per core and step.
         preprocess: as in `predict`.
         bf16: as in `predict`.
-        piece: samples per file, and so the most that are computed again.
+        piece: samples per file. After an interruption, at most this many are computed again.
         backup_dir: second folder that outlives the machine; see `run_folder`. It gets each file
             when it is written, and its files are not computed again. If a copy fails, that is
             printed and the run continues.
@@ -147,7 +147,7 @@ def read_predictions(folder) -> object:
 
 
 def _begin(folder: Path, plan: dict) -> None:
-    """Make the folder one of this plan; remove the pieces of another plan."""
+    """Write this plan into the folder; remove the files of another plan."""
     folder.mkdir(parents=True, exist_ok=True)
     kept = folder / PLAN
     before = {}
@@ -167,7 +167,7 @@ def _begin(folder: Path, plan: dict) -> None:
 
 
 def _check_facts(folder: Path, saved: Mapping[str, object], here: Mapping[str, object]) -> None:
-    """Raise ValueError if facts differ that were known both times."""
+    """Raise ValueError if facts differ that both plans know."""
     known = saved.keys() & here.keys()
     different = different_parts(
         {name: value for name, value in saved.items() if name in known},
@@ -175,7 +175,7 @@ def _check_facts(folder: Path, saved: Mapping[str, object], here: Mapping[str, o
     )
     if different:
         raise InvalidValueError(
-            f"{folder} holds the outputs of this model for other samples, or of other options",
+            f"{folder} holds outputs of this model for other samples or with other options",
             found="different: " + first_few(different, 4),
             fix="another folder for these outputs; or remove that one: "
             f"shutil.rmtree({str(folder)!r})",
@@ -183,7 +183,7 @@ def _check_facts(folder: Path, saved: Mapping[str, object], here: Mapping[str, o
 
 
 def _facts(dataset, preprocess: Callable | None, *, bf16: bool) -> dict[str, object]:
-    """Return short values by name that decide about outputs, besides the weights."""
+    """Return by name the facts, besides the weights, that the outputs depend on."""
     facts = {**identity(dataset), "bf16": repr(bool(bf16)), "preprocess": "None"}
     if preprocess is not None:
         facts["preprocess"] = called_text(preprocess)
@@ -196,7 +196,7 @@ def _facts(dataset, preprocess: Callable | None, *, bf16: bool) -> dict[str, obj
 
 
 def _code_checksum(function: Callable) -> int | None:
-    """Return a checksum of the code of a Python function, and of the functions in it."""
+    """Return a checksum of the code of a Python function, with the functions defined in it."""
     code = getattr(function, "__code__", None)
     if code is None:
         return None
@@ -213,8 +213,8 @@ def _code_checksum(function: Callable) -> int | None:
 def _sample_facts(dataset) -> dict[str, object]:
     """Return the checksum of the first, the middle and the last sample.
 
-    A sample is read twice. If a dataset draws random numbers that no seed decides, both differ,
-    and nothing can be compared.
+    A sample is read twice. If the dataset draws random numbers without a seed, the two readings
+    differ, and it cannot be compared.
     """
     places = sorted({0, len(dataset) // 2, len(dataset) - 1})
     sums = []
@@ -247,17 +247,17 @@ def _sample_checksum(sample: object) -> list:
 def _restore(
     backup: Path, folder: Path, *, plan: dict, say: Callable[[str], object]
 ) -> Path | None:
-    """Copy pieces of this plan from the backup, and to it; return it, or None if that fails."""
+    """Copy missing files from and to the backup; return the backup, or None if that fails."""
     try:
         _begin(backup, plan)
     except OSError as error:
-        say(f"the backup {backup} cannot be used, and the run goes on without it: {error}")
+        say(f"the backup {backup} cannot be used, and the run continues without it: {error}")
         return None
     return _copy_missing(backup, folder, say=say) and _copy_missing(folder, backup, say=say)
 
 
 def _copy_missing(source: Path, to: Path, *, say: Callable[[str], object]) -> Path | None:
-    """Copy pieces that are missing or incomplete; return the target, or None if that fails."""
+    """Copy files that are missing or incomplete; return the target, or None if that fails."""
     try:
         for piece in sorted(source.glob(_PIECES)):
             copy = to / piece.name
@@ -267,7 +267,7 @@ def _copy_missing(source: Path, to: Path, *, say: Callable[[str], object]) -> Pa
             with open(piece, "rb") as read, write_whole(copy) as written:
                 shutil.copyfileobj(read, written)
     except OSError as error:
-        say(f"the predictions were not copied to {to}, and the run goes on without: {error}")
+        say(f"the predictions were not copied to {to}, and the run continues: {error}")
         return None
     return to
 
@@ -294,8 +294,8 @@ def _halved(name: str, value):
     if lost.numel():
         output = f"the model's output {name!r}" if name else "the model's output"
         raise InvalidValueError(
-            f"float16, as which outputs are kept, ends at 65504: {output} "
-            f"goes up to {lost.abs().max().item():.6g}",
+            f"outputs are stored as float16, which ends at 65504, but {output} goes up to "
+            f"{lost.abs().max().item():.6g}",
             fix=(
                 "let the model return numbers near 1, such as logits; or predict(...), which "
                 "keeps float32"

@@ -38,7 +38,7 @@ from tpukit.essentials.display import InvalidTypeError, InvalidValueError, check
 
 @dataclass(frozen=True)
 class StreamSampler(ShardedSampler):
-    """The steps of a stream, whose samples have no numbers: all are 0 here."""
+    """The steps of a stream, whose samples have no index: all are 0 here."""
 
     def positions(self, done: int = 0, *, epoch: int = 0, seed: int = 0):
         """Return (steps, batch_size) zeros."""
@@ -97,7 +97,12 @@ class StreamBatches(Batches):
         count = max(1, steps) * max(1, batch_size) * world_size
         own = {"batch_size": batch_size, "rank": rank, "world_size": world_size}
         super().__init__(range(count), workers=workers, **own, **options)
-        refuse_shared(dataset, rank=rank, world_size=world_size, workers=workers)
+        if refuse_shared(dataset, world_size=world_size, workers=workers) and rank == 0:
+            # They cannot be seeded for each batch, because a stream reads ahead.
+            print(
+                "the stream holds a random generator: each process has a copy of it, so all "
+                "draw the same numbers"
+            )
         self.dataset = dataset
         self.sampler = StreamSampler(count, batch_size, rank, world_size)
         self._feed = StreamFeed(
@@ -110,7 +115,7 @@ class StreamBatches(Batches):
         )
 
     def state_dict(self) -> dict:
-        """Return the epoch and the steps of it that are done."""
+        """Return the epoch and the number of its finished steps."""
         return {
             "epoch": self.epoch,
             "steps": self._done // self.samples_per_step,
@@ -123,12 +128,12 @@ class StreamBatches(Batches):
         The number of cores may have changed.
 
         Raises:
-            InvalidValueError: the state is not of a stream.
+            InvalidValueError: the state does not belong to a stream.
         """
         if "steps" not in state:
             raise InvalidValueError(
-                "the state is of a dataset with a length, this one is a stream",
-                fix="the same dataset",
+                "the saved state belongs to a map-style dataset, but this dataset is a stream",
+                fix="pass the dataset that the state was saved with",
             )
         self.epoch = state["epoch"]
         self._done = state["steps"] * self.samples_per_step
@@ -306,14 +311,14 @@ def _check(dataset: object, steps: int) -> None:
     kind = type(dataset).__name__
     if not only_iterates(dataset):
         raise InvalidTypeError(
-            f"steps= is for a dataset that can only be read in order, and a {kind} has numbers",
+            f"steps= is for a dataset that can only be read in order, but a {kind} has indices",
             fix="leave out steps=; for shorter epochs fit(steps_per_epoch=...)",
         )
     if type(dataset).__module__.split(".")[0] == "webdataset":
         raise InvalidTypeError(
-            "a webdataset pipeline divides its shards among processes by itself, but knows "
-            "nothing of these cores",
-            found="one pipeline for all of them",
+            "a webdataset pipeline divides its shards among processes by itself, but not among "
+            "the cores of a launch",
+            found="one pipeline for all cores",
             fix="a function that opens a share of the shards: "
             "core.batches(lambda share, shares: wds.WebDataset("
             "urls[share::shares], nodesplitter=None, workersplitter=None)..., "
@@ -330,8 +335,8 @@ def _check(dataset: object, steps: int) -> None:
         )
     if hasattr(dataset, "__next__"):
         raise InvalidTypeError(
-            f"a {kind} can be read only once, and a stream starts over where it ends",
-            fix="a function that makes it: "
-            "core.batches(lambda share, shares: ..., steps=..., batch_size=...)",
+            f"a {kind} can be read only once, but a stream starts again when it ends",
+            fix="pass a function that makes it: core.batches(lambda share, shares: ..., "
+            "steps=..., batch_size=...)",
         )
     check_count("steps", steps)

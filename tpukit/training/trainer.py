@@ -120,9 +120,9 @@ def fit(
       knows, as Hugging Face's are. For a dataclass, call `torch.export.register_dataclass` first.
     - Inputs and targets hold tensors only; text columns are not supported.
 
-    Before the first step, one batch of `valid` is evaluated. This finds a metric that raises, or
-    a shuffled `valid`, before an epoch is spent. If that fails, all of `valid` decides, because
-    some metrics are undefined for one batch.
+    Before the first step, one batch of `valid` is evaluated. This finds a metric that raises an
+    error, or a shuffled `valid`, before the first epoch. If this fails, `fit` evaluates all of
+    `valid`, because some metrics are undefined for one batch.
 
     Args:
         core: this core.
@@ -165,23 +165,21 @@ def fit(
         max_time: stop after this time with a checkpoint, counted from this call: "8h30m" or
             seconds; None for no limit.
         replay: True captures a step's program once and runs it again without the Python of the
-            step, on XLA. Your code must then do the same in every step: docs/replay.md lists
-            what `fit` follows, what it checks, and what nothing can notice. `fit` prints from
-            which step on it replays, or why it captures every step. CPU processes, GPUs and
-            TorchTPU train as with False. Replay needs memory for a second set of weights and
-            optimizer state. With False, `fit` prints once if the host takes more than 1.3 times
-            as long as this TPU.
+            step, on XLA. Your code must then do the same in every step: docs/replay.md lists the
+            changes that `fit` follows, checks, and cannot notice. `fit` prints from which step on
+            it replays, or why it captures every step. CPU processes, GPUs and TorchTPU train as
+            with False. Replay needs memory for a second set of weights and optimizer state. With
+            False, `fit` prints once if the host takes more than 1.3 times as long as this TPU.
         options: rare options: `FitOptions(log_every=10)`.
 
     Raises:
         OutOfSyncError: the cores are out of sync in weights, buffers, data or settings. Checked
             before and after the first step, after each epoch and before each checkpoint.
         NonFiniteLossError: the loss became NaN or infinite.
-        ValueError: an argument, a label or a token id is out of range; the model has no parameters,
-            or the optimizer holds none of them; the loss or a metric is not one number; `monitor`
-            is no column, or its name does not say which numbers are better; the scheduler ends
-            before the run; or the checkpoint belongs to another architecture, optimizer, scheduler
-            or dataset.
+        ValueError: an argument, a label or a token id is out of range; the model has no parameters, or the optimizer
+            holds none of them; the loss or a metric is not one number; `monitor` is not a column,
+            or its name does not show which numbers are better; the scheduler ends before the run;
+            or the checkpoint belongs to another architecture, optimizer, scheduler or dataset.
         TypeError: an argument has the wrong type, or `train` or `valid` is not from
             `core.batches`.
         OSError: a checkpoint cannot be written, or another run uses the folder; or, at the start,
@@ -209,7 +207,7 @@ def fit(
     has_short = has_short_step(train, steps_per_epoch, accumulate_grad_batches)
     if replay and steps_per_epoch < _STEPS_FOR_REPLAY:
         steps = counted(steps_per_epoch, "step")
-        core.print(f"replay=True has no effect: of an epoch of {steps} none is replayed")
+        core.print(f"replay=True has no effect: no step of an epoch of {steps} is replayed")
     step = TrainStep(
         core,
         model,
@@ -271,7 +269,7 @@ class Trainer:
         step: one optimizer step.
         steps_per_epoch: optimizer steps.
         scheduler: stepped by `step`, or by this loop after every epoch.
-        augment: what `step` does from epoch `options.augment_from` on.
+        augment: the augmentation of `step` from epoch `options.augment_from` on.
         best: decides which epoch is best.
     """
 
@@ -443,7 +441,7 @@ class Trainer:
         self.losses.add(PendingStep(number, samples, local=local, reduced=reduced, lr=lr))
 
     def _report_unequal(self, batches: int) -> None:
-        """Print once that the means of batches are averaged, although they count differently."""
+        """Print once that `fit` averages the means of batches with different weights."""
         reason = self.step.index_checks.unequal
         if self._has_reported or reason is None or batches * self.core.world_size == 1:
             return
@@ -652,7 +650,7 @@ class Trainer:
         )
 
     def _try_evaluation(self) -> None:
-        """Evaluate one batch of every shape, to find now what would fail after an epoch."""
+        """Evaluate one batch of every shape, so that an error comes now and not after an epoch."""
         if self.valid is None or self.core.backend.is_recording:
             return
         try:
@@ -705,7 +703,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def _in_fit(self) -> Iterator[None]:
-        """Follow no loop of the user; afterwards random numbers are as if nothing was drawn."""
+        """Switch off the checks for a loop of your own; afterwards restore the random numbers."""
         self.core.internal.agreement.forget()
         self.core.internal.in_fit = True
         try:

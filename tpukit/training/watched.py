@@ -1,4 +1,4 @@
-"""Notice that this thread reads an object: for a while it gets a class that reports every use.
+"""Notice that this thread reads an object: its class is exchanged for one that reports uses.
 
     with watching([optimizer]) as found:
         loss = loss_fn(model(images), targets)  # reads optimizer.state
@@ -28,7 +28,7 @@ class Found:
 
 @contextlib.contextmanager
 def watching(objects: Iterable[object]) -> Iterator[Found]:
-    """Notice within whether this thread uses one of the objects; yield the result.
+    """Notice whether this thread uses one of the objects in this block; yield the result.
 
     Reading an attribute is a use, and so is a torch operation on a tensor. The entries of a list
     or of a dict within the object are not watched.

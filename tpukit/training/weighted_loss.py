@@ -7,7 +7,7 @@ their means is then not the loss of the joined batch:
     core 1    2 tokens, total 3.0      mean 1.5
     mean of means 1.0                  joined: 7.0 / 10 = 0.7
 
-So gradients are those of the totals, and are divided by the summed weight of all batches.
+So the gradients of the totals are divided by the summed weight of all batches.
 """
 
 import math
@@ -51,13 +51,13 @@ def as_loss(value: object) -> Loss:
         # Usual in segmentation: a list of the loss and its parts, of which the first is the sum.
         kinds = ", ".join(map(_described, value))
         raise InvalidTypeError(
-            f"the loss is one number, or (total, weight); got a {type(value).__name__}",
+            f"the loss must return one number, or (total, weight); got a {type(value).__name__}",
             found=f"({kinds})",
             fix="return its first part: loss=lambda outputs, targets: loss(outputs, targets)[0]",
         )
     if isinstance(value, Mapping):
         raise InvalidTypeError(
-            f"the loss is one number, got a {type(value).__name__}",
+            f"the loss must return one number, got a {type(value).__name__}",
             found=f"its parts are {', '.join(map(repr, value))}",
             fix="return their sum: loss=lambda outputs, targets: "
             "sum(loss(outputs, targets).values())",
@@ -66,7 +66,7 @@ def as_loss(value: object) -> Loss:
         return Loss(value)
     if not _is_one_number(value):
         raise InvalidValueError(
-            f"the loss is one number, got {_described(value)}",
+            f"the loss must return one number, got {_described(value)}",
             fix='take its mean, loss.mean(), or reduction="mean"',
         )
     return Loss(value)

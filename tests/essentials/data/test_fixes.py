@@ -2,6 +2,7 @@
 
 import importlib
 import itertools
+import threading
 import types
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import tpukit
 from tpukit import Augment, Buckets, pe
-from tpukit.essentials.data import Batches
+from tpukit.essentials.data import Batches, remember
 from tpukit.training import StreamBatches
 
 
@@ -139,7 +140,7 @@ def test_the_fixes_work_for_options_of_augment():
 
 def test_the_fixes_work_for_datasets():
     stream = Stream()
-    with fixes("batches: a {} can only be read in order, so its samples cannot be ...") as fix:
+    with fixes("batches: a {} can only be read in order, so samples cannot be chosen ...") as fix:
         core.batches(stream, batch_size=4)
     all_of(fix.code(r".*(?=:)", dataset=stream))
 
@@ -160,7 +161,7 @@ def test_the_fixes_work_for_datasets():
             out[:] = 0
             return out
 
-    with fixes("batches: the images of records and caches have one size"):
+    with fixes("batches: PackedImages and CachedImages have images of one size, so buckets= ..."):
         core.batches(Source(), batch_size=2, buckets=Buckets((8,)))
     all_of(core.batches(Source(), batch_size=2))
 
@@ -179,7 +180,7 @@ def test_the_fixes_work_for_states():
     all_of(core.batches(range(8, 16), batch_size=2))
 
     stream = {"steps": 3, "batch_size": 2}
-    with fixes("streams: the state is of a dataset with a length, this one is a stream"):
+    with fixes("streams: the saved state belongs to a map-style dataset, but this dataset is ..."):
         core.batches(Stream(), **stream).load_state_dict(state)
     state = core.batches(Stream(), **stream).state_dict()
     with fixes(
@@ -232,9 +233,9 @@ def test_the_fixes_work_for_weights_of_samples():
     for words, wrong in (
         ("sampler: weights is one number per sample, got a {}", "abcd"),
         ("sampler: weights is one number per sample, ({},), got {}", [1.0, 1.0]),
-        ("sampler: weights are finite numbers from 0 on, and not all are 0", [1, 1, 1, -1]),
-        ("sampler: weights are finite numbers from 0 on, and not all are 0", [0, 0, 0, 0]),
-        ("sampler: weights are finite numbers from 0 on, and not all are 0", [1, 1, 1, torch.nan]),
+        ("sampler: weights must be finite, 0 or more, and not all 0", [1, 1, 1, -1]),
+        ("sampler: weights must be finite, 0 or more, and not all 0", [0, 0, 0, 0]),
+        ("sampler: weights must be finite, 0 or more, and not all 0", [1, 1, 1, torch.nan]),
     ):
         with fixes(words) as fix:
             drawn(wrong)
@@ -276,7 +277,9 @@ def test_the_fixes_work_for_what_fills_samples_up():
     padded(pad=made.pad, lengths=made.lengths)
 
     dataset = Bytes()
-    with fixes("buckets: pad fills {} up with {}, which {} does not hold: it would be {}") as fix:
+    with fixes(
+        "buckets: pad fills {} with {}, which {} cannot represent: it would become {}"
+    ) as fix:
         padded(dataset, pad={"ids": -100})
     padded(dataset, pad={"ids": 255})
     dataset.kind = fix.code(r"\S+$")
@@ -300,7 +303,7 @@ def test_the_fixes_work_for_lengths():
     cutting = fix.run(fix.text.rpartition(": ")[2])
     padded(lengths=cutting.lengths, truncate=cutting.truncate)
 
-    with fixes("buckets: sizes has the length of every sample: {} numbers, got {}") as fix:
+    with fixes("buckets: sizes must hold the length of every sample: {} numbers, got {}") as fix:
         padded(sizes=[3])
     padded(sizes=fix.code(r"(?<=sizes=).*", dataset=[range(size) for size in Texts().sizes]))
 
@@ -351,23 +354,51 @@ def test_the_fixes_work_for_objects_that_forks_share(kind, tmp_path):
 
     dataset = Holding()
     dataset.held = held(tmp_path)
-    with fixes("shared_state: the dataset holds {}, and forks do not have one each"):
+    with fixes("shared_state: the dataset holds {}, which forked processes cannot share"):
         all_of(core.batches(dataset, batch_size=2, workers=1))
     getattr(dataset.held, "close", bool)()
     dataset.held = None
     assert len(all_of(core.batches(dataset, batch_size=2, workers=1))) == 2
 
 
+class Writer:
+    """Writes in a thread of its own, as TensorBoard's SummaryWriter does."""
+
+    def __init__(self):
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._stop.wait, daemon=True)
+        self._thread.start()
+
+    def close(self):
+        self._stop.set()
+        self._thread.join()
+
+
+def test_the_fix_works_for_threads_of_the_notebook(tmp_path):
+    writer = Writer()
+    with fixes("shared_state: the worker function uses threads of the notebook, ...") as fix:
+        remember(lambda core: writer, ())
+    writer.close()
+    loggers = fix.code(r"(?<=loggers=).*(?=\))".replace("runs", str(tmp_path)))
+    assert callable(loggers)
+
+    def work(core):
+        if core.is_main:
+            Writer().close()
+
+    remember(work, ())
+
+
 def test_the_fixes_work_for_columns_and_batches_in_place_of_samples():
     tensors = {"x": torch.zeros(2, 3), "y": torch.zeros(2)}
     table = pandas.DataFrame({"x": [1.0, 2.0], "y": [0, 1]})
     for source in (table, tensors):
-        with fixes("sources: a {} holds columns, and a dataset gives samples: ...") as fix:
+        with fixes("sources: a {} holds columns, but core.batches needs samples: ...") as fix:
             core.batches(source, batch_size=2)
     of_table, of_dict = fix.text.split("; ")
     of_table = of_table.replace("torch.tensor(...)", "torch.tensor(table.y.to_numpy())")
-    of_table = fix.run(of_table.removeprefix("of a table, "), table=table, inputs=["x"])
-    of_dict = of_dict.removeprefix("of a dict of tensors, ")
+    of_table = fix.run(of_table.removeprefix("for a table, "), table=table, inputs=["x"])
+    of_dict = of_dict.removeprefix("for a dict of tensors, ")
     of_dict = fix.run(f"torch.utils.data.{of_dict}", tensors=tensors)
     for dataset in (of_table, of_dict):
         all_of(core.batches(dataset, batch_size=2))
@@ -375,7 +406,7 @@ def test_the_fixes_work_for_columns_and_batches_in_place_of_samples():
     two = TensorDataset(torch.arange(2))
     sampler = torch.utils.data.WeightedRandomSampler([0.0, 1.0], 8)
     loader = DataLoader(two, batch_size=4, sampler=sampler)
-    with fixes("sources: a {} holds batches already, and core.batches makes each ...") as fix:
+    with fixes("sources: a {} makes batches already, but core.batches needs samples, ...") as fix:
         core.batches(loader, batch_size=4)
     weights = fix.code(r"(?<=weights=).*", loader=loader)
     drawn = all_of(core.batches(loader.dataset, weights=weights, batch_size=4))
@@ -383,14 +414,14 @@ def test_the_fixes_work_for_columns_and_batches_in_place_of_samples():
 
     sampler = torch.utils.data.SubsetRandomSampler([1])
     loader = DataLoader(two, batch_size=4, sampler=sampler)
-    with fixes("sources: a {} holds batches already, and core.batches makes each ...") as fix:
+    with fixes("sources: a {} makes batches already, but core.batches needs samples, ...") as fix:
         core.batches(loader, batch_size=4)
     part = fix.run(fix.text.rpartition("SubsetRandomSampler: ")[2], loader=loader)
     assert all(batch[0].tolist() == [1] * 4 for batch in all_of(core.batches(part, batch_size=4)))
 
     dataset = TensorDataset(torch.zeros(8, 2), torch.zeros(8))
     loader = DataLoader(dataset, batch_size=4, shuffle=True, drop_last=True)
-    with fixes("sources: a {} holds batches already, and core.batches makes each ...") as fix:
+    with fixes("sources: a {} makes batches already, but core.batches needs samples, ...") as fix:
         core.batches(loader, batch_size=4)
     all_of(fix.code(r"^.*?(?=, samples)", loader=loader))
 
@@ -430,7 +461,7 @@ def test_the_fixes_work_for_samples_that_cannot_be_stacked(kind):
 
 
 def test_the_fixes_work_for_streams():
-    with fixes("streams: a {} can be read only once, and a stream ...") as fix:
+    with fixes("streams: a {} can be read only once, but a stream ...") as fix:
         core.batches(iter(range(9)), steps=2, batch_size=2)
     call = fix.text.partition(": ")[2]
     all_of(fix.run(call.replace(": ...", ": range(9)").replace("=...", "=2")))
@@ -438,7 +469,7 @@ def test_the_fixes_work_for_streams():
     with pytest.raises(ValueError, match="steps is at least 1, got 0"):
         core.batches(Stream(), steps=0, batch_size=2)
 
-    with fixes("streams: steps= is for a dataset that can only be read in order, and ..."):
+    with fixes("streams: steps= is for a dataset that can only be read in order, but ..."):
         core.batches(range(8), steps=2, batch_size=2)
     all_of(core.batches(range(8), batch_size=2))
 

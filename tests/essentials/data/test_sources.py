@@ -192,7 +192,7 @@ class Ours(DataLoader):
 )
 @pytest.mark.parametrize("as_stream", [False, True])
 def test_a_loader_is_refused_with_the_call_that_takes_its_dataset(loader, as_stream):
-    with pytest.raises(InvalidTypeError, match="holds batches already") as error:
+    with pytest.raises(InvalidTypeError, match="makes batches already") as error:
         StreamBatches(loader, steps=3, batch_size=4) if as_stream else Batches(loader, batch_size=4)
     assert error.value.fix.startswith("core.batches(loader.dataset, batch_size=8), ")
 

@@ -341,13 +341,13 @@ def train_alone(core, joined):
 )
 def test_cores_that_trained_without_ever_meeting_are_named(backend, joined, is_named, capsys):
     quietly(train_alone, joined, backend=backend)
-    assert ("each has trained a model of its own" in capsys.readouterr().out) == is_named
+    assert ("each has trained a separate model" in capsys.readouterr().out) == is_named
 
 
 def test_a_single_core_and_independent_runs_are_not_named(capsys):
     quietly(train_alone, "", cores=1, backend="cpu")
     launch_each(train_alone, ["", ""], cores=1, backend="cpu", progress="off")
-    assert "of its own" not in capsys.readouterr().out
+    assert "a separate model" not in capsys.readouterr().out
 
 
 def test_gather_in_order_is_every_sample_once():

@@ -324,7 +324,7 @@ def test_a_chosen_device_is_one_core_of_that_number():
 @pytest.mark.parametrize(
     ("obstacle", "expected"), [(None, "xla:simulator"), ("no C compiler is here", "xla:cpu")]
 )
-def test_xla_without_a_chip_is_rehearsed_on_the_stand_in_where_it_can_be_had(
+def test_xla_without_a_chip_runs_on_the_simulator_if_it_is_installed(
     obstacle, expected, monkeypatch
 ):
     monkeypatch.setattr("tpukit.simulator.runtime.why_not", lambda: obstacle)
@@ -342,7 +342,7 @@ def test_xla_without_a_chip_is_rehearsed_on_the_stand_in_where_it_can_be_had(
             r"cores=3 is not supported: torch_xla uses 1 core or all 8\n  found: 8 v5e chips",
         ),
         (V3, {"cores": 4}, r"all 8\n  found: 4 v3 chips"),
-        ({"chips": 0}, {"cores": 0}, "at least 1, or None for all there are, got 0"),
+        ({"chips": 0}, {"cores": 0}, "at least 1, or None for all, got 0"),
         ({"chips": 0}, {"cores": -2}, "got -2"),
         ({"chips": 0}, {"cores": True}, "got True"),
         ({"chips": 0}, {"cores": "8"}, "got '8'"),
@@ -380,7 +380,7 @@ def test_xla_without_a_chip_is_rehearsed_on_the_stand_in_where_it_can_be_had(
         (
             {"chips": 0},
             {"matmul_precision": "bf16"},
-            "'high', 'highest', or None for the device's own, got 'bf16'",
+            "'high', 'highest', or None for the device's own precision, got 'bf16'",
         ),
         (
             {"chips": 0},
@@ -684,7 +684,7 @@ def test_cores_that_do_not_find_each_other_fail_before_the_worker_function(lonel
         (tmp_path / "ran").touch()
 
     with pytest.raises(
-        WorkerError, match="the devices did not become one run: 1 of its 2 cores"
+        WorkerError, match="the devices did not join one run: only 1 of its 2 cores"
     ) as failed:
         launch(work, cores=2, backend="lonely", progress="off")
     assert "TPU_PROCESS_BOUNDS=1,1,1" in failed.value.found
@@ -702,7 +702,7 @@ def test_hosts_that_do_not_find_each_other_fail_with_a_fix_for_hosts(lonely, tmp
     with socket.create_server(("127.0.0.1", 0)) as listener:
         hosts = backends.Hosts(0, 4, listener.getsockname(), listener)
         with pytest.raises(
-            WorkerError, match="the devices did not become one run: 1 of its 8 cores"
+            WorkerError, match="the devices did not join one run: only 1 of its 8 cores"
         ) as failed:
             launch_on_host(hosts, work, cores=2, backend="lonely", progress="off")
     assert "a run over 4 hosts" in failed.value.found

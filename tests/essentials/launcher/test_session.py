@@ -15,10 +15,12 @@ import weakref
 
 import pytest
 import torch
+from helpers.kernels import Kernel, is_alive
 from helpers.launching import children
 from helpers.waiting import interrupt_when, wait_until
 
 import tpukit
+from tpukit.essentials.backends import Topology
 from tpukit.essentials.environment import DeviceBusyError, open_sessions, wait_for_chips
 from tpukit.essentials.launcher import LaunchInterrupted, SessionEndedError, WorkerError
 from tpukit.essentials.launcher.session_worker import StoppingPoint, serve
@@ -351,11 +353,9 @@ def test_a_run_that_takes_too_long_is_stopped_and_the_session_goes_on(sessions):
 # Interrupts
 
 
-def trains_for_ever(core, file=None):
-    step(core)
-    core.log(loss=0)
+def trains_for_ever(core):
     while True:
-        step(core)
+        core.log(loss=step(core))  # core 0 alone copies it to the host, which is no boundary
 
 
 def sleeps(core):
@@ -403,6 +403,17 @@ def look_at_weight(core):
     return core.to_host(core.state.model.weight.detach()).double().sum().item()
 
 
+def reads_with_processes(core):
+    """Begin a new epoch, with new processes, several times per second."""
+    for _ in range(10_000):
+        for (batch,) in core.batches(
+            torch.utils.data.TensorDataset(torch.rand(16, 4)), batch_size=2, workers=2
+        ):
+            core.log(loss=batch.sum())
+            with core.step():
+                pass
+
+
 def swallows(core):
     core.log(loss=0)
     while True:
@@ -436,7 +447,8 @@ def interrupted(session, fn, *args):
 
 
 @pytest.mark.parametrize(
-    "fn", [trains_for_ever, sleeps, computes, one_sleeps_the_other_waits, fits]
+    "fn",
+    [trains_for_ever, sleeps, computes, one_sleeps_the_other_waits, fits, reads_with_processes],
 )
 def test_an_interrupt_keeps_the_state(sessions, fn):
     session = sessions()
@@ -659,6 +671,48 @@ def test_on_the_simulator_a_step_that_was_left_is_run_and_training_goes_on():
     assert children() == []
 
 
+@pytest.mark.xla
+def test_a_sharded_session_compiles_once():
+    def compiled(core):
+        steps(core)
+        return core.chips, core.backend.compiles()[0]
+
+    with opened(None, "xla", shard="fsdp") as session:
+        session.quietly(make)
+        first = session.quietly(compiled).results
+        assert first[0][0] > 1
+        assert session.quietly(compiled).results == first
+
+
+CELLS = """
+import tpukit
+session = tpukit.Session(2, "cpu", progress="off")
+--- def fails(core):
+    core.state.value = 7
+    raise ValueError("on purpose")
+session.run(fails)
+--- def looks(core):
+    return core.state.value
+print(session.run(looks).results)
+"""
+
+
+def test_in_a_notebook_an_error_names_the_cell_and_a_restart_leaves_no_worker():
+    with contextlib.closing(Kernel()) as kernel:
+        first, second, third = CELLS.strip().split("\n--- ")
+        kernel.run(first)
+        kernel.run(second)
+        name, text = kernel.error
+        assert name == "WorkerError"
+        assert "fails(), cell 3, line 3" in text
+        assert 'raise ValueError("on purpose")' in text
+        assert "the session goes on" in text
+        assert "[7, 7]" in kernel.run(third)
+        workers = kernel.wait_for_workers(2)
+        kernel.manager.restart_kernel(now=True)
+        wait_until(lambda: not any(map(is_alive, workers)))
+
+
 def fails_while_the_other_trains(core):
     if core.rank:
         raise ValueError("one")
@@ -666,6 +720,29 @@ def fails_while_the_other_trains(core):
 
 
 # The parts
+
+
+@pytest.mark.parametrize(
+    ("layout", "fact"),
+    [
+        (Topology("xla", "TPU v3 core", cores=8, processes=4), "8 cores of TPU v3 core in 4"),
+        (Topology("cpu", "CPU", cores=1, processes=0), "cannot fork"),
+    ],
+)
+def test_a_layout_in_which_no_core_has_a_process_of_its_own_is_refused(layout, fact, monkeypatch):
+    monkeypatch.setattr("tpukit.essentials.launcher.launcher.choose_topology", lambda *_: layout)
+    with pytest.raises(ValueError, match="a session needs") as caught:
+        tpukit.Session()
+    assert fact in str(caught.value)
+    assert "tpukit.launch(train)" in caught.value.fix
+
+
+def test_a_missing_cloudpickle_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    monkeypatch.delitem(sys.modules, "tpukit.essentials.launcher.packing", raising=False)
+    monkeypatch.delattr("tpukit.essentials.launcher.packing", raising=False)
+    with pytest.raises(tpukit.TpukitError, match="cloudpickle, which is not installed"):
+        tpukit.Session(1, "cpu")
 
 
 def test_a_stopping_point_lets_a_core_pass_up_to_the_limit():

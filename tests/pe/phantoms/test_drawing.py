@@ -136,9 +136,9 @@ def test_processes_that_draw_the_same_into_one_folder_take_turns_and_others_are_
         f"from tpukit.pe import phantom; phantom({str(tmp_path)!r}, 3, {slices}, size=64, workers=1)"
         for slices in (3, 4, 4)
     ]
-    kit = Path(__file__).parents[3]
+    root = Path(__file__).parents[3]
     started = [
-        subprocess.Popen([sys.executable, "-c", call], cwd=kit, stderr=subprocess.PIPE)
+        subprocess.Popen([sys.executable, "-c", call], cwd=root, stderr=subprocess.PIPE)
         for call in calls
     ]
     errors = [process.communicate(timeout=600)[1] for process in started]
@@ -254,9 +254,9 @@ def test_drawing_says_how_far_it_is_once_at_the_end_in_a_log_and_nothing_when_of
 
 def test_one_line_in_a_shell_is_enough(tmp_path):
     call = f"import tpukit; print(tpukit.pe.phantom({str(tmp_path / 'x')!r}, 2, 2, size=32))"
-    kit = Path(__file__).parents[3]
+    root = Path(__file__).parents[3]
     done = subprocess.run(
-        [sys.executable, "-c", call], cwd=kit, capture_output=True, text=True, check=True
+        [sys.executable, "-c", call], cwd=root, capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == str(tmp_path / "x")
 

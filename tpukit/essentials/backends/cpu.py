@@ -9,7 +9,7 @@ hang. A dry run finds such mistakes, so here the cores compare their calls:
 
 The comparison is a small message before each collective. It would double the cost of a collective
 that the cores call in every step, so after eight calls such a collective gets its own gloo group.
-No other collective can meet it there, so no message is needed. If a core then waits for more
+No other collective uses that group, so no message is needed. If a core then waits for more
 than a second, it looks in the store, where every waiting core writes its call (`_wait`).
 """
 
@@ -78,8 +78,9 @@ class Cpu(Backend):
             one core in the kernel's own process.
 
     Attributes:
-        store: of torch.distributed, in which the processes find each other; open before the device.
-        group: of torch.distributed, in which the cores compare their calls.
+        store: the store of torch.distributed, in which the processes find each other; open before
+            the device.
+        group: the group of torch.distributed, in which the cores compare their calls.
     """
 
     transport = "gloo"  # of torch.distributed
@@ -322,7 +323,7 @@ class Cpu(Backend):
         one message.
 
         Args:
-            tensors: of this core.
+            tensors: the tensors of this core.
             send: starts the collective on a flat tensor, and returns its work.
             finish: called with the flat tensor when the collective is done.
         """
@@ -400,15 +401,14 @@ class CpuRuntime(Runtime):
         """
         if "torch_tpu" in sys.modules and self.package != "torch_tpu":
             raise TpukitRuntimeError(
-                "this kernel has imported torch_tpu, and with it no "
-                "worker can stay away from the chips",
+                "this kernel has imported torch_tpu, so workers on the CPU would take the chips",
                 found=(
-                    "the first backward() of CPU tensors starts the TPU "
-                    "runtime where torch_tpu is imported"
+                    "the first backward() of CPU tensors starts the TPU runtime if torch_tpu is "
+                    "imported"
                 ),
                 fix=(
                     "restart the kernel, call tpukit.setup() before "
-                    "`import torch`, and import torch_tpu in no cell"
+                    "`import torch`, and do not import torch_tpu in a cell"
                 ),
             )
         super().load(topology)
@@ -494,7 +494,7 @@ def _check_same(texts: Sequence[str], *, differ: bool = False) -> None:
 
     Args:
         texts: by rank, the calls in words.
-        differ: they are known to differ, even if the texts, which are cut, do not.
+        differ: the calls are known to differ, even if their shortened texts are equal.
     """
     names = [text.partition(" ")[0] for text in texts]
     tensors = [text.partition(" ")[2] for text in texts]
@@ -512,8 +512,8 @@ def _check_same(texts: Sequence[str], *, differ: bool = False) -> None:
             f"{names[0].partition('(')[0]} needs the same shape and dtype on every core",
             found=", ".join(f"core {rank} {text}" for rank, text in enumerate(tensors)),
             fix=(
-                "pad to one shape first; core.batches(..., "
-                "shuffle=False) does, and core.gather(...)[:n] cuts"
+                "pad to one shape first, as core.batches(..., shuffle=False) does; then "
+                "core.gather(...)[:n] removes the padding"
             ),
         )
 
@@ -521,8 +521,8 @@ def _check_same(texts: Sequence[str], *, differ: bool = False) -> None:
 def _interface_towards(address: str) -> str:
     """Return the name of the network interface that leads to an address.
 
-    gloo would look up the host's own name. On many hosts that name means 127.0.0.1, which the
-    processes of other hosts cannot reach.
+    By default, gloo looks up the host's own name. On many hosts that name means 127.0.0.1, which
+    the processes of other hosts cannot reach.
     """
     if address.startswith("127."):
         if sys.platform == "darwin":
@@ -537,10 +537,9 @@ def _interface_towards(address: str) -> str:
                     return name
     raise TpukitRuntimeError(
         "no network interface of this host leads to host 0",
-        found=f"{address} is reached from {ours}, an address that none has",
+        found=f"{address} is reached from {ours}, an address of no interface",
         fix=(
-            "GLOO_SOCKET_IFNAME=eth0 in the environment of every "
-            "host, or what `ip address` shows there"
+            "set GLOO_SOCKET_IFNAME=eth0 on every host, or the name that `ip address` shows there"
         ),
     )
 

@@ -27,7 +27,7 @@ class BackendMismatchError(InvalidValueError):
 
 @dataclass(frozen=True)
 class Hosts:
-    """The hosts of a run, each of which launches the same function on as many cores.
+    """The hosts of a run, each of which launches the same function on the same number of cores.
 
     Attributes:
         number: the number of this host, from 0.
@@ -51,10 +51,10 @@ class Topology:
         backend: the name of the runtime, as in `tpukit.essentials.backends.runtimes()`.
         device: one core in words, such as "TPU v5e core".
         cores: cores of the run on this host.
-        processes: worker processes, each with as many cores as every other; 0 if the only core runs
+        processes: worker processes, each with the same number of cores; 0 if the only core runs
             in the kernel itself.
         is_dry_run: whether CPU processes take the place of TPU cores.
-        generation: of a TPU, such as "v5e"; otherwise "".
+        generation: the generation of a TPU, such as "v5e"; otherwise "".
         device_number: the chip or GPU, from 0, of a run of one process, while others run on the
             other chips; None if the run is alone on the machine.
         hosts: the hosts of the run; None for a single host.
@@ -86,7 +86,7 @@ class Topology:
     def ranks(self, process: int) -> range:
         """Return the ranks of the cores in a worker process.
 
-        On a TPU torch_xla gives out the ranks, and these are only the probable ones.
+        On a TPU torch_xla assigns the ranks, so these are only the probable ranks.
 
         Args:
             process: number of the worker process on this host, from 0.
@@ -101,7 +101,7 @@ class Compiling:
     """A graph that is being compiled.
 
     Attributes:
-        number: of the graph in this process, from 1.
+        number: the number of the graph in this process, from 1.
         last_seconds: the time that the graph before took; None for the first.
         doing: "compiling", or "loading" from the compilation cache.
         is_waiting: whether another process compiles it.
@@ -162,7 +162,7 @@ class Backend:
         """
 
     def sync(self) -> None:
-        """Hand over the work recorded so far, and return before it is done."""
+        """Start the work recorded so far, and return without waiting for its end."""
         if self.after_sync:
             self.after_sync()
 
@@ -170,7 +170,7 @@ class Backend:
         """Return when the device has done all recorded work; only a stopwatch needs it."""
 
     def place_model(self, module) -> str:
-        """Shard the weights and buffers of a module; return a line if much stays whole, or ""."""
+        """Shard the weights and buffers of a module; return a line on large unsharded parts."""
         return ""
 
     def place_state(self, optimizer) -> None:
@@ -184,7 +184,7 @@ class Backend:
         """Return a tensor reduced over the cores, with the same bits on each. Collective.
 
         Args:
-            tensor: of the same shape and dtype on every core.
+            tensor: a tensor of the same shape and dtype on every core.
             op: "sum", "mean", "min" or "max".
         """
         raise NotImplementedError
@@ -279,8 +279,8 @@ class Runtime:
         how_to_install: the line that installs it, unless it is torch_xla's.
         sharded: the name of the runtime for which all devices of a host are a single core; None if
             there is none.
-        dry_run_of: the name of the backend that this one takes the place of, if the machine has no
-            device of that one; None for a backend that is no dry run of another.
+        dry_run_of: the name of the backend that this backend replaces on a machine without such a
+            device; None for a backend that is not a dry run.
         is_for_launch: whether `launch(backend=...)` accepts it.
         note: added to the line that a dry run prints.
         keeps_compiles: whether a compilation cache can hold its programs.

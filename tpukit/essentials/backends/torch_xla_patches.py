@@ -48,10 +48,10 @@ def answer_for_all_processes(rank: int, world_size: int) -> None:
 def _refused(call: str, world_size: int) -> Callable[..., None]:
     def refuse(*_: object, **__: object) -> None:
         raise TpukitRuntimeError(
-            f"{call} joins nothing in this dry run",
+            f"{call} does not reach other cores in this dry run",
             found=f"{world_size} XLA:CPU processes joined by gloo, of which torch_xla sees one",
             fix="core.all_reduce, core.gather, core.optimizer_step; or pip install "
-            "xla_cpu_pjrt==0.0.1, a dry run in which torch_xla's own collectives run",
+            "xla_cpu_pjrt==0.0.1, for a dry run in which torch_xla's own collectives work",
         )
 
     return refuse

@@ -384,7 +384,7 @@ def with_own_flags(given: str, generation: str, *, sharded: bool) -> str:
 
     Args:
         given: the value so far.
-        generation: of the chip, such as "v5e".
+        generation: the generation of the chip, such as "v5e".
         sharded: whether one process has all chips.
     """
     own = {}

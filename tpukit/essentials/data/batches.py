@@ -4,7 +4,7 @@ An epoch goes through three stages. The first is arithmetic, so all cores know t
 
     sampler         which samples this core sees in each step     (steps, batch_size)
     feed            reads them, joins them, sends them to the device ahead of the loop
-    `arrange`       a view in the form that the loop gets
+    `arrange`       a view with the shape that the loop expects
 
 The feed is chosen once, when the batches are made: a `SourceFeed` or a `SampleFeed`.
 """
@@ -12,6 +12,7 @@ The feed is chosen once, when the batches are made: a `SourceFeed` or a `SampleF
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from tpukit.essentials.data.feeds import EpochPlan, SampleFeed, Sent, SourceFeed, Transfer
 from tpukit.essentials.data.fingerprint import fingerprint
@@ -56,9 +57,9 @@ class Batches:
             some samples.
         mask: add to each batch a (batch_size,) bool tensor, False for padding.
         buckets: `tpukit.Buckets`, for samples of several lengths.
-        seed: of the order, and of the random numbers of each batch.
+        seed: the seed of the order, and of the random numbers of each batch.
         workers: loader processes; None for the free processors if images are decoded, otherwise 0.
-        threads: that prepare the batches of a source.
+        threads: number of threads that prepare the batches of a source.
         send: takes the tensors of a batch, and returns them on the device.
         received: called with each batch on the device, when a loop receives it.
         shares_process: other cores are threads of this process, and share its random numbers.
@@ -121,14 +122,15 @@ class Batches:
             shares=shares,
         )
         _check_steps(self.sampler)
-        refuse_shared(dataset, rank=rank, world_size=world_size, workers=workers or 0)
+        generators = refuse_shared(dataset, world_size=world_size, workers=workers or 0)
         self.dataset = dataset
         self.buckets = buckets
         source = as_batch_source(dataset)
         if buckets is not None:
             if source is not None:
                 raise InvalidValueError(
-                    "the images of records and caches have one size", fix="leave out buckets="
+                    "PackedImages and CachedImages have images of one size, so buckets= has no use",
+                    fix="leave out buckets=",
                 )
             self.sampler = buckets.sampler(self.sampler, dataset)
         if workers is None:
@@ -145,7 +147,12 @@ class Batches:
             self._feed = SourceFeed(source, batch_size=batch_size, threads=threads, **made)
         else:
             self._feed = SampleFeed(
-                dataset, buckets=buckets, shares_process=shares_process, numbers=numbers, **made
+                dataset,
+                buckets=buckets,
+                shares_process=shares_process,
+                numbers=numbers,
+                generators=generators,
+                **made,
             )
         self.epoch = 0
         self.wait_seconds = 0.0
@@ -167,12 +174,12 @@ class Batches:
 
     @property
     def samples_per_step(self) -> int:
-        """The samples that all cores together see in a step."""
+        """The number of samples that all cores together see in a step."""
         return self.sampler.samples_per_step
 
     # Iteration
 
-    def __iter__(self) -> Iterator[object]:
+    def __iter__(self) -> Iterator[Any]:
         # Unlike a generator, `map` holds no batch while it waits for the next.
         yield from map(self._arranged, self.epoch_as_sent())
 
@@ -234,7 +241,7 @@ class Batches:
     def layout(self) -> dict[str, object]:
         """The division of the dataset as short values by name; it must be the same on every core.
 
-        The seed is part of it, because a checkpoint may bring another one.
+        The seed is part of it, because a checkpoint may have another seed.
         """
         return {
             "seed of core.batches": self._seed,
@@ -269,7 +276,7 @@ class Batches:
         return self._identity
 
     def check_identity(self, saved: Mapping[str, object], kind: str = "dataset") -> None:
-        """Raise ValueError if `identity` of the dataset in a checkpoint was another one."""
+        """Raise ValueError if a checkpoint has another `identity` of the dataset."""
         different = different_parts(saved, self.identity())
         if different:
             raise InvalidValueError(
@@ -309,12 +316,12 @@ class Batches:
         """Continue at a saved position: the next loop yields the rest of that epoch, in its order.
 
         If the samples are shuffled, the number of cores and the batch size may differ from those
-        of the saved run. In order each core has its own part, of which it has seen the beginning,
-        so other cores would repeat samples. With buckets everything must be the same in either
-        case, because other steps would be made of the samples.
+        of the saved run. Without shuffling, each core has seen the beginning of its own part, so
+        with another number of cores some samples would be repeated. With buckets, everything must
+        be the same, because the steps would contain other samples.
 
         Args:
-            state: of `state_dict`.
+            state: the value of `state_dict`.
 
         Raises:
             ValueError: the state belongs to another dataset; or it was saved within an epoch
@@ -323,7 +330,7 @@ class Batches:
         if "steps" in state:
             raise InvalidValueError(
                 "the saved state belongs to an iterable dataset, but this dataset is map-style",
-                fix="the same dataset",
+                fix="pass the dataset that the state was saved with",
             )
         count = self.sampler.count
         if state["count"] != count:
@@ -341,8 +348,8 @@ class Batches:
                 f"the saved state is {state['samples']} samples into an epoch that was divided "
                 "in another way",
                 found=f"saved with {_in_words(saved)}; here {_in_words(here)}",
-                fix="the same values as when it was saved; with shuffle=True from the start, and "
-                "no buckets, cores and batch size may change",
+                fix="use the values that it was saved with; cores and batch size may change if "
+                "shuffle was True from the start and buckets are not used",
             )
         self.epoch = state["epoch"]
         self._done = state["samples"]
@@ -380,7 +387,7 @@ class Batches:
             self._transfer.check = None
 
     def arrange(self, tensors: object) -> object:
-        """Return a batch as a loop gets it: a source's images as (B, 3, H, W), which is a view."""
+        """Return a batch in the form for the loop: a source's images become (B, 3, H, W), a view."""
         return self._feed.arrange(tensors)
 
 
@@ -389,10 +396,10 @@ def _check_dataset(dataset: object, batch_size: int) -> None:
     refuse_loader(dataset, batch_size)
     if only_iterates(dataset):
         raise InvalidTypeError(
-            f"a {type(dataset).__name__} can only be read in order, so its samples cannot be "
-            "dealt out by number",
-            fix=f"core.batches(dataset, steps=1000, batch_size={batch_size}): the steps of an "
-            "epoch",
+            f"a {type(dataset).__name__} can only be read in order, so samples cannot be chosen "
+            "by their index",
+            fix=f"core.batches(dataset, steps=1000, batch_size={batch_size}): steps= is the "
+            "number of steps per epoch",
         )
     if len(dataset) == 0:
         raise InvalidValueError(
@@ -402,7 +409,7 @@ def _check_dataset(dataset: object, batch_size: int) -> None:
 
 
 def _check_arguments(counts: Mapping[str, object], flags: Mapping[str, object]) -> None:
-    """Raise for a number or a switch of another kind, such as the text of a form."""
+    """Raise for an argument of a wrong type, such as text in place of a number."""
     for name, value in counts.items():
         if value is not None:
             check_count(name, value, least=0 if name == "workers" else 1)

@@ -9,7 +9,7 @@ def collate(items: list, samples: Sequence[int] = ()) -> object:
     """Return the batch that `torch.utils.data.default_collate` makes of items.
 
     Args:
-        items: of the dataset.
+        items: the items of the dataset.
         samples: their numbers, for the error message.
 
     Raises:

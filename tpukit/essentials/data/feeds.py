@@ -37,10 +37,10 @@ class EpochPlan(NamedTuple):
     Attributes:
         samples: (steps, batch_size) int64.
         is_real: (steps, batch_size) bool, False for padding.
-        numbers: of the batches, unique over all cores; they seed the loader processes.
+        numbers: the numbers of the batches, unique over all cores; they seed the loader processes.
         seed: (seed, epoch).
         done: steps of this epoch that are over.
-        lengths: of the samples in each step, with buckets.
+        lengths: the lengths of the samples in each step, with buckets.
     """
 
     samples: object
@@ -162,6 +162,7 @@ class SampleFeed:
         buckets: `tpukit.Buckets`, for samples of several lengths.
         shares_process: other cores are threads of this process, and share its random numbers.
         numbers: opens a context in which the dataset is called without loader processes.
+        generators: in the dataset, seeded for each batch.
     """
 
     def __init__(
@@ -174,6 +175,7 @@ class SampleFeed:
         buckets: object,
         shares_process: bool,
         numbers: Callable[[], contextlib.AbstractContextManager],
+        generators: list,
     ):
         self._dataset = dataset
         self._transfer = transfer
@@ -182,6 +184,7 @@ class SampleFeed:
         self._buckets = buckets
         self._shares_process = shares_process
         self._numbers = numbers
+        self._generators = generators
 
     def epoch(self, plan: EpochPlan) -> Iterator[Sent]:
         """Return the batches of a plan; with loader processes they are made ahead of the loop."""
@@ -192,6 +195,7 @@ class SampleFeed:
             seed=plan.seed,
             in_turn=self._shares_process,
             collate=None if self._buckets is None else self._buckets.collate,
+            generators=self._generators,
         )
         masks = iter(plan.is_real)
         calls = ((lambda real=real: self._send(next(loaded), real)) for real in masks)

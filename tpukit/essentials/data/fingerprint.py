@@ -8,7 +8,7 @@ an entry per sample. A dataset inside another, as in a `Subset`, is described in
     dataset.indices               3370154512     checksum of 800 numbers
     kind of dataset.dataset       "ImageFolder"
     dataset.dataset.targets       1292718311
-    dataset.dataset.classes       2471826934     names of classes, whose order decides about labels
+    dataset.dataset.classes       2471826934     names of classes; their order defines the labels
 """
 
 import math
@@ -179,7 +179,7 @@ def column_checksums(table) -> list[int | None]:
 
 
 def is_plain(value: object) -> bool:
-    """Return whether the text of a value says everything about it."""
+    """Return whether the text of a value describes it completely."""
     if isinstance(value, Mapping):
         value = list(value.items())
     if isinstance(value, tuple | list):

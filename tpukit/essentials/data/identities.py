@@ -3,7 +3,7 @@
 The identity is a dict of short values by name. It differs from the fingerprint in three ways:
 
     dataset.fold         "0"            settings count: numbers, truth values and short texts
-    dataset.files        3370154512     files count by their place in the folder of them all
+    dataset.files        3370154512     files count by their path in their common folder
     dataset.features     1292718311     arrays of any length count
 
 A dataset with a method `checkpoint_identity` describes itself: it returns values by name.

@@ -1,7 +1,7 @@
 """Prepare batches ahead of the loop: in threads, or in the processes of a DataLoader.
 
-Threads are for batches that one native call makes without the GIL, such as a source's. Processes
-are for datasets that make a sample in Python.
+Threads are for batches that a single native call makes without the GIL, as a source does. Processes
+are for datasets whose samples are made in Python.
 
 A source's images are written into buffers that are used again, because new memory is slow. A buffer
 is free when nothing refers to it: neither the loop, nor a tensor or view of it, nor a transfer.
@@ -19,7 +19,7 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from tpukit.essentials.data.collating import collate
-from tpukit.essentials.data.seeding import seed_host, seeded_in_turn
+from tpukit.essentials.data.seeding import seed_generators, seed_host, seeded_in_turn
 from tpukit.essentials.data.sources import BatchSource, MapDataset, reads_many
 
 # Two ahead for each of five threads, the loop's own, and spare ones. If a loop holds more batches,
@@ -74,7 +74,7 @@ def run_ahead(calls: Iterable[Callable[[], object]], threads: int) -> Iterator[o
 
 
 def _run(todo: SimpleQueue) -> None:
-    """Run calls until None comes; put the outcome of each into its own queue."""
+    """Run calls until None arrives; put the outcome of each into its own queue."""
     while (job := todo.get()) is not None:
         call, done = job
         try:
@@ -102,6 +102,7 @@ def load_samples(
     seed: tuple[int, ...],
     in_turn: bool = False,
     collate: Callable[[list, list[int], int], object] | None = None,
+    generators: list | None = None,
 ) -> Iterator[object]:
     """Yield the batches of a dataset from the processes of a DataLoader.
 
@@ -113,12 +114,13 @@ def load_samples(
         dataset: the dataset.
         jobs: (number, samples) per batch. The number is unique in the epoch over all cores.
         workers: loader processes; 0 for none.
-        seed: of the epoch.
+        seed: the seed of the epoch.
         in_turn: other cores are threads of this process.
         collate: `collate(items, samples, length)` joins a batch instead of torch's
             `default_collate`; a job is then (number, samples, length).
+        generators: in the dataset, seeded for each batch with or without processes.
     """
-    whole = _BatchDataset(dataset, seed, in_turn=in_turn, collate=collate)
+    whole = _BatchDataset(dataset, seed, in_turn=in_turn, collate=collate, generators=generators)
     batches = iterate_loader(whole, jobs, workers)
     if workers:
         return _explain_broken_pipes(batches)
@@ -143,7 +145,7 @@ def load_images(
         source: the source.
         jobs: (number, samples) per batch. The number is unique in the epoch over all cores.
         workers: loader processes, at least 1.
-        seed: of the epoch; a batch is seeded with it and its number.
+        seed: the seed of the epoch; a batch is seeded with it and its number.
     """
     import torch
 
@@ -248,8 +250,10 @@ class _BatchDataset:
         *,
         in_turn: bool = False,
         collate: Callable | None = None,
+        generators: list | None = None,
     ):
         self.dataset = dataset
+        self.generators = generators or []
         self.seed = seed
         self.in_turn = in_turn
         self.collate = collate
@@ -263,7 +267,9 @@ class _BatchDataset:
             seed_host(seed)
         elif self.in_turn:
             with seeded_in_turn(seed):
+                seed_generators(self.generators, seed)
                 return self._collate(samples.tolist(), *length)
+        seed_generators(self.generators, seed)
         return self._collate(samples.tolist(), *length)
 
     def _collate(self, samples: list[int], length: int | None = None) -> object:

@@ -52,7 +52,7 @@ class ShardedSampler:
 
     @property
     def samples_per_step(self) -> int:
-        """The samples that all cores together see in a step."""
+        """The number of samples that all cores together see in a step."""
         return self.batch_size * self.world_size
 
     def steps(self, done: int = 0) -> int:
@@ -74,7 +74,7 @@ class ShardedSampler:
         Args:
             done: samples of all cores that were seen before.
             epoch: number of the epoch.
-            seed: of the permutation.
+            seed: the seed of the permutation.
 
         Returns:
             (steps, batch_size) int64.
@@ -99,7 +99,7 @@ class ShardedSampler:
         Args:
             positions: integers of any shape.
             epoch: number of the epoch.
-            seed: of the permutation.
+            seed: the seed of the permutation.
         """
         import numpy
 
@@ -144,7 +144,7 @@ def sample_shares(weights, count: int):
     """Return the cumulative shares of samples, for `ShardedSampler.shares`.
 
     Args:
-        weights: (count,) numbers from 0 on: a list, an array or a tensor on the CPU.
+        weights: (count,) numbers of 0 or more: a list, an array or a tensor on the CPU.
         count: samples of the dataset.
 
     Returns:
@@ -172,7 +172,7 @@ def sample_shares(weights, count: int):
     total = numbers.sum()
     if not (numbers >= 0).all() or not 0 < total < math.inf:
         raise InvalidValueError(
-            "weights are finite numbers from 0 on, and not all are 0",
+            "weights must be finite, 0 or more, and not all 0",
             found=f"from {numbers.min()} to {numbers.max()}",
             fix=fix,
         )

@@ -1,7 +1,7 @@
 """The kinds of datasets: map-style, read sample by sample, or a source of whole batches."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from tpukit.essentials.display import InvalidTypeError, InvalidValueError, first_few
 
@@ -9,11 +9,12 @@ from tpukit.essentials.display import InvalidTypeError, InvalidValueError, first
 class MapDataset(Protocol):
     """A map-style dataset: `len(dataset)` samples.
 
-    `dataset[i]` is a tensor, a number, or a tuple or dict of them.
+    `dataset[i]` is a tensor, a number, or a tuple or dict of them. Type checkers take any class with
+    these two methods, whatever the argument is called.
     """
 
     def __len__(self) -> int: ...  # noqa: D105
-    def __getitem__(self, index: int) -> object: ...  # noqa: D105
+    def __getitem__(self, index: int, /) -> Any: ...  # noqa: D105
 
 
 class BatchSource(Protocol):
@@ -35,7 +36,7 @@ class BatchSource(Protocol):
     labels: object
 
     def __len__(self) -> int: ...  # noqa: D105
-    def take(self, indices, out=None): ...  # noqa: D102
+    def take(self, indices, /, out=None): ...  # noqa: D102
 
 
 def as_batch_source(dataset: object) -> BatchSource | None:
@@ -43,8 +44,8 @@ def as_batch_source(dataset: object) -> BatchSource | None:
 
     torch's Subset of a source is a source, and so is its ConcatDataset of several.
 
-    A class that overrides `__getitem__`, for a transform or other labels, is no source unless it
-    overrides `take` too, because the inherited `take` would return other samples.
+    A class that overrides `__getitem__`, for a transform or other labels, is a source only if it
+    overrides `take` as well, because the inherited `take` would return other samples.
     """
     if _is_subset(dataset):
         inner = None
@@ -87,7 +88,7 @@ def _kind(source: BatchSource) -> tuple:
 
 
 def reader_ahead(source: BatchSource | None) -> Callable | None:
-    """Return the source's `read_ahead`; None if it has none, or has nothing to read."""
+    """Return the source's `read_ahead`; None if it has no such method, or its images are in memory."""
     if getattr(source, "in_memory", False):
         return None
     return getattr(source, "read_ahead", None)
@@ -109,7 +110,7 @@ def split_masks(images, labels) -> tuple:
     Args:
         images: (..., 3, H, W) uint8; or (..., 4, H, W), the fourth channel the class number of
             each pixel.
-        labels: of the images.
+        labels: the labels of the images.
 
     Returns:
         the images, and their targets: the labels; with masks a dict of "labels" and "masks", or
@@ -168,11 +169,12 @@ def refuse_loader(dataset: object, batch_size: int) -> None:
     is_dict_of_columns = isinstance(dataset, Mapping) and 0 not in dataset
     if is_table or is_dict_of_columns:
         raise InvalidTypeError(
-            f"a {kind.__name__} holds columns, and a dataset gives samples: dataset[0], dataset[1]",
+            f"a {kind.__name__} holds columns, but core.batches needs samples: dataset[0], "
+            "dataset[1]",
             found=first_few(map(repr, dataset), 8),
-            fix="of a table, torch.utils.data.TensorDataset("
+            fix="for a table, torch.utils.data.TensorDataset("
             "torch.tensor(table[inputs].to_numpy()), torch.tensor(...)); "
-            "of a dict of tensors, TensorDataset(*tensors.values())",
+            "for a dict of tensors, TensorDataset(*tensors.values())",
         )
     if any(base.__name__.endswith("DataLoader") for base in kind.__mro__):
         size = getattr(dataset, "batch_size", None) or batch_size
@@ -186,12 +188,13 @@ def refuse_loader(dataset: object, batch_size: int) -> None:
                 "torch.utils.data.Subset(loader.dataset, loader.sampler.indices)"
             )
         raise InvalidTypeError(
-            f"a {kind.__name__} holds batches already, and core.batches makes each core's own of "
-            "samples",
-            fix=f"core.batches(loader.dataset, batch_size={size}), samples per core and step, with "
-            "shuffle= and drop_last= as the loader has them, and with steps= if its dataset can "
-            "only be read in order;\n"
-            "its collate_fn is not used: buckets= pads, and the dataset does the rest;\n"
+            f"a {kind.__name__} makes batches already, but core.batches needs samples, and "
+            "makes the batches of each core",
+            fix=f"core.batches(loader.dataset, batch_size={size}), samples per core and step; "
+            "add shuffle= and drop_last= as in the loader, and steps= if its dataset can only "
+            "be read in order;\n"
+            "its collate_fn is not used: buckets= pads, and the dataset must make other changes "
+            "itself;\n"
             f"{of_sampler}",
         )
 

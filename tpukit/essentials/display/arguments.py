@@ -1,7 +1,7 @@
-"""Refuse arguments of the wrong kind by name: texts for numbers, numbers for switches.
+"""Raise errors that name arguments of the wrong type: text for numbers, numbers for switches.
 
-A parameter cell or a form gives text. Python would compare "3" with a number deep inside, and
-takes "False" for true.
+A parameter cell or a form gives text. Without these checks, Python would fail far from the call
+when it compares "3" with a number, and would treat "False" as true.
 
     check_count("epochs", "3")      epochs is a whole number, got '3'     fix: epochs=3
     check_flag("bf16", "False")     bf16 is True or False, got 'False'    fix: bf16=False
@@ -20,13 +20,13 @@ def check_count(name: str, value: object, *, least: int = 1, otherwise: str = ""
     """Raise unless an argument is a whole number of at least `least`.
 
     Args:
-        name: of the argument.
-        value: of the argument.
+        name: the name of the argument.
+        value: the value of the argument.
         least: the smallest allowed value.
         otherwise: extends the fix.
 
     Raises:
-        TypeError: it is no whole number.
+        TypeError: it is not a whole number.
         ValueError: it is too small.
     """
     fix = f"{name}={least}"

@@ -20,10 +20,10 @@ class Bar:
         start: items that were done before the loop began, as in an epoch that is resumed. The rate
             does not count them.
         unit: the unit of the rate; None for samples, or steps.
-        note: further words.
+        note: further text.
         rows_before: logged rows that had arrived when the loop began.
         printed: whether the end of the loop has been printed.
-        heard: `time.monotonic()` when `seconds` arrived; None if time does not go on from there.
+        heard: `time.monotonic()` when `seconds` arrived; None if the clock of the loop has stopped.
     """
 
     label: str
@@ -96,7 +96,7 @@ class Bar:
         return f"{steps_per_second:,.{digits}f} {self.unit or name}/s"
 
     def time(self) -> str:
-        """Return how long the loop took, or how long it will still take."""
+        """Return the time that the loop took, or the estimate of the time that is left."""
         done = self.done - self.start
         if self.finished:
             return f"in {duration(self.elapsed(), exact=True)}"

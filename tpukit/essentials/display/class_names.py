@@ -1,4 +1,4 @@
-"""Read the names of classes or labels, in any form in which people keep them.
+"""Read the names of classes or labels, in any usual form.
 
 Every function that takes names reads them here, so that they mean the same everywhere:
 
@@ -24,10 +24,10 @@ def names_in_order(names: object, argument: str, *, words: bool = True) -> list[
         names: a list or array; or a dict, see above; or a pandas Series or Index. A name that
             consists of several texts, as ImageNet's synonyms, is joined by commas.
         argument: the name of the argument, for messages.
-        words: False refuses a dict from label to words, because its order decides nothing.
+        words: False if a dict from label to words is not allowed, because its order has no meaning.
 
     Raises:
-        ValueError: the names have no order, as those of a set; the numbers of a dict or the index
+        ValueError: the names have no order, as in a set; the numbers of a dict or the index
             of a Series are not 0, 1, 2, ...; or a name is not text.
     """
     if hasattr(names, "iloc"):
@@ -65,7 +65,7 @@ def _of_mapping(names: Mapping, argument: str, *, words: bool) -> list:
 
 
 def _whole_numbers(values: Iterable, *, texts: bool = True) -> list[int | None]:
-    """Return values as whole numbers; None for each other one, and for text unless `texts`."""
+    """Return values as whole numbers; None for each other value, and for text unless `texts`."""
     return [_whole_number(value, texts=texts) for value in values]
 
 
@@ -93,7 +93,7 @@ def _check_series(names, argument: str) -> None:
             f"{argument}= is a Series whose index is not 0, 1, 2, ...",
             found=f"index {first_few(map(str, index), _SHOWN)}",
             fix=f"{argument}=series.to_dict() if the index is the numbers, "
-            f"{argument}=series.tolist() if the order is theirs",
+            f"{argument}=series.tolist() if its order is that of the numbers",
         )
 
 

@@ -1,6 +1,6 @@
 """Live curves as SVG, in the notebook's own text colour.
 
-Curves that have one scale share a chart, and all charts show the same steps:
+Curves with the same scale share a chart, and all charts show the same steps:
 
     loss                    auroc         learning rate
     train_loss, valid_loss  valid_auroc   lr
@@ -45,7 +45,7 @@ class Axis:
 
     Attributes:
         title: the measure, such as "loss".
-        names: of the curves.
+        names: the names of the curves.
         wide: whether it is the main chart.
     """
 
@@ -200,7 +200,7 @@ def _joined(parts: Iterable[Points]) -> list[tuple[float, float]]:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Return the set and the measure of a name: ("valid", "loss") of "valid_loss"."""
+    """Return the data set and the measure in a name: ("valid", "loss") for "valid_loss"."""
     first, _, rest = name.partition("_")
     if first in _SETS and rest:
         return (first, rest)

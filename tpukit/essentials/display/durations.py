@@ -17,7 +17,7 @@ def parse_duration(text: str | float, argument: str = "max_time") -> float:
         argument: the name of the argument in an error.
 
     Raises:
-        ValueError: it is neither, or it is negative.
+        ValueError: it is not such a text or number, or it is negative.
     """
     is_number = isinstance(text, int | float) and not isinstance(text, bool)
     if is_number and text >= 0:

@@ -16,12 +16,13 @@ from typing import NamedTuple
 
 
 def explain(fact: str, *, found: object = "", fix: object = "", details: str = "") -> str:
-    """Return the text of an error or a warning, each part on lines of its own.
+    """Return the text of an error or a warning, with each part on separate lines.
 
     Args:
         fact: the problem, in a sentence.
-        found: the evidence; "" for none. None is printed, because it may be what was found.
-        fix: what to do about it; "" if nobody knows.
+        found: the evidence; "" for no evidence. The value None is printed, because None may be the
+            evidence.
+        fix: what to do about it; "" if it is not known.
         details: text of any length that follows after an empty line, such as a traceback.
     """
     lines = [fact]
@@ -73,7 +74,7 @@ class TpukitError(ErrorFields, Exception):
     Attributes:
         fact: the problem, in a sentence in lower case, with the values that were given.
         found: the evidence; "" if the fact has all of it.
-        fix: what to do about it, a click or a line of code; "" if nobody knows.
+        fix: what to do about it, a click or a line of code; "" if it is not known.
         details: longer text that follows in the message, such as a traceback; "" for none.
     """
 
@@ -111,7 +112,7 @@ class NotInstalledError(TpukitError, ModuleNotFoundError):
 
 
 class TpukitRuntimeError(TpukitError, RuntimeError):
-    """Something that was asked for did not work."""
+    """A requested action failed, or is not possible in the present state."""
 
 
 class ErrorParts(NamedTuple):
@@ -123,7 +124,7 @@ class ErrorParts(NamedTuple):
 
 
 def parts_of(error: BaseException) -> ErrorParts:
-    """Return the fields of an error of tpukit; of any other exception its text is the fact."""
+    """Return the fields of an error of tpukit; the text of any other exception is its fact."""
     if isinstance(error, ErrorFields):
         return ErrorParts(error.fact, error.found, error.fix)
     return ErrorParts(str(error), "", "")
@@ -132,7 +133,7 @@ def parts_of(error: BaseException) -> ErrorParts:
 def kind_of(error: BaseException) -> str:
     """Return the name of an error's class; the built-in name for the general errors of this module.
 
-    People know and catch `ValueError`, so a report says that and not `InvalidValueError`.
+    Users know and catch `ValueError`, so a report names it in place of `InvalidValueError`.
     """
     kind = type(error)
     if kind.__module__ == __name__:

@@ -25,7 +25,7 @@ _WHOLE_NUMBERS = "biu"
 
 
 def at_least_one(**counts: int) -> None:
-    """Raise ValueError for a count below 1, with which nothing would be drawn."""
+    """Raise ValueError for a count below 1, because nothing would be drawn."""
     for name, count in counts.items():
         if count < 1:
             fix = f"leave {name} out for its default"
@@ -209,7 +209,8 @@ def under_masks(
     if shape != expected or array.dtype.kind not in _WHOLE_NUMBERS:
         raise InvalidValueError(
             f"masks are (N, H, W) class numbers, here {expected}, got {shape} {array.dtype}",
-            fix="pass the masks of these images, of their height and width; .long() of floats",
+            fix="pass the masks of these images, of their height and width; convert floats with "
+            ".long()",
         )
     white = 255 if images.dtype == "uint8" else 1
     below = images / np.float32(white)
@@ -226,7 +227,7 @@ def points(places: Any, images: int) -> np.ndarray:
     """Return a point per image, (N, 2): x and y as shares of width and height; nan for none.
 
     Raises:
-        ValueError: shape, dtype or values are others.
+        ValueError: the shape, the dtype or the values differ from these.
     """
     array = as_array(places)
     is_float = array.dtype.kind == "f"
@@ -244,7 +245,7 @@ def titles(labels: Any, names: Sequence[str] | Mapping | None, images: int) -> l
 
     Args:
         labels: (N, L) zeros and ones, or (N,) class numbers.
-        names: of the labels; None for numbers.
+        names: the names of the labels; None for numbers.
         images: N.
 
     Raises:

@@ -95,7 +95,7 @@ def new_figure(width: float, height: float, *, layout: str | None = None) -> Fig
 
     Args:
         width, height: in inches.
-        layout: of matplotlib, such as "constrained".
+        layout: a layout of matplotlib, such as "constrained".
     """
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
@@ -113,8 +113,8 @@ def describe(figure: Figure, text: str) -> None:
 
     In a notebook the text is the `alt` of an HTML image, which JupyterLab and nbconvert prefer to
     the PNG next to it. Metadata of the PNG would be simpler, but JupyterLab 4.6 and the pages of
-    nbconvert 7.17 leave them out (jupyter/enhancement-proposals 120). They are set all the same,
-    for programs that read them.
+    nbconvert 7.17 leave them out (jupyter/enhancement-proposals 120). The PNG has them anyway, for
+    programs that read them.
 
     Args:
         text: one or two sentences, with the important numbers.

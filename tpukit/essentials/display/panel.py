@@ -1,8 +1,8 @@
 """The live panel as HTML: a line of status, a row per loop, a row per core if cores differ, curves.
 
 It has inline styles only, no script, and colours that are legible on white and on dark. So every
-notebook shows it in the same way, and a saved notebook keeps it. When a run is over its curves are
-images, which also a notebook that is not trusted keeps.
+notebook shows it in the same way, and a saved notebook keeps it. When a run has ended, its curves
+become images, which Jupyter shows even in a notebook that is not trusted.
 """
 
 import html

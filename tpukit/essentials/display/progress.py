@@ -86,8 +86,8 @@ class Screen:
 
         Args:
             data: the representations by MIME type, as IPython made them in the worker.
-            metadata: of the representations.
-            options: of IPython's `publish_display_data`.
+            metadata: the metadata of the representations.
+            options: the options of IPython's `publish_display_data`.
         """
         from IPython.display import publish_display_data
 

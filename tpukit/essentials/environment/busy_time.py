@@ -53,8 +53,9 @@ class BusyTime:
         """Return the busy time so far, added up over all threads.
 
         Linux counts how long a ready thread has waited for a processor (`/proc/*/schedstat`, see
-        "Scheduler Statistics" on kernel.org). If it does not count, and for a disk, a thread that
-        is seen waiting adds the time since the last call, at most half a second.
+        "Scheduler Statistics" on kernel.org). If it does not count this, a thread that is seen
+        waiting adds the time since the last call, at most half a second; waits for a disk are
+        always measured in this way.
         """
         sample = self._sample()
         now = time.monotonic()

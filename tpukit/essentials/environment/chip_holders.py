@@ -135,8 +135,8 @@ def wait_for_chips(
 
     Raises:
         DeviceBusyError: an open session of this kernel holds the chips; or they are still busy
-            after so many seconds. The latter is not raised for a chosen `chip`, because libtpu may
-            count the chips in another order.
+            after `seconds` seconds. The latter is not raised for a chosen `chip`, because libtpu
+            may count the chips in another order.
     """
     _refuse_chips_of_a_session(chip)
     nodes = chip_nodes(machine)
@@ -198,7 +198,7 @@ def _is_busy(node: Path, machine: Machine) -> bool:
 
 
 def _describe_holders(busy: list[Path], machine: Machine) -> str:
-    """Return a line with the holders of these chips; the chips of one holder stand together."""
+    """Return a line with the holders of these chips, grouped by holder."""
     holders = {node: pid for pid, node in chip_holders(machine)}
     by_holder: dict[int | None, list[str]] = {}
     for node in busy:

@@ -50,7 +50,7 @@ class MachineInfo(Table):
         chips: number of TPU chips.
         generation: such as "v5e"; "unknown (0x1ae0:0x00ab)" for a chip that tpukit does not know;
             None without a chip.
-        versions: of Python and of packages; None for a package that is not installed.
+        versions: the versions of Python and of packages; None for a package that is not installed.
         memory: bytes that this process may use; None if the system does not report it.
         cpus: processors that this process may use.
         shm: bytes of /dev/shm; None if the system has none.

@@ -70,7 +70,7 @@ _HARMLESS = ("XRT_", "TORCH_DEVICE_")
 
 
 class EnvironmentCheckError(TpukitError, RuntimeError):
-    """The check found something that would make a launch fail, or run on the wrong device."""
+    """The runtime check found a problem that would make a launch fail, or run on the wrong device."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -215,7 +215,7 @@ def _torch_tpu_versions(info: MachineInfo, torch: str, *, libtpu: str | None) ->
     if not info.chips:
         return Finding(name, "ok", fact=fact)
     fact += ": experimental, tpukit has not tested it on a chip"
-    fix = "launch all the same; or take an environment with torch 2.9 and torch_xla 2.9, "
+    fix = "launch anyway; or take an environment with torch 2.9 and torch_xla 2.9, "
     fix += "which is tested more"
     return Finding(name, "warning", fact=fact, fix=fix)
 

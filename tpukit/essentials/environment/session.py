@@ -78,7 +78,8 @@ class Change:
 class Changes(Table):
     """The changes that `setup` made, in order; it displays itself as a table.
 
-    In the cell that called `setup` it displays nothing, because `setup` has displayed it already.
+    In the cell that called `setup` it displays nothing, because `setup` itself has displayed the
+    changes.
 
     Attributes:
         changes: the changed variables.
@@ -145,14 +146,14 @@ def setup(
 ) -> Changes:
     """Make this session ready to launch on every core; display and return the changes.
 
-    It changes only variables that make a start on several cores fail, and removes those that
-    nothing reads any more. A variable that may be set on purpose, such as XLA_USE_BF16, stays, and
+    It changes only variables that make a start on several cores fail, and removes variables that no
+    program reads any more. A variable that may be set on purpose, such as XLA_USE_BF16, stays, and
     `check` names it. You can call it again at any time.
 
     Args:
         machine: the machine; None for this machine.
-        compile_cache: the folder, or a list of folders, for the compilation cache of all later
-            launches that name none themselves; see `launch`. False switches it off.
+        compile_cache: the folder, or a list of folders, for the compilation cache of later launches
+            without their own `compile_cache`; see `launch`. False switches it off.
         info: the facts about the machine, if they are known already.
 
     Returns:
@@ -289,7 +290,7 @@ def _cache_change(environ: Mapping[str, str], folders: str) -> tuple[Change, ...
 
 
 def install_line(info: MachineInfo, *, for_graphs: bool = False) -> str:
-    """Return the pip line that completes torch, torch_xla and libtpu; "" if nothing can be added.
+    """Return the pip line that adds missing ones of torch, torch_xla and libtpu; "" for none.
 
     It keeps the torch of a platform's image, and adds the packages that match it. torch_xla has
     wheels for Linux x86-64 only. Elsewhere torch alone is enough for a dry run, as it is on a

@@ -1,7 +1,7 @@
 """Check that all cores are in sync, and raise an error that names the difference.
 
-Cores that train different networks finish like any others. So each core describes its state in
-groups, as short values by name, and the cores compare one checksum per group:
+Cores that train different networks raise no error by themselves. So each core describes its state
+in groups, as short values by name, and the cores compare one checksum per group:
 
                core 0                         core 1
     data       {"seed": 0}         -> 81      {"seed": 1}         -> 97      out of sync
@@ -10,8 +10,8 @@ groups, as short values by name, and the cores compare one checksum per group:
 The message has the same small size for every model, and on a TPU it is a tiny graph. Only if a
 group is out of sync do the cores also exchange its names and values, for the error.
 
-`fit` calls `compare` itself. A loop that the user writes is compared after its first step, then
-ever more rarely (`is_comparison_step`), and when the worker function returns.
+`fit` calls `compare` itself. In a loop that the user writes, the cores are compared after its first
+step, then more and more rarely (`is_comparison_step`), and when the worker function returns.
 """
 
 import contextlib
@@ -56,8 +56,9 @@ _NOT_JOINED = "each CPU process of this dry run is alone with it"
 def is_comparison_step(step: int, steps_per_epoch: int) -> bool:
     """Return whether the cores are compared after this step.
 
-    Often at first, because most mistakes show at once, and later only at the end of an epoch.
-    With 40 steps per epoch: after steps 1, 2, 4, 8, 16, 32, 64, then 120, 240, 360 and so on.
+    The comparisons are frequent at first, because most mistakes show at once; later there is one
+    per epoch. With 40 steps per epoch: after steps 1, 2, 4, 8, 16, 32, 64, then 120, 240, 360 and
+    so on.
     """
     is_power_of_two = step.bit_count() == 1
     if step <= _OFTEN_UNTIL and is_power_of_two:
@@ -68,7 +69,7 @@ def is_comparison_step(step: int, steps_per_epoch: int) -> bool:
 
 @dataclass(frozen=True)
 class State:
-    """Everything that must be in sync between the cores at a moment."""
+    """The values of a core that must be in sync with the other cores."""
 
     modules: Mapping[str, object]  # by a prefix for the names of their tensors
     optimizers: Sequence = ()  # their settings, and their parameters that are in no module
@@ -83,7 +84,7 @@ class State:
 
 @dataclass
 class _Loop:
-    """A training loop that the user wrote, as far as it has run."""
+    """The state of a training loop that the user wrote."""
 
     new_models: list[weakref.ref] = field(default_factory=list)  # made for this loop
     steps: dict[object, int] = field(default_factory=dict)  # per optimizer
@@ -134,7 +135,7 @@ class Agreement:
         loop.trained = []
 
     def begin_run(self) -> None:
-        """Go on with the loop of the run before.
+        """Continue with the loop of the run before.
 
         Without a step in this run there is nothing to compare at its end.
         """
@@ -156,7 +157,7 @@ class Agreement:
 
     @property
     def is_on(self) -> bool:
-        """Whether there are results to compare: not on one core, nor while recording programs."""
+        """Whether the cores are compared: not on one core, nor while `preflight` records programs."""
         return self._core.world_size > 1 and not self._core.backend.is_recording
 
     def compare(self, when: str, **state: object) -> None:
@@ -238,10 +239,11 @@ class Agreement:
             self.forget()  # that loop is over, because a model for another is made
         if self.is_on and (lazy := lazy_parameters(module)):
             raise InvalidValueError(
-                "core.model gives every core rank 0's weights, and a lazy layer has none yet",
+                "core.model copies the weights of core 0 to every core, but a lazy layer has no "
+                "weights yet",
                 found=f"{first_few(lazy, 3)} of {type(module).__name__}",
-                fix="call the model once before, as model(next(iter(loader))[0]) in the "
-                "notebook, or give the sizes",
+                fix="call the model once before core.model, as model(next(iter(loader))[0]) in "
+                "the notebook, or give the layers their sizes",
             )
         self.compare("in core.model", modules={"": module}, tensors=False)
 
@@ -296,7 +298,7 @@ class Agreement:
         self._loop.steps[optimizer] = 0
 
     def after_step(self, optimizer) -> None:
-        """Count a step of an optimizer, and compare if it is time to."""
+        """Count a step of an optimizer, and compare the cores if a comparison is due."""
         loop = self._loop
         if optimizer in self._other_optimizers:
             self._has_stepped_alone = True
@@ -376,9 +378,9 @@ class Agreement:
         return self._describe(self._loop_state()) | {_LAYOUTS: loop.layouts}
 
     def has_trained_alone(self) -> bool:
-        """Return whether this core has stepped an optimizer, and was in no collective at all.
+        """Return whether this core has stepped an optimizer without taking part in any collective.
 
-        Not only tpukit's collectives count, but also those of torch_xla and torch.distributed.
+        Collectives of torch_xla and torch.distributed count as well.
         """
         import torch
 
@@ -396,8 +398,8 @@ class Agreement:
         everyone = gather_objects(self._core, mine)
         if mine and all(other == mine for other in everyone):
             self._core.print(
-                "all cores have the same gradients, so the same batches: each does the work of "
-                "one. core.batches(dataset, batch_size=...) gives each core a share of its own"
+                "all cores have the same gradients, so each trains on the same batches. "
+                "core.batches(dataset, batch_size=...) gives each core its own share"
             )
 
     def _check_joined(self, optimizer) -> None:
@@ -405,27 +407,27 @@ class Agreement:
         devices = {parameter.device.type for parameter in parameters_of(optimizer)}
         if "xla" in devices and self._core.device.type != "xla":
             raise TpukitRuntimeError(
-                f"torch_xla would train on a device of its own, and {_NOT_JOINED}",
-                found=f"{self._core.world_size} processes, of which torch_xla sees one; weights "
-                "on an xla device",
-                fix='launch(..., backend="xla"), where they are joined as on chips; or '
-                "core.model and core.batches",
+                f"torch_xla would train on a separate device, and {_NOT_JOINED}",
+                found=f"{self._core.world_size} processes, of which torch_xla sees one; weights on an xla device",
+                fix='launch(..., backend="xla"), which joins them as on chips; or core.model '
+                "and core.batches",
             )
 
     def _check_gradients(self, optimizer) -> None:
         """Raise if the gradients of a step are not averaged. Collective.
 
-        Code of others may have averaged them, as `xm.optimizer_step` does; then they are equal.
+        Code outside of tpukit may have averaged them, as `xm.optimizer_step` does; then they are
+        equal.
         """
         everyone = gather_objects(self._core, gradient_checksum(self._core, optimizer))
         if len(set(everyone)) > 1:
             raise OutOfSyncError(
                 f"{type(optimizer).__name__}.step() with gradients that differ between the cores: "
-                "each would train a model of its own",
+                "each would train a separate model",
                 found=f"parameters from core.model, and {self._core.world_size} cores whose "
                 "gradients were not averaged",
                 fix="core.optimizer_step(optimizer) in place of optimizer.step(), which averages "
-                "first; for networks that are meant to be independent tpukit.launch_each",
+                "first; to train independent networks, use tpukit.launch_each",
             )
 
     def gradients_error(self, optimizer, error: BackendMismatchError) -> Exception:
@@ -483,8 +485,8 @@ def _check_sync_batchnorm(modules: Mapping) -> None:
                 layers.append(name)
     if layers:
         raise InvalidValueError(
-            "torch.nn.SyncBatchNorm is joined by torch.distributed, which does not join these "
-            "cores",
-            found=f"{first_few(layers, 3)} takes the statistics of this core's share alone",
-            fix="tpukit.training.sync_batchnorm(core, model), which changes it as well",
+            "torch.nn.SyncBatchNorm averages through torch.distributed, which does not connect "
+            "these cores",
+            found=f"{first_few(layers, 3)} would use the statistics of this core's batch alone",
+            fix="tpukit.training.sync_batchnorm(core, model), which also converts SyncBatchNorm",
         )

@@ -3,11 +3,12 @@
 import functools
 import inspect
 from collections.abc import Callable
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from tpukit.essentials.data import remember
 from tpukit.essentials.display import InvalidTypeError
 
+_Launch = TypeVar("_Launch", bound=Callable)  # so that type checkers keep its signature
 # Options of other launchers, and the counterpart here.
 _ALL_CORES = "launch({name}), which takes every core; cores=1 for one"
 _COUNTERPARTS = {
@@ -22,8 +23,8 @@ _COUNTERPARTS = {
 def refuse_call(fn: Callable, args: tuple, caller: str = "launch") -> None:
     """Raise unless `fn(core, *args)` can be called.
 
-    It also notes the function and its arguments, which forks share, for `core.batches`.
-    `caller` is the function that the user has called.
+    It also remembers the function and its arguments, so that `core.batches` can find objects that
+    forks share. `caller` is the function that the user has called.
 
     Raises:
         InvalidTypeError: `fn` is not a function, or takes other arguments.
@@ -32,8 +33,8 @@ def refuse_call(fn: Callable, args: tuple, caller: str = "launch") -> None:
         given = "None" if fn is None else f"a {type(fn).__name__}"
         raise InvalidTypeError(
             f"{caller} runs a function, got {given}",
-            fix=f"{caller}(train), the function itself: {caller}(train()) calls it here, and "
-            "passes on its result",
+            fix=f"{caller}(train), with the function itself: {caller}(train()) calls it here "
+            "and passes its result",
         )
     remember(fn, args)
     try:
@@ -53,7 +54,7 @@ def refuse_call(fn: Callable, args: tuple, caller: str = "launch") -> None:
         ) from None
 
 
-def explain_unknown_options(launch: Callable) -> Callable:
+def explain_unknown_options(launch: _Launch) -> _Launch:
     """Decorate `launch` so that a keyword it does not have raises an error with a fix."""
     options = []
     for parameter in inspect.signature(launch).parameters.values():
@@ -78,7 +79,7 @@ def _refuse_options(fn: Callable, unknown: list[str], options: list[str]) -> NoR
         fixes = [f"launch(functools.partial({name}, {given}), ...), if it is meant for {name}"]
     raise InvalidTypeError(
         f"launch has no option {', '.join(map(repr, unknown))}",
-        found=f"its options are {', '.join(options)}; nothing by keyword is passed on to {name}",
+        found=f"its options are {', '.join(options)}; keyword arguments are not passed to {name}",
         fix="\n".join(fixes),
     )
 

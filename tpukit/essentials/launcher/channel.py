@@ -1,4 +1,4 @@
-"""Send any picklable value from a worker to the kernel through a pipe, whole or not at all.
+"""Send any picklable value from a worker to the kernel through a pipe, completely or not at all.
 
     serialize({"loss": tensor})    [pickle without the numbers, the tensor's bytes]
     on the pipe                    count = 2 | length, length | part | part
@@ -208,7 +208,7 @@ class _TensorFacts(NamedTuple):
 
 
 def _has_plain_memory(tensor) -> bool:
-    """Return whether a tensor is its bytes; others are pickled by torch, in several tensors."""
+    """Return whether the bytes of a tensor describe it completely; torch pickles the others."""
     import torch
 
     # A subclass with its own dispatch contains other tensors in place of numbers.

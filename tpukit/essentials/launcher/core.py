@@ -9,6 +9,7 @@ import time
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tpukit.essentials.backends import Backend, BackendMismatchError
 from tpukit.essentials.data import Batches, BatchSource, MapDataset
@@ -25,6 +26,12 @@ from tpukit.essentials.launcher.gathering import gather_with_gradient, mean_by_n
 from tpukit.essentials.launcher.gradients import GradientAverage
 from tpukit.essentials.launcher.tensors import move_module, refuse_scripted, save_tensors
 
+if TYPE_CHECKING:
+    import torch
+
+# Of `core.model`, which returns a module of the class that it got. It has no bound, because
+# `torch.compile` returns a function for type checkers.
+_Module = TypeVar("_Module")
 _REDUCTIONS = ("sum", "mean", "min", "max")
 
 
@@ -39,13 +46,14 @@ class Core:
         world_size: number of cores in the run.
         hosts: number of hosts in the run; each has its own files.
         device: the `torch.device` of this core.
-        chips: number of chips that are this core together, with `launch(shard=...)`; otherwise 1.
+        chips: number of chips of this core: with `launch(shard=...)` all chips of the host,
+            otherwise 1.
         peak_tflops: peak TFLOP/s of a chip in bfloat16; of a core on v2 and v3. None if it is not
             known, as in a dry run.
         backend: the device and the collectives; see `tpukit.essentials.backends.protocol.Backend`.
-        state: an empty namespace for whatever the worker function wants to keep. In a
+        state: an empty namespace, in which the worker function can keep objects. In a
             `tpukit.Session` it lives as long as the session, so a later run finds it.
-        internal: what tpukit's own code needs of a core; it may change in any version.
+        internal: for tpukit's own code; it may change in any version.
     """
 
     hosts = 1
@@ -69,7 +77,7 @@ class Core:
 
     @property
     def is_main(self) -> bool:
-        """True on core 0, which prints, logs and saves for all."""
+        """True on core 0, which prints, logs and saves for all cores."""
         return self.rank == 0
 
     def print(self, *values: object, everywhere: bool = False) -> None:
@@ -93,7 +101,7 @@ class Core:
             **values: by name, numbers (also numpy's) or one-element tensors.
 
         Raises:
-            InvalidTypeError: a value is neither.
+            InvalidTypeError: a value is not a number or a one-element tensor.
         """
         self.internal.output.log(step, values)
 
@@ -125,17 +133,19 @@ class Core:
         """
         return self.internal.output.progress(iterable, label, total, start=start, unit=unit)
 
-    def model(self, module, *, in_place: bool = False, allow_different: Iterable[str] = ()):
+    def model(
+        self, module: _Module, *, in_place: bool = False, allow_different: Iterable[str] = ()
+    ) -> _Module:
         """Return a copy of a module on the device, with rank 0's weights. Collective.
 
-        It is a copy, so the notebook's module stays as it was, also if cores are threads of one
-        process (v2 and v3). A tensor with several names, such as an embedding that is also the
-        output layer, stays the same tensor. A loss with parameters or class weights needs it, too.
+        The notebook's module does not change, even if cores are threads of one process (v2 and v3).
+        A tensor with several names, such as an embedding that is also the output layer, remains a
+        single tensor. A loss with parameters or class weights needs it, too.
 
         BatchNorm layers use the statistics of this core's share of the batch, as on chips.
 
-        Weights and buffers must stay equal on all cores. tpukit compares them after the first
-        step, then ever more rarely, before `core.save`, and when the worker function returns.
+        Weights and buffers must stay equal on all cores. tpukit compares them after the first step,
+        then more and more rarely, before `core.save`, and when the worker function returns.
 
         With `launch(shard=...)` the module itself is moved, tensor by tensor, because the host
         may not have the memory for a copy.
@@ -223,19 +233,20 @@ class Core:
                 multiple of `core.chips`.
             steps: steps per epoch, only for a dataset that is read in order.
             shuffle: use a new order in each epoch, the same on every core. Otherwise every core
-                has one stretch, and `core.gather(outputs)[:len(dataset)]` is each sample once, in
-                dataset order.
-            weights: (N,) numbers from 0 on, one per sample, as for torch's WeightedRandomSampler.
-                Each epoch draws N samples with replacement, in proportion to the weights. The
-                draw depends on seed and epoch only, so it is the same for any number of cores.
+                reads a contiguous part of the dataset, and `core.gather(outputs)[:len(dataset)]`
+                has each sample once, in dataset order.
+            weights: (N,) numbers of 0 or more, one per sample, as for torch's
+                WeightedRandomSampler. Each epoch draws N samples with replacement, in proportion to
+                the weights. The draw depends on seed and epoch only, so it is the same for any
+                number of cores.
             drop_last: leave out samples that do not fill a step; otherwise samples are repeated.
             mask: add a bool tensor of (batch_size,) to every batch, False for repeated samples.
             buckets: lengths to pad to, or a `tpukit.Buckets`.
             seed: seed of the order.
-            workers: processes per core that make batches. None for as many as the machine has
-                free processors if the records hold JPEG, and for 0 otherwise, which reads the
-                dataset in the training loop.
-            threads: threads that gather the batches of a source if no process does.
+            workers: processes per core that make batches. None means the number of free processors
+                if the images are JPEGs, and otherwise 0: then the training loop reads the dataset.
+            threads: number of threads that prepare batches of packs and caches, if there are no
+                processes.
 
         Returns:
             An iterable of batches with a length; iterate once per epoch.
@@ -251,8 +262,8 @@ class Core:
         if batch_size % self.chips:
             next_multiple = math.ceil(batch_size / self.chips) * self.chips
             raise InvalidValueError(
-                f'batch_size is of the whole run with shard="fsdp", and {self.chips} chips do '
-                f"not divide {batch_size}",
+                'with shard="fsdp", batch_size is for the whole run and must be divisible by '
+                f"{self.chips} chips, got {batch_size}",
                 fix=f"{next_multiple}, or another multiple of {self.chips}",
             )
         options = {
@@ -321,7 +332,8 @@ class Core:
     def sync(self) -> None:
         """Run all operations recorded since the last step.
 
-        Otherwise a TPU makes them a part of the next step's graph, which is then compiled again.
+        Without this call, they become a part of the next step's graph on a TPU, which is then
+        compiled again.
         """
         with self.internal.in_graph("step"):
             self.backend.sync()
@@ -395,31 +407,32 @@ class Core:
     def seed(self, *words: int) -> None:
         """Seed this core's random numbers by the run's seed, these numbers and the rank.
 
-        `fit` calls it with the number of each step, so a resumed run draws the same numbers. A
-        second call of `fit` in a launch passes the number of the calls before it as well.
+        `fit` calls it with the number of each step, so a resumed run draws the same numbers. From
+        the second call of `fit` in a launch on, it also passes the number of the call.
 
-        On v2 and v3 two cores are threads of one process. Numbers that the device or a dataset in
-        `core.batches` draws are each core's own there, too; without `workers=` the cores read in
-        turn. All other numbers of the host (`random`, `numpy.random`, torch on the CPU) come from
-        generators that both cores share, and differ from run to run. So make the model in the
-        notebook, and draw from generators of your own.
+        On v2 and v3 two cores are threads of one process. The random numbers of the device, and
+        those of a dataset in `core.batches`, are still separate per core; without `workers=` the
+        cores read in turn. All other numbers of the host (`random`, `numpy.random`, torch on the
+        CPU) come from generators that both cores share, so they differ from run to run. So make the
+        model in the notebook, and draw from generators of your own.
         """
         self.internal.numbers.seed(*words)
 
     def same_seed(self, *words: int) -> None:
-        """Seed the host's random numbers the same on every core, within steps as well.
+        """Seed the host's random numbers the same on every core, even inside a step.
 
         Use it if the host decides by chance and all cores must decide alike: dropped layers, a
-        number of repetitions, a size. Numbers of the device, such as dropout on a TPU, stay each
-        core's own. In a dry run on CPU processes the host is the device, so dropout is equal there.
+        number of repetitions, a size. Numbers of the device, such as dropout on a TPU, still differ
+        between the cores. In a dry run on CPU processes the host is the device, so dropout is equal
+        there.
         """
         self.internal.numbers.seed(*words, own=False)
 
-    def all_reduce(self, tensor, op: str = "sum"):
+    def all_reduce(self, tensor: "torch.Tensor", op: str = "sum") -> "torch.Tensor":
         """Return the sum, mean, minimum or maximum of a tensor over the cores. Collective.
 
         Args:
-            tensor: of the same shape and dtype on every core.
+            tensor: a tensor of the same shape and dtype on every core.
             op: "sum", "mean", "min" or "max".
 
         Raises:
@@ -440,7 +453,7 @@ class Core:
         with self.internal.together("all_reduce"):
             return self.backend.all_reduce(tensor.detach(), op)
 
-    def mean(self, value):
+    def mean(self, value) -> Any:
         """Return the mean over the cores of a number, a tensor, or a dict of them. Collective.
 
         A tensor stays on the device, so this does not wait for it; a number becomes a float. A
@@ -464,14 +477,14 @@ class Core:
         (parts,) = self.to_host([self.gather(mine)])
         return parts.double().view(-1, 2).sum(1).mean().item()
 
-    def gather(self, tensor):
+    def gather(self, tensor: "torch.Tensor") -> "torch.Tensor":
         """Return the tensors of all cores along the first axis, in order of rank. Collective.
 
         The gradient flows back to the core that each row came from, as a contrastive loss over
         all cores needs. In that case backward is collective, too.
 
         Args:
-            tensor: of shape (N, ...), the same on every core; a scalar counts as (1,).
+            tensor: a tensor of shape (N, ...), the same on every core; a scalar counts as (1,).
 
         Returns:
             A tensor of shape (world_size * N, ...).
@@ -486,7 +499,7 @@ class Core:
             return self.backend.gather(tensor.detach())
 
     def init_process_group(self) -> None:
-        """Join the cores in torch.distributed's default group as well. Collective.
+        """Also put the cores into torch.distributed's default group. Collective.
 
         Layers and metrics that average by themselves ask `torch.distributed.is_initialized()`,
         which is otherwise False on chips and in a dry run. On CUDA and TorchTPU it is True anyway.
@@ -502,8 +515,8 @@ class Core:
     def save(self, value: object, path: str | os.PathLike) -> None:
         """Write a value with `torch.save` from core 0, its tensors on the CPU. Collective.
 
-        The file gets its name only when it is complete, so a run that is cut off leaves the old
-        file. Call it on every core, not under `if core.is_main`.
+        The file gets its name only when it is complete, so an interrupted run leaves the old file.
+        Call it on every core, not under `if core.is_main`.
 
         Raises:
             OutOfSyncError: the cores of a loop of your own are out of sync.
@@ -523,10 +536,10 @@ class Core:
                 save_tensors(host, file)
         self.barrier()  # so that every core may read the file afterwards
 
-    def to_host(self, value: object) -> object:
+    def to_host(self, value: object) -> Any:
         """Return a value with all its tensors in host memory, in a single transfer.
 
-        It goes through nested dicts, lists and tuples. Tensors in host memory are not copied.
+        The value may have nested dicts, lists and tuples. Tensors in host memory are not copied.
         """
         import torch
         from torch.utils import _pytree as tree
@@ -542,7 +555,7 @@ class Core:
         """Copy tensors from host memory to this core's device, in a single transfer.
 
         Args:
-            tensors: of any shapes and dtypes, on the CPU.
+            tensors: tensors of any shapes and dtypes, on the CPU.
 
         Returns:
             the copies, in the same order.
@@ -578,7 +591,7 @@ class Core:
     def mfu(self) -> float | None:
         """Model FLOPs utilisation, 0 to 1; None without a known peak, as in a dry run.
 
-        It is `tflops_per_second` by the chip's peak in bfloat16.
+        It is `tflops_per_second` divided by the chip's peak in bfloat16.
         """
         if self.tflops_per_second is None or self.peak_tflops is None:
             return None
@@ -586,7 +599,7 @@ class Core:
 
 
 def _copy(module):
-    """Copy a module, also if it has computed tensors, as `torch.nn.utils.weight_norm` does."""
+    """Copy a module, even if it has computed tensors, as with `torch.nn.utils.weight_norm`."""
     computed = {}
     for layer in module.modules():
         for value in vars(layer).values():

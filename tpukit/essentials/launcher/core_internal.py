@@ -1,8 +1,8 @@
 """The part of a `Core` that tpukit itself uses, as `core.internal`.
 
 A worker function calls the methods of `Core`. The launcher, `fit` and the other subpackages also
-follow the core's steps, mark its collectives, and compare it with the other cores. That is here,
-so that the reference of `Core` lists nothing that a user must not call.
+follow the core's steps, mark its collectives, and compare it with the other cores. These methods
+are here, so that the reference of `Core` lists only methods for users.
 """
 
 import contextlib
@@ -21,22 +21,23 @@ _STEPS_IN_MEDIAN = 64  # steps that compiled are rare among so many
 
 
 class CoreInternal:
-    """What tpukit's own code uses of a core. It may change in any version.
+    """The part of a core that only tpukit's own code uses. It may change in any version.
 
     Attributes:
         send: sends a message to the kernel.
-        activity: what the core does now, which its heartbeats carry.
+        activity: the present activity of the core, which its heartbeats report.
         output: lines, numbers and progress bars in the notebook.
         agreement: checks that the cores are in sync; see `tpukit.essentials.launcher.agreement`.
         numbers: the random numbers; see `tpukit.essentials.launcher.random_numbers`.
         seed_of_launch: the seed of all random numbers of the run.
         in_fit: True while `fit` trains, which compares the cores itself.
-        open_steps: number of `core.step` blocks that the worker function is in.
+        open_steps: number of `core.step` blocks that are open in the worker function.
         has_met: whether this core has completed a collective.
-        step_seconds: of the host, of the last 64 steps.
-        seconds_between_steps: from the end of a step to that of the next, of the last 64 steps.
+        step_seconds: seconds of the host per step, for the last 64 steps.
+        seconds_between_steps: seconds from the end of a step to the end of the next, for the last
+            64 steps.
         flops: counts the FLOPs of the first step of a loop with `Core.counting_flops`.
-        flops_per_step: of the forward and backward pass; None until they were counted.
+        flops_per_step: FLOPs of the forward and backward pass; None until they were counted.
         ends_between_steps: True while SIGTERM only sets `end_requested`.
         end_requested: True once SIGTERM has arrived; see `finishing_steps`.
         stops_together: True if all cores have the same request to end, at the same boundary.
@@ -185,7 +186,10 @@ class CoreInternal:
 
     @contextlib.contextmanager
     def in_graph(self, name: str) -> Iterator[None]:
-        """Mark a wait for the device, which contains collectives if they are part of the graph."""
+        """Mark a wait for the device.
+
+        If collectives are part of the graph, it is also a wait for the cores.
+        """
         if not self._core.backend.in_graph or self.activity.waiting is not None:
             yield
             return
@@ -197,7 +201,7 @@ class CoreInternal:
 
     @contextlib.contextmanager
     def finishing_steps(self) -> Iterator[None]:
-        """Let SIGTERM set `end_requested` and not interrupt; `fit` then ends its step and saves.
+        """In this block SIGTERM only sets `end_requested`; `fit` then ends its step and saves.
 
         The kernel waits for core 0 to do that, also after an interrupt; `signals` says how long.
         """
@@ -209,7 +213,7 @@ class CoreInternal:
             self.ends_between_steps = False
 
     def snapshot(self, value: object) -> object:
-        """Return `core.to_host` of a value as it is now; tensors in host memory are copied, too."""
+        """Return a copy of a value in host memory, unaffected by later changes of its tensors."""
         import torch
         from torch.utils import _pytree as tree
 

@@ -1,10 +1,10 @@
-"""Describe in words what the cores of a run do right now, if the run seems to stand still.
+"""Describe the present activity of the cores, if the run seems to stand still.
 
     core 0    waits in step()     "compiling graph 2 on core 1 for 5 s; graph 1 took 17 s,
     core 1    compiles graph 2     core 0 waits"
 
 The text is the first of these that is true: cores start, compile, trace, wait for a late core, wait
-for each other, wait for data, run the step, or do nothing that anybody knows.
+for each other, wait for data, run the step, or do something unknown.
 """
 
 import time
@@ -73,7 +73,7 @@ class CoreStates:
         waiting: str | None,
         doing: Compiling | str | None,
     ) -> None:
-        """Note a heartbeat; the clock of a core starts again when it does something else."""
+        """Record a heartbeat; the clock of a core starts again when its activity changes."""
         self.started(rank)
         last = self._states[rank]
         now = self._clock()
@@ -182,7 +182,7 @@ class CoreStates:
         return f"{graph.doing} graph {graph.number}{who} for {seconds}{last}{waits}"
 
     def rows(self, returned: Collection[int] = ()) -> list[tuple[str, str]]:
-        """Return (core, what it does) for each core, if any of them does something else.
+        """Return (core, activity) for each core, if their activities differ.
 
         Call it often: a difference counts only if it lasts for longer than two heartbeats.
         """
@@ -219,14 +219,14 @@ class CoreStates:
         return rows
 
     def _about(self, rank: int, now: float) -> str:
-        """Return what holds a core up; "" if nothing does."""
+        """Return the reason why a core does not move; "" if it moves."""
         is_quiet = self._quiet(rank, now) > _QUIET_SECONDS
         if is_quiet or self._compiles(rank, now):
             return self._doing_text(rank, now)
         return ""
 
     def _doing_text(self, rank: int, now: float) -> str:
-        """Return what a core does, if that is known."""
+        """Return the activity of a core in words, if it is known."""
         state = self._states[rank]
         silent = now - state.heard
         if silent > max(_QUIET_SECONDS, _HEARTBEATS_MISSED * self._heartbeat):
@@ -262,7 +262,7 @@ class CoreStates:
         return f"cores {first} and {ranks[-1]}"
 
     def _subject(self, ranks: Sequence[int], running: Sequence[int]) -> str:
-        """Return the cores of a sentence; "" if it is about all of them."""
+        """Return the subject of a sentence about cores; "" for all cores."""
         if len(ranks) == len(running):
             return ""
         return f"{self._who(ranks)}: "

@@ -35,8 +35,8 @@ def held_tensors(
     Args:
         core: brings tensors into host memory.
         modules: by a prefix for the names of their tensors.
-        optimizers: their parameters that are in no module count as weights.
-        averaged: whether float buffers have been averaged, so must be equal; otherwise they are
+        optimizers: parameters of these that are not in a module count as weights.
+        averaged: whether float buffers have been averaged and must be equal; otherwise they are
             left out.
         allow_different: patterns of names that are left out.
     """
@@ -106,7 +106,7 @@ def _has_mean(tensor) -> bool:
 
 
 def _portions(tensors: Mapping[_Key, object]) -> Iterator[list[_Key]]:
-    """Yield the keys in lists whose tensors together have about `_PORTION_BYTES`."""
+    """Yield lists of keys, so that the tensors of each list have about `_PORTION_BYTES`."""
     keys = []
     size = 0
     for key, tensor in tensors.items():
@@ -149,7 +149,7 @@ def trains(optimizer, module) -> bool:
 
 
 def versions(optimizer) -> list[int]:
-    """Return the number of times that torch wrote to each parameter; torch counts that anyway."""
+    """Return how often each parameter was written to, which torch counts."""
     return [parameter._version for parameter in parameters_of(optimizer)]
 
 
@@ -213,9 +213,9 @@ def lazy_parameters(module) -> list[str]:
 def structure(module: object, prefix: str = "") -> dict[str, str]:
     """Return the kind and the settings of each layer and tensor of a module, by name.
 
-    They stand in the module's order, because a Sequential computes in that order. A layer's
-    numbers count only if its `extra_repr` shows them, since many modules note their rank or their
-    last loss.
+    The names have the module's order, because a Sequential computes in that order. A layer's
+    numbers count only if its `extra_repr` shows them, because many modules store their rank or
+    their last loss.
     """
     described: dict[str, str] = {}
     for number, (name, layer) in enumerate(_named_layers(module)):
@@ -240,7 +240,7 @@ def _functions(layer: object) -> dict[str, str]:
 
 
 def _constants(layer: object) -> dict[str, object]:
-    """Return the plain values that torch's own layers declare; a loss shows none in its repr."""
+    """Return the constants that torch's own layers declare; the repr of a loss has none of them."""
     values = vars(layer)
     names = [name for name in getattr(layer, "__constants__", ()) if name in values]
     return {name: values[name] for name in names if _is_plain(values[name])}
@@ -291,10 +291,10 @@ def averaged_places(*modules: object) -> Callable[[], list]:
 
 
 def called_text(value: object, depth: int = _CLOSURE_DEPTH) -> str:
-    """Return the name of a function, and the tensors and fractions that it brings along.
+    """Return the name of a function, and the tensors and fractions bound to it.
 
-    These are weights of classes or a share, for example. Whole numbers and texts do not count,
-    since many functions bring the rank along to print something.
+    These are class weights or a share, for example. Whole numbers and texts do not count, because
+    the rank is bound to many functions that print something.
     """
     texts = []
     if depth:

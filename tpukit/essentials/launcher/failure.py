@@ -53,6 +53,8 @@ _NO_CUDA = (
 _NOT_ON_XLA = ("Expected XLA tensor", "not an XLA tensor")
 # Texts of torch for targets of classes that are floats.
 _NOT_CLASSES = ("expected scalar type Long but found",)
+# Text of a module that torch.export made (2.9), for a batch of another shape.
+_NOT_AS_EXPORTED = "AssertionError: Guard failed:"
 _TERMINATED = "was ended by SIGTERM"
 _FIX_OF_SIGTERM = (
     "something outside of the notebook ended it: the platform (a spot machine, its time is up) or "
@@ -84,14 +86,14 @@ class Failure:
 
     Attributes:
         rank: the core.
-        when: `time.monotonic()`, one clock for all processes of a machine; 0 if it
+        when: `time.monotonic()`, a clock that all processes of a machine share; 0 if this failure
             caused all others.
         what: the event, such as "raised KeyError: 'a'" or "was killed by SIGKILL".
         waiting: the collective it was in, so the cause is probably another core; None for none.
         place: the innermost line that is not a library's.
         trace: the traceback, or other text that shows the circumstances.
         title: the name of `trace` in the message.
-        error: the exception itself if it survives pickling.
+        error: the exception itself, if it can be pickled.
         found: the evidence that the exception itself brings.
         fix: what to do about it.
     """
@@ -116,8 +118,8 @@ class Failure:
 class Failures:
     """The failures of a run so far.
 
-    The first to arrive need not be the first that happened, so the kernel waits a little for
-    others, and longer if all so far were in collectives.
+    The first report that arrives need not be of the first failure. So the kernel waits a little for
+    other reports, and longer if all failed cores were in collectives.
     """
 
     def __init__(self) -> None:
@@ -143,7 +145,7 @@ class Failures:
     def are_settled(self, every_core_is_known: bool) -> bool:
         """Return whether no earlier failure can still arrive.
 
-        That is soon if every core has returned or failed.
+        This is soon the case if every core has returned or failed.
         """
         if self and every_core_is_known:
             self._wait_at_most(_LAST_READ_SECONDS)
@@ -189,7 +191,7 @@ def exception_raised(rank: int, error: BaseException) -> Failure:
 
 
 def device_not_started(rank: int, error: BaseException) -> Failure:
-    """Describe the exception that kept a device from starting; no line of the user caused it."""
+    """Describe the exception of a device that did not start; it does not come from the user's code."""
     trace = "".join(traceback.format_exception(error))
     parts = _parts(error)
     return Failure(
@@ -315,7 +317,7 @@ def report(failure: Failure, topology: Topology, others: str = "ended") -> Repor
     Args:
         failure: of the core to blame.
         topology: the layout of the run.
-        others: the other cores were "ended", or "stopped" if their session goes on.
+        others: the other cores were "ended", or "stopped" if their session continues.
     """
     what = _shortened(failure.what, _LONGEST_FACT)
     fact = f"core {failure.rank} of {topology.world_size} {what}{_others(topology.cores, others)}"
@@ -351,7 +353,7 @@ def _shortened(text: str, most: int) -> str:
 
 
 def _in_words(place: Place) -> str:
-    """Return a place as the reader knows it: `train(), cell 12, line 9`."""
+    """Return a place in the words of a notebook: `train(), cell 12, line 9`."""
     cell = _notebook_cell(place.file)
     file = place.file if cell is None else f"cell {cell}"
     return f"{place.function}(), {file}, line {place.line}"
@@ -394,7 +396,8 @@ def _what_happened(error: BaseException, parts: ErrorParts) -> str:
 def _in_a_line(error: BaseException, text: str) -> str:
     """Return a text and the notes of its exception in a line.
 
-    Of a text of many lines, such as a DataLoader's process sends, the first and the last two stay.
+    Of a text with many lines, as a DataLoader's process sends it, the first and the last two lines
+    remain.
     """
     lines = [line for line in text.splitlines() if line.strip()]
     if len(lines) > 3:
@@ -468,6 +471,12 @@ def _fix_of_an_exception(what: str) -> str:
         )
     if any(words in what for words in _NOT_CLASSES):
         return "targets of classes are int64: targets.long(), in the dataset or before the loss"
+    if _NOT_AS_EXPORTED in what:
+        return (
+            "core.model(model) of the model itself; a module of torch.export takes only batches of "
+            "the shape it was exported with,\nunless that axis is free: torch.export.export(model, "
+            "(inputs,), dynamic_shapes=({0: torch.export.Dim.AUTO},))"
+        )
     return Failure.fix
 
 

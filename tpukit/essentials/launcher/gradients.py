@@ -106,9 +106,9 @@ class GradientAverage:
                 "the cores use different layers in one step: on a TPU "
                 "they would wait for each other forever",
                 found=f"gradients on some cores and none on others: {names}",
-                fix="the same layers on every core: FitOptions(same_seed=True), or "
-                "core.same_seed(step) in a loop of your own, for layers dropped at random; for "
-                "experts and early exits compute all, times 0 or 1",
+                fix="use the same layers on every core; if layers are dropped at random, "
+                "FitOptions(same_seed=True), or core.same_seed(step) in a loop of your own; "
+                "with experts or early exits, compute all of them and multiply by 0 or 1",
             )
         return [share > 0 for share in shares]
 
@@ -127,7 +127,8 @@ class GradientAverage:
         if sparse := [one for one in parameters if one.grad.layout is not torch.strided]:
             names = first_few(self._names_of(sparse), 5)
             raise InvalidValueError(
-                "sparse gradients cannot be averaged over the cores, because each core has others",
+                "sparse gradients cannot be averaged over the cores, because each core has "
+                "other rows",
                 found=f"the gradient of {names} is {sparse[0].grad.layout}",
                 fix=(
                     "torch.nn.Embedding(..., sparse=False), and an "
@@ -142,5 +143,5 @@ class GradientAverage:
 
 
 def _is_trained(parameter) -> bool:
-    """Return whether a parameter takes part in training, or has a gradient all the same."""
+    """Return whether a parameter is trained, or has a gradient although it is frozen."""
     return parameter.requires_grad or parameter.grad is not None

@@ -6,16 +6,18 @@
       take in their messages until all are done or a core failed    `worker_group`, `watchdog`
       end them                                                      `worker_group`
 
-It returns a `Run`, or raises a `WorkerError` or a `LaunchInterrupted`, which have the `Run` up to
-then.
+It returns a `Run`, or raises a `WorkerError` or a `LaunchInterrupted`, which have a `Run` with the
+results so far.
 """
 
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from tpukit.essentials.backends import Hosts, Topology, runtimes
+from tpukit.essentials.data import lines_about
 from tpukit.essentials.display import (
     ErrorFields,
     Screen,
@@ -43,9 +45,8 @@ from tpukit.essentials.launcher.worker_group import InProcessGroup, WorkerGroup
 
 _MIB = 2**20
 _EACH_ALONE = (
-    "no core has waited for another: each has trained a model of its own, alone. core.model, "
-    "core.batches and core.optimizer_step join the cores; tpukit.launch_each is for independent "
-    "runs"
+    "no core has waited for another: each has trained a separate model. core.model, "
+    "core.batches and core.optimizer_step join the cores; tpukit.launch_each is for independent runs"
 )
 Logger = Callable[[dict], object]
 
@@ -56,19 +57,19 @@ class Run:
 
     Attributes:
         results: the return values of the worker function, by rank, with tensors on the CPU. None
-            for a core that has not returned, which only a failed run has.
+            for a core that has not returned, which happens only in a failed run.
         cores: number of cores that ran.
         device: the kind of core, such as "TPU v5e core".
         seconds: wall time from the fork to the last result.
         memory: peak host memory of each core's process in bytes. Pages that it shares with the
             kernel count.
         log: the rows of `core.log` in order, each a dict with "step" and the values.
-        memory_growth: largest growth in bytes of each core's process since its start, from the
-            peak that the system keeps. Mapped files, such as a cache, and the kernel's own memory
-            do not count.
+        memory_growth: largest growth in bytes of each core's process since its start, computed from
+            the peak that the system records. Mapped files, such as a cache, and the kernel's own
+            memory do not count.
     """
 
-    results: list
+    results: list[Any]
     cores: int
     device: str
     seconds: float
@@ -118,7 +119,7 @@ class Run:
         return ", ".join(dict.fromkeys(names))  # each name once, in the order of ranks
 
     def _growth_in_words(self) -> str:
-        """Return a phrase that names the core that grew most; "" if none grew."""
+        """Return a phrase that names the core whose memory grew most; "" if none grew."""
         if not any(self.memory_growth):
             return ""
         largest = max(self.memory_growth)
@@ -129,13 +130,13 @@ class Run:
 class WorkerError(TpukitError, RuntimeError):
     """A core failed, or the run hung; all other cores were ended, or stopped in a session.
 
-    The exception that the core raised is the `__cause__`, if it could be pickled and its text has
-    no megabytes.
+    The exception that the core raised is the `__cause__`, if it can be pickled and its text is
+    shorter than a megabyte.
 
     Attributes:
         rank: the core that failed first.
         traceback: its traceback as text.
-        run: the results and the log up to then, as a `Run`.
+        run: the results and the log so far, as a `Run`.
     """
 
     rank = 0
@@ -149,7 +150,7 @@ class LaunchInterrupted(ErrorFields, KeyboardInterrupt):
     It has the fields of `TpukitError`, but `except Exception` does not catch it.
 
     Attributes:
-        run: the outcome up to then: a `Run` of `launch`, the `Jobs` of `launch_each`.
+        run: the outcome so far: a `Run` of `launch`, or the `Jobs` of `launch_each`.
         stacks: the stack of each core that had not returned, as text by rank. A core that did not
             answer at once is left out. Empty for `launch_each`.
     """
@@ -160,7 +161,7 @@ class LaunchInterrupted(ErrorFields, KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """The options of `launch`; `hosts` belongs to a run over several hosts alone."""
+    """The options of `launch`; `hosts` is set only in a run over several hosts."""
 
     cores: int | None = None
     device: int | None = None
@@ -217,11 +218,11 @@ def launch(
             graphs. It uses the simulated TPU if that is installed, and otherwise XLA:CPU processes
             joined by gloo; "xla:simulator" and "xla:cpu" choose between them.
         seed: seed of all random numbers of the run. None for the notebook's own,
-            `torch.initial_seed()`, so `torch.manual_seed` in a cell counts; without such a cell
-            every kernel has another. The worker function begins with the same random numbers on
-            every core; within steps each core draws its own.
+            `torch.initial_seed()`, so `torch.manual_seed` in a cell has an effect; without such a
+            cell each kernel has a different seed. The worker function begins with the same random
+            numbers on every core; within steps each core draws its own.
         timeout: seconds after which the run is ended. None for no limit.
-        limits: how long cores may wait for a core that does not move, and how often a worker
+        limits: the longest wait for a core that does not move, and the interval of a worker's
             reports; see `Limits`.
         progress: "panel", "line", "text" or "off". None chooses by the kind of notebook.
         loggers: a function, or a list of functions, that the kernel calls with each row of
@@ -229,24 +230,25 @@ def launch(
             `TensorBoardWriter(folder)`, `CsvWriter(file)`, `wandb.log`, or for MLflow
             `lambda row: mlflow.log_metrics(row, step=row["step"])`. Keep it fast, because the
             kernel does not watch the cores meanwhile. If a function raises an error or is
-            interrupted, tpukit prints that and calls it no more; after an error the run continues.
+            interrupted, tpukit prints that and does not call the function again; after an error the
+            run continues.
         matmul_precision: precision of float32 matrix products and convolutions. None for the
             device's own: a TPU rounds their inputs to bfloat16 (8 significant bits) and adds in
             float32; a GPU keeps products and rounds the inputs of convolutions to 11 bits. "high"
-            keeps about 14 bits on a TPU and 11 on a GPU. "highest" keeps all bits, which takes a
-            TPU six passes instead of one. torch_xla 2.8 and 2.9 ignore it in the backward pass of
+            keeps about 14 bits on a TPU and 11 on a GPU. "highest" keeps all bits, for which a TPU
+            needs six passes instead of one. torch_xla 2.8 and 2.9 ignore it in the backward pass of
             convolutions and in torch.einsum. CPU processes and XLA:CPU always keep all bits.
         compile_cache: folder for compiled programs. The next session loads them from it, also on
-            another machine of the same kind. Of a list of folders the first is written and the
+            another machine of the same kind. In a list of folders, the first is written to and the
             others are only read. False for none; None for the folder of `setup(compile_cache=...)`.
-            Loaded programs are code, so the folder is made for this user alone, and one that
-            others can write to is refused. Above 2 GB the least recently used programs are
-            removed. If it is not supported here, tpukit prints that and continues.
+            Loaded programs are code, so the folder is made for this user alone; a folder that other
+            users can write to is an error. Above 2 GB the least recently used programs are removed.
+            If it is not supported here, tpukit prints that and continues.
         shard: "fsdp" for a model that does not fit one chip. All chips are then one core of one
             process, rank 0 of 1; each holds a part of every weight and of the optimizer's state,
-            and computes its share of the batch. The same function runs. `batch_size` is that of
-            the whole run, a multiple of `core.chips`. Checkpoints are those of the plain model.
-            For torch_xla alone; without a chip one CPU process holds everything.
+            and computes its share of the batch. The same function runs. `batch_size` is for the
+            whole run, a multiple of `core.chips`. Checkpoints are those of the plain model. Only
+            torch_xla supports it; without a chip, one CPU process holds everything.
 
     Returns:
         A `Run` with the results by rank.
@@ -254,14 +256,14 @@ def launch(
     Raises:
         InvalidTypeError: a keyword is not an option, `fn` is not a function of a core and `args`,
             or `loggers` is not a function or a list of functions.
-        InvalidValueError: this machine does not support `cores`, `device`, `backend` or `shard`,
-            or not together; a number of seconds is not above 0; `matmul_precision` is unknown;
-            others can write to a folder of `compile_cache`.
+        InvalidValueError: this machine does not support `cores`, `device`, `backend` or `shard`, or
+            not their combination; a number of seconds is not above 0; `matmul_precision` is
+            unknown; others can write to a folder of `compile_cache`.
         RuntimeInUseError: this process has started the XLA or CUDA runtime, or is a worker itself.
-        DeviceBusyError: other programs hold the chips of the TPU, still after a minute. With
+        DeviceBusyError: other programs still hold the chips of the TPU after a minute. With
             `device` tpukit does not wait.
         WorkerError: a core failed, or the run hung.
-        LaunchInterrupted: a KeyboardInterrupt, with the outcome up to then.
+        LaunchInterrupted: a KeyboardInterrupt, with the outcome so far.
     """
     refuse_call(fn, args)
     options = LaunchOptions(
@@ -332,6 +334,9 @@ def started(
         group_type(topology, task, options.limits, display, writers) as group,
     ):
         _print_layout(topology, options.shard, display)
+        if topology.cores > 1:
+            for line in lines_about(task.fn):
+                display.line(line)
         yield group
 
 
@@ -404,7 +409,7 @@ def _print_layout(topology: Topology, shard: str | None, display: Screen) -> Non
 
 
 def watch(group: WorkerGroup, display: Screen, end: Callable[[], str]) -> Failure | None:
-    """Return the first failure of a run, None without one, once the run is over.
+    """Wait for the end of a run, and return its first failure, or None.
 
     Args:
         group: the workers.
@@ -440,7 +445,7 @@ def interrupted(
     has_waited_long: bool = False,
     text: str = "its workers were ended",
 ) -> LaunchInterrupted:
-    """Return the exception that reports an interrupt, with the outcome up to then."""
+    """Return the exception that reports an interrupt, with the outcome so far."""
     details = ""
     if has_waited_long:  # the cores probably hung, which is why somebody interrupted
         texts = [f"core {rank}:\n{stacks[rank]}" for rank in sorted(stacks)]
@@ -516,7 +521,7 @@ def worker_failed(
 
 
 def collect(group: WorkerGroup) -> Run:
-    """Return the outcome of a group up to now."""
+    """Return the outcome of a group so far."""
     ranks = group.ranks
     return Run(
         results=[group.results.get(rank) for rank in ranks],

@@ -24,7 +24,7 @@ class Memory(NamedTuple):
     Attributes:
         rank: the core.
         peak: most bytes so far, with pages that it shares with the kernel.
-        own: bytes now that it shares with no process.
+        own: present bytes that it does not share with another process.
         most: the largest value of `own` so far.
     """
 

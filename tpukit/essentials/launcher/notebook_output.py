@@ -26,7 +26,7 @@ class NotebookOutput:
     """The part of a `Core` that sends output to the notebook.
 
     Args:
-        rank: of the core.
+        rank: the rank of the core.
         send: sends a message to the kernel.
         activity: changes when the core moves on, and while a loop waits for its next batch.
         to_host: copies the tensors of a value to host memory.
@@ -154,7 +154,7 @@ class NotebookOutput:
 
         Numbers on the device are copied only if the loop has come to its end. A loop that was left
         early may belong to a run that failed, in which a copy could wait forever. Its end is sent
-        with its rows, whenever that is.
+        later, together with its rows.
         """
         self._ends.append(message)
         if is_finished or not self._has_tensors():
@@ -181,7 +181,7 @@ def _as_float(name: str, value: object) -> float:
     """Return the float of a number or of an array with one element.
 
     Raises:
-        InvalidTypeError: it is neither.
+        InvalidTypeError: it is not a number and not an array with one element.
     """
     try:
         if hasattr(value, "item"):  # first, since numpy warns if float() gets an array
@@ -239,7 +239,7 @@ def forward_displays(send: Callable[[object], None], rank: Callable[[], int]) ->
 
 
 def _why_not_shown(data: dict, shown: deque[float]) -> str | None:
-    """Return the reason if a display is not sent; None if it is."""
+    """Return the reason why a display is not sent; None if it is sent."""
     if _WIDGET in data:
         return (
             "a widget cannot be shown from a worker; core.progress and core.log draw bars and "

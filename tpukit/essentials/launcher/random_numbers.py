@@ -3,9 +3,9 @@
                      core 0      core 1
     worker function  0.49        0.49      a split of the data is the same on every core
     core.step()      0.13        0.77      dropout and augmentation are not
-    worker function  0.08        0.08      and go on as if no step had drawn
+    worker function  0.08        0.08      and continue as if no step had drawn
 
-A worker function that calls `core.seed` ends this: from then on it decides itself.
+If a worker function calls `core.seed`, this ends: from then on the function's own seeds count.
 """
 
 import contextlib
@@ -61,8 +61,8 @@ class RandomNumbers:
 
         Args:
             *words: any numbers.
-            own: seed this core's own numbers, on the device as well; otherwise the host's, the
-                same on all cores.
+            own: seed the numbers of this core alone, on the device as well; otherwise seed the
+                host's numbers, the same on all cores.
         """
         seed = self._core.internal.seed_of_launch
         self._shared = False
@@ -74,7 +74,7 @@ class RandomNumbers:
 
     @contextlib.contextmanager
     def own(self) -> Iterator[None]:
-        """Draw this core's own numbers within, and afterwards the host's shared ones again.
+        """Draw this core's own numbers in the block, and the host's shared numbers after it.
 
         The device's generator stays this core's own after the first time, because reading its
         state would cut a graph on a TPU.
@@ -101,7 +101,7 @@ class RandomNumbers:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Restore the host's random numbers afterwards, however many were drawn within."""
+        """Restore the host's random numbers after the block."""
         shared = self._shared
         keeping = numbers_kept() if self._can_put_back else contextlib.nullcontext()
         with keeping:

@@ -62,8 +62,8 @@ class Session:
     """Worker processes that stay alive between the cells of a notebook.
 
     The chips are opened once. A run starts in milliseconds, and a program that an earlier run has
-    compiled is used again. Whatever a worker function keeps in `core.state` is there in the next
-    run, on the device: the model, the optimizer, the data.
+    compiled is used again. The next run finds everything that a worker function keeps in
+    `core.state`, on the device: the model, the optimizer, the data.
 
         session = tpukit.Session()
         session.run(prepare, "packed")
@@ -73,14 +73,16 @@ class Session:
     `with tpukit.Session() as session:` closes it as well. A kernel has one session per backend: a
     new one closes the old one, so the cell can be run again.
 
-    Other than in `launch` the workers are no forks of the notebook as it is now. Functions,
-    classes and values are sent with `cloudpickle` at each call. Environment variables and
-    settings of torch stay as they were when the session began; tpukit prints the names of
-    variables and modules that have changed. The working directory and `sys.path` are followed.
+    Unlike the workers of `launch`, the workers of a session are not new forks of the notebook.
+    Functions, classes and values are sent with `cloudpickle` at each call. Environment variables
+    and settings of torch stay as they were when the session began; tpukit prints the names of
+    variables and modules that have changed. Changes of the working directory and of `sys.path`
+    reach the workers.
 
     Args:
         cores, device, backend: as `launch`.
-        seed: seed of all random numbers, which go on from run to run; None for the notebook's own.
+        seed: seed of all random numbers, which continue from run to run; None for the notebook's
+            own.
         limits: as `launch`.
         progress: how the start is shown, as `launch`.
         matmul_precision, compile_cache, shard: as `launch`.
@@ -91,8 +93,8 @@ class Session:
         NotInstalledError: cloudpickle is missing.
         InvalidValueError: as `launch`; or the cores of a chip share a process (TPU v2 and v3), or
             the system cannot fork.
-        RuntimeInUseError: as `launch`; or this is not the main thread, which the workers must
-            not outlive.
+        RuntimeInUseError: as `launch`; or this is not the main thread: Linux ends workers with the
+            thread that forked them.
         WorkerError: a device did not start.
     """
 
@@ -188,13 +190,13 @@ class Session:
         """Run `fn(core, *args)` on every core of the session, and return the results.
 
         The function, and the notebook's functions, classes and values that it uses, are sent as
-        they are now. Keep large data in `core.state`, because a call may have 64 MB.
+        they are now. Keep large data in `core.state`, because a call can send at most 64 MB.
 
-        After an exception or an interrupt the session goes on, with `core.state` as the cores
+        After an exception or an interrupt the session continues, with `core.state` as the cores
         left it, if all cores come back within three seconds. Gradients of the unfinished step are
-        cleared, and the random numbers begin anew. Otherwise the session ends; the error says
-        which of the two, and why. A core that waits inside of a compiled step for a core that
-        has left does not come back.
+        cleared, and the random numbers start again. Otherwise the session ends. The error reports
+        which of the two happened, and the reason. A core that waits inside of a compiled step for a
+        core that has left does not come back.
 
         Args:
             fn: the worker function; its first argument is a `Core`.
@@ -207,7 +209,7 @@ class Session:
 
         Raises:
             SessionEndedError: the session was closed, or has ended.
-            InvalidValueError: the call is larger than 64 MB; or `timeout` is no number above 0.
+            InvalidValueError: the call is larger than 64 MB; or `timeout` is not a number above 0.
             SerializationError: a part of the call cannot be pickled.
             InvalidTypeError, WorkerError, LaunchInterrupted: as `launch`.
         """
@@ -339,7 +341,7 @@ class _Recovery:
        saves instead.
 
     A core that reaches no boundary is stopped where it stands. If a core has left the run, the
-    others are, too, because their next collective would never end.
+    others are stopped, too, because their next collective would never end.
     """
 
     def __init__(self, group: WorkerGroup):
@@ -431,7 +433,7 @@ def _refuse_other_threads() -> None:
             "a session is made in the main thread: Linux ends the workers with the thread that "
             "forked them",
             found=f"this is {threading.current_thread().name}",
-            fix="session = tpukit.Session(...) in a cell of its own; session.run may be called in "
+            fix="session = tpukit.Session(...) in a separate cell; session.run may be called in "
             "a thread",
         )
 

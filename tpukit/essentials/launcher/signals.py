@@ -11,13 +11,14 @@ An interrupt of the cell ends a run in the same way, and so does the failure of 
    the worker function, so that its `finally` blocks run. If the function ends between steps
    (`core.internal.finishing_steps`, as `fit` does), only `end_requested` is set.
 4. The kernel waits `END_SECONDS`; if core 0 ends between steps and saves, up to `SAVE_SECONDS`.
-5. The kernel sends the last command on the control pipes and closes them. A worker that is done
-   exits; any other kills itself and its children. A worker whose result has just come has
-   `DONE_SECONDS` to be done.
-6. After another `END_SECONDS` every process that is left is killed, with its process group.
+5. The kernel sends the last command on the control pipes and closes them. A worker that has
+finished exits; any other worker kills itself and its children. A worker whose result has just
+arrived has `DONE_SECONDS` to finish. 6. After another `END_SECONDS` every process that is left is
+killed, with its process group.
 
 A worker ignores SIGINT, which Jupyter sends to the whole process group, because only the kernel
-decides. If the kernel dies, in whatever way, Linux kills the worker (PR_SET_PDEATHSIG), and the
+decides. In a session the kernel lets a worker send itself SIGINT, which stops the run and not the
+process (`session_worker`). If the kernel dies, Linux kills the worker (PR_SET_PDEATHSIG), and the
 worker sees the end of its control pipe.
 """
 
@@ -48,7 +49,7 @@ _THREAD_ENDED = getattr(signal, "SIGURG", signal.SIGTERM)
 class Terminated(BaseException):
     """SIGTERM has arrived; unwinds the worker function, so that its `finally` blocks run.
 
-    It is no `Exception`, so `except Exception` does not stop it.
+    It is not an `Exception`, so `except Exception` does not catch it.
     """
 
 
@@ -79,7 +80,9 @@ def sigterm_ends_the_run() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_interrupts() -> Iterator[None]:
-    """Postpone SIGINT and SIGTERM to the end of the block; only the main thread gets any.
+    """Postpone SIGINT and SIGTERM to the end of the block.
+
+    Python handles them in the main thread only.
 
     Blocking the signals has no effect: another thread of the process would take them, and Python
     would run the handler in the main thread.
@@ -105,7 +108,7 @@ def without_interrupts() -> Iterator[None]:
 
 
 def die_with_parent(parent: int) -> None:
-    """Let Linux kill this process when its parent dies; it would hold the chip forever."""
+    """Let Linux kill this process when its parent dies; otherwise it would hold the chip forever."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the call
@@ -162,7 +165,7 @@ def tie_children() -> None:
 
 
 def signal_pipe() -> int:
-    """Return a pipe that gets the number of every signal, whatever the main thread does.
+    """Return a pipe that gets the number of every signal, independently of the main thread.
 
     Without it, a SIGTERM that the system gives to another thread does not wake a main thread that
     sleeps or compiles.

@@ -1,4 +1,4 @@
-"""Save and move tensors without what torch loses: memory in `torch.save`, tied weights on XLA."""
+"""Save tensors without a memory leak of `torch.save`; move modules to XLA with their tied weights."""
 
 import pickle
 import types
@@ -62,7 +62,7 @@ def refuse_scripted(module) -> None:
     for name, layer in layers:
         if isinstance(layer, torch.jit.ScriptModule):
             raise InvalidTypeError(
-                "core.model takes modules of Python, not those of torch.jit",
+                "core.model does not support modules of torch.jit",
                 found=f"{name or 'the module'} is a {type(layer).__name__}",
                 fix="core.model(module) of the module before torch.jit.script or torch.jit.trace",
             )

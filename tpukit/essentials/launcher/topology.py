@@ -49,7 +49,7 @@ def choose_topology(host: MachineInfo, cores: int | None, backend: str | None) -
         is_count = isinstance(cores, int) and not isinstance(cores, bool)
         if not is_count or cores < 1:
             raise InvalidValueError(
-                f"cores is a whole number, at least 1, or None for all there are, got {cores!r}",
+                f"cores is a whole number, at least 1, or None for all, got {cores!r}",
                 fix="leave cores out for all, or cores=1",
             )
     refuse_torch(host)
@@ -97,7 +97,7 @@ def _check_backend(host: MachineInfo, backend: str | None) -> None:
 def _choose_runtime(host: MachineInfo, backend: str | None) -> Runtime:
     """Return the runtime that was asked for, or its dry run if the machine has no such device.
 
-    Without a name it is the fastest: dry runs must be asked for.
+    Without a name it is the fastest device; a dry run in place of a device must be named.
     """
     if backend is None:
         present = [
@@ -149,8 +149,8 @@ def refuse_one_process_variables(
 ) -> None:
     """Raise if all workers would inherit variables that give one process its part of the chips.
 
-    libtpu would start each worker as "rank 0 of 1", and each would train a separate
-    model without any sign of it.
+    libtpu would start each worker as "rank 0 of 1", and each would train a separate model without
+    an error.
     """
     names = [name for name in ONE_PROCESS_VARIABLES if name in environ]
     has_several_chips = topology.processes * topology.chips > 1
@@ -175,11 +175,11 @@ def refuse_if_in_use(host: MachineInfo, environ: Mapping[str, str] = os.environ)
     for process in (multiprocessing.current_process(), multiprocessing.parent_process()):
         if process and process.name.startswith(WORKER):
             raise RuntimeInUseError(
-                "launch was called inside a worker, whose run has the cores already",
-                found=f"this is {process.name}, or a process of its own",
+                "launch was called inside a worker, and its run already uses the cores",
+                found=f"this is {process.name}, or a process that it started",
                 fix=(
-                    "call launch in the notebook, one after the other; in "
-                    "here call the function itself: fn(core)"
+                    "call launch in the notebook, one after the other; inside a worker call the "
+                    "function itself: fn(core)"
                 ),
             )
     if environ.get("XLA_USE_SPMD", "0") not in ("", "0", "false"):
@@ -188,7 +188,7 @@ def refuse_if_in_use(host: MachineInfo, environ: Mapping[str, str] = os.environ)
             found=f"XLA_USE_SPMD={environ['XLA_USE_SPMD']}, which gives all chips to one process",
             fix=(
                 f"{how_to_restart(host)}, without that call; launch(..., "
-                'shard="fsdp") makes it in its own process'
+                'shard="fsdp") calls it in a separate process'
             ),
         )
     started = [name.upper() for name, runtime in runtimes().items() if runtime.is_started()]
@@ -196,9 +196,9 @@ def refuse_if_in_use(host: MachineInfo, environ: Mapping[str, str] = os.environ)
         raise RuntimeInUseError(
             f"this kernel has started the {' and the '.join(started)} "
             "runtime, and a fork of it cannot start its own",
-            found="an earlier cell did it: torch_xla.device(), xm.xla_device(), xr.world_size(), "
-            "xm.master_print()\nmet.metrics_report(), torch_xla.sync(), torch_xla.manual_seed() "
-            "and .cuda() do, imports do not;\nif torch_tpu is loaded, .backward() does, unless "
-            "setup() came before `import torch`",
+            found="an earlier cell did it: torch_xla.device(), xm.xla_device(), "
+            "xr.world_size(), xm.master_print()\nmet.metrics_report(), torch_xla.sync(), "
+            "torch_xla.manual_seed() and .cuda() start it, imports do not;\nif torch_tpu is "
+            "loaded, .backward() starts it, unless setup() came before `import torch`",
             fix=f"{how_to_restart(host)}, and keep such calls inside the worker function",
         )

@@ -9,7 +9,8 @@ Every core reports a counter (its activity) and the collective that it waits in,
 
 A core that waits is never to blame while another does not wait. A core that uses a processor is
 never to blame, because a compilation takes minutes and changes no counter. Processor time also
-decides if a report is old: a core that pickles a large result lets no other thread report.
+decides if the last report is old, because a core that pickles a large result blocks the thread that
+reports.
 """
 
 import time
@@ -31,7 +32,7 @@ _LONGER = "launch(..., limits=tpukit.Limits(stall=seconds))"
 
 @dataclass(frozen=True)
 class Limits:
-    """How long cores may wait for a core that does not move, and how often workers report.
+    """The limits of a launch: how long cores may wait for a core, and how often workers report.
 
     Attributes:
         stall: seconds that cores may wait for a core that neither moves on nor uses a processor.
@@ -61,7 +62,7 @@ def refuse_seconds(name: str, value: object, *, fix: str) -> None:
 
 
 class Heartbeat(NamedTuple):
-    """The last report of a core that differed from the one before."""
+    """The newest report of a core that shows a change."""
 
     activity: int
     waiting: str | None  # a collective
@@ -136,8 +137,8 @@ class Watchdog:
             rank: the core.
             activity: its counter.
             waiting: the collective it is in; None for none.
-            waits_outside: it waits for a compilation in a process that may be no core of this run,
-                which counts as moving on.
+            waits_outside: it waits for a compilation in a process that may not belong to this run.
+                That counts as moving.
         """
         last = self._heartbeats.get(rank, self._silent)
         has_moved = (last.activity, last.waiting) != (activity, waiting)
@@ -145,16 +146,16 @@ class Watchdog:
             self._heartbeats[rank] = Heartbeat(activity, waiting, time.monotonic())
 
     def waits_long(self, returned: set[int]) -> bool:
-        """Return whether a core has been in a collective for longer than cores are uneven."""
+        """Return whether a core has been in a collective for longer than cores normally differ."""
         return bool(_late(self._running(returned), time.monotonic()))
 
     def find_stall(self, returned: set[int], sending: Collection[int] = ()) -> Stall | None:
-        """Return the core for which the others wait in vain; None while the run is fine.
+        """Return the core that the others wait for, if the run hangs; otherwise None.
 
         Args:
             returned: the cores that have returned.
-            sending: the cores of which a part of a message has arrived. They wait for the kernel
-                to read the rest, and no heartbeat comes before that.
+            sending: the cores of which only a part of a message has arrived. They wait for the
+                kernel to read the rest, and send no heartbeat before.
         """
         running = self._running(returned)
         now = time.monotonic()
@@ -194,7 +195,7 @@ class Watchdog:
     ) -> Stall | None:
         """Return a stall if all running cores wait for a core that has returned.
 
-        Nothing can end that, so no limit has to pass.
+        They would wait forever, so the watchdog does not wait for the limit.
         """
         late = _late(running, now)
         all_wait = all(beat.waiting for beat in running.values())
@@ -320,7 +321,7 @@ class Watchdog:
 
 
 def _late(running: dict[int, Heartbeat], now: float) -> list[int]:
-    """Return the cores that have been in a collective for longer than cores are uneven."""
+    """Return the cores that have been in a collective for longer than cores normally differ."""
     late = []
     for rank, beat in running.items():
         if beat.waiting and now - beat.since > _UNEVEN_SECONDS:

@@ -6,7 +6,7 @@
 
 In a session the worker function is `session_worker.serve`, which runs one function after the other.
 Meanwhile two more threads run: the first sends heartbeats, the second obeys the kernel's commands.
-A worker never ends by itself, because others may still need its side of a collective: it waits for
+A worker never ends by itself, because other cores may still need it in a collective: it waits for
 a command on the control pipe, which also ends when the kernel is gone.
 """
 
@@ -67,8 +67,8 @@ class Task:
     Attributes:
         fn: the worker function.
         args: its arguments after the core.
-        seed: of all random numbers.
-        matmul_precision: of matrix products, as `launch` documents.
+        seed: the seed of all random numbers.
+        matmul_precision: the precision of matrix products, as `launch` documents.
         timeout: seconds after which the run is ended; None for no limit.
     """
 
@@ -83,7 +83,7 @@ class Task:
             refuse_seconds("timeout", self.timeout, fix="timeout=3600, or None for no limit")
         if self.matmul_precision not in (None, "high", "highest"):
             raise InvalidValueError(
-                "matmul_precision is 'high', 'highest', or None for the device's own, "
+                "matmul_precision is 'high', 'highest', or None for the device's own precision, "
                 f"got {self.matmul_precision!r}",
                 fix="for bfloat16 everywhere pass bf16=True to fit, or use torch.autocast",
             )
@@ -111,8 +111,8 @@ class World(NamedTuple):
 def seed_of(seed: int | None, hosts: object = None) -> int:
     """Return the seed of a run: the given one, or the notebook's own.
 
-    A launch does not change the notebook's. Each of several hosts has its own generator, so
-    without a seed it is 0 there.
+    A launch does not change the notebook's seed. With several hosts the default is 0, because each
+    host has its own generator.
     """
     if seed is not None:
         return seed
@@ -128,7 +128,7 @@ class WorkerPipes:
     """The connections of a worker process with its kernel.
 
     Attributes:
-        rank: of the first core of this process.
+        rank: the rank of the first core of this process.
         kernel: the process that forked this one.
         folder: for sockets and files of this process's own children; the kernel removes it.
         heartbeat: seconds between two heartbeats.
@@ -163,7 +163,7 @@ def main(task: Task, start: Callable[[Callable], None], pipes: WorkerPipes, worl
         task: the work.
         start: starts the device and calls its argument once per core.
         pipes: the connections with the kernel.
-        world: of the run as it was laid out.
+        world: the planned number of cores and hosts.
     """
     global _this_worker
     _detach(pipes)
@@ -212,7 +212,7 @@ def run_core(
         backend: the core's device and collectives.
         send: sends a message to the kernel.
         cores: this core is added to it.
-        world: of the run as it was laid out; None if it was not.
+        world: the planned number of cores and hosts; None if it is not known.
     """
     import torch
 
@@ -270,7 +270,7 @@ def run_function(core: Core, memory: OwnMemory, fn: Callable, args: tuple = ()) 
 def _refuse_another_world(core: Core, world: World) -> None:
     """Raise if the devices of the run did not find each other.
 
-    Each core would train a separate model, without any sign of it.
+    Each core would train a separate model, without an error.
     """
     if core.world_size == world.size:
         return
@@ -287,8 +287,8 @@ def _refuse_another_world(core: Core, world: World) -> None:
     else:
         fix = "restart the kernel without variables that are meant for one process"
     raise TpukitRuntimeError(
-        f"the devices did not become one run: {core.world_size} of its {world.size} cores "
-        "are joined here",
+        f"the devices did not join one run: only {core.world_size} of its {world.size} cores "
+        "are connected here",
         found=", ".join(evidence),
         fix=fix,
     )
@@ -445,6 +445,9 @@ class _Worker:
     def _running(self) -> list[tuple[Core, int, object]]:
         """Return (core, thread, frame) for each core; a core that is done may have no thread."""
         frames = sys._current_frames()
+        # Otherwise this frame and the dict would keep each other alive, and with them all frames:
+        # a loader that only the garbage collector frees waits five seconds for its processes.
+        frames.pop(threading.get_ident(), None)
         return [
             (core, thread, frames[thread]) for core, thread, _ in self.cores if thread in frames
         ]
@@ -459,7 +462,7 @@ def this_worker() -> _Worker:
 
 
 def _detach(pipes: WorkerPipes) -> None:
-    """Leave everything of the kernel that a worker must not touch: signals, terminal, pipes."""
+    """Detach from the kernel's signals, terminal and pipes, which a worker must not use."""
     with contextlib.suppress(OSError):
         os.setpgid(0, 0)  # so the process and its own children can be ended together
     # Jupyter interrupts the whole group; the kernel decides what to do about it.

@@ -62,7 +62,8 @@ class WorkerGroup:
             brings along.
 
     Attributes:
-        ranks: of the cores. A core has the rank that it will probably have until it has reported.
+        ranks: the ranks of the cores. Until a core has reported its rank, this is its probable
+            rank.
         results: the results so far, by rank.
         states: the states that must be in sync at the end, by rank.
         alone: cores that have trained, and were in no collective.
@@ -145,7 +146,7 @@ class WorkerGroup:
         )
 
     def start(self) -> None:
-        """Fork the processes; if this raises, none is left."""
+        """Fork the processes; if this raises an error, no process is left."""
         package = self._runtime.package
         if package and package not in sys.modules:
             self.display.status(f"importing {package}, once, for about ten seconds")
@@ -189,7 +190,7 @@ class WorkerGroup:
         return self.failures.first()
 
     def looks(self, seconds: float) -> Iterator[None]:
-        """Do the same in steps, each of which waits for at most this many seconds."""
+        """Do the same in steps of at most this many seconds."""
         with selectors.DefaultSelector() as pipes:
             for process in self.workers:
                 pipes.register(process.messages.fd, selectors.EVENT_READ, process)

@@ -136,7 +136,8 @@ class WorkerProcess:
     def dismiss(self, command: bytes = worker.STOP) -> None:
         """Send the last command, and close the control pipe.
 
-        At GO a worker exits as soon as it is done. At STOP it kills itself if it is not.
+        At GO a worker exits as soon as it has finished. At STOP it kills itself if it has not
+        finished.
         """
         if self._control < 0:
             return

@@ -169,7 +169,7 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class Tubes:
-    """Round vessels as chains of short segments: (n, 3) ends in mm and (n,) radii in mm."""
+    """Round vessels as chains of short segments: (n, 3) end points and (n,) radii, in mm."""
 
     start: np.ndarray
     end: np.ndarray
@@ -248,7 +248,7 @@ class Opacity(NamedTuple):
 
 @dataclass(frozen=True)
 class Patient:
-    """Everything that the slices of an exam have in common."""
+    """The anatomy that all slices of an exam share."""
 
     findings: Findings
     field_of_view: float  # mm
@@ -285,7 +285,7 @@ class _Size(NamedTuple):
 
 
 def make_patient(rng: np.random.Generator, findings: Findings) -> Patient:
-    """Draw a patient who has the findings; everything else varies as patients do."""
+    """Draw a patient with these findings; everything else varies as among patients."""
     whole = rng.normal(1, 0.05)
     width = whole * rng.normal(1, 0.03)
     size = _Size(whole, width, (rng.uniform(0.77, 0.84), rng.uniform(0.81, 0.88)))

@@ -5,8 +5,8 @@
       2. `draw_study`, in several processes: a patient with these findings, slice by slice
       3. train.csv, from the rows that each process wrote
 
-Each exam has its own random numbers, made from the seed and its number. Therefore the number of
-processes changes nothing.
+Each exam has its own random numbers, made from the seed and its number. Therefore the result does
+not depend on the number of processes.
 """
 
 import hashlib
@@ -83,7 +83,7 @@ def phantom(
         form: "jpeg" for images as in the JPEG set; "dicom" for slices in Hounsfield units,
             uncompressed.
         masks: also write the pixels of each embolus, for `embolus_masks`, as
-            `<folder>/masks/<study>/<series>/<image>.png`. The images are the same without.
+            `<folder>/masks/<study>/<series>/<image>.png`. The images do not change.
         short: draw emboli of 2 to 6 mm along the body. They show on two or three slices of an exam
             of 150, as many real ones do. Otherwise they span a third of the exam or more.
         workers, progress: as for `tpukit.pack`; the workers draw.

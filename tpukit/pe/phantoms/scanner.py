@@ -131,7 +131,7 @@ class Canvas:
         """Paint a value, or an array of values, on the pixels with a negative distance.
 
         Args:
-            distance: of the pixels of the window.
+            distance: the signed distance of each pixel of the window.
             value: Hounsfield units.
             window: rows and columns to paint.
             limit: (size, size) coverage of another shape, beyond which nothing is painted.
