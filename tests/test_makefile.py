@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,7 @@ def test_the_wheel_is_built_in_a_path_with_a_blank_and_an_umlaut(clone):
     assert done.returncode == 0, done.stderr
     (wheel,) = (clone / "dist").iterdir()
     assert done.stdout.strip() == f"dist/{wheel.name}"
+    assert "tpukit/py.typed" in zipfile.ZipFile(wheel).namelist()  # else no checker reads the types
 
 
 def test_the_command_for_a_new_machine_runs_in_a_path_with_a_blank_and_an_umlaut(clone):

@@ -113,7 +113,6 @@ TESTED_THROUGH = {
     "profiling/test_tpus.py": ["essentials/environment/chips.py"],
     "test_stands_alone.py": ["essentials/display/optional.py"],
     "training/test_early_stopping.py": ["essentials/display/measures.py"],
-    "training/test_metrics.py": ["training/evaluation.py"],
     "training/test_replay.py": [
         "accelerators/programs.py",
         "training/python_calls.py",

@@ -237,6 +237,18 @@ def test_what_cannot_be_cut_is_refused_or_said(capsys):
     assert "  fix:   sizes divisible by 4 chips: 1604 in place of 1601" in said
 
 
+def hybrid_mesh(core):
+    from torch_xla.distributed.spmd import HybridMesh
+
+    return HybridMesh(ici_mesh_shape=(2, 4)).get_logical_mesh().tolist()
+
+
+def test_a_mesh_that_follows_the_torus_has_every_chip_once():
+    (rows,) = cut(8, hybrid_mesh).results
+    assert len(rows) == 2
+    assert sorted(number for row in rows for number in row) == list(range(8))
+
+
 def test_over_one_chip_it_is_an_ordinary_launch(capsys):
     run = on(shapes.dry_run(1), lambda core: (core.world_size, core.chips), shard="fsdp")
     assert run.results == [(1, 1)]

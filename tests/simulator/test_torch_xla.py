@@ -77,6 +77,8 @@ def stranger():
         "rendezvous": xm.rendezvous("here", payload=bytes([rank])),
         "mesh_reduce": xm.mesh_reduce("sum", rank, sum),
         "memory": xm.get_memory_info(torch_xla.device()),
+        "attributes": xr.runtime_device_attributes(str(torch_xla.device())),
+        "devices": [device["name"] for device in xr.global_runtime_device_attributes()],
     }
     model = copy.deepcopy(NET).to("xla")
     told["weights"] = train_on_core(model, xm.optimizer_step)
@@ -137,6 +139,26 @@ def test_torch_xla_knows_where_it_is(machine, ran):
         assert told["is master"] == (rank == 0)
         assert told["memory"]["bytes_limit"] == 16 * 2**30
         assert 0 < told["memory"]["bytes_used"] < told["memory"]["bytes_limit"]
+        assert told["devices"] == [f"TPU:{number}" for number in range(world)]
+
+
+# By rank, the coordinates of the chip, and the core on it.
+PLACES = {
+    "two cores": [((0, 0, 0), 0), ((1, 0, 0), 0)],
+    "kaggle v5e-8": [((x, y, 0), 0) for y in range(4) for x in range(2)],
+    "v3-8": [((x, y, 0), core) for y in range(2) for x in range(2) for core in range(2)],
+}
+
+
+@pytest.mark.parametrize("machine", machines(ASKED))
+def test_every_core_has_the_place_of_its_chip_on_the_torus(machine, ran):
+    for rank, told in ran(stranger, machine).items():
+        coordinates, core_on_chip = PLACES[machine][rank]
+        assert told["attributes"] == {
+            "coords": list(coordinates),
+            "core_on_chip": core_on_chip,
+            "num_cores": MACHINES[machine].cores,
+        }
 
 
 @pytest.mark.parametrize("machine", machines(ASKED))

@@ -11,7 +11,9 @@ A class that is defined in the notebook has no module that a process could impor
 refused before the first image is packed.
 """
 
+import contextlib
 import importlib
+import io
 import sys
 from collections.abc import Iterable
 
@@ -55,21 +57,43 @@ def refuse_own_plugins(files: Iterable[str]) -> None:
     """Raise ValueError if a file is opened by a plugin that other processes cannot import."""
     from PIL import Image
 
-    own = {}
-    for name, (factory, _) in Image.OPEN.items():
-        if not _reference(factory):
-            own[name] = factory
+    own = _own_plugins()
     endings = tuple(ending for ending, name in Image.EXTENSION.items() if name in own)
     if not endings:
         return
     for file in files:
         if file.lower().endswith(endings):
-            raise InvalidValueError(
-                f"{file} needs a plugin that this notebook defines, and other processes cannot import it",
-                found=f"{', '.join(own)}, by Image.register_open",
-                fix="write its class into a file, with %%writefile plugin.py as the first line of "
-                "its cell, and register the class of that module: import plugin",
-            )
+            raise _not_importable(file, own)
+
+
+def refuse_own_bytes(data: bytes) -> None:
+    """Raise ValueError if the bytes of the first item are opened by such a plugin."""
+    from PIL import Image
+
+    own = _own_plugins()
+    if not own:
+        return
+    format = None
+    with contextlib.suppress(Exception), Image.open(io.BytesIO(data)) as image:
+        format = image.format
+    if format in own:
+        raise _not_importable("the first item", own)
+
+
+def _own_plugins() -> list[str]:
+    """Return the formats of plugins that other processes cannot import."""
+    from PIL import Image
+
+    return [name for name, (factory, _) in Image.OPEN.items() if not _reference(factory)]
+
+
+def _not_importable(file: str, own: list[str]) -> InvalidValueError:
+    return InvalidValueError(
+        f"{file} needs a plugin that this notebook defines, and other processes cannot import it",
+        found=f"{', '.join(own)}, by Image.register_open",
+        fix="write its class into a file, with %%writefile plugin.py as the first line of "
+        "its cell, and register the class of that module: import plugin",
+    )
 
 
 def _is_of_pillow(value) -> bool:

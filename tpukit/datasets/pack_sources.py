@@ -19,7 +19,7 @@ from tpukit.datasets.image_folders import FoundFiles, find_images
 from tpukit.datasets.image_modes import check_window
 from tpukit.datasets.item_parts import Columns
 from tpukit.datasets.items import ImageColumn, Items
-from tpukit.datasets.kernel_state import refuse_own_plugins
+from tpukit.datasets.kernel_state import refuse_own_bytes, refuse_own_plugins
 from tpukit.datasets.label_arrays import number_groups
 from tpukit.datasets.pack_tables import is_table_file, load_table, read_columns, refuse_other_file
 from tpukit.datasets.resumable import fact
@@ -230,6 +230,7 @@ def _of_images(found: FoundFiles) -> PackSource:
     )
     columns = Columns(image="image", labels=["labels"], masks="mask" if found.masks else None)
     items = Items(source, columns, [])
+    _refuse_own_plugin(items)
     facts = {
         "items": fact(f"{items.length:,} images in a table", str(items.length).encode()),
         "contents": fact("contents", items.digest()),
@@ -246,6 +247,13 @@ def _of_images(found: FoundFiles) -> PackSource:
     )
 
 
+def _refuse_own_plugin(items: Items) -> None:
+    """Raise ValueError if other processes cannot decode the first item."""
+    image, _ = items.first
+    if isinstance(image, bytes) and not items.has_masks:
+        refuse_own_bytes(image)
+
+
 def _joined(names: Iterable[str]) -> bytes:
     return "\0".join(names).encode(errors="surrogateescape")
 
@@ -253,6 +261,7 @@ def _joined(names: Iterable[str]) -> bytes:
 def _describe_items(source, labels, groups, classes, columns: Columns) -> PackSource:
     asked = None if labels is None else _names(labels)
     items = Items(source, replace(columns, labels=asked), classes)
+    _refuse_own_plugin(items)
     names = _label_names(items, asked)
     if isinstance(groups, str):
         raise InvalidValueError(

@@ -179,6 +179,9 @@ def _check_columns(table, wanted: list, path: Hashable) -> None:
             fix = "name the image files in a column path, and labels= and groups= as the table does"
             if column == path:
                 fix = 'path="file_name" is the column that names the image files'
+                with_images = [name for name in table.columns if _holds_images(table[name])]
+                if with_images:
+                    fix = f"path={with_images[0]!r} is the column that holds the images"
             raise InvalidValueError(f"the table has no column {column!r}", found=there, fix=fix)
         if list(table.columns).count(column) > 1:
             raise InvalidValueError(

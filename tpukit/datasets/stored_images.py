@@ -2,6 +2,7 @@
 
 import operator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tpukit.datasets.label_arrays import are_other_numbers
 from tpukit.datasets.row_labels import PackedRows, in_image_order, in_table_order
@@ -16,10 +17,15 @@ from tpukit.essentials.display import (
     first_few,
 )
 
+if TYPE_CHECKING:  # type checkers accept these images wherever torch takes a dataset
+    from torch.utils.data import Dataset
+else:  # torch is not imported for it
+    Dataset = object
+
 _FEW = 12  # names that are shown in a row of a table
 
 
-class StoredImages:
+class StoredImages(Dataset):
     """N images on disk, as a map-style dataset and as a source of whole batches.
 
     A subclass has `shape`, `take`, and `_image`, which returns one image as a new array, (H, W, 3)
@@ -190,7 +196,8 @@ class StoredImages:
         labels = torch.from_numpy(numpy.array(self.labels[index]))
         return split_masks(image, labels)
 
-    def split(self, valid: float = 0.2, seed: int = 0, *, stratify=False):
+    # For type checkers, torch's Subset takes sequences only, and numpy's arrays are none.
+    def split(self, valid: float = 0.2, seed: int = 0, *, stratify=False) -> tuple[Any, Any]:
         """Return the images to train and to validate on; no group is on both sides.
 
         A pack and its cache are split in the same way.

@@ -9,6 +9,13 @@
 
 Topology topology;
 
+enum { AXES = 3, ATTRIBUTES = 3 };
+typedef struct {
+  int64_t coords[AXES];
+  PJRT_NamedValue attributes[ATTRIBUTES];
+} Description;
+static Description described[MOST_DEVICES];
+
 // Reads "2,4,1" into numbers; returns how many there were, -1 if it is no such list.
 static int read_list(const char* text, int* numbers, int most) {
   int count = 0;
@@ -66,9 +73,54 @@ static PJRT_Error* check_addresses(void) {
                  topology.processes, count, addresses, getenv("TPU_PROCESS_BOUNDS"));
 }
 
+// Reads bounds such as "2,4,1" of so many chips or processes; a row of them if the variable has bounds of another number.
+static void read_bounds(const char* name, int number, int* bounds) {
+  const char* text = getenv(name);
+  int count = text ? read_list(text, bounds, AXES) : 0;
+  int product = 1;
+  for (int axis = 0; axis < count; axis++) product *= bounds[axis];
+  if (count == AXES && product == number) return;
+  bounds[0] = number;
+  bounds[1] = bounds[2] = 1;
+}
+
+// The place of a chip or a process among others: numbers count along the first axis first.
+static void place_in(const int* bounds, int number, int64_t* place) {
+  for (int axis = 0; axis < AXES; axis++) {
+    place[axis] = number % bounds[axis];
+    number /= bounds[axis];
+  }
+}
+
+// What a TPU says of each core: the coordinates of its chip among all chips of the run, which core of the chip it is,
+// and the number of cores of a chip. Code that lays a mesh over the chips asks for them.
+static void describe_devices(int chips, int cores_per_chip) {
+  int of_process[AXES], of_run[AXES];
+  read_bounds(getenv("TPU_CHIPS_PER_PROCESS_BOUNDS") ? "TPU_CHIPS_PER_PROCESS_BOUNDS" : "TPU_CHIPS_PER_HOST_BOUNDS",
+              chips, of_process);
+  read_bounds("TPU_PROCESS_BOUNDS", topology.processes, of_run);
+  for (int device = 0; device < topology.world; device++) {
+    int64_t process[AXES], chip[AXES];
+    place_in(of_run, device / topology.cores, process);
+    place_in(of_process, device % topology.cores / cores_per_chip, chip);
+    Description* is = &described[device];
+    for (int axis = 0; axis < AXES; axis++) is->coords[axis] = process[axis] * of_process[axis] + chip[axis];
+    is->attributes[0] = (PJRT_NamedValue){.struct_size = PJRT_NamedValue_STRUCT_SIZE, .name = "coords", .name_size = 6,
+                                          .type = PJRT_NamedValue_kInt64List, .int64_array_value = is->coords,
+                                          .value_size = AXES};
+    is->attributes[1] = (PJRT_NamedValue){.struct_size = PJRT_NamedValue_STRUCT_SIZE, .name = "core_on_chip",
+                                          .name_size = 12, .type = PJRT_NamedValue_kInt64,
+                                          .int64_value = device % cores_per_chip, .value_size = 1};
+    is->attributes[2] = (PJRT_NamedValue){.struct_size = PJRT_NamedValue_STRUCT_SIZE, .name = "num_cores",
+                                          .name_size = 9, .type = PJRT_NamedValue_kInt64,
+                                          .int64_value = cores_per_chip, .value_size = 1};
+  }
+}
+
 PJRT_Error* read_topology(void) {
   int chips = read_product("TPU_CHIPS_PER_PROCESS_BOUNDS", read_number("SIMULATOR_CHIPS", 1));
-  topology.cores = chips * read_number("SIMULATOR_CORES", 1);
+  int cores_per_chip = read_number("SIMULATOR_CORES", 1);
+  topology.cores = chips * cores_per_chip;
   topology.processes = read_product("TPU_PROCESS_BOUNDS", 1);
   topology.process = read_number("CLOUD_TPU_TASK_ID", 0);
   topology.world = topology.cores * topology.processes;
@@ -77,6 +129,7 @@ PJRT_Error* read_topology(void) {
                    "no topology of 1 to %d devices.\n  found: process %d of %d with %d device(s) each\n  fix:   set "
                    "TPU_PROCESS_BOUNDS, TPU_CHIPS_PER_PROCESS_BOUNDS and CLOUD_TPU_TASK_ID to a machine that exists",
                    MOST_DEVICES, topology.process, topology.processes, topology.cores);
+  describe_devices(chips, cores_per_chip);
   PJRT_Error* error = check_addresses();
   return error ? error : read_order();
 }
@@ -156,6 +209,12 @@ static PJRT_Error* device_process_index(PJRT_DeviceDescription_ProcessIndex_Args
   return NULL;
 }
 
+static PJRT_Error* device_attributes(PJRT_DeviceDescription_Attributes_Args* args) {
+  args->attributes = described[number_of(args->device_description)].attributes;
+  args->num_attributes = ATTRIBUTES;
+  return NULL;
+}
+
 static PJRT_Error* is_addressable(PJRT_Device_IsAddressable_Args* args) {
   PJRT_Device_GetDescription_Args asked = {PJRT_Device_GetDescription_Args_STRUCT_SIZE, NULL, args->device, NULL};
   PJRT_Error* error = plugin->PJRT_Device_GetDescription(&asked);
@@ -172,5 +231,6 @@ void answer_for_topology(PJRT_Api* api) {
   api->PJRT_Device_IsAddressable = is_addressable;
   api->PJRT_DeviceDescription_ProcessIndex = device_process_index;
   api->PJRT_DeviceDescription_Kind = kind;
+  api->PJRT_DeviceDescription_Attributes = device_attributes;
   api->PJRT_TopologyDescription_PlatformName = topology_platform_name;
 }

@@ -1,8 +1,14 @@
 """Evaluate a model on every sample of a dataset exactly once, on any number of cores."""
 
+import contextlib
 import copy
+import functools
+import inspect
+import itertools
+import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tpukit.essentials.data import Batches, ShardedSampler
 from tpukit.essentials.display import InvalidValueError, check_flag
@@ -13,6 +19,9 @@ from tpukit.training.index_checks import watched_loss
 from tpukit.training.metrics import StreamedMetrics, as_classes, has_state, separate_metrics
 from tpukit.training.prediction import check_order, evaluating, host_steps, in_dataset_order
 from tpukit.training.weighted_loss import Loss, as_loss
+
+# A loss with more than this stays on the device. Weights of classes and temperatures have less.
+_LARGE_LOSS_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -30,8 +39,8 @@ class Evaluation:
 
     loss: float
     metrics: dict[str, float]
-    outputs: object
-    targets: object
+    outputs: Any
+    targets: Any
 
     def __repr__(self) -> str:
         from torch.utils import _pytree as tree
@@ -82,6 +91,9 @@ def evaluate(
         model: from a batch's inputs to outputs (B, ...), or to a tuple or dict of such tensors.
         loss: from (outputs, targets) to one number, or to `(total, weight)`. A module is copied to
             the CPU first.
+            With more than 1 MiB of weights, such as those of a frozen teacher, it stays on the
+            device, and the loss is computed for `batch_size` samples at a time and averaged over
+            the samples. This holds for functions with such modules in their closure, too.
         batches: `core.batches(dataset, batch_size=...)`, not shuffled, nothing dropped.
         metrics: functions of (outputs, targets), or torchmetrics' metrics, by name; see `fit`.
         preprocess: changes the inputs on the device, as in `fit`.
@@ -142,25 +154,137 @@ def evaluate_synced(
     import torch
 
     check_order("evaluate", batches.sampler)
-    if isinstance(loss, torch.nn.Module):
-        # A copy, because the module's own weights (of classes, say) are in use on the device.
-        loss = copy.deepcopy(loss).cpu()
+    own = _tensors_of(loss)
+    is_large = sum(tensor.nbytes for tensor in own) > _LARGE_LOSS_BYTES
+    is_on_device = any(tensor.device.type != "cpu" for tensor in own)
+    is_module = isinstance(loss, torch.nn.Module)
+    # With shard=..., rows that do not fill a part could not be divided over the chips.
+    is_large = is_large and core.chips == 1
+    if is_large or (is_on_device and not is_module):
+        compute = _loss_with_its_tensors(core, loss, is_on_device=is_on_device)
+    else:
+        compute = _loss_on_host(loss)
     streamed = None if keep_outputs else StreamedMetrics(core, metrics or {})
     gather = core.gather if keep_outputs else torch.Tensor.detach
     split = FurtherParts(batches, loss).split
     steps = host_steps(core, model, batches, split, gather=gather, label=label, **options)
     with evaluating(model):
         if not keep_outputs:
-            return _streamed(core, steps, sampler=batches.sampler, loss=loss, metrics=streamed)
+            return _streamed(core, steps, sampler=batches.sampler, loss=compute, metrics=streamed)
         outputs, targets = in_dataset_order(steps, batches.sampler)
-    targets, further = targets
-    value = _loss(watched_loss(loss, outputs, targets, *further)).mean
+        targets, further = targets
+        if is_large:
+            rows = (outputs, targets, further)
+            value = _loss_in_parts(core, compute, rows, size=batches.sampler.batch_size)
+        else:
+            value = compute(outputs, targets, *further).mean
     numbers = {
         name: _one_number(name, _of_all(metric, outputs, targets))
         for name, metric in (metrics or {}).items()
     }
     value, numbers = _from_core_0(core, (value, numbers))
     return Evaluation(value, numbers, outputs=outputs, targets=targets)
+
+
+def _loss_on_host(loss: Callable) -> Callable[..., Loss]:
+    """Return the loss for outputs and targets in host memory."""
+    import torch
+
+    if isinstance(loss, torch.nn.Module):
+        # A copy, because the module's own weights (of classes, say) are in use on the device.
+        loss = copy.deepcopy(loss).cpu()
+    return lambda *parts: _loss(watched_loss(loss, *parts))
+
+
+def _tensors_of(loss: Callable) -> list:
+    """Return the tensors that a loss computes with besides its arguments, as far as it names them.
+
+    They are the weights and buffers of a module. Those of a function are the tensors, and the
+    modules' weights, in its closure and among the globals that it names.
+    """
+    import torch
+
+    if isinstance(loss, functools.partial):
+        named = [loss.func, *loss.args, *loss.keywords.values()]
+        return list(itertools.chain(*map(_tensors_of, named)))
+    if isinstance(loss, torch.Tensor):
+        return [loss]
+    if isinstance(loss, torch.nn.Module):
+        return [*loss.parameters(), *loss.buffers()]
+    if not isinstance(loss, types.FunctionType):
+        return []
+    try:
+        variables = inspect.getclosurevars(loss)
+    except ValueError:  # a variable that has no value yet
+        return []
+    tensors = []
+    for value in (*variables.nonlocals.values(), *variables.globals.values()):
+        if isinstance(value, torch.Tensor | torch.nn.Module):
+            tensors += _tensors_of(value)
+    return tensors
+
+
+def _loss_with_its_tensors(core: Core, loss, *, is_on_device: bool) -> Callable[..., Loss]:
+    """Return the loss for outputs and targets in host memory, computed where its tensors are."""
+    import torch
+    from torch.utils import _pytree as tree
+
+    is_module = isinstance(loss, torch.nn.Module)
+
+    def compute(*parts) -> Loss:
+        call = functools.partial(watched_loss, loss)  # it checks indices of tensors on the host
+        if is_on_device:
+            call = loss
+            leaves, structure = tree.tree_flatten(parts)
+            sent = iter(core.to_device([leaf for leaf in leaves if leaf is not None]))
+            leaves = [None if leaf is None else next(sent) for leaf in leaves]
+            parts = tree.tree_unflatten(leaves, structure)
+        with torch.no_grad(), evaluating(loss) if is_module else contextlib.nullcontext():
+            value = call(*parts)
+        return _loss(core.to_host(value))
+
+    return compute
+
+
+def _loss_in_parts(core: Core, loss: Callable[..., Loss], rows: tuple, *, size: int) -> float:
+    """Return the mean of a loss over rows in parts of one size, which the cores share. Collective."""
+    from torch.utils import _pytree as tree
+
+    outputs, targets, further = rows
+    count = len(next(leaf for leaf in tree.tree_leaves(rows) if leaf is not None))
+    sums = _WeightedSums()
+    for first in range(core.rank * size, count, core.world_size * size):
+        last = min(first + size, count)
+
+        def part(leaf, first=first, last=last):
+            return None if leaf is None else leaf[first:last]
+
+        some_outputs, some_targets, some_further = tree.tree_map(part, (outputs, targets, further))
+        sums.add(loss(some_outputs, some_targets, *some_further), samples=last - first)
+    return sums.mean(core)
+
+
+class _WeightedSums:
+    """The totals of a loss over the samples of this core, and their weights."""
+
+    def __init__(self) -> None:
+        self._total = 0.0
+        self._weight = 0.0
+
+    def add(self, loss: Loss, *, samples: int) -> None:
+        """Add a loss; one without a weight is the mean over so many samples."""
+        if loss.weight is None:
+            loss = Loss(samples * float(loss.total), samples)
+        self._total += float(loss.total)
+        self._weight += float(loss.weight)
+
+    def mean(self, core: Core) -> float:
+        """Return the mean over the samples of all cores. Collective."""
+        everyone = [(self._total, self._weight)]
+        if core.world_size > 1:
+            everyone = gather_objects(core, everyone[0])
+        totals, weights = zip(*everyone, strict=True)
+        return Loss(sum(totals), sum(weights)).mean
 
 
 def _from_core_0(core: Core, numbers: tuple) -> tuple:
@@ -179,14 +303,13 @@ def _streamed(
     steps: Iterator[tuple],
     *,
     sampler: ShardedSampler,
-    loss: Callable,
+    loss: Callable[..., Loss],
     metrics: StreamedMetrics,
 ) -> Evaluation:
     """Return the `Evaluation` without outputs: each core sees its own samples only."""
     from torch.utils import _pytree as tree
 
-    total = 0.0
-    weight = 0.0
+    sums = _WeightedSums()
     for step, positions in zip(steps, sampler.positions(), strict=True):
         real = int((positions < sampler.count).sum())  # the rest is padding
         if not real:
@@ -197,14 +320,9 @@ def _streamed(
 
         outputs, targets = tree.tree_map(without_padding, step)
         targets, further = targets
-        value = _loss(watched_loss(loss, outputs, targets, *further))
-        if value.weight is None:
-            value = Loss(real * float(value.total), real)
-        total += float(value.total)
-        weight += float(value.weight)
+        sums.add(loss(outputs, targets, *further), samples=real)
         metrics.update(outputs, targets)
-    totals, weights = zip(*gather_objects(core, (total, weight)), strict=True)
-    mean = Loss(sum(totals), sum(weights)).mean
+    mean = sums.mean(core)
     numbers = {name: _one_number(name, value) for name, value in metrics.compute().items()}
     mean, numbers = _from_core_0(core, (mean, numbers))
     return Evaluation(mean, numbers, outputs=None, targets=None)

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from tpukit.essentials.data import Batches, ShardedSampler
 from tpukit.essentials.display import InvalidTypeError, InvalidValueError, check_flag
@@ -24,7 +25,7 @@ def predict(
     *,
     preprocess: Callable | None = None,
     bf16: bool = False,
-) -> object:
+) -> Any:
     """Return a model's outputs for every sample, once and in order. Collective.
 
         outputs = predict(core, model, core.batches(images, batch_size=64))

@@ -97,7 +97,12 @@ class StreamBatches(Batches):
         count = max(1, steps) * max(1, batch_size) * world_size
         own = {"batch_size": batch_size, "rank": rank, "world_size": world_size}
         super().__init__(range(count), workers=workers, **own, **options)
-        refuse_shared(dataset, rank=rank, world_size=world_size, workers=workers)
+        if refuse_shared(dataset, world_size=world_size, workers=workers) and rank == 0:
+            # They cannot be seeded for each batch, because a stream reads ahead.
+            print(
+                "the stream holds a random generator: each process has a copy of it, so all "
+                "draw the same numbers"
+            )
         self.dataset = dataset
         self.sampler = StreamSampler(count, batch_size, rank, world_size)
         self._feed = StreamFeed(

@@ -54,7 +54,10 @@ def test_cpu_processes_have_the_collectives_of_every_dtype():
                 assert found[dtype][name].tolist() == value.tolist(), (dtype, name)
 
 
-@pytest.mark.parametrize("backend", ["cpu", "xla:simulator"])
+BACKENDS = ["cpu", pytest.param("xla:simulator", marks=pytest.mark.xla)]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_complex_numbers_have_a_mean_and_no_minimum(backend):
     def work(core):
         (signal,) = core.to_device([torch.tensor([1 + 2j * core.rank, core.rank + 1j])])

@@ -2,6 +2,7 @@
 
 import importlib
 import itertools
+import threading
 import types
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import tpukit
 from tpukit import Augment, Buckets, pe
-from tpukit.essentials.data import Batches
+from tpukit.essentials.data import Batches, remember
 from tpukit.training import StreamBatches
 
 
@@ -358,6 +359,34 @@ def test_the_fixes_work_for_objects_that_forks_share(kind, tmp_path):
     getattr(dataset.held, "close", bool)()
     dataset.held = None
     assert len(all_of(core.batches(dataset, batch_size=2, workers=1))) == 2
+
+
+class Writer:
+    """Writes in a thread of its own, as TensorBoard's SummaryWriter does."""
+
+    def __init__(self):
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._stop.wait, daemon=True)
+        self._thread.start()
+
+    def close(self):
+        self._stop.set()
+        self._thread.join()
+
+
+def test_the_fix_works_for_threads_of_the_notebook(tmp_path):
+    writer = Writer()
+    with fixes("shared_state: the worker function uses threads of the notebook, ...") as fix:
+        remember(lambda core: writer, ())
+    writer.close()
+    loggers = fix.code(r"(?<=loggers=).*(?=\))".replace("runs", str(tmp_path)))
+    assert callable(loggers)
+
+    def work(core):
+        if core.is_main:
+            Writer().close()
+
+    remember(work, ())
 
 
 def test_the_fixes_work_for_columns_and_batches_in_place_of_samples():

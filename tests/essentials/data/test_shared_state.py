@@ -110,25 +110,80 @@ GENERATORS = {
 
 
 @pytest.mark.parametrize("kind", GENERATORS)
-def test_a_generator_of_its_own_is_refused_and_one_of_a_library_is_named_once(kind, capfd):
+def test_a_generator_of_the_datasets_own_is_refused(kind):
     with pytest.raises(
         WorkerError,
         match="dataset holds a random generator(.|\n)*default_rng\\(\\(seed, index\\)\\)",
     ):
         run(Numbers(GENERATORS[kind]()))
 
-    class Transform:
-        generator = None
 
-    transform = Transform()
-    transform.generator = GENERATORS[kind]()
-    run(Numbers(transform))
-    assert (
-        capfd.readouterr().out.count(
-            "Numbers.held.generator is a random generator, and each process has a copy"
-        )
-        == 1
+class OwnGenerator:
+    """A transform with a generator, as albumentations has."""
+
+    def __init__(self, generator):
+        self.generator = generator
+
+
+class SharedGenerator:
+    """A transform whose class has one for all, as MONAI's Randomizable."""
+
+    generator = np.random.RandomState(0)
+
+
+def draw(transform):
+    generator = transform.generator
+    if isinstance(generator, torch.Generator):
+        return torch.rand((), generator=generator).item()
+    return generator.random() if hasattr(generator, "random") else generator.rand()
+
+
+class Drawn(Numbers):
+    """The index of each sample, and a number that its transform has drawn."""
+
+    def __getitem__(self, index):
+        return torch.tensor([index, draw(self.held)], dtype=torch.float64)
+
+
+def two_epochs(core, dataset, workers):
+    batches = core.batches(dataset, batch_size=4, workers=workers)
+    return [core.gather(torch.cat(list(batches))).tolist() for _ in range(2)]
+
+
+TRANSFORMS = {kind: lambda make=make: OwnGenerator(make()) for kind, make in GENERATORS.items()}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_transforms_own_generator_draws_other_numbers_for_each_batch_and_again_the_same(workers):
+    transforms = [make() for make in TRANSFORMS.values()] + [SharedGenerator()]
+
+    def work(core):
+        return [two_epochs(core, Drawn(transform), workers) for transform in transforms]
+
+    first, second = (
+        launch(work, cores=2, backend="cpu", progress="off", seed=3).results[0] for _ in range(2)
     )
+    assert first == second
+    for epochs in first:
+        rows = [row for epoch in epochs for row in epoch]
+        assert sorted(index for index, _ in rows) == sorted([*range(32), *range(32)])
+        assert len({number for _, number in rows}) == 64
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_albumentations_augments_each_batch_in_its_own_way(workers):
+    library = pytest.importorskip("albumentations")
+    transform = library.Compose([library.RandomBrightnessContrast(p=1)])
+    image = np.full((4, 4, 3), 128, np.uint8)
+
+    class Images(Numbers):
+        def __getitem__(self, index):
+            pixels = self.held(image=image)["image"]
+            return torch.tensor([index, *pixels.ravel()], dtype=torch.float64)
+
+    run = launch(two_epochs, Images(transform), workers, cores=2, backend="cpu", progress="off")
+    rows = [tuple(row[1:]) for epoch in run.results[0] for row in epoch]
+    assert len(set(rows)) > 40  # of 64 brightnesses and contrasts
 
 
 def test_threads_do_not_come_into_a_fork():
@@ -160,3 +215,108 @@ def test_a_stream_is_looked_at_as_well(file):
 
     with open(file, "rb") as opened, pytest.raises(WorkerError, match="dataset holds an open file"):
         launch(work, Lines(opened), cores=2, backend="cpu", progress="off")
+
+
+# Names of the notebook, which functions use
+
+FILE_OF_THE_NOTEBOOK = GENERATOR_OF_THE_NOTEBOOK = LOG_OF_THE_NOTEBOOK = None
+
+
+def noise():
+    return GENERATOR_OF_THE_NOTEBOOK.random()
+
+
+class NamesAFile(Numbers):
+    def __getitem__(self, index):
+        FILE_OF_THE_NOTEBOOK.seek(index)
+        return torch.tensor(FILE_OF_THE_NOTEBOOK.read(1)[0])
+
+
+class CallsAFunction(Numbers):
+    def __getitem__(self, index):
+        return self.read(index)
+
+    def read(self, index):
+        return torch.tensor(index + noise())
+
+
+class ReadsAlone(Numbers):
+    """Uses the notebook's file and generator only where no sample is read, and writes a log."""
+
+    def __getitem__(self, index):
+        LOG_OF_THE_NOTEBOOK.write(f"{index}\n")
+        return torch.tensor(index)
+
+    def describe(self):
+        return FILE_OF_THE_NOTEBOOK.read(), noise()
+
+
+def with_noise(dataset, generator):
+    """A dataset whose transform is a function with a generator in its closure."""
+    dataset.transform = lambda number: number + generator.random()
+    return dataset
+
+
+@pytest.fixture
+def notebook(file, monkeypatch):
+    with open(file, "rb") as opened, open(file.with_name("log"), "w") as log:
+        monkeypatch.setitem(globals(), "FILE_OF_THE_NOTEBOOK", opened)
+        monkeypatch.setitem(globals(), "GENERATOR_OF_THE_NOTEBOOK", np.random.default_rng(0))
+        monkeypatch.setitem(globals(), "LOG_OF_THE_NOTEBOOK", log)
+        yield
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("make", "place"),
+    [
+        (NamesAFile, "NamesAFile.__getitem__, which uses FILE_OF_THE_NOTEBOOK"),
+        (CallsAFunction, "read, which uses noise, which uses GENERATOR_OF_THE_NOTEBOOK"),
+        (
+            lambda: with_noise(Numbers(), np.random.default_rng(0)),
+            "Numbers.transform, which uses generator",
+        ),
+        (lambda: Subset(NamesAFile(), range(32)), "Subset.dataset.__getitem__, which uses FILE"),
+    ],
+    ids=["a file", "a function's generator", "a transform's closure", "in a Subset"],
+)
+def test_what_a_dataset_uses_of_the_notebook_is_found(notebook, make, place, workers):
+    with pytest.raises(WorkerError, match="dataset holds") as caught:
+        run(make(), workers)
+    assert place in caught.value.found
+
+
+def test_what_no_sample_needs_is_no_reason_to_refuse(notebook):
+    assert run(ReadsAlone()).results
+
+
+def test_a_worker_function_that_names_a_generator_is_told_that_all_cores_draw_the_same(capfd):
+    generator = np.random.default_rng(0)
+    drawn = launch(lambda core: generator.random(), cores=2, backend="cpu", progress="off").results
+    assert drawn[0] == drawn[1]
+    assert "which uses generator: a random generator of the notebook" in capfd.readouterr().out
+    launch(
+        lambda core: np.random.default_rng((0, core.rank)).random(),
+        cores=2,
+        backend="cpu",
+        progress="off",
+    )
+    assert "of the notebook" not in capfd.readouterr().out
+
+
+def test_a_summary_writer_of_the_notebook_is_refused_and_the_fix_works(tmp_path):
+    tensorboard = pytest.importorskip("torch.utils.tensorboard")
+    with (
+        tensorboard.SummaryWriter(tmp_path / "notebook") as writer,
+        pytest.raises(ValueError, match="uses threads of the notebook") as caught,
+    ):
+        launch(lambda core: writer.add_scalar("loss", 1.0), cores=2, backend="cpu")
+    assert "if core.is_main" in caught.value.fix
+
+    def work(core):
+        if core.is_main:
+            with tensorboard.SummaryWriter(tmp_path / "core") as own:
+                own.add_scalar("loss", 1.0)
+
+    launch(work, cores=2, backend="cpu", progress="off")
+    assert list((tmp_path / "core").iterdir())

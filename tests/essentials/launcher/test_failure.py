@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch
 from helpers.waiting import interrupt_when, wait_until
 
 import tpukit
@@ -290,6 +291,19 @@ def test_an_exception_of_a_signal_handler_after_the_worker_function_is_not_a_dev
 )
 def test_a_text_of_torch_that_has_one_cause_gets_its_fix(text, fix):
     assert fix in exception_raised(0, RuntimeError(text)).fix
+
+
+def test_a_module_of_torch_export_that_gets_another_shape_names_the_fix_and_the_fix_works():
+    net = torch.nn.Linear(4, 1)
+    exported = torch.export.export(net, (torch.zeros(2, 4),)).module()
+    with pytest.raises(WorkerError, match="Guard failed") as caught:
+        quietly(lambda core: core.model(exported)(torch.zeros(3, 4)))
+    assert "dynamic_shapes=" in caught.value.fix
+    free = torch.export.export(
+        net, (torch.zeros(2, 4),), dynamic_shapes=({0: torch.export.Dim.AUTO},)
+    ).module()
+    shapes = quietly(lambda core: core.model(free)(torch.zeros(3, 4)).shape).results
+    assert shapes == [(3, 1), (3, 1)]
 
 
 def test_a_core_that_something_outside_ends_gets_no_line_to_correct():

@@ -12,6 +12,7 @@ The feed is chosen once, when the batches are made: a `SourceFeed` or a `SampleF
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from tpukit.essentials.data.feeds import EpochPlan, SampleFeed, Sent, SourceFeed, Transfer
 from tpukit.essentials.data.fingerprint import fingerprint
@@ -121,7 +122,7 @@ class Batches:
             shares=shares,
         )
         _check_steps(self.sampler)
-        refuse_shared(dataset, rank=rank, world_size=world_size, workers=workers or 0)
+        generators = refuse_shared(dataset, world_size=world_size, workers=workers or 0)
         self.dataset = dataset
         self.buckets = buckets
         source = as_batch_source(dataset)
@@ -146,7 +147,12 @@ class Batches:
             self._feed = SourceFeed(source, batch_size=batch_size, threads=threads, **made)
         else:
             self._feed = SampleFeed(
-                dataset, buckets=buckets, shares_process=shares_process, numbers=numbers, **made
+                dataset,
+                buckets=buckets,
+                shares_process=shares_process,
+                numbers=numbers,
+                generators=generators,
+                **made,
             )
         self.epoch = 0
         self.wait_seconds = 0.0
@@ -173,7 +179,7 @@ class Batches:
 
     # Iteration
 
-    def __iter__(self) -> Iterator[object]:
+    def __iter__(self) -> Iterator[Any]:
         # Unlike a generator, `map` holds no batch while it waits for the next.
         yield from map(self._arranged, self.epoch_as_sent())
 

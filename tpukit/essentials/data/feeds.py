@@ -162,6 +162,7 @@ class SampleFeed:
         buckets: `tpukit.Buckets`, for samples of several lengths.
         shares_process: other cores are threads of this process, and share its random numbers.
         numbers: opens a context in which the dataset is called without loader processes.
+        generators: in the dataset, seeded for each batch.
     """
 
     def __init__(
@@ -174,6 +175,7 @@ class SampleFeed:
         buckets: object,
         shares_process: bool,
         numbers: Callable[[], contextlib.AbstractContextManager],
+        generators: list,
     ):
         self._dataset = dataset
         self._transfer = transfer
@@ -182,6 +184,7 @@ class SampleFeed:
         self._buckets = buckets
         self._shares_process = shares_process
         self._numbers = numbers
+        self._generators = generators
 
     def epoch(self, plan: EpochPlan) -> Iterator[Sent]:
         """Return the batches of a plan; with loader processes they are made ahead of the loop."""
@@ -192,6 +195,7 @@ class SampleFeed:
             seed=plan.seed,
             in_turn=self._shares_process,
             collate=None if self._buckets is None else self._buckets.collate,
+            generators=self._generators,
         )
         masks = iter(plan.is_real)
         calls = ((lambda real=real: self._send(next(loaded), real)) for real in masks)

@@ -19,7 +19,7 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from tpukit.essentials.data.collating import collate
-from tpukit.essentials.data.seeding import seed_host, seeded_in_turn
+from tpukit.essentials.data.seeding import seed_generators, seed_host, seeded_in_turn
 from tpukit.essentials.data.sources import BatchSource, MapDataset, reads_many
 
 # Two ahead for each of five threads, the loop's own, and spare ones. If a loop holds more batches,
@@ -102,6 +102,7 @@ def load_samples(
     seed: tuple[int, ...],
     in_turn: bool = False,
     collate: Callable[[list, list[int], int], object] | None = None,
+    generators: list | None = None,
 ) -> Iterator[object]:
     """Yield the batches of a dataset from the processes of a DataLoader.
 
@@ -117,8 +118,9 @@ def load_samples(
         in_turn: other cores are threads of this process.
         collate: `collate(items, samples, length)` joins a batch instead of torch's
             `default_collate`; a job is then (number, samples, length).
+        generators: in the dataset, seeded for each batch with or without processes.
     """
-    whole = _BatchDataset(dataset, seed, in_turn=in_turn, collate=collate)
+    whole = _BatchDataset(dataset, seed, in_turn=in_turn, collate=collate, generators=generators)
     batches = iterate_loader(whole, jobs, workers)
     if workers:
         return _explain_broken_pipes(batches)
@@ -248,8 +250,10 @@ class _BatchDataset:
         *,
         in_turn: bool = False,
         collate: Callable | None = None,
+        generators: list | None = None,
     ):
         self.dataset = dataset
+        self.generators = generators or []
         self.seed = seed
         self.in_turn = in_turn
         self.collate = collate
@@ -263,7 +267,9 @@ class _BatchDataset:
             seed_host(seed)
         elif self.in_turn:
             with seeded_in_turn(seed):
+                seed_generators(self.generators, seed)
                 return self._collate(samples.tolist(), *length)
+        seed_generators(self.generators, seed)
         return self._collate(samples.tolist(), *length)
 
     def _collate(self, samples: list[int], length: int | None = None) -> object:

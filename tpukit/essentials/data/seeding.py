@@ -23,16 +23,33 @@ def seed_host(numbers: tuple[int, ...]) -> int:
     import numpy
     import torch
 
-    # A hash makes one number of 32 bits from several; numpy.random.seed takes no more bits.
-    text = repr(tuple(map(int, numbers)))
-    digest = hashlib.blake2b(text.encode(), digest_size=4).digest()
-    seed = int.from_bytes(digest, "big")
+    seed = _seed_of(numbers)
     random.seed(seed)
     numpy.random.seed(seed)
     # Not torch.manual_seed: it keeps a stack trace for every device that is not started, which
     # takes half a millisecond per step.
     torch.default_generator.manual_seed(seed)
     return seed
+
+
+def _seed_of(numbers: tuple[int, ...]) -> int:
+    """Return one number of 32 bits from several; numpy.random.seed takes no more bits."""
+    text = repr(tuple(map(int, numbers)))
+    digest = hashlib.blake2b(text.encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big")
+
+
+def seed_generators(generators: list, numbers: tuple[int, ...]) -> None:
+    """Seed generators of Python, numpy and torch in place, each in another way."""
+    for position, generator in enumerate(generators):
+        seed = _seed_of((*numbers, position))
+        if hasattr(generator, "bit_generator"):  # numpy's, which has no method for it
+            fresh = type(generator.bit_generator)(seed)
+            generator.bit_generator.state = fresh.state
+        elif hasattr(generator, "manual_seed"):
+            generator.manual_seed(seed)
+        else:
+            generator.seed(seed)
 
 
 def host_numbers() -> tuple:

@@ -1,27 +1,39 @@
-"""Find state in a dataset that forked processes would share or copy: files, generators, threads.
+"""Find state that forked processes would share or copy: open files, generators, threads.
 
 Cores and loader processes are forks of the kernel. If an object was made before the fork:
 
-    an open file has one position for all processes, so each process moves the position of the
-    others a random generator    is a copy in each process, so all draw the same numbers a pool of
-    threads     does not exist in the fork, so the process waits for it forever
+    an open file          has one position for all processes, so a process reads in a place to which
+                          another one has moved it
+    a random generator    is a copy in each process, so all draw the same numbers
+    threads               do not exist in the fork, so the process waits for them forever
 
-`remember` notes these objects before the fork, `refuse_shared` raises if a dataset holds one.
+`remember` notes these objects before the fork, `refuse_shared` raises if a dataset uses one. An
+object is used if it is an attribute, at some depth, or if a function that reads a sample names it:
+
+    rng = numpy.random.default_rng(0)                 # a cell of the notebook
+
+    class Images(Dataset):
+        def __getitem__(self, index):
+            return self.images[index] + rng.random()  # "Images.__getitem__, which uses rng"
 """
 
 import concurrent.futures
+import dis
 import functools
 import io
+import logging
 import random
+import sys
 import threading
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from tpukit.essentials.display import InvalidValueError
 
-_DEPTH = 3  # a Subset, the dataset in it, the attributes of that
+_DEPTH = 5  # a Subset, the dataset in it, its transform, the list in that, the transforms
 _MOST = 64  # parts of one list or dict that are examined
+_MOST_OBJECTS = 5_000  # in one search, which takes 20 ms at most
 _BEFORE: set[int] = set()  # ids of the objects made before the fork; a fork keeps their addresses
 
 # Kinds of objects that forked processes would share, and for each the line to write.
@@ -35,6 +47,13 @@ _FIXES = {
     _THREADS: "make the pool in __getitem__, at the first call in each process; or leave the "
     "pool out and use core.batches(..., workers=2)",
 }
+_FIXES_IN_WORKER = {
+    _FILE: "open it in the worker function",
+    _GENERATOR: "for numbers of its own on each core, make it in the worker function: "
+    "numpy.random.default_rng((seed, core.rank))",
+    _THREADS: "make it in the worker function, `if core.is_main:`; for TensorBoard, "
+    "launch(..., loggers=tpukit.training.TensorBoardWriter('runs'))",
+}
 _GENERATORS = ("Generator", "RandomState")  # classes of numpy.random and torch
 # (package, class) of objects that hold an open file.
 _HANDLES = {
@@ -42,6 +61,9 @@ _HANDLES = {
     *(("builtins", name) for name in ("Environment", "Transaction")),  # lmdb's, written in C
     *(("sqlite3", name) for name in ("Connection", "Cursor")),
 }
+# Methods that run when a sample is read; others that these name are followed too.
+_READING = ("__getitem__", "__getitems__", "__iter__", "__next__", "__call__", "forward")
+_USES = ", which uses "
 
 
 class _Held(NamedTuple):
@@ -52,67 +74,86 @@ class _Held(NamedTuple):
     value: object
 
 
-def remember(fn, args: tuple) -> None:
-    """Note the objects of these kinds that a worker function gets; call it before the fork.
+def remember(fn: Callable, args: tuple) -> None:
+    """Note the objects of these kinds that a worker function uses; call it before the fork.
 
     Args:
         fn: the worker function. Its closure and the globals that its code names are examined too.
         args: its arguments.
+
+    Raises:
+        InvalidValueError: an object that the function uses needs threads of this process, as
+            TensorBoard's SummaryWriter does.
     """
     _BEFORE.clear()
-    for value in (*args, *_seen_by(fn)):
-        _BEFORE.update(id(held.value) for held in _find(value, "", depth=_DEPTH, seen=set()))
+    name = getattr(fn, "__name__", type(fn).__name__)
+    seen: set[int] = set()
+    found = list(_find(fn, name, depth=_DEPTH, seen=seen))
+    for number, value in enumerate(args):
+        found += _find(value, f"argument {number}", depth=_DEPTH, seen=seen)
+    _BEFORE.update(id(held.value) for held in found)
+    for held in found:
+        is_part = "." in held.path.rpartition(_USES)[2]
+        # `core.batches` has better words for the threads of a dataset.
+        is_running = isinstance(held.value, threading.Thread) and not _is_read(held)
+        if is_running and is_part:
+            raise InvalidValueError(
+                f"the worker function uses threads of the notebook, which no core has: {held.path}",
+                found=f"{_class_name(held.value)}, alive in this process only",
+                fix=_FIXES_IN_WORKER[_THREADS],
+            )
 
 
-def _seen_by(fn) -> Iterator[object]:
-    """Yield the closure of a function, and the globals that its code names."""
+def lines_about(fn: Callable) -> list[str]:
+    """Return a line for each file and generator of the notebook that a worker function names."""
     while isinstance(fn, functools.partial):
-        yield from (*fn.args, *fn.keywords.values())
         fn = fn.func
-    code = getattr(fn, "__code__", None)
-    if code is None:
-        return
-    for cell in fn.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # a name that has no value yet
-            continue
-    for name in code.co_names:
-        if name in fn.__globals__:
-            yield fn.__globals__[name]
+    lines = []
+    for path, part in _parts(fn, getattr(fn, "__name__", type(fn).__name__)):
+        kind = _kind(part)
+        if kind in (_FILE, _GENERATOR):
+            lines.append(
+                f"{path}: {kind} of the notebook, the same on every core; {_FIXES_IN_WORKER[kind]}"
+            )
+    return lines
 
 
-def refuse_shared(dataset, *, rank: int, world_size: int, workers: int) -> None:
+def _is_read(held: _Held) -> bool:
+    """Return whether an object is used when a sample of a dataset is read."""
+    return any(f".{method}" in held.path for method in _READING)
+
+
+def refuse_shared(dataset, *, world_size: int, workers: int) -> list:
     """Raise if several processes would share or copy state of a dataset.
-
-    If the generator belongs to an object deep inside the dataset, core 0 prints a line instead.
 
     Args:
         dataset: the dataset.
-        rank: the number of this core.
         world_size: the number of cores.
         workers: loader processes per core.
 
+    Returns:
+        The generators of transforms inside the dataset, such as albumentations' and MONAI's. Each
+        process has a copy, so they must be seeded for each batch: `seeding.seed_generators`.
+
     Raises:
-        ValueError: the dataset holds an open file, a generator or threads.
+        ValueError: the dataset uses an open file, a generator or threads.
     """
     readers = f"{workers} loader processes" if workers else f"{world_size} cores"
+    inside = []
     for held in _find(dataset, type(dataset).__name__, depth=_DEPTH, seen=set()):
         if not _is_shared(held, world_size=world_size, workers=workers):
             continue
+        is_attribute = _USES not in held.path
         is_inside = held.path.count(".") > 1 and "dataset." not in held.path
-        if held.kind == _GENERATOR and is_inside:
-            if rank == 0:
-                copied = f"{held.kind}, and each process has a copy of it"
-                print(f"{held.path} is {copied}: all draw the same numbers ({readers})")
+        if held.kind == _GENERATOR and is_attribute and is_inside:
+            inside.append(held.value)
             continue
-        kind = type(held.value)
-        name = f"{kind.__module__}.{kind.__qualname__}"
         raise InvalidValueError(
             f"the dataset holds {held.kind}, which forked processes cannot share",
-            found=f"{held.path}: a {name}; {readers} read the dataset",
+            found=f"{held.path}: a {_class_name(held.value)}; {readers} read the dataset",
             fix=_FIXES[held.kind],
         )
+    return inside
 
 
 def _is_shared(held: _Held, *, world_size: int, workers: int) -> bool:
@@ -123,39 +164,116 @@ def _is_shared(held: _Held, *, world_size: int, workers: int) -> bool:
     return was_made_before and (world_size > 1 or held.kind == _THREADS)
 
 
-def _find(value, path: str, *, depth: int, seen: set) -> Iterator[_Held]:
-    """Yield the objects of these kinds in a value, down to a depth."""
-    is_code = isinstance(value, types.ModuleType | type | types.FunctionType)
-    if is_code or id(value) in seen:
+# The search
+
+
+def _find(value, path: str, *, depth: int, seen: set[int]) -> Iterator[_Held]:
+    """Yield the objects of these kinds that a value holds or uses, down to a depth."""
+    if id(value) in seen or len(seen) > _MOST_OBJECTS:
         return
     seen.add(id(value))
     if kind := _kind(value):
         yield _Held(path, kind, value)
         return
-    is_ours = type(value).__module__.partition(".")[0] == "tpukit"  # made to be forked
-    if any([depth == 0, is_ours, _is_handle(value)]):
+    if depth == 0 or _is_closed(value):
         return
     for part_path, part in _parts(value, path):
-        yield from _find(part, part_path, depth=depth - 1, seen=seen)
+        is_code = isinstance(part, types.FunctionType | types.MethodType | type)
+        part_depth = depth if is_code else depth - 1
+        yield from _find(part, part_path, depth=part_depth, seen=seen)
+
+
+def _is_closed(value) -> bool:
+    """Return whether a value is not searched: modules, tpukit's own objects, loggers, handles."""
+    if isinstance(value, types.ModuleType | logging.Logger | threading.Thread):
+        return True
+    module = type(value).__module__
+    if isinstance(value, types.FunctionType | type):
+        module = value.__module__ or ""
+    is_ours = module.partition(".")[0] == "tpukit"  # made to be forked
+    return is_ours or _is_handle(value)
 
 
 def _parts(value, path: str) -> list[tuple[str, object]]:
+    """Return the parts of a value with their paths."""
     if isinstance(value, Mapping):
         items = list(value.items())[:_MOST]
         return [(f"{path}[{key!r}]", part) for key, part in items]
     if isinstance(value, list | tuple):
         return [(f"{path}[{number}]", part) for number, part in enumerate(value[:_MOST])]
+    if isinstance(value, functools.partial):
+        return [(path, value.func), (path, value.args), (path, value.keywords)]
+    if isinstance(value, types.MethodType):
+        return [(path, value.__func__), (path, value.__self__)]
+    if isinstance(value, types.FunctionType):
+        return _used_by(value, path)
+    if isinstance(value, type):
+        return _of_class(value, path)
     attributes = getattr(value, "__dict__", {})
-    return [(f"{path}.{name}", part) for name, part in attributes.items()]
+    parts = [(f"{path}.{name}", part) for name, part in attributes.items()]
+    return [*parts, (path, type(value))]
+
+
+def _used_by(function: types.FunctionType, path: str) -> list[tuple[str, object]]:
+    """Return the variables of a function's closure, and the globals that its code names."""
+    if _is_library(function.__module__):
+        return []
+    used = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            used[name] = cell.cell_contents
+        except ValueError:  # a name that has no value yet
+            continue
+    for name in _global_names(function.__code__):
+        if name in function.__globals__:
+            used[name] = function.__globals__[name]
+    return [(f"{path}{_USES}{name}", part) for name, part in used.items()]
+
+
+def _global_names(code: types.CodeType) -> set[str]:
+    """Return the global names that code reads, with the functions that are defined in it."""
+    names = set()
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            names.add(instruction.argval)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _global_names(constant)
+    return names
+
+
+def _of_class(kind: type, path: str) -> list[tuple[str, object]]:
+    """Return the generators of a class, as MONAI's have one, and its methods that read samples."""
+    parts = []
+    for base in kind.__mro__:
+        for name, part in list(vars(base).items()):
+            if _kind(part) == _GENERATOR:
+                parts.append((f"{path}.{name}", part))
+    names = list(_READING)
+    for name in names:  # grows in the loop
+        method = getattr(kind, name, None)
+        if not isinstance(method, types.FunctionType) or _is_library(method.__module__):
+            continue
+        parts.append((f"{path}.{name}", method))
+        names += [one for one in method.__code__.co_names if one not in names]
+    return parts
+
+
+def _is_library(module: str | None) -> bool:
+    """Return whether a module is a part of Python or is installed, not the user's own."""
+    if module is None or module.partition(".")[0] in sys.stdlib_module_names:
+        return True
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    return "site-packages" in file or "dist-packages" in file
+
+
+# The kinds
 
 
 def _kind(value) -> str | None:
     """Return the kind of an object that forked processes cannot share; None for others."""
     if isinstance(value, io.IOBase):
-        is_memory = isinstance(value, io.BytesIO | io.StringIO)
-        if is_memory or value.closed:
-            return None
-        return _FILE
+        return _FILE if _is_read_from(value) else None
     if _is_handle(value):
         is_open = bool(value)  # h5py's are false if their file is closed
         return _FILE if is_open else None
@@ -168,6 +286,13 @@ def _kind(value) -> str | None:
     return None
 
 
+def _is_read_from(file: io.IOBase) -> bool:
+    """Return whether a file is open on disk and is read; a log that is only written is not."""
+    is_memory = isinstance(file, io.BytesIO | io.StringIO)
+    is_standard = file in (sys.stdin, sys.__stdin__)
+    return not (is_memory or is_standard or file.closed) and file.readable()
+
+
 def _is_generator(value) -> bool:
     kind = type(value)
     return kind.__name__ in _GENERATORS and kind.__module__.startswith(("numpy.random", "torch"))
@@ -176,3 +301,7 @@ def _is_generator(value) -> bool:
 def _is_handle(value) -> bool:
     package = type(value).__module__.partition(".")[0]
     return (package, type(value).__name__) in _HANDLES
+
+
+def _class_name(value) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"

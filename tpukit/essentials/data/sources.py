@@ -1,7 +1,7 @@
 """The kinds of datasets: map-style, read sample by sample, or a source of whole batches."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from tpukit.essentials.display import InvalidTypeError, InvalidValueError, first_few
 
@@ -9,11 +9,12 @@ from tpukit.essentials.display import InvalidTypeError, InvalidValueError, first
 class MapDataset(Protocol):
     """A map-style dataset: `len(dataset)` samples.
 
-    `dataset[i]` is a tensor, a number, or a tuple or dict of them.
+    `dataset[i]` is a tensor, a number, or a tuple or dict of them. Type checkers take any class with
+    these two methods, whatever the argument is called.
     """
 
     def __len__(self) -> int: ...  # noqa: D105
-    def __getitem__(self, index: int) -> object: ...  # noqa: D105
+    def __getitem__(self, index: int, /) -> Any: ...  # noqa: D105
 
 
 class BatchSource(Protocol):
@@ -35,7 +36,7 @@ class BatchSource(Protocol):
     labels: object
 
     def __len__(self) -> int: ...  # noqa: D105
-    def take(self, indices, out=None): ...  # noqa: D102
+    def take(self, indices, /, out=None): ...  # noqa: D102
 
 
 def as_batch_source(dataset: object) -> BatchSource | None:

@@ -3,11 +3,12 @@
 import functools
 import inspect
 from collections.abc import Callable
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from tpukit.essentials.data import remember
 from tpukit.essentials.display import InvalidTypeError
 
+_Launch = TypeVar("_Launch", bound=Callable)  # so that type checkers keep its signature
 # Options of other launchers, and the counterpart here.
 _ALL_CORES = "launch({name}), which takes every core; cores=1 for one"
 _COUNTERPARTS = {
@@ -53,7 +54,7 @@ def refuse_call(fn: Callable, args: tuple, caller: str = "launch") -> None:
         ) from None
 
 
-def explain_unknown_options(launch: Callable) -> Callable:
+def explain_unknown_options(launch: _Launch) -> _Launch:
     """Decorate `launch` so that a keyword it does not have raises an error with a fix."""
     options = []
     for parameter in inspect.signature(launch).parameters.values():

@@ -9,6 +9,7 @@ import time
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tpukit.essentials.backends import Backend, BackendMismatchError
 from tpukit.essentials.data import Batches, BatchSource, MapDataset
@@ -25,6 +26,12 @@ from tpukit.essentials.launcher.gathering import gather_with_gradient, mean_by_n
 from tpukit.essentials.launcher.gradients import GradientAverage
 from tpukit.essentials.launcher.tensors import move_module, refuse_scripted, save_tensors
 
+if TYPE_CHECKING:
+    import torch
+
+# Of `core.model`, which returns a module of the class that it got. It has no bound, because
+# `torch.compile` returns a function for type checkers.
+_Module = TypeVar("_Module")
 _REDUCTIONS = ("sum", "mean", "min", "max")
 
 
@@ -126,7 +133,9 @@ class Core:
         """
         return self.internal.output.progress(iterable, label, total, start=start, unit=unit)
 
-    def model(self, module, *, in_place: bool = False, allow_different: Iterable[str] = ()):
+    def model(
+        self, module: _Module, *, in_place: bool = False, allow_different: Iterable[str] = ()
+    ) -> _Module:
         """Return a copy of a module on the device, with rank 0's weights. Collective.
 
         The notebook's module does not change, even if cores are threads of one process (v2 and v3).
@@ -419,7 +428,7 @@ class Core:
         """
         self.internal.numbers.seed(*words, own=False)
 
-    def all_reduce(self, tensor, op: str = "sum"):
+    def all_reduce(self, tensor: "torch.Tensor", op: str = "sum") -> "torch.Tensor":
         """Return the sum, mean, minimum or maximum of a tensor over the cores. Collective.
 
         Args:
@@ -444,7 +453,7 @@ class Core:
         with self.internal.together("all_reduce"):
             return self.backend.all_reduce(tensor.detach(), op)
 
-    def mean(self, value):
+    def mean(self, value) -> Any:
         """Return the mean over the cores of a number, a tensor, or a dict of them. Collective.
 
         A tensor stays on the device, so this does not wait for it; a number becomes a float. A
@@ -468,7 +477,7 @@ class Core:
         (parts,) = self.to_host([self.gather(mine)])
         return parts.double().view(-1, 2).sum(1).mean().item()
 
-    def gather(self, tensor):
+    def gather(self, tensor: "torch.Tensor") -> "torch.Tensor":
         """Return the tensors of all cores along the first axis, in order of rank. Collective.
 
         The gradient flows back to the core that each row came from, as a contrastive loss over
@@ -527,7 +536,7 @@ class Core:
                 save_tensors(host, file)
         self.barrier()  # so that every core may read the file afterwards
 
-    def to_host(self, value: object) -> object:
+    def to_host(self, value: object) -> Any:
         """Return a value with all its tensors in host memory, in a single transfer.
 
         The value may have nested dicts, lists and tuples. Tensors in host memory are not copied.

@@ -1,13 +1,17 @@
 """Find the core that the calling code runs on, for code that was not passed its `Core`."""
 
 import threading
+from typing import TYPE_CHECKING
 
 from tpukit.essentials.display import TpukitRuntimeError
 
-_cores: dict[int, object] = {}  # by thread, because a v2 or v3 chip has two cores in one process
+if TYPE_CHECKING:
+    from tpukit.essentials.launcher.core import Core
+
+_cores: "dict[int, Core]" = {}  # by thread, because a v2 or v3 chip has two cores in one process
 
 
-def enter(core: object) -> None:
+def enter(core: "Core") -> None:
     """Note that the calling thread runs this core from now on."""
     _cores[threading.get_ident()] = core
 
@@ -17,7 +21,7 @@ def leave() -> None:
     _cores.pop(threading.get_ident(), None)
 
 
-def find():
+def find() -> "Core | None":
     """Return the core of the calling thread, or else the only core of the process, or None."""
     core = _cores.get(threading.get_ident())
     if core is None and len(_cores) == 1:
@@ -25,7 +29,7 @@ def find():
     return core
 
 
-def current_core():
+def current_core() -> "Core":
     """Return the `Core` of the calling code, anywhere within a worker function.
 
     In a thread that the worker function has started it is the process's core, if that has

@@ -53,6 +53,8 @@ _NO_CUDA = (
 _NOT_ON_XLA = ("Expected XLA tensor", "not an XLA tensor")
 # Texts of torch for targets of classes that are floats.
 _NOT_CLASSES = ("expected scalar type Long but found",)
+# Text of a module that torch.export made (2.9), for a batch of another shape.
+_NOT_AS_EXPORTED = "AssertionError: Guard failed:"
 _TERMINATED = "was ended by SIGTERM"
 _FIX_OF_SIGTERM = (
     "something outside of the notebook ended it: the platform (a spot machine, its time is up) or "
@@ -469,6 +471,12 @@ def _fix_of_an_exception(what: str) -> str:
         )
     if any(words in what for words in _NOT_CLASSES):
         return "targets of classes are int64: targets.long(), in the dataset or before the loss"
+    if _NOT_AS_EXPORTED in what:
+        return (
+            "core.model(model) of the model itself; a module of torch.export takes only batches of "
+            "the shape it was exported with,\nunless that axis is free: torch.export.export(model, "
+            "(inputs,), dynamic_shapes=({0: torch.export.Dim.AUTO},))"
+        )
     return Failure.fix
 
 

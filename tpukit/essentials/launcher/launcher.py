@@ -14,8 +14,10 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from tpukit.essentials.backends import Hosts, Topology, runtimes
+from tpukit.essentials.data import lines_about
 from tpukit.essentials.display import (
     ErrorFields,
     Screen,
@@ -67,7 +69,7 @@ class Run:
             memory do not count.
     """
 
-    results: list
+    results: list[Any]
     cores: int
     device: str
     seconds: float
@@ -332,6 +334,9 @@ def started(
         group_type(topology, task, options.limits, display, writers) as group,
     ):
         _print_layout(topology, options.shard, display)
+        if topology.cores > 1:
+            for line in lines_about(task.fn):
+                display.line(line)
         yield group
 
 

@@ -1,0 +1,122 @@
+"""The loss of an evaluation: small modules on the host, those with a network in them on the device."""
+
+import functools
+
+import pytest
+import torch
+from helpers.launching import quietly
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from tpukit import evaluate
+
+HIDDEN = 200_000  # columns: the teacher has 7 MB
+
+
+def samples(count=37):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(count, 8, generator=generator), torch.randn(count, 2, generator=generator)
+
+
+class Distillation(nn.Module):
+    """The mean squared error to a frozen teacher, as `torch.nn.MSELoss` reduces."""
+
+    def __init__(self, with_weight):
+        super().__init__()
+        torch.manual_seed(2)
+        layers = nn.Linear(2, HIDDEN), nn.Tanh(), nn.BatchNorm1d(HIDDEN), nn.Linear(HIDDEN, 2)
+        self.teacher = nn.Sequential(*layers).requires_grad_(False)
+        self.with_weight = with_weight
+
+    def forward(self, outputs, targets):
+        errors = (outputs - self.teacher(targets)).square()
+        if self.with_weight:
+            return errors.sum(), errors.numel()
+        return errors.mean()
+
+
+def net():
+    torch.manual_seed(1)
+    return nn.Linear(8, 2)
+
+
+def expected_loss(inputs, targets):
+    loss = Distillation(with_weight=False).eval()
+    with torch.no_grad():
+        return loss(net()(inputs), targets).item()
+
+
+def received_bytes():
+    """Return the bytes that torch_xla has copied from the device to the host."""
+    import torch_xla.debug.metrics as metrics
+
+    _, total, _ = metrics.metric_data("InboundData") or (0, 0, ())
+    return total
+
+
+@pytest.mark.xla
+def test_a_frozen_teacher_in_a_loss_stays_on_the_device_and_is_not_trained():
+    inputs, targets = samples()
+
+    def work(core, *, with_weight, keep_outputs):
+        model = core.model(net())
+        loss = core.model(Distillation(with_weight))
+        loss.teacher[0].eval()  # a mode of its own, which is put back
+        before = received_bytes()
+        batches = core.batches(TensorDataset(inputs, targets), batch_size=8)
+        found = evaluate(core, model, loss, batches, keep_outputs=keep_outputs)
+        batchnorm = loss.teacher[2]
+        modes = loss.training, loss.teacher[0].training
+        return found.loss, received_bytes() - before, batchnorm.num_batches_tracked.item(), modes
+
+    def all_cases(core):
+        cases = [(False, True), (True, True), (False, False)]
+        return [
+            work(core, with_weight=with_weight, keep_outputs=keep_outputs)
+            for with_weight, keep_outputs in cases
+        ]
+
+    results = quietly(all_cases, backend="xla:simulator").results
+    size = sum(weight.nbytes for weight in Distillation(False).parameters())
+    assert size > 5e6
+    for loss, received, updates, modes in [case for result in results for case in result]:
+        assert abs(loss - expected_loss(inputs, targets)) < 1e-5
+        assert received < size / 50
+        assert updates == 0
+        assert modes == (True, False)
+
+
+@pytest.mark.parametrize("backend", ["cpu", pytest.param("xla:simulator", marks=pytest.mark.xla)])
+def test_a_loss_function_may_use_modules_and_tensors_that_are_on_the_device(backend):
+    inputs, targets = samples()
+    weights = torch.tensor([0.25, 0.75])
+
+    def work(core):
+        model = core.model(net())
+        teacher = core.model(Distillation(False)).eval()
+        on_device = core.to_device([weights])[0]
+        batches = core.batches(TensorDataset(inputs, targets), batch_size=8)
+        losses = (
+            lambda outputs, targets: teacher(outputs, targets),
+            functools.partial(teacher),
+            lambda outputs, targets: (on_device * (outputs - targets)).sum(1).mean(),
+        )
+        return [evaluate(core, model, loss, batches).loss for loss in losses]
+
+    with torch.no_grad():
+        weighted = (weights * (net()(inputs) - targets)).sum(1).mean().item()
+    for distilled, partial, with_weights in quietly(work, backend=backend).results:
+        assert abs(distilled - expected_loss(inputs, targets)) < 1e-5
+        assert abs(partial - expected_loss(inputs, targets)) < 1e-5
+        assert abs(with_weights - weighted) < 1e-6
+
+
+def test_cpu_processes_give_the_loss_of_a_large_module_that_the_device_gives():
+    inputs, targets = samples()
+
+    def work(core):
+        batches = core.batches(TensorDataset(inputs, targets), batch_size=8)
+        return evaluate(core, core.model(net()), core.model(Distillation(False)), batches).loss
+
+    for loss in quietly(work).results:
+        assert abs(loss - expected_loss(inputs, targets)) < 1e-5
