@@ -734,6 +734,12 @@ def test_the_fixes_work_for_options_that_are_no_whole_number(name, value):
     quietly(items(), options=fix.run(f"tpukit.PackOptions({fix.text})"))
 
 
+def test_the_fixes_work_for_an_option_of_slices_alone():
+    with fixes("packing: pack does not support PackOptions(quality=...)"):
+        quietly(items(), options=PackOptions(quality=70))
+    quietly(items(), options=PackOptions())
+
+
 def test_the_fixes_work_for_options_that_are_none():
     with fixes("packing: options is a PackOptions, got {}") as fix:
         quietly(items(), options={"shard_size": 1024})

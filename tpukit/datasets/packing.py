@@ -68,6 +68,8 @@ class PackOptions:
         seed: determines the random order, 0 or more.
         shard_size: images per file, 1 or more; None for 8,192, or 4,096 in `pe.pack_dicom`.
         workers: processes that decode, 1 or more; None for one per CPU.
+        quality: the quality of the JPEGs of `pe.pack_dicom`, 1 to 95; None for 85. `pack` does not
+            support it, because it stores files unchanged.
     """
 
     image: str | None = None
@@ -75,6 +77,7 @@ class PackOptions:
     seed: int = 0
     shard_size: int | None = None
     workers: int | None = None
+    quality: int | None = None
 
 
 _DEFAULTS = PackOptions()
@@ -177,6 +180,12 @@ def pack(
         ModuleNotFoundError: array_record or simplejpeg is not installed.
     """
     check_arguments(damaged, options, size=size)
+    if options.quality is not None:
+        raise InvalidValueError(
+            "pack does not support PackOptions(quality=...)",
+            found=f"{options.quality!r}; pack stores files unchanged, or pixels",
+            fix="leave quality out",
+        )
     if jpeg_decoder() is None:
         raise NotInstalledError(
             "pack finds damaged JPEGs with simplejpeg, which is not installed; Pillow accepts "
@@ -204,6 +213,7 @@ def check_arguments(damaged: str | float, options: PackOptions, *, size: int | N
     whole_number("seed", options.seed, 0)
     whole_number("shard_size", options.shard_size, 1)
     whole_number("workers", options.workers, 1)
+    whole_number("quality", options.quality, 1)
 
 
 def share_of(damaged: str | float) -> float:
