@@ -37,7 +37,7 @@ class FoundFiles:
         groups: (N,) int32, the number of each image's group; None without groups.
         group_names: the names of these numbers.
         mask_names: the paths of the masks; or [].
-        images, masks: of a table that holds them itself; or [].
+        images, masks: the images and masks that a table itself holds; or [].
         left_out: the number of other files in the folder, by their ending.
     """
 
