@@ -187,3 +187,22 @@ def test_what_a_gpu_computes_is_explained_by_its_precision(precision, bits):
     )
     assert found.bits == bits
     assert found.first is None, found
+
+
+def fails(core):
+    raise ValueError("on purpose")
+
+
+def test_a_session_keeps_the_model_on_the_gpu_and_goes_on_after_an_exception():
+    def make(core):
+        core.state.model = core.model(small_net(True))
+
+    def look(core):
+        return next(core.state.model.parameters()).device.type
+
+    with tpukit.Session(backend="cuda", progress="off") as session:
+        session.run(make, progress="off")
+        for bad in (fails, lambda core: torch.empty(2**44, device=core.device)):
+            with pytest.raises(WorkerError, match="the session goes on"):
+                session.run(bad, progress="off")
+            assert set(session.run(look, progress="off").results) == {"cuda"}

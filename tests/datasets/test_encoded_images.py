@@ -12,6 +12,7 @@ from helpers.pictures import picture, quietly
 from PIL import Image
 
 from tpukit.datasets.encoded_images import file_bytes, is_image
+from tpukit.datasets.pack_sources import describe_source
 
 
 def png_of(image):
@@ -117,6 +118,12 @@ def test_a_column_of_images_is_packed_with_labels_groups_and_rows(make, tmp_path
     table.loc[9, "label"] = "a"
     with pytest.raises(FileExistsError, match="another pack"):
         quietly(table, tmp_path / "pack", **options)
+
+
+def test_the_column_that_holds_images_is_named():
+    table = pandas.DataFrame({"label": [0], "image": [{"bytes": PNG, "path": None}]})
+    with pytest.raises(ValueError, match="fix:   path='image' is the column that holds the images"):
+        describe_source(table)
 
 
 def test_a_column_of_images_has_several_labels_or_masks_or_none(tmp_path):

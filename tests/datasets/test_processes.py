@@ -232,5 +232,9 @@ def test_a_plugin_of_the_notebook_itself_is_refused_until_it_is_in_a_module(tmp_
     folder = fill_with_raw8(tmp_path / "in")
     with pytest.raises(ValueError, match=r"cat/0\.raw8 needs a plugin(.|\n)*fix:.*%%writefile"):
         describe_source(folder)
+    data = (folder / "cat" / "0.raw8").read_bytes()
+    with pytest.raises(ValueError, match=r"the first item needs a plugin"):
+        describe_source([(data, 0)])
     Image.register_open("RAW8", raw8.Raw8, raw8.starts)  # as the fix says
     assert describe_source(folder).count == 2
+    assert describe_source([(data, 0)]).count == 1

@@ -82,8 +82,9 @@ MUTANTS = [
     Mutant(
         "labels of the image before",
         BATCHES,
-        "yield batch\n            #",
-        "yield (batch[0], batch[1].roll(1, 0), *batch[2:])\n            #",
+        "return self._feed.arrange(tensors)",
+        "images, labels, *others = self._feed.arrange(tensors)\n"
+        "        return (images, labels.roll(1, 0), *others)",
     ),
     # Every epoch has the order of the first.
     Mutant(
@@ -93,8 +94,8 @@ MUTANTS = [
     Mutant(
         "padding counts as samples",
         BATCHES,
-        "is_real = positions < self.sampler.count",
-        "is_real = positions >= 0",
+        "is_real=positions < self.sampler.count",
+        "is_real=positions >= 0",
     ),
     # Some samples are seen twice in the epoch that was cut, others never.
     Mutant(

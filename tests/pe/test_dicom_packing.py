@@ -80,7 +80,14 @@ def test_a_record_is_the_slice_through_three_windows_with_the_labels_of_its_row(
     made, tmp_path, capsys
 ):
     labels = read_labels(made)
-    records = pack_dicom(made / "train", tmp_path / "records", labels, size=48, quality=95, **QUIET)
+    records = pack_dicom(
+        made / "train",
+        tmp_path / "records",
+        labels,
+        size=48,
+        options=PackOptions(quality=95),
+        **QUIET,
+    )
     assert (len(records), records.shape, records.names) == (15, (48, 48, 3), list(LABELS))
     assert "3 series numbered from the head to the feet" in capsys.readouterr().out
     for number in range(len(records)):
@@ -115,8 +122,7 @@ def test_one_window_has_the_neighbouring_slices_as_colours(made, tmp_path, windo
         labels,
         window=window,
         size=64,
-        quality=95,
-        options=PackOptions(shard_size=2),
+        options=PackOptions(shard_size=2, quality=95),
         **QUIET,
     )
     slices = [
@@ -407,8 +413,7 @@ def test_a_missing_decoder_is_named_before_anything_is_decoded(folder, tmp_path)
     "wrong",
     [
         {"form": "png"},
-        {"quality": 0},
-        {"quality": 96},
+        {"options": PackOptions(quality=96)},
         {"size": 0},
         {"window": "bone"},
         {"window": (100, 0)},
@@ -421,13 +426,13 @@ def test_a_missing_decoder_is_named_before_anything_is_decoded(folder, tmp_path)
 def test_an_argument_that_makes_no_sense_is_refused_before_anything_is_written(
     made, tmp_path, wrong
 ):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
+    with pytest.raises(ValueError, match="quality" if "options" in wrong else next(iter(wrong))):
         pack_dicom(made / "train", tmp_path / "records", **wrong)
     assert not (tmp_path / "records").exists()
 
 
 @pytest.mark.parametrize(
-    "option", [{"workers": 0}, {"image": "x"}, {"window": (0, 1)}, {"seed": 1}]
+    "option", [{"workers": 0}, {"quality": 0}, {"image": "x"}, {"window": (0, 1)}, {"seed": 1}]
 )
 def test_an_option_that_slices_do_not_have_is_refused_before_anything_is_written(
     made, tmp_path, option

@@ -11,6 +11,7 @@ pydicom = pytest.importorskip("pydicom")
 pytest.importorskip("scipy")
 pytest.importorskip("array_record")
 
+from tpukit.datasets import PackOptions  # noqa: E402
 from tpukit.pe import hounsfield, lung_box, pack_dicom, phantom, read_dicom  # noqa: E402
 
 QUIET = {"progress": "off"}
@@ -93,9 +94,16 @@ def test_every_slice_of_a_series_is_cut_to_the_one_box_of_its_series(made, tmp_p
     )
     assert np.array_equal(units(records), expected(made / "train", records))
     windows = pack_dicom(
-        made / "train", tmp_path / "windows", size=32, crop="lungs", quality=95, **QUIET
+        made / "train",
+        tmp_path / "windows",
+        size=32,
+        crop="lungs",
+        options=PackOptions(quality=95),
+        **QUIET,
     )
-    whole = pack_dicom(made / "train", tmp_path / "whole", size=32, quality=95, **QUIET)
+    whole = pack_dicom(
+        made / "train", tmp_path / "whole", size=32, options=PackOptions(quality=95), **QUIET
+    )
     lungs = [np.mean([image[0].float().mean() for image, _ in one]) for one in (windows, whole)]
     assert (
         lungs[0] > 1.15 * lungs[1]

@@ -18,7 +18,12 @@ QUIET = {"progress": "off"}
 def made(tmp_path_factory):
     """A folder with slices, and a pack of them with everything other than by default."""
     folder = pe.phantom(tmp_path_factory.mktemp("drawn"), 2, 3, size=48, form="dicom", **QUIET)
-    options = {"size": 32, "window": "embolism", "crop": "lungs", "quality": 70}
+    options = {
+        "size": 32,
+        "window": "embolism",
+        "crop": "lungs",
+        "options": tpukit.PackOptions(quality=70),
+    }
     return folder, pe.pack_dicom(folder / "train", folder / "records", **options, **QUIET)
 
 
@@ -50,7 +55,12 @@ def test_a_cache_says_what_its_records_say(made, tmp_path):
 def test_a_network_that_is_asked_about_images_prepared_otherwise_refuses(made, tmp_path):
     folder, records = made
     whole = pe.pack_dicom(
-        folder / "train", tmp_path / "whole", size=32, window="embolism", quality=70, **QUIET
+        folder / "train",
+        tmp_path / "whole",
+        size=32,
+        window="embolism",
+        options=tpukit.PackOptions(quality=70),
+        **QUIET,
     )
     trained = pe.Preparation.of(PackedImages(records.folder, size=16))
     with pytest.raises(

@@ -240,11 +240,11 @@ class Room:
         return ways
 
     def _smaller_forms(self, plan: dict, free: int) -> list[str]:
-        """Return the first value of each argument of `pack_dicom` that makes the pack fit."""
+        """Return for each argument of `pack_dicom` the first value with which the pack fits."""
         forms = {}
-        for name, value, change in self._described.weight.smaller(plan):
+        for name, code, change in self._described.weight.smaller(plan):
             if name not in forms and (self._bytes({**plan, **change}) or 0) <= free:
-                forms[name] = f"{name}={value}"
+                forms[name] = code
         return list(forms.values())
 
 

@@ -1,7 +1,8 @@
-"""Give the reading processes what the notebook's kernel has: `sys.path`, and plugins of Pillow.
+"""Copy `sys.path` and the plugins of Pillow from the notebook's kernel to reading processes.
 
-A fresh process finds neither the packages of `sys.path.append("/kaggle/input/wheels")`, nor opens
-the HEIC files of `pillow_heif.register_heif_opener()`. A plugin goes by the names of its classes:
+Without them, a fresh process does not find the packages of
+`sys.path.append("/kaggle/input/wheels")`, and cannot open HEIC files after
+`pillow_heif.register_heif_opener()`. The names of a plugin's classes are sent:
 
     kernel     Image.OPEN["HEIF"] = (HeifImageFile, _is_supported_heif)
     job        "pillow_heif.as_plugin:HeifImageFile", "pillow_heif.as_plugin:_is_supported_heif"
@@ -11,7 +12,9 @@ A class that is defined in the notebook has no module that a process could impor
 refused before the first image is packed.
 """
 
+import contextlib
 import importlib
+import io
 import sys
 from collections.abc import Iterable
 
@@ -19,7 +22,7 @@ from tpukit.essentials.display import InvalidValueError
 
 
 def state() -> dict:
-    """Return the state of this process that others need, as JSON can hold it."""
+    """Return the state of this process that others need, as values that JSON supports."""
     path = [entry for entry in sys.path if isinstance(entry, str)]
     formats = []
     decoders = {}
@@ -36,7 +39,7 @@ def state() -> dict:
 
 
 def restore(state: dict) -> None:
-    """Register the plugins of Pillow that `state` found; `sys.path` is set before this import."""
+    """Register the plugins of Pillow that `state` found. The process has set `sys.path` before."""
     if not state["formats"] and not state["decoders"]:
         return
     from PIL import Image
@@ -55,21 +58,43 @@ def refuse_own_plugins(files: Iterable[str]) -> None:
     """Raise ValueError if a file is opened by a plugin that other processes cannot import."""
     from PIL import Image
 
-    own = {}
-    for name, (factory, _) in Image.OPEN.items():
-        if not _reference(factory):
-            own[name] = factory
+    own = _own_plugins()
     endings = tuple(ending for ending, name in Image.EXTENSION.items() if name in own)
     if not endings:
         return
     for file in files:
         if file.lower().endswith(endings):
-            raise InvalidValueError(
-                f"{file} needs a plugin that this notebook defines, and other processes cannot import it",
-                found=f"{', '.join(own)}, by Image.register_open",
-                fix="write its class into a file, with %%writefile plugin.py as the first line of "
-                "its cell, and register the class of that module: import plugin",
-            )
+            raise _not_importable(file, own)
+
+
+def refuse_own_bytes(data: bytes) -> None:
+    """Raise ValueError if the bytes of the first item are opened by such a plugin."""
+    from PIL import Image
+
+    own = _own_plugins()
+    if not own:
+        return
+    format = None
+    with contextlib.suppress(Exception), Image.open(io.BytesIO(data)) as image:
+        format = image.format
+    if format in own:
+        raise _not_importable("the first item", own)
+
+
+def _own_plugins() -> list[str]:
+    """Return the formats of plugins that other processes cannot import."""
+    from PIL import Image
+
+    return [name for name, (factory, _) in Image.OPEN.items() if not _reference(factory)]
+
+
+def _not_importable(file: str, own: list[str]) -> InvalidValueError:
+    return InvalidValueError(
+        f"{file} needs a plugin that this notebook defines, and other processes cannot import it",
+        found=f"{', '.join(own)}, by Image.register_open",
+        fix="write its class into a file, with %%writefile plugin.py as the first line of "
+        "its cell, and register the class of that module: import plugin",
+    )
 
 
 def _is_of_pillow(value) -> bool:

@@ -45,6 +45,7 @@ from tpukit.pe.series import (
 
 _SHARD_SIZE = 4096  # slices per file
 _DEFAULTS = PackOptions()
+_QUALITY = 85  # of the JPEGs
 
 
 def pack_dicom(
@@ -56,7 +57,6 @@ def pack_dicom(
     crop: str | None = None,
     size: int | Sequence[int] = 256,
     form: str = "jpeg",
-    quality: int = 85,
     missing: str = "raise",
     damaged: str | float = "raise",
     progress: str | None = None,
@@ -95,16 +95,16 @@ def pack_dicom(
             several sizes: the first that fits into one of the folders is used, see
             `PackedImages.shape`.
         form: "jpeg", or "int16" for Hounsfield units, which `hounsfield` returns on the device.
-        quality: the quality of the JPEGs, 1 to 95. Colours are not subsampled, because they are
-            three separate images. With quality 85 each image is nearer to the original than with
-            quality 90 and subsampled colours, and the file is 10 % larger.
         missing: "raise" if a row has no file, or "drop" to leave out such rows and print how many.
         damaged: "raise"; or "skip" to leave out damaged slices, with one window also the
             adjacent slices, up to a tenth of all; or the share that may be left out, such as 0.5.
             `PackedImages.skipped` lists the slices whose header could be read.
         progress: as for `tpukit.pack`.
         columns: the columns of `labels` that are labels; () for a table without labels.
-        options: `PackOptions(shard_size, workers)`; the other options are not supported.
+        options: `PackOptions(shard_size, workers, quality)`; the other options are not supported.
+            `quality` is that of the JPEGs, 1 to 95, by default 85. Colours are not subsampled,
+            because they are three separate images. With quality 85 each image is nearer to the
+            original than with quality 90 and subsampled colours, and the file is 10 % larger.
 
     Returns:
         The finished `PackedImages`: (3, size, size) uint8 per slice, or (2, size, size) with int16.
@@ -124,6 +124,7 @@ def pack_dicom(
     check_arguments(damaged, options, size=sizes[0])
     options = _own_options(options)
     load_pydicom()
+    quality = options.quality or _QUALITY
     _check_form(form, quality=quality, missing=missing, crop=crop, window=window)
     if labels is not None:
         fix = "labels=tpukit.pe.read_labels(path), or some of its rows"
@@ -138,7 +139,7 @@ def pack_dicom(
     settings = {"pixels": sizes[0], "window": _window(window), "form": form}
     # Only settings that have an effect, so that the others do not make it another pack.
     if form == "jpeg":
-        settings["quality"] = whole_number("quality", quality, 1)
+        settings["quality"] = int(quality)
     if crop is not None:
         settings["crop"] = crop
     if labels is not None:

@@ -139,14 +139,14 @@ class SliceWeight:
                 continue
         return sizes
 
-    def smaller(self, plan: dict) -> Iterator[tuple[str, int, dict]]:
-        """Yield arguments that make a smaller pack: name, value, and the change of the plan."""
+    def smaller(self, plan: dict) -> Iterator[tuple[str, str, dict]]:
+        """Yield arguments that make a smaller pack: name, code, and the change of the plan."""
         for quality in (70, 50):
             if quality < plan.get("quality", 0):
-                yield "quality", quality, {"quality": quality}
+                yield "quality", f"options=PackOptions(quality={quality})", {"quality": quality}
         for part in (0.75, 0.5, 0.375, 0.25):
             size = int(plan["pixels"] * part)
-            yield "size", size, {"pixels": size}
+            yield "size", f"size={size}", {"pixels": size}
 
     def _image(self, row: int, plan: dict):
         from PIL import Image

@@ -6,8 +6,9 @@ Preparation.read(json.load(file)).pack(...)  other slices, prepared in the same 
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 
+from tpukit.datasets import PackOptions
 from tpukit.essentials.display import InvalidValueError
 from tpukit.pe.dicom_packing import pack_dicom
 from tpukit.pe.model import MEAN, STD
@@ -120,8 +121,8 @@ class Preparation:
             The `PackedImages` of `pack_dicom`.
         """
         prepared = {name: getattr(self, name) for name in ("size", "window", "crop", "form")}
-        if self.quality is not None:
-            prepared["quality"] = self.quality
+        own = options.pop("options", PackOptions())
+        prepared["options"] = replace(own, quality=self.quality)
         return pack_dicom(folder, to, labels, **prepared, **options)
 
     def check(self, images) -> None:

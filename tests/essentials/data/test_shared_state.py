@@ -51,6 +51,19 @@ def file(tmp_path):
     return tmp_path / "numbers"
 
 
+class Transformed:
+    """A class of the user around a dataset, as many write it."""
+
+    def __init__(self, part):
+        self.part = part
+
+    def __len__(self):
+        return len(self.part)
+
+    def __getitem__(self, index):
+        return self.part[index]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_open_file_is_found_wherever_the_dataset_holds_it_and_the_fix_works(file, workers):
     with open(file, "rb") as opened, zipfile.ZipFile(file.with_name("zip")) as packed:
@@ -58,6 +71,7 @@ def test_an_open_file_is_found_wherever_the_dataset_holds_it_and_the_fix_works(f
             Numbers(opened),
             Subset(Numbers({"of": opened}), range(32)),
             Numbers(packed),
+            Transformed(Transformed(Subset(Subset(Numbers({"of": packed}), range(32)), range(32)))),
         ):
             with pytest.raises(
                 WorkerError, match=r"dataset holds an open file(.|\n)*with open\(self.path"

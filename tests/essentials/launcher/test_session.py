@@ -20,6 +20,7 @@ from helpers.launching import children
 from helpers.waiting import interrupt_when, wait_until
 
 import tpukit
+from tpukit.essentials.backends import Topology
 from tpukit.essentials.environment import DeviceBusyError, open_sessions, wait_for_chips
 from tpukit.essentials.launcher import LaunchInterrupted, SessionEndedError, WorkerError
 from tpukit.essentials.launcher.session_worker import StoppingPoint, serve
@@ -539,8 +540,8 @@ def test_a_new_session_closes_the_one_before_and_a_closed_one_refuses(capsys):
 
 
 def test_an_idle_session_gives_its_chips_back(capsys):
-    with opened(cores=1, idle=0.5) as session:
-        session.quietly(lambda core: time.sleep(0.8))  # a run is no idle time
+    with opened(cores=1, idle=2) as session:
+        session.quietly(lambda core: time.sleep(2.5))  # a run is no idle time
         assert not session._ended
         wait_until(lambda: session._ended)
         wait_until(lambda: "there was no run for" in capsys.readouterr().out)
@@ -719,6 +720,29 @@ def fails_while_the_other_trains(core):
 
 
 # The parts
+
+
+@pytest.mark.parametrize(
+    ("layout", "fact"),
+    [
+        (Topology("xla", "TPU v3 core", cores=8, processes=4), "8 cores of TPU v3 core in 4"),
+        (Topology("cpu", "CPU", cores=1, processes=0), "cannot fork"),
+    ],
+)
+def test_a_layout_in_which_no_core_has_a_process_of_its_own_is_refused(layout, fact, monkeypatch):
+    monkeypatch.setattr("tpukit.essentials.launcher.launcher.choose_topology", lambda *_: layout)
+    with pytest.raises(ValueError, match="a session needs") as caught:
+        tpukit.Session()
+    assert fact in str(caught.value)
+    assert "tpukit.launch(train)" in caught.value.fix
+
+
+def test_a_missing_cloudpickle_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    monkeypatch.delitem(sys.modules, "tpukit.essentials.launcher.packing", raising=False)
+    monkeypatch.delattr("tpukit.essentials.launcher.packing", raising=False)
+    with pytest.raises(tpukit.TpukitError, match="cloudpickle, which is not installed"):
+        tpukit.Session(1, "cpu")
 
 
 def test_a_stopping_point_lets_a_core_pass_up_to_the_limit():

@@ -134,6 +134,8 @@ class Cpu(Backend):
         self._agreed: Counter = Counter()  # how often all cores made a call
 
     def reopen(self, run: int) -> None:
+        if not self.can_reopen:
+            return  # a session goes on only if no core has left a collective
         self._abandoned.append((self.group, self._free, self._own))
         # The same on every core, and no number of an earlier run: it names groups and store keys.
         self._calls = run << 32

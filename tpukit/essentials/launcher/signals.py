@@ -17,7 +17,8 @@ arrived has `DONE_SECONDS` to finish. 6. After another `END_SECONDS` every proce
 killed, with its process group.
 
 A worker ignores SIGINT, which Jupyter sends to the whole process group, because only the kernel
-decides. If the kernel dies, Linux kills the worker (PR_SET_PDEATHSIG), and the
+decides. In a session the kernel lets a worker send itself SIGINT, which stops the run and not the
+process (`session_worker`). If the kernel dies, Linux kills the worker (PR_SET_PDEATHSIG), and the
 worker sees the end of its control pipe.
 """
 
