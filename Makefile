@@ -66,7 +66,7 @@ soak: $(installed)  ## minutes: repeat the tests that depend on chance, and run 
 	$(python) tests/faults/soak.py
 	TPUKIT_SOAK=1 $(python) -m pytest $(streams) -m "soak or only_soak"
 
-fuzz: $(installed)  ## minutes: 2,000 damaged, odd or mislabelled files, 300 ordinary collections; none may give wrong data or hang
+fuzz: $(installed)  ## minutes: 2,000 damaged, odd or mislabelled files, 300 ordinary collections, 100 odd layouts; none may give wrong data or hang
 	$(python) tests/fuzz/fuzz.py
 
 mutants: $(installed)  ## minutes: break tpukit on purpose; the self-test for a chip must fail each time; BACKEND=xla:cpu for another

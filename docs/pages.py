@@ -34,6 +34,7 @@ EXECUTED = (
 FIRST = [
     "from_pytorch",
     "train_with_fit",
+    "data_forms",
     "supported_versions",
     "migrating",
     "from_torch_xla_1x",

@@ -2,6 +2,7 @@
 
 import builtins
 import errno
+import glob
 import io
 import itertools
 import os
@@ -42,6 +43,7 @@ from tpukit.datasets import (
     pack,
     packed_images,
     packing,
+    plan_pack,
     read_tfrecords,
 )
 from tpukit.datasets.image_cache import build_image_cache
@@ -360,6 +362,13 @@ def test_the_fixes_work_for_folders_of_images_without_a_class():
     folder_of(Path("in"), "cat/a.png")
     quietly("in")
 
+    shutil.copytree("in", "moved")
+    quietly("moved", "of-moved")
+    shutil.move("moved", "elsewhere")
+    with fixes("packing: there is no {}") as fix:
+        quietly("elsewhere-by-mistake", "of-moved")
+    assert len(fix.code(r"tpukit\.\S+\)")) == 1
+
     Path("in/dog").mkdir()
     Path("in/dog/a.heic").write_text("")
     with fixes("image_folders: the folder {} holds no image that pack can read, ..."):
@@ -411,24 +420,89 @@ DEEPER = {
 def test_the_fixes_work_for_classes_that_lie_one_folder_deeper(case):
     files, parts = DEEPER[case]
     folder_of(Path("in"), *files)
-    with fixes("image_folders: {} would give the classes {}, and all of them ...") as fix:
+    with fixes("folder_layouts: {} would give the classes {}, and the classes lie deeper") as fix:
         quietly("in")
     assert done(fix, fix.text).classes[:2] == ["cat", "dog"]
     assert with_option(fix, fix.text.rpartition("or ")[2], "in").classes == parts
 
 
-ROLES = [("train/cat.0.jpg", "train/dog.0.jpg"), ("images/0.png", "masks/0.png")]
+ROLES = [("train/cat.0.jpg", "train/dog.0.jpg"), ("images/0.png", "labels/1.png", "masks/0.png")]
 
 
 @pytest.mark.parametrize("files", ROLES)
 def test_the_fixes_work_for_folders_whose_names_are_roles_and_no_classes(files):
     folder_of(Path("in"), *files)
-    with fixes("image_folders: {} would give the classes {}, which do not ...") as fix:
+    with fixes("folder_layouts: {} would give the classes {}, which do not ...") as fix:
         quietly("in")
     assert with_option(fix, fix.text.rpartition("or ")[2], "in").classes
-    names = {"files": list(files), "labels": ["a", "b"] * (len(files) // 2)}
-    call = re.search(r"pack\(.*labels=\"label\"\)", fix.text)[0]
-    assert done(fix, call, names=names, root="in").classes == ["a", "b"]
+    if len(files) == 2:
+        names = {"files": list(files), "labels": ["a", "b"]}
+        call = re.search(r"pack\(.*labels=\"label\"\)", fix.text)[0]
+        assert done(fix, call, names=names, root="in").classes == ["a", "b"]
+
+
+def written(fix):
+    """Do the lines of a fix up to its "or", as a cell of the user's notebook."""
+    lines = fix.text.rpartition("; or")[0]
+    cell = dict(NAMES, glob=glob, os=os, quietly=quietly)
+    *before, call = lines.split("; ")
+    for line in before:
+        exec(line, cell)
+    return eval(call.replace("pack(", "quietly(", 1).replace(" ...,", ""), cell)
+
+
+def test_the_fixes_work_for_folders_of_images_and_masks():
+    folder_of(Path("carvana"), "train/0.png", "train/1.png")
+    (Path("carvana") / "train_masks").mkdir()
+    for number in range(2):
+        mask = Image.fromarray(np.full((16, 16), number, np.uint8))
+        mask.save(f"carvana/train_masks/{number}_mask.png")
+    with fixes("folder_layouts: {} would give the classes {}, which do not ...") as fix:
+        quietly("carvana")
+    assert written(fix).take([0, 1]).shape == (2, 16, 16, 4)
+
+    folder_of(Path("busi"), "benign/0.png", "benign/0_mask.png", "malignant/1.png")
+    with fixes("folder_layouts: {} images of {} have their masks beside them, which ...") as fix:
+        quietly("busi")
+    made = written(fix)
+    assert (len(made), made.classes) == (2, ["benign", "malignant"])
+    assert len(with_option(fix, fix.text.rpartition("or ")[2], "busi")) == 3
+
+
+@pytest.mark.parametrize("ending", ["", ".png"])
+def test_the_fixes_work_for_splits_beside_a_table(ending):
+    folder_of(Path("aptos"), "train_images/01.png", "train_images/02.png", "test_images/03.png")
+    for file, row in (("sample_submission", "03"), ("train", "02")):
+        text = f"id_code,diagnosis\n{row}{ending},2\n01{ending},0\n"
+        Path(f"aptos/{file}.csv").write_text(text)
+    with fixes("folder_layouts: {} would give the classes {}, which do not ...") as fix:
+        quietly("aptos")
+    made = written(fix)
+    assert (made.names, sorted(made.labels[:, 0].tolist())) == (["diagnosis"], [0, 2])
+
+
+def test_the_fixes_work_for_patients_in_the_place_of_classes():
+    folder_of(
+        Path("breast"),
+        *[f"{patient}/{kind}/{patient}.png" for patient in (8863, 8864, 8865) for kind in "01"],
+    )
+    with fixes(
+        "folder_layouts: the {} sub-folders of {} look like patients and not like ..."
+    ) as fix:
+        quietly("breast")
+    made = written(fix)
+    assert (made.classes, made.group_names) == (["0", "1"], ["8863", "8864", "8865"])
+    assert len(with_option(fix, fix.text.rpartition("or ")[2], "breast").classes) == 3
+
+    folder_of(Path("in"), "patient_1/0.png", "patient_2/0.png")
+    with fixes(
+        "folder_layouts: the sub-folders of {} are named like patients and not like ..."
+    ) as fix:
+        quietly("in")
+    names = {"files": sorted(glob.glob("in/*/*")), "labels": ["a", "b"], "patients": [1, 2]}
+    call = re.search(r"pack\(.*\"patient\"\)", fix.text)[0]
+    assert done(fix, call, names=names).group_names == ["1", "2"]
+    assert len(with_option(fix, fix.text.rpartition("or ")[2], "in").classes) == 2
 
 
 # Items
@@ -504,7 +578,7 @@ def test_the_fixes_work_for_mappings_whose_keys_say_too_little():
     done(fix, fix.text, [item])
 
     item = {"image": picture(1), "species": 1}
-    with fixes("item_parts: keys {}, and no other key has the name of a label") as fix:
+    with fixes("item_parts: keys {}, without a usual name of a label") as fix:
         quietly([item])
     done(fix, fix.text, [item])
     quietly([item], labels=[])
@@ -548,6 +622,14 @@ def test_the_fixes_work_for_words_as_labels_of_items():
     images = [{"bytes": png(number), "path": None} for number in range(2)]
     dataset = datasets.Dataset.from_dict({"image": images, "label": ["cat", "dog"]})
     assert quietly(fix.code(r"[^,]*$", dataset=dataset)).classes == ["cat", "dog"]
+
+    of_webdataset = [(picture(0), b"0"), (picture(1), b"1")]
+    with fixes("item_parts: item {} has the label {}, and labels that are words ...") as fix:
+        quietly(of_webdataset)
+    assert "table" not in fix
+    made = quietly(fix.code(r"\[\(.*\]", source=of_webdataset))
+    assert sorted(made.labels[:, 0].tolist()) == [0, 1]
+    assert quietly(of_webdataset, classes=["0", "1"]).classes == ["0", "1"]
 
     several = ["dog", "emu"]
     with fixes("item_parts: item {} has the word {} among its labels") as fix:
@@ -621,6 +703,40 @@ def test_the_fixes_work_for_classes_of_items():
     quietly(ConcatDataset([parts[0], Pictures()]))
     for part in parts:
         quietly(part)
+
+
+def test_the_fixes_work_for_items_without_a_label_and_with_lists_of_classes():
+    source = [(picture(0), 0), (picture(1), None)]
+    with fixes("label_arrays: label {} of {} {} {}") as fix:
+        quietly(source)
+    assert "table" not in fix
+    quietly([(image, -1 if label is None else label) for image, label in source])
+
+    source = [(picture(0), [0]), (picture(1), [1, 2]), (picture(2), [])]
+    with fixes("items: item {} has another number of labels than the first one") as fix:
+        quietly(source)
+    row = re.search(r"\[float.*?\]", fix.text)[0].replace("number_of_classes", "3")
+    made = quietly(fix.run(f"[(image, {row}) for image, labels in source]", source=source))
+    assert made.labels[np.argsort(made.rows)].tolist() == [[1, 0, 0], [0, 1, 1], [0, 0, 0]]
+    datasets = pytest.importorskip("datasets")
+    images = [{"bytes": png(number), "path": None} for number in range(3)]
+    labels = [labels for _, labels in source]
+    source = datasets.Dataset.from_dict({"image": images, "labels": labels})
+    call = re.search(r"source\.map.*?(?= and)", fix.text)[0].replace("number_of_classes", "3")
+    made = quietly(fix.run(call, source=source), labels="tags")
+    assert made.labels[np.argsort(made.rows)].tolist() == [[1, 0, 0], [0, 1, 1], [0, 0, 0]]
+
+    with fixes("label_arrays: labels are numbers, and these are not: {} holds {}") as fix:
+        quietly([(picture(0), pandas.Timestamp("2024-01-01"))])
+    assert "table" not in fix
+    quietly([(picture(0), "2024-01-01")], classes=["2024-01-01"])
+
+
+def test_the_fixes_work_for_a_plan_of_a_generator():
+    with fixes("pack_plan: plan_pack reads the first item, and a {} yields it only once"):
+        plan_pack(iter(items()))
+    plan_pack(items())
+    quietly(iter(items()))
 
 
 def test_the_fixes_work_for_paths_in_place_of_images():
@@ -766,6 +882,11 @@ def test_the_fixes_work_for_arguments_that_do_not_belong_to_the_source():
     with fixes("pack_sources: labels= must be names of columns, or of parts of ...") as fix:
         quietly(table, labels=table.kind)
     with_option(fix, fix.text, table)
+    values = pandas.Series([0, 1, 0, 1])
+    with fixes("pack_sources: labels= must be names of columns, or of parts of ...") as fix:
+        quietly(table, labels=values)
+    call = fix.text.replace("...", "next_folder(), progress='off'")
+    assert fix.run(call, table=table, values=values, next_folder=next_folder).names == ["label"]
 
     with fixes("pack_sources: {}= is an argument for {}, and this is {}") as fix:
         quietly(items(), root=".")
@@ -894,6 +1015,26 @@ def test_the_fixes_work_for_several_words_in_one_label(mark):
     assert len(quietly(table, labels="kind", classes=fix.run(classes, table=table)).classes) == 4
 
 
+def test_the_fixes_work_for_tags_with_blanks_between_and_for_names_as_labels():
+    kinds = ["scab", "scab complex", "complex", "rust", "rust complex", "rust scab"]
+    table = table_of(6, kind=kinds)
+    with fixes("label_arrays: label {} holds several words at once, as {}") as fix:
+        quietly(table, labels="kind")
+    made = tags_of(fix, table)
+    assert made.names == ["complex", "rust", "scab"]
+    assert made.labels[np.argsort(made.rows)][1].tolist() == [1, 0, 1]
+
+    table = table_of(20, kind=[f"p{min(number, 15)}" for number in range(20)])
+    with fixes(
+        "label_arrays: label {} has {} words for {} images: names of patients or ..."
+    ) as fix:
+        quietly(table, labels="kind")
+    groups = re.search(r"groups='kind'", fix.text)[0]
+    assert len(with_option(fix, groups, table).group_names) == 16
+    classes = re.search(r"classes=.*", fix.text)[0]
+    assert len(with_option(fix, f"labels='kind', {classes}", table, table=table).classes) == 16
+
+
 LISTS = [[["cat", "dog"], ["cat"], ["dog"], []], [[1, 0], [0, 1], [1, 1], [0, 0]]]
 
 
@@ -950,7 +1091,16 @@ def test_the_fixes_work_for_columns_that_are_no_paths():
     numbers = table.assign(path=[0, 1, 2, 3])
     with fixes("pack_tables: the column {} holds a value that is not a path") as fix:
         quietly(numbers)
-    quietly(numbers.assign(path=fix.code(r".*(?=, where)", table=numbers)))
+    quietly(numbers.assign(path=fix.code(r".*(?=, as)", table=numbers)))
+    folder_of(Path("zeros"), "000.png", "001.png")
+    ids = pandas.DataFrame({"id": [0, 1]})
+    with fixes("pack_tables: the column {} holds a value that is not a path") as fix:
+        quietly(ids, path="id", root="zeros")
+    quietly(ids.assign(id=fix.code(r".*(?=, as)", table=ids)), path="id", root="zeros")
+    with fixes("pack_tables: the column {} holds a value that is not a path") as fix:
+        quietly(ids, path="id", root="nowhere")
+    names = fix.code(r"(?<=, as ).*(?=;)", table=ids, ending=".png")
+    quietly(ids.assign(id=names), path="id")
 
     wide = table.assign(path=[path + "\0\0" for path in table.path])  # numpy would cut them off
     with fixes("pack_tables: the path of row {} holds a zero character, which is ...") as fix:
@@ -1043,6 +1193,33 @@ def test_the_fixes_work_for_paths_that_are_written_in_another_way(file, path):
         quietly(table)
     path = fix.code(r'table\[.*?(\.str.*?\)|\+ ".png")', table=table)
     assert len(quietly(table.assign(path=path), "mended")) == 1
+
+
+def test_the_fixes_of_tables_work_for_a_csv_file():
+    table_of(4, kind=["cat", "cat;dog", "dog", "dog;cat"], patient=["01", "02", "02", "03"]).to_csv(
+        "table.csv", index=False
+    )
+    with fixes("pack_sources: {}") as fix:
+        quietly("table.csv", labels="kind", groups="patient")
+    table = fix.code(r"(?<=table = ).*?(?=, with)")
+    tags = fix.code(r"(?<=tags = ).*?(?=, pack)", table=table)
+    root = fix.code(r"(?<=root=)[^;]*")
+    made = quietly(table.join(tags), labels=list(tags), groups="patient", root=root)
+    assert (made.names, made.group_names) == (["cat", "dog"], ["01", "02", "03"])
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv"])
+def test_the_fixes_work_for_paths_in_a_csv_file(ending):
+    folder_of(Path("in"), "000.png", "001.png")
+    separator = {"csv": ",", "tsv": "\t"}[ending]
+    table = pandas.DataFrame({"id": ["000", "001"]})
+    table.to_csv(f"in/table.{ending}", sep=separator, index=False)
+    with fixes("pack_shards: image {} cannot be packed: {}") as fix:
+        quietly(f"in/table.{ending}", path="id")
+    table = fix.code(r"(?<=table = ).*?(?=, with)")
+    column = fix.code(r"table\['id'\] [^;]*", table=table)
+    root = fix.code(r"(?<=root=)[^;]*")
+    assert len(quietly(table.assign(id=column), path="id", root=root)) == 2
 
 
 def test_the_fixes_work_for_paths_from_another_folder():
@@ -1305,8 +1482,14 @@ def read(**options):
 
 # The features of the records, the options that are refused, words of the fix, and its options.
 FEATURES = {
-    "tfrecords: feature {} of {} holds bytes, and labels are numbers": (
+    "tfrecords: {} has a word among several labels": (
         [{"image": b"x", "target": b"cat", "number": 1}],
+        {"labels": ("target", "number")},
+        "labels=(...)",
+        {"labels": ("target",)},
+    ),
+    "tfrecords: feature {} of {} holds bytes, and labels are numbers or words": (
+        [{"image": b"x", "target": b"\xff\xd8", "number": 1}],
         {},
         "labels=(...)",
         {"labels": ("number",)},
@@ -1329,7 +1512,7 @@ FEATURES = {
         "labels=(...)) with one of these names",
         {"labels": ("kind",)},
     ),
-    "tfrecords: {} has {} label values where those before have {}": (
+    "tfrecords: {} has {} where those before have {}": (
         [
             {"image": b"x", "target": 1, "boxes": [1, 2]},
             {"image": b"x", "target": 1, "boxes": [1, 2, 3]},

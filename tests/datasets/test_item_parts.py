@@ -167,7 +167,7 @@ def test_words_of_items_are_numbered_by_classes(tmp_path):
     ):
         pack(source, tmp_path / "new", **QUIET)
     with pytest.raises(
-        ValueError, match=r"(?s)item 2 has the word 'cow'.*found: classes \['cat', 'dog'\]"
+        ValueError, match=r"(?s)item 2 has the label 'cow'.*found: classes \['cat', 'dog'\]"
     ):
         pack(source, tmp_path / "other", classes=NAMES[:2], **QUIET)
 

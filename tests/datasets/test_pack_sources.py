@@ -20,6 +20,7 @@ torch = pytest.importorskip("torch")
 
 from helpers.sources import Items  # noqa: E402
 
+import tpukit  # noqa: E402
 from tpukit.datasets.image_cache import build_image_cache, cached_images  # noqa: E402
 from tpukit.datasets.packed_images import PackedImages  # noqa: E402
 from tpukit.datasets.packing import PackOptions, pack  # noqa: E402
@@ -123,6 +124,33 @@ def test_a_pack_outlives_its_files(tmp_path):
     made = pack(table, tmp_path / "out", **QUIET)
     shutil.rmtree(tmp_path / "a")
     assert pack(table, tmp_path / "out", **QUIET).digest == made.digest
+
+
+@pytest.mark.parametrize("kind", ["folder", "CSV file"])
+def test_a_pack_outlives_its_source(tmp_path, capsys, kind):
+    fill(tmp_path / "in")
+    names = [str(file.relative_to(tmp_path / "in")) for file in (tmp_path / "in").rglob("*.bmp")]
+    pd.DataFrame({"path": names, "label": 1}).to_csv(tmp_path / "in" / "table.csv", index=False)
+    source = tmp_path / "in"
+    arguments = {}
+    if kind == "CSV file":
+        source = source / "table.csv"
+        arguments = {"labels": "label"}
+    made = pack(source, tmp_path / "out", **arguments, **QUIET)
+    shutil.rmtree(tmp_path / "in")
+    capsys.readouterr()
+    again = pack(source, tmp_path / "out", **arguments, **QUIET)
+    assert again.digest == made.digest
+    assert f"{source} is gone; {tmp_path / 'out'} is finished" in capsys.readouterr().out
+
+    with pytest.raises(FileExistsError, match="size None, asked for 8"):
+        pack(source, tmp_path / "out", size=8, **arguments, **QUIET)
+    with pytest.raises(FileNotFoundError, match="of images that were in another place") as error:
+        pack(tmp_path / "typo" / source.name, tmp_path / "out", **arguments, **QUIET)
+    call = error.value.fix.partition(" opens")[0]
+    assert eval(call, {"tpukit": tpukit}).digest == made.digest
+    with pytest.raises(FileNotFoundError, match="there is no f"):
+        pack(source, tmp_path / "new", **arguments, **QUIET)
 
 
 def items(count=6, shift=0):

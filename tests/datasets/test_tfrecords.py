@@ -208,8 +208,12 @@ WRONG = {
     "no such image": ({"jpeg": b"p", "target": 1}, "has no feature 'image'"),
     "no feature at all": ({}, "no feature at all"),
     "a label of bytes": (
-        {"image": b"p", "target": b"rose"},
+        {"image": b"p", "target": b"\xff\xd8"},
         "feature 'target' of record 1 .* holds bytes",
+    ),
+    "a word after numbers": (
+        {"image": b"p", "target": b"rose"},
+        "has a word where those before have 1 label values",
     ),
     "an image of floats": (
         {"image": [0.5, 0.25], "target": 1},
@@ -259,3 +263,10 @@ def test_other_files_are_another_pack(flowers, tmp_path):
         FileExistsError, match=r"found: 2 TFRecord files, .* asked for 1 TFRecord files"
     ):
         pack(read_tfrecords(flowers[:1], labels=("class",)), tmp_path / "out", **how)
+
+
+def test_the_name_of_the_class_is_a_label(tmp_path):
+    names = (b"rose", b"daisy", b"rose")
+    file = write(tmp_path / "a.tfrec", *(example(image=b"p", label=name) for name in names))
+    words = [label for _, label in read_tfrecords(file, labels="label")]
+    assert words == ["rose", "daisy", "rose"]

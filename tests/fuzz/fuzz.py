@@ -45,6 +45,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import layouts
 import meaning
 import numpy as np
 from PIL import Image, ImageOps
@@ -534,6 +535,7 @@ def main() -> int:
     )
     parser.add_argument("--files", type=int, default=2000)
     parser.add_argument("--meanings", type=int, default=300)
+    parser.add_argument("--layouts", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", help="one kind")
     parser.add_argument(
@@ -570,14 +572,19 @@ def main() -> int:
     print(f"{'all':16}" + "".join(f"{totals[verdict]:>8,}" for verdict in VERDICTS))
     with tempfile.TemporaryDirectory() as folder:
         meanings = meaning.judge_many(options.meanings, options.seed, Path(folder), options.keep)
-    print(f"\n{'collections':16}" + "".join(f"{verdict:>8}" for verdict in meaning.VERDICTS))
-    for way, counts in sorted(meanings.items()):
-        print(f"{way:16}" + "".join(f"{counts[verdict]:>8,}" for verdict in meaning.VERDICTS))
-    wrong = totals["wrong"] + sum(counts["wrong"] for counts in meanings.values())
+    with tempfile.TemporaryDirectory() as folder:
+        odd = layouts.judge_many(options.layouts, options.seed, Path(folder))
+    wrong = totals["wrong"]
+    for title, found in (("collections", meanings), ("layouts", odd)):
+        print(f"\n{title:16}" + "".join(f"{verdict:>8}" for verdict in meaning.VERDICTS))
+        for way, counts in sorted(found.items()):
+            print(f"{way:16}" + "".join(f"{counts[verdict]:>8,}" for verdict in meaning.VERDICTS))
+            wrong += counts["wrong"]
     print(f"\n{time.perf_counter() - began:.0f} s")
     last = {
         "files": totals.total(),
         "meanings": options.meanings,
+        "layouts": options.layouts,
         "wrong": wrong,
         "hung": totals["hung"],
     }

@@ -24,6 +24,8 @@ def test_damaged_files_give_no_wrong_pixels_and_none_hangs(tmp_path, how_often):
         str(files),
         "--meanings",
         str(meanings),
+        "--layouts",
+        "12",
         "--seed",
         "1",
     ]
@@ -34,5 +36,5 @@ def test_damaged_files_give_no_wrong_pixels_and_none_hangs(tmp_path, how_often):
         check=False,
         timeout=800,
     )
-    last = {"files": files, "meanings": meanings, "wrong": 0, "hung": 0}
+    last = {"files": files, "meanings": meanings, "layouts": 12, "wrong": 0, "hung": 0}
     assert json.loads(ended.stdout.splitlines()[-1]) == last, ended.stdout + ended.stderr

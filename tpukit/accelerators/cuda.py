@@ -85,7 +85,7 @@ class CudaRuntime(CpuRuntime):
             wanted = "a GPU" if cores is None else f"cores={cores}"
             raise InvalidValueError(
                 f"{wanted} is not supported: this machine has {counted(gpus, 'GPU')}",
-                found="NVIDIA's driver and CUDA_VISIBLE_DEVICES",
+                found="the number is from NVIDIA's driver, within CUDA_VISIBLE_DEVICES",
                 fix="leave cores out for all GPUs; or backend='cpu' for a dry run",
             )
         cores = cores or gpus

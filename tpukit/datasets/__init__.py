@@ -6,6 +6,7 @@ from tpukit.datasets.checked_files import npy, whole_number, write_file
 from tpukit.datasets.decoding import decode
 from tpukit.datasets.disk_space import DiskFullError, spread
 from tpukit.datasets.image_cache import cached_images
+from tpukit.datasets.pack_plan import PackPlan, plan_pack
 from tpukit.datasets.pack_shards import NOT_DAMAGE
 from tpukit.datasets.pack_sources import PackSource
 from tpukit.datasets.packed_images import PackedImages
@@ -18,8 +19,8 @@ from tpukit.datasets.source_files import Names, look_at
 from tpukit.datasets.tfrecords import read_tfrecords
 
 __all__ = [
-    "CachedImages", "DiskFullError", "NOT_DAMAGE", "Names", "PackOptions", "PackSource",
+    "CachedImages", "DiskFullError", "NOT_DAMAGE", "Names", "PackOptions", "PackPlan", "PackSource",
     "PackedImages", "ResumableFolder", "cached_images", "check_arguments", "decode", "fact",
-    "how_many", "locks", "look_at", "npy", "pack", "pack_described", "read_tfrecords",
+    "how_many", "locks", "look_at", "npy", "pack", "pack_described", "plan_pack", "read_tfrecords",
     "row_type", "rows_of", "run_in_processes", "share_of", "spread", "whole_number", "write_file",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Find the bytes of an image file in the forms in which people hold them.
+"""Return the bytes of an image file for each of the types that may hold them.
 
     b"\\xff\\xd8...", bytearray, memoryview               bytes
     {"bytes": b"...", "path": "a.jpg"}                   an image of the Hugging Face hub
@@ -60,7 +60,7 @@ def _read(file) -> bytes:
     if not can_seek or isinstance(file, io.TextIOBase):
         raise InvalidTypeError(
             f"a {type(file).__name__} is read only once, or gives text",
-            fix='pass its bytes: image.read(); of a file opened as text, open(path, "rb").read()',
+            fix='pass its bytes: image.read(); for a file opened as text, open(path, "rb").read()',
         )
     file.seek(0)
     return file.read()

@@ -6,8 +6,8 @@
     photos/dog/notes.txt    left out, and counted
     photos/.cache/d.jpg     left out
 
-An error reports a folder that is one level too high or too low, for example if its "classes" are
-train and test.
+An error reports a folder that is one level too high or too low; `folder_layouts` knows the folders
+whose sub-folders are not classes but splits, patients or masks.
 """
 
 import os
@@ -16,13 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tpukit.datasets.folder_layouts import refuse_other_layouts
 from tpukit.datasets.label_arrays import check_classes, in_order, refuse_similar_classes
 from tpukit.datasets.resumable import UNFINISHED
 from tpukit.essentials.display import AccessDeniedError, InvalidValueError, PathNotFoundError
 
-# Names of folders that are no classes: parts of a dataset, and kinds of files.
-_PARTS = {"train", "training", "val", "valid", "validation", "test", "testing"}
-_ROLES = {"image", "images", "img", "imgs", "mask", "masks", "label", "labels", "annotations"}
 # Pillow opens these as drawings, as tables of numbers, or with other programs.
 _NO_PICTURES = {"BUFR", "EPS", "FITS", "GRIB", "HDF5", "MPEG", "PDF", "WMF"}
 
@@ -39,7 +37,7 @@ class FoundFiles:
         groups: (N,) int32, the number of each image's group; None without groups.
         group_names: the names of these numbers.
         mask_names: the paths of the masks; or [].
-        images, masks: of a table that holds them itself; or [].
+        images, masks: the images and masks that a table itself holds; or [].
         left_out: the number of other files in the folder, by their ending.
     """
 
@@ -121,7 +119,7 @@ def find_images(
             fix="pass the folder that holds one folder per class, or a DataFrame with a path column",
         )
     if classes is None:
-        _refuse_deeper_classes(folder, names)
+        refuse_other_layouts(os.fspath(folder), names)
     return FoundFiles(names, numbers, ["class"], order, left_out=left_out)
 
 
@@ -141,44 +139,6 @@ def _order_of_classes(folder, found: list[str], classes: Sequence[str] | None) -
             fix="name all classes, including those without images here; or move these folders away",
         )
     return order
-
-
-def _refuse_deeper_classes(folder, names: list[str]) -> None:
-    """Raise ValueError if the sub-folders look like parts of a dataset and not like classes.
-
-    photos/train/cat, photos/test/cat        the classes lie one folder deeper
-    photos/images, photos/masks              the names say nothing of the images
-    """
-    folders_in = {}  # by class the folders in it; "" stands for images that lie in the class itself
-    for name in names:
-        first, *others = Path(name).parts
-        folder_inside = others[0] if len(others) > 1 else ""
-        folders_in.setdefault(first, set()).add(folder_inside)
-    classes = list(folders_in)
-    named = {name.lower() for name in classes}
-    common = set.intersection(*folders_in.values())
-    has_same_folders = all(folders == common for folders in folders_in.values())
-    are_deeper_classes = (
-        has_same_folders and len(common) > 1 and not common <= _PARTS and "" not in common
-    )
-    without_images = next((name for name in classes if "" not in folders_in[name]), None)
-    if without_images is not None and (named <= _PARTS or are_deeper_classes):
-        deeper = os.path.join(folder, without_images)
-        raise InvalidValueError(
-            f"{folder} would give the classes {', '.join(classes[:4])}, and all of them contain "
-            "the same folders",
-            found=", ".join(sorted(folders_in[without_images])[:4]),
-            fix=f"pack({deeper!r}, ...), one folder deeper; or classes={classes}",
-        )
-    if named <= _PARTS or (len(named) > 1 and named <= _PARTS | _ROLES):
-        raise InvalidValueError(
-            f"{folder} would give the classes {', '.join(classes[:4])}, which do not describe "
-            "the images",
-            found=f"{len(names):,} images, for example {names[0]}",
-            fix="pass a table with the label of each image: "
-            'pack(pandas.DataFrame({"path": files, "label": labels}), ..., labels="label"), '
-            f'masks="mask" for a column of mask files; or classes={classes}',
-        )
 
 
 def _ending(name: str) -> str:

@@ -105,7 +105,7 @@ def _split_dict(item: Mapping, columns: Columns) -> _Parts:
     has_other_keys = len(item) > 1 + len(wanted)
     if has_other_keys and not label_names and columns.labels is None:
         raise InvalidValueError(
-            f"keys {keys}, and no other key has the name of a label",
+            f"keys {keys}, without a usual name of a label",
             fix='pack(..., labels="species") names it; labels=[] for none, as with masks="mask" alone',
         )
     labels = [item[name] for name in label_names]
@@ -211,13 +211,17 @@ def _numbers(label, number: int, classes: Sequence[str]) -> list:
             fix="return one number or one row of numbers per image; return a mask as a Pillow "
             "image or an array",
         )
+    if isinstance(label, bytes):  # of webdataset and TFRecord files
+        label = label.decode(errors="backslashreplace")
     if isinstance(label, str):
         if label not in classes:
+            fix = 'classes=["cat", "dog"]; for Hugging Face, dataset.class_encode_column("label")'
+            if label.strip().isdecimal():
+                fix = "for numbers in text, [(image, int(label)) for image, label in source]"
             raise InvalidValueError(
                 f"item {number} has the label {label!r}, and labels that are words need classes=",
                 found=f"classes {classes}" if classes else "no classes=",
-                fix='classes=["cat", "dog"]; for Hugging Face, '
-                'dataset.class_encode_column("label")',
+                fix=fix,
             )
         return [list(classes).index(label)]
     values = numpy.atleast_1d(numpy.asarray(label)).tolist()

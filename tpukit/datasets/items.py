@@ -183,12 +183,13 @@ class Items:
             image = resize(image, size)
         shape = self.shape(size)
         expected = _kind(self.first[0]) if shape is None else list(shape)
+        if _kind(image) == expected and len(labels) != self.labels:
+            raise _of_other_length(number, len(labels), self.labels)
         if (_kind(image), len(labels)) != (expected, self.labels):
             raise InvalidValueError(
                 f"item {number} is not like the first one: {_in_words(_kind(image), len(labels))}",
                 found=f"the first one: {_in_words(expected, self.labels)}",
-                fix="return all images as bytes or all as arrays, with equally many labels; "
-                "size= makes arrays of one shape",
+                fix="return all images as bytes or all as arrays; size= makes arrays of one shape",
             )
         stored = image if isinstance(image, bytes) else image.tobytes()
         return StoredItem(stored, labels, dark)
@@ -321,6 +322,18 @@ class Items:
         except Exception as error:
             return repr(error).encode(), numpy.empty(0)
         return self.check(item, number)
+
+
+def _of_other_length(number: int, count: int, expected: int) -> InvalidValueError:
+    """Return the error for an item with more or fewer labels than the first one."""
+    row = "[float(k in {}) for k in range(number_of_classes)]"
+    in_dict = row.format('item["labels"]')
+    return InvalidValueError(
+        f"item {number} has another number of labels than the first one",
+        found=f"{count}, and {expected} before",
+        fix=f"of lists of classes, a row of zeros and ones: {row.format('labels')}; of Hugging Face, "
+        f'source.map(lambda item: {{"tags": {in_dict}}}) and labels="tags"',
+    )
 
 
 # The kinds of sources whose items are in memory, so that reading them again is fast.

@@ -1,7 +1,8 @@
-"""Give the reading processes what the notebook's kernel has: `sys.path`, and plugins of Pillow.
+"""Copy `sys.path` and the plugins of Pillow from the notebook's kernel to reading processes.
 
-A fresh process finds neither the packages of `sys.path.append("/kaggle/input/wheels")`, nor opens
-the HEIC files of `pillow_heif.register_heif_opener()`. A plugin goes by the names of its classes:
+Without them, a fresh process does not find the packages of
+`sys.path.append("/kaggle/input/wheels")`, and cannot open HEIC files after
+`pillow_heif.register_heif_opener()`. The names of a plugin's classes are sent:
 
     kernel     Image.OPEN["HEIF"] = (HeifImageFile, _is_supported_heif)
     job        "pillow_heif.as_plugin:HeifImageFile", "pillow_heif.as_plugin:_is_supported_heif"
@@ -21,7 +22,7 @@ from tpukit.essentials.display import InvalidValueError
 
 
 def state() -> dict:
-    """Return the state of this process that others need, as JSON can hold it."""
+    """Return the state of this process that others need, as values that JSON supports."""
     path = [entry for entry in sys.path if isinstance(entry, str)]
     formats = []
     decoders = {}
@@ -38,7 +39,7 @@ def state() -> dict:
 
 
 def restore(state: dict) -> None:
-    """Register the plugins of Pillow that `state` found; `sys.path` is set before this import."""
+    """Register the plugins of Pillow that `state` found. The process has set `sys.path` before."""
     if not state["formats"] and not state["decoders"]:
         return
     from PIL import Image

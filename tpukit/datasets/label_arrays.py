@@ -14,11 +14,12 @@ import unicodedata
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tpukit.essentials.display import InvalidValueError
+from tpukit.essentials.display import InvalidValueError, first_few
 
 _EXACT = 2**24  # float32 holds every integer up to here; a larger identifier would change
 _EXACT_DOUBLE = 2.0**53  # the same for float64
 _SHOWN = 8  # classes in a message
+_ENOUGH = 20  # images, from which on a class of a single image is doubtful
 
 _MISSING = "is missing"
 _INFINITE = "is no finite number as float32"
@@ -30,6 +31,10 @@ _FIXES = {
     _INFINITE: "leave these rows out, or divide the label by a constant",
     _TOO_SMALL: "multiply the label by a constant, or take its logarithm",
     _TOO_LARGE: f"{_LEAVE_OUT}; divide a quantity by a constant",
+}
+_ITEM_FIXES = {
+    **_FIXES,
+    _MISSING: "leave these items out, or give them a number that your loss knows, such as -1",
 }
 
 
@@ -47,7 +52,7 @@ def as_labels(values, names: Sequence[str], *, first_row: int = 0, what: str = "
         values: (N, L) numbers, or L columns of a table.
         names: the names of the labels, for messages.
         first_row: number of the first row, for messages.
-        what: the noun for a row in messages.
+        what: "row" of a table or "item", for messages and their fixes.
 
     Raises:
         ValueError: a value is missing, infinite, not a number, or float32 would change it.
@@ -57,7 +62,8 @@ def as_labels(values, names: Sequence[str], *, first_row: int = 0, what: str = "
     is_array = hasattr(values, "ndim")
     columns = []
     for number, name in enumerate(names):
-        columns.append(_numbers(values[:, number] if is_array else values[number], name))
+        column = values[:, number] if is_array else values[number]
+        columns.append(_numbers(column, name, what))
     for name, column in zip(names, columns, strict=True):
         for why, rows in _changed_by_float32(column).items():
             if rows.any():
@@ -66,7 +72,7 @@ def as_labels(values, names: Sequence[str], *, first_row: int = 0, what: str = "
                 raise InvalidValueError(
                     f"label {name!r} of {what} {first_row + row} {why}",
                     found=f"{column[row]}, and {more}; labels are stored as float32",
-                    fix=_FIXES[why],
+                    fix=_FIXES[why] if what == "row" else _ITEM_FIXES[why],
                 )
     return numpy.stack([column.astype(numpy.float32) for column in columns], axis=1)
 
@@ -92,7 +98,7 @@ def _changed_by_float32(column) -> dict:
     }
 
 
-def _numbers(column, name: str):
+def _numbers(column, name: str, what: str):
     """Return a column as an array of booleans, integers or floats."""
     import numpy
 
@@ -105,10 +111,13 @@ def _numbers(column, name: str):
     if array.dtype.kind in "biuf":
         return array
     value = array.reshape(-1).tolist()[0]
+    fix = "yield (image, number), or (image, word) and classes= with all words"
+    if what == "row":
+        fix = _as_numbers(name, is_date=array.dtype.kind in "mM")
     raise InvalidValueError(
         f"labels are numbers, and these are not: {name!r} holds {value!r}",
         found=f"dtype {dtype or array.dtype}",
-        fix=_as_numbers(name, is_date=array.dtype.kind in "mM"),
+        fix=fix,
     )
 
 
@@ -238,7 +247,7 @@ def encode_words(column, name: str, classes: Sequence[str] | None):
         classes = [str(class_) for class_ in categories]
         refuse_similar_classes(classes, f"list(table[{name!r}].cat.categories)")
     else:
-        _refuse_tags(words, name)
+        _refuse_tags(words, name, len(values))
         classes = in_order(words)
         refuse_similar_classes(classes, f"sorted(set(table[{name!r}]))")
     return _Encoded(_class_numbers(values, name, classes), classes)
@@ -294,17 +303,22 @@ def _check_members(values: list, numbers: dict, name: str, *, classes: list[str]
             )
 
 
-def _refuse_tags(words: set[str], name: str) -> None:
-    """Raise if words are several tags each, such as "cat;dog".
+def _refuse_tags(words: set[str], name: str, count: int) -> None:
+    """Raise if words are several tags each, such as "cat;dog", or hardly two images have one.
 
     That is so if a separator divides some of them, and there are not more tags than words: then the
-    words are combinations of the tags.
+    words are combinations of the tags. Blanks are also within names, as in "left lung": they divide
+    tags if the words are of different lengths, and there are twice as many as tags.
     """
-    for mark in ("; ", ";", "| ", "|", ", ", ","):
+    for mark in ("; ", ";", "| ", "|", ", ", ",", " "):
         divided = sorted(word for word in words if mark in word)
-        parts = itertools.chain.from_iterable(word.split(mark) for word in words)
-        tags = {part.strip() for part in parts}
-        if divided and len(tags) <= len(words):
+        parts = [word.split(mark) for word in words]
+        tags = {part.strip() for part in itertools.chain.from_iterable(parts)}
+        most = len(words)
+        if mark == " ":
+            have_lengths = len(set(map(len, parts))) > 1
+            most = len(words) // 2 if have_lengths else 0
+        if divided and len(tags) <= most:
             dummies = f"tags = table[{name!r}].str.get_dummies({mark!r})"
             combinations = f"classes=sorted(set(table[{name!r}]))"
             raise InvalidValueError(
@@ -313,6 +327,13 @@ def _refuse_tags(words: set[str], name: str) -> None:
                 fix=f"a label per word: {dummies}, pack(table.join(tags), ..., labels=list(tags)); "
                 f"or, if the combinations are the classes, {combinations}",
             )
+    if count >= _ENOUGH and len(words) > count / 2:
+        raise InvalidValueError(
+            f"label {name!r} has {len(words):,} words for {count:,} images: names of patients or files?",
+            found=first_few(sorted(words), 4),
+            fix=f"groups={name!r} keeps the images of a patient together; "
+            f"or, if each is a class, classes=sorted(set(table[{name!r}]))",
+        )
 
 
 def _as_written(value, numbers: dict):

@@ -33,6 +33,7 @@ from tpukit.datasets.image_modes import NEARLY_BLACK, brightest, has_frames
 from tpukit.datasets.items import Items, ReceivedItems, StoredItems
 from tpukit.datasets.masks import is_masked, palette_of, parts_of
 from tpukit.datasets.pack_sources import PackSource
+from tpukit.datasets.pack_tables import line_that_reads
 from tpukit.datasets.packed_images import PackFolder
 from tpukit.datasets.processes import how_many, run_in_processes
 from tpukit.datasets.source_files import Files, Names
@@ -104,6 +105,8 @@ def write_shards(
         "skip": skip,
         "pixel_limit": pixel_limit(),
         "reader": described.reader,
+        "path_column": str(described.path_column),
+        "table_file": described.table_file,
         "is_received": is_received,
         "workers": workers,
         "shape": None if items is None else items.shape(size),
@@ -220,7 +223,7 @@ def _work(job: dict) -> None:
             os.pwrite(counts.fileno(), done.to_bytes(8, "little"), 8 * job["rank"])
 
         for shard in missing:
-            _write(target, shard, source, skip=job["skip"], count_image=count_image)
+            _write(target, shard, source, job=job, count_image=count_image)
 
 
 def _open_source(target: PackFolder, job: dict) -> Files | StoredItems | ReceivedItems:
@@ -286,7 +289,7 @@ class _Note:
 
 
 def _write(
-    target: PackFolder, shard: _MissingShard, source, *, skip: bool, count_image: Callable
+    target: PackFolder, shard: _MissingShard, source, *, job: dict, count_image: Callable
 ) -> None:
     """Write a shard and its note, then give the shard its name."""
     size = target.plan["size"]
@@ -310,11 +313,11 @@ def _write(
             if prepared.shape is not None:
                 note.add(prepared)
                 yield row.tobytes() + prepared.payload
-            elif skip:
+            elif job["skip"]:
                 name = source.name(number)
                 note.skipped.append({"row": number, "name": name, "why": prepared.payload})
             else:
-                raise _cannot_pack(number, source.name(number), prepared)
+                raise _cannot_pack(number, source.name(number), prepared, job)
             count_image()
 
     part = part_of(target.work / file.name)
@@ -329,12 +332,16 @@ def _write(
     os.replace(part, file)
 
 
-def _cannot_pack(number: int, name: str, prepared: Prepared) -> SystemFailureError:
+def _cannot_pack(number: int, name: str, prepared: Prepared, job: dict) -> SystemFailureError:
     """Return the error for a damaged image."""
     why = prepared.payload
     fix = prepared.seen or "copy it again"
     if why in (os.strerror(errno.ENOENT), os.strerror(errno.EISDIR)):
-        fix = _right_path(name)
+        fix = _right_path(name, f"table[{job['path_column']!r}]")
+        if job["table_file"] and "table[" in fix:
+            words = [job["path_column"]]
+            read = line_that_reads(job["table_file"], words, root=job["root"])
+            fix = f"{read}; {fix}"
     return SystemFailureError(
         f"image {number} cannot be packed: {name}",
         found=why,
@@ -342,11 +349,16 @@ def _cannot_pack(number: int, name: str, prepared: Prepared) -> SystemFailureErr
     )
 
 
-def _right_path(path: str) -> str:
-    """Return the fix for a path without a file, derived from the files that exist."""
+def _right_path(path: str, column: str) -> str:
+    """Return the fix for a path without a file, derived from the files that exist.
+
+    Args:
+        path: the path that was not found.
+        column: the column of paths, as code.
+    """
     with_ending = glob.glob(glob.escape(path) + ".*")
     if with_ending:
-        return f'add the ending: table["path"] + "{os.path.splitext(with_ending[0])[1]}"'
+        return f'add the ending: {column} + "{os.path.splitext(with_ending[0])[1]}"'
     folder, name = os.path.split(path)
     others = {
         ".str.strip()": path.strip(),
@@ -356,7 +368,7 @@ def _right_path(path: str) -> str:
     }
     for change, other in others.items():
         if other != path and os.path.isfile(other):
-            return f'write it as the file is called: table["path"]{change}'
+            return f"write it as the file is called: {column}{change}"
     if "://" in path:
         return "fetch the files first, and name them as they lie on the disk"
     if os.path.isabs(path):

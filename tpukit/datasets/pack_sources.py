@@ -10,7 +10,7 @@ names; for items it reads as many as it needs to recognise them.
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,10 +21,16 @@ from tpukit.datasets.item_parts import Columns
 from tpukit.datasets.items import ImageColumn, Items
 from tpukit.datasets.kernel_state import refuse_own_bytes, refuse_own_plugins
 from tpukit.datasets.label_arrays import number_groups
-from tpukit.datasets.pack_tables import is_table_file, load_table, read_columns, refuse_other_file
+from tpukit.datasets.pack_tables import (
+    is_table_file,
+    line_that_reads,
+    load_table,
+    read_columns,
+    refuse_other_file,
+)
 from tpukit.datasets.resumable import fact
 from tpukit.datasets.row_labels import PackedRows, rows_of
-from tpukit.essentials.display import InvalidValueError, names_in_order
+from tpukit.essentials.display import InvalidValueError, TpukitError, names_in_order
 
 _FEW = 12  # names that a message lists in full
 
@@ -54,6 +60,8 @@ class PackSource:
             files are compared by names and sizes only.
         settings: other entries of the plan that decide the contents.
         left_out: the number of files of a folder that are not images, by their ending.
+        path_column: the column of a table with the paths; "" for another source.
+        table_file: the path of a CSV file; "" for another source.
         weight: estimates the bytes of images that are not stored as their files; has `count`,
             `at_most`, `sample` and `smaller` as `tpukit.pe.dicom_slices.SliceWeight` has.
     """
@@ -74,6 +82,8 @@ class PackSource:
     reader: str = ""
     settings: dict = field(default_factory=dict)
     left_out: dict = field(default_factory=dict)
+    path_column: Hashable = ""
+    table_file: str = ""
     weight: object = None
 
     @property
@@ -122,7 +132,7 @@ def describe_source(
         classes = names_in_order(classes, "classes", words=False)
     window = check_window(columns.window)
     columns = replace(columns, window=window)
-    _refuse_values(labels)
+    _refuse_values(labels, source)
     is_hugging_face = hasattr(source, "features")
     if hasattr(source, "to_pandas") and not is_hugging_face:  # a table of Arrow or polars
         raise InvalidValueError(
@@ -151,13 +161,17 @@ def describe_source(
     return replace(described, settings={"window": list(window)})
 
 
-def _refuse_values(labels) -> None:
+def _refuse_values(labels, source) -> None:
     """Raise ValueError if labels= is a Series or DataFrame instead of names."""
     if not hasattr(labels, "iloc"):
         return
-    fix = f"labels={[*map(str, labels)]}"  # the columns of a DataFrame
+    names = [str(name) for name in getattr(labels, "columns", [getattr(labels, "name", None)])]
+    there = [str(name) for name in getattr(source, "columns", names)]
+    fix = f"labels={names}"
     if hasattr(labels, "name"):
-        fix = f"labels={str(labels.name)!r}"
+        fix = f"labels={names[0]!r}"
+    if not set(names) <= set(there) or names == ["None"]:
+        fix = 'pack(table.assign(label=values), ..., labels="label")'
     raise InvalidValueError(
         "labels= must be names of columns, or of parts of the items, got a "
         f"{type(labels).__name__}",
@@ -185,11 +199,19 @@ def _describe_table(source, labels: list, groups, classes, columns: Columns) -> 
     root = columns.root or ""
     if columns.root is None and is_table_file(source):
         root = os.path.dirname(source)
-    found = read_columns(
-        table, path=path, labels=labels, groups=groups, masks=columns.masks, classes=classes
-    )
-    described = _of_images(found) if found.images else _of_files(os.fspath(root), found)
-    return replace(described, table=rows_of(table))
+    root = os.fspath(root)
+    arguments = {"path": path, "labels": labels, "groups": groups, "masks": columns.masks}
+    try:
+        found = read_columns(table, **arguments, classes=classes, root=root)
+    except TpukitError as error:
+        if not is_table_file(source) or "table" not in error.fix:
+            raise
+        # The fix changes a table, and the user has named a file.
+        read = line_that_reads(os.fspath(source), words, root=root)
+        raise type(error)(error.fact, found=error.found, fix=f"{read}; {error.fix}") from error
+    described = _of_images(found) if found.images else _of_files(root, found)
+    table_file = os.fspath(source) if is_table_file(source) else ""
+    return replace(described, table=rows_of(table), path_column=path, table_file=table_file)
 
 
 def _of_files(root: str, found: FoundFiles) -> PackSource:

@@ -5,6 +5,7 @@ a.jpg     rose       P1          one word per image: classes, "rose" is 0
 b.jpg     tulip      P2
 """
 
+import glob
 import os
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from tpukit.datasets.label_arrays import as_labels, as_list, encode_words, numbe
 from tpukit.essentials.display import InvalidValueError, PathNotFoundError
 
 _SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".csv.zip", ".tsv.zip")
+_WIDEST = 12  # digits of a file's name that is a number
 _READERS = {  # calls of pandas that read tables in other files
     ".parquet": "read_parquet({file!r})",
     ".feather": "read_feather({file!r})",
@@ -89,6 +91,19 @@ def load_table(source, *, words: Sequence):
     return table
 
 
+def line_that_reads(file: str, words: Sequence[Hashable], *, root: str) -> str:
+    """Return the line that reads a CSV file, for a fix that changes a column of `table`.
+
+    Args:
+        file: the CSV file.
+        words: the columns that are text, such as those of paths and groups.
+        root: the folder at which the paths begin.
+    """
+    separator = ", sep='\\t'" if ".tsv" in Path(file).suffixes else ""
+    types = f"dtype={{{', '.join(f'{word!r}: str' for word in words)}}}"
+    return f"table = pandas.read_csv({file!r}{separator}, {types}), with root={root or '.'!r}"
+
+
 def _to_be_read_by(source, why: str, found, option: str) -> InvalidValueError:
     fix = _with_pandas(source, f"read_csv({os.fspath(source)!r}, {option})")
     return InvalidValueError(f"{source} {why}", found=found, fix=fix)
@@ -100,7 +115,14 @@ def _with_pandas(source, call: str, columns: str = "") -> str:
 
 
 def read_columns(
-    table, *, path: Hashable, labels: list, groups: Hashable, masks: Hashable, classes
+    table,
+    *,
+    path: Hashable,
+    labels: list,
+    groups: Hashable,
+    masks: Hashable,
+    classes,
+    root: str = "",
 ) -> FoundFiles:
     """Read the columns of a DataFrame that are named by the arguments of `pack`.
 
@@ -141,8 +163,8 @@ def read_columns(
         return replace(
             found, images=images, masks=[] if masks is None else _images(table[masks], masks)
         )
-    mask_names = [] if masks is None else _paths(table[masks], masks)
-    return replace(found, names=_paths(table[path], path), mask_names=mask_names)
+    mask_names = [] if masks is None else _paths(table[masks], masks, root)
+    return replace(found, names=_paths(table[path], path, root), mask_names=mask_names)
 
 
 def _refuse_several_values(table, name: Hashable) -> None:
@@ -211,7 +233,7 @@ def _images(column, name: Hashable) -> list:
     return as_list(column)
 
 
-def _paths(column, name: Hashable) -> list[str]:
+def _paths(column, name: Hashable, root: str) -> list[str]:
     try:
         names = [path if type(path) is str else os.fsdecode(path) for path in as_list(column)]
     except TypeError as error:
@@ -219,7 +241,7 @@ def _paths(column, name: Hashable) -> list[str]:
         fix = f"drop the rows without one: table.dropna(subset=[{name!r}])"
         is_nan = other != other
         if other is not None and not is_nan:
-            fix = f'table[{name!r}].astype(str) + ".png", where the files are called so'
+            fix = _as_paths(other, name, root)
         raise InvalidValueError(
             f"the column {name} holds a value that is not a path", found=repr(other), fix=fix
         ) from error
@@ -232,3 +254,16 @@ def _paths(column, name: Hashable) -> list[str]:
                 "a fixed-width field is cut with path.rstrip('\\0')",
             )
     return names
+
+
+def _as_paths(value, name: Hashable, root: str) -> str:
+    """Return the fix for a column of numbers, by the files that are called so: 7, 7.png, 007.png."""
+    text = f"table[{name!r}].astype(str)"
+    for width in range(1, _WIDEST + 1):
+        called = f"{value!s:0>{width}}"
+        found = sorted(glob.glob(os.path.join(glob.escape(root), f"{called}.*")))
+        if found:
+            ending = os.path.splitext(found[0])[1]
+            zeros = "" if called == str(value) else f".str.zfill({width})"
+            return f'{text}{zeros} + "{ending}", as the file {os.path.basename(found[0])}'
+    return f"make paths of them, as {text} + ending; root= is the folder of the files"

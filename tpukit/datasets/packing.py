@@ -32,6 +32,7 @@ from tpukit.datasets.checked_files import (
 )
 from tpukit.datasets.decoding import jpeg_decoder
 from tpukit.datasets.disk_space import Room
+from tpukit.datasets.image_modes import check_window
 from tpukit.datasets.item_parts import Columns
 from tpukit.datasets.items import store_items
 from tpukit.datasets.pack_shards import (
@@ -44,10 +45,16 @@ from tpukit.datasets.pack_shards import (
     write_shards,
 )
 from tpukit.datasets.pack_sources import PackSource, describe_source, make_rows
+from tpukit.datasets.pack_tables import is_table_file
 from tpukit.datasets.packed_images import PackedImages, PackFolder
 from tpukit.datasets.row_labels import PackedRows
 from tpukit.datasets.source_files import COMPARED, Files, Names, find_changed, look_at
-from tpukit.essentials.display import InvalidValueError, NotInstalledError, SystemFailureError
+from tpukit.essentials.display import (
+    InvalidValueError,
+    NotInstalledError,
+    PathNotFoundError,
+    SystemFailureError,
+)
 
 _SHARD_SIZE = 8192  # images per file
 # The share of the images that damaged="skip" leaves out. If more are damaged, the path is
@@ -110,8 +117,8 @@ def pack(
     equal channels, and only the first of several pages or frames is packed.
 
     If the call is interrupted, even by a reboot, the same call continues; if all is packed, it
-    returns at once. One pack is enough for all folds: `PackedImages.rows` has the row of each
-    image in the table.
+    returns at once, also if the folder or CSV file of the source is gone. One pack is enough for
+    all folds: `PackedImages.rows` has the row of each image in the table.
 
     A folder with another pack is never overwritten. `pack` compares names, labels, groups, and
     the sizes of at most 20,000 files. If modification times or paths differ, it compares the
@@ -192,6 +199,11 @@ def pack(
             "half a JPEG as a whole one",
             fix="%pip install simplejpeg, then run this cell again",
         )
+    outlived = _pack_without_source(source, folder, root, size=size, options=options)
+    if outlived is not None:
+        print(f"pack: {outlived.report}")
+        _report_skipped(outlived, share_of(damaged))
+        return outlived
     columns = Columns(path, root, options.image, masks=masks, window=options.window)
     without = _folders(folder)[0]
     described = describe_source(source, labels, groups, classes, columns, without=without)
@@ -253,11 +265,7 @@ def pack_described(
         The finished `PackedImages`.
     """
     workers = whole_number("workers", options.workers, 1)
-    numbers = {
-        "size": whole_number("size", size, 1),
-        "seed": whole_number("seed", options.seed, 0),
-        "shard": whole_number("shard_size", options.shard_size, 1) or _SHARD_SIZE,
-    }
+    numbers = _numbers_in_plan(size, options)
     targets = []
     for settings in (described.settings, *otherwise):
         plan = {**described.facts, **numbers, **settings}
@@ -281,6 +289,68 @@ def _folders(folder) -> list[Path]:
     if isinstance(folder, str | os.PathLike):
         return [Path(folder)]
     return [Path(each) for each in folder]
+
+
+def _numbers_in_plan(size: int | None, options: PackOptions) -> dict:
+    """Return the entries of a plan that are arguments and do not depend on the source."""
+    return {
+        "size": whole_number("size", size, 1),
+        "seed": whole_number("seed", options.seed, 0),
+        "shard": whole_number("shard_size", options.shard_size, 1) or _SHARD_SIZE,
+    }
+
+
+def _pack_without_source(
+    source, folder, root, *, size: int | None, options: PackOptions
+) -> PackedImages | None:
+    """Return the finished pack of a folder or CSV file that is gone; None if that is not the case.
+
+    In the next session the images of /content are gone, and the pack on a drive is still there.
+
+    Raises:
+        FileNotFoundError: the pack is of images that were in another place.
+        FileExistsError: the pack was made with other arguments.
+    """
+    if not isinstance(source, str | os.PathLike) or os.path.exists(source):
+        return None
+    numbers = _numbers_in_plan(size, options)
+    numbers["window"] = list(check_window(options.window) or ()) or None
+    for place in _folders(folder):
+        target = PackFolder(place, numbers)
+        if not target.is_finished:
+            continue
+        plan = target.read_manifest()["plan"]
+        another = target.differences({name: plan.get(name) for name in numbers})
+        if another:
+            raise another
+        packed = PackedImages(place)
+        if not _was_packed_from(packed, _root_of(source, root)):
+            raise PathNotFoundError(
+                f"there is no {os.fspath(source)}",
+                found=f"a finished pack in {place}, of images that were in another place",
+                fix=f"tpukit.PackedImages({os.fspath(place)!r}) opens it; or check the path",
+            )
+        print(f"pack: {os.fspath(source)} is gone; {place} is finished, and is returned as it is")
+        return packed
+    return None
+
+
+def _was_packed_from(packed: PackedImages, root: str) -> bool:
+    """Return whether the first image of a pack was in this folder."""
+    import numpy
+
+    if "looks.npy" not in packed.files or packed.has_masks:
+        return False
+    first = numpy.load(packed.folder / "looks.npy")[:1]
+    names = [Names(packed.folder / "names")[0]]
+    return bool((look_at(names, root)["place"] == first["place"]).all())
+
+
+def _root_of(source, root) -> str:
+    """Return the folder at which the paths of a folder or a table begin."""
+    if root is not None:
+        return os.fspath(root)
+    return os.path.dirname(source) if is_table_file(source) else os.fspath(source)
 
 
 def _reopen(described: PackSource, target: PackFolder) -> PackedImages:

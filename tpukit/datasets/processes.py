@@ -66,8 +66,8 @@ def run_in_processes(
     """Run one fresh Python process per job, all at the same time, and wait for the last to end.
 
     They are not forks, because the kernel of a notebook has threads and may hold a device. They are
-    not started by multiprocessing's spawn, which runs the caller's script again. As with spawn, they
-    have the `sys.path` of this process; and its plugins of Pillow.
+    not started by multiprocessing's spawn, which runs the caller's script again. As with spawn,
+    they have the `sys.path` of this process. They also have its plugins of Pillow.
 
     Args:
         task: "package.module:function", called with the job as its only argument.

@@ -1,12 +1,13 @@
-"""Put labels of a table in the order of the images of a pack, and predictions back.
+"""Put labels of a table in the order of a pack's images, and predictions in that of the table.
 
 table    index   label          pack           labels
          1       cat            row 2          those of index 5
          2       dog            row 0          those of index 1
          5       emu            row 1          those of index 2
 
-A Series or DataFrame has a label for each row of the table that was packed. Its index tells if it
-has: the whole table's column has the same rows at other places after some rows were left out.
+A Series or DataFrame has a label for each row of the table that was packed. Its index shows whether
+they are the same rows: if rows were left out before packing, a column of the whole table has its
+labels at other positions.
 """
 
 import hashlib
@@ -81,8 +82,8 @@ def in_table_order(values, rows, packed: PackedRows):
     if values.shape[:1] != rows.shape:
         raise InvalidValueError(
             f"there are {len(rows):,} images, and values of shape {values.shape}",
-            fix="one value for each image; of some images in_table_order(values, indices), "
-            "with the indices of their Subset",
+            fix="pass one value per image; for a part of the images in_table_order(values, "
+            "indices), with the indices of their Subset",
         )
     is_taken = numpy.bincount(rows, minlength=packed.count)
     if is_taken.max(initial=0) > 1:

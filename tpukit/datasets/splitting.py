@@ -52,11 +52,11 @@ def split_by_group(groups, valid: float = 0.2, seed: int = 0, stratify=None):
 
 
 def folds_by_group(groups, count: int = 5, seed: int = 0, stratify=None) -> list[tuple]:
-    """Divide images into folds, of which each is once the part to validate on.
+    """Divide images into folds. Each fold is the validation part once.
 
-    Groups are placed one after the other, the largest first, each into the fold that has the least
-    of the same kinds, as scikit-learn's StratifiedGroupKFold does. This works for several labels
-    per image, too.
+    Groups are placed one after the other, the largest first, each into the fold that has the fewest
+    images of the same kinds, as scikit-learn's StratifiedGroupKFold does. This works for several
+    labels per image, too.
 
     Args:
         groups: (N,) int, the group of each image.

@@ -46,10 +46,11 @@ def read_tfrecords(
         files: one file, or several in the order in which to read them.
         image: the feature with the encoded image, usually a JPEG.
         labels: the features with the labels, integers or floats, all values of each; () for data
-            without labels. Kaggle's flowers: `labels=("class",)`.
+            without labels. Kaggle's flowers: `labels=("class",)`. Or one feature with the name of
+            the class, such as `labels="image/class/text"`; `pack(..., classes=)` numbers them.
 
     Returns:
-        An iterable of `(bytes, (L,) float32 ndarray)`; each loop over it reads the files from the
+        An iterable of `(bytes, (L,) float32 ndarray)` or `(bytes, word)`; each loop over it reads the files from the
         start.
 
     Raises:
@@ -80,7 +81,7 @@ def read_tfrecords(
 class TFRecords:
     """The records of some files, made by `read_tfrecords`.
 
-    Iterate over it for `(bytes, (L,) float32 ndarray)`.
+    Iterate over it for `(bytes, (L,) float32 ndarray)`, or `(bytes, word)`.
     """
 
     files: tuple[Path, ...]
@@ -100,22 +101,31 @@ class TFRecords:
     def __iter__(self) -> Iterator[tuple]:
         import numpy
 
-        width = None
+        first_form = None
         for file in self.files:
             for number, record in enumerate(records(file)):
                 where = f"record {number} of {file}"
                 features = _features(record, where)
                 values = []
                 for name in self.labels:
-                    values += _numbers(features, name, where)
-                if width is not None and len(values) != width:
+                    values += _values(features, name, where)
+                has_word = any(isinstance(value, str) for value in values)
+                if has_word and len(values) > 1:
                     raise InvalidValueError(
-                        f"{where} has {len(values)} label values where those before have {width}",
+                        f"{where} has a word among several labels",
+                        found=_listed(features),
+                        fix="read_tfrecords(files, labels=(...)) with the word alone, or without it",
+                    )
+                form = "a word" if has_word else f"{len(values)} label values"
+                if first_form is not None and form != first_form:
+                    raise InvalidValueError(
+                        f"{where} has {form} where those before have {first_form}",
                         found=_listed(features),
                         fix="name features of one length: labels=(...)",
                     )
-                width = len(values)
-                yield _image(features, self.image, where), numpy.array(values, "float32")
+                first_form = form
+                image = _image(features, self.image, where)
+                yield image, values[0] if has_word else numpy.array(values, "float32")
 
 
 class _Position(NamedTuple):
@@ -266,15 +276,18 @@ def _image(features, name: str, where: str) -> bytes:
     return values[0]
 
 
-def _numbers(features, name: str, where: str) -> list:
-    """Return the values of a label; raise if float32 cannot hold them."""
+def _values(features, name: str, where: str) -> list:
+    """Return the values of a label, numbers or words; raise if float32 cannot hold a number."""
     kind, values = _feature(features, name, where, argument="labels=(...)")
     if kind == "bytes_list":
-        raise InvalidValueError(
-            f"feature {name!r} of {where} holds bytes, and labels are numbers",
-            found=_listed(features),
-            fix="read_tfrecords(files, labels=(...)) with features of integers or floats",
-        )
+        try:
+            return [value.decode() for value in values]
+        except UnicodeDecodeError as error:
+            raise InvalidValueError(
+                f"feature {name!r} of {where} holds bytes, and labels are numbers or words",
+                found=_listed(features),
+                fix="read_tfrecords(files, labels=(...)) with features of numbers or words",
+            ) from error
     # A larger integer, usually an identifier, would change when it is stored as float32.
     if kind == "int64_list" and any(abs(value) > _EXACT for value in values):
         raise InvalidValueError(

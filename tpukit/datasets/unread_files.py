@@ -40,29 +40,35 @@ def _opener(package: str, call: str) -> str:
 _WINDOW = "options=tpukit.PackOptions(window=(low, high)) names the values of black and white"
 _HEIC = UnreadKind("HEIC", _opener("pillow_heif", "pillow_heif.register_heif_opener()"))
 _JPEG_XL = UnreadKind("JPEG XL", _opener("pillow_jxl_plugin", "import pillow_jxl"))
-_KINDS = (  # the place of the first byte, the bytes there, and what the file is
-    (0, b"\x93NUMPY", UnreadKind("an array of numpy", f"{_items('numpy.load(file)')}; {_WINDOW}")),
-    (
-        128,
-        b"DICM",
-        UnreadKind(
-            "DICOM",
-            f"{_items('pydicom.dcmread(file).pixel_array')}; {_WINDOW}; "
-            "tpukit.pe.pack_dicom packs CT exams",
-        ),
-    ),
-    (4, b"ftyphei", _HEIC),
-    (4, b"ftyphev", _HEIC),
-    (4, b"ftypmif1", _HEIC),
-    (0, b"\xff\x0a", _JPEG_XL),
-    (0, b"\0\0\0\x0cJXL ", _JPEG_XL),
-    (
-        0,
-        b"\x89HDF\r\n\x1a\n",
-        UnreadKind("HDF5", "pack(list(zip(h5py.File(file)['images'], labels)), ...)"),
-    ),
-    (0, b"PK\x03\x04", UnreadKind("a zip archive", "unpack it first: unzip")),
-    (0, b"version https://git-lfs", UnreadKind("a pointer of Git LFS", "git lfs pull fetches it")),
+
+
+class _Start(NamedTuple):
+    """The bytes by which a kind of file is recognised."""
+
+    place: int  # of the first of them
+    data: bytes
+    kind: UnreadKind
+
+
+_NUMPY = UnreadKind("an array of numpy", f"{_items('numpy.load(file)')}; {_WINDOW}")
+_DICOM = UnreadKind(
+    "DICOM",
+    f"{_items('pydicom.dcmread(file).pixel_array')}; {_WINDOW}; tpukit.pe.pack_dicom packs CT exams",
+)
+_HDF5 = UnreadKind("HDF5", "pack(list(zip(h5py.File(file)['images'], labels)), ...)")
+_ZIP = UnreadKind("a zip archive", "unpack it first: unzip")
+_POINTER = UnreadKind("a pointer of Git LFS", "git lfs pull fetches it")
+_STARTS = (
+    _Start(0, b"\x93NUMPY", _NUMPY),
+    _Start(128, b"DICM", _DICOM),
+    _Start(4, b"ftyphei", _HEIC),
+    _Start(4, b"ftyphev", _HEIC),
+    _Start(4, b"ftypmif1", _HEIC),
+    _Start(0, b"\xff\x0a", _JPEG_XL),
+    _Start(0, b"\0\0\0\x0cJXL ", _JPEG_XL),
+    _Start(0, b"\x89HDF\r\n\x1a\n", _HDF5),
+    _Start(0, b"PK\x03\x04", _ZIP),
+    _Start(0, b"version https://git-lfs", _POINTER),
 )
 
 
@@ -74,9 +80,9 @@ def unread_kind(data: bytes, *, is_opened: bool) -> UnreadKind | None:
         is_opened: True if Pillow has read its header, and failed after that.
     """
     data = bytes(data)
-    for place, start, kind in _KINDS:
-        if data[place : place + len(start)] == start:
-            return kind
+    for start in _STARTS:
+        if data.startswith(start.data, start.place):
+            return start.kind
     if is_opened:
         return None
     if data.startswith(_TIFF_STARTS):

@@ -2,11 +2,11 @@
 
 Both networks see the same samples, so their areas vary together, and overlapping intervals of the
 areas prove nothing. The variance of the difference is that of DeLong et al. (1988), and for
-samples in groups that of Obuchowski (1997). Both use the place of each sample among those of the
-other class:
+samples in groups that of Obuchowski (1997). Both variances use the rank of each sample among those
+of the other class:
 
-    positives 0.9 0.4, negatives 0.5 0.1: of the negatives, 0.9 is above 1 and 0.4 above 0.5,
-    so the area is their mean, 0.75
+    positives 0.9 0.4, negatives 0.5 0.1: 0.9 is above both negatives, 0.4 above one of the two,
+    so the area is the mean of 1 and 1/2, 0.75
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class AurocDifference:
         first, second: AUROC of each.
         interval: (low, high), 95 % of the difference `second - first`; None with fewer than 5
             positive or negative groups.
-        p_value: of a difference at least as large between equally good networks; nan without an
-            interval.
+        p_value: the probability of a difference at least as large if the networks are equally good;
+            nan without an interval.
     """
 
     first: float
@@ -87,7 +87,7 @@ def compare_aurocs(labels: Any, first: Any, second: Any, *, groups: Any = None) 
 
 
 def _places(truth, chances):
-    """Return for each positive the share of negatives below it, for each negative that above."""
+    """Return the share of negatives below each positive, and of positives above each negative."""
     import numpy as np
     from scipy.stats import rankdata
 

@@ -22,7 +22,7 @@ class FalseAlarmPoint:
     """A threshold on the probability of an image, and its effect on the exams, or other groups.
 
     Attributes:
-        threshold: images from here on are marked; infinity if none may be.
+        threshold: images with this probability or more are marked; infinity if none may be marked.
         sensitivity: share of the groups with a positive image in which a positive image is marked.
         false_alarms: marked negative images per group, over all groups.
         interval: (low, high), the middle 95 % of the sensitivity in a bootstrap that draws whole
@@ -72,7 +72,7 @@ def sensitivity_at_false_alarms(
 
     if not false_alarms >= 0:
         fact = f"false_alarms is a number per group, 0 or more, got {false_alarms}"
-        raise InvalidValueError(fact, fix="1.0")
+        raise InvalidValueError(fact, fix="false_alarms=1.0")
     truth, chances, numbers = one_label(labels, probabilities, groups)
     found_at = np.full(numbers.max() + 1, -np.inf)  # of each group, its best positive image
     np.maximum.at(found_at, numbers[truth == 1], chances[truth == 1])

@@ -1,6 +1,6 @@
-"""Measure whether probabilities are as frequent as they claim.
+"""Measure whether the predicted probabilities equal the frequencies of the labels.
 
-probabilities 0.8 0.8 0.8 0.8 0.8, true 1 1 1 0 0: claimed 0.8, found 0.6, an error of 0.2
+probabilities 0.8 0.8 0.8 0.8 0.8, true 1 1 1 0 0: predicted 0.8, observed 0.6, an error of 0.2
 """
 
 from __future__ import annotations

@@ -68,9 +68,7 @@ def test_the_fixes_work_for_joined_sources_of_other_names(tmp_path):
 
     one = packed("one", ["cat", "dog"])
     other = packed("other", ["dog", "cat"])
-    with fixes(
-        "sources: the datasets that are joined number their classes differently, or ..."
-    ) as fix:
+    with fixes("sources: the joined datasets number their classes or labels differently") as fix:
         core.batches(torch.utils.data.ConcatDataset([one, other]), batch_size=2)
     again = packed("again", fix.code(r"(?<=classes=)[\w.]+", one=one))
     core.batches(torch.utils.data.ConcatDataset([one, again]), batch_size=2)

@@ -1,7 +1,10 @@
 """What forks would share or have a copy of is found in a dataset, and each fix works when it is done."""
 
 import concurrent.futures
+import os
 import random
+import subprocess
+import sys
 import zipfile
 
 import numpy as np
@@ -48,6 +51,19 @@ def file(tmp_path):
     return tmp_path / "numbers"
 
 
+class Transformed:
+    """A class of the user around a dataset, as many write it."""
+
+    def __init__(self, part):
+        self.part = part
+
+    def __len__(self):
+        return len(self.part)
+
+    def __getitem__(self, index):
+        return self.part[index]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_open_file_is_found_wherever_the_dataset_holds_it_and_the_fix_works(file, workers):
     with open(file, "rb") as opened, zipfile.ZipFile(file.with_name("zip")) as packed:
@@ -55,6 +71,7 @@ def test_an_open_file_is_found_wherever_the_dataset_holds_it_and_the_fix_works(f
             Numbers(opened),
             Subset(Numbers({"of": opened}), range(32)),
             Numbers(packed),
+            Transformed(Transformed(Subset(Subset(Numbers({"of": packed}), range(32)), range(32)))),
         ):
             with pytest.raises(
                 WorkerError, match=r"dataset holds an open file(.|\n)*with open\(self.path"
@@ -302,6 +319,27 @@ def test_a_worker_function_that_names_a_generator_is_told_that_all_cores_draw_th
         progress="off",
     )
     assert "of the notebook" not in capfd.readouterr().out
+
+
+IN_A_SHELL = """
+from IPython.core.interactiveshell import InteractiveShell
+
+import tpukit
+
+shell = InteractiveShell.instance()
+get_ipython = shell.get_ipython
+is_alive = shell.history_manager.save_thread.is_alive()  # IPython ends it when the process forks
+run = tpukit.launch(lambda core: get_ipython() is None, cores=2, backend="cpu", progress="off")
+print(is_alive, run.results)
+"""
+
+
+def test_a_worker_function_may_ask_for_the_shell_whose_history_has_a_thread(tmp_path):
+    pytest.importorskip("IPython")
+    environ = {**os.environ, "IPYTHONDIR": str(tmp_path)}
+    command = [sys.executable, "-c", IN_A_SHELL]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
+    assert "True [False, False]" in done.stdout, done.stdout + done.stderr
 
 
 def test_a_summary_writer_of_the_notebook_is_refused_and_the_fix_works(tmp_path):

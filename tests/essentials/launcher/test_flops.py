@@ -8,6 +8,7 @@ import torchvision
 from helpers.launching import DRY_RUNS, quietly
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from tpukit.essentials.backends import Topology
@@ -113,13 +114,29 @@ def test_a_frozen_bias_changes_nothing():
     assert counted(layer, torch.ones(4, 6)) == 3 * 2 * 4 * 6 * 6
 
 
-def test_activation_checkpointing_is_not_counted_twice():
-    layer = nn.Linear(6, 6)
+@pytest.mark.parametrize("use_reentrant", [True, False])
+@pytest.mark.parametrize("numbers", [(), (1,)])
+def test_a_checkpointed_block_counts_as_any_other(use_reentrant, numbers):
+    model = frozen(*numbers)
+    batch = torch.ones(4, 6, requires_grad=True)
     counter = FlopCounter()
     with counter.counting():
-        output = torch.utils.checkpoint.checkpoint(layer, torch.ones(4, 6), use_reentrant=False)
+        output = checkpoint(model, batch, use_reentrant=use_reentrant)
     output.sum().backward()
-    assert counter.flops == 3 * 2 * 4 * 6 * 6
+    assert counter.flops == counted(model, batch)
+
+
+@pytest.mark.xla
+def test_a_block_of_torch_xlas_checkpoint_counts_as_any_other():
+    def work(core):
+        from torch_xla.utils.checkpoint import checkpoint as of_torch_xla
+
+        model = core.model(frozen(1))
+        batch = torch.ones(4, 6, device=core.device, requires_grad=True)
+        return counted(of_torch_xla, model, batch), counted(model, batch)
+
+    ((checkpointed, plain),) = quietly(work, cores=1, backend="xla:cpu").results
+    assert checkpointed == plain == 8 * 2 * 4 * 6 * 6
 
 
 def test_the_results_and_gradients_are_the_same_bits():

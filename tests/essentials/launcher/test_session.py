@@ -540,8 +540,8 @@ def test_a_new_session_closes_the_one_before_and_a_closed_one_refuses(capsys):
 
 
 def test_an_idle_session_gives_its_chips_back(capsys):
-    with opened(cores=1, idle=0.5) as session:
-        session.quietly(lambda core: time.sleep(0.8))  # a run is no idle time
+    with opened(cores=1, idle=2) as session:
+        session.quietly(lambda core: time.sleep(2.5))  # a run is no idle time
         assert not session._ended
         wait_until(lambda: session._ended)
         wait_until(lambda: "there was no run for" in capsys.readouterr().out)

@@ -152,7 +152,7 @@ class SourceFeed:
 
 
 class SampleFeed:
-    """Batches that are joined of the samples of a dataset.
+    """Batches that are joined from the samples of a dataset.
 
     Args:
         dataset: the dataset.

@@ -40,7 +40,7 @@ def _seed_of(numbers: tuple[int, ...]) -> int:
 
 
 def seed_generators(generators: list, numbers: tuple[int, ...]) -> None:
-    """Seed generators of Python, numpy and torch in place, each in another way."""
+    """Seed generators of Python, numpy and torch in place, each with another seed."""
     for position, generator in enumerate(generators):
         seed = _seed_of((*numbers, position))
         if hasattr(generator, "bit_generator"):  # numpy's, which has no method for it

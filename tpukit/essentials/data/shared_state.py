@@ -31,7 +31,9 @@ from typing import NamedTuple
 
 from tpukit.essentials.display import InvalidValueError
 
-_DEPTH = 5  # a Subset, the dataset in it, its transform, the list in that, the transforms
+# A Subset, the dataset in it, its transform, the list in that, the transforms. A dataset inside of
+# another one is counted from anew.
+_DEPTH = 5
 _MOST = 64  # parts of one list or dict that are examined
 _MOST_OBJECTS = 5_000  # in one search, which takes 20 ms at most
 _BEFORE: set[int] = set()  # ids of the objects made before the fork; a fork keeps their addresses
@@ -55,6 +57,8 @@ _FIXES_IN_WORKER = {
     "launch(..., loggers=tpukit.training.TensorBoardWriter('runs'))",
 }
 _GENERATORS = ("Generator", "RandomState")  # classes of numpy.random and torch
+# Packages whose classes have items and are no datasets.
+_WITH_ITEMS = {"builtins", "collections", "numpy", "pandas", "torch"}
 # (package, class) of objects that hold an open file.
 _HANDLES = {
     *(("h5py", name) for name in ("File", "Group", "Dataset")),
@@ -175,6 +179,8 @@ def _find(value, path: str, *, depth: int, seen: set[int]) -> Iterator[_Held]:
     if kind := _kind(value):
         yield _Held(path, kind, value)
         return
+    if _is_dataset(value):
+        depth = _DEPTH
     if depth == 0 or _is_closed(value):
         return
     for part_path, part in _parts(value, path):
@@ -184,14 +190,34 @@ def _find(value, path: str, *, depth: int, seen: set[int]) -> Iterator[_Held]:
 
 
 def _is_closed(value) -> bool:
-    """Return whether a value is not searched: modules, tpukit's own objects, loggers, handles."""
+    """Return whether a value is not searched: modules, tpukit's own objects, loggers, the shell."""
     if isinstance(value, types.ModuleType | logging.Logger | threading.Thread):
         return True
     module = type(value).__module__
     if isinstance(value, types.FunctionType | type):
         module = value.__module__ or ""
     is_ours = module.partition(".")[0] == "tpukit"  # made to be forked
-    return is_ours or _is_handle(value)
+    return is_ours or _is_handle(value) or _is_shell(value)
+
+
+def _is_shell(value) -> bool:
+    """Return whether a value is the notebook's shell; `get_ipython` is a method of it.
+
+    It has threads, for its history for example, which a worker function does not need.
+    """
+    modules = [base.__module__ for base in type(value).__mro__]
+    return any(module.startswith(("IPython.", "ipykernel.")) for module in modules)
+
+
+def _is_dataset(value) -> bool:
+    """Return whether a value is one of torch's datasets, or a class of the user like them."""
+    data = sys.modules.get("torch.utils.data")
+    if data is not None and isinstance(value, data.Dataset):
+        return True
+    kind = type(value)
+    package = kind.__module__.partition(".")[0]
+    has_items = hasattr(kind, "__getitem__") and hasattr(kind, "__len__")
+    return has_items and package not in _WITH_ITEMS
 
 
 def _parts(value, path: str) -> list[tuple[str, object]]:

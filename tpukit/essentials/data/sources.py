@@ -9,8 +9,8 @@ from tpukit.essentials.display import InvalidTypeError, InvalidValueError, first
 class MapDataset(Protocol):
     """A map-style dataset: `len(dataset)` samples.
 
-    `dataset[i]` is a tensor, a number, or a tuple or dict of them. Type checkers take any class with
-    these two methods, whatever the argument is called.
+    `dataset[i]` is a tensor, a number, or a tuple or dict of them. Type checkers accept any class
+    with these two methods, whatever the name of the argument is.
     """
 
     def __len__(self) -> int: ...  # noqa: D105
@@ -74,10 +74,10 @@ def _join(sources: list[BatchSource | None]) -> BatchSource | None:
     for other in others:
         if other != first:
             raise InvalidValueError(
-                "the datasets that are joined number their classes differently, or their labels",
+                "the joined datasets number their classes or labels differently",
                 found=f"{first_few(first, 4) or 'none'}; and {first_few(other, 4) or 'none'}",
-                fix="pack(..., classes=one.classes) for the images of each; "
-                "of several labels, labels= in one order",
+                fix="pack(..., classes=one.classes) for the images of each; with several "
+                "labels, labels= in the same order",
             )
     return _SourceConcat(sources)
 

@@ -85,7 +85,7 @@ class CoreInternal:
         self.agreement.begin_run()
 
     def abandon(self) -> None:
-        """Forget the unfinished step of a run that was left; the weights stay as they are."""
+        """Forget the unfinished step of a run that failed or was interrupted; keep the weights."""
         import torch
 
         # The next backward() would add to these gradients. All cores would average the same wrong

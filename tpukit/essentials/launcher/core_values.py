@@ -259,9 +259,9 @@ def _tensor_texts(prefix: str, group: str, tensors: Iterable[tuple[str, object]]
 def averaged_places(*modules: object) -> Callable[[], list]:
     """Return a function that returns the buffers to average, as they are when it is called.
 
-    A layer may replace a buffer, as `self.center = 0.9 * self.center + ...` does, so tensors
-    cannot be kept. The places are found once: walking through a ResNet-34 in every step would
-    take 0.3 ms, this takes 4 microseconds.
+    A layer may replace a buffer, as `self.center = 0.9 * self.center + ...` does. The function
+    therefore keeps modules and names, not tensors. It takes 4 microseconds per step: a search
+    through all modules of a ResNet-34 would take 0.3 ms.
     """
     import torch
 

@@ -16,6 +16,7 @@ A frozen weight needs no gradient: its layer counts 2 x if a gradient goes throu
 
 import contextlib
 import functools
+import sys
 from collections.abc import Iterator
 
 # The functions that contain matrix products, by name: as functions, methods and operators.
@@ -68,20 +69,36 @@ def _passes(args: tuple, kwargs: dict) -> int:
     import torch
     from torch.utils import _pytree as tree
 
-    if not torch.is_grad_enabled():
+    is_checkpointed = not torch.is_grad_enabled() and _in_checkpoint()
+    if not torch.is_grad_enabled() and not is_checkpointed:
         return _FORWARD
     factors = []
     for leaf in tree.tree_leaves((args, kwargs)):
         # A vector is a bias, whose gradient is a sum and no product.
         if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.ndim > 1:
             factors.append(leaf)
-    if not any(factor.requires_grad for factor in factors):
+    # In a checkpointed block the activations do not show that they need a gradient.
+    if not is_checkpointed and not any(factor.requires_grad for factor in factors):
         return _FORWARD
     for factor in factors:
         if isinstance(factor, torch.nn.Parameter) and not factor.requires_grad:
             return _WITH_ONE_GRADIENT
     # Also for the first layer, whose input needs no gradient: the definition is 3 x forward.
     return _WITH_BOTH_GRADIENTS
+
+
+def _in_checkpoint() -> bool:
+    """Return whether a checkpointed block runs, whose gradients are computed by a second pass.
+
+    torch_xla's checkpoint, and torch's with `use_reentrant=True`, run the block without gradients.
+    """
+    frame = sys._getframe()
+    while frame is not None:
+        file = frame.f_code.co_filename.replace("\\", "/")
+        if file.endswith(("torch/utils/checkpoint.py", "torch_xla/utils/checkpoint.py")):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _forward_flops(function, args: tuple, kwargs: dict) -> int:

@@ -122,7 +122,6 @@ class Session:
         self._ended = ""  # why; "" while the session is open
         self._is_running = False
         self._was_left = False  # by a core, in the last run
-        self._last_use = time.monotonic()
         self._calls = packing.CallFile()
         self._packing = packing
         options = LaunchOptions(
@@ -159,6 +158,7 @@ class Session:
         # Otherwise multiprocessing would wait for the workers when the program ends.
         atexit.register(self.close)
         self._closed = threading.Event()
+        self._last_use = time.monotonic()
         if self._idle is not None:
             threading.Thread(target=self._close_when_idle, daemon=True).start()
 
