@@ -578,7 +578,7 @@ def test_the_fixes_work_for_mappings_whose_keys_say_too_little():
     done(fix, fix.text, [item])
 
     item = {"image": picture(1), "species": 1}
-    with fixes("item_parts: keys {}, and no other key has the name of a label") as fix:
+    with fixes("item_parts: keys {}, without a usual name of a label") as fix:
         quietly([item])
     done(fix, fix.text, [item])
     quietly([item], labels=[])

@@ -105,7 +105,7 @@ def _split_dict(item: Mapping, columns: Columns) -> _Parts:
     has_other_keys = len(item) > 1 + len(wanted)
     if has_other_keys and not label_names and columns.labels is None:
         raise InvalidValueError(
-            f"keys {keys}, and no other key has the name of a label",
+            f"keys {keys}, without a usual name of a label",
             fix='pack(..., labels="species") names it; labels=[] for none, as with masks="mask" alone',
         )
     labels = [item[name] for name in label_names]

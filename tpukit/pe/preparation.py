@@ -57,7 +57,8 @@ class Preparation:
         if "pixels" not in made:
             raise InvalidValueError(
                 f"{images.folder} does not record how its images were made from DICOM slices",
-                found=made or "nothing: another pack, or a cache of an earlier version",
+                found=made
+                or "no such settings: `pack` made it, or an earlier version made the cache",
                 fix="pass the PackedImages of pack_dicom; or delete the cache, and build it again",
             )
         window = made["window"]

@@ -157,12 +157,12 @@ class OptimizerModes:
         self._core.sync()  # on XLA it would be a part of the next step's graph
 
     def state_dict(self) -> dict:
-        """Return the mode of the weights in a checkpoint."""
+        """Return whether the model has the weights of training, for a checkpoint."""
         return {"is_training": self._is_training}
 
     def load_state_dict(self, state: dict) -> None:
         """Switch to the mode of a checkpoint, before weights and optimizer are loaded."""
         # A new optimizer has no weights to exchange, and may not expect this. Its mode is then a
-        # setting of its groups, which `load_state_dict` brings.
+        # setting of its groups, which `load_state_dict` restores.
         with contextlib.suppress(KeyError):
             self._switch(state["is_training"])

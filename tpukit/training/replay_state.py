@@ -24,11 +24,11 @@ class Places:
     __hash__ = None
 
     def values(self) -> list:
-        """Return the contents of all places, in their order."""
+        """Return the values of all entries, in order."""
         return [table[name] for table, name in self._entries]
 
     def add(self, number: int) -> None:
-        """Add a number to the contents of all places, which are tensors on the host or numbers."""
+        """Add a number to the values of all entries, which are tensors on the host or numbers."""
         for table, name in self._entries:
             table[name] += number
 

@@ -1,7 +1,10 @@
 """What forks would share or have a copy of is found in a dataset, and each fix works when it is done."""
 
 import concurrent.futures
+import os
 import random
+import subprocess
+import sys
 import zipfile
 
 import numpy as np
@@ -316,6 +319,27 @@ def test_a_worker_function_that_names_a_generator_is_told_that_all_cores_draw_th
         progress="off",
     )
     assert "of the notebook" not in capfd.readouterr().out
+
+
+IN_A_SHELL = """
+from IPython.core.interactiveshell import InteractiveShell
+
+import tpukit
+
+shell = InteractiveShell.instance()
+get_ipython = shell.get_ipython
+is_alive = shell.history_manager.save_thread.is_alive()  # IPython ends it when the process forks
+run = tpukit.launch(lambda core: get_ipython() is None, cores=2, backend="cpu", progress="off")
+print(is_alive, run.results)
+"""
+
+
+def test_a_worker_function_may_ask_for_the_shell_whose_history_has_a_thread(tmp_path):
+    pytest.importorskip("IPython")
+    environ = {**os.environ, "IPYTHONDIR": str(tmp_path)}
+    command = [sys.executable, "-c", IN_A_SHELL]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
+    assert "True [False, False]" in done.stdout, done.stdout + done.stderr
 
 
 def test_a_summary_writer_of_the_notebook_is_refused_and_the_fix_works(tmp_path):

@@ -56,7 +56,9 @@ def process_of_two_threads():
 def test_stacks_can_be_asked_of_a_process_of_which_a_cores_thread_has_ended():
     """The thread that answers would end with a KeyError, and the process no longer hear that it may go."""
     process, receiver = process_of_two_threads()
-    process._send_stacks()
+    asked = threading.Thread(target=process._send_stacks)  # as in a worker, where it is no core's
+    asked.start()
+    asked.join()
     (message,) = receiver.receive()
     assert isinstance(message, messages.Stack)
     assert message.rank == 1

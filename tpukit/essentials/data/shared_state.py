@@ -190,14 +190,23 @@ def _find(value, path: str, *, depth: int, seen: set[int]) -> Iterator[_Held]:
 
 
 def _is_closed(value) -> bool:
-    """Return whether a value is not searched: modules, tpukit's own objects, loggers, handles."""
+    """Return whether a value is not searched: modules, tpukit's own objects, loggers, the shell."""
     if isinstance(value, types.ModuleType | logging.Logger | threading.Thread):
         return True
     module = type(value).__module__
     if isinstance(value, types.FunctionType | type):
         module = value.__module__ or ""
     is_ours = module.partition(".")[0] == "tpukit"  # made to be forked
-    return is_ours or _is_handle(value)
+    return is_ours or _is_handle(value) or _is_shell(value)
+
+
+def _is_shell(value) -> bool:
+    """Return whether a value is the notebook's shell; `get_ipython` is a method of it.
+
+    It has threads, for its history for example, which a worker function does not need.
+    """
+    modules = [base.__module__ for base in type(value).__mro__]
+    return any(module.startswith(("IPython.", "ipykernel.")) for module in modules)
 
 
 def _is_dataset(value) -> bool:

@@ -32,8 +32,8 @@ def find() -> "Core | None":
 def current_core() -> "Core":
     """Return the `Core` of the calling code, anywhere within a worker function.
 
-    In a thread that the worker function has started it is the process's core, if that has
-    a single core.
+    In a thread that the worker function has started, it is the process's core, if the process has
+    only one.
 
     Raises:
         TpukitRuntimeError: this process is not a worker, or the thread could belong to either of
