@@ -228,16 +228,16 @@ MUTANTS = [
     Mutant(
         "evaluation drops the last batch",
         EVALUATION,
-        "value = _loss(watched_loss(loss, outputs, targets, *further)).mean",
+        "value = compute(outputs, targets, *further).mean",
         "full = max(1, len(targets) // batches.samples_per_step) * batches.samples_per_step\n"
-        "    value = _loss(loss(outputs[:full], targets[:full])).mean",
+        "            value = compute(outputs[:full], targets[:full]).mean",
     ),
     # With keep_outputs=False the samples that only fill the last step weigh in the loss.
     Mutant(
         "evaluation counts padding twice",
         EVALUATION,
-        "Loss(real * float(value.total), real)",
-        "Loss(len(positions) * float(value.total), real)",
+        "sums.add(loss(outputs, targets, *further), samples=real)",
+        "sums.add(loss(outputs, targets, *further), samples=len(positions))",
     ),
     # The outputs are those of other samples.
     Mutant(
