@@ -173,12 +173,12 @@ WRONG = [
     (
         [0, COUNT],
         IndexError,
-        rf"image {COUNT} of {COUNT:,}(.|\n)*fix:   indices from 0 to {COUNT - 1:,}",
+        rf"index {COUNT} is out of range: there are {COUNT:,} images(.|\n)*fix:   indices from 0 to {COUNT - 1:,}",
     ),
-    ([-1], IndexError, f"image -1 of {COUNT:,}"),
-    ([2**62], IndexError, "image 4611686018427387904 of"),
+    ([-1], IndexError, f"index -1 is out of range: there are {COUNT:,}"),
+    ([2**62], IndexError, "index 4611686018427387904 is out of range"),
     ([0.5], ValueError, r"\(1,\) of float64"),
-    ([True, False], ValueError, r"bool\n  fix:   numpy.flatnonzero"),
+    ([True, False], ValueError, r"bool\n  fix:   if this is a mask, numpy.flatnonzero"),
     ([[0, 1]], ValueError, r"\(1, 2\) of int64"),
 ]
 
@@ -202,7 +202,7 @@ def test_one_sample_is_an_image_and_its_labels(built):
     assert built.labels[7].any()
     assert built[-1][1].tolist() == built.labels[-1].tolist()
     for index in (COUNT, -COUNT - 1):
-        with pytest.raises(IndexError, match=f"image {index} of"):
+        with pytest.raises(IndexError, match=f"index {index} is out of range"):
             built[index]
 
 

@@ -6,7 +6,7 @@
     breast/{10253,10254,...}/{0,1}                   patients: the classes lie one folder deeper
     busi/benign/{1.png,1_mask.png}                   masks among the images of a class
 
-Nothing is guessed: the caller reads the line, and writes it or names the classes himself.
+tpukit does not guess: the error has the line to write, or the caller names the classes.
 """
 
 import csv

@@ -304,11 +304,12 @@ def _check_members(values: list, numbers: dict, name: str, *, classes: list[str]
 
 
 def _refuse_tags(words: set[str], name: str, count: int) -> None:
-    """Raise if words are several tags each, such as "cat;dog", or hardly two images have one.
+    """Raise if the words hold several tags, such as "cat;dog", or most images have their own word.
 
-    That is so if a separator divides some of them, and there are not more tags than words: then the
-    words are combinations of the tags. Blanks are also within names, as in "left lung": they divide
-    tags if the words are of different lengths, and there are twice as many as tags.
+    Words hold tags if a separator divides some of them and there are at most as many tags as words:
+    the words are then combinations of tags. A blank may also be within a name, as in "left lung".
+    It divides tags only if the words have different lengths, and there are at least twice as many
+    words as tags.
     """
     for mark in ("; ", ";", "| ", "|", ", ", ",", " "):
         divided = sorted(word for word in words if mark in word)

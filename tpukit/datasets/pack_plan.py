@@ -39,7 +39,8 @@ class PackPlan:
     Attributes:
         kind: "folder", "table" or "items".
         images: the number of images; None if the source has no length.
-        classes: the number of images of each class. Of items the numbers are not known: None.
+        classes: the number of images of each class. For items the numbers are None, because they
+            are unknown.
         labels: the names of the labels.
         groups: the number of groups; None without groups.
         masks: True if each image has a mask.

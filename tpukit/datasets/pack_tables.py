@@ -257,7 +257,7 @@ def _paths(column, name: Hashable, root: str) -> list[str]:
 
 
 def _as_paths(value, name: Hashable, root: str) -> str:
-    """Return the fix for a column of numbers, by the files that are called so: 7, 7.png, 007.png."""
+    """Return the fix for a column of numbers, from the files with these names: 7, 7.png, 007.png."""
     text = f"table[{name!r}].astype(str)"
     for width in range(1, _WIDEST + 1):
         called = f"{value!s:0>{width}}"
