@@ -10,13 +10,16 @@ import os
 import random
 import re
 import shutil
+import sys
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pandas
-from helpers.one_process import in_this_process
 from PIL import Image
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from helpers.one_process import in_this_process
 
 VERDICTS = ("right", "refused", "wrong")
 TRAIN = (
