@@ -3,7 +3,7 @@
     b"\\xff\\xd8...", bytearray, memoryview               bytes
     {"bytes": b"...", "path": "a.jpg"}                   an image of the Hugging Face hub
     io.BytesIO, an open file, a member of an archive     file objects that can be read again
-    (N,) or (N, 1) uint8                                 of cv2.imencode, torchvision.io.read_file, h5py
+    (N,) or (N, 1) uint8                                 of cv2.imencode, torchvision, h5py
     pyarrow's binary scalar, numpy.void
 
 Pillow images and arrays of pixels are none of these.

@@ -282,7 +282,8 @@ def _refuse_masks(layout: _Layout) -> None:
     inside = os.path.splitext(mask)[0][len(os.path.splitext(image)[0]) :]
     classes = layout.classes
     raise InvalidValueError(
-        f"{len(pairs):,} images of {layout.folder} have their masks beside them, which are no images",
+        f"{len(pairs):,} images of {layout.folder} have their masks beside them, "
+        "which are no images",
         found=f"{image} and {mask}",
         fix=f"images = [file for file in {_files(layout)} if {inside!r} not in file]; "
         f"{_parts_of_paths(layout.folder, 'images')}; "

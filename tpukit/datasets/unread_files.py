@@ -53,7 +53,8 @@ class _Start(NamedTuple):
 _NUMPY = UnreadKind("an array of numpy", f"{_items('numpy.load(file)')}; {_WINDOW}")
 _DICOM = UnreadKind(
     "DICOM",
-    f"{_items('pydicom.dcmread(file).pixel_array')}; {_WINDOW}; tpukit.pe.pack_dicom packs CT exams",
+    f"{_items('pydicom.dcmread(file).pixel_array')}; {_WINDOW}; "
+    "tpukit.pe.pack_dicom packs CT exams",
 )
 _HDF5 = UnreadKind("HDF5", "pack(list(zip(h5py.File(file)['images'], labels)), ...)")
 _ZIP = UnreadKind("a zip archive", "unpack it first: unzip")

@@ -34,7 +34,8 @@ _ADVICE = {
     "host": "fit(replay=True), or a larger batch",
     "input": "notebook 05: a cache of decoded pixels, threads, workers",
     "links": "a larger batch per chip sends the gradients less often",
-    "operations": "larger layers, and channels that are multiples of 128, fill the units of the chip",
+    "operations": "larger layers, and channels that are multiples of 128, fill the units of the "
+    "chip",
 }
 _FILLED = 0.5  # of a limit: a step that reaches less of both is held up within its operations
 

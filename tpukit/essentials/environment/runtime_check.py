@@ -70,7 +70,7 @@ _HARMLESS = ("XRT_", "TORCH_DEVICE_")
 
 
 class EnvironmentCheckError(TpukitError, RuntimeError):
-    """The runtime check found a problem that would make a launch fail, or run on the wrong device."""
+    """The runtime check found a problem: a launch would fail, or run on the wrong device."""
 
 
 @dataclass(frozen=True, repr=False)

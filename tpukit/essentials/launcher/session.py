@@ -114,7 +114,7 @@ class Session:
     ):
         _refuse_other_threads()
         with _cloudpickle_is_there():
-            from tpukit.essentials.launcher import packing
+            from tpukit.essentials.launcher import serialization
             from tpukit.essentials.launcher.session_worker import serve
         self._idle = None if idle is None else parse_duration(idle, "idle")
         self._limits = limits
@@ -122,8 +122,8 @@ class Session:
         self._ended = ""  # why; "" while the session is open
         self._is_running = False
         self._was_left = False  # by a core, in the last run
-        self._calls = packing.CallFile()
-        self._packing = packing
+        self._calls = serialization.CallFile()
+        self._serialization = serialization
         options = LaunchOptions(
             cores=cores,
             device=device,
@@ -154,7 +154,7 @@ class Session:
         open_sessions.append(self._record)
         kept_open.append(self._group)
         _open.append(self)
-        self._surroundings = packing.Surroundings()
+        self._surroundings = serialization.Surroundings()
         # Otherwise multiprocessing would wait for the workers when the program ends.
         atexit.register(self.close)
         self._closed = threading.Event()
@@ -218,7 +218,7 @@ class Session:
             refuse_seconds("timeout", timeout, fix="timeout=3600, or None for no limit")
         with self._lock:
             self._refuse_if_not_ready()
-            call = self._packing.pack_call(fn, args)
+            call = self._serialization.serialize_call(fn, args)
             self._is_running = True
             try:
                 return self._run(call, timeout, progress=progress, loggers=loggers)
@@ -243,7 +243,7 @@ class Session:
                 )
             writers = log_writers(loggers, display)
             group.begin_run(display, self._limits, timeout=timeout, writers=writers)
-            circumstances = self._packing.Circumstances(
+            circumstances = self._serialization.Circumstances(
                 os.getcwd(),
                 sys.path,
                 call.sources(),

@@ -23,7 +23,7 @@ from collections.abc import Callable
 
 from tpukit.essentials.data import remember
 from tpukit.essentials.environment import OwnMemory, reset_peak_memory
-from tpukit.essentials.launcher import channel, messages, packing, worker
+from tpukit.essentials.launcher import channel, messages, serialization, worker
 from tpukit.essentials.launcher.core import Core
 
 _POLL_SECONDS = 0.2  # between two looks of a paused core, so that it hears signals
@@ -76,7 +76,7 @@ class StoppingPoint:
 class _SessionCore:
     """A core of a session, and its place in the current run."""
 
-    def __init__(self, core: Core, calls: packing.CallFile):
+    def __init__(self, core: Core, calls: serialization.CallFile):
         self._core = core
         self._calls = calls
         self._worker = worker.this_worker()
@@ -97,7 +97,7 @@ class _SessionCore:
 
     def serve(self) -> None:
         """Run the functions of the session; it ends with the process."""
-        channel.pickle_with(packing.Pickler)
+        channel.pickle_with(serialization.Pickler)
         self._worker.on_command = self._obey
         # SIGINT, because it is the signal that does not cut a message in two.
         signal.signal(signal.SIGINT, self._stop)
@@ -144,9 +144,9 @@ class _SessionCore:
                 raise RunStopped
             call = self._calls.read()
             self._prepare(call.circumstances)
-            fn, args = call.unpack()
+            fn, args = call.deserialize()
             remember(fn, args)
-            for line in packing.of_earlier_classes(core.state, fn):
+            for line in serialization.of_earlier_classes(core.state, fn):
                 core.print(line)
             result = fn(core, *args)
             if core.backend.in_graph:
@@ -155,7 +155,7 @@ class _SessionCore:
         finally:
             self._is_in_function = False
 
-    def _prepare(self, circumstances: packing.Circumstances) -> None:
+    def _prepare(self, circumstances: serialization.Circumstances) -> None:
         internal = self._core.internal
         os.chdir(circumstances.folder)
         sys.path[:] = circumstances.path
@@ -231,7 +231,7 @@ class _SessionCore:
             )
 
 
-def serve(core: Core, calls: packing.CallFile) -> None:
+def serve(core: Core, calls: serialization.CallFile) -> None:
     """Run the functions of a session on a core; the worker function of the session's workers.
 
     Args:

@@ -1,8 +1,8 @@
 """Send a call to the workers of a session: the function as it is now, with everything it uses.
 
-    pack_call(train, (1,))         -> parts: the function by value, and the bytes of its tensors
-    CallFile.write(circumstances, parts)     one file in memory for all workers
-    CallFile.read().unpack()       -> train, (1,)
+    serialize_call(train, (1,))    -> parts: the function by value, and the bytes of its tensors
+    CallFile.write(circumstances, parts)   # one file in memory for all workers
+    CallFile.read().deserialize()  -> train, (1,)
 
 Functions and classes of the notebook travel by value, and come back as the notebook's own. Files in
 `linecache` travel along, so that a traceback shows the line of the cell.
@@ -60,12 +60,12 @@ class Call(NamedTuple):
     circumstances: Circumstances
     parts: list[bytearray]
 
-    def unpack(self) -> tuple[Callable, tuple]:
+    def deserialize(self) -> tuple[Callable, tuple]:
         """Return the function and its arguments after the core."""
         return deserialize(self.parts)
 
 
-class PackedCall(NamedTuple):
+class SerializedCall(NamedTuple):
     """A pickled function with its arguments.
 
     Attributes:
@@ -132,7 +132,7 @@ class Pickler(cloudpickle.Pickler):
         return reduced
 
 
-def pack_call(fn: Callable, args: tuple) -> PackedCall:
+def serialize_call(fn: Callable, args: tuple) -> SerializedCall:
     """Pickle a call once for all cores.
 
     Raises:
@@ -140,7 +140,7 @@ def pack_call(fn: Callable, args: tuple) -> PackedCall:
         SerializationError: a part cannot be pickled; the error names it.
     """
     try:
-        return _pack((fn, args), MOST_BYTES)
+        return _pickle((fn, args), MOST_BYTES)
     except _TooLargeError:
         name, size = _largest_part(fn, args)
         raise InvalidValueError(
@@ -152,7 +152,7 @@ def pack_call(fn: Callable, args: tuple) -> PackedCall:
     except Exception as error:  # __reduce__ of a user's class may raise anything
         for name, value in _parts_of(fn, args):
             try:
-                _pack(value)
+                _pickle(value)
             except Exception as cause:
                 raise SerializationError(
                     f"{name} ({type(value).__name__}) cannot be sent to the workers: {cause}",
@@ -164,7 +164,7 @@ def pack_call(fn: Callable, args: tuple) -> PackedCall:
         ) from error
 
 
-def _pack(value: object, most: float = float("inf")) -> PackedCall:
+def _pickle(value: object, most: float = float("inf")) -> SerializedCall:
     stream = _LimitedStream(most)
     buffers = []
 
@@ -174,14 +174,14 @@ def _pack(value: object, most: float = float("inf")) -> PackedCall:
 
     pickler = Pickler(stream, buffer_callback=keep)
     pickler.dump(value)
-    return PackedCall([stream.getbuffer(), *buffers], pickler.files)
+    return SerializedCall([stream.getbuffer(), *buffers], pickler.files)
 
 
 def _largest_part(fn: Callable, args: tuple) -> tuple[str, int]:
     sizes = {"the call": 0}
     for name, value in _parts_of(fn, args):
         with contextlib.suppress(Exception):  # a part that cannot be pickled has no size
-            sizes[name] = sum(part.nbytes for part in _pack(value).parts)
+            sizes[name] = sum(part.nbytes for part in _pickle(value).parts)
     name = max(sizes, key=sizes.get)
     return name, sizes[name]
 
