@@ -166,6 +166,7 @@ def serialize_call(fn: Callable, args: tuple) -> SerializedCall:
 
 def _pickle(value: object, most: float = float("inf")) -> SerializedCall:
     stream = _LimitedStream(most)
+    # Arrays stay outside of the stream, without a copy: PEP 574, protocol 5.
     buffers = []
 
     def keep(buffer: pickle.PickleBuffer) -> None:
@@ -253,7 +254,7 @@ class CallFile:
     """A file in memory that the kernel writes and all workers read; made before the fork."""
 
     def __init__(self) -> None:
-        if hasattr(os, "memfd_create"):
+        if hasattr(os, "memfd_create"):  # Linux only
             self._fd = os.memfd_create("tpukit call")
         else:
             with tempfile.TemporaryFile() as file:
@@ -263,11 +264,11 @@ class CallFile:
     def write(self, circumstances: Circumstances, parts: list[memoryview]) -> None:
         """Replace the call. No worker may read at this time."""
         head = pickle.dumps((circumstances, [part.nbytes for part in parts]))
-        os.ftruncate(self._fd, 0)
+        os.ftruncate(self._fd, 0)  # gives the memory of an earlier, larger call back
         place = 0
         for part in (_SIZE.pack(len(head)), head, *parts):
             left = memoryview(part).cast("B")
-            while left:
+            while left:  # pwrite(2) may write fewer bytes than it is given
                 written = os.pwrite(self._fd, left, place)
                 left = left[written:]
                 place += written
@@ -326,6 +327,7 @@ class Surroundings:
     def _changed_modules(self) -> list[str]:
         by_value = cloudpickle.list_registry_pickle_by_value()
         changed = []
+        # A copy, because another thread may import at the same time.
         for name, module in list(sys.modules.items()):
             file = getattr(module, "__file__", None)
             is_library = not file or file.startswith(_LIBRARIES) or "site-packages" in file

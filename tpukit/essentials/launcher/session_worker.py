@@ -60,6 +60,8 @@ class StoppingPoint:
 
     def cross(self) -> None:
         """Pass a boundary; wait while the limit is reached."""
+        # First without the lock, because each step passes here. A limit that is set in this moment
+        # stops the core at its next boundary.
         if self._limit is not None:
             with self._turn:
                 try:
@@ -140,7 +142,7 @@ class _SessionCore:
         """Run the function that the kernel has sent."""
         try:
             self._is_in_function = True
-            if self._is_stopped:
+            if self._is_stopped:  # before the function began, so SIGINT had nothing to leave
                 raise RunStopped
             call = self._calls.read()
             self._prepare(call.circumstances)
@@ -183,7 +185,7 @@ class _SessionCore:
     def _stop(self, *_: object) -> None:
         """Handle SIGINT: leave the function, once per run, if the kernel has asked for that."""
         if self._is_in_function and self._is_stopped:
-            self._is_in_function = False
+            self._is_in_function = False  # a second SIGINT must not interrupt the unwinding
             raise RunStopped
 
     def _obey(self, command: bytes, number: int) -> None:
@@ -208,6 +210,8 @@ class _SessionCore:
             self._point.limit(None)
             return
         self._is_stopped = True
+        # This is the command thread, and Python handles signals in the main thread. The signal also
+        # ends a system call in which that thread sleeps.
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     def _report(self) -> None:
