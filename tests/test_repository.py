@@ -201,7 +201,7 @@ def imports():
 
 def test_the_folder_list_is_the_architecture():
     there = {path.name for path in entries(ROOT / "tpukit")}
-    assert there == {"__init__.py", "__main__.py", "py.typed", "ruff.toml", "essentials"} | {
+    assert there == {"__init__.py", "__main__.py", "py.typed", "essentials"} | {
         name for name in SUBPACKAGES if "." not in name
     }
     assert len(there) <= 14
