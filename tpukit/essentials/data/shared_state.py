@@ -79,7 +79,7 @@ class _Held(NamedTuple):
 
 
 def remember(fn: Callable, args: tuple) -> None:
-    """Note the objects of these kinds that a worker function uses; call it before the fork.
+    """Note the files, generators and pools that a worker function uses, before the fork.
 
     Args:
         fn: the worker function. Its closure and the globals that its code names are examined too.

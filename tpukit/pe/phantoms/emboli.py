@@ -39,9 +39,10 @@ def embolus_masks(folder, table, size: int | None = None):
     """Return the pixels of emboli in phantoms, for each row of a table.
 
     Args:
-        folder: that `phantom(..., masks=True)` wrote.
-        table: rows of its labels; only the three identifiers are read.
-        size: height and width in pixels, by the nearest pixel; None for the size of the phantoms.
+        folder: the folder that `phantom(..., masks=True)` wrote.
+        table: rows of the folder's labels; only the UIDs of study, series and image are read.
+        size: height and width in pixels, resized to the nearest pixel; None for the size of the
+            phantoms.
 
     Returns:
         (N, size, size) bool, all False for a slice without an embolus.
