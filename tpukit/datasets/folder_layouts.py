@@ -114,6 +114,7 @@ def _refuse_people(layout: _Layout) -> None:
     classes = layout.classes
     # Beside the patients may lie another folder, such as a copy of all of them.
     kinds, complete = Counter(map(frozenset, inside.values())).most_common(1)[0]
+    # Most and not all, because a patient may have images of one class only.
     have_classes_inside = "" not in kinds and 1 < len(kinds) < len(classes)
     are_parts = all(words_of(kind) & _PARTS for kind in kinds)
     have_classes_inside &= not are_parts and not all(map(_is_person, kinds))
@@ -235,6 +236,7 @@ def _classes_in(layout: _Layout, part: str) -> tuple[str, list[str]]:
     """Return the folder below a split that holds its classes, and the classes."""
     below = [Path(name).parts[1:] for name in layout.names if name.split(os.sep)[0] == part]
     deeper = os.path.join(layout.folder, part)
+    # Archives often hold one folder in another, such as train/train/.
     while below and all(len(path) > 2 for path in below) and len({path[0] for path in below}) == 1:
         deeper = os.path.join(deeper, below[0][0])
         below = [path[1:] for path in below]
@@ -294,6 +296,7 @@ def _matching(table: str, names: Sequence[str]) -> _Match | None:
     for name in names:
         inside, file = os.path.split(name)
         folders[file].add(inside)
+        # Tables of APTOS 2019 and ISIC 2018 name images without the ending of the file.
         folders[os.path.splitext(file)[0]].add(inside)
     separator = "\t" if table.lower().endswith(".tsv") else ","
     with open(table, newline="", encoding="utf-8", errors="replace") as lines:
@@ -340,6 +343,7 @@ def _line(match: _Match, layout: _Layout) -> str:
         labels = f", labels={match.others[0]!r}"
     elif match.others:
         labels = f", labels={match.others}"
+    # As str, because pandas would read the names 007 and 7 as one number.
     read = f"{match.table!r}, sep={match.separator!r}, dtype={{{match.column!r}: str}}"
     table = f"table = pandas.read_csv({read})"
     if match.inside is None:
@@ -364,9 +368,11 @@ def _refuse_masks(layout: _Layout) -> None:
     inside = os.path.splitext(mask)[0][len(os.path.splitext(image)[0]) :]
     classes = layout.classes
     raise InvalidValueError(
-        f"{len(pairs):,} images of {layout.folder} have their masks beside them, which are no images",
+        f"{len(pairs):,} images of {layout.folder} have their masks beside them, "
+        "which are no images",
         found=f"{image} and {mask}",
-        fix=f"images = [file for file in {_files(layout)} if {inside!r} not in os.path.basename(file)]; "
+        fix=f"images = [file for file in {_files(layout)} "
+        f"if {inside!r} not in os.path.basename(file)]; "
         f"{_parts_of_paths(layout.folder, 'images')}; "
         'pack(pandas.DataFrame({"path": images, "label": [part[0] for part in parts]}), ..., '
         f'labels="label", classes={classes}); or classes={_all(classes)}',
