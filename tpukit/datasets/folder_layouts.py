@@ -76,6 +76,7 @@ def _refuse_people(layout: _Layout) -> None:
     classes = layout.classes
     # Beside the patients may lie another folder, such as a copy of all of them.
     kinds, complete = Counter(map(frozenset, inside.values())).most_common(1)[0]
+    # Most and not all, because a patient may have images of one class only.
     have_classes_inside = "" not in kinds and 1 < len(kinds) < len(classes)
     are_parts = all(words_of(kind) & _PARTS for kind in kinds)
     if have_classes_inside and not are_parts and not _parts(layout) and 2 * complete > len(classes):
@@ -179,6 +180,7 @@ def _classes_in(layout: _Layout, part: str) -> tuple[str, list[str]]:
     """Return the folder below a split that holds its classes, and the classes."""
     below = [Path(name).parts[1:] for name in layout.names if name.split(os.sep)[0] == part]
     deeper = os.path.join(layout.folder, part)
+    # Archives often hold one folder in another, such as train/train/.
     while below and all(len(path) > 2 for path in below) and len({path[0] for path in below}) == 1:
         deeper = os.path.join(deeper, below[0][0])
         below = [path[1:] for path in below]
@@ -240,6 +242,7 @@ def _matching(table: str, names: Sequence[str]) -> _Match | None:
     for name in names:
         file = os.path.basename(name)
         images.setdefault(file, name)
+        # Tables of APTOS 2019 and ISIC 2018 name images without the ending of the file.
         images.setdefault(os.path.splitext(file)[0], name)
     for column, value in zip(columns, first, strict=False):
         if value in images:
@@ -260,6 +263,7 @@ def _line(match: _Match, folder: str) -> str:
         labels = f", labels={match.others[0]!r}"
     elif match.others:
         labels = f", labels={match.others}"
+    # As str, because pandas would read the names 007 and 7 as one number.
     read = f"{match.table!r}, sep={match.separator!r}, dtype={{{match.column!r}: str}}"
     return (
         f"table = pandas.read_csv({read}); "
@@ -282,7 +286,8 @@ def _refuse_masks(layout: _Layout) -> None:
     inside = os.path.splitext(mask)[0][len(os.path.splitext(image)[0]) :]
     classes = layout.classes
     raise InvalidValueError(
-        f"{len(pairs):,} images of {layout.folder} have their masks beside them, which are no images",
+        f"{len(pairs):,} images of {layout.folder} have their masks beside them, "
+        "which are no images",
         found=f"{image} and {mask}",
         fix=f"images = [file for file in {_files(layout)} if {inside!r} not in file]; "
         f"{_parts_of_paths(layout.folder, 'images')}; "

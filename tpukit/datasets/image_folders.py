@@ -116,7 +116,8 @@ def find_images(
         raise InvalidValueError(
             f"{folder} holds no image in a sub-folder",
             found=sorted(os.listdir(folder))[:4] or "an empty folder",
-            fix="pass the folder that holds one folder per class, or a DataFrame with a path column",
+            fix="pass the folder that holds one folder per class, "
+            "or a DataFrame with a path column",
         )
     if classes is None:
         refuse_other_layouts(os.fspath(folder), names)

@@ -316,7 +316,7 @@ def _loss_with_its_tensors(core: Core, loss, *, is_on_device: bool) -> Callable[
 
 
 def _loss_in_parts(core: Core, loss: Callable[..., Loss], rows: tuple, *, size: int) -> float:
-    """Return the mean of a loss over rows in parts of one size, which the cores share. Collective."""
+    """Return the mean of a loss over rows in equal parts that the cores share. Collective."""
     from torch.utils import _pytree as tree
 
     outputs, targets, further = rows
