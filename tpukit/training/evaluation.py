@@ -240,7 +240,8 @@ def _parts_of(value: object) -> list:
         return [value.__func__, *_attributes(value.__self__, names)]
     if isinstance(value, types.FunctionType):
         return _variables_of(value)
-    call = getattr(type(value), "__call__", None)  # an object that is called as a function
+    # An object that is called as a function; `callable` does not return its code.
+    call = getattr(type(value), "__call__", None)  # noqa: B004
     if isinstance(call, types.FunctionType):
         return [types.MethodType(call, value)]
     return []
