@@ -25,7 +25,7 @@ _RUNS = 3
 
 
 def train(core: tpukit.Core, steps: int) -> tuple[list[str], int]:
-    """Train a small network with dropout and Adam; return the losses, and the compilations so far."""
+    """Train a small network with dropout and Adam; return the losses and the compilations."""
     state = core.state
     if not hasattr(state, "model"):
         layers = torch.nn.Linear(20, 64), torch.nn.Dropout(0.3), torch.nn.Linear(64, 1)

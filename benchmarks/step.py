@@ -636,7 +636,8 @@ def report(measured: dict[str, Measured], counted: dict[str, int]) -> None:
             times = shown([1000 * times[name] for times in found.rounds], 1)
             ratio = shown(ratios, 3) if name != "fit" else ""
             print(
-                f"{case if name == 'fit' else '':22}{NAMES[name]:20}{times:>24}{ratio:>24}{loss:12.5f}"
+                f"{case if name == 'fit' else '':22}{NAMES[name]:20}{times:>24}{ratio:>24}"
+                f"{loss:12.5f}"
             )
     print()
     for name, target in TARGETS.items():

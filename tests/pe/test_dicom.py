@@ -90,13 +90,13 @@ def empty(*names):
 @pytest.mark.parametrize(
     ("change", "expected", "said"),
     [
-        (delete("RescaleIntercept"), UNITS + 1024, "no RescaleIntercept: 0 is taken"),
-        (empty("RescaleIntercept"), UNITS + 1024, "no RescaleIntercept: 0 is taken"),
-        (empty("RescaleSlope"), UNITS, "no RescaleSlope: 1 is taken"),
+        (delete("RescaleIntercept"), UNITS + 1024, "no RescaleIntercept: 0 is used"),
+        (empty("RescaleIntercept"), UNITS + 1024, "no RescaleIntercept: 0 is used"),
+        (empty("RescaleSlope"), UNITS, "no RescaleSlope: 1 is used"),
         (
             delete("RescaleSlope", "RescaleIntercept"),
             UNITS + 1024,
-            "no RescaleSlope and no RescaleIntercept: 1 and 0 is taken",
+            "no RescaleSlope and no RescaleIntercept: 1 and 0 is used",
         ),
     ],
 )

@@ -113,11 +113,12 @@ class Shards:
         import numpy
 
         numbers = numpy.asarray(numbers, numpy.int64).reshape(-1)
-        if not len(numbers):
+        count = len(numbers)
+        if not count:
             return []
         order = numpy.argsort(numbers, kind="stable")
         shard = numpy.searchsorted(self._ends, numbers[order], side="right")
-        records = [b""] * len(numbers)
+        records = [b""] * count
         starts_of_shards = numpy.flatnonzero(numpy.diff(shard)) + 1
         for part in numpy.split(order, starts_of_shards):
             found = self._read_from_one(numbers[part])

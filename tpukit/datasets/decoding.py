@@ -278,5 +278,6 @@ def _too_large(found: str) -> InvalidValueError:
     return InvalidValueError(
         f"its header claims more than the {pixel_limit():,} pixels that are decoded",
         found=found,
-        fix="if that is right, PIL.Image.MAX_IMAGE_PIXELS = None, then the same call; else leave it out",
+        fix="if that is right, PIL.Image.MAX_IMAGE_PIXELS = None, then the same call; "
+        "else leave it out",
     )

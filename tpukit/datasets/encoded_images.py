@@ -3,7 +3,7 @@
     b"\\xff\\xd8...", bytearray, memoryview               bytes
     {"bytes": b"...", "path": "a.jpg"}                   an image of the Hugging Face hub
     io.BytesIO, an open file, a member of an archive     file objects that can be read again
-    (N,) or (N, 1) uint8                                 of cv2.imencode, torchvision.io.read_file, h5py
+    (N,) or (N, 1) uint8                                 of cv2.imencode, torchvision, h5py
     pyarrow's binary scalar, numpy.void
 
 Pillow images and arrays of pixels are none of these.
@@ -27,6 +27,7 @@ def file_bytes(image):
     if hasattr(image, "as_py"):  # a scalar of pyarrow
         image = image.as_py()
     if isinstance(image, Mapping) and image and image.keys() <= {"bytes", "path"}:
+        # datasets.Image(decode=False); an image that lies in a file has a path and no bytes.
         contents = image.get("bytes")
         image = Path(image["path"]).read_bytes() if contents is None else contents
     if isinstance(image, bytes | bytearray | memoryview):
@@ -38,6 +39,7 @@ def file_bytes(image):
     if _is_row_of_bytes(image):
         array = image.detach().cpu().numpy() if hasattr(image, "detach") else image
         data = array.tobytes()
+        # A row of uint8 may also be pixels, so its beginning decides.
         if array.dtype.kind == "V" or _is_opened(data):
             return data
     return image
@@ -46,6 +48,7 @@ def file_bytes(image):
 def is_image(value) -> bool:
     """Return whether a value of a table is an image and not a path, which may be bytes."""
     if isinstance(value, bytes):
+        # POSIX allows any byte in a path, except for NUL.
         return len(value) > _LONGEST_PATH or b"\0" in value or _is_opened(value)
     if isinstance(value, Mapping):
         return bool(value) and value.keys() <= {"bytes", "path"}
@@ -62,7 +65,7 @@ def _read(file) -> bytes:
             f"a {type(file).__name__} is read only once, or gives text",
             fix='pass its bytes: image.read(); for a file opened as text, open(path, "rb").read()',
         )
-    file.seek(0)
+    file.seek(0)  # Pillow's `open`, for example, has moved the position
     return file.read()
 
 

@@ -119,7 +119,8 @@ def choose_images(
             reasons.append(why_not)
             continue
         print(
-            f"cache: {images}, made in {place}: {human_size(free)} free, {human_size(memory)} of memory"
+            f"cache: {images}, made in {place}: {human_size(free)} free, "
+            f"{human_size(memory)} of memory"
         )
         try:
             return build_image_cache(
@@ -128,7 +129,8 @@ def choose_images(
         except DiskFullError as error:  # a quota, which the free space of the disk does not show
             reasons.append(str(error).partition("\n")[0])
     print(
-        f"no cache: {images}, but {'; '.join(reasons)}. Every epoch reads and decodes the packed images"
+        f"no cache: {images}, but {'; '.join(reasons)}. "
+        "Every epoch reads and decodes the packed images"
     )
     return PackedImages(packed.folder, size).labelled_as(packed)
 
@@ -206,7 +208,7 @@ def build_image_cache(
 
 
 def _plan(packed: PackedImages, size: int, exact: bool) -> dict:
-    """Return all settings that the bytes of a cache depend on; ValueError if no cache can be made."""
+    """Return all settings that a cache depends on; ValueError if no cache can be made."""
     if not isinstance(packed, PackedImages):
         raise _no_pack(packed)
     try:
@@ -283,7 +285,8 @@ def _full(target: CacheFolder) -> DiskFullError:
         f"the disk of {target.folder} is full: a cache of {plan['count']:,} images "
         f"at {plan['size']} pixels takes {human_size(layout_of(plan).bytes)}",
         found=f"{human_size(free)} free",
-        fix="make room and call it again; or a folder on a larger disk, a smaller size, or cached_images(...)",
+        fix="make room and call it again; or a folder on a larger disk, a smaller size, "
+        "or cached_images(...)",
     )
 
 

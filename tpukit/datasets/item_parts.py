@@ -24,7 +24,10 @@ from tpukit.essentials.display import InvalidTypeError, InvalidValueError, parts
 _IMAGES = ("image", "img", "pixel_values")
 _LABELS = ("label", "labels", "fine_label", "target", "targets")
 _CHANNELS = (1, 3, 4)
-_FIX = "give (image, label), or a dict: the image as bytes of a file, Pillow image or uint8 array; () for no labels"
+_FIX = (
+    "give (image, label), or a dict: the image as bytes of a file, Pillow image or uint8 array; "
+    "() for no labels"
+)
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,8 @@ def _split_dict(item: Mapping, columns: Columns) -> _Parts:
     if has_other_keys and not label_names and columns.labels is None:
         raise InvalidValueError(
             f"keys {keys}, without a usual name of a label",
-            fix='pack(..., labels="species") names it; labels=[] for none, as with masks="mask" alone',
+            fix='pack(..., labels="species") names it; labels=[] for none, as with '
+            'masks="mask" alone',
         )
     labels = [item[name] for name in label_names]
     return _Parts(item[image_name], mask=item.get(columns.masks), labels=labels)
@@ -273,7 +277,8 @@ def read_image(image, window: tuple[float, float] | None):
 def _no_paths(path) -> InvalidTypeError:
     return InvalidTypeError(
         f"the path {os.fspath(path)!r}",
-        fix='pass a table of the paths: pandas.DataFrame({"path": paths, "label": labels}), labels="label"',
+        fix="pass a table of the paths: "
+        'pandas.DataFrame({"path": paths, "label": labels}), labels="label"',
     )
 
 

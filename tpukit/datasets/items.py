@@ -331,7 +331,8 @@ def _of_other_length(number: int, count: int, expected: int) -> InvalidValueErro
     return InvalidValueError(
         f"item {number} has another number of labels than the first one",
         found=f"{count}, and {expected} before",
-        fix=f"of lists of classes, a row of zeros and ones: {row.format('labels')}; of Hugging Face, "
+        fix=f"of lists of classes, a row of zeros and ones: {row.format('labels')}; "
+        "of Hugging Face, "
         f'source.map(lambda item: {{"tags": {in_dict}}}) and labels="tags"',
     )
 
@@ -469,7 +470,8 @@ def _names_of_parts(parts: list, label: str | None, has_others: bool) -> list[st
         if other != names:
             raise InvalidValueError(
                 "the datasets that are joined number their classes differently",
-                found=f"{', '.join(names[:4]) or 'no names'}; and {', '.join(other[:4]) or 'no names'}",
+                found=f"{', '.join(names[:4]) or 'no names'}; "
+                f"and {', '.join(other[:4]) or 'no names'}",
                 fix="give them the same classes, in the same order; or pack each for itself",
             )
     return names

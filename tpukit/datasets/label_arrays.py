@@ -168,7 +168,8 @@ def refuse_similar_classes(found: Sequence[str], all_of_them: str) -> None:
             raise InvalidValueError(
                 "two classes look like one",
                 found=f"{shorter!r} and {longer!r}",
-                fix=f"if they are one: table.replace({{{longer!r}: {shorter!r}}}), or rename the folder; "
+                fix=f"if they are one: table.replace({{{longer!r}: {shorter!r}}}), "
+                "or rename the folder; "
                 f"if they are two: classes={all_of_them}",
             )
 
@@ -210,7 +211,7 @@ def _plain(name: str) -> float | str:
 
 
 def are_other_numbers(classes: Sequence[str]) -> bool:
-    """Return whether classes are numbers that differ from their positions, so that 1 is ambiguous."""
+    """Return whether classes are numbers that differ from their positions: 1 is ambiguous."""
     if not all(map(_reads_as_number, classes)):
         return False
     return list(map(float, classes)) != list(range(len(classes)))
@@ -330,7 +331,8 @@ def _refuse_tags(words: set[str], name: str, count: int) -> None:
             )
     if count >= _ENOUGH and len(words) > count / 2:
         raise InvalidValueError(
-            f"label {name!r} has {len(words):,} words for {count:,} images: names of patients or files?",
+            f"label {name!r} has {len(words):,} words for {count:,} images: "
+            "names of patients or files?",
             found=first_few(sorted(words), 4),
             fix=f"groups={name!r} keeps the images of a patient together; "
             f"or, if each is a class, classes=sorted(set(table[{name!r}]))",

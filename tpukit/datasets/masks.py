@@ -159,7 +159,7 @@ def check_alike(image, mask) -> None:
 
 
 def open_mask(data):
-    """Return the mask in the bytes of a file as (H, W) uint8; raise ValueError if it is not a mask."""
+    """Return the mask in a file's bytes as (H, W) uint8; raise ValueError if it is not a mask."""
     from PIL import Image
 
     is_opened = False

@@ -38,7 +38,7 @@ def is_table_file(source) -> bool:
 
 
 def refuse_other_file(source: str) -> None:
-    """Raise ValueError for a file that is not a CSV file, with the call that reads it as the fix."""
+    """Raise ValueError for a file that is not a CSV file; the fix is the call that reads it."""
     if not os.path.isfile(source):
         return
     fix = "pass the folder it lies in, or unpack it first: unzip, tar -xf"
@@ -257,7 +257,7 @@ def _paths(column, name: Hashable, root: str) -> list[str]:
 
 
 def _as_paths(value, name: Hashable, root: str) -> str:
-    """Return the fix for a column of numbers, from the files with these names: 7, 7.png, 007.png."""
+    """Return the fix for a column of numbers, from files with these names: 7, 7.png, 007.png."""
     text = f"table[{name!r}].astype(str)"
     for width in range(1, _WIDEST + 1):
         called = f"{value!s:0>{width}}"

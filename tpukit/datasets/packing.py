@@ -613,7 +613,8 @@ def _refuse_damage(skipped: list[dict], count: int, share: float, *, files, note
             f"{len(skipped):,} of {count:,} images are damaged or missing, and damaged= allows "
             f"{share:.0%}",
             found=_reasons(skipped),
-            fix=f"check the paths, and call again; or damaged={math.ceil(100 * len(skipped) / count) / 100}",
+            fix="check the paths, and call again; "
+            f"or damaged={math.ceil(100 * len(skipped) / count) / 100}",
         )
 
 
@@ -669,7 +670,8 @@ def _full(folder: Path) -> OSError:
     free = shutil.disk_usage(folder).free
     return SystemFailureError(
         f"the disk of {folder} is full",
-        found=f"{len(files)} files of {packed / 1e6:,.0f} MB are packed, {free / 1e6:,.0f} MB are free",
+        found=f"{len(files)} files of {packed / 1e6:,.0f} MB are packed, "
+        f"{free / 1e6:,.0f} MB are free",
         fix="make room and call pack again, it continues from here; or pack onto a larger disk",
         errno=errno.ENOSPC,
     )

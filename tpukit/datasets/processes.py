@@ -27,8 +27,8 @@ from tpukit.essentials.environment import cpus
 # Not joblib's loky (1.6.0): after a SIGKILL of the kernel its 2 workers and 2 trackers still ran at
 # 15 s. With a thread in each that watches the parent, KernelManager.restart_kernel(now=True) left
 # its 8 semaphores in /dev/shm.
-# The path of the kernel is set before the first import of a package, but after that of tpukit, which
-# has to be the kernel's own.
+# The path of the kernel is set before the first import of a package, but after that of tpukit,
+# which has to be the kernel's own.
 _CODE = """
 import json, sys
 kernel = json.loads(sys.stdin.buffer.readline())
@@ -190,7 +190,7 @@ def _run(task: str, kernel: dict) -> None:
 
 
 def _as_report(error: Exception) -> dict:
-    """Return an error as JSON, with its nearest built-in type, which the parent can create again."""
+    """Return an error as JSON, with its nearest built-in type: the parent can create that."""
     for base in type(error).__mro__:
         if getattr(builtins, base.__name__, None) is base:
             break

@@ -52,7 +52,8 @@ def in_image_order(labels, packed: PackedRows, rows):
     given = rows_of(labels)
     if given.count != packed.count:
         raise InvalidValueError(
-            f"the labels have {given.count:,} rows, and the table that was packed had {packed.count:,}",
+            f"the labels have {given.count:,} rows, "
+            f"and the table that was packed had {packed.count:,}",
             found=f"index {first_few(labels.index.tolist(), 8)}",
             fix="labels.loc[table.index], with the table that was packed; "
             "or labels.to_numpy() in the order of the images, see .rows",

@@ -187,7 +187,8 @@ class StoredImages(Dataset):
         except TypeError:
             raise InvalidTypeError(
                 f"the index of an image must be one whole number, got {index!r}",
-                fix="images.take(indices) for several; torch.utils.data.Subset(images, indices) as a dataset",
+                fix="images.take(indices) for several; "
+                "torch.utils.data.Subset(images, indices) as a dataset",
             ) from None
         if not -len(self) <= index < len(self):
             raise self._no_such_image(index)
@@ -273,7 +274,8 @@ class StoredImages(Dataset):
             return numpy.empty(0, numpy.int64)
         if indices.ndim != 1 or indices.dtype.kind not in "iu":  # numpy would use True as 1
             raise InvalidValueError(
-                f"indices are one list of whole numbers, got shape {indices.shape} of {indices.dtype}",
+                "indices are one list of whole numbers, "
+                f"got shape {indices.shape} of {indices.dtype}",
                 fix="if this is a mask, numpy.flatnonzero(mask)",
             )
         highest = indices.max()

@@ -50,8 +50,8 @@ def read_tfrecords(
             the class, such as `labels="image/class/text"`; `pack(..., classes=)` numbers them.
 
     Returns:
-        An iterable of `(bytes, (L,) float32 ndarray)` or `(bytes, word)`; each loop over it reads the files from the
-        start.
+        An iterable of `(bytes, (L,) float32 ndarray)` or `(bytes, word)`; each loop over it reads
+        the files from the start.
 
     Raises:
         FileNotFoundError: a file does not exist.
@@ -114,7 +114,8 @@ class TFRecords:
                     raise InvalidValueError(
                         f"{where} has a word among several labels",
                         found=_listed(features),
-                        fix="read_tfrecords(files, labels=(...)) with the word alone, or without it",
+                        fix="read_tfrecords(files, labels=(...)) with the word alone, "
+                        "or without it",
                     )
                 form = "a word" if has_word else f"{len(values)} label values"
                 if first_form is not None and form != first_form:

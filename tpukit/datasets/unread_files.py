@@ -53,17 +53,20 @@ class _Start(NamedTuple):
 _NUMPY = UnreadKind("an array of numpy", f"{_items('numpy.load(file)')}; {_WINDOW}")
 _DICOM = UnreadKind(
     "DICOM",
-    f"{_items('pydicom.dcmread(file).pixel_array')}; {_WINDOW}; tpukit.pe.pack_dicom packs CT exams",
+    f"{_items('pydicom.dcmread(file).pixel_array')}; {_WINDOW}; "
+    "tpukit.pe.pack_dicom packs CT exams",
 )
 _HDF5 = UnreadKind("HDF5", "pack(list(zip(h5py.File(file)['images'], labels)), ...)")
 _ZIP = UnreadKind("a zip archive", "unpack it first: unzip")
 _POINTER = UnreadKind("a pointer of Git LFS", "git lfs pull fetches it")
 _STARTS = (
     _Start(0, b"\x93NUMPY", _NUMPY),
-    _Start(128, b"DICM", _DICOM),
+    _Start(128, b"DICM", _DICOM),  # after a preamble: DICOM PS3.10, section 7.1
+    # The brand of the file, after the length of its first box: ISO/IEC 23008-12.
     _Start(4, b"ftyphei", _HEIC),
     _Start(4, b"ftyphev", _HEIC),
     _Start(4, b"ftypmif1", _HEIC),
+    # A codestream alone, and one in a container: ISO/IEC 18181-1 and -2.
     _Start(0, b"\xff\x0a", _JPEG_XL),
     _Start(0, b"\0\0\0\x0cJXL ", _JPEG_XL),
     _Start(0, b"\x89HDF\r\n\x1a\n", _HDF5),
@@ -134,6 +137,7 @@ def _kind_of_tiff(data: bytes) -> UnreadKind | None:
         return None
     image = "tifffile.imread(file)"
     if channels > 3:
+        # Sentinel-2, as in EuroSAT: bands 4, 3 and 2 are red, green and blue.
         image += "[..., [3, 2, 1]]"
     noun = "channel" if channels == 1 else "channels"
     fix = f"%pip install tifffile; {_items(image)}; {_WINDOW}"
@@ -145,6 +149,7 @@ def _kind_of_pixels(data: bytes) -> UnreadKind | None:
     for channels, shape in ((1, "{0}, {0}"), (3, "{0}, {0}, 3")):
         side = math.isqrt(len(data) // channels)
         is_square = channels * side * side == len(data)
+        # A file of a single repeated value, such as zeros, is damaged.
         if side < _LEAST_SIDE or not is_square or len(set(data)) == 1:
             continue
         shape = shape.format(side)

@@ -11,8 +11,8 @@ from tpukit.metrics.samples import as_array, check_probabilities, count_groups
 from tpukit.metrics.score_figures import show_roc
 
 __all__ = [
-    "FEW", "AurocDifference", "FalseAlarmPoint", "OperatingPoint", "as_array", "auroc_table", "brier_score",
-    "calibration_error", "check_probabilities", "choose_predictions", "compare_aurocs", "count_groups",
-    "hardest_mistakes", "sensitivity_at", "sensitivity_at_false_alarms", "show_outcomes", "show_predictions",
-    "show_roc",
+    "FEW", "AurocDifference", "FalseAlarmPoint", "OperatingPoint", "as_array", "auroc_table",
+    "brier_score", "calibration_error", "check_probabilities", "choose_predictions",
+    "compare_aurocs", "count_groups", "hardest_mistakes", "sensitivity_at",
+    "sensitivity_at_false_alarms", "show_outcomes", "show_predictions", "show_roc",
 ]  # fmt: skip

@@ -206,7 +206,7 @@ def match_tables(labels, predictions) -> tuple[Exams, Exams]:
 
 
 def image_share(exams: Exams):
-    """Return (E,) the share of positive images in each exam; for probabilities, the expected share."""
+    """Return (E,) the share of positive images per exam; of probabilities, the expected share."""
     return exams.sums(exams.images) / exams.counts()
 
 

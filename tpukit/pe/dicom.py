@@ -277,19 +277,10 @@ def find_scale(file, path) -> tuple[Scale, list[str]]:
     missing = []
     if table is None:
         missing = [name for name in _DEFAULTS if file.get(name) in (None, "")]
-    modality = file.get("Modality") or None
-    other_kind = _other_kind(file)
-    if other_kind:
-        raise not_a_slice(path, other_kind)
-    if "RescaleSlope" in missing and modality is None:
-        raise not_a_slice(path, "neither Modality nor RescaleSlope is given")
-    frames = int(file.get("NumberOfFrames") or 1)
-    if frames > 1:
-        raise not_a_slice(path, f"an enhanced CT: {frames} frames in one file, not supported")
+    _refuse_other_kind(file, missing, path)
     values = dict(_DEFAULTS)
-    for name in _DEFAULTS:
-        if table is None and name not in missing:
-            values[name] = float(file[name].value)
+    if table is None:
+        values |= {name: float(file[name].value) for name in _DEFAULTS if name not in missing}
     for name, value in values.items():
         is_zero_slope = name == "RescaleSlope" and value == 0
         if is_zero_slope or not math.isfinite(value):
@@ -303,6 +294,18 @@ def find_scale(file, path) -> tuple[Scale, list[str]]:
         table=table,
     )
     return scale, missing
+
+
+def _refuse_other_kind(file, missing: list[str], path) -> None:
+    """Raise ValueError for a file that is not one slice of a CT."""
+    other_kind = _other_kind(file)
+    if other_kind:
+        raise not_a_slice(path, other_kind)
+    if "RescaleSlope" in missing and not file.get("Modality"):
+        raise not_a_slice(path, "neither Modality nor RescaleSlope is given")
+    frames = int(file.get("NumberOfFrames") or 1)
+    if frames > 1:
+        raise not_a_slice(path, f"an enhanced CT: {frames} frames in one file, not supported")
 
 
 def _other_kind(file) -> str:

@@ -89,7 +89,7 @@ class Slices:
         return self._box((start, stop))
 
     def _find_box(self, ends: tuple[int, int]):
-        """Find the lungs of the series between these positions of the order, in some of its slices."""
+        """Find the lungs of the series between these positions, in some of its slices."""
         start, stop = ends
         rows = [int(self._order[start + place]) for place in spread(stop - start, LOOKS)]
         # A generator: one slice at a time is in memory.
@@ -97,7 +97,7 @@ class Slices:
         return lung_box(units for units in slices if units is not None)
 
     def _hounsfield(self, row: int):
-        """Return a slice in Hounsfield units; None if it is damaged, which `__getitem__` reports."""
+        """Return a slice in Hounsfield units; None if damaged, which `__getitem__` reports."""
         try:
             stored = read_slice(self.name(row))
         except (OSError, ValueError) as error:

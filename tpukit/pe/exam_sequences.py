@@ -139,7 +139,7 @@ class ExamSequences:
         }
 
     def _divide(self, count: int) -> _Pairs:
-        """Return pairs of slice and part: each slice occurs once, or each part if slices are fewer."""
+        """Return pairs of slice and part: each slice once, or each part if slices are fewer."""
         import numpy as np
 
         if count >= self.slices:

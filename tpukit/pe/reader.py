@@ -178,8 +178,8 @@ def show_study(
             "slice above".
         field_of_view: width of an image in mm, PixelSpacing times Columns, for a scale bar. None
             draws none.
-        upright: True if the patient's right is on the left side of the images, as `pack_dicom` turns
-            them: R and L then mark the sides. False draws no letters.
+        upright: True if the patient's right is on the left side of the images, as `pack_dicom`
+            turns them: R and L then mark the sides. False draws no letters.
         limit: the most slices of the slider. A longer exam is divided into this many stretches. The
             slider then has the most important slice of each (see `montage`), and all slices with an
             embolus.

@@ -102,10 +102,6 @@ def find_files(folder) -> list[str]:
         FileNotFoundError: there is no such folder, or it contains no such file.
         OSError: a folder in it cannot be listed.
     """
-
-    def give_up(error: OSError):
-        raise error
-
     folder = os.fspath(folder)
     if not os.path.isdir(folder):
         raise PathNotFoundError(
@@ -114,19 +110,12 @@ def find_files(folder) -> list[str]:
         )
     names = []
     others = []
-    links = []
-    # Without `onerror`, os.walk leaves out folders that cannot be listed, and their slices.
-    for inner, folders, files in os.walk(folder, onerror=give_up):
-        links += [name for name in folders if os.path.islink(os.path.join(inner, name))]
-        folders[:] = sorted(name for name in folders if name[0] != "." and name != "__MACOSX")
-        above = "" if inner == folder else os.path.relpath(inner, folder) + os.sep
-        for name in files:
-            if name[0] == "." or name == "DICOMDIR":
-                continue
-            if _is_dicom_file(os.path.join(inner, name)):
-                names.append(above + name)
-            else:
-                others.append(above + name)
+    files, links = _all_files(folder)
+    for name in files:
+        if _is_dicom_file(os.path.join(folder, name)):
+            names.append(name)
+        else:
+            others.append(name)
     _print_left_out(folder, others, links)
     if not names:
         raise PathNotFoundError(
@@ -135,6 +124,23 @@ def find_files(folder) -> list[str]:
             fix="pass the folder that holds the series",
         )
     return sorted(names)
+
+
+def _all_files(folder: str) -> tuple[list[str], list[str]]:
+    """Return the files in a folder and its sub-folders, but no hidden ones, and linked folders."""
+
+    def give_up(error: OSError):
+        raise error
+
+    found = []
+    links = []
+    # Without `onerror`, os.walk leaves out folders that cannot be listed, and their slices.
+    for inner, folders, files in os.walk(folder, onerror=give_up):
+        links += [name for name in folders if os.path.islink(os.path.join(inner, name))]
+        folders[:] = sorted(name for name in folders if name[0] != "." and name != "__MACOSX")
+        above = "" if inner == folder else os.path.relpath(inner, folder) + os.sep
+        found += [above + name for name in files if name[0] != "." and name != "DICOMDIR"]
+    return found, links
 
 
 def _print_left_out(folder: str, others: list[str], links: list[str]) -> None:

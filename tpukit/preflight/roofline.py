@@ -34,7 +34,9 @@ _ADVICE = {
     "host": "fit(replay=True), or a larger batch",
     "input": "notebook 05: a cache of decoded pixels, threads, workers",
     "links": "a larger batch per chip sends the gradients less often",
-    "operations": "larger layers, and channels that are multiples of 128, fill the units of the chip",
+    # A matrix unit has 128 x 128 multiply-adds up to v5p, and 256 x 256 from v6e on.
+    "operations": "larger layers, and channels that are multiples of 128, fill the units of the "
+    "chip",
 }
 _FILLED = 0.5  # of a limit: a step that reaches less of both is held up within its operations
 
@@ -139,12 +141,13 @@ def roofline_figure(found) -> Figure:
                 point.intensity,
                 point.rate / 1e12,
                 "o",
-                markersize=5 + 18 * math.sqrt(point.share),
+                markersize=5 + 18 * math.sqrt(point.share),  # its area grows with the share
                 color=_COLORS[point.direction],
                 alpha=0.75,
                 markeredgecolor=look.PAPER,
             )
         axes.plot(whole.intensity, whole.rate / 1e12, "D", color=look.INK, markersize=8)
+        # Empty lines, for the legend: its markers have one size.
         for direction in dict.fromkeys(point.direction for point in drawn):
             axes.plot([], [], "o", color=_COLORS[direction], label=direction or "no module")
         axes.plot([], [], "D", color=look.INK, label="the whole step")

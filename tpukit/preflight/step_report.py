@@ -298,7 +298,7 @@ class Preflight(Findings):
 
     @property
     def link_seconds(self) -> float:
-        """Seconds per step of the collectives on the chips' links, if nothing overlaps; 0 on one core.
+        """Seconds per step of the collectives on the links, if nothing overlaps; 0 on one core.
 
         It is the time of an all-reduce of these bytes in a ring; see `tpukit.preflight.scaling`.
         """

@@ -286,19 +286,7 @@ def _read(history: Any) -> _History:
     import numpy as np
 
     columns = _columns(history)
-    curves: dict[str, np.ndarray] = {}
-    levels: dict[str, float] = {}
-    notes: list[str] = []
-    for name, values in columns.items():
-        y = _numbers(values)
-        if isinstance(values, (int, float)):
-            levels[name] = float(values)
-        elif y is None:
-            notes.append(f"{name} is not a series")
-        elif not np.isfinite(y).any():
-            notes.append(f"{name} has no finite value")
-        else:
-            curves[name] = y
+    curves, levels, notes = _by_kind(columns)
     axis = next((name for name in _AXES if name in curves), None)
     places = curves.get(axis)
     curves = {name: y for name, y in curves.items() if name not in _AXES}
@@ -308,7 +296,6 @@ def _read(history: Any) -> _History:
         longest = max(map(len, curves.values()))
         places = np.arange(1.0, 1 + longest)
         axis = "epoch" if longest < 50 else "step"  # few runs have 50 epochs
-
     series = {}
     for name, y in curves.items():
         x = places
@@ -323,6 +310,26 @@ def _read(history: Any) -> _History:
             notes.append(f"{name}: {(~known).sum()} of {len(y)} values are nan or infinite")
         series[name] = _Points(x, y)
     return _History(axis, series, levels, notes)
+
+
+def _by_kind(columns: Mapping) -> tuple[dict[str, np.ndarray], dict[str, float], list[str]]:
+    """Return the series of a history, its single numbers, and a note for each other column."""
+    import numpy as np
+
+    curves = {}
+    levels = {}
+    notes = []
+    for name, values in columns.items():
+        y = _numbers(values)
+        if isinstance(values, (int, float)):
+            levels[name] = float(values)
+        elif y is None:
+            notes.append(f"{name} is not a series")
+        elif not np.isfinite(y).any():
+            notes.append(f"{name} has no finite value")
+        else:
+            curves[name] = y
+    return curves, levels, notes
 
 
 def _nothing_to_draw(columns: Mapping, levels: dict, notes: list[str]) -> InvalidValueError:

@@ -182,7 +182,7 @@ def can_watch(part: object, *, on_cpu: bool) -> bool:
 
 
 def _has(values, number: int) -> bool:
-    """Return whether a number is among values; compare it with their range first, which is cheaper."""
+    """Return whether a number is among values. A test of their range comes first: it is cheaper."""
     if not values.numel():
         return False
     # One pass over the values, in place of two.

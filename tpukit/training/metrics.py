@@ -44,7 +44,7 @@ def separate_metrics(core, metrics: Mapping[str, object]) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class TruthFirst:
-    """A metric of (y_true, y_pred), as in scikit-learn, turned into a metric of (outputs, targets)."""
+    """A metric of (outputs, targets) from one of (y_true, y_pred), as in scikit-learn."""
 
     metric: Callable
 

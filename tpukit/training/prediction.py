@@ -198,7 +198,8 @@ def _has_no_axis(leaf: object, batch_size: int) -> bool:
         )
     if leaf.ndim and len(leaf) != batch_size:
         raise InvalidValueError(
-            f"every output has the samples on its first axis, got {tuple(leaf.shape)} for {batch_size} samples",
+            f"every output has the samples on its first axis, got {tuple(leaf.shape)} for "
+            f"{batch_size} samples",
             fix="leave it out of the model's outputs in evaluation: if self.training: ...",
         )
     return leaf.ndim == 0

@@ -83,7 +83,7 @@ class ReplayState:
         return [count for count in counts if getattr(count, "is_cpu", False)]
 
     def counters(self, before: HostNumbers) -> tuple[Places, str | None]:
-        """Return the counters that a step has increased by one, and the name of any other change."""
+        """Return the counters that a step has increased by one, and a name of another change."""
         import torch
 
         may_grow = {(id(state), "step") for state in self._states()}

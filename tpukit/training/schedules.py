@@ -94,7 +94,7 @@ def cosine(optimizer, steps: int, *, warmup: int = 0, floor: float = 0.0):
 
 
 def is_plateau(scheduler) -> bool:
-    """Return whether the `step` of a scheduler takes a number, as torch's ReduceLROnPlateau does."""
+    """Return whether a scheduler's `step` takes a number, as torch's ReduceLROnPlateau does."""
     import torch
 
     return isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)

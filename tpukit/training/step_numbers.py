@@ -76,7 +76,7 @@ class StepNumbers:
         return form
 
     def sources(self) -> list[Source]:
-        """Return all possible sources of a number; only the first of parameters with equal counts."""
+        """Return all possible sources of a number; of parameters with equal counts, the first."""
         found = []
         for (group, name), value in self.settings.items():
             if type(value) in (int, float):

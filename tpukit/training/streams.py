@@ -330,7 +330,8 @@ def _check(dataset: object, steps: int) -> None:
         raise InvalidValueError(
             "the stream is a core's share already, and core.batches would divide it once more",
             found=f"split_dataset_by_node with world_size={divided.world_size}",
-            fix="core.batches(stream, ...) with the whole stream; or a function that opens a share: "
+            fix="core.batches(stream, ...) with the whole stream; "
+            "or a function that opens a share: "
             "core.batches(lambda share, shares: split_dataset_by_node(stream, share, shares), ...)",
         )
     if hasattr(dataset, "__next__"):

@@ -176,10 +176,11 @@ def fit(
         OutOfSyncError: the cores are out of sync in weights, buffers, data or settings. Checked
             before and after the first step, after each epoch and before each checkpoint.
         NonFiniteLossError: the loss became NaN or infinite.
-        ValueError: an argument, a label or a token id is out of range; the model has no parameters, or the optimizer
-            holds none of them; the loss or a metric is not one number; `monitor` is not a column,
-            or its name does not show which numbers are better; the scheduler ends before the run;
-            or the checkpoint belongs to another architecture, optimizer, scheduler or dataset.
+        ValueError: an argument, a label or a token id is out of range; the model has no parameters,
+            or the optimizer holds none of them; the loss or a metric is not one number; `monitor`
+            is not a column, or its name does not show which numbers are better; the scheduler ends
+            before the run; or the checkpoint belongs to another architecture, optimizer, scheduler
+            or dataset.
         TypeError: an argument has the wrong type, or `train` or `valid` is not from
             `core.batches`.
         OSError: a checkpoint cannot be written, or another run uses the folder; or, at the start,

@@ -744,8 +744,8 @@ def test_a_layout_in_which_no_core_has_a_process_of_its_own_is_refused(layout, f
 
 def test_a_missing_cloudpickle_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
-    monkeypatch.delitem(sys.modules, "tpukit.essentials.launcher.packing", raising=False)
-    monkeypatch.delattr("tpukit.essentials.launcher.packing", raising=False)
+    monkeypatch.delitem(sys.modules, "tpukit.essentials.launcher.serialization", raising=False)
+    monkeypatch.delattr("tpukit.essentials.launcher.serialization", raising=False)
     with pytest.raises(tpukit.TpukitError, match="cloudpickle, which is not installed"):
         tpukit.Session(1, "cpu")
 

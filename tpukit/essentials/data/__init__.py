@@ -28,7 +28,7 @@ from tpukit.essentials.data.sources import (
 __all__ = [
     "BatchSource", "Batches", "EpochPlan", "MapDataset", "Sent", "ShardedSampler", "TURN",
     "collate", "different_parts", "host_numbers", "identity", "inside", "iterate_loader",
-    "lines_about", "numbered", "numbers_kept", "only_iterates", "put_back", "refuse_loader", "refuse_shared",
-    "remember", "run_ahead", "seed_host", "seed_in_turn", "seeded_in_turn", "send_nested",
-    "split_masks",
+    "lines_about", "numbered", "numbers_kept", "only_iterates", "put_back", "refuse_loader",
+    "refuse_shared", "remember", "run_ahead", "seed_host", "seed_in_turn", "seeded_in_turn",
+    "send_nested", "split_masks",
 ]  # fmt: skip

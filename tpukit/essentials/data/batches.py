@@ -387,7 +387,7 @@ class Batches:
             self._transfer.check = None
 
     def arrange(self, tensors: object) -> object:
-        """Return a batch in the form for the loop: a source's images become (B, 3, H, W), a view."""
+        """Return a batch as the loop gets it: a source's images become (B, 3, H, W), a view."""
         return self._feed.arrange(tensors)
 
 

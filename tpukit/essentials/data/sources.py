@@ -88,7 +88,7 @@ def _kind(source: BatchSource) -> tuple:
 
 
 def reader_ahead(source: BatchSource | None) -> Callable | None:
-    """Return the source's `read_ahead`; None if it has no such method, or its images are in memory."""
+    """Return the source's `read_ahead`; None without such a method, or if images are in memory."""
     if getattr(source, "in_memory", False):
         return None
     return getattr(source, "read_ahead", None)

@@ -112,15 +112,8 @@ def axes(curves: dict[str, Points]) -> list[Axis]:
     """Return the charts: the losses, then other measures by their scale, then the learning rate."""
     largest = {name: _largest(points) for name, points in curves.items()}
     rates = [name for name in curves if name in _RATES or name.endswith("_lr")]
-    losses = [name for name in curves if _is_loss(name)]
-    loss_scale = max((largest[name] for name in losses), default=0.0)
-    others = []
-    for name in [name for name in curves if name not in (*rates, *losses)]:
-        is_error = better(name) == "low"
-        if losses and is_error and _same_scale(largest[name], loss_scale):
-            losses.append(name)  # an error of the losses' size is drawn with them
-        else:
-            others.append(name)
+    losses = _losses(largest, rates)
+    others = [name for name in curves if name not in (*rates, *losses)]
     found = []
     if losses:
         found.append(Axis("loss", tuple(losses), wide=True))
@@ -129,6 +122,17 @@ def axes(curves: dict[str, Points]) -> list[Axis]:
     if rates:
         found.append(Axis(_LEARNING_RATE, tuple(rates)))
     return found
+
+
+def _losses(largest: dict[str, float], rates: list[str]) -> list[str]:
+    """Return the losses, then the errors of the losses' size, which are drawn with them."""
+    losses = [name for name in largest if _is_loss(name)]
+    scale = max((largest[name] for name in losses), default=0.0)
+    errors = []
+    for name in [name for name in largest if name not in (*rates, *losses)]:
+        if losses and better(name) == "low" and _same_scale(largest[name], scale):
+            errors.append(name)
+    return losses + errors
 
 
 def _is_loss(name: str) -> bool:

@@ -70,7 +70,7 @@ _HARMLESS = ("XRT_", "TORCH_DEVICE_")
 
 
 class EnvironmentCheckError(TpukitError, RuntimeError):
-    """The runtime check found a problem that would make a launch fail, or run on the wrong device."""
+    """The runtime check found a problem: a launch would fail, or run on the wrong device."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -266,7 +266,20 @@ def _torch_xla_versions(info: MachineInfo, torch: str, *, libtpu: str | None) ->
 
 
 def _variables(info: MachineInfo, environ: Mapping[str, str]) -> list[Finding]:
-    name = "variables"
+    found = _changed_by_setup(info, environ)
+    for variable, (fact, instead) in _SWITCHES.items():
+        if environ.get(variable, "") not in _OFF:
+            fix = f"`{_unset(variable)}`{instead}"
+            found.append(Finding("variables", "warning", fact=f"{variable} {fact}", fix=fix))
+    if info.chips > 1:
+        for variable in ONE_PROCESS_VARIABLES:
+            if variable in environ:
+                found.append(_one_process_variable(variable, environ[variable], chips=info.chips))
+    return found or [Finding("variables", "ok", fact="none that would mislead torch_xla")]
+
+
+def _changed_by_setup(info: MachineInfo, environ: Mapping[str, str]) -> list[Finding]:
+    """Return a finding for each variable that `tpukit.setup()` would change."""
     found = []
     for change in needed_changes(environ, info):
         if change.variable == "PJRT_DEVICE":  # it has its own finding
@@ -278,16 +291,9 @@ def _variables(info: MachineInfo, environ: Mapping[str, str]) -> list[Finding]:
         now = f"{change.variable}={change.before}"
         if change.before is None:
             now = f"no {change.variable}"
-        found.append(Finding(name, state, fact=f"{now}: {change.why}", fix="`tpukit.setup()`"))
-    for variable, (fact, instead) in _SWITCHES.items():
-        if environ.get(variable, "") not in _OFF:
-            fix = f"`{_unset(variable)}`{instead}"
-            found.append(Finding(name, "warning", fact=f"{variable} {fact}", fix=fix))
-    if info.chips > 1:
-        for variable in ONE_PROCESS_VARIABLES:
-            if variable in environ:
-                found.append(_one_process_variable(variable, environ[variable], chips=info.chips))
-    return found or [Finding(name, "ok", fact="none that would mislead torch_xla")]
+        fact = f"{now}: {change.why}"
+        found.append(Finding("variables", state, fact=fact, fix="`tpukit.setup()`"))
+    return found
 
 
 def _one_process_variable(variable: str, value: str, *, chips: int) -> Finding:

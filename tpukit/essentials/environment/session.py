@@ -7,7 +7,7 @@ such as Kaggle's TPU_PROCESS_ADDRESSES=local, is therefore inherited by all work
 import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -195,36 +195,53 @@ def _left_variables(environ: Mapping[str, str], info: MachineInfo) -> list[str]:
 
 def needed_changes(environ: Mapping[str, str], info: MachineInfo) -> tuple[Change, ...]:
     """Return the changes that `setup` would make, without making them."""
-    changes = []
+    return (
+        *_changes_of_addresses(environ),
+        *_changes_of_other_runtimes(environ),
+        *_changes_of_device(environ, info),
+    )
 
-    def change(variable: str, after: str | None, why: str) -> None:
-        before = environ.get(variable)
-        changes.append(Change(variable, before=before, after=after, why=why))
 
+def _change(environ: Mapping[str, str], variable: str, after: str | None, *, why: str) -> Change:
+    return Change(variable, before=environ.get(variable), after=after, why=why)
+
+
+def _changes_of_addresses(environ: Mapping[str, str]) -> Iterator[Change]:
+    """Yield the changes of variables that name one process, but that all workers inherit."""
     inherited = "every worker would inherit it, but each needs"
     # Kaggle's image sets this to "local", and the start fails with
     # "expected 8 worker addresses, got 1".
     if "TPU_PROCESS_ADDRESSES" in environ:
-        change("TPU_PROCESS_ADDRESSES", None, why=f"{inherited} an address of its own")
+        why = f"{inherited} an address of its own"
+        yield _change(environ, "TPU_PROCESS_ADDRESSES", None, why=why)
     if "CLOUD_TPU_TASK_ID" in environ:
-        change("CLOUD_TPU_TASK_ID", None, why=f"{inherited} a number of its own")
+        why = f"{inherited} a number of its own"
+        yield _change(environ, "CLOUD_TPU_TASK_ID", None, why=why)
         # If TPU_SKIP_MDS_QUERY forbids to ask the metadata server, torch_xla reads this host's
         # number from either variable.
         if environ.get("TPU_SKIP_MDS_QUERY") and not environ.get("TPU_WORKER_ID"):
             number = environ["CLOUD_TPU_TASK_ID"] or "0"
             why = "this host's number, which CLOUD_TPU_TASK_ID has given so far"
-            change("TPU_WORKER_ID", number, why=why)
+            yield _change(environ, "TPU_WORKER_ID", number, why=why)
+
+
+def _changes_of_other_runtimes(environ: Mapping[str, str]) -> Iterator[Change]:
+    """Yield the changes of variables that an older runtime or an earlier job has left."""
     for variable in sorted(name for name in environ if name.startswith("XRT_")):
         why = "belongs to XRT, the runtime before PJRT; torch_xla no longer reads it"
-        change(variable, None, why=why)
+        yield _change(environ, variable, None, why=why)
     # Left from a job of several slices (ray-project/ray 62893): the start hangs.
     for variable in sorted(name for name in environ if name.startswith("MEGASCALE_")):
         why = "libtpu waits for the other slices of a job, and a launch has a single slice"
-        change(variable, None, why=why)
+        yield _change(environ, variable, None, why=why)
+
+
+def _changes_of_device(environ: Mapping[str, str], info: MachineInfo) -> Iterator[Change]:
+    """Yield the changes that give the chips to torch_xla, and to the workers only."""
     uses_torch_xla = info.chips and info.tpu_package == "torch_xla"
     if uses_torch_xla and not environ.get("PJRT_DEVICE"):
         why = "if it is unset, torch_xla uses the CPU where it finds no libtpu"
-        change("PJRT_DEVICE", "TPU", why=why)
+        yield _change(environ, "PJRT_DEVICE", "TPU", why=why)
     loads_torch_tpu = environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") != "0"
     if info.versions.get("torch_tpu") and loads_torch_tpu:
         # Seen in torch_tpu 0.2.0: the first backward(), of CPU tensors too, counts its devices and
@@ -233,8 +250,7 @@ def needed_changes(environ: Mapping[str, str], info: MachineInfo) -> tuple[Chang
             "`import torch` would load torch_tpu, whose first backward() takes the chips; "
             "workers load it themselves"
         )
-        change("TORCH_DEVICE_BACKEND_AUTOLOAD", "0", why=why)
-    return tuple(changes)
+        yield _change(environ, "TORCH_DEVICE_BACKEND_AUTOLOAD", "0", why=why)
 
 
 def _stored_folders(text: str) -> list[str]:

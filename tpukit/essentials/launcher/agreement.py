@@ -157,7 +157,7 @@ class Agreement:
 
     @property
     def is_on(self) -> bool:
-        """Whether the cores are compared: not on one core, nor while `preflight` records programs."""
+        """Whether the cores are compared: not on one core, nor while `preflight` records."""
         return self._core.world_size > 1 and not self._core.backend.is_recording
 
     def compare(self, when: str, **state: object) -> None:
@@ -408,7 +408,8 @@ class Agreement:
         if "xla" in devices and self._core.device.type != "xla":
             raise TpukitRuntimeError(
                 f"torch_xla would train on a separate device, and {_NOT_JOINED}",
-                found=f"{self._core.world_size} processes, of which torch_xla sees one; weights on an xla device",
+                found=f"{self._core.world_size} processes, of which torch_xla sees one; "
+                "weights on an xla device",
                 fix='launch(..., backend="xla"), which joins them as on chips; or core.model '
                 "and core.batches",
             )

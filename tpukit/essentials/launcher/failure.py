@@ -191,7 +191,7 @@ def exception_raised(rank: int, error: BaseException) -> Failure:
 
 
 def device_not_started(rank: int, error: BaseException) -> Failure:
-    """Describe the exception of a device that did not start; it does not come from the user's code."""
+    """Describe the exception of a device that did not start: not one of the user's code."""
     trace = "".join(traceback.format_exception(error))
     parts = _parts(error)
     return Failure(

@@ -46,7 +46,8 @@ from tpukit.essentials.launcher.worker_group import InProcessGroup, WorkerGroup
 _MIB = 2**20
 _EACH_ALONE = (
     "no core has waited for another: each has trained a separate model. core.model, "
-    "core.batches and core.optimizer_step join the cores; tpukit.launch_each is for independent runs"
+    "core.batches and core.optimizer_step join the cores; tpukit.launch_each is for independent "
+    "runs"
 )
 Logger = Callable[[dict], object]
 

@@ -114,16 +114,17 @@ class Session:
     ):
         _refuse_other_threads()
         with _cloudpickle_is_there():
-            from tpukit.essentials.launcher import packing
+            from tpukit.essentials.launcher import serialization
             from tpukit.essentials.launcher.session_worker import serve
         self._idle = None if idle is None else parse_duration(idle, "idle")
         self._limits = limits
-        self._lock = threading.RLock()  # held by a run, and by the thread that closes
+        # Held by a run, and by the thread that closes. A run that fails closes the session itself.
+        self._lock = threading.RLock()
         self._ended = ""  # why; "" while the session is open
         self._is_running = False
         self._was_left = False  # by a core, in the last run
-        self._calls = packing.CallFile()
-        self._packing = packing
+        self._calls = serialization.CallFile()
+        self._serialization = serialization
         options = LaunchOptions(
             cores=cores,
             device=device,
@@ -151,10 +152,10 @@ class Session:
             self._resources.close()
             raise worker_failed(failure, self._group)
         self._record = _record(self._group)
-        open_sessions.append(self._record)
-        kept_open.append(self._group)
+        open_sessions.append(self._record)  # for `check`, which names what holds the chips
+        kept_open.append(self._group)  # for later forks, which close the pipes of its workers
         _open.append(self)
-        self._surroundings = packing.Surroundings()
+        self._surroundings = serialization.Surroundings()
         # Otherwise multiprocessing would wait for the workers when the program ends.
         atexit.register(self.close)
         self._closed = threading.Event()
@@ -218,7 +219,7 @@ class Session:
             refuse_seconds("timeout", timeout, fix="timeout=3600, or None for no limit")
         with self._lock:
             self._refuse_if_not_ready()
-            call = self._packing.pack_call(fn, args)
+            call = self._serialization.serialize_call(fn, args)
             self._is_running = True
             try:
                 return self._run(call, timeout, progress=progress, loggers=loggers)
@@ -243,7 +244,7 @@ class Session:
                 )
             writers = log_writers(loggers, display)
             group.begin_run(display, self._limits, timeout=timeout, writers=writers)
-            circumstances = self._packing.Circumstances(
+            circumstances = self._serialization.Circumstances(
                 os.getcwd(),
                 sys.path,
                 call.sources(),
@@ -322,6 +323,7 @@ class Session:
     def _close_when_idle(self) -> None:
         while not self._closed.wait(self._idle_seconds_left()):
             with self._lock:
+                # A run may have used or ended the session while this thread waited for the lock.
                 if self._ended or self._idle_seconds_left() > 0:
                     continue
                 why = f"there was no run for {duration(self._idle)}"
@@ -351,7 +353,7 @@ class _Recovery:
     def bring_back(self) -> str:
         """Return why a core has not come back; "" if all are at their prompts."""
         group = self._group
-        group.send(worker.LIMIT, 0)
+        group.send(worker.LIMIT, 0)  # each core stops at its next boundary
         limit = 0
         raised: set[int] = set()
         next_question = 0.0
@@ -377,6 +379,7 @@ class _Recovery:
                 group.send(worker.RAISE, ranks=away - raised)
                 raised |= away
             elif furthest > limit:
+                # The others run on to it: its collective waits for them.
                 limit = furthest
                 group.send(worker.LIMIT, limit)
         return self._why_it_ends()
@@ -427,6 +430,7 @@ def _record(group: WorkerGroup) -> SessionRecord:
     )
 
 
+# prctl(2), PR_SET_PDEATHSIG: the parent whose end is signalled is the thread that forked.
 def _refuse_other_threads() -> None:
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeInUseError(

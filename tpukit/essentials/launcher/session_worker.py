@@ -23,7 +23,7 @@ from collections.abc import Callable
 
 from tpukit.essentials.data import remember
 from tpukit.essentials.environment import OwnMemory, reset_peak_memory
-from tpukit.essentials.launcher import channel, messages, packing, worker
+from tpukit.essentials.launcher import channel, messages, serialization, worker
 from tpukit.essentials.launcher.core import Core
 
 _POLL_SECONDS = 0.2  # between two looks of a paused core, so that it hears signals
@@ -60,6 +60,8 @@ class StoppingPoint:
 
     def cross(self) -> None:
         """Pass a boundary; wait while the limit is reached."""
+        # First without the lock, because each step passes here. A limit that is set in this moment
+        # stops the core at its next boundary.
         if self._limit is not None:
             with self._turn:
                 try:
@@ -76,7 +78,7 @@ class StoppingPoint:
 class _SessionCore:
     """A core of a session, and its place in the current run."""
 
-    def __init__(self, core: Core, calls: packing.CallFile):
+    def __init__(self, core: Core, calls: serialization.CallFile):
         self._core = core
         self._calls = calls
         self._worker = worker.this_worker()
@@ -97,7 +99,7 @@ class _SessionCore:
 
     def serve(self) -> None:
         """Run the functions of the session; it ends with the process."""
-        channel.pickle_with(packing.Pickler)
+        channel.pickle_with(serialization.Pickler)
         self._worker.on_command = self._obey
         # SIGINT, because it is the signal that does not cut a message in two.
         signal.signal(signal.SIGINT, self._stop)
@@ -140,13 +142,13 @@ class _SessionCore:
         """Run the function that the kernel has sent."""
         try:
             self._is_in_function = True
-            if self._is_stopped:
+            if self._is_stopped:  # before the function began, so SIGINT had nothing to leave
                 raise RunStopped
             call = self._calls.read()
             self._prepare(call.circumstances)
-            fn, args = call.unpack()
+            fn, args = call.deserialize()
             remember(fn, args)
-            for line in packing.of_earlier_classes(core.state, fn):
+            for line in serialization.of_earlier_classes(core.state, fn):
                 core.print(line)
             result = fn(core, *args)
             if core.backend.in_graph:
@@ -155,7 +157,7 @@ class _SessionCore:
         finally:
             self._is_in_function = False
 
-    def _prepare(self, circumstances: packing.Circumstances) -> None:
+    def _prepare(self, circumstances: serialization.Circumstances) -> None:
         internal = self._core.internal
         os.chdir(circumstances.folder)
         sys.path[:] = circumstances.path
@@ -183,7 +185,7 @@ class _SessionCore:
     def _stop(self, *_: object) -> None:
         """Handle SIGINT: leave the function, once per run, if the kernel has asked for that."""
         if self._is_in_function and self._is_stopped:
-            self._is_in_function = False
+            self._is_in_function = False  # a second SIGINT must not interrupt the unwinding
             raise RunStopped
 
     def _obey(self, command: bytes, number: int) -> None:
@@ -208,6 +210,8 @@ class _SessionCore:
             self._point.limit(None)
             return
         self._is_stopped = True
+        # This is the command thread, and Python handles signals in the main thread. The signal also
+        # ends a system call in which that thread sleeps.
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     def _report(self) -> None:
@@ -231,7 +235,7 @@ class _SessionCore:
             )
 
 
-def serve(core: Core, calls: packing.CallFile) -> None:
+def serve(core: Core, calls: serialization.CallFile) -> None:
     """Run the functions of a session on a core; the worker function of the session's workers.
 
     Args:

@@ -108,7 +108,7 @@ def without_interrupts() -> Iterator[None]:
 
 
 def die_with_parent(parent: int) -> None:
-    """Let Linux kill this process when its parent dies; otherwise it would hold the chip forever."""
+    """Let Linux kill this process when its parent dies; else it would hold the chip forever."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the call

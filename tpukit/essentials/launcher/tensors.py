@@ -1,4 +1,4 @@
-"""Save tensors without a memory leak of `torch.save`; move modules to XLA with their tied weights."""
+"""Save tensors without a leak of `torch.save`; move modules to XLA with their tied weights."""
 
 import pickle
 import types

@@ -14,13 +14,13 @@ import torch
 
 from tpukit.essentials.display import InvalidValueError
 from tpukit.essentials.launcher.channel import SerializationError
-from tpukit.essentials.launcher.packing import (
+from tpukit.essentials.launcher.serialization import (
     MOST_BYTES,
     CallFile,
     Circumstances,
     Surroundings,
     of_earlier_classes,
-    pack_call,
+    serialize_call,
 )
 
 CELL = "<a cell of a notebook>"
@@ -53,12 +53,12 @@ def notebook(**names):
 def sent(fn, *args, file=None):
     """Return (fn, args) as a worker gets them."""
     file = file or CallFile()
-    call = pack_call(fn, args)
+    call = serialize_call(fn, args)
     here = Circumstances(os.getcwd(), sys.path, call.sources(), was_left=False, seeds_again=True)
     file.write(here, call.parts)
     got = file.read()
     assert got.circumstances == here
-    return got.unpack()
+    return got.deserialize()
 
 
 def test_a_function_arrives_as_it_is_at_the_call():
@@ -75,7 +75,7 @@ def test_code_keeps_its_file_so_that_a_traceback_names_the_cell():
     space = notebook()
     fn, _ = sent(space["train"], 1)
     assert fn.__code__.co_filename == CELL
-    call = pack_call(space["Net"], ())
+    call = serialize_call(space["Net"], ())
     assert call.sources() == {CELL: linecache.cache[CELL]}
     assert "return 1" in inspect.getsource(space["Net"].forward)
 
@@ -93,13 +93,13 @@ def test_tensors_arrive_in_memory_of_their_own():
 
 def test_a_slice_of_a_large_tensor_costs_its_own_size():
     large = torch.zeros(MOST_BYTES // 4 + 1)
-    assert sum(part.nbytes for part in pack_call(print, (large[:10],)).parts) < 10_000
+    assert sum(part.nbytes for part in serialize_call(print, (large[:10],)).parts) < 10_000
     with pytest.raises(InvalidValueError, match="larger than 64 MB") as caught:
-        pack_call(print, (1, large))
+        serialize_call(print, (1, large))
     assert "argument 2: 61 MiB" in caught.value.found
     space = notebook(rate=large)
     with pytest.raises(InvalidValueError, match="`rate`, which helper uses"):
-        pack_call(space["train"], (1,))
+        serialize_call(space["train"], (1,))
 
 
 BINARY_FILE = open(os.devnull, "rb")  # noqa: SIM115
@@ -115,12 +115,12 @@ DEEP_LIST = functools.reduce(lambda deep, _: [deep], range(100_000), [])
 def test_what_cannot_travel_is_named(value):
     space = notebook(lock=value)
     with pytest.raises(SerializationError, match="`lock`, which deep uses") as caught:
-        pack_call(space["uses_lock"], ())
+        serialize_call(space["uses_lock"], ())
     assert "core.state" in caught.value.fix
     with pytest.raises(SerializationError, match="argument 1"):
-        pack_call(print, (value,))
+        serialize_call(print, (value,))
     with pytest.raises(SerializationError, match=r"functools\.partial"):
-        pack_call(functools.partial(print, value), ())
+        serialize_call(functools.partial(print, value), ())
 
 
 def test_streams_in_memory_travel_and_the_standard_output_is_the_workers_own():

@@ -1,8 +1,8 @@
 """Send a call to the workers of a session: the function as it is now, with everything it uses.
 
-    pack_call(train, (1,))         -> parts: the function by value, and the bytes of its tensors
-    CallFile.write(circumstances, parts)     one file in memory for all workers
-    CallFile.read().unpack()       -> train, (1,)
+    serialize_call(train, (1,))    -> parts: the function by value, and the bytes of its tensors
+    CallFile.write(circumstances, parts)   # one file in memory for all workers
+    CallFile.read().deserialize()  -> train, (1,)
 
 Functions and classes of the notebook travel by value, and come back as the notebook's own. Files in
 `linecache` travel along, so that a traceback shows the line of the cell.
@@ -60,12 +60,12 @@ class Call(NamedTuple):
     circumstances: Circumstances
     parts: list[bytearray]
 
-    def unpack(self) -> tuple[Callable, tuple]:
+    def deserialize(self) -> tuple[Callable, tuple]:
         """Return the function and its arguments after the core."""
         return deserialize(self.parts)
 
 
-class PackedCall(NamedTuple):
+class SerializedCall(NamedTuple):
     """A pickled function with its arguments.
 
     Attributes:
@@ -132,7 +132,7 @@ class Pickler(cloudpickle.Pickler):
         return reduced
 
 
-def pack_call(fn: Callable, args: tuple) -> PackedCall:
+def serialize_call(fn: Callable, args: tuple) -> SerializedCall:
     """Pickle a call once for all cores.
 
     Raises:
@@ -140,7 +140,7 @@ def pack_call(fn: Callable, args: tuple) -> PackedCall:
         SerializationError: a part cannot be pickled; the error names it.
     """
     try:
-        return _pack((fn, args), MOST_BYTES)
+        return _pickle((fn, args), MOST_BYTES)
     except _TooLargeError:
         name, size = _largest_part(fn, args)
         raise InvalidValueError(
@@ -152,7 +152,7 @@ def pack_call(fn: Callable, args: tuple) -> PackedCall:
     except Exception as error:  # __reduce__ of a user's class may raise anything
         for name, value in _parts_of(fn, args):
             try:
-                _pack(value)
+                _pickle(value)
             except Exception as cause:
                 raise SerializationError(
                     f"{name} ({type(value).__name__}) cannot be sent to the workers: {cause}",
@@ -164,8 +164,9 @@ def pack_call(fn: Callable, args: tuple) -> PackedCall:
         ) from error
 
 
-def _pack(value: object, most: float = float("inf")) -> PackedCall:
+def _pickle(value: object, most: float = float("inf")) -> SerializedCall:
     stream = _LimitedStream(most)
+    # Arrays stay outside of the stream, without a copy: PEP 574, protocol 5.
     buffers = []
 
     def keep(buffer: pickle.PickleBuffer) -> None:
@@ -174,14 +175,14 @@ def _pack(value: object, most: float = float("inf")) -> PackedCall:
 
     pickler = Pickler(stream, buffer_callback=keep)
     pickler.dump(value)
-    return PackedCall([stream.getbuffer(), *buffers], pickler.files)
+    return SerializedCall([stream.getbuffer(), *buffers], pickler.files)
 
 
 def _largest_part(fn: Callable, args: tuple) -> tuple[str, int]:
     sizes = {"the call": 0}
     for name, value in _parts_of(fn, args):
         with contextlib.suppress(Exception):  # a part that cannot be pickled has no size
-            sizes[name] = sum(part.nbytes for part in _pack(value).parts)
+            sizes[name] = sum(part.nbytes for part in _pickle(value).parts)
     name = max(sizes, key=sizes.get)
     return name, sizes[name]
 
@@ -253,7 +254,7 @@ class CallFile:
     """A file in memory that the kernel writes and all workers read; made before the fork."""
 
     def __init__(self) -> None:
-        if hasattr(os, "memfd_create"):
+        if hasattr(os, "memfd_create"):  # Linux only
             self._fd = os.memfd_create("tpukit call")
         else:
             with tempfile.TemporaryFile() as file:
@@ -263,11 +264,11 @@ class CallFile:
     def write(self, circumstances: Circumstances, parts: list[memoryview]) -> None:
         """Replace the call. No worker may read at this time."""
         head = pickle.dumps((circumstances, [part.nbytes for part in parts]))
-        os.ftruncate(self._fd, 0)
+        os.ftruncate(self._fd, 0)  # gives the memory of an earlier, larger call back
         place = 0
         for part in (_SIZE.pack(len(head)), head, *parts):
             left = memoryview(part).cast("B")
-            while left:
+            while left:  # pwrite(2) may write fewer bytes than it is given
                 written = os.pwrite(self._fd, left, place)
                 left = left[written:]
                 place += written
@@ -326,6 +327,7 @@ class Surroundings:
     def _changed_modules(self) -> list[str]:
         by_value = cloudpickle.list_registry_pickle_by_value()
         changed = []
+        # A copy, because another thread may import at the same time.
         for name, module in list(sys.modules.items()):
             file = getattr(module, "__file__", None)
             is_library = not file or file.startswith(_LIBRARIES) or "site-packages" in file
