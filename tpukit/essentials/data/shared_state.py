@@ -76,7 +76,7 @@ _USES = ", which uses "
 
 
 class _Held(NamedTuple):
-    """An object of these kinds, and its place."""
+    """A file, generator or pool that a worker function or a dataset uses, and its place."""
 
     path: str  # such as "Subset.dataset.file"
     kind: str
@@ -179,7 +179,7 @@ def _is_shared(held: _Held, *, world_size: int, workers: int) -> bool:
 
 
 def _find(value, path: str, *, depth: int, seen: set[int], owner=None) -> Iterator[_Held]:
-    """Yield the objects of these kinds that a value holds or uses, down to a depth."""
+    """Yield the files, generators and pools that a value holds or uses, down to a depth."""
     if id(value) in seen or len(seen) > _MOST_OBJECTS:
         return
     seen.add(id(value))

@@ -12,10 +12,9 @@ from tpukit.pe.phantoms.drawing import PhantomFolder, decide_findings, height_of
 def embolus_places(folder, table):
     """Return the place of the largest embolus on each slice of a phantom.
 
-
     Args:
-        folder: that `phantom` wrote.
-        table: rows of its labels, as `index_images` returns them.
+        folder: the folder that `phantom` wrote.
+        table: rows of the folder's labels, as `index_images` returns them.
 
     Returns:
         (N, 2) float array of x and y, as shares of the width and the height of the slice, from its
