@@ -469,6 +469,27 @@ def test_the_fixes_work_for_folders_of_images_and_masks():
     assert len(with_option(fix, fix.text.rpartition("or ")[2], "busi")) == 3
 
 
+def test_the_fixes_work_for_folders_of_masks_in_each_class():
+    files = [f"{kind}/{part}/1.png" for kind in ("ill", "well") for part in ("images", "masks")]
+    folder_of(Path("covid"), *files)
+    with fixes(
+        "folder_layouts: the sub-folders of {} hold images and masks, and masks are no images of a "
+        "class"
+    ) as fix:
+        quietly("covid")
+    made = written(fix)
+    assert (len(made), made.classes) == (2, ["ill", "well"])
+    assert len(with_option(fix, fix.text.rpartition("or ")[2], "covid")) == 4
+
+
+def test_the_fixes_work_for_a_copy_of_the_classes_among_them():
+    folder_of(Path("brain"), "no/1.png", "yes/1.png", "all/no/1.png", "all/yes/1.png")
+    with fixes("folder_layouts: {} holds the classes of {} again") as fix:
+        quietly("brain")
+    assert done(fix, fix.text).classes == ["no", "yes"]
+    assert len(with_option(fix, fix.text.rpartition("or ")[2], "brain")) == 4
+
+
 @pytest.mark.parametrize("ending", ["", ".png"])
 def test_the_fixes_work_for_splits_beside_a_table(ending):
     folder_of(Path("aptos"), "train_images/01.png", "train_images/02.png", "test_images/03.png")

@@ -111,6 +111,83 @@ def test_a_loss_function_may_use_modules_and_tensors_that_are_on_the_device(back
         assert abs(with_weights - weighted) < 1e-6
 
 
+def weighted(outputs, targets, weights):
+    """A loss for which torch_xla takes no weights on the device with outputs on the host."""
+    return nn.functional.cross_entropy(outputs, (targets[:, 0] > 0).long(), weights)
+
+
+class WithAttribute(nn.Module):
+    """A loss with weights that are no buffer, as many write it."""
+
+    def __init__(self, weights):
+        super().__init__()
+        self.weights = weights
+
+    def forward(self, outputs, targets):
+        return weighted(outputs, targets, self.weights)
+
+
+class Trainer:
+    """A class of the user, whose method is the loss; its model has no part in it."""
+
+    def __init__(self, model, criterion):
+        self.model = model
+        self.criterion = criterion
+
+    def loss(self, outputs, targets):
+        return self.criterion(outputs, targets)
+
+    def __call__(self, outputs, targets):
+        return self.loss(outputs, targets)
+
+
+def ways_to_weights(core, weights):
+    """Return losses with the same weights on the device, by the way in which a loss finds them."""
+
+    def with_closure(outputs, targets):
+        return weighted(outputs, targets, weights)
+
+    def with_default(outputs, targets, weights=weights):
+        return weighted(outputs, targets, weights)
+
+    module = WithAttribute(weights)
+    parts = {"first": module}
+    trainer = Trainer(nn.Linear(1000, 1000), module)
+    core.state.criterion = module
+    return {
+        "a module's attribute": module,
+        "a default": with_default,
+        "a function": lambda outputs, targets: with_closure(outputs, targets),
+        "a dict": lambda *rows: sum(part(*rows) for part in parts.values()),
+        "a method": trainer.loss,
+        "an object": trainer,
+        "an attribute of an object": lambda *rows: trainer.criterion(*rows),
+        "core.state": lambda *rows: core.state.criterion(*rows),
+    }
+
+
+@pytest.mark.xla
+def test_weights_on_the_device_are_found_in_whatever_way_a_loss_finds_them():
+    inputs, targets = samples()
+    weights = torch.tensor([0.25, 0.75])
+
+    def work(core):
+        model = core.model(net())
+        batches = core.batches(TensorDataset(inputs, targets), batch_size=8)
+        found = {}
+        for name, loss in ways_to_weights(core, core.to_device([weights])[0]).items():
+            try:
+                found[name] = evaluate(core, model, loss, batches).loss
+            except RuntimeError as error:
+                found[name] = str(error)
+        return found
+
+    with torch.no_grad():
+        expected = weighted(net()(inputs), targets, weights).item()
+    found = quietly(work, cores=1, backend="xla:simulator").results[0]
+    assert found == pytest.approx(dict.fromkeys(found, expected), abs=1e-6)
+
+
 def test_cpu_processes_give_the_loss_of_a_large_module_that_the_device_gives():
     inputs, targets = samples()
 

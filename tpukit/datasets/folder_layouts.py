@@ -5,11 +5,15 @@
     carvana/{train,train_masks}                      images and their masks
     breast/{10253,10254,...}/{0,1}                   patients: the classes lie one folder deeper
     busi/benign/{1.png,1_mask.png}                   masks among the images of a class
+    covid/COVID/{images,masks}                       masks beside the images of a class
+    brain/{no,yes,brain_tumor_dataset/{no,yes}}      a second copy of the classes
 
 tpukit does not guess: the error has the line to write, or the caller names the classes.
 """
 
+import contextlib
 import csv
+import glob
 import os
 import re
 from collections import Counter, defaultdict
@@ -25,6 +29,7 @@ _TRAIN = {"train", "training"}
 _MASKS = {"mask", "masks", "label", "labels", "ann", "anns", "annotation", "annotations", "gt"}
 _MASKS |= {"seg", "segmentation", "segmentations", "groundtruth"}
 _IMAGES = {"image", "images", "img", "imgs", "picture", "pictures"}
+_LABELS = {"label", "labels"}
 _OTHERS = {"dir", "set", "data", "pred"}
 _PEOPLE = {"patient", "pat", "subject", "sub", "case", "participant", "person", "exam", "study"}
 _MASK_ENDINGS = ("_mask", "-mask", "_seg", "_segmentation", "_gt")
@@ -55,19 +60,52 @@ def refuse_other_layouts(folder: str, names: Sequence[str]) -> None:
         first, *others = name.split(os.sep)
         inside[first].add(others[0] if len(others) > 1 else "")
     layout = _Layout(folder, names, inside)
+    _refuse_masks_in_classes(layout)
     _refuse_people(layout)
     _refuse_same_folders(layout)
     _refuse_roles(layout)
     _refuse_masks(layout)
+    _refuse_copies(layout)
 
 
 def words_of(name: str) -> set[str]:
     """Return the words in the name of a folder, in lower case: {"train", "images"}."""
-    return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)}
+    return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}
 
 
 def _list(names: Sequence[str]) -> str:
     return first_few(list(names), 4)
+
+
+def _refuse_masks_in_classes(layout: _Layout) -> None:
+    """Raise if each sub-folder holds one folder with images and one with their masks."""
+    folder, _, inside = layout
+    common = sorted(set.intersection(*inside.values()))
+    masks = [name for name in common if words_of(name) & _MASKS]
+    images = [name for name in common if words_of(name) & _IMAGES and name not in masks]
+    if not masks or len(images) != 1:
+        return
+    found = os.path.join(glob.escape(folder), "*", images[0], "*")
+    raise InvalidValueError(
+        f"the sub-folders of {folder} hold images and masks, and masks are no images of a class",
+        found=f"in each lie {_list(common)}",
+        fix=f"files = sorted(glob.glob({found!r})); {_parts_of_paths(folder, 'files')}; "
+        'pack(pandas.DataFrame({"path": files, "label": [part[0] for part in parts]}), ..., '
+        f'labels="label"); or classes={_all(layout.classes)}',
+    )
+
+
+def _refuse_copies(layout: _Layout) -> None:
+    """Raise if a sub-folder holds the other sub-folders again."""
+    folder, _, inside = layout
+    for name, below in inside.items():
+        if len(below) > 1 and below <= inside.keys() - {name}:
+            raise InvalidValueError(
+                f"{os.path.join(folder, name)} holds the classes of {folder} again",
+                found=_list(sorted(below)),
+                fix=f"pack({os.path.join(folder, name)!r}, ...), one folder deeper; "
+                f"or classes={_all(layout.classes)}",
+            )
 
 
 def _refuse_people(layout: _Layout) -> None:
@@ -79,7 +117,8 @@ def _refuse_people(layout: _Layout) -> None:
     # Most and not all, because a patient may have images of one class only.
     have_classes_inside = "" not in kinds and 1 < len(kinds) < len(classes)
     are_parts = all(words_of(kind) & _PARTS for kind in kinds)
-    if have_classes_inside and not are_parts and not _parts(layout) and 2 * complete > len(classes):
+    have_classes_inside &= not are_parts and not all(map(_is_person, kinds))
+    if have_classes_inside and not _parts(layout) and 2 * complete > len(classes):
         raise InvalidValueError(
             f"the {len(classes)} sub-folders of {folder} look like patients and not like classes",
             found=f"{_list(classes)}; in most of them lie {_list(sorted(kinds))}",
@@ -103,7 +142,8 @@ def _files(layout: _Layout) -> str:
     """Return code that lists the images of a folder, in all folders below."""
     endings = {os.path.splitext(name)[1] for name in layout.names}
     ending = next(iter(endings)) if len(endings) == 1 else ".*"
-    return f"sorted(glob.glob({os.path.join(layout.folder, '**', '*' + ending)!r}, recursive=True))"
+    found = os.path.join(glob.escape(layout.folder), "**", "*" + ending)
+    return f"sorted(glob.glob({found!r}, recursive=True))"
 
 
 def _parts_of_paths(folder: str, files: str) -> str:
@@ -127,8 +167,10 @@ def _refuse_same_folders(layout: _Layout) -> None:
     common = set.intersection(*inside.values())
     are_alike = all(found == common for found in inside.values())
     has_classes = len(common) > 1 and "" not in common
-    are_parts = all(words_of(name) & _PARTS for name in common)
-    if are_alike and has_classes and not are_parts and not _parts(layout):
+    # In a single class they say that it is none: chest_xray/{train,test,val}.
+    are_parts = len(inside) > 1 and all(words_of(name) & _PARTS for name in common)
+    has_classes &= not are_parts and not all(map(_is_person, common))
+    if are_alike and has_classes and not _parts(layout):
         raise _one_deeper(layout, os.path.join(folder, layout.classes[0]), sorted(common))
 
 
@@ -142,21 +184,35 @@ def _one_deeper(layout: _Layout, deeper: str, found: Sequence[str]) -> InvalidVa
 
 
 def _parts(layout: _Layout) -> list[str]:
-    """Return the sub-folders that are splits: all are, or two or more are named so."""
-    classes = layout.classes
-    parts = [name for name in classes if words_of(name) & _PARTS]
-    return parts if len(parts) > 1 or len(parts) == len(classes) else []
+    """Return the sub-folders that are splits: a single one, or two that are named differently.
+
+    train_interior and train_station are places, because both have the word train.
+    """
+    parts = [name for name in layout.classes if words_of(name) & _PARTS]
+    kinds = {frozenset(words_of(name) & _PARTS) for name in parts}
+    is_single = len(parts) == len(layout.classes) == 1
+    return parts if len(kinds) > 1 or is_single else []
+
+
+def _have_roles(classes: Sequence[str]) -> bool:
+    """Return whether all sub-folders are named for their use, and not for a class."""
+    words = [words_of(name) for name in classes]
+    if len(classes) < 2 or not all(words):
+        return False
+    if all(word <= _LABELS for word in words):  # label_0, label_1
+        return False
+    # HAM10000_images_part_1 and HAM10000_images_part_2 differ in their numbers.
+    are_numbered = len(set(map(frozenset, words))) == 1 and bool(words[0] & _IMAGES)
+    roles = _PARTS | _MASKS | _IMAGES | _OTHERS
+    return are_numbered or all(word <= roles for word in words)
 
 
 def _refuse_roles(layout: _Layout) -> None:
     """Raise if sub-folders are splits, or images and masks."""
     folder, names, _ = layout
     classes = layout.classes
-    roles = _PARTS | _MASKS | _IMAGES | _OTHERS
-    have_roles = len(classes) > 1 and all(words_of(name) <= roles for name in classes)
-    have_words = all(words_of(name) for name in classes)
     parts = _parts(layout)
-    if not parts and not (have_roles and have_words):
+    if not parts and not _have_roles(classes):
         return
     for part in sorted(parts, key=lambda name: not words_of(name) & _TRAIN):
         deeper, found = _classes_in(layout, part)
@@ -201,7 +257,8 @@ def _with_masks(layout: _Layout) -> str:
             stems = by_folder[image]
             are_alike = len(stems) == len(by_folder[mask])
             if are_alike and all(map(str.startswith, by_folder[mask], stems)):
-                found = [os.path.join(layout.folder, name, "*") for name in (image, mask)]
+                folder = glob.escape(layout.folder)
+                found = [os.path.join(folder, name, "*") for name in (image, mask)]
                 return (
                     f"images, masks = [sorted(glob.glob(files)) for files in {found}]; "
                     'pack(pandas.DataFrame({"path": images, "mask": masks}), ..., masks="mask")'
@@ -210,14 +267,14 @@ def _with_masks(layout: _Layout) -> str:
 
 
 class _Match(NamedTuple):
-    """A table beside the folders, whose first row names one of the images."""
+    """A table beside the folders, with a column that names their images."""
 
     table: str  # the path of the CSV or TSV file
     separator: str
     column: str
-    value: str
+    ending: str  # of the images if the column has none, as ".png"; else ""
     others: Sequence[str]  # the other columns
-    image: str  # the path of the image, relative to the folder
+    inside: str | None  # the folder of all images of the column; None for several
 
 
 def _with_table(layout: _Layout) -> str:
@@ -225,39 +282,62 @@ def _with_table(layout: _Layout) -> str:
     files = [file for file in os.listdir(layout.folder) if file.lower().endswith(_TABLE_ENDINGS)]
     # Training first, because sample_submission.csv names images of the test.
     for file in sorted(files, key=lambda file: (not words_of(file) & _TRAIN, file)):
-        match = _matching(os.path.join(layout.folder, file), layout.names)
-        if match is not None:
-            return _line(match, layout.folder)
+        # A directory of this name, or a field of more than 128 KiB.
+        with contextlib.suppress(OSError, csv.Error):
+            match = _matching(os.path.join(layout.folder, file), layout.names)
+            if match is not None:
+                return _line(match, layout)
     return ""
 
 
 def _matching(table: str, names: Sequence[str]) -> _Match | None:
     """Return the column of a table whose first value is the name of an image."""
+    folders = defaultdict(set)  # by the name of an image, with its ending and without
+    for name in names:
+        inside, file = os.path.split(name)
+        folders[file].add(inside)
+        # Tables of APTOS 2019 and ISIC 2018 name images without the ending of the file.
+        folders[os.path.splitext(file)[0]].add(inside)
     separator = "\t" if table.lower().endswith(".tsv") else ","
     with open(table, newline="", encoding="utf-8", errors="replace") as lines:
         rows = csv.reader(lines, delimiter=separator)
         columns = next(rows, [])
         first = next(rows, [])
-    images = {}
-    for name in names:
-        file = os.path.basename(name)
-        images.setdefault(file, name)
-        # Tables of APTOS 2019 and ISIC 2018 name images without the ending of the file.
-        images.setdefault(os.path.splitext(file)[0], name)
-    for column, value in zip(columns, first, strict=False):
-        if value in images:
-            others = [other for other in columns if other != column]
-            return _Match(table, separator, column, value, others, images[value])
-    return None
+        place = next((place for place, value in enumerate(first) if value in folders), len(columns))
+        if place >= len(columns):
+            return None
+        values = {row[place] for row in rows if len(row) > place} | {first[place]}
+    others = [*columns[:place], *columns[place + 1 :]]
+    files = (os.path.basename(name) for name in names)
+    ending = os.path.splitext(next(file for file in files if _is_named(file, first[place])))[1]
+    inside = _folder_of_all([folders[value] for value in values if value in folders], table)
+    ending = "" if first[place].endswith(ending) else ending
+    return _Match(table, separator, columns[place], ending, others, inside)
 
 
-def _line(match: _Match, folder: str) -> str:
+def _is_named(file: str, value: str) -> bool:
+    return value in (file, os.path.splitext(file)[0])
+
+
+def _folder_of_all(folders: Sequence[set], table: str) -> str | None:
+    """Return the folder that holds all images of a table, None if they lie in several.
+
+    Images of train and test may have the same names. Then the folder is chosen whose name has the
+    most words of the table's, and a folder of training before others.
+    """
+    words = words_of(os.path.basename(table))
+
+    def rank(inside: str) -> tuple:
+        return -len(words & words_of(inside)), not words_of(inside) & _TRAIN, inside
+
+    return min(set.intersection(*folders), key=rank, default=None)
+
+
+def _line(match: _Match, layout: _Layout) -> str:
     """Return the line that packs the table of a match."""
-    ending = os.path.splitext(match.image)[1]
-    root = os.path.join(folder, os.path.dirname(match.image))
     path = f"table[{match.column!r}]"
-    if not match.value.endswith(ending):
-        path += f" + {ending!r}"
+    if match.ending:
+        path = f"({path} + {match.ending!r})"
     labels = ""
     if len(match.others) == 1:
         labels = f", labels={match.others[0]!r}"
@@ -265,10 +345,12 @@ def _line(match: _Match, folder: str) -> str:
         labels = f", labels={match.others}"
     # As str, because pandas would read the names 007 and 7 as one number.
     read = f"{match.table!r}, sep={match.separator!r}, dtype={{{match.column!r}: str}}"
-    return (
-        f"table = pandas.read_csv({read}); "
-        f"pack(table.assign(path={path}), ..., root={root!r}{labels})"
-    )
+    table = f"table = pandas.read_csv({read})"
+    if match.inside is None:
+        files = f"files = {{os.path.basename(file): file for file in {_files(layout)}}}"
+        return f"{table}; {files}; pack(table.assign(path={path}.map(files)), ...{labels})"
+    root = os.path.join(layout.folder, match.inside)
+    return f"{table}; pack(table.assign(path={path}), ..., root={root!r}{labels})"
 
 
 def _refuse_masks(layout: _Layout) -> None:
@@ -289,7 +371,8 @@ def _refuse_masks(layout: _Layout) -> None:
         f"{len(pairs):,} images of {layout.folder} have their masks beside them, "
         "which are no images",
         found=f"{image} and {mask}",
-        fix=f"images = [file for file in {_files(layout)} if {inside!r} not in file]; "
+        fix=f"images = [file for file in {_files(layout)} "
+        f"if {inside!r} not in os.path.basename(file)]; "
         f"{_parts_of_paths(layout.folder, 'images')}; "
         'pack(pandas.DataFrame({"path": images, "label": [part[0] for part in parts]}), ..., '
         f'labels="label", classes={classes}); or classes={_all(classes)}',

@@ -94,6 +94,7 @@ def find_images(
     names = []
     numbers = []
     left_out = Counter()
+    empty = []
     for entry in parts:
         if not entry.is_dir():
             left_out[f"{_ending(entry.name)} beside the classes"] += 1
@@ -103,15 +104,14 @@ def find_images(
         if name in found:
             inside += _images(folder, name, above=above, without=without, others=others)
         if others and not inside:
-            raise InvalidValueError(
-                f"the folder {name!r} holds no image that pack can read, and would be an empty "
-                "class",
-                found=most_frequent(others),
-                fix="save them as PNG or JPEG; or move the folder away",
-            )
+            empty.append((name, others))
         names += inside
         numbers += [number for _ in inside]
         left_out += others
+    if names and classes is None:
+        refuse_other_layouts(os.fspath(folder), names)
+    if empty:
+        raise _without_images(*empty[0])
     if not names:
         raise InvalidValueError(
             f"{folder} holds no image in a sub-folder",
@@ -119,9 +119,16 @@ def find_images(
             fix="pass the folder that holds one folder per class, "
             "or a DataFrame with a path column",
         )
-    if classes is None:
-        refuse_other_layouts(os.fspath(folder), names)
     return FoundFiles(names, numbers, ["class"], order, left_out=left_out)
+
+
+def _without_images(name: str, others: Counter) -> InvalidValueError:
+    return InvalidValueError(
+        f"the folder {name!r} holds no image that pack can read, and would be an empty class",
+        found=most_frequent(others),
+        fix="save them as PNG or JPEG; or move the folder away; or, if it is read-only, "
+        'pack(pandas.DataFrame({"path": files, "label": labels}), ..., labels="label")',
+    )
 
 
 def _order_of_classes(folder, found: list[str], classes: Sequence[str] | None) -> list[str]:

@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import functools
-import inspect
 import itertools
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +21,7 @@ from tpukit.training.weighted_loss import Loss, as_loss
 
 # A loss with more than this stays on the device. Weights of classes and temperatures have less.
 _LARGE_LOSS_BYTES = 2**20
+_MOST_OBJECTS = 5_000  # that are searched for the tensors of a loss
 
 
 @dataclass(frozen=True)
@@ -156,12 +156,15 @@ def evaluate_synced(
     check_order("evaluate", batches.sampler)
     own = _tensors_of(loss)
     is_large = sum(tensor.nbytes for tensor in own) > _LARGE_LOSS_BYTES
-    is_on_device = any(tensor.device.type != "cpu" for tensor in own)
-    is_module = isinstance(loss, torch.nn.Module)
+    on_device = [tensor for tensor in own if tensor.device.type != "cpu"]
+    copied = set()  # to the host, with a module
+    if isinstance(loss, torch.nn.Module):
+        copied = {id(tensor) for tensor in (*loss.parameters(), *loss.buffers())}
+    needs_device = any(id(tensor) not in copied for tensor in on_device)
     # With shard=..., rows that do not fill a part could not be divided over the chips.
     is_large = is_large and core.chips == 1
-    if is_large or (is_on_device and not is_module):
-        compute = _loss_with_its_tensors(core, loss, is_on_device=is_on_device)
+    if is_large or needs_device:
+        compute = _loss_with_its_tensors(core, loss, is_on_device=bool(on_device))
     else:
         compute = _loss_on_host(loss)
     streamed = None if keep_outputs else StreamedMetrics(core, metrics or {})
@@ -199,29 +202,96 @@ def _loss_on_host(loss: Callable) -> Callable[..., Loss]:
 def _tensors_of(loss: Callable) -> list:
     """Return the tensors that a loss computes with besides its arguments, as far as it names them.
 
-    They are the weights and buffers of a module. Those of a function are the tensors, and the
-    modules' weights, in its closure and among the globals that it names.
+    They are the weights, buffers and other tensors of a module. Those of a function are in its
+    closure, its defaults, and the globals that it names; those of a method are the attributes that
+    it names. Functions and modules among them are searched as well.
     """
     import torch
 
-    if isinstance(loss, functools.partial):
-        named = [loss.func, *loss.args, *loss.keywords.values()]
-        return list(itertools.chain(*map(_tensors_of, named)))
-    if isinstance(loss, torch.Tensor):
-        return [loss]
-    if isinstance(loss, torch.nn.Module):
-        return [*loss.parameters(), *loss.buffers()]
-    if not isinstance(loss, types.FunctionType):
-        return []
-    try:
-        variables = inspect.getclosurevars(loss)
-    except ValueError:  # a variable that has no value yet
-        return []
     tensors = []
-    for value in (*variables.nonlocals.values(), *variables.globals.values()):
-        if isinstance(value, torch.Tensor | torch.nn.Module):
-            tensors += _tensors_of(value)
+    seen = set()
+    waiting = [loss]
+    while waiting and len(seen) < _MOST_OBJECTS:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, torch.Tensor):
+            tensors.append(value)
+        else:
+            waiting += _parts_of(value)
     return tensors
+
+
+def _parts_of(value: object) -> list:
+    """Return the values with which a part of a loss may compute."""
+    import torch
+
+    if isinstance(value, torch.nn.Module):
+        return [*value.parameters(), *value.buffers(), *vars(value).values()]
+    if isinstance(value, Mapping):
+        return list(value.values())
+    if isinstance(value, list | tuple):
+        return list(value)
+    if isinstance(value, functools.partial):
+        return [value.func, value.args, value.keywords]
+    if isinstance(value, types.MethodType):
+        names = _names_in(getattr(value.__func__, "__code__", None))
+        return [value.__func__, *_attributes(value.__self__, names)]
+    if isinstance(value, types.FunctionType):
+        return _variables_of(value)
+    # An object that is called as a function; `callable` does not return its code.
+    call = getattr(type(value), "__call__", None)  # noqa: B004
+    if isinstance(call, types.FunctionType):
+        return [types.MethodType(call, value)]
+    return []
+
+
+def _variables_of(function: types.FunctionType) -> list:
+    """Return the closure and defaults of a function, and the globals that its code names."""
+    if (function.__module__ or "").partition(".")[0] in ("torch", "tpukit"):
+        return []
+    names = _names_in(function.__code__)
+    variables = [function.__defaults__, function.__kwdefaults__]
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # a variable that has no value yet
+            variables.append(cell.cell_contents)
+    for name in names:
+        if name in function.__globals__:
+            variables.append(function.__globals__[name])
+    return [*variables, *itertools.chain(*(_attributes(value, names) for value in variables))]
+
+
+def _attributes(owner: object, names: set[str]) -> list:
+    """Return the attributes and methods of an object that code names, as in `core.state.loss`."""
+    import torch
+
+    if isinstance(owner, types.ModuleType | type | types.FunctionType):
+        return []
+    own = dict(getattr(owner, "__dict__", {}))
+    if isinstance(owner, torch.nn.Module):
+        own |= {**owner._parameters, **owner._buffers, **owner._modules}
+    parts = []
+    for name in names:
+        of_class = getattr(type(owner), name, None)
+        if name in own:
+            parts.append(own[name])
+            if isinstance(own[name], types.SimpleNamespace):  # core.state
+                parts += _attributes(own[name], names)
+        elif isinstance(of_class, types.FunctionType):
+            parts.append(types.MethodType(of_class, owner))
+    return parts
+
+
+def _names_in(code: types.CodeType | None) -> set[str]:
+    """Return the names of globals and attributes in code, and in the functions defined in it."""
+    if code is None:
+        return set()
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _names_in(constant)
+    return names
 
 
 def _loss_with_its_tensors(core: Core, loss, *, is_on_device: bool) -> Callable[..., Loss]:

@@ -1,6 +1,7 @@
 """What forks would share or have a copy of is found in a dataset, and each fix works when it is done."""
 
 import concurrent.futures
+import functools
 import os
 import random
 import subprocess
@@ -126,13 +127,89 @@ GENERATORS = {
 }
 
 
+class Noisy(Numbers):
+    """Draws a number for each sample from a generator of its own."""
+
+    def __getitem__(self, index):
+        return torch.tensor(index + draw(self))
+
+    @property
+    def generator(self):
+        return self.held
+
+
 @pytest.mark.parametrize("kind", GENERATORS)
 def test_a_generator_of_the_datasets_own_is_refused(kind):
     with pytest.raises(
         WorkerError,
         match="dataset holds a random generator(.|\n)*default_rng\\(\\(seed, index\\)\\)",
     ):
-        run(Numbers(GENERATORS[kind]()))
+        run(Noisy(GENERATORS[kind]()))
+
+
+class Synthetic(Numbers):
+    """Its samples, and their order, are from a generator that stays an attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.rng = random.Random(0)
+        self.generator = torch.Generator().manual_seed(0)
+        self.order = torch.randperm(32, generator=self.generator).tolist()
+        self.rng.shuffle(self.order)
+
+    def __getitem__(self, index):
+        return super().__getitem__(self.order[index])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_generator_that_no_sample_needs_is_no_reason_to_refuse(workers):
+    results = run(Synthetic(), workers).results
+    assert sorted([*results[0], *results[1]]) == list(range(32))
+
+
+@pytest.mark.parametrize("call", [np.random.normal, random.random, torch.default_generator.seed])
+def test_functions_of_the_modules_are_no_generators_of_the_dataset(call):
+    Batches(Numbers(call), batch_size=4, workers=2)
+
+
+class Draws:
+    """Datasets that draw in ways that are hard to see in their code."""
+
+    class ByText(Numbers):
+        def __getitem__(self, index):
+            return torch.tensor(index + draw(getattr(self, "he" + "ld")))
+
+    class ByAMethod(Numbers):
+        def __init__(self, generator):
+            super().__init__()
+            self.held = generator.random
+
+        def __getitem__(self, index):
+            return torch.tensor(index + self.held())
+
+    class InABaseClass(Noisy):
+        def __getitem__(self, index):
+            return super().__getitem__(index)
+
+    class InAFunction(Numbers):
+        def __getitem__(self, index):
+            return torch.tensor(index + sum(draw_from_held(self) for _ in range(2)))
+
+    class InACachedMethod(Numbers):
+        @functools.lru_cache  # noqa: B019
+        def __getitem__(self, index):
+            return torch.tensor(index + self.held.random())
+
+
+def draw_from_held(dataset):
+    return dataset.held.random()
+
+
+@pytest.mark.parametrize("name", [name for name in vars(Draws) if not name.startswith("_")])
+def test_a_generator_that_samples_draw_from_is_refused_however_they_find_it(name):
+    dataset = getattr(Draws, name)(np.random.default_rng(0))
+    with pytest.raises(ValueError, match="dataset holds a random generator"):
+        Batches(dataset, batch_size=4, workers=2)
 
 
 class OwnGenerator:
@@ -146,6 +223,21 @@ class SharedGenerator:
     """A transform whose class has one for all, as MONAI's Randomizable."""
 
     generator = np.random.RandomState(0)
+
+
+class WithItems(OwnGenerator):
+    """Its parts are items, as those of albumentations' Compose."""
+
+    __module__ = "numpy.random"  # any library
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, place):
+        return self.generator
+
+
+TRANSFORM_OF_THE_NOTEBOOK = WithItems(np.random.default_rng(0))
 
 
 def draw(transform):
@@ -162,6 +254,14 @@ class Drawn(Numbers):
         return torch.tensor([index, draw(self.held)], dtype=torch.float64)
 
 
+class DrawnFromTheNotebook(Numbers):
+    """The same with a transform that is a variable of the notebook."""
+
+    def __getitem__(self, index):
+        number = draw(TRANSFORM_OF_THE_NOTEBOOK)
+        return torch.tensor([index, number], dtype=torch.float64)
+
+
 def two_epochs(core, dataset, workers):
     batches = core.batches(dataset, batch_size=4, workers=workers)
     return [core.gather(torch.cat(list(batches))).tolist() for _ in range(2)]
@@ -174,8 +274,12 @@ TRANSFORMS = {kind: lambda make=make: OwnGenerator(make()) for kind, make in GEN
 def test_a_transforms_own_generator_draws_other_numbers_for_each_batch_and_again_the_same(workers):
     transforms = [make() for make in TRANSFORMS.values()] + [SharedGenerator()]
 
+    datasets = [Drawn(transform) for transform in transforms]
+    datasets += [DrawnFromTheNotebook(), Subset(DrawnFromTheNotebook(), range(32))]
+    datasets.append(Subset(Drawn(WithItems(np.random.default_rng(0))), range(32)))
+
     def work(core):
-        return [two_epochs(core, Drawn(transform), workers) for transform in transforms]
+        return [two_epochs(core, dataset, workers) for dataset in datasets]
 
     first, second = (
         launch(work, cores=2, backend="cpu", progress="off", seed=3).results[0] for _ in range(2)

@@ -65,21 +65,27 @@ _HANDLES = {
     *(("builtins", name) for name in ("Environment", "Transaction")),  # lmdb's, written in C
     *(("sqlite3", name) for name in ("Connection", "Cursor")),
 }
+# Values whose parts belong to the object around them.
+_WITHOUT_NAMES = (Mapping, list, tuple, functools.partial, type)
 # Methods that run when a sample is read; others that these name are followed too.
 _READING = ("__getitem__", "__getitems__", "__iter__", "__next__", "__call__", "forward")
+# Classes whose methods read no sample; and names with which code finds attributes by their text.
+_WITHOUT_METHODS = {"object", "Generic", "Dataset", "IterableDataset"}
+_BY_TEXT = {"getattr", "vars", "__dict__", "attrgetter", "eval", "exec"}
 _USES = ", which uses "
 
 
 class _Held(NamedTuple):
-    """An object of these kinds, and its place."""
+    """A file, generator or pool that a worker function or a dataset uses, and its place."""
 
     path: str  # such as "Subset.dataset.file"
     kind: str
     value: object
+    owner: object  # the object of which it is an attribute; None for a variable
 
 
 def remember(fn: Callable, args: tuple) -> None:
-    """Note the objects of these kinds that a worker function uses; call it before the fork.
+    """Note the files, generators and pools that a worker function uses, before the fork.
 
     Args:
         fn: the worker function. Its closure and the globals that its code names are examined too.
@@ -147,9 +153,10 @@ def refuse_shared(dataset, *, world_size: int, workers: int) -> list:
     for held in _find(dataset, type(dataset).__name__, depth=_DEPTH, seen=set()):
         if not _is_shared(held, world_size=world_size, workers=workers):
             continue
-        is_attribute = _USES not in held.path
-        is_inside = held.path.count(".") > 1 and "dataset." not in held.path
-        if held.kind == _GENERATOR and is_attribute and is_inside:
+        is_inside = (
+            held.owner is not None and held.owner is not dataset and not _is_own_dataset(held.owner)
+        )
+        if held.kind == _GENERATOR and is_inside:
             inside.append(held.value)
             continue
         raise InvalidValueError(
@@ -171,31 +178,35 @@ def _is_shared(held: _Held, *, world_size: int, workers: int) -> bool:
 # The search
 
 
-def _find(value, path: str, *, depth: int, seen: set[int]) -> Iterator[_Held]:
-    """Yield the objects of these kinds that a value holds or uses, down to a depth."""
+def _find(value, path: str, *, depth: int, seen: set[int], owner=None) -> Iterator[_Held]:
+    """Yield the files, generators and pools that a value holds or uses, down to a depth."""
     if id(value) in seen or len(seen) > _MOST_OBJECTS:
         return
     seen.add(id(value))
     if kind := _kind(value):
-        yield _Held(path, kind, value)
+        yield _Held(path, kind, value, owner)
         return
     if _is_dataset(value):
         depth = _DEPTH
     if depth == 0 or _is_closed(value):
         return
+    if isinstance(value, types.FunctionType | types.MethodType):
+        owner = None
+    elif not isinstance(value, _WITHOUT_NAMES):
+        owner = value
     for part_path, part in _parts(value, path):
         is_code = isinstance(part, types.FunctionType | types.MethodType | type)
         part_depth = depth if is_code else depth - 1
-        yield from _find(part, part_path, depth=part_depth, seen=seen)
+        yield from _find(part, part_path, depth=part_depth, seen=seen, owner=owner)
 
 
 def _is_closed(value) -> bool:
     """Return whether a value is not searched: modules, tpukit's own objects, loggers, the shell."""
     if isinstance(value, types.ModuleType | logging.Logger | threading.Thread):
         return True
-    module = type(value).__module__
+    module = _module_of(type(value))
     if isinstance(value, types.FunctionType | type):
-        module = value.__module__ or ""
+        module = _module_of(value)
     is_ours = module.partition(".")[0] == "tpukit"  # made to be forked
     return is_ours or _is_handle(value) or _is_shell(value)
 
@@ -205,7 +216,7 @@ def _is_shell(value) -> bool:
 
     It has threads, for its history for example, which a worker function does not need.
     """
-    modules = [base.__module__ for base in type(value).__mro__]
+    modules = [_module_of(base) for base in type(value).__mro__]
     return any(module.startswith(("IPython.", "ipykernel.")) for module in modules)
 
 
@@ -215,9 +226,20 @@ def _is_dataset(value) -> bool:
     if data is not None and isinstance(value, data.Dataset):
         return True
     kind = type(value)
-    package = kind.__module__.partition(".")[0]
+    package = _module_of(kind).partition(".")[0]
     has_items = hasattr(kind, "__getitem__") and hasattr(kind, "__len__")
     return has_items and package not in _WITH_ITEMS
+
+
+def _is_own_dataset(value) -> bool:
+    """Return whether a value is one of torch's datasets, or of a class of the user like them.
+
+    Transforms of libraries may have items, as albumentations' Compose has.
+    """
+    data = sys.modules.get("torch.utils.data")
+    if data is not None and isinstance(value, data.Dataset):
+        return True
+    return _is_dataset(value) and not _is_library(_module_of(type(value)))
 
 
 def _parts(value, path: str) -> list[tuple[str, object]]:
@@ -235,7 +257,11 @@ def _parts(value, path: str) -> list[tuple[str, object]]:
         return _used_by(value, path)
     if isinstance(value, type):
         return _of_class(value, path)
+    if _is_generator(getattr(value, "__self__", None)):  # a method written in C
+        return [(path, value.__self__)]
     attributes = getattr(value, "__dict__", {})
+    if _is_dataset(value):
+        attributes = _used_attributes(type(value), attributes)
     parts = [(f"{path}.{name}", part) for name, part in attributes.items()]
     return [*parts, (path, type(value))]
 
@@ -284,6 +310,84 @@ def _of_class(kind: type, path: str) -> list[tuple[str, object]]:
     return parts
 
 
+def _used_attributes(kind: type, attributes: Mapping) -> dict[str, object]:
+    """Return the attributes of a dataset, without generators that no sample needs.
+
+    A generator that made the samples, or their order, in `__init__` often stays an attribute.
+    """
+    names = _names_read(kind)
+    if names is None:
+        return dict(attributes)
+    return {
+        name: part
+        for name, part in attributes.items()
+        if name in names or _kind(part) != _GENERATOR
+    }
+
+
+@functools.cache
+def _names_read(kind: type) -> frozenset[str] | None:
+    """Return all names in the code that reads a sample of a class; None if that is not known.
+
+    It is not known if methods of a library read samples, or if attributes are found by their text.
+    """
+    names = set()
+    waiting = list(_READING)
+    bases = [base for base in kind.__mro__ if base.__name__ not in _WITHOUT_METHODS]
+    while waiting:
+        name = waiting.pop()
+        for base in bases:
+            if name not in vars(base):
+                continue
+            functions = _functions_of(vars(base)[name])
+            if functions is None or _is_library(base.__module__):
+                return None
+            for function in functions:
+                found = _names_called(function) - names
+                names |= found
+                waiting += found
+    return None if names & _BY_TEXT else frozenset(names)
+
+
+def _functions_of(part: object) -> list[types.FunctionType] | None:
+    """Return the functions of an attribute of a class; None if its code is not known."""
+    if isinstance(part, types.FunctionType):
+        return [part]
+    if isinstance(part, staticmethod | classmethod):
+        return _functions_of(part.__func__)
+    if isinstance(part, property):
+        return [part.fget] if part.fget else []
+    if isinstance(part, functools.cached_property):
+        return [part.func]
+    return None if callable(part) or hasattr(part, "__get__") else []
+
+
+def _names_called(function: types.FunctionType) -> set[str]:
+    """Return the names in a function, and in the user's functions that it names."""
+    names = set()
+    seen = set()
+    waiting = [function]
+    while waiting:
+        function = waiting.pop()
+        if function in seen:
+            continue
+        seen.add(function)
+        names |= _names_in(function.__code__)
+        for _, part in _used_by(function, ""):
+            if isinstance(part, types.FunctionType):
+                waiting.append(part)
+    return names
+
+
+def _names_in(code: types.CodeType) -> set[str]:
+    """Return the names of globals, attributes and methods in code, and in the code inside it."""
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _names_in(constant)
+    return names
+
+
 def _is_library(module: str | None) -> bool:
     """Return whether a module is a part of Python or is installed, not the user's own."""
     if module is None or module.partition(".")[0] in sys.stdlib_module_names:
@@ -302,7 +406,7 @@ def _kind(value) -> str | None:
     if _is_handle(value):
         is_open = bool(value)  # h5py's are false if their file is closed
         return _FILE if is_open else None
-    if isinstance(value, random.Random) or _is_generator(value):
+    if _is_generator(value):
         return _GENERATOR
     if _has_threads(value):
         return _THREADS
@@ -325,13 +429,28 @@ def _is_read_from(file: io.IOBase) -> bool:
 
 
 def _is_generator(value) -> bool:
+    """Return whether a value is a random generator that is not seeded for each batch anyway."""
     kind = type(value)
-    return kind.__name__ in _GENERATORS and kind.__module__.startswith(("numpy.random", "torch"))
+    is_library = _module_of(kind).startswith(("numpy.random", "torch"))
+    is_known = is_library and kind.__name__ in _GENERATORS
+    if not is_known and not isinstance(value, random.Random):
+        return False
+    # Their methods are functions of these modules, such as numpy.random.normal.
+    of_numpy = getattr(sys.modules.get("numpy.random"), "normal", None)
+    of_torch = getattr(sys.modules.get("torch"), "default_generator", None)
+    of_modules = (random.random.__self__, getattr(of_numpy, "__self__", None), of_torch)
+    return not any(value is one for one in of_modules)
 
 
 def _is_handle(value) -> bool:
-    package = type(value).__module__.partition(".")[0]
+    package = _module_of(type(value)).partition(".")[0]
     return (package, type(value).__name__) in _HANDLES
+
+
+def _module_of(code: type | types.FunctionType) -> str:
+    """Return the module of a class or function; "" if it has none."""
+    module = code.__module__
+    return module if isinstance(module, str) else ""  # no text in classes of Cython
 
 
 def _class_name(value) -> str:
