@@ -276,9 +276,8 @@ def _used_by(function: types.FunctionType, path: str) -> list[tuple[str, object]
             used[name] = cell.cell_contents
         except ValueError:  # a name that has no value yet
             continue
-    for name in _global_names(function.__code__):
-        if name in function.__globals__:
-            used[name] = function.__globals__[name]
+    for name in _global_names(function.__code__) & function.__globals__.keys():
+        used[name] = function.__globals__[name]
     return [(f"{path}{_USES}{name}", part) for name, part in used.items()]
 
 
@@ -409,11 +408,17 @@ def _kind(value) -> str | None:
         return _FILE if is_open else None
     if _is_generator(value):
         return _GENERATOR
-    if isinstance(value, concurrent.futures.ThreadPoolExecutor) and value._threads:
-        return _THREADS
-    if isinstance(value, threading.Thread) and value.is_alive():
+    if _has_threads(value):
         return _THREADS
     return None
+
+
+def _has_threads(value) -> bool:
+    """Return whether a value is a thread, or a pool of threads, that runs in this process."""
+    if isinstance(value, threading.Thread):
+        return value.is_alive()
+    # A pool starts its threads with its first task; before that a fork can use it.
+    return isinstance(value, concurrent.futures.ThreadPoolExecutor) and bool(value._threads)
 
 
 def _is_read_from(file: io.IOBase) -> bool:
