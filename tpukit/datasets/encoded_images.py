@@ -95,9 +95,9 @@ def _is_row_of_bytes(image) -> bool:
     if dtype.startswith(("void", "|V")):
         return getattr(image, "ndim", 1) == 0
     shape = tuple(getattr(image, "shape", ()))
-    # One side has all the elements.
-    is_row = len(shape) in (1, 2) and math.prod(shape) == max(shape)
-    return dtype == "uint8" and is_row
+    if dtype != "uint8" or len(shape) not in (1, 2):
+        return False
+    return math.prod(shape) == max(shape)  # one side has all the elements
 
 
 def _is_opened(data: bytes) -> bool:
