@@ -32,7 +32,7 @@ _SIDE = 128  # every core multiplies matrices of (128, 128)
 
 @dataclass(frozen=True, repr=False)
 class Health(Findings):
-    """The findings about a TPU, in order: a table, as text or in a notebook."""
+    """The findings about a TPU, in the order of the checks, as a table."""
 
     findings: tuple[Finding, ...]
     subject: str

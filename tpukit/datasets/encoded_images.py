@@ -10,6 +10,7 @@ Pillow images and arrays of pixels are none of these.
 """
 
 import io
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -26,10 +27,8 @@ def file_bytes(image):
     """
     if hasattr(image, "as_py"):  # a scalar of pyarrow
         image = image.as_py()
-    if isinstance(image, Mapping) and image and image.keys() <= {"bytes", "path"}:
-        # datasets.Image(decode=False); an image that lies in a file has a path and no bytes.
-        contents = image.get("bytes")
-        image = Path(image["path"]).read_bytes() if contents is None else contents
+    if _is_of_the_hub(image):
+        image = _bytes_of_the_hub(image)
     if isinstance(image, bytes | bytearray | memoryview):
         return bytes(image)
     if hasattr(image, "getbands"):  # Pillow's, of which some have `read`
@@ -37,11 +36,7 @@ def file_bytes(image):
     if hasattr(image, "read"):
         return _read(image)
     if _is_row_of_bytes(image):
-        array = image.detach().cpu().numpy() if hasattr(image, "detach") else image
-        data = array.tobytes()
-        # A row of uint8 may also be pixels, so its beginning decides.
-        if array.dtype.kind == "V" or _is_opened(data):
-            return data
+        return _bytes_of_row(image)
     return image
 
 
@@ -51,10 +46,35 @@ def is_image(value) -> bool:
         # POSIX allows any byte in a path, except for NUL.
         return len(value) > _LONGEST_PATH or b"\0" in value or _is_opened(value)
     if isinstance(value, Mapping):
-        return bool(value) and value.keys() <= {"bytes", "path"}
+        return _is_of_the_hub(value)
     is_object = any(hasattr(value, name) for name in ("getbands", "read", "as_py"))
     is_array = getattr(value, "ndim", 0) > 0 or _is_row_of_bytes(value)
     return isinstance(value, bytearray | memoryview) or is_object or is_array
+
+
+def _is_of_the_hub(value) -> bool:
+    """Return whether a value is an image of the Hugging Face hub that is not decoded."""
+    return isinstance(value, Mapping) and set() < value.keys() <= {"bytes", "path"}
+
+
+def _bytes_of_the_hub(image: Mapping):
+    # datasets.Image(decode=False); an image that lies in a file has a path and no bytes.
+    contents = image.get("bytes")
+    if contents is None:
+        contents = Path(image["path"]).read_bytes()
+    return contents
+
+
+def _bytes_of_row(row):
+    """Return the bytes of a file that lie in an array; pixels are returned as they are."""
+    array = row
+    if hasattr(row, "detach"):  # a tensor
+        array = row.detach().cpu().numpy()
+    data = array.tobytes()
+    # A row of uint8 may also be pixels, so its beginning decides.
+    if array.dtype.kind == "V" or _is_opened(data):
+        return data
+    return row
 
 
 def _read(file) -> bytes:
@@ -72,11 +92,12 @@ def _read(file) -> bytes:
 def _is_row_of_bytes(image) -> bool:
     """Return whether an array or tensor may hold the bytes of a file instead of pixels."""
     dtype = str(getattr(image, "dtype", "")).removeprefix("torch.")
-    if dtype.startswith("void") or dtype.startswith("|V"):
+    if dtype.startswith(("void", "|V")):
         return getattr(image, "ndim", 1) == 0
     shape = tuple(getattr(image, "shape", ()))
-    is_row = len(shape) == 1 or (len(shape) == 2 and 1 in shape)
-    return dtype == "uint8" and is_row
+    if dtype != "uint8" or len(shape) not in (1, 2):
+        return False
+    return math.prod(shape) == max(shape)  # one side has all the elements
 
 
 def _is_opened(data: bytes) -> bool:

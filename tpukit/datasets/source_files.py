@@ -74,7 +74,7 @@ class Names:
 
     @staticmethod
     def encode(names: Iterable[str]) -> bytes:
-        """Return the bytes of such a file."""
+        """Return the contents of a file with these names."""
         return os.fsencode("\0".join([*names, ""]))
 
 

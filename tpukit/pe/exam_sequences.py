@@ -253,7 +253,7 @@ def _check_answers(table, names: list[str]) -> None:
         raise InvalidValueError(
             "an exam has several answers to one question",
             found=f"study {table[STUDY].iloc[int(differs.argmax())]}",
-            fix="labels of pe.read_labels, which checks",
+            fix="read the labels with pe.read_labels, which names such exams",
         )
 
 

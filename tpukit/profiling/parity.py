@@ -133,13 +133,14 @@ def compare(
     """Run a model on the host in float32 and on a core, and compare it layer by layer.
 
     Both run in evaluation mode without gradients, in a worker; the given model is not changed. A
-    layer is a module that calls no other module. The arithmetic of a `forward` between its modules
-    shows in the output of the next module, or of the model.
+    layer is a module that calls no other module. An operation outside of layers, such as the sum
+    of a skip connection, affects the output of the next layer, or of the model.
 
-    The explained difference is four times the effect of rounded factors on a layer, plus one such
-    rounding of the layer's largest value. 2**-14 of that value is always explained, because sums
-    have another order, and the device has its own exp. So on a TPU bfloat16 products are explained,
-    and on XLA:CPU and CPUs they are not.
+    The device's precision explains a difference up to this limit: four times the effect of rounded
+    factors on the layer's output, plus one such rounding of its largest value. The limit is at
+    least 2**-14 of that value, because the device adds in another order and has its own exp. On a
+    TPU, the factors are rounded to bfloat16; on XLA:CPU and CPUs they are not, so that the limit
+    is much smaller.
 
     Args:
         model: a torch.nn.Module on the CPU.

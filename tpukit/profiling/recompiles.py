@@ -84,7 +84,7 @@ class RecompileMonitor:
         return graphs
 
     def expect(self) -> None:
-        """Expect that the next step compiles as well."""
+        """Accept the compilation of the next step; `end_step` does not report it."""
         self._settled = self._steps + 1
 
     def start_step(self, batch: object) -> None:

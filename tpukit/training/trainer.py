@@ -250,7 +250,7 @@ def _check_replay(replay: object) -> None:
     if replay not in (True, False, None):
         raise InvalidTypeError(
             f"replay is True or False, got {replay!r}",
-            fix="replay=True, after a look at docs/replay.md",
+            fix="replay=True, after you have read docs/replay.md",
         )
 
 

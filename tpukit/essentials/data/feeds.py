@@ -81,7 +81,7 @@ class SourceFeed:
         transfer: to the device.
         mask: add a bool tensor, False for padding.
         workers: loader processes; 0 for none.
-        threads: that make batches without loader processes.
+        threads: number of threads that make batches without loader processes.
     """
 
     def __init__(

@@ -98,6 +98,6 @@ def seeded_in_turn(numbers: tuple[int, ...]) -> Iterator[None]:
 
 
 def seed_in_turn(numbers: tuple[int, ...]) -> int:
-    """Call `seed_host`, but not while another thread is in a block of `seeded_in_turn`."""
+    """Call `seed_host` after other threads have left their blocks of `seeded_in_turn`."""
     with TURN:
         return seed_host(numbers)

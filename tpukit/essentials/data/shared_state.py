@@ -76,7 +76,7 @@ _USES = ", which uses "
 
 
 class _Held(NamedTuple):
-    """An object of these kinds, and its place."""
+    """A file, generator or pool that a worker function or a dataset uses, and its place."""
 
     path: str  # such as "Subset.dataset.file"
     kind: str
@@ -85,7 +85,7 @@ class _Held(NamedTuple):
 
 
 def remember(fn: Callable, args: tuple) -> None:
-    """Note the objects of these kinds that a worker function uses; call it before the fork.
+    """Note the files, generators and pools that a worker function uses, before the fork.
 
     Args:
         fn: the worker function. Its closure and the globals that its code names are examined too.
@@ -179,7 +179,7 @@ def _is_shared(held: _Held, *, world_size: int, workers: int) -> bool:
 
 
 def _find(value, path: str, *, depth: int, seen: set[int], owner=None) -> Iterator[_Held]:
-    """Yield the objects of these kinds that a value holds or uses, down to a depth."""
+    """Yield the files, generators and pools that a value holds or uses, down to a depth."""
     if id(value) in seen or len(seen) > _MOST_OBJECTS:
         return
     seen.add(id(value))
@@ -276,9 +276,8 @@ def _used_by(function: types.FunctionType, path: str) -> list[tuple[str, object]
             used[name] = cell.cell_contents
         except ValueError:  # a name that has no value yet
             continue
-    for name in _global_names(function.__code__):
-        if name in function.__globals__:
-            used[name] = function.__globals__[name]
+    for name in _global_names(function.__code__) & function.__globals__.keys():
+        used[name] = function.__globals__[name]
     return [(f"{path}{_USES}{name}", part) for name, part in used.items()]
 
 
@@ -409,11 +408,17 @@ def _kind(value) -> str | None:
         return _FILE if is_open else None
     if _is_generator(value):
         return _GENERATOR
-    if isinstance(value, concurrent.futures.ThreadPoolExecutor) and value._threads:
-        return _THREADS
-    if isinstance(value, threading.Thread) and value.is_alive():
+    if _has_threads(value):
         return _THREADS
     return None
+
+
+def _has_threads(value) -> bool:
+    """Return whether a value is a thread, or a pool of threads, that runs in this process."""
+    if isinstance(value, threading.Thread):
+        return value.is_alive()
+    # A pool starts its threads with its first task; before that a fork can use it.
+    return isinstance(value, concurrent.futures.ThreadPoolExecutor) and bool(value._threads)
 
 
 def _is_read_from(file: io.IOBase) -> bool:

@@ -116,7 +116,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def _die_with_process(parent: int) -> None:
-    """Do the same in a child of a thread.
+    """End this process with its parent, if a thread of the parent has forked it.
 
     Linux signals the end of the thread, which may end before its process does.
     """

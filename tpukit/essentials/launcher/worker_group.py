@@ -190,7 +190,7 @@ class WorkerGroup:
         return self.failures.first()
 
     def looks(self, seconds: float) -> Iterator[None]:
-        """Do the same in steps of at most this many seconds."""
+        """Take in messages until all cores are done; yield at least this often, in seconds."""
         with selectors.DefaultSelector() as pipes:
             for process in self.workers:
                 pipes.register(process.messages.fd, selectors.EVENT_READ, process)

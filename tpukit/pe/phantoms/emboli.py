@@ -12,10 +12,9 @@ from tpukit.pe.phantoms.drawing import PhantomFolder, decide_findings, height_of
 def embolus_places(folder, table):
     """Return the place of the largest embolus on each slice of a phantom.
 
-
     Args:
-        folder: that `phantom` wrote.
-        table: rows of its labels, as `index_images` returns them.
+        folder: the folder that `phantom` wrote.
+        table: rows of the folder's labels, as `index_images` returns them.
 
     Returns:
         (N, 2) float array of x and y, as shares of the width and the height of the slice, from its
@@ -39,9 +38,10 @@ def embolus_masks(folder, table, size: int | None = None):
     """Return the pixels of emboli in phantoms, for each row of a table.
 
     Args:
-        folder: that `phantom(..., masks=True)` wrote.
-        table: rows of its labels; only the three identifiers are read.
-        size: height and width in pixels, by the nearest pixel; None for the size of the phantoms.
+        folder: the folder that `phantom(..., masks=True)` wrote.
+        table: rows of the folder's labels; only the UIDs of study, series and image are read.
+        size: height and width in pixels, resized to the nearest pixel; None for the size of the
+            phantoms.
 
     Returns:
         (N, size, size) bool, all False for a slice without an embolus.
