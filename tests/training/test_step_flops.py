@@ -11,7 +11,7 @@ from helpers.launching import DRY_RUNS, quietly
 from torch import nn
 
 import tpukit
-from tpukit import FitOptions, fit
+from tpukit import FitOptions, evaluate, fit
 from tpukit.training import History, show_history
 
 FEATURES = 16
@@ -219,3 +219,34 @@ def test_an_interval_without_flops_does_not_count_in_the_mean():
     row = {"seconds": 1.0, "samples_per_second": 2.0, "compiles": 0}
     history = History(intervals=[row, {**row, "tflops_per_second": 4.0}])
     assert history.tflops_per_second == 4.0
+
+
+def loop(core, model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for inputs, targets in core.batches(Pairs(), batch_size=BATCH, drop_last=True):
+        with core.step():
+            with core.counting_flops():
+                loss = nn.functional.mse_loss(model(inputs), targets)
+            loss.backward()
+            core.optimizer_step(optimizer)
+
+
+def test_steps_of_an_evaluation_are_no_part_of_the_rate_of_the_core():
+    def work(core):
+        model = core.model(network())
+        loop(core, model)
+        before = core.tflops_per_second
+        evaluate(core, model, nn.functional.mse_loss, core.batches(Pairs(), batch_size=1))
+        return before, core.tflops_per_second
+
+    before, after = quietly(work, cores=1).results[0]
+    assert before == after
+
+
+def test_a_loop_after_fit_counts_its_own_flops():
+    def work(core):
+        train(core)
+        loop(core, core.model(nn.Sequential(nn.Linear(FEATURES, 1000), nn.Linear(1000, 1))))
+        return core.internal.flops.flops
+
+    assert quietly(work, cores=1).results[0] == BATCH * 3 * 2 * (FEATURES * 1000 + 1000)

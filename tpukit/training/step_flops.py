@@ -56,7 +56,7 @@ class StepFlops:
                 self._give_up("the model has no matrix product, convolution or attention")
         if self.total is not None:
             self.total += self._known[form]
-            self._core.internal.flops_per_step = self._known[form]  # for `Core.mfu`
+            self._core.internal.add_flops(self._known[form])  # for `Core.mfu`
 
     def _begin(self) -> None:
         problem = _problem(*self._watched, on_cpu=not self._core.backend.traced)

@@ -77,6 +77,7 @@ def test_the_public_names_of_a_core_are_for_worker_functions():
     }
     training = {
         "batches",
+        "counting_flops",
         "model",
         "optimizer_step",
         "same_seed",
@@ -94,10 +95,13 @@ def test_the_public_names_of_a_core_are_for_worker_functions():
         "device",
         "hosts",
         "is_main",
+        "mfu",
+        "peak_tflops",
         "rank",
         "seconds",
         "state",
         "step_seconds",
+        "tflops_per_second",
         "world_size",
     }
     assert names == collectives | training | output | facts | {"internal"}

@@ -176,7 +176,7 @@ def loop(core, steps=4):
                     loss = model(torch.ones(8, 64, device=core.device)).mean()
                 loss.backward()
             core.optimizer_step(optimizer)
-    return before, core.internal.flops_per_step, core.tflops_per_second, core.mfu
+    return before, core.internal.flops.flops, core.tflops_per_second, core.mfu
 
 
 @pytest.mark.parametrize("backend", DRY_RUNS)

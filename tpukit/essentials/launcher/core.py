@@ -578,14 +578,13 @@ class Core:
     def tflops_per_second(self) -> float | None:
         """TFLOP/s per chip of the last 64 steps; None before `counting_flops` and two steps.
 
-        A core of a v2 or v3, and a GPU, counts as a chip. It is the median over the steps, with
-        the wait for batches, so compilations and evaluations between steps do not count.
+        A core of a v2 or v3, and a GPU, counts as a chip. It is the median over the steps with
+        known FLOPs, with the wait for batches, so compilations and evaluations do not count.
         """
-        flops = self.internal.flops_per_step
-        if flops is None or not self.internal.seconds_between_steps:
+        rates = self.internal.flops_per_second
+        if not rates:
             return None
-        seconds = statistics.median(self.internal.seconds_between_steps)
-        return flops / seconds / self.chips / 1e12
+        return statistics.median(rates) / self.chips / 1e12
 
     @property
     def mfu(self) -> float | None:

@@ -34,10 +34,12 @@ class CoreInternal:
         open_steps: number of `core.step` blocks that are open in the worker function.
         has_met: whether this core has completed a collective.
         step_seconds: seconds of the host per step, for the last 64 steps.
-        seconds_between_steps: seconds from the end of a step to the end of the next, for the last
-            64 steps.
+        flops_per_second: FLOPs of a step divided by the seconds from the end of the step before to
+            its end, for the last 64 steps whose FLOPs are known. Steps of an evaluation have none.
+        seconds_of_step: from the end of the step before to the end of the last; None for the first.
         flops: counts the FLOPs of the first step of a loop with `Core.counting_flops`.
-        flops_per_step: FLOPs of the forward and backward pass; None until they were counted.
+        flops_of_step: FLOPs of the forward and backward pass of the current step; None if they are
+            not known.
         ends_between_steps: True while SIGTERM only sets `end_requested`.
         end_requested: True once SIGTERM has arrived; see `finishing_steps`.
         stops_together: True if all cores have the same request to end, at the same boundary.
@@ -57,9 +59,10 @@ class CoreInternal:
         self.agreement = Agreement(core)
         self.numbers = RandomNumbers(core)
         self.step_seconds: deque[float] = deque(maxlen=_STEPS_IN_MEDIAN)
-        self.seconds_between_steps: deque[float] = deque(maxlen=_STEPS_IN_MEDIAN)
-        self.flops_per_step: int | None = None
+        self.flops_per_second: deque[float] = deque(maxlen=_STEPS_IN_MEDIAN)
+        self.flops_of_step: int | None = None
         self._last_step_ended: float | None = None
+        self.seconds_of_step: float | None = None
         self.at_boundary: Callable[[], None] | None = None
         self.on_abandon: list[Callable[[], None]] = []
         self.begin_run()
@@ -71,13 +74,15 @@ class CoreInternal:
         self.open_steps = 0
         self.has_met = False
         self.flops = FlopCounter()
-        self.flops_per_step = None
+        self._flops_are_known = False
+        self.flops_of_step = None
+        self.seconds_of_step = None
         self._last_step_ended = None
         self.ends_between_steps = False
         self.end_requested = False
         self.stops_together = False
         self.step_seconds.clear()
-        self.seconds_between_steps.clear()
+        self.flops_per_second.clear()
         self.activity.count = 0
         self.activity.waiting = None
         self.activity.doing = None
@@ -128,12 +133,15 @@ class CoreInternal:
     @contextlib.contextmanager
     def counting_flops(self) -> Iterator[None]:
         """Count the FLOPs within, as `Core.counting_flops` documents."""
-        if self.flops_per_step is not None or self.flops.problem:
+        if self.flops.problem:
             yield
             return
-        with self.flops.counting():
+        counting = contextlib.nullcontext() if self._flops_are_known else self.flops.counting()
+        with counting:
             yield
+        self.flops_of_step = self.flops.flops
         if self.flops.problem:
+            self.flops_of_step = None
             self.output.print(f"FLOP/s and MFU are not known: {self.flops.problem}")
 
     @contextlib.contextmanager
@@ -155,11 +163,20 @@ class CoreInternal:
         now = time.monotonic()
         self.activity.count += 1
         self.step_seconds.append(now - began)
+        seconds = None
         if self._last_step_ended is not None:
-            self.seconds_between_steps.append(now - self._last_step_ended)
+            seconds = now - self._last_step_ended
         self._last_step_ended = now
-        if self.flops_per_step is None and self.flops.flops:
-            self.flops_per_step = self.flops.flops
+        self.seconds_of_step = seconds
+        if self.flops_of_step is not None:
+            self._flops_are_known = True
+            self.add_flops(self.flops_of_step)
+        self.flops_of_step = None
+
+    def add_flops(self, flops: int) -> None:
+        """Note the FLOPs of the step that has just ended, for `Core.tflops_per_second`."""
+        if flops and self.seconds_of_step:
+            self.flops_per_second.append(flops / self.seconds_of_step)
 
     @contextlib.contextmanager
     def together(self, name: str) -> Iterator[None]:
