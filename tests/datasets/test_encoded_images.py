@@ -160,3 +160,36 @@ def test_a_damaged_image_in_a_column_is_named_and_left_out_if_that_is_asked(tmp_
     images = quietly(table, tmp_path / "b", path="image", labels="label", damaged=0.5)
     assert sorted(images.rows.tolist()) == [0, 1, 3]
     assert images.labels[:, 0].tolist() == images.rows.tolist()
+
+
+def opened(folder, number, *, is_whole):
+    """Return an image of `PIL.Image.open`, which reads its pixels later."""
+    file = folder / f"{number}.png"
+    data = png_of(picture(number))
+    file.write_bytes(data if is_whole else data[: len(data) // 2])
+    return Image.open(file)
+
+
+def named(folder, number, *, is_whole):
+    """Return a dict of the hub with a path alone."""
+    file = folder / f"{number}.png"
+    if is_whole:
+        picture(number).save(file)
+    return {"bytes": None, "path": str(file)}
+
+
+@pytest.mark.parametrize("damaged", [0, 2])
+@pytest.mark.parametrize("form", [opened, named])
+def test_a_file_that_is_read_only_now_is_named_and_left_out_if_that_is_asked(
+    tmp_path, form, damaged
+):
+    items = [(form(tmp_path, number, is_whole=number != damaged), number) for number in range(4)]
+    with pytest.raises(OSError, match=f"item {damaged} of the source cannot be read"):
+        quietly(items, tmp_path / "a")
+    images = quietly(items, tmp_path / "b", damaged=0.5)
+    assert sorted(images.labels[:, 0].tolist()) == [n for n in range(4) if n != damaged]
+    with pytest.raises(OSError, match=f"item {damaged} of the source cannot be read"):
+        quietly(iter(items), tmp_path / "c")
+    for image, _ in items:
+        if form is opened:
+            image.close()

@@ -3,6 +3,7 @@
 import io
 import re
 import struct
+import tracemalloc
 import zipfile
 import zlib
 
@@ -484,6 +485,11 @@ def test_predictions_go_back_to_the_rows_of_the_table(tmp_path):
     assert some.shape == (8, 2)
     assert np.flatnonzero(~np.isnan(some[:, 0])).tolist() == sorted(images.rows[valid].tolist())
     assert (some[images.rows[valid], 1] == -valid).all()
+    numbers = images.in_table_order(np.arange(7), None)
+    assert numbers[images.rows].tolist() == list(range(7))
+    whole = quietly(table.drop(23), tmp_path / "b", root=tmp_path, labels="label")
+    classes = whole.in_table_order(np.arange(7))
+    assert (classes.dtype.kind, classes[whole.rows].tolist()) == ("i", list(range(7)))
     with pytest.raises(ValueError, match="there are 7 images"):
         images.in_table_order(np.zeros(8))
     with pytest.raises(ValueError, match="more than one value"):
@@ -543,6 +549,16 @@ def test_folds_hold_each_group_once_and_are_alike(case):
     if case != "as many groups as folds":
         others = folds_by_group(groups, 5, seed=4, stratify=kinds)
         assert any(not np.array_equal(a[1], b[1]) for a, b in zip(folds, others, strict=True))
+
+
+@pytest.mark.parametrize("copies", [0, 1])
+def test_folds_of_many_classes_take_little_memory(copies):
+    groups = np.append(np.arange(8000), np.arange(copies))
+    tracemalloc.start()
+    folds_by_group(groups, stratify=np.arange(8000 + copies) % 1000)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < len(groups) * 1000  # bytes: of one byte for each image and class
 
 
 def test_folds_that_cannot_be_made_are_refused():

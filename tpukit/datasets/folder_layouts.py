@@ -99,7 +99,7 @@ def _refuse_copies(layout: _Layout) -> None:
     """Raise if a sub-folder holds the other sub-folders again."""
     folder, _, inside = layout
     for name, below in inside.items():
-        if len(below) > 1 and below <= inside.keys() - {name}:
+        if len(below) > 1 and name not in below and below <= inside.keys():
             raise InvalidValueError(
                 f"{os.path.join(folder, name)} holds the classes of {folder} again",
                 found=_list(sorted(below)),

@@ -132,8 +132,11 @@ class Items:
         """Return the number of the first item that can be read, and the item."""
         first_failure = None
         for number, item in self.read():
+            item = self._loaded(item, number)
             if not isinstance(item, Failed):
                 return number, item
+            if not self.by_number:
+                item.stop(number)
             if first_failure is None:
                 first_failure = (number, item)
         if first_failure is not None:
@@ -142,6 +145,19 @@ class Items:
         raise InvalidValueError(
             "the source yields nothing", fix="check its path; a generator can be used only once"
         )
+
+    def _loaded(self, item, number: int):
+        """Return an item; `Failed` if its file cannot be read.
+
+        An image of `PIL.Image.open`, or the path in a dict of Hugging Face, is read only now.
+        """
+        if isinstance(item, Failed):
+            return item
+        try:
+            self.check(item, number)
+        except OSError as error:
+            return Failed(error)
+        return item
 
     def _refuse_random(self) -> None:
         """Raise if an item changes when it is read again: one random version would be packed."""
@@ -214,11 +230,15 @@ class Items:
             item = self.source[number]
         except Exception as error:
             failed = Failed(error)
-            if not skip:
-                failed.stop(number)
-            no_labels = numpy.zeros(self.labels, numpy.float32)
-            return StoredItem(b"", no_labels, failure=failed.why)
-        return self.prepare(item, number, size)
+        else:
+            try:
+                return self.prepare(item, number, size)
+            except OSError as error:  # of a file that is read only now
+                failed = Failed(error)
+        if not skip:
+            failed.stop(number)
+        no_labels = numpy.zeros(self.labels, numpy.float32)
+        return StoredItem(b"", no_labels, failure=failed.why)
 
     def _classes(self, asked: list[str] | None) -> list[str]:
         """Return the names of the classes: those of classes=, else the dataset's own."""
@@ -321,7 +341,10 @@ class Items:
             item = self.source[number]
         except Exception as error:
             return repr(error).encode(), numpy.empty(0)
-        return self.check(item, number)
+        try:
+            return self.check(item, number)
+        except OSError as error:
+            return repr(error).encode(), numpy.empty(0)
 
 
 def _of_other_length(number: int, count: int, expected: int) -> InvalidValueError:
@@ -507,7 +530,10 @@ def store_items(items: Items, folder: Path, size: int | None, *, progress: str |
     labels = []
     with open(folder / "data", "wb", buffering=0) as file, screen(progress) as display:
         for number, item in items.read():
-            stored = items.prepare(item, number, size)
+            try:
+                stored = items.prepare(item, number, size)
+            except OSError as error:
+                Failed(error).stop(number)
             items.dark += stored.dark
             ends.append(ends[-1] + _write(file, stored.image))
             labels.append(stored.labels)

@@ -93,8 +93,11 @@ def in_table_order(values, rows, packed: PackedRows):
             found=f"row {is_taken.argmax()} has {is_taken.max()}",
             fix="values of one epoch, with each image once: predict(core, model, images)",
         )
-    if (is_taken == 0).any() and values.dtype.kind in "biu":
+    are_missing = is_taken == 0
+    if are_missing.any() and values.dtype.kind in "biu":
         values = values.astype(float)
-    ordered = numpy.full((packed.count, *values.shape[1:]), numpy.nan, values.dtype)
+    ordered = numpy.zeros((packed.count, *values.shape[1:]), values.dtype)
+    if are_missing.any():
+        ordered[are_missing] = numpy.nan
     ordered[rows] = values
     return ordered

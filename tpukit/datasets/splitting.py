@@ -3,6 +3,8 @@
 The shares are as near as whole groups allow.
 """
 
+from typing import Any, NamedTuple
+
 from tpukit.essentials.display import InvalidValueError, check_count
 
 
@@ -42,10 +44,7 @@ def split_by_group(groups, valid: float = 0.2, seed: int = 0, stratify=None):
         second = _every_nth(_checked(stratify, len(numbers)), order, valid)
         if 0 < second.sum() < len(second):
             return numpy.flatnonzero(~second), numpy.flatnonzero(second)
-    kinds = [None]  # all images
-    if stratify is not None:
-        kinds += _kinds(stratify, len(numbers))
-    counts = numpy.stack([numpy.bincount(numbers, kind, len(names)) for kind in kinds], axis=1)
+    counts = _counts(numbers, len(names), stratify)
     chosen = order[_choose(counts[order], valid)]
     second = numpy.isin(numbers, chosen)
     return numpy.flatnonzero(~second), numpy.flatnonzero(second)
@@ -80,11 +79,7 @@ def folds_by_group(groups, count: int = 5, seed: int = 0, stratify=None) -> list
             f"{len(names):,} groups cannot be divided into {count} folds",
             fix=f"count={max(2, len(names))}, or more groups",
         )
-    kinds = [None]  # all images
-    if stratify is not None:
-        kinds += _kinds(stratify, len(numbers))
-    counts = numpy.stack([numpy.bincount(numbers, kind, len(names)) for kind in kinds], axis=1)
-    fold_of = _fold_of_each(counts, count, seed)[numbers]
+    fold_of = _fold_of_each(_kinds_in_groups(numbers, len(names), stratify), count, seed)[numbers]
     folds = []
     for fold in range(count):
         is_valid = fold_of == fold
@@ -92,31 +87,81 @@ def folds_by_group(groups, count: int = 5, seed: int = 0, stratify=None) -> list
     return folds
 
 
-def _fold_of_each(counts, count: int, seed: int):
+class _KindsInGroups(NamedTuple):
+    """The kinds of images in each group, sorted by the groups; the first kind is "all".
+
+    A table of all groups and kinds would take 10 GB for the 1,000 classes of ImageNet.
+    """
+
+    group: Any  # (n,) int
+    kind: Any  # (n,) int
+    images: Any  # (n,) the number of images of this kind in this group
+
+
+def _fold_of_each(found: _KindsInGroups, count: int, seed: int):
     """Return the fold of each group, (G,) int.
 
     Args:
-        counts: (G, K), the images of each group, of each kind; the first kind is "all".
+        found: the images of each group, of each kind.
         count: the number of folds.
         seed: decides the order of groups of one size.
     """
     import numpy
 
-    weight = 1 / numpy.maximum(
-        counts.sum(axis=0), 1
-    )  # a rare kind counts as much as a frequent one
-    shares = counts * weight
-    order = numpy.random.default_rng(seed).permutation(len(counts))
-    order = order[numpy.argsort(-shares[order].max(axis=1), kind="stable")]
-    fold_of = numpy.empty(len(counts), int)
-    held = numpy.zeros((count, counts.shape[1]))
+    totals = numpy.bincount(found.kind, found.images)
+    # A rare kind counts as much as a frequent one.
+    shares = found.images / totals[found.kind]
+    begins = numpy.flatnonzero(numpy.diff(found.group, prepend=-1))
+    largest = numpy.maximum.reduceat(shares, begins)
+    order = numpy.random.default_rng(seed).permutation(len(begins))
+    order = order[numpy.argsort(-largest[order], kind="stable")]
+    ends = [*begins.tolist()[1:], len(shares)]
+    fold_of = numpy.empty(len(begins), int)
+    held = numpy.zeros((count, len(totals)))
     for group in order.tolist():
-        share = shares[group]
+        part = slice(begins[group], ends[group])
+        kinds = found.kind[part]
         # The sum of squares over all folds, which is least if they are equal, grows by this.
-        fold = int((held @ share).argmin())
-        held[fold] += share
+        fold = int((held[:, kinds] @ shares[part]).argmin())
+        held[fold, kinds] += shares[part]
         fold_of[group] = fold
     return fold_of
+
+
+def _kinds_in_groups(numbers, groups: int, stratify) -> _KindsInGroups:
+    """Return the images of each group of each kind, without the kinds that a group has not."""
+    import numpy
+
+    if numpy.ndim(stratify) != 1:
+        counts = _counts(numbers, groups, stratify)
+        found = numpy.nonzero(counts)
+        return _KindsInGroups(*found, counts[found])
+    classes, count = _classes(_checked(stratify, len(numbers)))
+    of_all = numbers * (count + 1)
+    pairs, images = numpy.unique(
+        numpy.concatenate([of_all, of_all + 1 + classes]), return_counts=True
+    )
+    return _KindsInGroups(pairs // (count + 1), pairs % (count + 1), images)
+
+
+def _counts(numbers, groups: int, stratify):
+    """Return the images of each group, of each kind, (G, K); the first kind is "all"."""
+    import numpy
+
+    total = numpy.bincount(numbers, minlength=groups)[:, None]
+    if stratify is None:
+        return total
+    values = _checked(stratify, len(numbers))
+    if values.ndim == 2:
+        _check_zeros_and_ones(values)
+        columns = [numpy.bincount(numbers, label, groups) for label in values.T.astype(float)]
+        return numpy.stack([total[:, 0], *columns], axis=1)
+    classes, count = _classes(values)
+    # Floats, because the product of matrices in `_choose` is fast for them.
+    found = numpy.bincount(
+        numbers * count + classes, numpy.ones(len(numbers)), minlength=groups * count
+    )
+    return numpy.concatenate([total, found.reshape(groups, count)], axis=1)
 
 
 def _every_nth(classes, order, share: float):
@@ -208,26 +253,29 @@ def _checked(stratify, count: int):
     return values
 
 
-def _kinds(stratify, count: int) -> list:
-    """Return the images of each kind, (N,) floats 0 and 1: of each class, or of each label."""
+def _check_zeros_and_ones(values) -> None:
+    """Raise ValueError if labels in several columns hold other numbers than 0 and 1."""
     import numpy
 
-    values = _checked(stratify, count)
-    if values.ndim == 2:
-        is_wrong = ~numpy.isin(values, (0, 1))
-        if is_wrong.any():
-            raise InvalidValueError(
-                "stratify= with several columns must hold zeros and ones",
-                found=values[is_wrong][0],
-                fix="stratify=(N,) classes, or labels > 0.5",
-            )
-        return list(values.T.astype(float))
-    classes, numbers = numpy.unique(values, return_inverse=True)
-    if len(classes) > max(2, count // 2):
+    is_wrong = ~numpy.isin(values, (0, 1))
+    if is_wrong.any():
         raise InvalidValueError(
-            f"stratify= has {len(classes):,} classes for {count:,} images",
+            "stratify= with several columns must hold zeros and ones",
+            found=values[is_wrong][0],
+            fix="stratify=(N,) classes, or labels > 0.5",
+        )
+
+
+def _classes(values) -> tuple:
+    """Return the class of each image as (N,) int, and the number of classes."""
+    import numpy
+
+    classes, numbers = numpy.unique(values, return_inverse=True)
+    if len(classes) > max(2, len(values) // 2):
+        raise InvalidValueError(
+            f"stratify= has {len(classes):,} classes for {len(values):,} images",
             found=classes[:4].tolist(),
             fix="for a quantity, make classes of it: numpy.digitize(values, "
             "numpy.quantile(values, [0.25, 0.5, 0.75]))",
         )
-    return [(numbers == number).astype(float) for number in range(len(classes))]
+    return numbers, len(classes)
