@@ -177,7 +177,9 @@ def test_weights_on_the_device_are_found_in_whatever_way_a_loss_finds_them():
         found = {}
         for name, loss in ways_to_weights(core, core.to_device([weights])[0]).items():
             try:
-                found[name] = evaluate(core, model, loss, batches).loss
+                result = evaluate(core, model, loss, batches, metrics={"again": loss})
+                assert result.metrics["again"] == pytest.approx(result.loss)
+                found[name] = result.loss
             except RuntimeError as error:
                 found[name] = str(error)
         return found

@@ -182,7 +182,7 @@ def evaluate_synced(
         else:
             value = compute(outputs, targets, *further).mean
     numbers = {
-        name: _one_number(name, _of_all(metric, outputs, targets))
+        name: _one_number(name, _of_all(core, metric, outputs, targets))
         for name, metric in (metrics or {}).items()
     }
     value, numbers = _from_core_0(core, (value, numbers))
@@ -297,7 +297,6 @@ def _names_in(code: types.CodeType | None) -> set[str]:
 def _loss_with_its_tensors(core: Core, loss, *, is_on_device: bool) -> Callable[..., Loss]:
     """Return the loss for outputs and targets in host memory, computed where its tensors are."""
     import torch
-    from torch.utils import _pytree as tree
 
     is_module = isinstance(loss, torch.nn.Module)
 
@@ -305,15 +304,22 @@ def _loss_with_its_tensors(core: Core, loss, *, is_on_device: bool) -> Callable[
         call = functools.partial(watched_loss, loss)  # it checks indices of tensors on the host
         if is_on_device:
             call = loss
-            leaves, structure = tree.tree_flatten(parts)
-            sent = iter(core.to_device([leaf for leaf in leaves if leaf is not None]))
-            leaves = [None if leaf is None else next(sent) for leaf in leaves]
-            parts = tree.tree_unflatten(leaves, structure)
+            parts = _on_device(core, parts)
         with torch.no_grad(), evaluating(loss) if is_module else contextlib.nullcontext():
             value = call(*parts)
         return _loss(core.to_host(value))
 
     return compute
+
+
+def _on_device(core: Core, parts: tuple) -> tuple:
+    """Return nested tensors on the device; None stays None."""
+    from torch.utils import _pytree as tree
+
+    leaves, structure = tree.tree_flatten(parts)
+    sent = iter(core.to_device([leaf for leaf in leaves if leaf is not None]))
+    leaves = [None if leaf is None else next(sent) for leaf in leaves]
+    return tree.tree_unflatten(leaves, structure)
 
 
 def _loss_in_parts(core: Core, loss: Callable[..., Loss], rows: tuple, *, size: int) -> float:
@@ -436,9 +442,15 @@ def _one_number(name: str, value: object) -> float:
     return float(value)
 
 
-def _of_all(metric: Callable, outputs, targets) -> object:
+def _of_all(core: Core, metric: Callable, outputs, targets) -> object:
     """Return a metric of all samples at once."""
     if has_state(metric):  # torchmetrics
         metric.reset()
         targets = as_classes(metric, targets)
-    return metric(outputs, targets)
+    try:
+        return metric(outputs, targets)
+    except RuntimeError:
+        if all(tensor.device.type == "cpu" for tensor in _tensors_of(metric)):
+            raise
+    # Weights on the device, as those of the loss itself, do not go with outputs on the host.
+    return metric(*_on_device(core, (outputs, targets)))
