@@ -202,6 +202,18 @@ def test_the_workers_follow_the_folder_and_name_the_variables_that_they_do_not_f
     del sys.modules["later"]
 
 
+def predicts_in_double(core):
+    torch.set_grad_enabled(False)
+    torch.set_default_dtype(torch.float64)
+
+
+def test_a_run_without_gradients_and_in_another_dtype_changes_no_later_run(sessions):
+    session = sessions()
+    session.quietly(predicts_in_double)
+    found = session.quietly(lambda core: (torch.is_grad_enabled(), torch.get_default_dtype()))
+    assert found.results == [(True, torch.float32)] * 2
+
+
 def test_the_peak_of_memory_is_that_of_the_run():
     with opened(cores=1) as session:
         much = session.quietly(lambda core: torch.zeros(100_000_000).sum().item())

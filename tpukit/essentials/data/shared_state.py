@@ -216,8 +216,8 @@ def _is_shell(value) -> bool:
 
     It has threads, for its history for example, which a worker function does not need.
     """
-    modules = [_module_of(base) for base in type(value).__mro__]
-    return any(module.startswith(("IPython.", "ipykernel.")) for module in modules)
+    bases = type(value).__mro__
+    return any(_module_of(base).startswith(("IPython.", "ipykernel.")) for base in bases)
 
 
 def _is_dataset(value) -> bool:

@@ -93,6 +93,7 @@ class _SessionCore:
         core.internal.at_boundary = self._point.cross
         # A run may change these: Lightning the handler, asyncio the pipe, a user the streams.
         self._streams = sys.stdout, sys.stderr
+        self._torch_settings = _torch_settings()
         self._on_sigterm = signal.getsignal(signal.SIGTERM)
         self._signal_pipe = signal.set_wakeup_fd(-1)
         signal.set_wakeup_fd(self._signal_pipe, warn_on_full_buffer=False)
@@ -129,6 +130,7 @@ class _SessionCore:
         self._is_stopped = False
         self._core.internal.begin_run()
         sys.stdout, sys.stderr = self._streams
+        _restore_torch(*self._torch_settings)
         signal.signal(signal.SIGTERM, self._on_sigterm)
         signal.signal(signal.SIGINT, self._stop)
         signal.set_wakeup_fd(self._signal_pipe, warn_on_full_buffer=False)
@@ -233,6 +235,21 @@ class _SessionCore:
                     numbers=self._shared_numbers,
                 )
             )
+
+
+def _torch_settings() -> tuple:
+    """Return the settings of torch that a cell often changes for itself."""
+    import torch
+
+    return torch.is_grad_enabled(), torch.get_default_dtype()
+
+
+def _restore_torch(grad_enabled: bool, dtype: object) -> None:
+    """Restore the settings; a cell that only predicts may have switched gradients off."""
+    import torch
+
+    torch.set_grad_enabled(grad_enabled)
+    torch.set_default_dtype(dtype)
 
 
 def serve(core: Core, calls: serialization.CallFile) -> None:
