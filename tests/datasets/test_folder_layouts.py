@@ -21,6 +21,7 @@ CLASSES = {
     "numbered words": ["Sample001/1.png", "Sample002/1.png"],
     "names of two words": ["left lung/1.png", "right lung/1.png", "heart/1.png"],
     "a mask as a class": ["mask/1.png", "no_mask/2.png", "worn_badly/3.png"],
+    "masks as a class of numbered images": ["mask/1.png", "no mask/1.png"],
     "a mask in a name": ["cat/1_mask.png", "dog/2.png"],
     "splits in each": [f"{kind}/{part}/1.png" for kind in "abc" for part in ("train", "test")],
     "names of places": ["beach/1.png", "train_interior/1.png", "train_station/1.png"],
@@ -54,6 +55,7 @@ OTHERS = {
     ),
     "Carvana": (["train/1.jpg", "train_masks/1_mask.gif"], 'masks="mask"'),
     "mmseg": (["img_dir/train/1.jpg", "ann_dir/train/1.png"], 'masks="mask"'),
+    "VOC": (["JPEGImages/1.png", "SegmentationClass/1.png"], 'masks="mask"'),
     "COCO": (["train2017/1.png", "val2017/2.png"], "pass a table with the label of each image"),
     "brain tumors": (
         ["Training/a/1.png", "Training/b/1.png", "Testing/a/2.png"],

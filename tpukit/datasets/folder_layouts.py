@@ -207,12 +207,19 @@ def _have_roles(classes: Sequence[str]) -> bool:
     return are_numbered or all(word <= roles for word in words)
 
 
+def _are_pairs(layout: _Layout) -> bool:
+    """Return whether images and masks have the same names, as JPEGImages and SegmentationClass."""
+    words = list(map(words_of, layout.classes))
+    have_images = any(word & _IMAGES and not word & _MASKS for word in words)
+    return have_images and any(word & _MASKS for word in words) and bool(_with_masks(layout))
+
+
 def _refuse_roles(layout: _Layout) -> None:
     """Raise if sub-folders are splits, or images and masks."""
     folder, names, _ = layout
     classes = layout.classes
     parts = _parts(layout)
-    if not parts and not _have_roles(classes):
+    if not parts and not _have_roles(classes) and not _are_pairs(layout):
         return
     for part in sorted(parts, key=lambda name: not words_of(name) & _TRAIN):
         deeper, found = _classes_in(layout, part)

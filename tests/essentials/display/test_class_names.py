@@ -63,6 +63,7 @@ def test_synonyms_are_one_name():
 
 UNCLEAR = {
     "from 1": ({1: "cat", 2: "dog"}, r"numbers are not 0 to 1\n  found: \{1: 'cat', 2: 'dog'\}"),
+    "weights of classes": ({"cat": 0.5, "dog": 2.5}, "numbers are not 0 to 1"),
     "a gap": ({0: "cat", 2: "dog"}, "numbers are not 0 to 1"),
     "two of one number": ({"cat": 0, "kitten": 0}, "numbers are not 0 to 1"),
     "a set": ({"cat", "dog"}, "in their order"),
@@ -86,6 +87,7 @@ def test_names_whose_order_is_not_known_are_refused(names, message):
 FIXES = {
     "from 1": ({1: "cat", 2: "dog"}, r"names=(\[.*\])"),
     "from 1, of names": ({"cat": 1, "dog": 2}, r"names=(\[.*\])"),
+    "weights of classes": ({"cat": 0.5, "dog": 2.5}, r"names=(\[.*\])"),
     "a set": ({"cat", "dog"}, r"names=(.*)"),
     "a number": (2, "names=(.*)"),
     "the numbers of a series": (pandas.Series(["dog", "cat"], index=[1, 0]), r"names=(.*?\))"),

@@ -52,7 +52,8 @@ def _of_mapping(names: Mapping, argument: str, *, words: bool) -> list:
             if set(name_of) == set(range(len(names))):
                 return [name_of[number] for number in range(len(names))]
     has_numbers = None not in _whole_numbers(keys) or None not in _whole_numbers(values)
-    if words and not has_numbers:
+    are_words = all(isinstance(value, str | bytes | list | tuple) for value in values)
+    if words and are_words and not has_numbers:
         return values
     in_their_order = keys if None in _whole_numbers(keys) else values
     raise InvalidValueError(
