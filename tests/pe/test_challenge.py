@@ -187,7 +187,9 @@ def test_predictions_in_the_place_of_labels_are_refused(name):
 
 def test_tables_are_scored_and_tensors_trained_with_and_neither_is_taken_for_the_other():
     tensors = {"answers": None, "images": None}
-    with pytest.raises(ValueError, match="scores tables, got tensors\n  fix:   pe.exam_loss"):
+    with pytest.raises(
+        ValueError, match="scores tables, got tensors\n  fix:   for training, pe.exam_loss"
+    ):
         pe.challenge_loss(tensors, tensors)
     with pytest.raises(ValueError, match="have no image_weight\n  found: answers, images"):
         pe.exam_loss(tensors | {"image_weight": None}, tensors)

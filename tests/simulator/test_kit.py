@@ -33,6 +33,8 @@ from tpukit.simulator import build, shapes
 RAISED = "was killed by SIGABRT" if importlib.metadata.version("torch_xla") < "2.9" else "raised"
 CORES = {shape.name: shape.chips * shape.cores for shape in shapes.SHAPES.values()}
 EVERY_MACHINE = pytest.mark.parametrize("machine", machines(shapes.SHAPES))
+# Of the rows of a history: differ from run to run.
+_TIMES = {"seconds", "samples_per_second", "tflops_per_second", "mfu"}
 
 pytestmark = [
     pytest.mark.usefixtures("library"),
@@ -320,8 +322,7 @@ def train(core, network, folder=None, epochs=2):
     found = evaluate(core, model, criterion, valid)
     return {
         "epochs": [
-            {name: row[name] for name in row if name not in ("seconds", "samples_per_second")}
-            for row in history.epochs
+            {name: row[name] for name in row if name not in _TIMES} for row in history.epochs
         ],
         "state": core.to_host(model.state_dict()),
         "loss": found.loss,

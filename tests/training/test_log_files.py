@@ -162,7 +162,7 @@ def test_fit_sends_the_loss_of_each_interval_and_the_evaluation_of_each_epoch():
     epochs = quietly(work, loggers=seen.append).results[0]
     assert [row["step"] for row in seen] == [2, 4, 4, 6, 8, 8]
     assert [{*row} - {"step"} for row in seen[1:3]] == [
-        {"train_loss", "lr"},
+        {"train_loss", "lr", "tflops_per_second"},
         {"valid_loss", "valid_error"},
     ]
     assert [seen[i]["valid_error"] for i in (2, 5)] == [row["valid_error"] for row in epochs]

@@ -147,7 +147,7 @@ def test_every_public_exception_has_the_one_base_and_its_fields():
 
 def test_only_interrupts_are_no_exception_that_except_exception_catches():
     others = {kind for kind in exceptions_of_tpukit() if not issubclass(kind, Exception)}
-    assert {kind.__name__ for kind in others} == {"LaunchInterrupted", "Terminated"}
+    assert {kind.__name__ for kind in others} == {"LaunchInterrupted", "RunStopped", "Terminated"}
     error = tpukit.LaunchInterrupted("stopped", found="7", fix="8", run="its outcome")
     again = pickle.loads(pickle.dumps(error))
     assert (again.fact, again.found, again.fix, again.run) == ("stopped", "7", "8", "its outcome")

@@ -139,7 +139,8 @@ def test_kaggles_image_for_cpus_is_named_with_its_fix_by_setup_and_check():
     changes = setup(Machine({}), info=info)
     assert changes.title == f"not ready to launch: {fact}; {found['versions'].fix}"
     gpu = replace(info, versions=versions | {"torch": "2.10.0+cu128"})
-    assert "Kaggle's image for GPUs" in str(check(Machine({}), info=gpu))
+    (versions,) = (row for row in check(Machine({}), info=gpu).findings if row.name == "versions")
+    assert "Kaggle's image for GPUs" in versions.fact
 
 
 def test_a_second_time_there_is_nothing_to_do(capsys):

@@ -76,7 +76,9 @@ def test_the_folder_beside_tpukit_whose_name_begins_like_it_is_the_users():
 
 def test_sigterm_is_told_of_the_core_that_still_runs():
     process, receiver = process_of_two_threads()
-    process._report_sigterm()
+    reporting = threading.Thread(target=process._report_sigterm)  # as in a worker: no core's thread
+    reporting.start()
+    reporting.join()
     (message,) = receiver.receive()
     assert isinstance(message, messages.CoreFailed)
     assert message.failure.rank == 1
