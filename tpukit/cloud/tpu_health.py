@@ -53,9 +53,9 @@ def health(
     """Check a TPU of this machine or, with a name, a TPU VM, and return the findings.
 
     Without a name it checks the chips, their device nodes, the processes that use them, the
-    variables and the versions. Then every core multiplies matrices, and the results are summed
-    over all cores. This runs in forked workers, so the kernel can still launch. Without a chip CPU
-    processes compute, and a warning reports it.
+    environment variables and the versions. Then every core multiplies matrices, and the results
+    are summed over all cores. This runs in forked workers, so the kernel can still launch. Without
+    a chip, CPU processes compute instead, and a warning reports it.
 
     With a name it asks the Cloud TPU API. While the TPU VM is in a temporary state, such as
     starting, it waits and prints the state. The TPU of a Colab or Kaggle notebook is in the

@@ -194,7 +194,7 @@ class Layout:
         return range(block * BLOCK, min(self.count, (block + 1) * BLOCK))
 
     def intact(self, mapping: mmap.mmap, checksums: dict[int, int]) -> set[int]:
-        """Return the blocks that have the given checksum; all CPUs read them."""
+        """Return the blocks whose contents match their checksum, checked on all CPUs."""
         view = memoryview(mapping)
 
         def is_intact(block: int) -> bool:

@@ -89,7 +89,7 @@ class TFRecords:
     labels: tuple[str, ...]
 
     def facts(self) -> dict:
-        """Return the identity of these records for the plan of a pack: files and features."""
+        """Return the files and features, by which `pack` recognises the same records."""
         files = [f"{file.name} {file.stat().st_size}" for file in self.files]
         summary = f"{len(files)} TFRecord files, {files[0]} to {files[-1]} bytes"
         features = f"{self.image}, {', '.join(self.labels)}"

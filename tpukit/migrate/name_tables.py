@@ -75,7 +75,7 @@ def of_today(full: str) -> str:
 
 
 def is_in_both_releases(full: str) -> bool:
-    """Return whether 2.8 and 2.9 both have a module, or a name at the top of a module."""
+    """Return whether torch_xla 2.8 and 2.9 both have this module or top-level name."""
     modules = table("api")
     module, _, name = full.rpartition(".")
     if full in modules:

@@ -385,5 +385,5 @@ def hounsfield_table(scale: Scale):
 
 @functools.lru_cache(maxsize=64)
 def window_table(scale: Scale, level: float, width: float):
-    """Return the grey level of every stored value in a window, (65536,) uint8."""
+    """Return the windowed grey level of each 16-bit stored value, (65536,) uint8."""
     return see(hounsfield_table(scale), level, width)

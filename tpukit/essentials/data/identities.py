@@ -39,9 +39,10 @@ _NO_DATA = {
 
 
 def identity(dataset: object) -> dict[str, object]:
-    """Return the facts about a dataset that a checkpoint keeps: whole numbers and texts by name.
+    """Return the facts by which a checkpoint recognises its dataset, by name.
 
-    No sample is read. Pixels in files and the code of transforms are not compared.
+    Each fact is a whole number or a text. No sample is read. Pixels in files and the code of
+    transforms are not compared.
     """
     found: dict[str, object] = {}
     _describe(dataset, "dataset", found=found, depth=MOST_DEPTH)

@@ -28,7 +28,7 @@ class SessionRecord(NamedTuple):
     Attributes:
         cores: such as "8 x TPU v5e core".
         holds_chips: whether it has the chips of a TPU open.
-        device: the number of its only chip; None for all.
+        device: the number of the chip, if the session uses a single one; None if it uses all.
         processes: ids of its workers.
     """
 
