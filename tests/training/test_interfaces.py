@@ -214,6 +214,21 @@ def test_a_metric_collection_is_its_metrics(keep_outputs):
     assert set(numbers) == {"all_MulticlassAccuracy", "all_MulticlassRecall"}
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_metric_of_a_collection_does_not_replace_another_of_that_name(is_first):
+    both = {"all": MetricCollection({"recall": MulticlassRecall(2)}), "all_recall": abs}
+    if is_first:
+        both = dict(reversed(both.items()))
+
+    def work(core):
+        model = core.model(nn.Linear(8, 2))
+        batches = core.batches(data, batch_size=7)
+        tpukit.evaluate(core, model, nn.CrossEntropyLoss(), batches, metrics=both)
+
+    with pytest.raises(WorkerError, match="two metrics have the name 'all_recall'"):
+        quietly(work, backend="cpu")
+
+
 def test_a_metric_that_returns_a_dict_is_refused_and_its_fix_works():
     def both(outputs, targets):
         return {"mean": outputs.mean(), "sum": targets.sum()}

@@ -286,3 +286,20 @@ def above_each(truth, rank, weights) -> Thresholds:
     negative = weight - positive
     ranks = np.flatnonzero(weight)[::-1]
     return Thresholds(ranks, positive[ranks].cumsum(), negative[ranks].cumsum())
+
+
+def middle_95(values) -> tuple[float, float]:
+    """Return (low, high), the middle 95 % of the draws of a bootstrap."""
+    import numpy as np
+
+    low, high = np.percentile(values, _PERCENTILES).tolist()
+    return low, high
+
+
+def sensitivity_text(sensitivity: float, interval: tuple[float, float] | None) -> str:
+    """Return a sensitivity and its interval in words: "sensitivity 0.84 (0.71 to 1.00)"."""
+    text = f"sensitivity {sensitivity:.2f}"
+    if interval:
+        low, high = interval
+        text += f" ({low:.2f} to {high:.2f})"
+    return text

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpukit.essentials.display import InvalidValueError
-from tpukit.metrics.areas import FEW, drawn_weights
+from tpukit.metrics.areas import FEW, drawn_weights, middle_95, sensitivity_text
 from tpukit.metrics.samples import count_groups, one_label
 
-_PERCENTILES = (2.5, 97.5)
 _ROUNDING = 1e-9  # false alarms that are more by this are not more
 
 
@@ -36,10 +35,7 @@ class FalseAlarmPoint:
     interval: tuple[float, float] | None
 
     def __str__(self) -> str:
-        text = f"sensitivity {self.sensitivity:.2f}"
-        if self.interval:
-            low, high = self.interval
-            text += f" ({low:.2f} to {high:.2f})"
+        text = sensitivity_text(self.sensitivity, self.interval)
         return f"{text} at {self.false_alarms:.2f} false alarms per group"
 
 
@@ -98,7 +94,7 @@ def sensitivity_at_false_alarms(
         _, first = np.unique(numbers, return_index=True)
         draws = drawn_weights(truth, numbers, resamples, seed=seed)
         found = [sensitivity(weights[first]) for weights in draws]
-        interval = tuple(np.percentile(found, _PERCENTILES).tolist())
+        interval = middle_95(found)
     marked = chances[chances > limit(once)]
     return FalseAlarmPoint(
         threshold=float(marked.min(initial=math.inf)),

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tpukit.essentials.display import InvalidValueError
-from tpukit.metrics.areas import FEW, above_each, drawn_weights
+from tpukit.metrics.areas import FEW, above_each, drawn_weights, middle_95, sensitivity_text
 from tpukit.metrics.samples import count_groups, one_label
 
-# A 95 % interval.
-_PERCENTILES = (2.5, 97.5)
 _ROUNDING = 1e-9  # a specificity that is lower by this is not lower
 
 
@@ -37,10 +35,7 @@ class OperatingPoint:
     interval: tuple[float, float] | None
 
     def __str__(self) -> str:
-        text = f"sensitivity {self.sensitivity:.2f}"
-        if self.interval:
-            low, high = self.interval
-            text += f" ({low:.2f} to {high:.2f})"
+        text = sensitivity_text(self.sensitivity, self.interval)
         return f"{text} at specificity {self.specificity:.2f} (asked: {self.asked:.2f})"
 
 
@@ -81,7 +76,7 @@ def sensitivity_at(
         found = []
         for weights in drawn_weights(truth, numbers, resamples, seed=seed):
             found.append(_best(truth, rank, weights, specificity=specificity).sensitivity)
-        interval = tuple(np.percentile(found, _PERCENTILES).tolist())
+        interval = middle_95(found)
     return OperatingPoint(
         threshold=math.inf if best.rank is None else float(scores[best.rank]),
         sensitivity=best.sensitivity,

@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from tpukit.essentials.display import InvalidTypeError
+from tpukit.essentials.display import InvalidTypeError, InvalidValueError, first_few
 from tpukit.essentials.launcher import gather_objects
 
 # The packages of torchmetrics whose metrics compare classes.
@@ -33,12 +33,21 @@ def separate_metrics(core, metrics: Mapping[str, object]) -> dict[str, object]:
     separate = {}
     for name, metric in metrics.items():
         if hasattr(metric, "update") and hasattr(metric, "items"):
-            separate |= {f"{name}_{key}": part for key, part in metric.items()}
+            parts = {f"{name}_{key}": part for key, part in metric.items()}
         elif _takes_truth_first(metric):
             core.print(f"{name} takes the truth first (y_true), so it gets (targets, outputs)")
-            separate[name] = TruthFirst(metric)
+            parts = {name: TruthFirst(metric)}
         else:
-            separate[name] = metric
+            parts = {name: metric}
+        twice = parts.keys() & separate.keys()
+        if twice:
+            raise InvalidValueError(
+                f"two metrics have the name {min(twice)!r}",
+                found=f"{first_few(map(repr, metrics), 4)}; the metrics of a collection named "
+                "'all' are named all_<name>",
+                fix="another name for one of the two",
+            )
+        separate |= parts
     return separate
 
 

@@ -61,9 +61,9 @@ class SessionEndedError(TpukitError, RuntimeError):
 class Session:
     """Worker processes that stay alive between the cells of a notebook.
 
-    The chips are opened once. A run starts in milliseconds, and a program that an earlier run has
-    compiled is used again. The next run finds everything that a worker function keeps in
-    `core.state`, on the device: the model, the optimizer, the data.
+    The chips are opened once. A run starts within a tenth of a second, and a program that an
+    earlier run has compiled is used again. The next run finds everything that a worker function
+    keeps in `core.state`, on the device: the model, the optimizer, the data.
 
         session = tpukit.Session()
         session.run(prepare, "packed")
@@ -194,9 +194,9 @@ class Session:
         they are now. Keep large data in `core.state`, because a call can send at most 64 MB.
 
         After an exception or an interrupt the session continues, with `core.state` as the cores
-        left it, if all cores come back within three seconds. Gradients of the unfinished step are
-        cleared, and the random numbers start again. Otherwise the session ends. The error reports
-        which of the two happened, and the reason. A core that waits inside of a compiled step for a
+        left it, if all cores come back within three seconds, or eight while `fit` saves a
+        checkpoint. Gradients of the unfinished step are cleared, and the random numbers start
+        again. Otherwise the session ends. The error reports which happened, and why. A core that waits inside of a compiled step for a
         core that has left does not come back.
 
         Args:
