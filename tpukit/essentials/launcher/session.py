@@ -196,8 +196,8 @@ class Session:
         After an exception or an interrupt the session continues, with `core.state` as the cores
         left it, if all cores come back within three seconds, or eight while `fit` saves a
         checkpoint. Gradients of the unfinished step are cleared, and the random numbers start
-        again. Otherwise the session ends. The error reports which happened, and why. A core that waits inside of a compiled step for a
-        core that has left does not come back.
+        again. Otherwise the session ends. The error reports which happened, and why. A core that
+        waits inside of a compiled step for a core that has left does not come back.
 
         Args:
             fn: the worker function; its first argument is a `Core`.
