@@ -632,7 +632,7 @@ def test_what_a_run_writes_is_ignored_and_no_file_of_the_repository_is():
     tried = [
         "notebooks/data/04-phantoms/x.jpg",
         "notebooks/runs/04/x.pt",
-        "runs/exams/04b_exams_and_submission.html",
+        "runs/exams/06_exams_and_submission.html",
         "data/x",
         "dist/x.whl",
     ]
@@ -673,10 +673,7 @@ def parsed(cell):
 def test_there_are_notebooks_and_their_numbers_are_the_reading_order():
     assert NOTEBOOKS
     numbers = [path.name.partition("_")[0] for path in NOTEBOOKS]
-    whole = [number for number in numbers if number.isdigit()]
-    assert whole == [f"{number:02}" for number in range(len(whole))]
-    # One that goes on where another ends has its number and a letter: 04b.
-    assert all(number[:2] in whole and number[2:] == "b" for number in set(numbers) - set(whole))
+    assert numbers == [f"{number:02}" for number in range(len(numbers))]
 
 
 @EACH_NOTEBOOK

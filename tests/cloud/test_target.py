@@ -24,7 +24,7 @@ from tpukit.cloud.vertex import VertexTarget
 pytest.importorskip(
     "google.cloud.aiplatform_v1", reason="needs Google's SDK: pip install google-cloud-aiplatform"
 )
-WALKTHROUGH = Path(__file__).parents[2] / "notebooks" / "04_pulmonary_embolism.ipynb"
+WALKTHROUGH = Path(__file__).parents[2] / "notebooks" / "05_resnet_on_slices.ipynb"
 # A checkpoint of it has 340 MB, so two epochs.
 SMALL = {
     "studies": 8,

@@ -129,7 +129,7 @@ def test_a_v5e_may_use_more_of_its_fast_memory_unless_the_user_says_otherwise(
 
 
 def test_notebook_10_shows_the_fallback_that_it_speaks_of():
-    cells = nbformat.read(ROOT / "notebooks" / "10_before_you_have_a_tpu.ipynb", as_version=4).cells
+    cells = nbformat.read(ROOT / "notebooks" / "03_before_you_have_a_tpu.ipynb", as_version=4).cells
     wanted = ("class Noise", "def network", "def with_a_fallback")
     sources = [cell.source for cell in cells if any(word in cell.source for word in wanted)]
     (parameters,) = [cell.source for cell in cells if "parameters" in cell.metadata.get("tags", [])]

@@ -175,7 +175,7 @@ def _connect(ray) -> None:
             found=" ".join(str(error).split())[:200],
             fix=(
                 "`ray start --head` on the first host, `ray start --address=FIRST:6379` on others; "
-                "for a dry run\nwith simulated hosts: notebook 11, `with hosts_here(2): ...`"
+                "for a dry run\nwith simulated hosts: notebook 15, `with hosts_here(2): ...`"
             ),
         ) from None
 

@@ -525,7 +525,7 @@ class Preflight(Findings):
         if self.pipeline >= self.rate:
             return [Finding("input", "ok", fact)]
         fact += f": the cores would wait {1 - self.pipeline / self.rate:.0%} of the time"
-        fix = "notebook 05: a cache of decoded pixels, threads, workers"
+        fix = "notebook 09: a cache of decoded pixels, threads, workers"
         return [Finding("input", "warning", fact, fix=fix)]
 
     def _cost(self) -> str:
