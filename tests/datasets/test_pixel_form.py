@@ -68,13 +68,17 @@ def test_a_size_of_height_and_width_is_what_pillow_gives(size, resize, kind):
 def test_a_jpeg_that_exif_turns_reaches_a_size_that_is_not_square(resize):
     exif = Image.Exif()
     exif[0x0112] = 6
-    data = encoded(scene(800, 300), "JPEG", exif=exif)
+    stripes = np.tile(np.uint8([0, 0, 0, 255, 255, 255]), (800, 50))
+    data = encoded(Image.fromarray(stripes).convert("RGB"), "JPEG", exif=exif)
     upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
     expected = np.asarray(bilinear(upright, (150, 40), resize))
     form = PixelForm(resize=resize)
     assert np.array_equal(decode(data, (150, 40), form=form), expected)
-    close = decode(data, (150, 40), exact=False, form=form).astype(int)
-    assert abs(close - expected).mean() < 2
+    close = decode(data, (150, 40), exact=False, form=form)
+    # Stripes of three pixels would be lost if the decoder shrank the image to fewer rows.
+    inside = slice(70, 80)
+    if resize != "letterbox":  # which has 15 rows, too few for the stripes
+        assert close[inside].std() > 0.7 * expected[inside].std() > 10
 
 
 @pytest.mark.parametrize("resize", RESIZES)
@@ -222,7 +226,7 @@ def test_all_sixteen_bits_come_back_as_pairs_of_bytes(what):
 
 
 def test_sixteen_bits_are_not_called_nearly_black(capsys):
-    dark = Image.fromarray((DEEP >> 6).astype(np.uint16))
+    dark = Image.fromarray(DEEP % 64)
     for number, image in enumerate((dark, encoded(dark))):
         quietly([(image, 0)], f"{number}", options=tpukit.PackOptions(mode="I;16"))
     assert "nearly black" not in capsys.readouterr().out
