@@ -118,7 +118,7 @@ def test_a_schedule_by_the_epoch_is_resumed_bit_for_bit(make, tmp_path):
     ("options", "message"),
     [
         ({"scheduler_interval": "batch"}, "scheduler_interval is .step. or .epoch., got 'batch'"),
-        ({"patience": 0}, "patience is at least 1, got 0"),
+        ({"patience": 0}, "patience must be at least 1, got 0"),
         (
             {
                 "make": ReduceLROnPlateau,

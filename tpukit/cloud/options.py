@@ -87,7 +87,7 @@ def check_plan(plan: JobPlan) -> None:
     for option, (pattern, example) in _PATTERNS.items():
         given = getattr(plan.options, option)
         if given is not None and not re.fullmatch(pattern, given):
-            fact = f"{given!r} cannot be a {option} of Google Cloud"
+            fact = f"{given!r} is not a valid {option} of Google Cloud"
             raise InvalidValueError(fact, fix=f'{option}="{example}"')
     _check_reservation(plan)
     _check_machine(plan)
@@ -131,7 +131,7 @@ def _check_reservation(plan: JobPlan) -> None:
         )
     if plan.target == "vertex" and not re.fullmatch(_RESERVATION, reservation):
         raise InvalidValueError(
-            f"reservation={reservation!r} cannot be a reservation of Vertex AI",
+            f"reservation={reservation!r} is not a valid reservation of Vertex AI",
             found="Vertex AI takes the full name",
             fix='reservation="projects/my-project/zones/us-west4-a/reservations/my-reservation"',
         )

@@ -287,7 +287,7 @@ def _describe_items(source, labels, groups, classes, columns: Columns) -> PackSo
     names = _label_names(items, asked)
     if isinstance(groups, str):
         raise InvalidValueError(
-            f"groups= of items is one value for each item, got {groups!r}",
+            f"groups= of items must be one value for each item, got {groups!r}",
             fix="groups=list of the values",
         )
     numbers = None

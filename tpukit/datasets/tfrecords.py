@@ -191,7 +191,7 @@ def _read_record(stream: BinaryIO, position: _Position) -> bytes | None:
         evidence = f"{found:,} of {expected:,} bytes after byte {begin:,}"
         raise _damaged(f"{file} is cut short in record {number}", evidence)
     if not _fits(data, check):
-        evidence = f"the checksum of its {length:,} bytes from byte {begin:,} on does not fit"
+        evidence = f"the checksum of its {length:,} bytes from byte {begin:,} on does not match"
         raise _damaged(f"record {number} of {file} is damaged", evidence)
     return data
 
@@ -206,8 +206,8 @@ def _length(head: bytes, position: _Position) -> int:
         return int.from_bytes(head[:8], "little")
     if number > 0:
         problem = f"{file} is damaged where record {number} begins, at byte {offset:,}"
-        raise _damaged(problem, "the checksum of its length does not fit")
-    evidence = f"{head!r}, which begin no record: the checksum of its length does not fit"
+        raise _damaged(problem, "the checksum of its length does not match")
+    evidence = f"{head!r}, which begin no record: the checksum of its length does not match"
     raise _damaged(f"{file} is no TFRecord file, or is damaged at its start", evidence)
 
 

@@ -9,7 +9,7 @@ def check_missing(missing: str, *others: str) -> None:
     """Raise ValueError unless `missing` is "raise", "drop" or one of the other words."""
     allowed = ("raise", "drop", *others)
     if missing not in allowed:
-        raise ValueError(f"missing is {' or '.join(map(repr, allowed))}, got {missing!r}")
+        raise ValueError(f"missing must be {' or '.join(map(repr, allowed))}, got {missing!r}")
 
 
 def leave_out(

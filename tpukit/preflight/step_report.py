@@ -597,7 +597,7 @@ def preflight(
     tpu = find_tpu(chip)
     if shard not in (None, "fsdp"):
         fix = 'preflight(..., shard="fsdp")'
-        raise InvalidValueError(f'shard is "fsdp" or None, got {shard!r}', fix=fix)
+        raise InvalidValueError(f'shard must be "fsdp" or None, got {shard!r}', fix=fix)
     if tpu.cores == 1:
         shard = None  # as in launch: there is nothing to shard over
     # Checked first, because the rest takes minutes.
