@@ -531,7 +531,7 @@ def test_the_fixes_work_for_patients_in_the_place_of_classes():
 
 def test_the_fixes_work_for_arrays_that_are_no_image_yet():
     image = np.full((8, 8, 3), np.nan, np.float32)
-    with fixes("image_modes: it holds nan or infinity") as fix:
+    with fixes("image_modes: the image holds nan or infinity") as fix:
         quietly([(image, 0)], options=PackOptions(window=(0, 1)))
     quietly([(fix.code(r"(?<=: ).*", image=image), 0)], options=PackOptions(window=(0, 1)))
 

@@ -59,7 +59,7 @@ class Preparation:
                 f"{images.folder} does not record how its images were made from DICOM slices",
                 found=made
                 or "the pack has no such settings: `pack` made it, or an earlier version of tpukit",
-                fix="pass the PackedImages of pack_dicom; or delete the cache, and build it again",
+                fix="pass the PackedImages of pack_dicom; if it is a cache, delete and rebuild it",
             )
         window = made["window"]
         return cls(

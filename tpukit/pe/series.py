@@ -172,8 +172,9 @@ def header_type(longest: int = 64):
 
     `file` is the number of the file. `position` is the centre of the first pixel in mm, from the
     patient's right, front and feet. `orientation` holds the directions of a row and of a column.
-    `scale` is slope and intercept. `airless` marks unsigned values whose intercept leaves no value
-    for air. `unscaled` marks a header without slope or intercept, `unnamed` without modality.
+    `scale` is slope and intercept. `airless` marks unsigned values with an
+    intercept too high to represent air. `unscaled` marks a header without slope or intercept,
+    `unnamed` a header without modality.
 
     Args:
         longest: bytes of the longest identifier. DICOM allows 64, but some tools write more.

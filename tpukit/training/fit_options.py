@@ -72,7 +72,7 @@ class FitOptions:
 
 @dataclass(frozen=True)
 class EarlyStopping:
-    """When `fit` stops before the last epoch, and the weights that it leaves in the model.
+    """Set when `fit` stops early, and which weights the model then has.
 
     `EarlyStopping(patience=None, restore_best_weights=True)` trains to the last epoch, and then
     restores the best one.
