@@ -91,7 +91,8 @@ class TFRecords:
     def facts(self) -> dict:
         """Return the files and features, by which `pack` recognises the same records."""
         files = [f"{file.name} {file.stat().st_size}" for file in self.files]
-        summary = f"{len(files)} TFRecord files, {files[0]} to {files[-1]} bytes"
+        ends = f"{files[0]} to {files[-1]}"  # name and size of the first and the last
+        summary = f"{len(files)} TFRecord files, {ends} bytes"
         features = f"{self.image}, {', '.join(self.labels)}"
         return {
             "files": fact(summary, "\0".join(files).encode()),
@@ -214,7 +215,7 @@ def _length(head: bytes, position: _Position) -> int:
 def _fits(data: bytes, check: bytes) -> bool:
     """Return whether four bytes are the masked CRC-32C of the data.
 
-    TFRecord has the mask from LevelDB's log: a checksum of data that contains its own checksum
+    TFRecord masks it, as LevelDB's log does: a checksum of data that contains its own checksum
     would be weak.
     """
     import google_crc32c
@@ -227,7 +228,7 @@ def _fits(data: bytes, check: bytes) -> bool:
 
 def _damaged(problem: str, found: str) -> OSError:
     return SystemFailureError(
-        f"{problem}",
+        problem,
         found=found,
         fix="copy or download this file again, or leave it out",
     )
