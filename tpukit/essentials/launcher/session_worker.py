@@ -242,15 +242,20 @@ def _torch_settings() -> list[tuple[Callable, object]]:
     """Return the settings of torch that a cell often changes: the setter, and the value now."""
     import torch
 
-    device = torch.get_default_device()
-    if device.type == "cpu":
-        device = None  # a default of "cpu" in its place would slow down every call of torch
     return [
         (torch.set_grad_enabled, torch.is_grad_enabled()),
         (torch.set_default_dtype, torch.get_default_dtype()),
-        (torch.set_default_device, device),
+        (_set_default_device, torch.empty(0).device),
         (torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled()),
     ]
+
+
+def _set_default_device(device) -> None:
+    import torch
+
+    # Only if it differs, because a default that was set slows down every call of torch, also "cpu".
+    if torch.empty(0).device != device:
+        torch.set_default_device(device)
 
 
 def serve(core: Core, calls: serialization.CallFile) -> None:
