@@ -84,7 +84,7 @@ def test_the_dotted_line_of_predictions_stands_at_the_threshold():
     figure = show_predictions(images, [[0, 1]], [[0.3, 0.2]], threshold=0.25)
     lines = [line.get_xdata()[0] for axes in figure.axes for line in axes.lines]
     assert 0.25 in lines
-    with pytest.raises(ValueError, match="a threshold is a probability"):
+    with pytest.raises(ValueError, match="a threshold must be a probability"):
         show_predictions(images, [[0, 1]], [[0.3, 0.2]], threshold=-0.1)
 
 
