@@ -96,11 +96,11 @@ def trained(core, **options):
 ARGUMENTS = {
     "a flag in place of a patience": (
         {"early_stopping": True},
-        "early_stopping is a number of epochs or an",
+        "early_stopping must be a number of epochs or an",
     ),
     "a text in place of a patience": (
         {"early_stopping": "3"},
-        "early_stopping is a number of epochs or an",
+        "early_stopping must be a number of epochs or an",
     ),
     "a flag in place of a folder": (
         {"checkpoints": True},
