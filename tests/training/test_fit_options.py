@@ -57,7 +57,7 @@ REFUSED = {
     "an unknown interval": (
         'FitOptions(scheduler_interval="batch")',
         ValueError,
-        "scheduler_interval is",
+        "scheduler_interval must be",
     ),
     "no first epoch": (
         "FitOptions(augment_from=0)",
