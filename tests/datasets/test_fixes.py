@@ -1572,6 +1572,13 @@ def test_the_fixes_work_for_tfrecord_files():
     file.write_bytes(whole)
     read()
 
+    write(Path("a.tfrec"), example(image=b"x", target=1, who=[1, 2], scan=b"one"))
+    records = read_tfrecords("a.tfrec")
+    with fixes("tfrecords: {} has no single word or number in feature {}, which ...") as fix:
+        records.column("who")
+    assert "groups=" in fix
+    assert records.column("scan") == ["one"]
+
     write(Path("b.tfrec"), b"\xff\xff\xff")
     with fixes("tfrecords: {} is not a tf.train.Example"):
         list(read_tfrecords(["b.tfrec", "a.tfrec"]))

@@ -147,7 +147,8 @@ def pack(
             their keys; None for the first of label, labels, fine_label, target, targets. [] for no
             labels. Stored as float32. A single column of words is stored as classes.
         groups: for a table, the column with the group of each image, such as its patient. For
-            items, one value per item. `PackedImages.split` keeps each group on one side.
+            TFRecord files, a feature. For other items, one value per item. `PackedImages.split`
+            keeps each group on one side.
         classes: the names of the numbers of a single label, such as `train.classes`: a list in
             their order, or a dict from number to name or from name to number, also with numbers
             as text. Names that differ only in case are two classes. None for a folder's

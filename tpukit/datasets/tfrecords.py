@@ -99,6 +99,22 @@ class TFRecords:
             "features": fact(features, repr((self.image, self.labels)).encode()),
         }
 
+    def column(self, name: str) -> list:
+        """Return a feature of every record, one word or number each; it reads all files.
+
+        `pack(..., groups="patient_id")` calls it.
+
+        Raises:
+            OSError: a file is damaged.
+            ValueError: a record lacks the feature, or has several values.
+        """
+        column = []
+        for file in self.files:
+            for number, record in enumerate(records(file)):
+                where = f"record {number} of {file}"
+                column.append(_group(_features(record, where), name, where))
+        return column
+
     def __iter__(self) -> Iterator[tuple]:
         import numpy
 
@@ -255,20 +271,20 @@ class _Feature(NamedTuple):
     values: list
 
 
-def _feature(features, name: str, where: str, *, argument: str) -> _Feature:
+def _feature(features, name: str, where: str, *, call: str) -> _Feature:
     """Return a feature; raise if the record lacks it."""
     kind = features[name].WhichOneof("kind") if name in features else None
     if kind is None:
         raise InvalidValueError(
             f"{where} has no feature {name!r}",
             found=_listed(features),
-            fix=f"read_tfrecords(files, {argument}) with one of these names",
+            fix=f"{call} with one of these names",
         )
     return _Feature(kind, getattr(features[name], kind).value)
 
 
 def _image(features, name: str, where: str) -> bytes:
-    kind, values = _feature(features, name, where, argument="image=...")
+    kind, values = _feature(features, name, where, call="read_tfrecords(files, image=...)")
     if kind != "bytes_list" or len(values) != 1 or not values[0]:
         raise InvalidValueError(
             f"feature {name!r} of {where} holds no image: one string of bytes is needed",
@@ -280,7 +296,7 @@ def _image(features, name: str, where: str) -> bytes:
 
 def _values(features, name: str, where: str) -> list:
     """Return the values of a label, numbers or words; raise if float32 cannot hold a number."""
-    kind, values = _feature(features, name, where, argument="labels=(...)")
+    kind, values = _feature(features, name, where, call="read_tfrecords(files, labels=(...))")
     if kind == "bytes_list":
         try:
             return [value.decode() for value in values]
@@ -298,6 +314,21 @@ def _values(features, name: str, where: str) -> list:
             fix=f"leave {name!r} out of labels=(...)",
         )
     return list(values)
+
+
+def _group(features, name: str, where: str) -> str | int | float:
+    """Return the group of an image, a single word or number."""
+    _, values = _feature(features, name, where, call="pack(..., groups=...)")
+    try:
+        (value,) = values
+        return value.decode() if isinstance(value, bytes) else value
+    except ValueError as error:  # several values, or bytes that are not UTF-8
+        raise InvalidValueError(
+            f"{where} has no single word or number in feature {name!r}, which names the group "
+            "of its image",
+            found=_listed(features),
+            fix="pack(..., groups=...) with another feature",
+        ) from error
 
 
 def _listed(features) -> str:
