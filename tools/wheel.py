@@ -2,7 +2,7 @@
 
     python tools/wheel.py dist
 
-It also has the files outside of the package that notebooks 07 and 11 read in a clone:
+It also has the files outside of the package that notebooks 10 and 15 read in a clone:
 tpukit/notebooks, tpukit/tests.
 """
 
