@@ -216,7 +216,7 @@ def _plan(packed: PackedImages, size, exact: bool) -> dict:
         size = size_in_plan(size or 0)
     except ValueError:
         raise InvalidValueError(
-            f"size is the height and width in pixels, got {size!r}", fix="size=128"
+            f"size must be the height and width in pixels, got {size!r}", fix="size=128"
         ) from None
     # It raises if the pack holds pixels of another size.
     *_, channels = PackedImages(packed.folder, size).shape

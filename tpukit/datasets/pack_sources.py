@@ -308,7 +308,7 @@ def _values_of(groups: str, source) -> list:
     if isinstance(source, TFRecords):
         return source.column(groups)
     raise InvalidValueError(
-        f"groups= of items is one value for each item, got {groups!r}",
+        f"groups= of items must be one value for each item, got {groups!r}",
         fix="groups=list of the values",
     )
 

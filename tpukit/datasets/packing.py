@@ -237,7 +237,7 @@ def check_arguments(damaged: str | float, options: PackOptions, *, size) -> None
     image_size(size)
     if not isinstance(options, PackOptions):
         raise InvalidValueError(
-            f"options is a PackOptions, got {options!r}",
+            f"options must be a PackOptions, got {options!r}",
             fix="options=tpukit.PackOptions(shard_size=1024)",
         )
     whole_number("seed", options.seed, 0)
@@ -256,7 +256,7 @@ def share_of(damaged: str | float) -> float:
     is_number = isinstance(share, int | float) and not isinstance(share, bool)
     if not is_number or not 0 <= share <= 1:
         raise InvalidValueError(
-            f'damaged is "raise", "skip", or a share from 0 to 1, got {damaged!r}',
+            f'damaged must be "raise", "skip", or a share from 0 to 1, got {damaged!r}',
             fix='damaged="skip"',
         )
     return share

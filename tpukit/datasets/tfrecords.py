@@ -91,7 +91,8 @@ class TFRecords:
     def facts(self) -> dict:
         """Return the files and features, by which `pack` recognises the same records."""
         files = [f"{file.name} {file.stat().st_size}" for file in self.files]
-        summary = f"{len(files)} TFRecord files, {files[0]} to {files[-1]} bytes"
+        ends = f"{files[0]} to {files[-1]}"  # name and size of the first and the last
+        summary = f"{len(files)} TFRecord files, {ends} bytes"
         features = f"{self.image}, {', '.join(self.labels)}"
         return {
             "files": fact(summary, "\0".join(files).encode()),
@@ -207,7 +208,7 @@ def _read_record(stream: BinaryIO, position: _Position) -> bytes | None:
         evidence = f"{found:,} of {expected:,} bytes after byte {begin:,}"
         raise _damaged(f"{file} is cut short in record {number}", evidence)
     if not _fits(data, check):
-        evidence = f"the checksum of its {length:,} bytes from byte {begin:,} on does not fit"
+        evidence = f"the checksum of its {length:,} bytes from byte {begin:,} on does not match"
         raise _damaged(f"record {number} of {file} is damaged", evidence)
     return data
 
@@ -222,15 +223,15 @@ def _length(head: bytes, position: _Position) -> int:
         return int.from_bytes(head[:8], "little")
     if number > 0:
         problem = f"{file} is damaged where record {number} begins, at byte {offset:,}"
-        raise _damaged(problem, "the checksum of its length does not fit")
-    evidence = f"{head!r}, which begin no record: the checksum of its length does not fit"
+        raise _damaged(problem, "the checksum of its length does not match")
+    evidence = f"{head!r}, which begin no record: the checksum of its length does not match"
     raise _damaged(f"{file} is no TFRecord file, or is damaged at its start", evidence)
 
 
 def _fits(data: bytes, check: bytes) -> bool:
     """Return whether four bytes are the masked CRC-32C of the data.
 
-    TFRecord has the mask from LevelDB's log: a checksum of data that contains its own checksum
+    TFRecord masks it, as LevelDB's log does: a checksum of data that contains its own checksum
     would be weak.
     """
     import google_crc32c
@@ -243,7 +244,7 @@ def _fits(data: bytes, check: bytes) -> bool:
 
 def _damaged(problem: str, found: str) -> OSError:
     return SystemFailureError(
-        f"{problem}",
+        problem,
         found=found,
         fix="copy or download this file again, or leave it out",
     )
