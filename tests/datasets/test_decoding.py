@@ -238,7 +238,7 @@ def test_a_number_16_in_a_header_is_no_image_of_sixteen_bits(kind):
         place = 14 + len(head) + len(masks)
         files = [struct.pack("<2sIII", b"BM", place + 8, 0, place) + head + masks + pixels]
     for data in files:
-        assert np.array_equal(decode(data, window=(0, 4000)), by_pillow(data))
+        assert np.array_equal(decode(data, form=PixelForm(window=(0, 4000))), by_pillow(data))
 
 
 def test_an_apple_icon_of_sixteen_bits_is_not_clipped():
