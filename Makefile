@@ -4,8 +4,8 @@
 # The path of this folder may have blanks, so recipes name files relative to it, or between quotes.
 PYTHON ?= python3
 .DEFAULT_GOAL := help
-.PHONY: headers help check quick test test-cloud torchtpu faults soak fuzz mutants walkthrough exams wheel kaggle-bundle gallery screenshot docs platforms simulator
-.PHONY: compile-check lint-old bench bench-input bench-packing bench-step bench-unet bench-recording bench-compile bench-exams
+.PHONY: headers outputs help check quick test test-cloud torchtpu faults soak fuzz mutants walkthrough exams wheel kaggle-bundle gallery screenshot docs platforms simulator
+.PHONY: judges compile-check lint-old bench bench-input bench-packing bench-step bench-unet bench-recording bench-compile bench-exams
 .PHONY: bench-preflight bench-sharded bench-robustness bench-startup
 .PHONY: chip-colab chip-kaggle chip-report clean
 
@@ -23,8 +23,8 @@ quick := tests/test_repository.py $(addprefix tests/,$(addprefix essentials/,dis
 # make test ONLY=training: the subpackage's own tests, and others that import it. Notebooks and browsers take minutes.
 named = grep -rlE --include='test_*.py' --exclude-dir=notebooks --exclude-dir=browser 'tpukit\.$(subst /,.,$(ONLY))\b' tests
 tested = $(if $(ONLY),tests/$(ONLY) $(filter-out tests/$(ONLY)/%,$(shell $(named))))
-notebook := 04_pulmonary_embolism
-exams := 04b_exams_and_submission
+notebook := 05_resnet_on_slices
+exams := 06_exams_and_submission
 spelled := *.md Makefile pyproject.toml requirements.txt benchmarks docs/*.md docs/*.py examples notebooks tests tools tpukit
 # Four tests at a time on two processors, because tests wait a lot; the longest first. See tests/conftest.py.
 streams := -n 4 --dist loadfile --no-loadscope-reorder
@@ -56,8 +56,11 @@ test-cloud: .venv/clouded  ## minutes: notebooks as jobs on doubles of Vertex AI
 	$(python) -m uv run --quiet --no-project --python $(python) --with skypilot==0.14.1 --with pytest \
 	    python -m pytest -o filterwarnings= tests/cloud/test_skypilot.py -k itself
 
-torchtpu: .platforms/torchtpu/installed  ## half an hour, 7 GB: TorchTPU itself on simulated chips, with notebooks 01 to 06; NOTEBOOKS=none skips them
+torchtpu: .platforms/torchtpu/installed  ## half an hour, 7 GB: TorchTPU itself on simulated chips, with seven notebooks; NOTEBOOKS=none skips them
 	TORCH_DEVICE_BACKEND_AUTOLOAD=0 TORCH_XLA_PYTHON="$$PWD/$(python)" PYTHONPATH=.:tests .platforms/torchtpu/bin/python tests/simulator/torchtpu.py
+
+judges: .venv/judges/installed  ## twenty minutes, 3 GB: tests and data of other projects, such as accelerate, timm and pydicom; a table of suites
+	.venv/judges/bin/python tests/judges/table.py $(if $(ONLY),--only $(ONLY))
 
 faults: $(installed)  ## minutes, on a quiet machine: a table of faults in a launch; each must end within ten seconds
 	$(python) tests/faults/matrix.py
@@ -82,7 +85,7 @@ walkthrough: $(walks)  ## the main job, into runs/; DATA=folder for your images 
 	$(python) -m nbconvert --log-level WARN --to html runs/$(notebook).ipynb
 	@$(python) -c 'import json; print(json.dumps(json.load(open("runs/metrics.json"))))'
 
-exams: $(installed)  ## minutes: notebook 04b in the empty folder runs/exams, from DICOM files to submission.csv; REAL=1 for exams of 250 to 600 slices
+exams: $(installed)  ## minutes: notebook 06 in the empty folder runs/exams, from DICOM files to submission.csv; REAL=1 for exams of 250 to 600 slices
 ifdef REAL
 	$(python) tools/real_exams.py runs/real-exams
 else
@@ -90,7 +93,7 @@ else
 	cd runs/exams && ../../$(python) -m papermill ../../notebooks/$(exams).ipynb $(exams).ipynb \
 	    --kernel python3 --log-output --no-progress-bar
 	$(python) -m nbconvert --log-level WARN --to html runs/exams/$(exams).ipynb
-	@cat runs/exams/runs/04b/metrics.json
+	@cat runs/exams/runs/06/metrics.json
 endif
 
 wheel:  ## tpukit as one file, dist/tpukit-*.whl, for a notebook without a clone
@@ -98,7 +101,7 @@ wheel:  ## tpukit as one file, dist/tpukit-*.whl, for a notebook without a clone
 	@$(or $(wildcard $(python)),$(PYTHON)) tools/wheel.py dist
 
 kaggle-bundle: $(installed)  ## tpukit, wheels and the networks of `make exams` as a dataset for a Kaggle notebook without internet
-	$(python) examples/kaggle_bundle.py runs/exams/runs/04b build/kaggle-bundle
+	$(python) examples/kaggle_bundle.py runs/exams/runs/06 build/kaggle-bundle
 
 screenshot: $(installed)  ## a minute, needs Chromium: the README's pictures of a running launch and of a failed core
 	$(python) docs/screenshot.py
@@ -111,6 +114,9 @@ docs: .venv/documented  ## minutes: the pages, into build/docs/html; warnings ar
 
 headers:  ## write badges, bootstrap cells and links from the address of git's origin, or REPOSITORY=owner/name
 	$(PYTHON) notebooks/headers.py
+
+outputs: $(installed)  ## half an hour, needs Chromium: execute the notebooks and store their outputs in them; ONLY=05 for one
+	$(python) notebooks/outputs.py $(if $(ONLY),--only $(ONLY))
 
 platforms: $(installed)  ## an hour, 21 GB: rebuild two images of Colab and Kaggle's, and test in them; ONLY=colab for one
 	$(python) tests/platforms/rebuild.py $(if $(ONLY),--only $(ONLY))
@@ -175,6 +181,12 @@ chip-report: $(installed)  ## a proof on a chip as a row of docs/evidence.md; FI
 .venv/chipped: $(installed)
 	$(uv_install) --compile-bytecode --editable ".[test,browser,chip]"
 	@touch .venv/chipped
+
+# TensorFlow and the projects of `make judges` may change versions of packages that `make test` uses.
+.venv/judges/installed: $(installed)
+	$(python) -m uv venv --quiet --clear --python $(python) .venv/judges
+	$(python) -m uv pip install --compile-bytecode --python .venv/judges/bin/python --editable ".[test,judges]"
+	@touch $@
 
 # TorchTPU and torch_xla need different versions of torch.
 .platforms/torchtpu/installed: $(installed)

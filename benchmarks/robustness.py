@@ -3,7 +3,7 @@ paler, worse files.
 
     python benchmarks/robustness.py runs/robustness
 
-Notebook 04 trains twice on the same phantoms, as it stands and without its augmentation. Then both
+Notebook 05 trains twice on the same phantoms, as it stands and without its augmentation. Then both
 networks see other exams, as they are, and changed in six ways. These are drawn for it: on the
 notebook's own validation fold the network without augmentation has chosen the best of four epochs,
 the other one of one. A change is made to the file of 256 pixels, as if it had come from elsewhere
@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-NOTEBOOK = ROOT / "notebooks" / "04_pulmonary_embolism.ipynb"
+NOTEBOOK = ROOT / "notebooks" / "05_resnet_on_slices.ipynb"
 PIXELS = 64  # that the networks see
 NETWORKS = {"augmented": {}, "plain": {"plain_epochs": 999}}  # by parameters of the notebook
 
@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def train(to: Path, name: str, **parameters) -> None:
-    """Run notebook 04 with these parameters in a new folder; phantoms and pack are shared."""
+    """Run notebook 05 with these parameters in a new folder; phantoms and pack are shared."""
     where = {"phantom_path": "phantoms", "records_path": "records", "run_path": name}
     command = [
         sys.executable,
@@ -195,7 +195,7 @@ def prepared(files: list[Path], change: str):
 
 
 def ask(core, weights: Path, pixels):
-    """Return the logits of a network that notebook 04 trained, (N, 10)."""
+    """Return the logits of a network that notebook 05 trained, (N, 10)."""
     import torch
     from torch.utils.data import TensorDataset
 

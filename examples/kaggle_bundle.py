@@ -1,6 +1,6 @@
 """Make a folder to upload as a Kaggle dataset, for a notebook without internet.
 
-    python examples/kaggle_bundle.py runs/exams/runs/04b build/kaggle-bundle
+    python examples/kaggle_bundle.py runs/exams/runs/06 build/kaggle-bundle
 
 The folder holds tpukit, the networks, and wheels for the Python of Kaggle's TPU image. It has only
 the packages that the image lacks; the image's torch is not replaced.
@@ -87,7 +87,7 @@ NOTEBOOK = (
 def main() -> int:
     """Make the folder, and print what is in it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("run", type=Path, help="run_path of notebook 04b, after it ran")
+    parser.add_argument("run", type=Path, help="run_path of notebook 06, after it ran")
     parser.add_argument(
         "to", type=Path, help="the folder to make; an earlier bundle there is replaced"
     )
@@ -101,14 +101,14 @@ def main() -> int:
     if missing:
         print(
             f"there is no {missing[0]} in {options.run}\n"
-            "  fix: `make exams`, or run notebook 04b: it writes them"
+            "  fix: `make exams`, or run notebook 06: it writes them"
         )
         return 1
     known = set(runpy.run_path(str(ROOT / "examples" / "submission.py"))["SETTINGS"])
     other = known ^ json.loads((options.run / "settings.json").read_text()).keys()
     if other:
         print(
-            f"{options.run}/settings.json is not of this version of 04b: "
+            f"{options.run}/settings.json is not of this version of notebook 06: "
             f"{', '.join(sorted(other))}\n  fix: run it again"
         )
         return 1

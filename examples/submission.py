@@ -1,4 +1,4 @@
-"""Predict exams with the two networks of notebook 04b, without internet.
+"""Predict exams with the two networks of notebook 06, without internet.
 
     python submission.py --table test.csv --images test --networks folder --max-time 8h
 
@@ -188,7 +188,7 @@ class Networks:
         """Read the networks and their settings.
 
         Raises:
-            ValueError: the settings are not those of notebook 04b, so answers could be wrong
+            ValueError: the settings are not those of notebook 06, so answers could be wrong
                 without an error.
         """
         import torch
@@ -271,7 +271,7 @@ def ask(slices, table, options, networks: Networks, report: Report, late: Callab
     from tpukit import pe
 
     run = tpukit.launch(see, networks.resnet, slices, options.batch_size, cores=options.cores)
-    # Through float16, in which notebook 04b keeps features: so the answers are the same.
+    # Through float16, in which notebook 06 keeps features: so the answers are the same.
     seen = {name: value.half().float() for name, value in run.results[0].items()}
     features = torch.cat([seen["features"], seen["logits"]], dim=1)
     is_number = features.isfinite().all(dim=1)

@@ -1,4 +1,4 @@
-"""Rooms with one object, drawn for notebook 07, and a network that finds the object's mask and the depth."""
+"""Rooms with one object, drawn for notebook 10, and a network that finds the object's mask and the depth."""
 
 import math
 

@@ -489,11 +489,11 @@ def test_only_an_earlier_bundle_is_replaced(tmp_path):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
     assert other(folder) == ""
-    for name in ("04b/slices/best.pt", "thesis.tex", "wheels/notes.txt"):
+    for name in ("06/slices/best.pt", "thesis.tex", "wheels/notes.txt"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
         assert other(folder)
-        shutil.rmtree(folder / "04b", ignore_errors=True)
+        shutil.rmtree(folder / "06", ignore_errors=True)
         (folder / name).unlink(missing_ok=True)
     assert other(folder) == ""
 
@@ -542,6 +542,6 @@ def test_the_notebook_of_the_bundle_is_one_and_a_run_that_is_not_there_is_said(t
     done = subprocess.run(arguments, capture_output=True, text=True, check=False)
     assert (
         done.returncode,
-        "04b: exam_slices, features, frequencies, packed_size" in done.stdout,
+        "notebook 06: exam_slices, features, frequencies, packed_size" in done.stdout,
     ) == (1, True)
     assert not (tmp_path / "bundle").exists()

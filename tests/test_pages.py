@@ -5,6 +5,7 @@ import doctest
 import importlib.util
 import inspect
 import io
+import json
 import os
 import re
 import subprocess
@@ -63,6 +64,13 @@ def test_every_name_of_the_top_level_is_public():
     assert set(tpukit.__all__) <= public | modules
 
 
+def source_of(path):
+    """Return the text of a file; of a notebook, the cells without their outputs."""
+    if path.suffix != ".ipynb":
+        return path.read_text()
+    return "\n".join("".join(cell["source"]) for cell in json.loads(path.read_text())["cells"])
+
+
 def used_names():
     """Return (file, module, name) for each name that notebooks, documents and examples use."""
     files = [*ROOT.glob("notebooks/*.ipynb"), *ROOT.glob("*.md"), *ROOT.glob("examples/*.py")]
@@ -71,7 +79,7 @@ def used_names():
     for path in files:
         if path.name == "CHANGELOG.md":
             continue  # has old names
-        text = path.read_text()
+        text = source_of(path)
         attribute = r"(?<!from )\btpukit\.((?:essentials\.)?\w+)\.(\w+)\b"
         for module, name in re.findall(attribute, text):
             found.add((path.name, module, name))
@@ -81,8 +89,7 @@ def used_names():
 
 
 INTERNAL_ON_PURPOSE = {
-    ("02_look_at_the_data.ipynb", "pe", "model"),  # ImageNet's mean, beside that of the data
-    ("11_beyond_the_notebook.ipynb", "cloud.vertex", "VertexTarget"),  # of a test double
+    ("15_run_it_as_a_job.ipynb", "cloud.vertex", "VertexTarget"),  # of a test double
 }
 
 
@@ -368,6 +375,53 @@ def test_the_two_scripts_of_the_page_from_pytorch_run():
             exec("\n".join(lines), {"__name__": "__main__"})
         loss = float(re.search(r"(\d\.\d+(e-\d+)?)\D*$", said.getvalue())[1])
         assert loss < 0.2, sign
+
+
+# How-to pages whose code runs as it stands, each with a package that it needs.
+COMPLETE = {
+    "cross_validation": "torch",
+    "custom_loss": "torch",
+    "export_a_model": "torch",
+    "hugging_face": "transformers",
+    "log_a_run": "tensorboard",
+    "resume": "torch",
+    "segmentation": "pandas",
+}
+
+
+@pytest.mark.parametrize("name", COMPLETE)
+def test_the_code_of_a_how_to_page_runs(name, tmp_path):
+    package = COMPLETE[name]
+    pytest.importorskip(package, reason=f"the page needs {package}: pip install {package}")
+    text = (ROOT / "docs" / f"{name}.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    (tmp_path / "page.py").write_text("\n".join(blocks))
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-W", "ignore", "page.py"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_every_page_has_one_place_in_the_navigation():
+    notebooks = sorted((ROOT / "notebooks").glob("*.ipynb"))
+    kinds = pages.kinds_of_pages(PAGES, notebooks)
+    listed = [name for names in kinds.values() for name in names]
+    assert len(listed) == len(set(listed))
+    written = {f"docs/{page.stem}" for page in PAGES} | {
+        f"notebooks/{one.stem}" for one in notebooks
+    }
+    assert written <= set(listed)
+    assert {name for name in listed if name.startswith("docs/")} <= written
+
+
+def test_the_page_of_the_command_line_has_every_command():
+    import tpukit.__main__
+
+    page = pages.page_of_command_line()
+    for command in ("check", "info", *tpukit.__main__._COMMANDS):
+        assert f"## {command}\n" in page
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -1,6 +1,6 @@
 """Run the whole pipeline on exams as a hospital sends them.
 
-The pipeline is DICOM files, notebook 04b, submission.csv and its score.
+The pipeline is DICOM files, notebook 06, submission.csv and its score.
 
     python tools/real_exams.py runs/real-exams
 
@@ -34,13 +34,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 EVERY = 8  # of the slices without an embolus nearby that are drawn
 LYING = (0, 1, 0, -1, 0, 0)  # a row goes to the patient's back, a column to the right
-NOTEBOOK = ROOT / "notebooks" / "04b_exams_and_submission.ipynb"
-WEIGHTS = ROOT / "runs/exams/runs/04b/slices/best.pt"
+NOTEBOOK = ROOT / "notebooks" / "06_exams_and_submission.ipynb"
+WEIGHTS = ROOT / "runs/exams/runs/06/slices/best.pt"
 STAGES = {  # of the notebook, by what the cell calls
     "index the headers": "pe.index_dicom(",
     "pack and cache": "pe.pack_dicom(",
-    "train on slices and look at all": "launch(learn_slices",
-    "train on exams and read them": "launch(learn_exams",
+    "train on slices": "launch(train_slices",
+    "extract features of all slices": "launch(extract_features",
+    "train on exams and read them": "launch(train_exams",
 }
 
 
@@ -62,7 +63,7 @@ def main() -> None:
         nargs=2,
         action="append",
         default=[],
-        help="a parameter of notebook 04b, and its value",
+        help="a parameter of notebook 06, and its value",
     )
     parser.add_argument(
         "--weights",
@@ -223,7 +224,7 @@ def draw_exam(folder: Path, number: int, findings, slices: int, size: int, seed:
 
 
 def run_notebook(data: Path, run: Path, values: dict) -> dict[str, float]:
-    """Run notebook 04b with these exams, and return how many seconds its stages took."""
+    """Run notebook 06 with these exams, and return how many seconds its stages took."""
     run.mkdir(parents=True)
     given = {"data_path": data.resolve(), "run_path": ".", "records_path": "records"}
     given |= {"exam_batch_size": 2, **values}  # for few exams, so that an epoch is several steps

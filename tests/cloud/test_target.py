@@ -24,7 +24,7 @@ from tpukit.cloud.vertex import VertexTarget
 pytest.importorskip(
     "google.cloud.aiplatform_v1", reason="needs Google's SDK: pip install google-cloud-aiplatform"
 )
-WALKTHROUGH = Path(__file__).parents[2] / "notebooks" / "04_pulmonary_embolism.ipynb"
+WALKTHROUGH = Path(__file__).parents[2] / "notebooks" / "05_resnet_on_slices.ipynb"
 # A checkpoint of it has 340 MB, so two epochs.
 SMALL = {
     "studies": 8,
@@ -204,7 +204,7 @@ def test_sent_again_it_is_the_same_job_on_the_same_machine(platform, cloud, make
     )
     first.result(timeout="5m")
     assert first.folder.names("attempts/") == ["attempts/0001.json"]
-    with pytest.raises(ValueError, match="there is a job once already"):
+    with pytest.raises(ValueError, match="a job once already exists"):
         platform.send(make_notebook("2"), name="once")
 
 

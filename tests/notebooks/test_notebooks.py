@@ -31,7 +31,6 @@ from nbconvert import HTMLExporter
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-FOR_THE_PAGES = ROOT / "build" / "executed"  # `make docs` shows these
 SECONDS_A_CELL = 800
 BY_PROGRAMS = "01_setup"
 
@@ -39,9 +38,9 @@ BY_PROGRAMS = "01_setup"
 SMALL = {
     "00_quickstart": {"images_per_class": 12, "image_size": 32, "batch_size": 4, "epochs": 1},
     "01_setup": {"size": 64},
-    "02_look_at_the_data": {"studies": 8, "slices": 8, "image_size": 32},
-    "03_every_core": {"epochs": 2},
-    "04_pulmonary_embolism": {
+    "04_look_at_ct": {"studies": 8, "slices": 8, "image_size": 32},
+    "02_every_core": {"epochs": 2},
+    "05_resnet_on_slices": {
         "studies": 10,
         "slices": 8,
         "num_folds": 2,
@@ -50,7 +49,7 @@ SMALL = {
         "num_epochs": 2,
         "plain_epochs": 1,
     },
-    "04b_exams_and_submission": {
+    "06_exams_and_submission": {
         "studies": 16,
         "slices": 6,
         "phantom_size": 64,
@@ -63,7 +62,7 @@ SMALL = {
         "exam_epochs": 2,
         "keep": "kept/exams",
     },
-    "05_feed_the_chip": {
+    "09_feed_the_chip": {
         "studies": 8,
         "slices": 8,
         "image_size": 64,
@@ -71,14 +70,13 @@ SMALL = {
         "rounds": 2,
         "seconds": 0.05,
     },
-    "06_your_own_data": {
+    "08_your_own_images": {
         "flowers": 12,
         "image_size": 32,
         "epochs": 1,
         "batch_size": 4,
-        "keep": "kept",
     },
-    "07_how_much_faster": {
+    "10_profile_a_step": {
         "image_size": 32,
         "train_images": 16,
         "valid_images": 8,
@@ -87,8 +85,8 @@ SMALL = {
         "memory_batches": [2, 3],
         "epochs": 1,
     },
-    "08_lightning_on_tpu": {"epochs": 1},
-    "09_why_is_it_slow": {
+    "12_lightning": {"epochs": 1},
+    "11_why_is_it_slow": {
         "steps": 8,
         "batch_size": 32,
         "shape_steps": 8,
@@ -100,7 +98,7 @@ SMALL = {
         "seeds": 1,
     },
     # The compiler is taken where it is already; what the notebook says without it is tested in test_preflight.py.
-    "10_before_you_have_a_tpu": {
+    "03_before_you_have_a_tpu": {
         "fetch": False,
         "other_chips": [],
         "image_size": 16,
@@ -108,9 +106,9 @@ SMALL = {
         "batch_size": 8,
         "compiles": 2,
     },
-    "11_beyond_the_notebook": {"epochs": 8, "pause": 1.5, "install": False},
-    "12_text": {"texts": 300, "width": 16, "heads": 2, "layers": 1, "epochs": 1},
-    "13_larger_than_a_chip": {
+    "15_run_it_as_a_job": {"epochs": 8, "pause": 1.5, "install": False},
+    "13_text": {"texts": 300, "width": 16, "heads": 2, "layers": 1, "epochs": 1},
+    "14_larger_than_a_chip": {
         "texts": 300,
         "width": 16,
         "heads": 2,
@@ -119,7 +117,7 @@ SMALL = {
         "epochs": 1,
         "fine_epochs": 1,
     },
-    "14_your_own_ct_exams": {
+    "07_your_own_ct_exams": {
         "studies": 20,
         "slices": 6,
         "phantom_size": 64,
@@ -135,9 +133,9 @@ SMALL = {
 
 # What a notebook installs itself where it is missing; without a network its test is skipped.
 NEEDS = {
-    "04b_exams_and_submission": "pydicom",
-    "08_lightning_on_tpu": "lightning",
-    "14_your_own_ct_exams": "pydicom",
+    "06_exams_and_submission": "pydicom",
+    "12_lightning": "lightning",
+    "07_your_own_ct_exams": "pydicom",
 }
 
 PROBE = """
@@ -185,16 +183,18 @@ def twice(request, tmp_path_factory):
         both = nbformat.read(folder / "ran.ipynb", as_version=4)
     else:
         execute(both, folder)
-    FOR_THE_PAGES.mkdir(parents=True, exist_ok=True)
     first = both.cells[: len(notebook.cells)]
-    nbformat.write(
-        nbformat.from_dict({**notebook, "cells": first}), FOR_THE_PAGES / request.param.name
-    )
+    nbformat.write(nbformat.from_dict({**notebook, "cells": first}), executed_copy(folder))
     probes = [
         json.loads(said(cell).splitlines()[-1]) for cell in both.cells if cell.source == PROBE
     ]
     checks = [said(cell) for cell in both.cells if "check" in cell.metadata.get("tags", [])]
     return folder, notebook, probes, [checks[: len(checks) // 2], checks[len(checks) // 2 :]]
+
+
+def executed_copy(folder):
+    """Return the path of the notebook after its first run: beside its folder."""
+    return folder.with_suffix(".ipynb")
 
 
 def fill_in_the_answers(cells):
@@ -254,39 +254,40 @@ def test_the_check_of_an_exercise_says_not_yet_before_the_folded_answer_and_righ
     assert [text for text in after if not text.splitlines()[-1].startswith("right")] == []
 
 
-@pytest.mark.parametrize("name", ["04_pulmonary_embolism", "04b_exams_and_submission"])
-def test_a_preset_for_a_tpu_replaces_parameters_that_there_are_by_values_of_their_kind(name):
+def parameters_of(name):
+    """Return the names and values of a notebook's parameters cell."""
     cells = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4).cells
-    (parameters,) = [cell.source for cell in cells if "parameters" in cell.metadata.get("tags", [])]
-    (presets,) = [cell.source for cell in cells if cell.source.startswith("shared = ")]
+    (cell,) = [cell.source for cell in cells if "parameters" in cell.metadata.get("tags", [])]
     values = {}
-    exec(parameters, values)
-    known = {key: value for key, value in values.items() if not key.startswith("__")}
-    values["preset"] = "v5e-8"
-    exec(presets, values)
-    for machine in values["PRESETS"].values():
-        assert machine.keys() <= known.keys()
-        for key, value in machine.items():
-            assert known[key] is None or type(value) is type(known[key]), key
-    assert (values["image_size"], values["batch_size"]) == (256, 128)
+    exec(cell, {}, values)
+    return values
+
+
+def test_the_sizes_for_a_tpu_replace_parameters_that_there_are_by_values_of_their_kind():
+    page = (ROOT / "docs" / "tpu_sizes.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    for name, block in zip(["05_resnet_on_slices", "06_exams_and_submission"], blocks, strict=True):
+        parameters = parameters_of(name)
+        sizes = {}
+        exec(block, {}, sizes)
+        assert (sizes["image_size"], sizes["batch_size"]) == (256, 128)
+        for key, value in sizes.items():
+            assert parameters[key] is None or type(value) is type(parameters[key]), key
 
 
 @pytest.mark.parametrize("folds", [{"test_fold": 1}, {"test_fold": 5}, {"valid_fold": -1}])
 def test_one_fold_for_the_choices_and_the_scores_is_refused_before_the_training(folds):
-    path = ROOT / "notebooks" / "04b_exams_and_submission.ipynb"
-    cells = nbformat.read(path, as_version=4).cells
-    (parameters,) = [cell.source for cell in cells if "parameters" in cell.metadata.get("tags", [])]
-    (presets,) = [cell.source for cell in cells if cell.source.startswith("shared = ")]
-    values = {}
-    exec(parameters, values)
-    values |= folds
+    name = "06_exams_and_submission"
+    cells = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4).cells
+    (check,) = [cell.source for cell in cells if "two different folds" in cell.source]
+    exec(check, parameters_of(name))
     with pytest.raises(AssertionError, match="two different folds"):
-        exec(presets, values)
+        exec(check, parameters_of(name) | folds)
 
 
-def test_the_messages_that_the_notebook_on_your_own_data_explains_are_those_of_the_kit():
-    notebook = nbformat.read(ROOT / "notebooks" / "06_your_own_data.ipynb", as_version=4)
-    (table,) = [cell.source for cell in notebook.cells if "| the error has |" in cell.source]
+def test_the_messages_that_the_page_on_forms_of_data_explains_are_those_of_tpukit():
+    page = (ROOT / "docs" / "data_forms.md").read_text()
+    _, table = page.split("| the error has |")
     said_by_the_kit = "".join(
         node.value
         for path in (ROOT / "tpukit").rglob("*.py")
@@ -332,12 +333,10 @@ def test_after_a_restart_it_runs_again(twice):
 
 def test_it_becomes_a_page(twice):
     folder, *_ = twice
-    page, _ = HTMLExporter().from_filename(
-        FOR_THE_PAGES / f"{folder.name.rstrip('0123456789')}.ipynb"
-    )
+    page, _ = HTMLExporter().from_filename(executed_copy(folder))
     assert page.count("jp-CodeCell") >= 8
     assert '<div class="jp-RenderedText jp-OutputArea-output' in page
-    if folder.name.startswith("04b"):
+    if folder.name.startswith("06"):
         the_submission_of_its_own_test_exams_is_the_notebooks(folder)
 
 
@@ -347,9 +346,9 @@ def the_submission_of_its_own_test_exams_is_the_notebooks(folder):
     networks = folder / "networks"
     networks.mkdir()
     for name, source in made.items():
-        shutil.copy(folder / SMALL["04b_exams_and_submission"]["keep"] / source, networks / name)
-    (data,) = (folder / "data" / "04b-phantoms").iterdir()
-    own = pandas.read_csv(folder / "runs/04b/submission.csv", index_col="id")
+        shutil.copy(folder / SMALL["06_exams_and_submission"]["keep"] / source, networks / name)
+    (data,) = (folder / "data" / "06-phantoms").iterdir()
+    own = pandas.read_csv(folder / "runs/06/submission.csv", index_col="id")
     table = pandas.read_csv(data / "train.csv", dtype=str).iloc[:, :3]
     table[table.SOPInstanceUID.isin(own.index)].to_csv(folder / "test.csv", index=False)
     script = [
@@ -375,10 +374,8 @@ def the_submission_of_its_own_test_exams_is_the_notebooks(folder):
 
 def test_a_walkthrough_whose_kernel_is_killed_half_way_finishes_when_it_is_run_again(tmp_path):
     def notebook():
-        walkthrough = nbformat.read(
-            ROOT / "notebooks" / "04_pulmonary_embolism.ipynb", as_version=4
-        )
-        small(walkthrough, {**SMALL["04_pulmonary_embolism"], "num_epochs": 4})
+        walkthrough = nbformat.read(ROOT / "notebooks" / "05_resnet_on_slices.ipynb", as_version=4)
+        small(walkthrough, {**SMALL["05_resnet_on_slices"], "num_epochs": 4})
         return walkthrough
 
     def kill_after_two_epochs():
@@ -398,7 +395,7 @@ def test_a_walkthrough_whose_kernel_is_killed_half_way_finishes_when_it_is_run_a
     again = notebook()
     execute(again, tmp_path)
     code = [cell for cell in again.cells if cell.cell_type == "code"]
-    (run,) = [said(cell) for cell in code if "tpukit.launch(work" in cell.source]
+    (run,) = [said(cell) for cell in code if "tpukit.launch(train, network" in cell.source]
     assert "resumed from step-" in run
     assert "epoch 4:" in run
     assert "epoch 1:" not in run

@@ -445,7 +445,7 @@ def test_gradients_of_several_batches_stay_averaged_where_the_optimizer_keeps_th
 
 
 def ten_steps(core, batch_size, size=32):
-    """Ten steps of the walkthrough's model, as notebook 04 takes them but for its size and its BatchNorm."""
+    """Ten steps of the walkthrough's model, as notebook 05 takes them but for its size and its BatchNorm."""
     from tpukit import pe
 
     torch.manual_seed(0)

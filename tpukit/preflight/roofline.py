@@ -32,7 +32,7 @@ _ADVICE = {
     "compute": "only fewer FLOPs, or more chips, make the step shorter",
     "memory": "bf16=True halves the bytes, and a larger batch reads the weights less often",
     "host": "fit(replay=True), or a larger batch",
-    "input": "notebook 05: a cache of decoded pixels, threads, workers",
+    "input": "notebook 09: a cache of decoded pixels, threads, workers",
     "links": "a larger batch per chip sends the gradients less often",
     # A matrix unit has 128 x 128 multiply-adds up to v5p, and 256 x 256 from v6e on.
     "operations": "larger layers, and channels that are multiples of 128, fill the units of the "
