@@ -89,7 +89,6 @@ def used_names():
 
 
 INTERNAL_ON_PURPOSE = {
-    ("04_look_at_ct.ipynb", "pe", "model"),  # ImageNet's mean, beside that of the data
     ("15_run_it_as_a_job.ipynb", "cloud.vertex", "VertexTarget"),  # of a test double
 }
 
