@@ -2,7 +2,7 @@
 
     python tools/wheel.py dist
 
-It also has the files outside of the package that notebooks 10 and 15 read in a clone:
+It also has the files outside of the package that notebooks 07, 08, 10 and 15 read in a clone:
 tpukit/notebooks, tpukit/tests.
 """
 
@@ -17,6 +17,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 BESIDE = (
     "notebooks/01_setup.ipynb",
+    "notebooks/flowers.py",
+    "notebooks/hospital.py",
     "notebooks/scenes.py",
     "tests/doubles/ray_double.py",
     "tests/doubles/vertex_double.py",
