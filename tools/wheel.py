@@ -2,8 +2,7 @@
 
     python tools/wheel.py dist
 
-It also has the files outside of the package that notebooks 10 and 15 read in a clone:
-tpukit/notebooks, tpukit/tests.
+It also has the notebook that notebook 15 sends as a job.
 """
 
 import importlib.util
@@ -15,12 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-BESIDE = (
-    "notebooks/01_setup.ipynb",
-    "notebooks/scenes.py",
-    "tests/doubles/ray_double.py",
-    "tests/doubles/vertex_double.py",
-)
+BESIDE = ("notebooks/00_quickstart.ipynb",)
 SETUPTOOLS = 77  # what pyproject.toml asks for; without it pip fetches one
 
 
