@@ -83,7 +83,6 @@ def used_names():
 INTERNAL_ON_PURPOSE = {
     ("04_look_at_ct.ipynb", "pe", "model"),  # ImageNet's mean, beside that of the data
     ("15_run_it_as_a_job.ipynb", "accelerators", "launch_on_host"),  # two hosts without Ray
-    ("15_run_it_as_a_job.ipynb", "essentials.launcher", "Hosts"),
 }
 
 
