@@ -4,7 +4,7 @@
 # The path of this folder may have blanks, so recipes name files relative to it, or between quotes.
 PYTHON ?= python3
 .DEFAULT_GOAL := help
-.PHONY: headers help check quick test test-cloud torchtpu faults soak fuzz mutants walkthrough exams wheel kaggle-bundle gallery screenshot docs platforms simulator
+.PHONY: headers outputs help check quick test test-cloud torchtpu faults soak fuzz mutants walkthrough exams wheel kaggle-bundle gallery screenshot docs platforms simulator
 .PHONY: compile-check lint-old bench bench-input bench-packing bench-step bench-unet bench-recording bench-compile bench-exams
 .PHONY: bench-preflight bench-sharded bench-robustness bench-startup
 .PHONY: chip-colab chip-kaggle chip-report clean
@@ -111,6 +111,9 @@ docs: .venv/documented  ## minutes: the pages, into build/docs/html; warnings ar
 
 headers:  ## write badges, bootstrap cells and links from the address of git's origin, or REPOSITORY=owner/name
 	$(PYTHON) notebooks/headers.py
+
+outputs: $(installed)  ## half an hour, needs Chromium: execute the notebooks and store their outputs in them; ONLY=05 for one
+	$(python) notebooks/outputs.py $(if $(ONLY),--only $(ONLY))
 
 platforms: $(installed)  ## an hour, 21 GB: rebuild two images of Colab and Kaggle's, and test in them; ONLY=colab for one
 	$(python) tests/platforms/rebuild.py $(if $(ONLY),--only $(ONLY))

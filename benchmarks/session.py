@@ -66,7 +66,8 @@ def measure(backend: str, cores: int) -> dict:
         starts = [timed(run, nothing)[1] for _ in range(9)]
     losses = [sum((found.results[rank][0] for found, _ in runs), []) for rank in range(cores)]
     compiled = [found.results[0][1] for found, _ in runs]
-    first, second = runs[0][1], runs[1][1]
+    first = runs[0][1]
+    second = runs[1][1]
     return {
         "first": first,
         "second": second,

@@ -26,7 +26,8 @@ from tpukit.essentials.display import figure_style as look
 
 ROOT = Path(__file__).parents[1]
 SIZE = 128  # pixels that the network sees; the picture shows all 256
-WIDTH, HEIGHT = 8.0, 3.7  # inches, 150 dots each
+WIDTH = 8.0  # inches, 150 dots each
+HEIGHT = 3.7
 
 
 def main() -> None:

@@ -11,7 +11,8 @@ class _Page(HTMLParser):
 
     def __init__(self, text: str):
         super().__init__()
-        self.links, self.anchors = [], {"", "top"}
+        self.links = []
+        self.anchors = {"", "top"}
         self.feed(text)
 
     def handle_starttag(self, tag: str, attributes: list) -> None:  # noqa: D102

@@ -24,13 +24,6 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 SOURCE = ROOT / "build" / "docs" / "source"
 PAGES = ROOT / "build" / "docs" / "html"
-# The executed copies of a notebook, the best first, each with the note that its page prints.
-EXECUTED = (
-    ("runs/{name}", "*The outputs are those of `make walkthrough`.*"),
-    ("runs/exams/{name}", "*The outputs are those of `make exams`.*"),
-    ("build/executed/{name}", "*The outputs are those of a test, which uses small numbers.*"),
-    ("notebooks/{name}", "*This page has no outputs: run the notebook to see them.*"),
-)
 FIRST = [
     "from_pytorch",
     "train_with_fit",
@@ -88,9 +81,8 @@ def _with_folder(path: Path) -> Path:
 
 
 def _notebook_page(file: Path, linked: set[Path]) -> dict:
-    """Return a notebook as a page: with outputs if it was executed here, and with a note."""
-    path, note = _executed_copy(file)
-    notebook = json.loads(path.read_text())
+    """Return a notebook as a page, with the outputs that `make outputs` has stored in it."""
+    notebook = json.loads(file.read_text())
     # Pygments takes "!" and "%" for errors in plain Python.
     notebook["metadata"]["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}
     for cell in notebook["cells"]:
@@ -98,15 +90,7 @@ def _notebook_page(file: Path, linked: set[Path]) -> dict:
         cell["metadata"] = {"tags": ["hide-input"]} if source.startswith("# @title") else {}
         if cell["cell_type"] == "markdown":
             cell["source"] = _without_dead_links(source, file, linked)
-    note_cell = {"cell_type": "markdown", "id": "outputs", "metadata": {}, "source": note}
-    notebook["cells"].insert(1, note_cell)
     return notebook
-
-
-def _executed_copy(file: Path) -> tuple[Path, str]:
-    """Return the best copy of a notebook, and the note for its page."""
-    copies = [(ROOT / place.format(name=file.name), note) for place, note in EXECUTED]
-    return next(copy for copy in copies if copy[0].exists())
 
 
 def _without_dead_links(text: str, file: Path, linked: set[Path]) -> str:

@@ -21,7 +21,8 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from helpers.jupyter import KERNEL, jupyter_server, run_cell  # noqa: E402
 
-WIDTH, SCALE = 1000, 1.5  # CSS pixels, and pixels of the picture per CSS pixel
+WIDTH = 1000  # CSS pixels
+SCALE = 1.5  # pixels of the picture per CSS pixel
 LARGEST = 300 * 1024  # bytes of a picture, so that the README loads quickly
 
 TITLE = "# Digits on every core"

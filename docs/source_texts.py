@@ -174,7 +174,8 @@ class Sources:
             source, original = module.imported.get(name, ("", name))
             if name in module.functions or name in module.classes or source not in self.modules:
                 break
-            module, name = self.modules[source], original
+            module = self.modules[source]
+            name = original
         return module, name
 
     def _method(self, class_name: str, method: str, module: _Module) -> _Scope | None:

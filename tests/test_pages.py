@@ -5,6 +5,7 @@ import doctest
 import importlib.util
 import inspect
 import io
+import json
 import os
 import re
 import subprocess
@@ -63,6 +64,13 @@ def test_every_name_of_the_top_level_is_public():
     assert set(tpukit.__all__) <= public | modules
 
 
+def source_of(path):
+    """Return the text of a file; of a notebook, the cells without their outputs."""
+    if path.suffix != ".ipynb":
+        return path.read_text()
+    return "\n".join("".join(cell["source"]) for cell in json.loads(path.read_text())["cells"])
+
+
 def used_names():
     """Return (file, module, name) for each name that notebooks, documents and examples use."""
     files = [*ROOT.glob("notebooks/*.ipynb"), *ROOT.glob("*.md"), *ROOT.glob("examples/*.py")]
@@ -71,7 +79,7 @@ def used_names():
     for path in files:
         if path.name == "CHANGELOG.md":
             continue  # has old names
-        text = path.read_text()
+        text = source_of(path)
         attribute = r"(?<!from )\btpukit\.((?:essentials\.)?\w+)\.(\w+)\b"
         for module, name in re.findall(attribute, text):
             found.add((path.name, module, name))

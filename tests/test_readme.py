@@ -48,6 +48,15 @@ def test_the_code_of_the_readme_and_then_of_the_page_on_fit_runs_in_an_empty_ses
         paste("print(bool((0 <= probabilities).all() and (probabilities <= 1).all()))") == "True\n"
     )
     assert "best.pt" in paste("print(os.listdir('checkpoints'))")
+    paste(
+        "import pandas; rows = pandas.read_csv('predictions.csv'); row_of = images.rows[valid_part]"
+    )
+    assert paste("print((rows.SOPInstanceUID == table.SOPInstanceUID).all())") == "True\n"
+    assert paste("print(rows.predicted.count() == len(valid_part))") == "True\n"
+    found = "torch.tensor(rows.predicted.to_numpy()[row_of], dtype=torch.float32)"
+    assert paste(f"print(torch.allclose({found}, probabilities[:, 0]))") == "True\n"
+    labels = "rows.loc[row_of, list(pe.LABELS)].to_numpy()"
+    assert paste(f"print((images.labels[valid_part] == {labels}).all())") == "True\n"
 
 
 def test_the_readme_can_be_read_in_one_go():

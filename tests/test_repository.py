@@ -15,6 +15,8 @@ from typing import NamedTuple
 import pytest
 from tested_through import TESTED_THROUGH
 
+from notebooks.outputs import LARGEST, LARGEST_SUM, stale_cells
+
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 EACH_NOTEBOOK = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -677,7 +679,7 @@ def test_there_are_notebooks_and_their_numbers_are_the_reading_order():
 
 
 @EACH_NOTEBOOK
-def test_a_notebook_carries_no_trace_of_a_run(path):
+def test_a_notebook_has_no_metadata_of_the_program_that_wrote_it(path):
     notebook = load(path)
     # The accelerator is asked for in the file, so that Colab and Kaggle open it with one.
     assert notebook["metadata"].keys() <= {
@@ -690,10 +692,85 @@ def test_a_notebook_carries_no_trace_of_a_run(path):
     assert notebook["metadata"]["kernelspec"]["name"] == "python3"
     assert notebook["metadata"].get("language_info", {}).keys() <= {"name"}
     for cell in notebook["cells"]:
-        assert cell["metadata"].keys() <= {"tags", "cellView", "jupyter", "_kg_hide-input"}
+        assert cell["metadata"].keys() <= {
+            "tags",
+            "cellView",
+            "jupyter",
+            "_kg_hide-input",
+            "tpukit",
+        }
         assert set(tags(cell)) <= {"parameters", "exercise", "check"}
-        assert cell.get("outputs", []) == []
-        assert cell.get("execution_count") is None
+
+
+# Notebooks whose outputs `make outputs` has not stored yet: remove the name with the first outputs.
+WITHOUT_OUTPUTS = {
+    "00_quickstart",
+    "02_every_core",
+    "03_before_you_have_a_tpu",
+    "04_look_at_ct",
+    "05_resnet_on_slices",
+    "06_exams_and_submission",
+    "07_your_own_ct_exams",
+    "08_your_own_images",
+    "09_feed_the_chip",
+    "10_profile_a_step",
+    "11_why_is_it_slow",
+    "12_lightning",
+    "13_text",
+    "14_larger_than_a_chip",
+    "15_run_it_as_a_job",
+}
+
+
+@EACH_NOTEBOOK
+def test_the_outputs_of_a_notebook_are_those_of_its_cells(path):
+    cells = code_cells(load(path))
+    if path.stem in WITHOUT_OUTPUTS:
+        assert not any(cell["outputs"] or cell["execution_count"] for cell in cells)
+        assert not any("tpukit" in cell["metadata"] for cell in cells)
+        return
+    stale = stale_cells(load(path))
+    number = path.stem.partition("_")[0]
+    assert not stale, f"make outputs ONLY={number}; changed after its output was stored: {stale[0]}"
+    assert cells[0]["outputs"] == [], "the install cell prints a folder of this machine"
+
+
+def stored_texts(path):
+    """Return all outputs of a notebook as one text, without pictures."""
+    texts = []
+    for cell in code_cells(load(path)):
+        for output in cell["outputs"]:
+            parts = [output.get("text", ""), *output.get("traceback", [])]
+            parts += [text for kind, text in output.get("data", {}).items() if kind != "image/png"]
+            texts += ["".join(part) for part in parts]
+    return "\n".join(texts)
+
+
+MACHINE_PATH = r"(?<![\w.])/(?:tmp|var/folders|home|work|root|Users)/\w+"
+DATE = r"\b20[2-9]\d-[01]\d-[0-3]\d|\b20[2-9]\d[01]\d[0-3]\d\b"
+
+
+@EACH_NOTEBOOK
+def test_the_outputs_of_a_notebook_have_no_path_of_a_machine_and_no_date(path):
+    text = stored_texts(path)
+    assert re.findall(MACHINE_PATH, text) == []
+    assert re.findall(DATE, text) == []
+
+
+@EACH_NOTEBOOK
+def test_the_outputs_of_a_notebook_are_of_kinds_that_github_displays(path):
+    for cell in code_cells(load(path)):
+        for output in cell["outputs"]:
+            kinds = output.get("data", {}).keys()
+            assert kinds <= {"text/plain", "text/html", "image/png"}
+            if "text/html" in kinds:
+                assert not re.search(r"<(script|svg|img)", "".join(output["data"]["text/html"]))
+
+
+def test_notebooks_with_their_outputs_are_small():
+    sizes = {path.stem: path.stat().st_size for path in NOTEBOOKS}
+    assert {name: size for name, size in sizes.items() if size > LARGEST} == {}
+    assert sum(sizes.values()) <= LARGEST_SUM
 
 
 @EACH_NOTEBOOK

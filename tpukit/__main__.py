@@ -173,7 +173,7 @@ def _worker_arguments(text: str) -> list:
         args = None
     if not isinstance(args, list):
         fix = "--args '[3, {\"lr\": 0.1}]'"
-        raise InvalidValueError(f"--args is a JSON list, got {text!r}", fix=fix)
+        raise InvalidValueError(f"--args must be a JSON list, got {text!r}", fix=fix)
     return args
 
 

@@ -55,7 +55,7 @@ def test_one_chip_is_an_ordinary_launch():
 @pytest.mark.parametrize(
     ("options", "words", "fix"),
     [
-        ({"shard": True}, 'shard is "fsdp" or None, got True', 'shard="fsdp"'),
+        ({"shard": True}, 'shard must be "fsdp" or None, got True', 'shard="fsdp"'),
         ({"shard": "zero"}, "got 'zero'", 'shard="fsdp"'),
         ({"cores": 4}, "all chips of one host are one rank", "leave out cores"),
         ({"device": 0}, "all chips of one host are one rank", "leave out device"),

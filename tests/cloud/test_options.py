@@ -106,18 +106,18 @@ def test_every_target_gets_the_time_limit_and_ends_the_machine_ten_minutes_after
         ("vertex", {"timeout": float("inf")}, "a limit of a minute or more"),
         ("gcloud", {"name": "My Job"}, "is not a valid name of a job"),
         ("gcloud", {"name": "a" * 41}, "is not a valid name of a job"),
-        ("gcloud", {"options": JobOptions(zone="us-west4-a; rm -rf /")}, "cannot be a zone"),
-        ("gcloud", {"options": replace(ZONE, project="$(reboot)")}, "cannot be a project"),
+        ("gcloud", {"options": JobOptions(zone="us-west4-a; rm -rf /")}, "is not a valid zone"),
+        ("gcloud", {"options": replace(ZONE, project="$(reboot)")}, "is not a valid project"),
         (
             "gcloud",
             {"options": replace(ZONE, image="python:3.12 sh -c reboot")},
-            "cannot be a image",
+            "is not a valid image",
         ),
-        ("gcloud", {"options": replace(ZONE, image="--privileged")}, "cannot be a image"),
+        ("gcloud", {"options": replace(ZONE, image="--privileged")}, "is not a valid image"),
         (
             "vertex",
             {"options": JobOptions(service_account="me@gmail.com")},
-            "cannot be a service_account",
+            "is not a valid service_account",
         ),
         (
             "vertex",

@@ -204,7 +204,7 @@ def test_sent_again_it_is_the_same_job_on_the_same_machine(platform, cloud, make
     )
     first.result(timeout="5m")
     assert first.folder.names("attempts/") == ["attempts/0001.json"]
-    with pytest.raises(ValueError, match="there is a job once already"):
+    with pytest.raises(ValueError, match="a job once already exists"):
         platform.send(make_notebook("2"), name="once")
 
 

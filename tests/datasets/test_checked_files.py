@@ -53,7 +53,7 @@ FAULTS = {
     "cut": (lambda file: os.truncate(file, 2), "a has 2 bytes where 3 were written"),
     "changed": (
         lambda file: file.write_bytes(b"abd"),
-        "a is not what was written: its checksum does not fit",
+        "a is not what was written: its checksum does not match",
     ),
 }
 

@@ -343,12 +343,12 @@ def test_the_fixes_work_for_caches():
     build_image_cache(fix.code(".*", folder="pack"), size=16)
 
     for size in (0, -1, 12.5, True, None):
-        with fixes("image_cache: size is the height and width in pixels, got {}") as fix:
+        with fixes("image_cache: size must be the height and width in pixels, got {}") as fix:
             build_image_cache(made, size=size)
     small = quietly(items(), size=128)
     fix.run(f"tpukit.cached_images(made, {fix.text}, folder='small')", made=small)
 
-    with fixes("checked_files: {} is a whole number, {} or more, got {}") as fix:
+    with fixes("checked_files: {} must be a whole number, {} or more, got {}") as fix:
         build_image_cache(made, "few", size=16, workers=0, progress="off")
     build_image_cache(made, "few", size=16, progress="off", **fix.run(f"dict({fix.text})"))
 
@@ -473,7 +473,7 @@ def test_the_fixes_work_for_folders_of_masks_in_each_class():
     files = [f"{kind}/{part}/1.png" for kind in ("ill", "well") for part in ("images", "masks")]
     folder_of(Path("covid"), *files)
     with fixes(
-        "folder_layouts: the sub-folders of {} hold images and masks, and masks are no images of a "
+        "folder_layouts: the sub-folders of {} hold images and masks, and masks are not images of a "
         "class"
     ) as fix:
         quietly("covid")
@@ -484,7 +484,7 @@ def test_the_fixes_work_for_folders_of_masks_in_each_class():
 
 def test_the_fixes_work_for_a_copy_of_the_classes_among_them():
     folder_of(Path("brain"), "no/1.png", "yes/1.png", "all/no/1.png", "all/yes/1.png")
-    with fixes("folder_layouts: {} holds the classes of {} again") as fix:
+    with fixes("folder_layouts: {} repeats the class folders of {}") as fix:
         quietly("brain")
     assert done(fix, fix.text).classes == ["no", "yes"]
     assert len(with_option(fix, fix.text.rpartition("or ")[2], "brain")) == 4
@@ -531,7 +531,7 @@ def test_the_fixes_work_for_patients_in_the_place_of_classes():
 
 def test_the_fixes_work_for_arrays_that_are_no_image_yet():
     image = np.full((8, 8, 3), np.nan, np.float32)
-    with fixes("image_modes: it holds nan or infinity") as fix:
+    with fixes("image_modes: the image holds nan or infinity") as fix:
         quietly([(image, 0)], options=PackOptions(window=(0, 1)))
     quietly([(fix.code(r"(?<=: ).*", image=image), 0)], options=PackOptions(window=(0, 1)))
 
@@ -859,14 +859,14 @@ def test_the_fixes_work_for_numbers_that_are_no_whole_number(name, value):
     def call(**options):
         pack(items(), "pack", progress="off", **options)
 
-    with fixes("checked_files: {} is a whole number, {} or more, got {}") as fix:
+    with fixes("checked_files: {} must be a whole number, {} or more, got {}") as fix:
         call(**{name: value})
     call(**fix.run(f"dict({fix.text})"))
 
 
 @pytest.mark.parametrize(("name", "value"), [("seed", -1), ("shard_size", 0), ("workers", 0)])
 def test_the_fixes_work_for_options_that_are_no_whole_number(name, value):
-    with fixes("checked_files: {} is a whole number, {} or more, got {}") as fix:
+    with fixes("checked_files: {} must be a whole number, {} or more, got {}") as fix:
         quietly(items(), options=PackOptions(**{name: value}))
     quietly(items(), options=fix.run(f"tpukit.PackOptions({fix.text})"))
 
@@ -878,13 +878,13 @@ def test_the_fixes_work_for_an_option_of_slices_alone():
 
 
 def test_the_fixes_work_for_options_that_are_none():
-    with fixes("packing: options is a PackOptions, got {}") as fix:
+    with fixes("packing: options must be a PackOptions, got {}") as fix:
         quietly(items(), options={"shard_size": 1024})
     fix.run(f"quietly(items, {fix.text})", items=items())
 
 
 def test_the_fixes_work_for_arguments_that_do_not_belong_to_the_source():
-    with fixes("pack_sources: groups= of items is one value for each item, got {}"):
+    with fixes("pack_sources: groups= of items must be one value for each item, got {}"):
         quietly(items(), groups="patient")
     quietly(items(), groups=list("aabb"))
 
@@ -914,7 +914,7 @@ def test_the_fixes_work_for_arguments_that_do_not_belong_to_the_source():
     assert fix.text == "leave root= out"
     quietly(items())
 
-    with fixes('packing: damaged is "raise", "skip", or a share from 0 to 1, got {}') as fix:
+    with fixes('packing: damaged must be "raise", "skip", or a share from 0 to 1, got {}') as fix:
         quietly(items(), damaged="ignore")
     with_option(fix, fix.text, items())
 
@@ -1408,7 +1408,7 @@ def test_the_fixes_work_for_splits():
     made.split(0.5)
 
     for share in (0, 1, 1.5, -0.2, 20):
-        with fixes("splitting: valid is the share of the images to validate on, ...") as fix:
+        with fixes("splitting: valid must be the share of the images to validate on, ...") as fix:
             made.split(share)
     made.split(**fix.run(f"dict({fix.text})"))
 
@@ -1449,7 +1449,7 @@ def test_the_fixes_work_for_labels_put_in_place():
     quietly(Pictures(["a", "b", "c"], [2, 0]))
 
     made = quietly(items())
-    with fixes("stored_images: labels are finite numbers"):
+    with fixes("stored_images: labels must be finite numbers"):
         made.labels = [0, 1, np.nan, 0]
     made.labels = [0, 1, 2, 0]
 
@@ -1571,6 +1571,13 @@ def test_the_fixes_work_for_tfrecord_files():
     assert fix.text == "copy or download this file again, or leave it out"
     file.write_bytes(whole)
     read()
+
+    write(Path("a.tfrec"), example(image=b"x", target=1, who=[1, 2], scan=b"one"))
+    records = read_tfrecords("a.tfrec")
+    with fixes("tfrecords: {} has no single word or number in feature {}, which ...") as fix:
+        records.column("who")
+    assert "groups=" in fix
+    assert records.column("scan") == ["one"]
 
     write(Path("b.tfrec"), b"\xff\xff\xff")
     with fixes("tfrecords: {} is not a tf.train.Example"):

@@ -566,7 +566,7 @@ def test_folds_that_cannot_be_made_are_refused():
         ValueError, match=r"3 groups cannot be divided into 5 folds\n  fix:   count=3"
     ):
         folds_by_group([0, 0, 1, 2])
-    with pytest.raises(ValueError, match="count is at least 2, got 1"):
+    with pytest.raises(ValueError, match="count must be at least 2, got 1"):
         folds_by_group([0, 0, 1, 2], 1)
 
 

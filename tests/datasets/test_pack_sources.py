@@ -581,11 +581,11 @@ UNCLEAR = {
     ),
     "a size of 8.0": (
         lambda t, out: pack(t, out, size=8.0),
-        "size is a whole number, 1 or more, got 8.0",
+        "size must be a whole number, 1 or more, got 8.0",
     ),
     "a size of True": (
         lambda t, out: pack(t, out, size=True),
-        "size is a whole number, 1 or more, got True",
+        "size must be a whole number, 1 or more, got True",
     ),
     "classes= without a label": (
         lambda t, out: pack(t, out, classes=["a"]),
@@ -627,7 +627,9 @@ def test_what_is_no_records_is_told_with_a_way_out(tmp_path):
         r"of tpukit cache 4, not of tpukit pack 4\n.*CachedImages\(folder\)": lambda: PackedImages(
             build_image_cache(records, tmp_path / "cache", size=8, **QUIET).folder
         ),
-        "size is a whole number, 1 or more, got 0": lambda: PackedImages(tmp_path / "out", size=0),
+        "size must be a whole number, 1 or more, got 0": lambda: PackedImages(
+            tmp_path / "out", size=0
+        ),
         "got 8.0": lambda: build_image_cache(records, tmp_path / "new", size=8.0),
     }
     for message, call in calls.items():

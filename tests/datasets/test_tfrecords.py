@@ -270,3 +270,31 @@ def test_the_name_of_the_class_is_a_label(tmp_path):
     file = write(tmp_path / "a.tfrec", *(example(image=b"p", label=name) for name in names))
     words = [label for _, label in read_tfrecords(file, labels="label")]
     assert words == ["rose", "daisy", "rose"]
+
+
+def test_a_feature_of_the_records_names_the_group_of_each_image(tmp_path):
+    pytest.importorskip("array_record")
+    from tpukit.datasets import pack
+
+    people = [b"ann", b"bob", b"ann", b"cat", b"dan", b"bob", b"eve", b"dan"]
+    files = []
+    for part in (0, 1):
+        examples = []
+        for number in range(4 * part, 4 * part + 4):
+            identifier = 2**40 + number // 2
+            features = {"patient_id": people[number], "scan": identifier}
+            examples.append(example(image=jpeg(number), target=number % 2, **features))
+        files.append(write(tmp_path / f"{part}.tfrec", *examples))
+    source = read_tfrecords(files)
+    packed = pack(source, tmp_path / "people", groups="patient_id", progress="off")
+    named = [packed.group_names[number].encode() for number in packed.groups]
+    assert named == [people[row] for row in packed.rows]
+    for train, valid in [packed.split(0.4), *packed.folds(3)]:
+        assert not set(packed.groups[train]) & set(packed.groups[valid])
+    again = pack(source, tmp_path / "people", groups="patient_id", progress="off")
+    assert again.digest == packed.digest
+    with pytest.raises(FileExistsError, match="groups"):
+        pack(source, tmp_path / "people", groups="scan", progress="off")
+    scans = pack(source, tmp_path / "scans", groups="scan", progress="off")
+    assert scans.group_names == [str(2**40 + number) for number in range(4)]
+    assert (scans.groups == scans.rows // 2).all()

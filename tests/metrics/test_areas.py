@@ -92,7 +92,7 @@ def test_a_table_counts_studies_and_says_where_they_are_too_few():
     [
         (np.ones(5), np.ones(5), "5 of 5 have it"),
         (np.zeros(5), np.ones(5), "0 of 5 have it"),
-        (np.array([0, 1, 2]), np.ones(3), "labels are 0 or 1"),
+        (np.array([0, 1, 2]), np.ones(3), "labels must be 0 or 1"),
         (np.array([0, 1]), np.array([0.5, math.nan]), "1 of 2 are nan"),
         (np.array([0, 1]), np.ones(3), r"got \(2,\) and \(3,\)"),
     ],

@@ -22,5 +22,5 @@ def test_calibration_is_that_of_other_libraries():
     for measure in (brier_score, calibration_error):
         with pytest.raises(ValueError, match="probabilities"):
             measure(truth, scores)
-    with pytest.raises(ValueError, match="bins is 1 or more"):
+    with pytest.raises(ValueError, match="bins must be 1 or more"):
         calibration_error(truth, chances, bins=0)

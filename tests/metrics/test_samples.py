@@ -53,7 +53,7 @@ def test_logits_are_refused_where_a_threshold_decides_and_the_fix_is_accepted(na
     with pytest.raises(ValueError, match=r"fix:   if they are logits, pass torch\.sigmoid"):
         measure(LABELS, LOGITS)
     measure(LABELS, torch.sigmoid(LOGITS))
-    with pytest.raises(ValueError, match="a threshold is a probability, 0 to 1, got 3"):
+    with pytest.raises(ValueError, match="a threshold must be a probability, 0 to 1, got 3"):
         measure(LABELS, CHANCES, threshold=3)
     measure(LABELS, CHANCES, threshold=0.2)
 
@@ -84,7 +84,7 @@ def test_the_dotted_line_of_predictions_stands_at_the_threshold():
     figure = show_predictions(images, [[0, 1]], [[0.3, 0.2]], threshold=0.25)
     lines = [line.get_xdata()[0] for axes in figure.axes for line in axes.lines]
     assert 0.25 in lines
-    with pytest.raises(ValueError, match="a threshold is a probability"):
+    with pytest.raises(ValueError, match="a threshold must be a probability"):
         show_predictions(images, [[0, 1]], [[0.3, 0.2]], threshold=-0.1)
 
 
@@ -107,7 +107,7 @@ def test_samples_without_a_group_are_refused_and_not_taken_for_one_group(case):
 
 
 def test_groups_are_one_per_sample_and_of_any_type():
-    with pytest.raises(ValueError, match=r"groups are one per sample, \(100,\), got \(3,\)"):
+    with pytest.raises(ValueError, match=r"groups must be one per sample, \(100,\), got \(3,\)"):
         auroc_table(LABELS, CHANCES, groups=[1, 2, 3])
     numbers = np.arange(100) // 4
     kinds = [numbers, torch.from_numpy(numbers), [f"p{number}" for number in numbers]]

@@ -31,7 +31,6 @@ from nbconvert import HTMLExporter
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-FOR_THE_PAGES = ROOT / "build" / "executed"  # `make docs` shows these
 SECONDS_A_CELL = 800
 BY_PROGRAMS = "01_setup"
 
@@ -192,16 +191,18 @@ def twice(request, tmp_path_factory):
         both = nbformat.read(folder / "ran.ipynb", as_version=4)
     else:
         execute(both, folder)
-    FOR_THE_PAGES.mkdir(parents=True, exist_ok=True)
     first = both.cells[: len(notebook.cells)]
-    nbformat.write(
-        nbformat.from_dict({**notebook, "cells": first}), FOR_THE_PAGES / request.param.name
-    )
+    nbformat.write(nbformat.from_dict({**notebook, "cells": first}), executed_copy(folder))
     probes = [
         json.loads(said(cell).splitlines()[-1]) for cell in both.cells if cell.source == PROBE
     ]
     checks = [said(cell) for cell in both.cells if "check" in cell.metadata.get("tags", [])]
     return folder, notebook, probes, [checks[: len(checks) // 2], checks[len(checks) // 2 :]]
+
+
+def executed_copy(folder):
+    """Return the path of the notebook after its first run: beside its folder."""
+    return folder.with_suffix(".ipynb")
 
 
 def fill_in_the_answers(cells):
@@ -339,9 +340,7 @@ def test_after_a_restart_it_runs_again(twice):
 
 def test_it_becomes_a_page(twice):
     folder, *_ = twice
-    page, _ = HTMLExporter().from_filename(
-        FOR_THE_PAGES / f"{folder.name.rstrip('0123456789')}.ipynb"
-    )
+    page, _ = HTMLExporter().from_filename(executed_copy(folder))
     assert page.count("jp-CodeCell") >= 8
     assert '<div class="jp-RenderedText jp-OutputArea-output' in page
     if folder.name.startswith("06"):

@@ -165,7 +165,7 @@ def test_an_irregular_exam_may_be_kept_as_it_must_be_in_a_submission(bad, capsys
     exams = pe.ExamSequences(table, numpy.zeros((len(table), 2)), irregular="keep")
     assert len(exams) == 3
     assert "used unchanged" in capsys.readouterr().out
-    with pytest.raises(ValueError, match='irregular is "raise" or "keep"'):
+    with pytest.raises(ValueError, match='irregular must be "raise" or "keep"'):
         pe.ExamSequences(table, numpy.zeros((len(table), 2)), irregular="drop")
 
 

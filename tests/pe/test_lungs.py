@@ -149,5 +149,5 @@ def test_a_pack_of_whole_slices_is_another_one(made, tmp_path):
     pack_dicom(made / "train", tmp_path / "records", size=16, **QUIET)
     with pytest.raises(FileExistsError, match="crop"):
         pack_dicom(made / "train", tmp_path / "records", size=16, crop="lungs", **QUIET)
-    with pytest.raises(ValueError, match="crop is None or \"lungs\", got 'lung'"):
+    with pytest.raises(ValueError, match="crop must be None or \"lungs\", got 'lung'"):
         pack_dicom(made / "train", tmp_path / "other", size=16, crop="lung", **QUIET)

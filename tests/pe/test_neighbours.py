@@ -126,7 +126,7 @@ def test_what_cannot_have_neighbours_is_refused(packed):
         ),
         (
             lambda: pe.NeighbouringSlices(records, table, "bone"),
-            "window is one of lung, embolism, mediastinum",
+            "window must be one of lung, embolism, mediastinum",
         ),
         (
             lambda: pe.NeighbouringSlices([1, 2], table),

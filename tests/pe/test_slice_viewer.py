@@ -99,7 +99,7 @@ def test_without_a_label_of_zeros_and_ones_nothing_is_marked(labels):
         (SLICES[0], {}, r"show_slices draws \(N, C, H, W\)"),
         ([1, 2], {}, "show_slices draws a tensor"),
         (SLICES, {"labels": LABELS[:3]}, "for 24 images"),
-        (SLICES, {"channel": 3}, "channel is one of 0 to 2"),
+        (SLICES, {"channel": 3}, "channel must be 0 to 2"),
         (SLICES, {"limit": 0}, "limit must be 1 or more"),
     ],
 )

@@ -104,7 +104,7 @@ def test_what_each_chip_holds_and_sends_is_told(real_libtpu):
 
 
 def test_a_shard_that_there_is_not_is_refused_at_once():
-    with pytest.raises(ValueError, match='shard is "fsdp" or None'):
+    with pytest.raises(ValueError, match='shard must be "fsdp" or None'):
         tpukit.preflight.preflight(by_hand, shard="zero")
 
 

@@ -376,7 +376,7 @@ def test_a_download_that_fails_says_so_and_leaves_nothing(tmp_path, capsys):
 
 
 def test_a_version_that_is_none_is_refused():
-    with pytest.raises(ValueError, match="a version of libtpu is such as"):
+    with pytest.raises(ValueError, match="the version of libtpu must have a form such as"):
         libtpu.find_libtpu("newest")
 
 
@@ -543,7 +543,7 @@ def test_a_batch_that_does_not_fit_is_called_so_and_the_one_that_does_is_found(r
     found = tpukit.preflight.preflight(workers.wide, 2**18, chip="v5e-1", progress="off")
     assert not found.fits
     assert "does not fit: the step needs" in str(found)
-    assert "about 17" in str(found)  # 172,032 samples, by proportion
+    assert "fewer than 17" in str(found)  # 172,032 samples, by proportion
     assert "does not fit" in found.figure().alt
     largest = tpukit.preflight.largest_batch(
         workers.wide, chip="v5e-1", start=2**16, multiple=1024, compiles=4, progress="off"
@@ -622,7 +622,7 @@ def test_a_file_that_is_no_python_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("name", "error", "words"),
     [
-        ("train", ValueError, "a function is named file.py:train"),
+        ("train", ValueError, "the function must have the form file.py:train"),
         ("nowhere.py:train", FileNotFoundError, "there is no file nowhere.py"),
         ("helpers.preflight_workers:absent", ValueError, "has no function absent"),
     ],

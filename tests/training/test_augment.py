@@ -339,38 +339,38 @@ def test_an_empty_batch_stays_empty():
     [
         (
             {"translate": 8},
-            "translate is 0 (off) to 0.5, got 8\n  fix:   it is a share of the image",
+            "translate must be 0 (off) to 0.5, got 8\n  fix:   it is a share of the image",
         ),  # pixels
-        ({"translate": -0.1}, "translate is 0 (off) to 0.5, got -0.1"),
+        ({"translate": -0.1}, "translate must be 0 (off) to 0.5, got -0.1"),
         (
             {"scale": 0.1},
             "to 1.5, or None (off), got 0.1\n  fix:   scale=(0.9, 1.1) is 0.9 to 1.1",
         ),  # a share
         (
             {"scale": (0.4, 1.1)},
-            "scale is (smallest, largest) from 0.5 to 1.5, or None (off), got (0.4, 1.1)",
+            "scale must be (smallest, largest) from 0.5 to 1.5, or None (off), got (0.4, 1.1)",
         ),
-        ({"scale": (1.1, 0.9)}, "scale is (smallest, largest) from 0.5"),
-        ({"scale": (0.9, 1.6)}, "scale is (smallest, largest) from 0.5"),
-        ({"scale": (0.9, 1, 1.1)}, "scale is (smallest, largest) from 0.5"),
-        ({"scale": (True, 1.1)}, "scale is (smallest, largest) from 0.5"),
-        ({"scale": ("0.9", "1.1")}, "scale is (smallest, largest) from 0.5"),
-        ({"scale": (float("nan"), 1.1)}, "scale is (smallest, largest) from 0.5"),
-        ({"degrees": 90}, "degrees is 0 (off) to 45, got 90"),
+        ({"scale": (1.1, 0.9)}, "scale must be (smallest, largest) from 0.5"),
+        ({"scale": (0.9, 1.6)}, "scale must be (smallest, largest) from 0.5"),
+        ({"scale": (0.9, 1, 1.1)}, "scale must be (smallest, largest) from 0.5"),
+        ({"scale": (True, 1.1)}, "scale must be (smallest, largest) from 0.5"),
+        ({"scale": ("0.9", "1.1")}, "scale must be (smallest, largest) from 0.5"),
+        ({"scale": (float("nan"), 1.1)}, "scale must be (smallest, largest) from 0.5"),
+        ({"degrees": 90}, "degrees must be 0 (off) to 45, got 90"),
         (
             {"brightness": 20},
-            "brightness is 0 (off) to 1, got 20\n  fix:   it is a share of white",
+            "brightness must be 0 (off) to 1, got 20\n  fix:   it is a share of white",
         ),  # grey levels
-        ({"contrast": -1}, "contrast is 0 (off) to 1, got -1"),
-        ({"flip": True}, "flip is 0 (off) to 1, got True\n  fix:   it is a probability"),
-        ({"flip": float("nan")}, "flip is 0 (off) to 1, got nan"),
-        ({"flip": None}, "flip is 0 (off) to 1, got None"),
+        ({"contrast": -1}, "contrast must be 0 (off) to 1, got -1"),
+        ({"flip": True}, "flip must be 0 (off) to 1, got True\n  fix:   it is a probability"),
+        ({"flip": float("nan")}, "flip must be 0 (off) to 1, got nan"),
+        ({"flip": None}, "flip must be 0 (off) to 1, got None"),
         (
             {"swap_labels": (6, 8)},
-            "swap_labels is pairs of labels, got (6, 8)\n  fix:   swap_labels=((one, other),)",
+            "swap_labels must be pairs of labels, got (6, 8)\n  fix:   swap_labels=((one, other),)",
         ),
-        ({"swap_labels": ("ab", "cd")}, "swap_labels is pairs of labels, got ('ab', 'cd')"),
-        ({"swap_labels": ((1, 2, 3),)}, "swap_labels is pairs of labels"),
+        ({"swap_labels": ("ab", "cd")}, "swap_labels must be pairs of labels, got ('ab', 'cd')"),
+        ({"swap_labels": ((1, 2, 3),)}, "swap_labels must be pairs of labels"),
         (
             {"swap_labels": (("left", "right"),)},
             "swap_labels=(('left', 'right'),) has no column for 'left'; names=[]",

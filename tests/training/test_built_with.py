@@ -116,6 +116,9 @@ SHORT = {
     "within another": lambda o, n: torchs.SequentialLR(
         o, [torchs.ConstantLR(o), torchs.OneCycleLR(o, 0.1, total_steps=n)], milestones=[1]
     ),
+    "before another": lambda o, n: torchs.SequentialLR(
+        o, [torchs.OneCycleLR(o, 0.1, total_steps=n), torchs.ConstantLR(o)], milestones=[8]
+    ),
 }
 
 

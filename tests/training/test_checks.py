@@ -132,18 +132,18 @@ def test_a_model_that_is_not_on_the_device_is_refused():
     [
         (
             {"max_grad_norm": -1.0},
-            "max_grad_norm is the largest norm of the gradients, above 0, got -1.0",
+            "max_grad_norm must be a number above 0, got -1.0",
         ),
         ({"max_grad_norm": 0}, "above 0, got 0"),
         ({"max_grad_norm": math.nan}, "above 0, got nan"),
-        ({"steps_per_epoch": 0}, "steps_per_epoch is at least 1, got 0(.|\n)*None for all"),
-        ({"steps_per_epoch": -1}, "steps_per_epoch is at least 1, got -1"),
+        ({"steps_per_epoch": 0}, "steps_per_epoch must be at least 1, got 0(.|\n)*None for all"),
+        ({"steps_per_epoch": -1}, "steps_per_epoch must be at least 1, got -1"),
         (
             {"monitor": "valid_los", "valid": Pairs(8)},
             "got 'valid_los'\n(.|\n)*fix:   one of train_loss, valid_loss",
         ),
         ({"monitor": "valid_mae"}, "got 'valid_mae'"),
-        ({"monitor": "train_loss", "mode": "lowest"}, 'mode is "min", "max" or None'),
+        ({"monitor": "train_loss", "mode": "lowest"}, 'mode must be "min", "max" or None'),
         (
             {"monitor": "valid_score", "valid": Pairs(8), "metrics": {"score": nn.L1Loss()}},
             'does not show whether lower or higher is better\n  fix:   mode="min" if lower is '

@@ -117,8 +117,11 @@ def test_a_schedule_by_the_epoch_is_resumed_bit_for_bit(make, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"scheduler_interval": "batch"}, "scheduler_interval is .step. or .epoch., got 'batch'"),
-        ({"patience": 0}, "patience is at least 1, got 0"),
+        (
+            {"scheduler_interval": "batch"},
+            "scheduler_interval must be .step. or .epoch., got 'batch'",
+        ),
+        ({"patience": 0}, "patience must be at least 1, got 0"),
         (
             {
                 "make": ReduceLROnPlateau,

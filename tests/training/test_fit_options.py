@@ -17,24 +17,32 @@ PAIRS = torch.utils.data.TensorDataset(torch.linspace(-1, 1, 64).reshape(16, 4),
 
 # The call as a text, and the message.
 REFUSED = {
-    "a patience of 0": ("EarlyStopping(patience=0)", ValueError, "patience is at least 1, got 0"),
+    "a patience of 0": (
+        "EarlyStopping(patience=0)",
+        ValueError,
+        "patience must be at least 1, got 0",
+    ),
     "a patience in parts": (
         "EarlyStopping(patience=2.5)",
         TypeError,
-        "patience is a whole number, got 2.5",
+        "patience must be a whole number, got 2.5",
     ),
     "a patience that is a flag": (
         "EarlyStopping(patience=True)",
         TypeError,
-        "patience is a whole number, got True",
+        "patience must be a whole number, got True",
     ),
-    "no folder": ("Checkpoints(None)", TypeError, "folder is a path, got None"),
+    "no folder": ("Checkpoints(None)", TypeError, "folder must be a path, got None"),
     "a bucket as the folder": (
         'Checkpoints("gs://bucket/run")',
         ValueError,
         "folder must be a path on this machine",
     ),
-    "none kept": ('Checkpoints("run", keep_last=0)', ValueError, "keep_last is at least 1, got 0"),
+    "none kept": (
+        'Checkpoints("run", keep_last=0)',
+        ValueError,
+        "keep_last must be at least 1, got 0",
+    ),
     "no time": ('Checkpoints("run", save_every="soon")', ValueError, "a time is written"),
     "the folder as its backup": (
         'Checkpoints("run", backup_dir="./run")',
@@ -44,24 +52,28 @@ REFUSED = {
     "a number as the backup": (
         'Checkpoints("run", backup_dir=3)',
         TypeError,
-        "backup_dir is a folder or a URL, got 3",
+        "backup_dir must be a folder or a URL, got 3",
     ),
     "an unknown interval": (
         'FitOptions(scheduler_interval="batch")',
         ValueError,
-        "scheduler_interval is",
+        "scheduler_interval must be",
     ),
     "no first epoch": (
         "FitOptions(augment_from=0)",
         ValueError,
-        "augment_from is at least 1, got 0",
+        "augment_from must be at least 1, got 0",
     ),
-    "never logged": ("FitOptions(log_every=0)", ValueError, "log_every is at least 1, got 0"),
-    "a text": ('FitOptions(log_every="10")', TypeError, "log_every is a whole number, got '10'"),
+    "never logged": ("FitOptions(log_every=0)", ValueError, "log_every must be at least 1, got 0"),
+    "a text": (
+        'FitOptions(log_every="10")',
+        TypeError,
+        "log_every must be a whole number, got '10'",
+    ),
     "a hook that is none": (
         "FitOptions(on_epoch_end=1)",
         TypeError,
-        "on_epoch_end is a function of the history",
+        "on_epoch_end must be a function of the history",
     ),
 }
 
@@ -84,18 +96,18 @@ def trained(core, **options):
 ARGUMENTS = {
     "a flag in place of a patience": (
         {"early_stopping": True},
-        "early_stopping is a number of epochs or an",
+        "early_stopping must be a number of epochs or an",
     ),
     "a text in place of a patience": (
         {"early_stopping": "3"},
-        "early_stopping is a number of epochs or an",
+        "early_stopping must be a number of epochs or an",
     ),
     "a flag in place of a folder": (
         {"checkpoints": True},
-        "checkpoints is a folder or a Checkpoints, got True",
+        "checkpoints must be a folder or a Checkpoints, got True",
     ),
     "a dict": ({"options": {"log_every": 3}}, "options is a FitOptions, got a dict"),
-    "epochs in parts": ({"epochs": 1.5}, "epochs is a whole number, got 1.5"),
+    "epochs in parts": ({"epochs": 1.5}, "epochs must be a whole number, got 1.5"),
 }
 
 

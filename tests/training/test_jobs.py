@@ -298,9 +298,9 @@ def test_a_job_that_is_done_leaves_at_once_though_another_has_been_forked_since(
     ("configs", "options", "message"),
     [
         ([], {}, "needs at least one config, got none\n  fix:   pass a list"),
-        ([1], {"cores": 0}, "cores is the number of jobs at a time, at least 1, got 0"),
-        ([1], {"backend": "tpu"}, "backend is one of None"),
-        ([1], {"timeout": 0}, "timeout is a number of seconds above 0"),
+        ([1], {"cores": 0}, "cores must be the number of jobs at a time, at least 1, got 0"),
+        ([1], {"backend": "tpu"}, "backend must be one of None"),
+        ([1], {"timeout": 0}, "timeout must be a number of seconds above 0"),
         ([1], {"matmul_precision": "low"}, "matmul_precision is 'high', 'highest'"),
     ],
 )

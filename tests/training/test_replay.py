@@ -236,7 +236,7 @@ def test_a_change_within_an_epoch_is_met_by_the_next_step(change):
 
 
 def test_what_replay_is_must_be_true_or_false():
-    with pytest.raises(WorkerError, match="replay is True or False, got 'on'"):
+    with pytest.raises(WorkerError, match="replay must be True or False, got 'on'"):
         launch(with_text, cores=1, backend="cpu", progress="off")
 
 

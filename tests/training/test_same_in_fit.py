@@ -158,7 +158,7 @@ MODULES = {
         linear(lambda layer: layer, nn.SyncBatchNorm(4)),
         "raises an error; fix: tpukit.training.sync_batchnorm",
     ),
-    "a counter, or any buffer of whole numbers": (
+    "a buffer of whole numbers that differs between cores, such as a counter of classes": (
         lambda: Changing(torch.zeros((), dtype=torch.int64), count),
         'raises an error; fix: core.model(model, allow_different=["*counts"])',
     ),

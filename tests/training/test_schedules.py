@@ -76,7 +76,7 @@ def test_every_group_keeps_its_own_rate():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda o: constant(o, warmup=-1), "warmup is a number of steps, 0 for none, got -1"),
+        (lambda o: constant(o, warmup=-1), "warmup must be a number of steps, 0 for none, got -1"),
         (lambda o: stepped(o, 0), "every=0"),
         (lambda o: stepped(o, 5, factor=0), "factor=0"),
         (

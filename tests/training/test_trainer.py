@@ -575,7 +575,7 @@ def other(core, folder):
             lambda core: fit(core, nn.Flatten(), None, LOSS, core.batches(Dots(), batch_size=4)),
             "no parameters to train",
         ),
-        (lambda core: train(core, epochs=0), "epochs is at least 1, got 0"),
+        (lambda core: train(core, epochs=0), "epochs must be at least 1, got 0"),
         (
             lambda core: train(core, accumulate_grad_batches=99),
             "an epoch has 12 batches, which is less than accumulate_grad_batches=99",
@@ -583,7 +583,7 @@ def other(core, folder):
         (lambda core: train(core, max_time="soon"), "a time is written"),
         (
             lambda core: train(core, valid=Dots(8), monitor="auroc"),
-            "monitor is a column of the history, got 'auroc'",
+            "monitor must be a column of the history, got 'auroc'",
         ),
         (
             lambda core: evaluate(

@@ -228,7 +228,7 @@ def choose_sharded(
     """
     if shard != "fsdp":
         fix = 'launch(..., shard="fsdp")'
-        raise InvalidValueError(f'shard is "fsdp" or None, got {shard!r}', fix=fix)
+        raise InvalidValueError(f'shard must be "fsdp" or None, got {shard!r}', fix=fix)
     given = {name: value for name, value in others.items() if value is not None}
     if given:
         raise InvalidValueError(

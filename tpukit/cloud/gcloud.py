@@ -22,7 +22,7 @@ from tpukit.cloud.external_tools import run_tool
 from tpukit.cloud.machines import container_lines, runtime_version
 from tpukit.cloud.target import JobPlan, PlatformState, Word
 
-# Of the machine. Its value is the digest of the job, by which a second start finds it again.
+# A label of the machine. Its value is the digest of the job, by which a second start finds it.
 _LABEL = "tpukit"
 _SECONDS_TO_STOP = 90  # after SIGTERM, in addition to the grace of the cell
 # The states of a queued resource in the Cloud TPU API v2.
@@ -153,7 +153,7 @@ def boot_script(plan: JobPlan, handle: dict) -> str:
         plan,
         [*plan.command(job), plan.folder, f"{home}/work"],
         mounts=[home],
-        seconds="$left",
+        seconds="$left",  # a variable of attempt.sh, see _BOOT
     )
     return _BOOT.format(
         name=plan.name,
@@ -183,8 +183,8 @@ def _word(there: dict) -> Word:
 
 
 def _label_of(there: dict) -> str | None:
-    (node, *_) = there.get("tpu", {}).get("nodeSpec") or [{}]
-    return node.get("node", {}).get("labels", {}).get(_LABEL)
+    specs = there.get("tpu", {}).get("nodeSpec") or [{}]
+    return specs[0].get("node", {}).get("labels", {}).get(_LABEL)
 
 
 # Braces of the shell are doubled for str.format.

@@ -196,11 +196,11 @@ def _send(
         is_over = job is not None and job.state in OVER
         has_other_contents = job is None or job.plan.digest != plan.digest
         if is_over or has_other_contents:
-            difference = "has other contents"
+            difference = "it has other contents"
             if is_over:
-                difference = f"is over: {job.state}"
+                difference = f"it has ended: {job.state}"
             raise InvalidValueError(
-                f"there is a job {plan.name} already, which {difference}", fix="another name"
+                f"a job {plan.name} already exists, and {difference}", fix="another name"
             )
         # The handle is written after the platform has accepted the job. Without it the first
         # attempt did not get that far, and everything is sent again.
@@ -512,7 +512,7 @@ def _sent_files(
 ) -> dict[str, bytes | Path]:
     """Return all files that are sent, by their names in the folder `in`."""
     if isinstance(files, str | os.PathLike):
-        raise InvalidValueError(f"files is a list, got {files!r}", fix=f'files=["{files}"]')
+        raise InvalidValueError(f"files must be a list, got {files!r}", fix=f'files=["{files}"]')
     named = list(files)
     if book.script:
         named.append(book.script.name)

@@ -130,7 +130,7 @@ def parse_parameters(notebook: JobNotebook, pairs: Sequence[Sequence[str]]) -> d
         try:
             values[name] = ast.literal_eval(text)
         except (ValueError, SyntaxError):
-            shown = "no value" if default is None else ast.unparse(default)
+            shown = "missing" if default is None else ast.unparse(default)
             raise InvalidValueError(
                 f"-p {name} {text}: this is not a Python literal",
                 found=f"the default of {name} is {shown}, so {text!r} is not taken as text",

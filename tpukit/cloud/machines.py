@@ -5,7 +5,7 @@ import shlex
 from tpukit.cloud.target import JobPlan
 from tpukit.profiling import TPUS, Tpu
 
-# The others share one.
+# Images of TPU VMs. The other generations share the default of `runtime_version`.
 _RUNTIMES = {"v5e": "v2-alpha-tpuv5-lite", "v5p": "v2-alpha-tpuv5", "v6e": "v2-alpha-tpuv6e"}
 _TYPES = {"v5e": "ct5lp-hightpu-{}t", "v6e": "ct6e-standard-{}t"}
 
@@ -20,8 +20,8 @@ def _machine_spec(tpu: Tpu) -> dict | None:
     return None
 
 
-# Vertex AI's `machineSpec`; it has none for a v4 or v5p. One host each: no public page shows how
-# several hosts of a Vertex AI job find each other.
+# Vertex AI's `machineSpec`; it has none for a v4 or v5p. Only TPUs of one host: no page shows
+# how several hosts of a Vertex AI job find each other.
 MACHINE_SPECS = {name: spec for name, tpu in TPUS.items() if (spec := _machine_spec(tpu))}
 
 
@@ -66,7 +66,7 @@ def container_lines(
     options += [f"--volume={folder}:{folder}" for folder in mounts]
     for variable, reference in plan.secrets.items():
         if reference.startswith("env:"):
-            options.append(f"--env={variable}")
+            options.append(f"--env={variable}")  # Docker copies the caller's value
     lines = []
     registry = image.partition("/")[0]
     if registry.endswith((".pkg.dev", "gcr.io")):

@@ -43,7 +43,7 @@ REFUSED = {
     ),
 }
 
-# Such as us-west4, and in the project the domain of an organisation: example.com:my-project.
+# A region is such as us-west4. A project may begin with a domain: example.com:my-project.
 _REGION = "[a-z]+(-[a-z]+)+[0-9]+"
 _PROJECT = r"([a-z0-9.-]+:)?[a-z0-9]([a-z0-9-]*[a-z0-9])?"
 # Per option a pattern and an example. They become parts of commands, so nothing else is accepted.
@@ -87,7 +87,7 @@ def check_plan(plan: JobPlan) -> None:
     for option, (pattern, example) in _PATTERNS.items():
         given = getattr(plan.options, option)
         if given is not None and not re.fullmatch(pattern, given):
-            fact = f"{given!r} cannot be a {option} of Google Cloud"
+            fact = f"{given!r} is not a valid {option} of Google Cloud"
             raise InvalidValueError(fact, fix=f'{option}="{example}"')
     _check_reservation(plan)
     _check_machine(plan)
@@ -131,7 +131,7 @@ def _check_reservation(plan: JobPlan) -> None:
         )
     if plan.target == "vertex" and not re.fullmatch(_RESERVATION, reservation):
         raise InvalidValueError(
-            f"reservation={reservation!r} cannot be a reservation of Vertex AI",
+            f"reservation={reservation!r} is not a valid reservation of Vertex AI",
             found="Vertex AI takes the full name",
             fix='reservation="projects/my-project/zones/us-west4-a/reservations/my-reservation"',
         )
@@ -150,6 +150,7 @@ def _check_machine(plan: JobPlan) -> None:
     if plan.tpu is None:
         raise InvalidValueError(f"the target {plan.target} needs a chip", fix='chip="v5e-8"')
     if plan.target == "vertex":
+        # Raises for a TPU that Vertex AI does not have.
         find_tpu(plan.tpu.name, among=MACHINE_SPECS, without="Vertex AI does not train on")
     if plan.target == "gcloud" and plan.options.zone is None:
         raise InvalidValueError(
@@ -185,5 +186,5 @@ def largest_cost(plan: JobPlan) -> str:
     most = hours * plan.tpu.dollars
     more = BACKSTOP_SECONDS / 3600 * plan.tpu.dollars
     price = f"about ${plan.tpu.dollars:.2f} per hour ({PRICES_OF})"
-    backstop = f"${more:,.2f} if it does not end by itself within {BACKSTOP_SECONDS // 60} min"
+    backstop = f"${more:,.2f} more if it does not end within {BACKSTOP_SECONDS // 60} min"
     return f"{price}; at most {hours:g} h, ${most:,.2f}, and {backstop}"

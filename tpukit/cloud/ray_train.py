@@ -99,7 +99,8 @@ def launch_on_hosts(
     from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
     seconds_per_try = float(os.environ.get(_SECONDS_PER_TRY, _DEFAULT_SECONDS_PER_TRY))
-    tries = math.ceil(parse_duration(patience, "patience") / seconds_per_try)
+    # Ray counts a start that takes too long as a failure of its controller.
+    start_attempts = math.ceil(parse_duration(patience, "patience") / seconds_per_try)
     scaling = ScalingConfig(**_scaling(hosts, topology, accelerator, resources))
     if not ray.is_initialized():
         _connect(ray)
@@ -110,7 +111,9 @@ def launch_on_hosts(
         run_config=RunConfig(
             name=name,
             storage_path=str(storage),
-            failure_config=FailureConfig(max_failures=failures, controller_failure_limit=tries),
+            failure_config=FailureConfig(
+                max_failures=failures, controller_failure_limit=start_attempts
+            ),
             checkpoint_config=CheckpointConfig(num_to_keep=2),
             logging_config=LoggingConfig(log_level="ERROR"),  # the hosts print their own lines
         ),
@@ -120,6 +123,7 @@ def launch_on_hosts(
             result = trainer.fit()
     except TrainingFailedError as error:
         raise _explained(error, failures) from None
+    # Ray merges the files that the hosts report into one checkpoint.
     with result.checkpoint.as_directory() as folder:
         return _joined([*Path(folder).glob(_RUN.format("*"))])
 
@@ -430,7 +434,7 @@ class _Reports:
 
         try:
             while True:
-                goes_on = None
+                goes_on = None  # on the other hosts: the broadcast ignores it
                 if self._is_first:
                     goes_on = not self._done.wait(_SECONDS_BETWEEN_REPORTS)
                 if not broadcast_from_rank_zero(goes_on):

@@ -80,7 +80,7 @@ def health(
     seconds = parse_duration(wait, "wait") if wait else 0.0
     for argument, value in (("every", every), ("timeout", timeout)):
         if not value > 0:
-            raise ValueError(f"{argument} is seconds, more than 0, got {value!r}")
+            raise ValueError(f"{argument} must be a number of seconds above 0, got {value!r}")
     if name is None:
         return local_health(timeout=timeout)
     with screen(progress) as display:

@@ -174,7 +174,11 @@ class Shards:
         for number, record in zip(numbers, records, strict=True):
             if record[:width] != self.rows[number].tobytes():
                 break
-        problem = "another record lies there" if record else "nothing lies there any more"
+        problem = (
+            "the file has another record there"
+            if record
+            else "the file has no record there any more"
+        )
         return self._damaged(number, problem)
 
     def _damaged(self, number, found: str) -> OSError:

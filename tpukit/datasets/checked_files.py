@@ -36,7 +36,7 @@ def unseal(data: bytes) -> dict:
     if isinstance(manifest, dict):
         checked = {key: value for key, value in manifest.items() if key != "crc"}
     if seal(checked) != data:
-        raise ValueError("its checksum does not fit")
+        raise ValueError("its checksum does not match")
     return checked
 
 
@@ -68,7 +68,7 @@ def find_fault(file: Path, expected: dict) -> str | None:
     if size != expected["bytes"]:
         return f"{file.name} has {size:,} bytes where {expected['bytes']:,} were written"
     if "crc" in expected and zlib.crc32(file.read_bytes()) != expected["crc"]:
-        return f"{file.name} is not what was written: its checksum does not fit"
+        return f"{file.name} is not what was written: its checksum does not match"
     return None
 
 
@@ -91,7 +91,7 @@ def whole_number(name: str, value, least: int) -> int | None:
         number = None
     if number is None or isinstance(value, bool) or number < least:
         raise InvalidValueError(
-            f"{name} is a whole number, {least} or more, got {value!r}",
+            f"{name} must be a whole number, {least} or more, got {value!r}",
             fix=f"{name}={max(least, 8)}",
         )
     return number

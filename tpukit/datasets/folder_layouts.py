@@ -87,8 +87,8 @@ def _refuse_masks_in_classes(layout: _Layout) -> None:
         return
     found = os.path.join(glob.escape(folder), "*", images[0], "*")
     raise InvalidValueError(
-        f"the sub-folders of {folder} hold images and masks, and masks are no images of a class",
-        found=f"in each lie {_list(common)}",
+        f"the sub-folders of {folder} hold images and masks, and masks are not images of a class",
+        found=f"each holds {_list(common)}",
         fix=f"files = sorted(glob.glob({found!r})); {_parts_of_paths(folder, 'files')}; "
         'pack(pandas.DataFrame({"path": files, "label": [part[0] for part in parts]}), ..., '
         f'labels="label"); or classes={_all(layout.classes)}',
@@ -101,7 +101,7 @@ def _refuse_copies(layout: _Layout) -> None:
     for name, below in inside.items():
         if len(below) > 1 and name not in below and below <= inside.keys():
             raise InvalidValueError(
-                f"{os.path.join(folder, name)} holds the classes of {folder} again",
+                f"{os.path.join(folder, name)} repeats the class folders of {folder}",
                 found=_list(sorted(below)),
                 fix=f"pack({os.path.join(folder, name)!r}, ...), one folder deeper; "
                 f"or classes={_all(layout.classes)}",
@@ -376,7 +376,7 @@ def _refuse_masks(layout: _Layout) -> None:
     classes = layout.classes
     raise InvalidValueError(
         f"{len(pairs):,} images of {layout.folder} have their masks beside them, "
-        "which are no images",
+        "which are not images of a class",
         found=f"{image} and {mask}",
         fix=f"images = [file for file in {_files(layout)} "
         f"if {inside!r} not in os.path.basename(file)]; "

@@ -215,7 +215,7 @@ def _plan(packed: PackedImages, size: int, exact: bool) -> dict:
         size = whole_number("size", size or 0, 1)
     except ValueError:
         raise InvalidValueError(
-            f"size is the height and width in pixels, got {size!r}", fix="size=128"
+            f"size must be the height and width in pixels, got {size!r}", fix="size=128"
         ) from None
     # It raises if the pack holds pixels of another size.
     *_, channels = PackedImages(packed.folder, size).shape

@@ -131,7 +131,7 @@ def apply_window(values, window: tuple[float, float]):
     low, high = window
     if values.dtype.kind == "f" and not numpy.isfinite(values).all():
         raise InvalidValueError(
-            "it holds nan or infinity",
+            "the image holds nan or infinity",
             fix="give such pixels a number: numpy.nan_to_num(image)",
         )
     scaled = (values.astype(numpy.float64) - low) * (255 / (high - low))

@@ -95,7 +95,7 @@ def _turned_with(mask, size: tuple[int, int], how: int):
         raise InvalidValueError(
             "the EXIF data turn the image, and it is not known whether the mask is already turned",
             found=f"orientation {how}, {width} x {height} pixels",
-            fix="save the image as it is to be seen: ImageOps.exif_transpose(image).save(file)",
+            fix="save the image upright: ImageOps.exif_transpose(image).save(file)",
         )
     if mask.shape != as_stored:
         return mask

@@ -30,6 +30,7 @@ from tpukit.datasets.pack_tables import (
 )
 from tpukit.datasets.resumable import fact
 from tpukit.datasets.row_labels import PackedRows, rows_of
+from tpukit.datasets.tfrecords import TFRecords
 from tpukit.essentials.display import InvalidValueError, TpukitError, names_in_order
 
 _FEW = 12  # names that a message lists in full
@@ -285,13 +286,10 @@ def _describe_items(source, labels, groups, classes, columns: Columns) -> PackSo
     items = Items(source, replace(columns, labels=asked), classes)
     _refuse_own_plugin(items)
     names = _label_names(items, asked)
-    if isinstance(groups, str):
-        raise InvalidValueError(
-            f"groups= of items is one value for each item, got {groups!r}",
-            fix="groups=list of the values",
-        )
     numbers = None
     group_names = []
+    if isinstance(groups, str):
+        groups = _values_of(groups, source)
     if groups is not None:
         numbers, group_names = number_groups(groups)
     count = "items"
@@ -306,6 +304,16 @@ def _describe_items(source, labels, groups, classes, columns: Columns) -> PackSo
     if hasattr(source, "facts"):
         facts |= source.facts()
     return PackSource(facts, names, items.classes, group_names, items=items, groups=numbers)
+
+
+def _values_of(groups: str, source) -> list:
+    """Return the values of a feature of TFRecord files, one per item."""
+    if isinstance(source, TFRecords):
+        return source.column(groups)
+    raise InvalidValueError(
+        f"groups= of items must be one value for each item, got {groups!r}",
+        fix="groups=list of the values",
+    )
 
 
 def _label_names(items: Items, asked: list | None) -> list[str]:

@@ -147,7 +147,8 @@ def pack(
             their keys; None for the first of label, labels, fine_label, target, targets. [] for no
             labels. Stored as float32. A single column of words is stored as classes.
         groups: for a table, the column with the group of each image, such as its patient. For
-            items, one value per item. `PackedImages.split` keeps each group on one side.
+            TFRecord files, a feature. For other items, one value per item. `PackedImages.split`
+            keeps each group on one side.
         classes: the names of the numbers of a single label, such as `train.classes`: a list in
             their order, or a dict from number to name or from name to number, also with numbers
             as text. Names that differ only in case are two classes. None for a folder's
@@ -219,7 +220,7 @@ def check_arguments(damaged: str | float, options: PackOptions, *, size: int | N
     whole_number("size", size, 1)
     if not isinstance(options, PackOptions):
         raise InvalidValueError(
-            f"options is a PackOptions, got {options!r}",
+            f"options must be a PackOptions, got {options!r}",
             fix="options=tpukit.PackOptions(shard_size=1024)",
         )
     whole_number("seed", options.seed, 0)
@@ -238,7 +239,7 @@ def share_of(damaged: str | float) -> float:
     is_number = isinstance(share, int | float) and not isinstance(share, bool)
     if not is_number or not 0 <= share <= 1:
         raise InvalidValueError(
-            f'damaged is "raise", "skip", or a share from 0 to 1, got {damaged!r}',
+            f'damaged must be "raise", "skip", or a share from 0 to 1, got {damaged!r}',
             fix='damaged="skip"',
         )
     return share

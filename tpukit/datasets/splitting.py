@@ -29,7 +29,7 @@ def split_by_group(groups, valid: float = 0.2, seed: int = 0, stratify=None):
 
     if isinstance(valid, str) or not 0 < valid < 1:
         raise InvalidValueError(
-            f"valid is the share of the images to validate on, between 0 and 1, got {valid!r}",
+            f"valid must be the share of the images to validate on, between 0 and 1, got {valid!r}",
             fix="valid=0.2",
         )
     names, numbers = numpy.unique(groups, return_inverse=True)

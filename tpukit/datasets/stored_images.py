@@ -123,7 +123,7 @@ class StoredImages(Dataset):
         fix = "leave such images out, or number them"
         if wrong in self.classes:
             fix = "the numbers of these classes: [images.classes.index(word) for word in words]"
-        raise InvalidValueError("labels are finite numbers", found=repr(wrong), fix=fix)
+        raise InvalidValueError("labels must be finite numbers", found=repr(wrong), fix=fix)
 
     def _as_classes(self, labels):
         """Return (N,) class numbers as int64; ValueError for a number that is not a class."""

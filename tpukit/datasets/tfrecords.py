@@ -91,12 +91,29 @@ class TFRecords:
     def facts(self) -> dict:
         """Return the files and features, by which `pack` recognises the same records."""
         files = [f"{file.name} {file.stat().st_size}" for file in self.files]
-        summary = f"{len(files)} TFRecord files, {files[0]} to {files[-1]} bytes"
+        ends = f"{files[0]} to {files[-1]}"  # name and size of the first and the last
+        summary = f"{len(files)} TFRecord files, {ends} bytes"
         features = f"{self.image}, {', '.join(self.labels)}"
         return {
             "files": fact(summary, "\0".join(files).encode()),
             "features": fact(features, repr((self.image, self.labels)).encode()),
         }
+
+    def column(self, name: str) -> list:
+        """Return a feature of every record, one word or number each; it reads all files.
+
+        `pack(..., groups="patient_id")` calls it.
+
+        Raises:
+            OSError: a file is damaged.
+            ValueError: a record lacks the feature, or has several values.
+        """
+        column = []
+        for file in self.files:
+            for number, record in enumerate(records(file)):
+                where = f"record {number} of {file}"
+                column.append(_group(_features(record, where), name, where))
+        return column
 
     def __iter__(self) -> Iterator[tuple]:
         import numpy
@@ -191,7 +208,7 @@ def _read_record(stream: BinaryIO, position: _Position) -> bytes | None:
         evidence = f"{found:,} of {expected:,} bytes after byte {begin:,}"
         raise _damaged(f"{file} is cut short in record {number}", evidence)
     if not _fits(data, check):
-        evidence = f"the checksum of its {length:,} bytes from byte {begin:,} on does not fit"
+        evidence = f"the checksum of its {length:,} bytes from byte {begin:,} on does not match"
         raise _damaged(f"record {number} of {file} is damaged", evidence)
     return data
 
@@ -206,15 +223,15 @@ def _length(head: bytes, position: _Position) -> int:
         return int.from_bytes(head[:8], "little")
     if number > 0:
         problem = f"{file} is damaged where record {number} begins, at byte {offset:,}"
-        raise _damaged(problem, "the checksum of its length does not fit")
-    evidence = f"{head!r}, which begin no record: the checksum of its length does not fit"
+        raise _damaged(problem, "the checksum of its length does not match")
+    evidence = f"{head!r}, which begin no record: the checksum of its length does not match"
     raise _damaged(f"{file} is no TFRecord file, or is damaged at its start", evidence)
 
 
 def _fits(data: bytes, check: bytes) -> bool:
     """Return whether four bytes are the masked CRC-32C of the data.
 
-    TFRecord has the mask from LevelDB's log: a checksum of data that contains its own checksum
+    TFRecord masks it, as LevelDB's log does: a checksum of data that contains its own checksum
     would be weak.
     """
     import google_crc32c
@@ -227,7 +244,7 @@ def _fits(data: bytes, check: bytes) -> bool:
 
 def _damaged(problem: str, found: str) -> OSError:
     return SystemFailureError(
-        f"{problem}",
+        problem,
         found=found,
         fix="copy or download this file again, or leave it out",
     )
@@ -254,20 +271,20 @@ class _Feature(NamedTuple):
     values: list
 
 
-def _feature(features, name: str, where: str, *, argument: str) -> _Feature:
+def _feature(features, name: str, where: str, *, call: str) -> _Feature:
     """Return a feature; raise if the record lacks it."""
     kind = features[name].WhichOneof("kind") if name in features else None
     if kind is None:
         raise InvalidValueError(
             f"{where} has no feature {name!r}",
             found=_listed(features),
-            fix=f"read_tfrecords(files, {argument}) with one of these names",
+            fix=f"{call} with one of these names",
         )
     return _Feature(kind, getattr(features[name], kind).value)
 
 
 def _image(features, name: str, where: str) -> bytes:
-    kind, values = _feature(features, name, where, argument="image=...")
+    kind, values = _feature(features, name, where, call="read_tfrecords(files, image=...)")
     if kind != "bytes_list" or len(values) != 1 or not values[0]:
         raise InvalidValueError(
             f"feature {name!r} of {where} holds no image: one string of bytes is needed",
@@ -279,7 +296,7 @@ def _image(features, name: str, where: str) -> bytes:
 
 def _values(features, name: str, where: str) -> list:
     """Return the values of a label, numbers or words; raise if float32 cannot hold a number."""
-    kind, values = _feature(features, name, where, argument="labels=(...)")
+    kind, values = _feature(features, name, where, call="read_tfrecords(files, labels=(...))")
     if kind == "bytes_list":
         try:
             return [value.decode() for value in values]
@@ -297,6 +314,21 @@ def _values(features, name: str, where: str) -> list:
             fix=f"leave {name!r} out of labels=(...)",
         )
     return list(values)
+
+
+def _group(features, name: str, where: str) -> str | int | float:
+    """Return the group of an image, a single word or number."""
+    _, values = _feature(features, name, where, call="pack(..., groups=...)")
+    try:
+        (value,) = values
+        return value.decode() if isinstance(value, bytes) else value
+    except ValueError as error:  # several values, or bytes that are not UTF-8
+        raise InvalidValueError(
+            f"{where} has no single word or number in feature {name!r}, which names the group "
+            "of its image",
+            found=_listed(features),
+            fix="pack(..., groups=...) with another feature",
+        ) from error
 
 
 def _listed(features) -> str:

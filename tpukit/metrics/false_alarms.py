@@ -67,7 +67,7 @@ def sensitivity_at_false_alarms(
     import numpy as np
 
     if not false_alarms >= 0:
-        fact = f"false_alarms is a number per group, 0 or more, got {false_alarms}"
+        fact = f"false_alarms must be a number per group, 0 or more, got {false_alarms}"
         raise InvalidValueError(fact, fix="false_alarms=1.0")
     truth, chances, numbers = one_label(labels, probabilities, groups)
     found_at = np.full(numbers.max() + 1, -np.inf)  # of each group, its best positive image

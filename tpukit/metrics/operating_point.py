@@ -64,7 +64,7 @@ def sensitivity_at(
     import numpy as np
 
     if not 0 <= specificity <= 1:
-        fact = f"a specificity is a share, 0 to 1, got {specificity}"
+        fact = f"a specificity must be a share, 0 to 1, got {specificity}"
         raise InvalidValueError(fact, fix="0.9 for 90 %")
     truth, chances, numbers = one_label(labels, probabilities, groups)
     # Ranks, because each drawing of the bootstrap weighs the same samples anew: they are sorted

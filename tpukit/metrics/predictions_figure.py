@@ -153,7 +153,7 @@ def _chances(probabilities: Any, images: int) -> np.ndarray:
     chances = figure_inputs.as_array(probabilities)
     if chances.ndim != 2 or len(chances) != images or not chances.shape[1]:
         raise InvalidValueError(
-            f"probabilities are (N, L), one row for each of {images} images, got {chances.shape}",
+            f"probabilities must be (N, L), a row for each of {images} images, got {chances.shape}",
             fix="pass them for the same images; for one label, probabilities[:, None]",
         )
     check_probabilities(chances)

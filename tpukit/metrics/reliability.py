@@ -45,7 +45,7 @@ def calibration_error(labels: Any, probabilities: Any, *, bins: int = 15) -> flo
     import numpy as np
 
     if bins < 1:
-        raise InvalidValueError(f"bins is 1 or more, got {bins}", fix="bins=15")
+        raise InvalidValueError(f"bins must be 1 or more, got {bins}", fix="bins=15")
     truth, chances, _ = one_label_with_threshold(labels, probabilities, threshold=0.5)
     bin_of = np.minimum((chances * bins).astype(int), bins - 1)
     claimed = np.bincount(bin_of, weights=chances, minlength=bins)

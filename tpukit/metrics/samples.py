@@ -91,7 +91,7 @@ def check_yes_or_no(labels: np.ndarray) -> None:
     wrong = ~np.isin(labels, (0, 1))
     if wrong.any():
         raise InvalidValueError(
-            "labels are 0 or 1",
+            "labels must be 0 or 1",
             found=f"{wrong.sum()} others, such as {labels[wrong][0]:.4g}",
             fix="labels in the first argument, the model's outputs in the second",
         )
@@ -110,7 +110,7 @@ def check_probabilities(chances: np.ndarray) -> None:
 def check_threshold(threshold: float) -> None:
     """Raise InvalidValueError if a threshold is outside [0, 1]."""
     if not 0 <= threshold <= 1:
-        fact = f"a threshold is a probability, 0 to 1, got {threshold}"
+        fact = f"a threshold must be a probability, 0 to 1, got {threshold}"
         raise InvalidValueError(fact, fix="threshold=0.5")
 
 
@@ -121,7 +121,7 @@ def _refuse_nan(chances: np.ndarray) -> None:
     if is_nan.any():
         found = f"{is_nan.sum()} of {is_nan.size} are nan"
         raise InvalidValueError(
-            "probabilities are numbers", found=found, fix="look at the loss first"
+            "probabilities must be numbers", found=found, fix="look at the loss first"
         )
 
 
@@ -144,7 +144,7 @@ def group_numbers(groups: Any, count: int) -> np.ndarray:
     shape = (len(groups), *getattr(groups, "shape", ())[1:])
     if shape != (count,):
         raise InvalidValueError(
-            f"groups are one per sample, ({count},), got {shape}",
+            f"groups must be one per sample, ({count},), got {shape}",
             fix="pass them of the same samples, in the same order",
         )
     # An empty text in a table is no name, and `factorize` numbers None with -1.

@@ -34,7 +34,7 @@ def show_calibration(labels: Any, before: Any, after: Any = None) -> Figure:
     Raises:
         ValueError: see `challenge_loss`.
     """
-    tables = [answers(labels, before)[1:]]
+    tables = [answers(labels, before)[1:]]  # without the first label, which is of images
     if after is not None:
         tables.append(answers(labels, after)[1:])
     with look.style():

@@ -63,7 +63,8 @@ def hounsfield(images):
 
     if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 2:
         raise InvalidValueError(
-            f"hounsfield takes (N, 2, H, W) uint8, got {tuple(images.shape)} {images.dtype}",
+            "hounsfield takes int16 as two bytes, (N, 2, H, W) uint8, "
+            f"got {tuple(images.shape)} {images.dtype}",
             fix='pass a batch of pack_dicom(..., form="int16") as core.batches yields it',
         )
     low = images[:, :1].float()

@@ -191,11 +191,11 @@ def _check_form(form: str, *, quality: int, missing: str, crop: str | None, wind
     is_known = form in ("jpeg", "int16") and missing in ("raise", "drop")
     if not is_known or not 1 <= quality <= 95:
         raise ValueError(
-            'form is "jpeg" or "int16", missing is "raise" or "drop", quality is 1 to 95; '
+            'form must be "jpeg" or "int16", missing "raise" or "drop", and quality 1 to 95; '
             f"got form={form!r}, missing={missing!r}, quality={quality}"
         )
     if crop not in (None, "lungs"):
-        raise ValueError(f'crop is None or "lungs", got {crop!r}')
+        raise ValueError(f'crop must be None or "lungs", got {crop!r}')
     if form == "int16" and window is not None:
         raise InvalidValueError(
             'form="int16" stores Hounsfield units, which need no window', fix="leave window out"
@@ -222,7 +222,7 @@ def _window(window) -> list[float] | None:
         level = width = 0
     if not width > 0:
         raise ValueError(
-            f"window is one of {', '.join(WINDOWS)}, or (level, width) in HU, got {window!r}"
+            f"window must be one of {', '.join(WINDOWS)}, or (level, width) in HU, got {window!r}"
         )
     return [level, width]
 

@@ -73,7 +73,7 @@ class ExamSequences:
         import pandas as pd
 
         if irregular not in ("raise", "keep"):
-            raise ValueError(f'irregular is "raise" or "keep", got {irregular!r}')
+            raise ValueError(f'irregular must be "raise" or "keep", got {irregular!r}')
         self._answers = list(answers)
         self._image_label = image_label
         self._has_labels = _check_table(table, features, self._answers, image_label)
@@ -227,7 +227,7 @@ def _check_table(table, features, answers: list[str], image_label: str | None) -
         empty = table[name].isna().to_numpy()
         if empty.any():
             row = table.iloc[int(empty.argmax())]
-            reason = "an exam with a part of its slices is another exam"
+            reason = "an exam must keep all of its slices"
             raise InvalidValueError(
                 f"{name} is missing in {int(empty.sum())} rows",
                 found=f"image {row[IMAGE]} of study {row[STUDY]}",

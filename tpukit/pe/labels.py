@@ -78,7 +78,7 @@ def read_labels(path, *, inconsistent: str = "raise"):
             image is listed twice, or the labels of an exam contradict each other.
     """
     if inconsistent not in ("raise", "drop"):
-        raise ValueError(f'inconsistent is "raise" or "drop", got {inconsistent!r}')
+        raise ValueError(f'inconsistent must be "raise" or "drop", got {inconsistent!r}')
     file = _find_file(Path(path))
     table = _read_table(file)
     _check_values(table, file)

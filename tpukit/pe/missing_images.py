@@ -9,7 +9,7 @@ def check_missing(missing: str, *others: str) -> None:
     """Raise ValueError unless `missing` is "raise", "drop" or one of the other words."""
     allowed = ("raise", "drop", *others)
     if missing not in allowed:
-        raise ValueError(f"missing is {' or '.join(map(repr, allowed))}, got {missing!r}")
+        raise ValueError(f"missing must be {' or '.join(map(repr, allowed))}, got {missing!r}")
 
 
 def leave_out(
@@ -63,7 +63,7 @@ def match_headers(headers, labels, missing: str, *, folder, call: str) -> tuple:
     """Find the header of each image of the labels; see `leave_out` for images without one.
 
     Returns:
-        The headers that have a row, and the number of the row of each, ascending.
+        The headers of the labelled images, and the row of each in the labels. Rows ascend.
     """
     import numpy
 

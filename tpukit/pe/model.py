@@ -141,7 +141,7 @@ def _load(model, file: Path) -> None:
         raise InvalidValueError(
             f"{file} does not hold the state dict of a ResNet-34",
             found=f"{type(state).__name__} of {len(given)} tensors; {counts}",
-            fix=f"pass {whole}; without anything around it",
+            fix=f"pass {whole}, not a dict that contains it",
         )
     random_head = {name: own[name] for name in differing}
     model.load_state_dict(state | random_head)

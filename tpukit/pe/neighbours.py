@@ -40,7 +40,7 @@ class NeighbouringSlices:
         import numpy as np
 
         if window not in WINDOWS:
-            raise ValueError(f"window is one of {', '.join(WINDOWS)}, got {window!r}")
+            raise ValueError(f"window must be one of {', '.join(WINDOWS)}, got {window!r}")
         is_pack = all(hasattr(images, name) for name in ("take", "rows", "shape"))
         if not is_pack or images.shape[-1] != 3:
             kinds = "PackedImages or a CachedImages of three windows"

@@ -58,8 +58,8 @@ class Preparation:
             raise InvalidValueError(
                 f"{images.folder} does not record how its images were made from DICOM slices",
                 found=made
-                or "no such settings: `pack` made it, or an earlier version made the cache",
-                fix="pass the PackedImages of pack_dicom; or delete the cache, and build it again",
+                or "the pack has no such settings: `pack` made it, or an earlier version of tpukit",
+                fix="pass the PackedImages of pack_dicom; if it is a cache, delete and rebuild it",
             )
         window = made["window"]
         return cls(

@@ -195,7 +195,7 @@ def show_study(
 
     figure_inputs.at_least_one(limit=limit)
     if field_of_view is not None and not field_of_view > 0:
-        fact = f"field_of_view is the width of an image in mm, got {field_of_view}"
+        fact = f"field_of_view must be the width of an image in mm, got {field_of_view}"
         raise InvalidValueError(fact, fix="field_of_view=350.0")
     rows = slices_of(labels, study, series)
     notes = _irregularities(rows.position.to_numpy(float))

@@ -31,7 +31,7 @@ from tpukit.pe.dicom import (
     open_dataset,
 )
 
-CHUNK = 256  # files whose headers are stored together; an interruption loses at most so many
+CHUNK = 256  # files whose headers are stored together; an interrupted process loses at most so many
 READ_AHEAD = 4  # threads per process: on a network drive, opening a file takes longer than reading
 # Peculiarities of series, in the words in which `pack_dicom` prints and records them.
 UNSCALED = "slices without RescaleSlope or RescaleIntercept: 1 and 0, DICOM's defaults, are taken"
@@ -58,7 +58,8 @@ _SAME_ORIENTATION = 0.02  # per number, -1 to 1: scanners write them with small 
 _SAME_STEP = 0.01  # mm: positions are rounded when they are written
 _WIDE = 1.5  # times the usual step: a slice is missing there; as in `exam_check`
 _AXIAL = 0.7  # of 1 for a slice exactly across the body
-_TURNS = {  # keys: rows and columns exchanged; then left and right; then up and down
+# Keys: rows and columns exchanged; left and right mirrored; up and down mirrored.
+_TURNS = {
     (False, False, False): None,
     (False, True, False): "FLIP_LEFT_RIGHT",
     (False, False, True): "FLIP_TOP_BOTTOM",
@@ -170,10 +171,11 @@ def _by_ending(names: list[str]) -> str:
 def header_type(longest: int = 64):
     """Return the dtype of a stored header; missing positions and orientations are NaN.
 
-    `file` is the number of the file. `position` is the centre of the first pixel in mm, from the
-    patient's right, front and feet. `orientation` holds the directions of a row and of a column.
-    `scale` is slope and intercept. `airless` marks unsigned values whose intercept leaves no value
-    for air. `unscaled` marks a header without slope or intercept, `unnamed` without modality.
+    `file` is the number of the file. `position` is the centre of the first pixel in mm; it grows to
+    the patient's left, back and head. `orientation` holds the directions of a row and of a column.
+    `scale` is slope and intercept. `airless` marks unsigned values with an
+    intercept too high to represent air. `unscaled` marks a header without slope or intercept,
+    `unnamed` a header without modality.
 
     Args:
         longest: bytes of the longest identifier. DICOM allows 64, but some tools write more.
@@ -268,7 +270,10 @@ def read_headers(
 
 
 def _forget_changed(folder, names: list[str], work: Path) -> None:
-    """Remove the chunks of files that have changed since their headers were read."""
+    """Remove the chunks of files that have changed since their headers were read.
+
+    Of more than 20,000 files, only so many are looked at, evenly spread; see `look_at`.
+    """
     import numpy
 
     encoded = Names.encode(names)
@@ -278,13 +283,13 @@ def _forget_changed(folder, names: list[str], work: Path) -> None:
         for other in [*work.glob("headers-*"), *work.glob("looks-of-headers.npy")]:
             other.unlink()
         write_file(file, encoded)
-    now = look_at(names, os.fspath(folder))
-    looks = work / "looks-of-headers.npy"
-    if looks.exists():
-        changed = now["row"][now != numpy.load(looks)]
+    looks = look_at(names, os.fspath(folder))
+    looks_file = work / "looks-of-headers.npy"
+    if looks_file.exists():
+        changed = looks["row"][looks != numpy.load(looks_file)]  # `row` is the number of the file
         for chunk in numpy.unique(changed // CHUNK).tolist():
             _chunk_file(work, chunk, "json").unlink(missing_ok=True)
-    write_file(looks, npy(now))
+    write_file(looks_file, npy(looks))
 
 
 def _chunk_file(work: Path, chunk: int, ending: str) -> Path:
@@ -309,7 +314,7 @@ def _read_chunks(job: list) -> None:
             continue
         numbers = range(chunk * CHUNK, min((chunk + 1) * CHUNK, count))
         paths = [os.path.join(folder, names[number]) for number in numbers]
-        # The competition's identifiers are not valid by the standard.
+        # The identifiers of the RSNA competition's files are not valid by the standard.
         with pydicom.config.disable_value_validation():
             reads = [functools.partial(_read_header, path) for path in paths]
             results = list(zip(numbers, run_ahead(reads, READ_AHEAD), strict=True))
@@ -346,7 +351,7 @@ def _read_header(path: str) -> _Header | str:
             unscaled=bool(missing),
             unnamed=not file.get("Modality"),
         )
-    except OSError:
+    except OSError:  # of a network drive; the file is not damaged
         raise
     except pydicom.errors.InvalidDicomError:
         return f"not a DICOM file ({os.path.getsize(path):,} bytes)"
@@ -438,7 +443,8 @@ def find_places(headers, series) -> tuple:
         series: (N,) the number of each header's series, from 0.
 
     Returns:
-        (N,) mm, -inf for slices without a position; and a dict from each unusual fact to the number
+        (N,) mm, -inf for slices without a position, or of another orientation than most of their
+        series; and a dict from each unusual fact to the number
         of its occurrences and the first series that has it.
     """
     import numpy

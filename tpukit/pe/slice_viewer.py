@@ -339,8 +339,8 @@ def show_slices(
 
     Args:
         images: `(N, C, H, W)` in the order of the body, as for `show_batch`.
-        labels: `(N, L)` of zeros and ones, or `(N,)` class numbers; None for none. Slices with the
-            first label are marked in orange.
+        labels: `(N, L)` of zeros and ones, or `(N,)` class numbers; None for none. With `(N, L)`,
+            slices with the first label are marked in orange.
         names: as for `show_batch`.
         channel: draw only this channel, in grey.
         limit: a longer exam is divided into this many stretches; the slider reaches one slice of

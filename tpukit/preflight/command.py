@@ -72,7 +72,7 @@ def find_function(name: str) -> Callable:
     """
     place, _, function = name.rpartition(":")
     if not place or not function.isidentifier():
-        fact = f"a function is named file.py:train, got {name!r}"
+        fact = f"the function must have the form file.py:train, got {name!r}"
         raise InvalidValueError(fact, fix="write FILE:FUNCTION")
     scope = _scope(place, function)
     found = scope.get(function)

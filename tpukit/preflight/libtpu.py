@@ -121,7 +121,7 @@ def _checked(version: str | None) -> str:
     if version is None:
         return platform_version()
     if not re.fullmatch(r"\d+(\.\d+)+", str(version)):
-        fact = f'a version of libtpu is such as "0.0.17", got {version!r}'
+        fact = f'the version of libtpu must have a form such as "0.0.17", got {version!r}'
         raise InvalidValueError(fact, fix="None for this machine's own")
     return version
 

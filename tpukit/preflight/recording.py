@@ -4,8 +4,8 @@
 traces, averages and cuts graphs in the same way. The simulator writes each new graph to a
 folder and each run to a log, but runs no large graph. The worker function passes three stages:
 
-1. `StepMarks` follows the steps until a step repeats without a new graph.
-2. `StepClock` measures for a dozen steps how long the host takes to record one.
+1. `StepMarks` follows the steps until the same programs have run three times.
+2. `StepClock` measures for about ten steps how long the host takes to record one.
 3. The process sends its facts to the kernel, which ends it.
 
 `_read` then finds the step in the log, see `cycles`, and reads its graphs from the folder.

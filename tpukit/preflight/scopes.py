@@ -20,7 +20,7 @@ class Call(NamedTuple):
 
 
 def name_operations() -> tuple[list[Call], Callable[[], None]]:
-    """Name the operations that are recorded from here on after the calls that record them.
+    """From here on, name each recorded operation by the call that records it.
 
     In the graph the scope of an operation is "call12", and entry 12 of the list is that call. The
     backward pass of a module begins with the gradient of its output. Operations outside of a module

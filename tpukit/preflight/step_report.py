@@ -175,7 +175,7 @@ class Preflight(Findings):
         code = sum({id(program): program.code_bytes for program in programs}.values())
         peaks = [
             _Peak(program, others=graph.beside + code - program.code_bytes)
-            for graph, program in zip(graphs, programs, strict=False)
+            for graph, program in zip(graphs, programs, strict=True)
         ]
         return max(peaks, key=lambda peak: peak.bytes)
 
@@ -409,9 +409,9 @@ class Preflight(Findings):
         return self.cut is not None and self.cut.fits
 
     def _smaller_batch(self) -> str:
-        """Suggest a batch size by proportion.
+        """Return an upper bound of the batch size, by proportion.
 
-        The suggestion is a little too small, because the weights do not shrink with the batch.
+        The weights do not shrink with the batch, so a batch that fits is smaller.
         """
         limit = self.chip.hbm
         if self.too_large and self.too_large.limit:
@@ -422,7 +422,7 @@ class Preflight(Findings):
             samples *= self.chip.cores
             unit = "of the run"
         fitting = int(samples * limit / self.hbm_bytes) // _BATCH_MULTIPLE * _BATCH_MULTIPLE
-        size = f"about {fitting:,} samples {unit}" if fitting else "a smaller batch"
+        size = f"fewer than {fitting:,} samples {unit}" if fitting else "a smaller batch"
         return f"{size} (`tpukit.preflight.largest_batch` finds it exactly)"
 
     def _time(self) -> str:
@@ -586,7 +586,7 @@ def preflight(
             copy to a machine with such a TPU. Not tested on hardware: see
             docs/compilation_cache.md.
         progress: as in `launch`.
-        timeout: seconds for the compiler; None for no limit.
+        timeout: seconds for the recording, and again for the compiler. None: 900 s, and no limit.
 
     Raises:
         ValueError: there is no such chip, also in `prices`, or others can write to `keep`.
@@ -597,20 +597,20 @@ def preflight(
     tpu = find_tpu(chip)
     if shard not in (None, "fsdp"):
         fix = 'preflight(..., shard="fsdp")'
-        raise InvalidValueError(f'shard is "fsdp" or None, got {shard!r}', fix=fix)
+        raise InvalidValueError(f'shard must be "fsdp" or None, got {shard!r}', fix=fix)
     if tpu.cores == 1:
         shard = None  # as in launch: there is nothing to shard over
     # Checked first, because the rest takes minutes.
     own_prices = {find_tpu(name).name: price for name, price in (prices or {}).items()}
     kept = open_compile_cache([Path(keep).absolute()], print) if keep is not None else None
-    limit = timeout or _RECORDING_SECONDS
-    recording = record(train, *args, chip=tpu, shard=shard, timeout=limit, progress=progress)
+    seconds = timeout or _RECORDING_SECONDS
+    recording = record(train, *args, chip=tpu, shard=shard, timeout=seconds, progress=progress)
     shared = {"libtpu": libtpu, "progress": progress, "timeout": timeout}
     too_large = cut = None
     try:
         steps = _compile_steps(recording, tpu, kept=kept, **shared)
     except OutOfMemoryError as error:
-        steps = [()]
+        steps = [()]  # a step without programs
         too_large = error
     if too_large and not shard and _could_fit_sharded(recording, tpu):
         with contextlib.suppress(WorkerError, PreflightError):  # the chips may not divide the batch
@@ -675,7 +675,7 @@ def _call_of(operation: Operation, program: Program, places: tuple[Call, ...]) -
         parts: Counter[str] = Counter()
         for number in operation.called:
             parts.update(part.scope for part in program.computations.get(number, ()))
-        del parts[""]
+        del parts[""]  # operations without a scope
         scope = max(parts, key=parts.get, default="")
     number = scope.removeprefix("call")
     if number.isdigit() and int(number) < len(places):
@@ -702,6 +702,7 @@ def _collectives(program: Program) -> Iterator[Operation]:
 def _continues_collective(operation: Operation) -> bool:
     if operation.name.startswith("async-collective-done"):
         return True
+    # The compiler hands a flag of this type from the start to the end of a collective.
     has_flag = any(str(array) == "u32[]" for array in operation.arrays)
     return has_flag and not operation.name.startswith("async-collective-start")
 

@@ -41,7 +41,10 @@ class Imagined(Topology):
 
 
 class _Recording:
-    """A core whose large programs do not run; values that come back from it are no results."""
+    """A core whose large programs do not run, so values from it are no results.
+
+    A mixin that stands before `Tpu` or `ShardedTpu`.
+    """
 
     is_recording = True
 
@@ -71,7 +74,7 @@ class _Recording:
     def take_notes(self) -> tuple[tuple, tuple]:
         """Return the batches of `core.batches`, and all transfers, since the last call."""
         batches = self._batches
-        sent = self._sent  # background threads send batches ahead of the loop
+        sent = self._sent  # a background thread may append meanwhile, to the old or the new list
         self._batches = []
         self._sent = []
         return tuple(batches), tuple(sent)

@@ -92,13 +92,13 @@ class Augment:
             value = getattr(self, name)
             if not _is_number(value) or not 0 <= value <= most:
                 raise InvalidValueError(
-                    f"{name} is 0 (off) to {most}, got {value!r}", fix=f"it is {meaning}"
+                    f"{name} must be 0 (off) to {most}, got {value!r}", fix=f"it is {meaning}"
                 )
         _check_scale(self.scale)
         is_whole = isinstance(self.fill, int) and not isinstance(self.fill, bool)
         if not is_whole or not -256 <= self.fill <= 255:
             raise InvalidValueError(
-                f"fill is a class number, -256 to 255, got {self.fill!r}", fix="0, or 255"
+                f"fill must be a class number, -256 to 255, got {self.fill!r}", fix="0, or 255"
             )
         _opposites(self.swap_labels, self.names)
 
@@ -322,7 +322,7 @@ def _check_scale(scale) -> None:
         if 0.5 <= smallest <= largest <= 1.5:
             return
     raise InvalidValueError(
-        f"scale is (smallest, largest) from 0.5 to 1.5, or None (off), got {scale!r}",
+        f"scale must be (smallest, largest) from 0.5 to 1.5, or None (off), got {scale!r}",
         fix="scale=(0.9, 1.1) is 0.9 to 1.1 times as large",
     )
 
@@ -364,7 +364,7 @@ def _opposites(swap_labels, names) -> dict[int, int]:
     for pair in swap_labels:
         if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
             raise InvalidValueError(
-                f"swap_labels is pairs of labels, got {swap_labels!r}",
+                f"swap_labels must be pairs of labels, got {swap_labels!r}",
                 fix="swap_labels=((one, other),), with a comma after a single pair",
             )
         columns = [names.index(label) if label in names else label for label in pair]

@@ -48,7 +48,7 @@ class Buckets:
         are_lengths = bool(lengths) and all(map(_is_length, lengths))
         if not are_lengths or list(lengths) != sorted(set(lengths)):
             raise InvalidValueError(
-                f"buckets are lengths in ascending order, at least 1, got {self.lengths!r}",
+                f"buckets must be lengths in ascending order, at least 1, got {self.lengths!r}",
                 fix="buckets=(64, 128, 256)",
             )
         object.__setattr__(self, "lengths", lengths)

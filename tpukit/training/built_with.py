@@ -5,7 +5,8 @@ message. So a checkpoint holds the values that both had when `fit` was called:
 
     {"optimizer": [{"lr": 0.1, "momentum": 0.9}], "scheduler": {"T_max": 20, "eta_min": 0.0}}
 
-A value that only changes during the training, such as a momentum in a cycle, is equal in both.
+A value that only changes during the training, such as a momentum in a cycle, is equal in both
+checkpoints.
 """
 
 from collections import Counter
@@ -14,10 +15,20 @@ from collections.abc import Mapping
 from tpukit.essentials.display import InvalidValueError, first_few
 
 # Positions and results, which differ if the scheduler has been stepped before `fit`. `base_lrs`
-# is the learning rate of the optimizer, which is compared there.
+# is the learning rate of the optimizer, which `_groups` has.
 _POSITIONS = {
-    *("last_epoch", "_step_count", "_last_lr", "_get_lr_called_within_step", "_is_initial"),
-    *("T_cur", "T_i", "best", "num_bad_epochs", "cooldown_counter", "base_lrs", "verbose"),
+    "T_cur",
+    "T_i",
+    "_get_lr_called_within_step",
+    "_is_initial",
+    "_last_lr",
+    "_step_count",
+    "base_lrs",
+    "best",
+    "cooldown_counter",
+    "last_epoch",
+    "num_bad_epochs",
+    "verbose",
 }
 _SHOWN = 3  # differences in an error
 
@@ -63,7 +74,7 @@ def check_scheduler(saved: Mapping, given: Mapping, *, kind: str, path) -> None:
     found = [f"{name}={before.get(name)}, here {name}={now.get(name)}" for name in shown]
     arguments = ", ".join(f"{name}={before.get(name)!r}" for name in shown[:_SHOWN])
     line = f"{kind}(optimizer, {arguments})"
-    if "." in "".join(shown):  # of a scheduler within another
+    if any("." in name for name in shown):  # of a scheduler within another
         line = f"a {kind} with {arguments}"
     raise InvalidValueError(
         f"{path} was saved with other values of the {kind}",
@@ -99,8 +110,7 @@ def check_length(scheduler, steps: int) -> None:
         scheduler: any; torch's OneCycleLR raises an error after its `total_steps`.
         steps: calls of `scheduler.step()` that are left in this run.
     """
-    for part, begins in _with_total_steps(scheduler):
-        needed = max(0, part.last_epoch) + steps - begins
+    for part, needed in _steps_of_parts(scheduler, steps):
         if needed > part.total_steps:
             raise InvalidValueError(
                 f"the {type(part).__name__} ends after {part.total_steps} steps, and this run "
@@ -109,19 +119,34 @@ def check_length(scheduler, steps: int) -> None:
             )
 
 
-def _with_total_steps(scheduler, begins: int = 0) -> list[tuple]:
-    """Return the schedulers with an end, and the steps from now until each begins."""
+def _steps_of_parts(scheduler, steps: int) -> list[tuple]:
+    """Return the schedulers with an end, and how often each is stepped until the run ends.
+
+    A SequentialLR with the milestones 5 and 9 steps its parts 4, 3 and `end - 9` times: at a
+    milestone the next part starts, which is no step of it.
+    """
+    end = _steps_done(scheduler) + steps
     if getattr(scheduler, "total_steps", None) is not None:
-        return [(scheduler, begins)]
+        return [(scheduler, end)]
     parts = getattr(scheduler, "_schedulers", None) or []
     milestones = getattr(scheduler, "_milestones", None)
     found = []
-    if milestones and parts:  # a SequentialLR: only the last part goes on to the end of the run
-        left = max(0, milestones[-1] - scheduler.last_epoch)
-        return _with_total_steps(parts[-1], begins + left)
-    for part in parts:
-        found += _with_total_steps(part, begins)
+    if not milestones:  # as in a ChainedScheduler, which steps all parts
+        for part in parts:
+            found += _steps_of_parts(part, steps)
+        return found
+    starts = [0, *milestones]
+    stops = [milestone - 1 for milestone in milestones] + [end]
+    for part, start, stop in zip(parts, starts, stops, strict=True):
+        stepped = min(stop, end) - start
+        left = max(0, stepped - _steps_done(part))
+        found += _steps_of_parts(part, left)
     return found
+
+
+def _steps_done(scheduler) -> int:
+    # -1 until a SequentialLR reaches the part; a ChainedScheduler has none.
+    return max(0, getattr(scheduler, "last_epoch", 0))
 
 
 def _groups(optimizer) -> list[dict]:
@@ -148,7 +173,7 @@ def _groups(optimizer) -> list[dict]:
 
 
 def _plain(value: object) -> object:
-    """Return the numbers and texts of a scheduler's state, without its positions."""
+    """Return the numbers and texts of a scheduler's state, without its positions; else None."""
     if isinstance(value, Counter):  # the milestones of a MultiStepLR
         return sorted(value.elements())
     if isinstance(value, Mapping):

@@ -92,7 +92,9 @@ class CheckpointStore:
         on_saved: Callable[[Path], object] = lambda path: None,
     ):
         if keep_last < 1:
-            raise ValueError(f"keep_last is a number of checkpoints, at least 1, got {keep_last}")
+            raise ValueError(
+                f"keep_last must be a number of checkpoints, at least 1, got {keep_last}"
+            )
         self.folder = Path(folder).expanduser().absolute()
         self.keep_last = keep_last
         self._on_saved = on_saved
@@ -136,7 +138,7 @@ class CheckpointStore:
         """
         _check_state(state, "state")
         if step < 0:
-            raise ValueError(f"step is a number of training steps, 0 or more, got {step}")
+            raise ValueError(f"step must be a number of training steps, 0 or more, got {step}")
         self.close()
         self._check_order(step)
         # A new thread for each save, not a pool. A pool made before a fork has no thread in the

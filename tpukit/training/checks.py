@@ -103,7 +103,7 @@ def check_numbers(
     # `not ... > 0`, because NaN is refused as well.
     if max_grad_norm is not None and not max_grad_norm > 0:
         raise InvalidValueError(
-            f"max_grad_norm is the largest norm of the gradients, above 0, got {max_grad_norm}",
+            f"max_grad_norm must be a number above 0, got {max_grad_norm}",
             fix="max_grad_norm=1.0, or None",
         )
 
@@ -228,12 +228,12 @@ def best_of(
         columns += ["valid_loss", *(f"valid_{name}" for name in metrics)]
     if column not in columns:
         raise InvalidValueError(
-            f"monitor is a column of the history, got {column!r}",
+            f"monitor must be a column of the history, got {column!r}",
             fix=f"one of {', '.join(columns)}",
         )
     if mode not in (None, "min", "max"):
         raise InvalidValueError(
-            f'mode is "min", "max" or None, got {mode!r}',
+            f'mode must be "min", "max" or None, got {mode!r}',
             fix='mode="min" if lower is better',
         )
     if mode is not None:

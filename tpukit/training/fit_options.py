@@ -60,19 +60,19 @@ class FitOptions:
         check_flag("same_seed", self.same_seed)
         if self.scheduler_interval not in ("step", "epoch"):
             raise InvalidValueError(
-                f'scheduler_interval is "step" or "epoch", got {self.scheduler_interval!r}',
+                f'scheduler_interval must be "step" or "epoch", got {self.scheduler_interval!r}',
                 fix='scheduler_interval="step" if the scheduler counts optimizer steps',
             )
         if self.on_epoch_end is not None and not callable(self.on_epoch_end):
             raise InvalidTypeError(
-                f"on_epoch_end is a function of the history, got {self.on_epoch_end!r}",
+                f"on_epoch_end must be a function of the history, got {self.on_epoch_end!r}",
                 fix="on_epoch_end=lambda history: history.epochs[-1]['train_loss'] < 0.1",
             )
 
 
 @dataclass(frozen=True)
 class EarlyStopping:
-    """When `fit` stops before the last epoch, and the weights that it leaves in the model.
+    """Set when `fit` stops early, and which weights the model then has.
 
     `EarlyStopping(patience=None, restore_best_weights=True)` trains to the last epoch, and then
     restores the best one.
@@ -136,7 +136,7 @@ class Checkpoints:
             return
         if not isinstance(self.backup_dir, str | os.PathLike):
             raise InvalidTypeError(
-                f"backup_dir is a folder or a URL, got {self.backup_dir!r}",
+                f"backup_dir must be a folder or a URL, got {self.backup_dir!r}",
                 fix='backup_dir="gs://bucket/run", or the folder of a mounted drive',
             )
         if absolute(self.folder) == absolute(self.backup_dir):
@@ -154,7 +154,7 @@ def as_checkpoints(given: object) -> Checkpoints | None:
     if isinstance(given, str | os.PathLike):
         return Checkpoints(given)
     raise InvalidTypeError(
-        f"checkpoints is a folder or a Checkpoints, got {given!r}",
+        f"checkpoints must be a folder or a Checkpoints, got {given!r}",
         fix='checkpoints="run", or checkpoints=tpukit.Checkpoints("run", save_every="5m")',
     )
 
@@ -168,7 +168,7 @@ def as_early_stopping(given: object) -> EarlyStopping:
     if isinstance(given, Integral) and not isinstance(given, bool):
         return EarlyStopping(patience=given)
     raise InvalidTypeError(
-        f"early_stopping is a number of epochs or an EarlyStopping, got {given!r}",
+        f"early_stopping must be a number of epochs or an EarlyStopping, got {given!r}",
         fix="early_stopping=3, or early_stopping=tpukit.EarlyStopping(restore_best_weights=True)",
     )
 
@@ -193,7 +193,7 @@ def absolute(folder: str | os.PathLike) -> Path:
 def _check_folder(folder: object) -> None:
     if not isinstance(folder, str | os.PathLike):
         raise InvalidTypeError(
-            f"folder is a path, got {folder!r}",
+            f"folder must be a path, got {folder!r}",
             fix='Checkpoints("run"); to save nothing: fit(..., checkpoints=None)',
         )
     # A path would make folders "gs:" and "bucket" here, and they would end with this machine.

@@ -168,7 +168,7 @@ def _places(host: MachineInfo, cores: int | None, backend: str | None) -> int:
         return there
     if isinstance(cores, bool) or not isinstance(cores, int) or cores < 1:
         raise InvalidValueError(
-            f"cores is the number of jobs at a time, at least 1, got {cores!r}",
+            f"cores must be the number of jobs at a time, at least 1, got {cores!r}",
             fix="cores=1, or leave it out for a job per device",
         )
     # A dry run may have more processes than processors.

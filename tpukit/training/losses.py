@@ -25,10 +25,10 @@ class PendingStep:
 
     Attributes:
         number: the number of the optimizer step, from 1.
-        samples: for each of its batches (batch_size,) int64, the numbers of its samples.
+        samples: the numbers of the samples: per batch (batch_size,) int64.
         local: () float32, this core's loss.
-        reduced: (3,) float32, means over the cores: of the loss, and of the two flags of
-            `TimeLimit`; or (4,) with the weight of the loss.
+        reduced: (3,) float32, the means over the cores of the loss and of the two flags of
+            `TimeLimit`. If the loss has a weight, (4,) with its mean as well.
         lr: the learning rate of this step; a tensor if the optimizer's is a tensor.
     """
 

@@ -55,9 +55,7 @@ def stepped(optimizer, every: int, *, factor: float = 0.5, warmup: int = 0):
         ValueError: a number out of range, or a learning rate that is a tensor on an XLA device.
     """
     if every < 1 or factor <= 0:
-        raise ValueError(
-            f"stepped takes every >= 1 step and a factor above 0, got {every=} and {factor=}"
-        )
+        raise ValueError(f"every must be 1 or more and factor above 0, got {every=} and {factor=}")
     return _scheduler(optimizer, warmup, lambda step: factor ** (step // every))
 
 
@@ -75,7 +73,7 @@ def cosine(optimizer, steps: int, *, warmup: int = 0, floor: float = 0.0):
         ValueError: a number out of range, or a learning rate that is a tensor on an XLA device.
     """
     if not 0 <= floor < 1:
-        raise ValueError(f"floor is a fraction of the full rate, 0 to 1, got {floor}")
+        raise ValueError(f"floor must be a fraction of the full rate, 0 to 1, got {floor}")
     if not steps > warmup:
         raise InvalidValueError(
             f"cosine needs more steps than its warmup has, got {steps=} and {warmup=}",
@@ -125,7 +123,7 @@ def _scheduler(optimizer, warmup: int, factor: Callable[[int], float]):
     import torch
 
     if warmup < 0:
-        raise ValueError(f"warmup is a number of steps, 0 for none, got {warmup}")
+        raise ValueError(f"warmup must be a number of steps, 0 for none, got {warmup}")
     for group in optimizer.param_groups:
         rate = group["lr"]
         if torch.is_tensor(rate) and rate.device.type == "xla":

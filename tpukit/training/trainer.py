@@ -249,7 +249,7 @@ def fit(
 def _check_replay(replay: object) -> None:
     if replay not in (True, False, None):
         raise InvalidTypeError(
-            f"replay is True or False, got {replay!r}",
+            f"replay must be True or False, got {replay!r}",
             fix="replay=True, after you have read docs/replay.md",
         )
 

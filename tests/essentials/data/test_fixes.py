@@ -96,12 +96,12 @@ def test_the_fixes_work_for_images_and_labels_of_another_form():
 
 def test_the_fixes_work_for_options_of_augment():
     for fill in (256, -257, 1.0, True):
-        with fixes("augment: fill is a class number, -256 to 255, got {}") as fix:
+        with fixes("augment: fill must be a class number, -256 to 255, got {}") as fix:
             Augment(fill=fill)
     for number in fix.text.split(", or "):
         Augment(fill=int(number))
 
-    with fixes("augment: swap_labels is pairs of labels, got {}") as fix:
+    with fixes("augment: swap_labels must be pairs of labels, got {}") as fix:
         Augment(swap_labels=(0, 1))
     Augment(swap_labels=fix.code(r"(?<=swap_labels=).*?(?=, with)", one=0, other=1))
 
@@ -114,13 +114,13 @@ def test_the_fixes_work_for_options_of_augment():
     Augment(swap_labels=((0, 1),))
     Augment(swap_labels=(("left", "right"),), names=("left", "right"))
 
-    with fixes("augment: {} is 0 (off) to {}, got {}") as fix:
+    with fixes("augment: {} must be 0 (off) to {}, got {}") as fix:
         Augment(degrees=90)
     assert "degrees to either side, for instance 10" in fix
     Augment(degrees=10)
 
     with fixes(
-        "augment: scale is (smallest, largest) from 0.5 to 1.5, or None (off), got {}"
+        "augment: scale must be (smallest, largest) from 0.5 to 1.5, or None (off), got {}"
     ) as fix:
         Augment(scale=0.1)
     Augment(scale=fix.code(r"(?<=scale=).*?(?= is)"))
@@ -212,12 +212,12 @@ def test_the_fixes_work_for_numbers_of_batches():
         all_of(six(**fix.run(f"dict({option})")))
 
     for dataset, options in ((Stream(), {"steps": 2}), (range(8), {})):
-        with pytest.raises(ValueError, match="batch_size is at least 1, got 0"):
+        with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
             core.batches(dataset, batch_size=0, **options)
 
-    with pytest.raises(ValueError, match="threads is at least 1, got 0"):
+    with pytest.raises(ValueError, match="threads must be at least 1, got 0"):
         core.batches(range(8), batch_size=2, threads=0)
-    with pytest.raises(ValueError, match="workers is at least 0, got -1"):
+    with pytest.raises(ValueError, match="workers must be at least 0, got -1"):
         core.batches(range(8), batch_size=2, workers=-1)
 
 
@@ -229,8 +229,8 @@ def test_the_fixes_work_for_weights_of_samples():
         return all_of(core.batches(range(4), weights=weights, batch_size=2, **options))
 
     for words, wrong in (
-        ("sampler: weights is one number per sample, got a {}", "abcd"),
-        ("sampler: weights is one number per sample, ({},), got {}", [1.0, 1.0]),
+        ("sampler: weights must be one number per sample, got a {}", "abcd"),
+        ("sampler: weights must be one number per sample, ({},), got {}", [1.0, 1.0]),
         ("sampler: weights must be finite, 0 or more, and not all 0", [1, 1, 1, -1]),
         ("sampler: weights must be finite, 0 or more, and not all 0", [0, 0, 0, 0]),
         ("sampler: weights must be finite, 0 or more, and not all 0", [1, 1, 1, torch.nan]),
@@ -291,7 +291,9 @@ def test_the_fixes_work_for_what_fills_samples_up():
 
 def test_the_fixes_work_for_lengths():
     for lengths in ((), (0, 4), (8, 4)):
-        with fixes("buckets: buckets are lengths in ascending order, at least 1, got {}") as fix:
+        with fixes(
+            "buckets: buckets must be lengths in ascending order, at least 1, got {}"
+        ) as fix:
             Buckets(lengths)
     Buckets(fix.code(r"(?<=buckets=).*"))
 
@@ -464,7 +466,7 @@ def test_the_fixes_work_for_streams():
     call = fix.text.partition(": ")[2]
     all_of(fix.run(call.replace(": ...", ": range(9)").replace("=...", "=2")))
 
-    with pytest.raises(ValueError, match="steps is at least 1, got 0"):
+    with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
         core.batches(Stream(), steps=0, batch_size=2)
 
     with fixes("streams: steps= is for a dataset that can only be read in order, but ..."):

@@ -200,9 +200,7 @@ def test_one_channel_is_drawn_in_grey_as_it_is_in_the_whole_image(images, channe
     ("images", "channel"), [(BYTES, 3), (BYTES, -1), (BYTES[:, :1], 1), (BYTES, "green")]
 )
 def test_a_channel_that_is_not_there_is_refused(images, channel):
-    with pytest.raises(
-        ValueError, match=r"channel is one of 0 to [02] for images of [13] channels"
-    ):
+    with pytest.raises(ValueError, match=r"channel must be 0 to [02] for images of [13] channels"):
         show_batch(images, channel=channel)
 
 
@@ -445,7 +443,7 @@ def test_class_numbers_mark_one_label():
     [
         (MULTI_HOT, CHANCES * 8 - 4, NAMES, r"got \[-4, 4\]\n  fix:   .*torch\.sigmoid\(logits\)"),
         (MULTI_HOT, CHANCES * np.nan, NAMES, "nan"),
-        (MULTI_HOT, CHANCES[:2], NAMES, r"one row for each of 3 images, got \(2, 3\)"),
+        (MULTI_HOT, CHANCES[:2], NAMES, r"a row for each of 3 images, got \(2, 3\)"),
         (MULTI_HOT, CHANCES[:, 0], NAMES, r"got \(3,\)\n  fix:   .*probabilities\[:, None\]"),
         (MULTI_HOT[:, :2], CHANCES, NAMES, "of 3 labels, labels have 2 columns"),
         ([0, 1, 5], CHANCES, NAMES, "of 3 labels, labels have class 5"),
@@ -632,6 +630,6 @@ def test_masks_and_labels_of_a_dict_are_both_drawn():
 @pytest.mark.parametrize("masks", [MASKS[:2], MASKS[:, :4], MASKS.float()])
 def test_what_is_no_mask_of_these_images_is_refused(masks):
     with pytest.raises(
-        ValueError, match=r"masks are \(N, H, W\) class numbers, here \(3, 6, 5\), got"
+        ValueError, match=r"masks must be \(N, H, W\) class numbers, here \(3, 6, 5\), got"
     ):
         show_batch(BYTES, masks)

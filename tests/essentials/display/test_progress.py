@@ -129,7 +129,8 @@ def test_a_curve_keeps_its_ends_and_never_more_points_than_it_can_show():
 def test_an_unknown_screen_is_refused():
     with (
         pytest.raises(
-            ValueError, match="progress is one of 'panel', 'line', 'text', 'off' or None, got 'bar'"
+            ValueError,
+            match="progress must be one of 'panel', 'line', 'text', 'off' or None, got 'bar'",
         ),
         screen("bar"),
     ):

@@ -349,7 +349,7 @@ def test_xla_without_a_chip_runs_on_the_simulator_if_it_is_installed(
         (
             {"chips": 0},
             {"backend": "tpu"},
-            "backend is one of None, 'cpu', 'cuda', 'torch_tpu', 'torch_tpu:cpu', 'torch_tpu:simulator', "
+            "backend must be one of None, 'cpu', 'cuda', 'torch_tpu', 'torch_tpu:cpu', 'torch_tpu:simulator', "
             "'xla', 'xla:cpu', 'xla:simulator'; got 'tpu'",
         ),
         ({"chips": 0}, {"backend": "cuda", "cores": 64}, "cores=64 is not supported"),
@@ -366,16 +366,20 @@ def test_xla_without_a_chip_runs_on_the_simulator_if_it_is_installed(
         (
             EIGHT,
             {"device": 8},
-            r"one chip, 0 to 7 here, and runs one core\n  found: device=8, cores=None\n  fix:",
+            r"one chip, 0 to 7 here, and cores 1 or None\n  found: device=8, cores=None\n  fix:",
         ),
         (EIGHT, {"device": 2, "cores": 8}, "found: device=2, cores=8"),
         ({"chips": 0}, {"device": -1}, "found: device=-1"),
         ({"chips": 0}, {"device": True}, "found: device=True"),
-        ({"chips": 0}, {"timeout": 0}, "timeout is a number of seconds above 0, got 0\n  fix:"),
+        (
+            {"chips": 0},
+            {"timeout": 0},
+            "timeout must be a number of seconds above 0, got 0\n  fix:",
+        ),
         (
             {"chips": 0},
             {"limits": {"stall": "1h"}},
-            "stall is a number of seconds above 0, got '1h'\n  fix:",
+            "stall must be a number of seconds above 0, got '1h'\n  fix:",
         ),
         (
             {"chips": 0},
@@ -385,7 +389,7 @@ def test_xla_without_a_chip_runs_on_the_simulator_if_it_is_installed(
         (
             {"chips": 0},
             {"limits": {"heartbeat": None}},
-            "heartbeat is a number of seconds above 0, got None",
+            "heartbeat must be a number of seconds above 0, got None",
         ),
     ],
 )

@@ -202,16 +202,27 @@ def test_the_workers_follow_the_folder_and_name_the_variables_that_they_do_not_f
     del sys.modules["later"]
 
 
-def predicts_in_double(core):
+def changes_settings_of_torch(core):
     torch.set_grad_enabled(False)
     torch.set_default_dtype(torch.float64)
+    torch.set_default_device("meta")
+    torch.use_deterministic_algorithms(True)
 
 
-def test_a_run_without_gradients_and_in_another_dtype_changes_no_later_run(sessions):
+def settings_of_torch(core):
+    return (
+        torch.is_grad_enabled(),
+        torch.get_default_dtype(),
+        str(torch.empty(0).device),
+        torch.are_deterministic_algorithms_enabled(),
+    )
+
+
+def test_settings_of_torch_that_a_run_changes_change_no_later_run(sessions):
     session = sessions()
-    session.quietly(predicts_in_double)
-    found = session.quietly(lambda core: (torch.is_grad_enabled(), torch.get_default_dtype()))
-    assert found.results == [(True, torch.float32)] * 2
+    session.quietly(changes_settings_of_torch)
+    found = session.quietly(settings_of_torch)
+    assert found.results == [(True, torch.float32, "cpu", False)] * 2
 
 
 def test_the_peak_of_memory_is_that_of_the_run():
@@ -354,7 +365,7 @@ def test_a_call_that_cannot_be_sent_leaves_the_session_as_it_is(sessions):
         session.run(lambda core: lock)
     with pytest.raises(tpukit.TpukitError, match="runs a function"):
         session.run(None)
-    with pytest.raises(ValueError, match="timeout is a number"):
+    with pytest.raises(ValueError, match="timeout must be a number"):
         session.run(look, timeout=0)
     assert session.quietly(look).results
 

@@ -1,10 +1,11 @@
 """Recognise the dataset of a checkpoint, which may be loaded days later on another machine.
 
-The identity is a dict of short values by name. It differs from the fingerprint in three ways:
+The identity is a dict of short values by name. A fingerprint checks only the parts that have an
+entry per sample; an identity also has:
 
-    dataset.fold         "0"            settings count: numbers, truth values and short texts
-    dataset.files        3370154512     files count by their path in their common folder
-    dataset.features     1292718311     arrays of any length count
+    dataset.fold         "0"            settings: numbers, truth values and short texts
+    dataset.files        3370154512     files, by their path in their common folder
+    dataset.features     1292718311     arrays, also without an entry per sample
 
 A dataset with a method `checkpoint_identity` describes itself: it returns values by name.
 """
@@ -83,9 +84,9 @@ def _describe(dataset: object, name: str, *, found: dict, depth: int) -> None:
             continue
         key = f"{name}.{part}"
         # A large part with an entry per sample may be filled while samples are read.
-        has_rows = is_complete or length_of(value) == count
-        any_size = is_complete or not has_rows
-        content = _content(value, has_row_per_sample=has_rows, any_size=any_size)
+        is_per_sample = is_complete or length_of(value) == count
+        any_size = is_complete or not is_per_sample
+        content = _content(value, has_row_per_sample=is_per_sample, any_size=any_size)
         if content is not None:
             found[key] = content
         elif depth:

@@ -167,7 +167,7 @@ def sample_shares(weights, count: int):
         ) from None
     if numbers.shape != (count,):
         raise InvalidValueError(
-            f"weights is one number per sample, ({count},), got {numbers.shape}", fix=fix
+            f"weights must be one number per sample, ({count},), got {numbers.shape}", fix=fix
         )
     total = numbers.sum()
     if not (numbers >= 0).all() or not 0 < total < math.inf:

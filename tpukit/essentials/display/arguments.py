@@ -3,8 +3,8 @@
 A parameter cell or a form gives text. Without these checks, Python would fail far from the call
 when it compares "3" with a number, and would treat "False" as true.
 
-    check_count("epochs", "3")      epochs is a whole number, got '3'     fix: epochs=3
-    check_flag("bf16", "False")     bf16 is True or False, got 'False'    fix: bf16=False
+    check_count("epochs", "3")      epochs must be a whole number, got '3'     fix: epochs=3
+    check_flag("bf16", "False")     bf16 must be True or False, got 'False'    fix: bf16=False
 """
 
 from numbers import Integral, Real
@@ -36,15 +36,15 @@ def check_count(name: str, value: object, *, least: int = 1, otherwise: str = ""
     if otherwise:
         fix += f", or {otherwise}"
     if not _is_whole(value):
-        raise InvalidTypeError(f"{name} is a whole number, got {value!r}", fix=fix)
+        raise InvalidTypeError(f"{name} must be a whole number, got {value!r}", fix=fix)
     if value < least:
-        raise InvalidValueError(f"{name} is at least {least}, got {value}", fix=fix)
+        raise InvalidValueError(f"{name} must be at least {least}, got {value}", fix=fix)
 
 
 def check_number(name: str, value: object, *, fix: str) -> None:
     """Raise a TypeError unless an argument is a number; one of numpy or of torch counts as well."""
     if not _is_number(value):
-        raise InvalidTypeError(f"{name} is a number, got {value!r}", fix=fix)
+        raise InvalidTypeError(f"{name} must be a number, got {value!r}", fix=fix)
 
 
 def check_flag(name: str, value: object) -> None:
@@ -52,7 +52,9 @@ def check_flag(name: str, value: object) -> None:
     if type(value).__name__ in _FLAGS:
         return
     is_false = str(value).strip().lower() in _FALSE
-    raise InvalidTypeError(f"{name} is True or False, got {value!r}", fix=f"{name}={not is_false}")
+    raise InvalidTypeError(
+        f"{name} must be True or False, got {value!r}", fix=f"{name}={not is_false}"
+    )
 
 
 def _is_whole(value: object) -> bool:

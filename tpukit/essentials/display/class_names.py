@@ -105,7 +105,7 @@ def _without_order(names: object, argument: str) -> InvalidValueError:
     elif isinstance(names, set | frozenset):
         fix = f"a list, in which they have an order: {argument}={sorted(map(str, names))}"
     return InvalidValueError(
-        f"{argument}= is the names of all classes, in their order, got {names!r}", fix=fix
+        f"{argument}= must be the names of all classes, in their order, got {names!r}", fix=fix
     )
 
 

@@ -13,7 +13,7 @@ def parse_duration(text: str | float, argument: str = "max_time") -> float:
     """Return the seconds of "8h30m", "90s" or a number.
 
     Args:
-        text: days, hours, minutes and seconds as "1d2h3m4s", in any selection; or seconds.
+        text: days, hours, minutes and seconds such as "1d2h3m4s" or "30m"; or seconds.
         argument: the name of the argument in an error.
 
     Raises:

@@ -43,8 +43,8 @@ def columns(asked: int | None, images: int) -> int:
     count = min(asked, images)
     if count > _MOST_COLUMNS:
         raise InvalidValueError(
-            f"columns is {_MOST_COLUMNS} at most, got {asked}",
-            fix=f"columns={_MOST_COLUMNS}, and further rows",
+            f"columns must be at most {_MOST_COLUMNS}, got {asked}",
+            fix=f"columns={_MOST_COLUMNS}, and more rows",
         )
     return count
 
@@ -74,7 +74,7 @@ def pixels(images: Any, limit: int, who: str, channel: int | None = None) -> tup
     count = 3 if array.ndim == 4 else 1
     if channel not in range(count):
         raise InvalidValueError(
-            f"channel is one of 0 to {count - 1} for images of {count} channels, got {channel!r}",
+            f"channel must be 0 to {count - 1} for images of {count} channels, got {channel!r}",
             fix="count from 0, or leave channel out for all of them",
         )
     if count == 3:
@@ -208,7 +208,7 @@ def under_masks(
     array = as_array(masks[: len(images)])
     if shape != expected or array.dtype.kind not in _WHOLE_NUMBERS:
         raise InvalidValueError(
-            f"masks are (N, H, W) class numbers, here {expected}, got {shape} {array.dtype}",
+            f"masks must be (N, H, W) class numbers, here {expected}, got {shape} {array.dtype}",
             fix="pass the masks of these images, of their height and width; convert floats with "
             ".long()",
         )
@@ -262,7 +262,7 @@ def titles(labels: Any, names: Sequence[str] | Mapping | None, images: int) -> l
     if last >= len(words):
         yes_or_no = "for one yes-or-no label per image, labels[:, None]"
         raise InvalidValueError(
-            f"class {last} has no name: there are {len(words)}",
+            f"class {last} has no name: there are {len(words)} names",
             fix=f"pass {last + 1} names or more; {yes_or_no}",
         )
     return [[words[label]] for label in array]

@@ -370,7 +370,9 @@ def screen(kind: str | None = None) -> Iterator[Screen]:
     """
     kinds = {"panel": Panel, "line": Line, "text": Text, "off": Screen}
     if kind not in (None, *kinds):
-        raise ValueError(f"progress is one of {', '.join(map(repr, kinds))} or None, got {kind!r}")
+        raise ValueError(
+            f"progress must be one of {', '.join(map(repr, kinds))} or None, got {kind!r}"
+        )
     opened = kinds[kind or kind_of_screen()]()
     try:
         yield opened

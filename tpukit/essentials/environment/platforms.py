@@ -38,7 +38,8 @@ def why_no_simulator() -> str | None:
     return why_not()
 
 
-# repr=False: help() shows the default of a parameter, and the environment may hold keys.
+# No repr, because help() would print it as the default of a parameter, with all keys and tokens of
+# the environment.
 @dataclass(frozen=True, repr=False)
 class Machine:
     """The places where facts about a machine are read; a test passes other places.

@@ -20,7 +20,7 @@ _CHECKSUMS = ("weights", "buffers")  # groups whose values are checksums, which 
 _MOST_SHOWN = 5
 _LONGEST_VALUE = 200  # characters
 _FACTS = {
-    "run": "the cores do not do the same",
+    "run": "the cores do not run the same operations",
     "data": "the cores have different datasets",
     "model": "the cores hold different models",
     "settings": "the cores' optimizers or schedules have different settings",

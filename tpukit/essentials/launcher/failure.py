@@ -33,7 +33,7 @@ from tpukit.essentials.launcher.signals import (
 # The folder of tpukit, so that errors blame the line of its caller. It ends with a separator,
 # because another folder, such as "tpukit-experiments", is the user's.
 _TPUKIT = f"{Path(__file__).parents[2]}{os.sep}"
-# Their last frame calls the worker function.
+# The last frame in one of these files calls the worker function.
 _WORKERS = [str(Path(__file__).with_name(name)) for name in ("worker.py", "session_worker.py")]
 _LONGEST_FACT = 2_000  # characters in a message
 _LONGEST_TRACE = 20_000  # characters in a message; `WorkerError.traceback` is whole

@@ -130,7 +130,8 @@ class _SessionCore:
         self._is_stopped = False
         self._core.internal.begin_run()
         sys.stdout, sys.stderr = self._streams
-        _restore_torch(*self._torch_settings)
+        for set_value, value in self._torch_settings:
+            set_value(value)
         signal.signal(signal.SIGTERM, self._on_sigterm)
         signal.signal(signal.SIGINT, self._stop)
         signal.set_wakeup_fd(self._signal_pipe, warn_on_full_buffer=False)
@@ -237,19 +238,24 @@ class _SessionCore:
             )
 
 
-def _torch_settings() -> tuple:
-    """Return the settings of torch that a cell often changes for itself."""
+def _torch_settings() -> list[tuple[Callable, object]]:
+    """Return the settings of torch that a cell often changes: the setter, and the value now."""
     import torch
 
-    return torch.is_grad_enabled(), torch.get_default_dtype()
+    return [
+        (torch.set_grad_enabled, torch.is_grad_enabled()),
+        (torch.set_default_dtype, torch.get_default_dtype()),
+        (_set_default_device, torch.empty(0).device),
+        (torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled()),
+    ]
 
 
-def _restore_torch(grad_enabled: bool, dtype: object) -> None:
-    """Restore the settings; a cell that only predicts may have switched gradients off."""
+def _set_default_device(device) -> None:
     import torch
 
-    torch.set_grad_enabled(grad_enabled)
-    torch.set_default_dtype(dtype)
+    # Only if it differs, because a default that was set slows down every call of torch, also "cpu".
+    if torch.empty(0).device != device:
+        torch.set_default_device(device)
 
 
 def serve(core: Core, calls: serialization.CallFile) -> None:

@@ -49,7 +49,7 @@ def choose_topology(host: MachineInfo, cores: int | None, backend: str | None) -
         is_count = isinstance(cores, int) and not isinstance(cores, bool)
         if not is_count or cores < 1:
             raise InvalidValueError(
-                f"cores is a whole number, at least 1, or None for all, got {cores!r}",
+                f"cores must be a whole number, at least 1, or None for all, got {cores!r}",
                 fix="leave cores out for all, or cores=1",
             )
     refuse_torch(host)
@@ -89,7 +89,7 @@ def _check_backend(host: MachineInfo, backend: str | None) -> None:
     names = [name for name, runtime in sorted(runtimes().items()) if runtime.is_for_launch]
     if backend is not None and backend not in names:
         raise InvalidValueError(
-            f"backend is one of None, {', '.join(map(repr, names))}; got {backend!r}",
+            f"backend must be one of None, {', '.join(map(repr, names))}; got {backend!r}",
             fix="leave backend out for the best that this machine has",
         )
 
@@ -136,7 +136,7 @@ def choose_device(
     is_number = isinstance(device, int) and not isinstance(device, bool)
     if not is_number or not 0 <= device < count or cores not in (None, 1):
         raise InvalidValueError(
-            f"device is the number of one chip, 0 to {count - 1} here, and runs one core",
+            f"device must be the number of one chip, 0 to {count - 1} here, and cores 1 or None",
             found=f"device={device!r}, cores={cores!r}",
             fix=f"launch(..., device={count - 1}), or leave device out for all",
         )
@@ -178,7 +178,7 @@ def refuse_if_in_use(host: MachineInfo, environ: Mapping[str, str] = os.environ)
                 "launch was called inside a worker, and its run already uses the cores",
                 found=f"this is {process.name}, or a process that it started",
                 fix=(
-                    "call launch in the notebook, one after the other; inside a worker call the "
+                    "call launch in the notebook; inside a worker call the "
                     "function itself: fn(core)"
                 ),
             )

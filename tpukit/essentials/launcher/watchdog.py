@@ -58,7 +58,9 @@ def refuse_seconds(name: str, value: object, *, fix: str) -> None:
     """Raise InvalidValueError unless the value is a number of seconds above 0."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not value > 0:  # so NaN is refused, too
-        raise InvalidValueError(f"{name} is a number of seconds above 0, got {value!r}", fix=fix)
+        raise InvalidValueError(
+            f"{name} must be a number of seconds above 0, got {value!r}", fix=fix
+        )
 
 
 class Heartbeat(NamedTuple):

@@ -515,7 +515,7 @@ def _refuse_questions() -> None:
 
     def refuse(*_: object, **__: object) -> None:
         raise EOFError(
-            "a worker cannot ask: nobody sees its question, and several cores would ask at once; "
+            "input(), getpass() and breakpoint() do not work in a worker: nobody would see them; "
             "ask in the notebook and pass the answer as an argument of launch, or look at values "
             "with core.print"
         )

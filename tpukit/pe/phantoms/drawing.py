@@ -106,7 +106,7 @@ def phantom(
         "positive": positive,
     }
     if form not in ("jpeg", "dicom"):
-        raise ValueError(f'form is "jpeg" or "dicom", got {form!r}')
+        raise ValueError(f'form must be "jpeg" or "dicom", got {form!r}')
     if None in recipe.values() or not 0 <= positive <= 1:
         given = f"got studies={studies}, slices={slices}, size={size}, positive={positive}"
         raise InvalidValueError(

@@ -91,7 +91,7 @@ def _largest(patient, position: int, recipe: dict) -> tuple[float, float]:
 
     size = recipe["size"]
     canvas = Canvas(patient, height_of(position, recipe["slices"]), size)
-    canvas.hu[:] = 0
+    canvas.hu[:] = 0  # holds coverage here: 1 in a clot
     for embolus in patient.emboli:
         if not embolus.at(canvas.z):
             continue

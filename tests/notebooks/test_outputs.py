@@ -1,0 +1,134 @@
+"""`make outputs`: what of an output is stored, and how a cell that changed afterwards is found."""
+
+import base64
+import copy
+import io
+from pathlib import Path
+
+import nbformat
+import pytest
+from helpers.notebook_parameters import small
+from PIL import Image
+
+from notebooks import outputs
+from tpukit.essentials.display.bars import Bar
+from tpukit.essentials.display.panel import panel_html
+
+ROOT = Path(__file__).parents[2]
+FOLDER = Path("/tmp/run")
+
+
+def cell(source):
+    return nbformat.v4.new_code_cell(source)
+
+
+@pytest.fixture
+def notebook():
+    """A notebook with an install cell and two others, which have their hashes."""
+    cells = [cell("install"), cell("a = 1"), cell("print(a)")]
+    for one in cells[1:]:
+        one.metadata["tpukit"] = {"source": outputs.source_hash(one)}
+    return nbformat.v4.new_notebook(cells=cells)
+
+
+def test_a_cell_that_changed_after_its_output_was_stored_is_stale(notebook):
+    assert outputs.stale_cells(notebook) == []
+    notebook.cells[1].source = "a = 2"
+    assert outputs.stale_cells(notebook) == ["a = 2"]
+
+
+def test_a_new_cell_is_stale_and_another_install_cell_is_not(notebook):
+    notebook.cells[0].source = "install from another address"
+    notebook.cells.append(cell("print('new')"))
+    assert outputs.stale_cells(notebook) == ["print('new')"]
+
+
+def test_the_hash_of_a_source_is_that_of_its_lines(notebook):
+    as_lines = {"source": ["a = 1\n", "b = 2"]}
+    assert outputs.source_hash(as_lines) == outputs.source_hash({"source": "a = 1\nb = 2"})
+
+
+def png(width=30):
+    image = Image.effect_noise((width, 20), 80).convert("RGB")
+    buffer = io.BytesIO()
+    image.save(buffer, format="png")
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def displayed(**data):
+    kinds = {kind.replace("_", "/"): value for kind, value in data.items()}
+    return nbformat.v4.new_output("display_data", data=kinds)
+
+
+def test_a_figure_is_stored_as_png_without_its_html():
+    figure = displayed(
+        text_plain="a figure", text_html="<img src='data:image/webp'>", image_png=png()
+    )
+    assert outputs.stored(figure, FOLDER).data.keys() == {"text/plain", "image/png"}
+
+
+def test_a_table_is_stored_as_html():
+    table = displayed(text_plain="1", text_html="<table><tr><td>1</td></tr></table>")
+    assert outputs.stored(table, FOLDER).data.keys() == {"text/plain", "text/html"}
+
+
+def test_a_panel_without_curves_is_not_stored():
+    bar = Bar("epochs", done=5, total=5)
+    panel = displayed(text_plain="5/5", text_html=panel_html([bar], {}, "done", "done in 1 s"))
+    assert outputs.stored(panel, FOLDER) is None
+
+
+@pytest.mark.parametrize("html", ["<script>1</script>", '<img src="data:image/svg+xml;base64,">'])
+def test_html_that_github_does_not_display_is_stored_as_a_picture(html, monkeypatch):
+    monkeypatch.setattr(outputs, "picture_of", lambda html: "a picture")
+    viewer = displayed(text_plain="an exam", text_html=html)
+    assert outputs.stored(viewer, FOLDER).data == {
+        "text/plain": "an exam",
+        "image/png": "a picture",
+    }
+
+
+def test_curves_of_a_panel_that_ended_become_a_picture(monkeypatch):
+    monkeypatch.setattr(outputs, "picture_of", lambda html: "a picture")
+    html = panel_html([], {"loss": [(0, 1.0), (1, 0.5)]}, "done", "done in 1 s")
+    kept = outputs.stored(displayed(text_plain="loss 0.5", text_html=html), FOLDER)
+    assert kept.data["image/png"] == "a picture"
+
+
+def test_an_output_has_no_folder_of_this_machine():
+    text = f"in {FOLDER}/data and {FOLDER}, {ROOT}/tpukit/fit.py, {Path(nbformat.__file__).parent}"
+    stream = nbformat.v4.new_output("stream", text=text)
+    expected = "in data and ., tpukit/tpukit/fit.py, nbformat"
+    assert outputs.stored(stream, FOLDER).text == expected
+
+
+def test_pictures_have_few_colors_and_become_smaller_only_if_the_file_is_too_large(
+    notebook, monkeypatch
+):
+    notebook.cells[1].outputs = [displayed(image_png=png(width=1400))]
+    large = copy.deepcopy(notebook)
+    outputs.make_smaller(large)
+    picture = picture_in(large)
+    assert (picture.mode, picture.width) == ("P", 1400)
+    monkeypatch.setattr(outputs, "LARGEST", len(nbformat.writes(large)) - 1)
+    outputs.make_smaller(notebook)
+    assert picture_in(notebook).width == 1200
+    monkeypatch.setattr(outputs, "LARGEST", 100)
+    with pytest.raises(SystemExit, match="the outputs have more than"):
+        outputs.make_smaller(notebook)
+
+
+def picture_in(notebook):
+    data = notebook.cells[1].outputs[0].data["image/png"]
+    return Image.open(io.BytesIO(base64.b64decode(data)))
+
+
+@pytest.mark.parametrize("name", outputs.PARAMETERS)
+def test_smaller_parameters_are_parameters_of_the_notebook(name):
+    notebook = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
+    small(notebook, outputs.PARAMETERS[name])
+
+
+def test_the_parameters_cell_shows_smaller_parameters():
+    assert outputs.note({}).text == f"{outputs.NOTE}.\n"
+    assert outputs.note({"studies": 16}).text.endswith("with smaller parameters:\nstudies = 16\n")
