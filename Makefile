@@ -5,7 +5,7 @@
 PYTHON ?= python3
 .DEFAULT_GOAL := help
 .PHONY: headers outputs help check quick test test-cloud torchtpu faults soak fuzz mutants walkthrough exams wheel kaggle-bundle gallery screenshot docs platforms simulator
-.PHONY: compile-check lint-old bench bench-input bench-packing bench-step bench-unet bench-recording bench-compile bench-exams
+.PHONY: judges compile-check lint-old bench bench-input bench-packing bench-step bench-unet bench-recording bench-compile bench-exams
 .PHONY: bench-preflight bench-sharded bench-robustness bench-startup
 .PHONY: chip-colab chip-kaggle chip-report clean
 
@@ -58,6 +58,9 @@ test-cloud: .venv/clouded  ## minutes: notebooks as jobs on doubles of Vertex AI
 
 torchtpu: .platforms/torchtpu/installed  ## half an hour, 7 GB: TorchTPU itself on simulated chips, with seven notebooks; NOTEBOOKS=none skips them
 	TORCH_DEVICE_BACKEND_AUTOLOAD=0 TORCH_XLA_PYTHON="$$PWD/$(python)" PYTHONPATH=.:tests .platforms/torchtpu/bin/python tests/simulator/torchtpu.py
+
+judges: .venv/judges/installed  ## twenty minutes, 3 GB: tests and data of other projects, such as accelerate, timm and pydicom; a table of suites
+	.venv/judges/bin/python tests/judges/table.py $(if $(ONLY),--only $(ONLY))
 
 faults: $(installed)  ## minutes, on a quiet machine: a table of faults in a launch; each must end within ten seconds
 	$(python) tests/faults/matrix.py
@@ -178,6 +181,12 @@ chip-report: $(installed)  ## a proof on a chip as a row of docs/evidence.md; FI
 .venv/chipped: $(installed)
 	$(uv_install) --compile-bytecode --editable ".[test,browser,chip]"
 	@touch .venv/chipped
+
+# TensorFlow and the projects of `make judges` may change versions of packages that `make test` uses.
+.venv/judges/installed: $(installed)
+	$(python) -m uv venv --quiet --clear --python $(python) .venv/judges
+	$(python) -m uv pip install --compile-bytecode --python .venv/judges/bin/python --editable ".[test,judges]"
+	@touch $@
 
 # TorchTPU and torch_xla need different versions of torch.
 .platforms/torchtpu/installed: $(installed)

@@ -87,11 +87,11 @@ def how_often():
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave out what only `make simulator` or `make soak` runs; skip what needs torch_xla where it has no wheel."""
+    """Leave out what only another command than `make test` runs; skip what needs torch_xla where it has no wheel."""
     asked = set(re.findall(r"\w+", config.option.markexpr))
     left_out = {
         item
-        for mark in ("every_machine", "only_soak")
+        for mark in ("every_machine", "judges", "only_soak")
         if mark not in asked
         for item in marked(items, mark)
     }

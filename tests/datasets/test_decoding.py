@@ -218,6 +218,36 @@ def test_a_float_image_with_nan_is_refused():
         decode(encoded(Image.fromarray(np.array([[np.nan, 1]], np.float32)), "TIFF"), window=(0, 1))
 
 
+@pytest.mark.parametrize("kind", ["DDS", "JPEG2000", "BMP"])
+def test_a_number_16_in_a_header_is_no_image_of_sixteen_bits(kind):
+    """The colour masks of a DDS, the length of a JPEG 2000, and "BGR;16": five bits per channel."""
+    sizes = range(20, 60)
+    files = [encoded(picture(32, size), kind) for size in sizes]
+    if kind == "BMP":
+        pixels = struct.pack("<H", 0b11111_000000_00000) * 4
+        head = struct.pack("<IiiHHIIiiII", 40, 2, 2, 1, 16, 3, 8, 0, 0, 0, 0)
+        masks = struct.pack("<III", 0xF800, 0x7E0, 0x1F)
+        place = 14 + len(head) + len(masks)
+        files = [struct.pack("<2sIII", b"BM", place + 8, 0, place) + head + masks + pixels]
+    for data in files:
+        assert np.array_equal(decode(data, window=(0, 4000)), by_pillow(data))
+
+
+def test_an_apple_icon_of_sixteen_bits_is_not_clipped():
+    values = np.linspace(0, 65_535, 64 * 64).reshape(64, 64).astype(np.uint16)
+    pixels = decode(encoded(Image.fromarray(values), "ICNS"))
+    assert (pixels.min(), pixels.max()) == (0, 255)
+    assert 120 < pixels.mean() < 135
+
+
+def test_alpha_in_the_palette_of_a_tga_shows_white():
+    image = Image.new("P", (4, 2), 1)
+    image.putpalette([10, 20, 30, 255, 200, 0, 0, 0], "RGBA")
+    image.paste(0, (0, 0, 2, 2))
+    pixels = decode(encoded(image, "TGA"))
+    assert pixels[0].tolist() == [[10, 20, 30]] * 2 + [[255, 255, 255]] * 2
+
+
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "L", "RGB"])
 def test_what_is_transparent_shows_white(mode):
     half = Image.new("RGBA", (4, 2), (200, 0, 0, 0))

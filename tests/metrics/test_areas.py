@@ -186,6 +186,9 @@ def test_the_interval_of_a_sensitivity_draws_whole_studies_and_needs_five_of_eac
 def test_no_threshold_is_specific_enough_where_the_surest_is_wrong():
     point = tpukit.metrics.sensitivity_at(0.9, [0, 1, 0, 1], [0.9, 0.8, 0.1, 0.2])
     assert (point.sensitivity, point.threshold) == (0.0, math.inf)
+    # A threshold of 0.9 is specific enough, but finds no positive sample either.
+    of_eleven = tpukit.metrics.sensitivity_at(0.9, [0, 1] + [0] * 10, [0.9, 0.8] + [0.8] * 10)
+    assert (of_eleven.specificity, of_eleven.threshold) == (1.0, math.inf)
     with pytest.raises(ValueError, match="got 90\n  fix:   0.9"):
         tpukit.metrics.sensitivity_at(90, [0, 1], [0.1, 0.2])
 

@@ -10,11 +10,14 @@ The orientation of a JPEG is read by Pillow, if the file has EXIF or XMP at all.
 
 import contextlib
 import io
+import re
 
 from tpukit.essentials.display import InvalidValueError
 
 # Pillow's modes of one channel of 16 bits. Before version 10.3 it opened such a PNG or PGM as "I".
 _SIXTEEN = ("I;16", "I;16L", "I;16B", "I;16N")
+# Of the layouts of stored pixels; "BGR;16" has 16 bits for all three channels together.
+_IS_16_BITS = re.compile(r"I;16|;16[BLN]")
 _HAS_ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
 NEARLY_BLACK = 64  # of 255: the largest value of an image that uses 14 of 16 bits
 _ORIENTATION = 0x0112  # the tag of EXIF
@@ -48,8 +51,10 @@ def to_rgb(image, window: tuple[float, float] | None = None):
     """
     from PIL import Image
 
+    has_16_bits = _has_16_bits(image)
+    image.load()  # an ICNS has the mode of its pixels only now
     is_numeric = image.mode[0] in "IF"  # integers of more than 8 bits, or floats
-    if window is not None and not is_numeric and _has_16_bits(image):
+    if window is not None and not is_numeric and has_16_bits:
         channels = len(image.getbands())
         raise InvalidValueError(
             f"window= is for one channel of 16 bits, and this {image.format} has {channels}",
@@ -57,7 +62,7 @@ def to_rgb(image, window: tuple[float, float] | None = None):
             fix="pack items (tifffile.imread(file), label), whose images are uint16 arrays; or "
             "leave window= out",
         )
-    has_transparency = image.format is not None and "transparency" in image.info
+    has_transparency = image.format is not None and _has_transparency(image)
     image = upright(image)
     if is_numeric:
         return _numeric_to_rgb(image, window)
@@ -93,7 +98,23 @@ def coded(image) -> list:
 
 def _has_16_bits(image) -> bool:
     """Return whether the file of an image, which is not read yet, stores 16 bits per channel."""
-    return any("16" in str(part[-1]) for part in coded(image))
+    return any(_IS_16_BITS.search(_raw_mode(part)) for part in coded(image))
+
+
+def _raw_mode(part) -> str:
+    """Return Pillow's name for the layout of stored pixels, such as "RGB;16B"; "" without one."""
+    arguments = part[-1]
+    if isinstance(arguments, tuple):  # such as ("RGB;16B", 0, 1)
+        (arguments, *_) = arguments
+    return arguments if isinstance(arguments, str) else ""
+
+
+def _has_transparency(image) -> bool:
+    """Return whether a colour of an image, or of its palette, is declared transparent."""
+    if "transparency" in image.info:
+        return True
+    # A TGA may have alpha in its palette; the palette of an ICNS is missing.
+    return image.palette is not None and image.palette.mode.endswith("A")
 
 
 def upright(image):

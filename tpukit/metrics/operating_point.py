@@ -18,8 +18,8 @@ class OperatingPoint:
     """A threshold on the probability, and its effect on the samples.
 
     Attributes:
-        threshold: probabilities of this value or more are a yes; infinity if no threshold is
-            specific enough.
+        threshold: probabilities of this value or more are a yes; infinity if no threshold that is
+            specific enough finds a positive sample.
         sensitivity: share of the positive samples that are a yes.
         specificity: share of the negative samples that are a no.
         asked: the required specificity.
@@ -98,10 +98,10 @@ def _best(truth, rank, weights, *, specificity: float) -> _Best:
     counts = above_each(truth, rank, weights)
     specificities = 1 - counts.negative / counts.negative[-1]
     is_enough = np.flatnonzero(specificities >= specificity - _ROUNDING)
-    if not len(is_enough):
+    found = counts.positive[is_enough].max(initial=0)
+    if found == 0:
         return _Best(None, sensitivity=0.0, specificity=1.0)
-    lowest = is_enough[-1]
     # Of all thresholds that find as many positive samples, the highest is the most specific.
-    highest = int(np.searchsorted(counts.positive, counts.positive[lowest]))
+    highest = int(np.searchsorted(counts.positive, found))
     sensitivity = counts.positive[highest] / counts.positive[-1]
     return _Best(counts.rank[highest], float(sensitivity), float(specificities[highest]))
