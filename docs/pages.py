@@ -10,6 +10,7 @@ import html
 import importlib
 import inspect
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -24,18 +25,47 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 SOURCE = ROOT / "build" / "docs" / "source"
 PAGES = ROOT / "build" / "docs" / "html"
-FIRST = [
-    "from_pytorch",
-    "train_with_fit",
-    "data_forms",
-    "supported_versions",
-    "migrating",
-    "from_torch_xla_1x",
-    "jobs",
-    "cheat_sheet",
-    "security",
-    "torchtpu",
+# The pages of the site by kind. A page that is in no list comes last among the concepts.
+START = ["docs/install", "notebooks/00_quickstart", "docs/from_pytorch"]
+HOW_TO = [
+    "docs/train_with_fit",
+    "docs/data_forms",
+    "docs/checkpoints",
+    "docs/resume",
+    "docs/log_a_run",
+    "docs/cross_validation",
+    "docs/segmentation",
+    "docs/custom_loss",
+    "docs/hugging_face",
+    "docs/your_own_exams",
+    "docs/export_a_model",
+    "docs/sessions",
+    "docs/compilation_cache",
+    "docs/sharding",
+    "docs/several_hosts",
+    "docs/jobs",
+    "docs/torchtpu",
+    "docs/migrating",
+    "docs/from_torch_xla_1x",
 ]
+CONCEPTS = [
+    "docs/how_it_works",
+    "docs/graphs_and_shapes",
+    "docs/in_sync",
+    "docs/replay",
+    "docs/backends",
+    "docs/speed",
+]
+HELP = [
+    "messages",
+    "docs/symptoms",
+    "docs/faq",
+    "docs/glossary",
+    "docs/security",
+    "docs/evidence",
+    "docs/style",
+]
+REFERENCE = ["docs/cheat_sheet", "api/exceptions", "command_line", "docs/supported_versions"]
 # Public modules that need a package which tpukit does not require, and so stand in no `__all__`.
 OPTIONAL_MODULES = {"training": {"lightning": ["trainer_options"]}}
 DIRECTIVES = {"function": "autofunction", "class": "autoclass"}
@@ -72,7 +102,8 @@ def write_sources() -> None:
         (SOURCE / "api" / f"{subpackage}.md").write_text(page_of_subpackage(subpackage))
     (SOURCE / "api" / "exceptions.md").write_text(page_of_exceptions())
     (SOURCE / "messages.md").write_text(page_of_messages())
-    (SOURCE / "index.md").write_text(front_page(pages, notebooks))
+    (SOURCE / "command_line.md").write_text(page_of_command_line())
+    (SOURCE / "index.md").write_text(front_page(kinds_of_pages(pages, notebooks)))
 
 
 def _with_folder(path: Path) -> Path:
@@ -293,27 +324,46 @@ def _entry(message: Message) -> list[str]:
     return [*lines, f"<p><small>{message.kind}{origin}</small></p></div>"]
 
 
-def front_page(pages: list[Path], notebooks: list[Path]) -> str:
-    """Write the first page: an introduction, and all pages in their order."""
-    first = [f"docs/{name}" for name in FIRST]
-    others = [f"docs/{page.stem}" for page in pages if page.stem not in FIRST]
-    parts = {
-        "Start here": [*first, "messages"],
+def page_of_command_line() -> str:
+    """Write the help of the command line, and of each of its commands."""
+    overview = _help_of()
+    commands = re.findall(r"^    (\w+) ", overview, re.MULTILINE)
+    lines = ["# Command line", "", "```text", overview.rstrip(), "```", ""]
+    for command in commands:
+        lines += [f"## {command}", "", "```text", _help_of(command).rstrip(), "```", ""]
+    return "\n".join(lines)
+
+
+def _help_of(*command: str) -> str:
+    """Return the help that the command line prints."""
+    program = [sys.executable, "-m", "tpukit", *command, "--help"]
+    environ = {**os.environ, "COLUMNS": "95", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(program, env=environ, capture_output=True, text=True, check=True).stdout
+
+
+def kinds_of_pages(pages: list[Path], notebooks: list[Path]) -> dict[str, list[str]]:
+    """Return the pages of the site by kind, in the order of the navigation."""
+    api = ["api/tpukit", *(f"api/{name}" for name in subpackages())]
+    kinds = {
+        "Start": START,
         "Notebooks": [f"notebooks/{file.stem}" for file in notebooks],
-        "API reference": [
-            "api/tpukit",
-            *(f"api/{name}" for name in subpackages()),
-            "api/exceptions",
-        ],
-        "Background": others,
+        "How-to": HOW_TO,
+        "Concepts": CONCEPTS,
+        "Reference": [*REFERENCE, *api],
+        "Help": HELP,
     }
-    introduction = (ROOT / "README.md").read_text().split("\n\n")[1]
-    lines = ["# tpukit", "", introduction, ""]
-    lines += ["- An error? [Paste its message](messages.md)."]
-    lines += ["- New to tpukit? Begin with [From PyTorch to tpukit](docs/from_pytorch.md)"]
-    lines += ["  or with notebook [01](notebooks/01_setup.ipynb).", ""]
-    for caption, entries in parts.items():
-        lines += ["```{toctree}", f":caption: {caption}", ":maxdepth: 1", "", *entries, "```", ""]
+    kinds["Notebooks"] = [name for name in kinds["Notebooks"] if name not in START]
+    listed = {name for names in kinds.values() for name in names}
+    others = [f"docs/{page.stem}" for page in pages if f"docs/{page.stem}" not in listed]
+    return {**kinds, "Concepts": [*CONCEPTS, *others]}
+
+
+def front_page(kinds: dict[str, list[str]]) -> str:
+    """Write the first page: what, why and how, and the kinds of pages."""
+    lines = [(HERE / "home.txt").read_text()]
+    for caption, names in kinds.items():
+        options = [f":caption: {caption}", ":maxdepth: 1", ":hidden:"]
+        lines += ["```{toctree}", *options, "", *names, "```", ""]
     return "\n".join(lines)
 
 

@@ -89,7 +89,6 @@ def used_names():
 
 
 INTERNAL_ON_PURPOSE = {
-    ("04_look_at_ct.ipynb", "pe", "model"),  # ImageNet's mean, beside that of the data
     ("15_run_it_as_a_job.ipynb", "accelerators", "launch_on_host"),  # two hosts without Ray
 }
 
@@ -376,6 +375,53 @@ def test_the_two_scripts_of_the_page_from_pytorch_run():
             exec("\n".join(lines), {"__name__": "__main__"})
         loss = float(re.search(r"(\d\.\d+(e-\d+)?)\D*$", said.getvalue())[1])
         assert loss < 0.2, sign
+
+
+# How-to pages whose code runs as it stands, each with a package that it needs.
+COMPLETE = {
+    "cross_validation": "torch",
+    "custom_loss": "torch",
+    "export_a_model": "torch",
+    "hugging_face": "transformers",
+    "log_a_run": "tensorboard",
+    "resume": "torch",
+    "segmentation": "pandas",
+}
+
+
+@pytest.mark.parametrize("name", COMPLETE)
+def test_the_code_of_a_how_to_page_runs(name, tmp_path):
+    package = COMPLETE[name]
+    pytest.importorskip(package, reason=f"the page needs {package}: pip install {package}")
+    text = (ROOT / "docs" / f"{name}.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    (tmp_path / "page.py").write_text("\n".join(blocks))
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-W", "ignore", "page.py"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_every_page_has_one_place_in_the_navigation():
+    notebooks = sorted((ROOT / "notebooks").glob("*.ipynb"))
+    kinds = pages.kinds_of_pages(PAGES, notebooks)
+    listed = [name for names in kinds.values() for name in names]
+    assert len(listed) == len(set(listed))
+    written = {f"docs/{page.stem}" for page in PAGES} | {
+        f"notebooks/{one.stem}" for one in notebooks
+    }
+    assert written <= set(listed)
+    assert {name for name in listed if name.startswith("docs/")} <= written
+
+
+def test_the_page_of_the_command_line_has_every_command():
+    import tpukit.__main__
+
+    page = pages.page_of_command_line()
+    for command in ("check", "info", *tpukit.__main__._COMMANDS):
+        assert f"## {command}\n" in page
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -17,10 +17,12 @@ pytest.importorskip("basedpyright", reason="the package basedpyright is not inst
 
 ROOT = Path(__file__).parents[1]
 # Names that a page has shown before, or leaves to the reader, are undefined in a block. Its `loss`
-# after a loop is unbound for pyright if the loop has no batch.
+# after a loop is unbound for pyright if the loop has no batch. Pages use packages that are not
+# installed here, such as transformers.
 SETTINGS = {
     "typeCheckingMode": "standard",
     "reportUndefinedVariable": "none",
+    "reportMissingImports": "none",
     "reportPossiblyUnbound": "none",
     "reportPossiblyUnboundVariable": "none",
     "pythonVersion": f"{sys.version_info.major}.{sys.version_info.minor}",

@@ -39,8 +39,9 @@ WEIGHTS = ROOT / "runs/exams/runs/06/slices/best.pt"
 STAGES = {  # of the notebook, by what the cell calls
     "index the headers": "pe.index_dicom(",
     "pack and cache": "pe.pack_dicom(",
-    "train on slices and look at all": "launch(learn_slices",
-    "train on exams and read them": "launch(learn_exams",
+    "train on slices": "launch(train_slices",
+    "extract features of all slices": "launch(extract_features",
+    "train on exams and read them": "launch(train_exams",
 }
 
 

@@ -2,7 +2,8 @@
 
     python tools/wheel.py dist
 
-It also has the notebook that notebook 15 sends as a job.
+It also has the files outside of the package that notebooks 07, 08 and 15 read in a clone:
+tpukit/notebooks.
 """
 
 import importlib.util
@@ -14,7 +15,11 @@ from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-BESIDE = ("notebooks/00_quickstart.ipynb",)
+BESIDE = (
+    "notebooks/00_quickstart.ipynb",
+    "notebooks/flowers.py",
+    "notebooks/hospital.py",
+)
 SETUPTOOLS = 77  # what pyproject.toml asks for; without it pip fetches one
 
 

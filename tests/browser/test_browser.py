@@ -331,7 +331,7 @@ def test_the_panel_moves_survives_an_interrupt_and_stays_in_the_saved_notebook(s
     number = next(
         n
         for n, one in enumerate(notebook.cells)
-        if one.cell_type == "code" and "launch(work" in one.source
+        if one.cell_type == "code" and re.search(r"launch\((work|train, network)", one.source)
     )
     shorter = f"{length} = {NOTEBOOKS[name][length]}; print('now', {length})"
     notebook.cells.insert(number + 1, nbformat.v4.new_code_cell(shorter))

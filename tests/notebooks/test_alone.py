@@ -262,7 +262,10 @@ def test_without_array_record_and_without_internet_it_says_so_and_goes_on(bare, 
     assert "; without array_record and simplejpeg, which `pack` needs\n" in said
 
 
-@pytest.mark.parametrize(("number", "name"), [("07", "Scenes"), ("11", "VertexDouble")])
+@pytest.mark.parametrize(
+    ("number", "name"),
+    [("07", "export_phantoms"), ("08", "draw_flowers"), ("10", "Scenes"), ("15", "VertexDouble")],
+)
 @pytest.mark.parametrize("way", ["a wheel", "a git URL"])
 def test_what_a_notebook_reads_beside_tpukit_comes_with_it(
     number, name, way, bare, wheel, repository

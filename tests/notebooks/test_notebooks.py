@@ -75,7 +75,6 @@ SMALL = {
         "image_size": 32,
         "epochs": 1,
         "batch_size": 4,
-        "keep": "kept",
     },
     "10_profile_a_step": {
         "image_size": 32,
@@ -262,39 +261,40 @@ def test_the_check_of_an_exercise_says_not_yet_before_the_folded_answer_and_righ
     assert [text for text in after if not text.splitlines()[-1].startswith("right")] == []
 
 
-@pytest.mark.parametrize("name", ["05_resnet_on_slices", "06_exams_and_submission"])
-def test_a_preset_for_a_tpu_replaces_parameters_that_there_are_by_values_of_their_kind(name):
+def parameters_of(name):
+    """Return the names and values of a notebook's parameters cell."""
     cells = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4).cells
-    (parameters,) = [cell.source for cell in cells if "parameters" in cell.metadata.get("tags", [])]
-    (presets,) = [cell.source for cell in cells if cell.source.startswith("shared = ")]
+    (cell,) = [cell.source for cell in cells if "parameters" in cell.metadata.get("tags", [])]
     values = {}
-    exec(parameters, values)
-    known = {key: value for key, value in values.items() if not key.startswith("__")}
-    values["preset"] = "v5e-8"
-    exec(presets, values)
-    for machine in values["PRESETS"].values():
-        assert machine.keys() <= known.keys()
-        for key, value in machine.items():
-            assert known[key] is None or type(value) is type(known[key]), key
-    assert (values["image_size"], values["batch_size"]) == (256, 128)
+    exec(cell, {}, values)
+    return values
+
+
+def test_the_sizes_for_a_tpu_replace_parameters_that_there_are_by_values_of_their_kind():
+    page = (ROOT / "docs" / "tpu_sizes.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    for name, block in zip(["05_resnet_on_slices", "06_exams_and_submission"], blocks, strict=True):
+        parameters = parameters_of(name)
+        sizes = {}
+        exec(block, {}, sizes)
+        assert (sizes["image_size"], sizes["batch_size"]) == (256, 128)
+        for key, value in sizes.items():
+            assert parameters[key] is None or type(value) is type(parameters[key]), key
 
 
 @pytest.mark.parametrize("folds", [{"test_fold": 1}, {"test_fold": 5}, {"valid_fold": -1}])
 def test_one_fold_for_the_choices_and_the_scores_is_refused_before_the_training(folds):
-    path = ROOT / "notebooks" / "06_exams_and_submission.ipynb"
-    cells = nbformat.read(path, as_version=4).cells
-    (parameters,) = [cell.source for cell in cells if "parameters" in cell.metadata.get("tags", [])]
-    (presets,) = [cell.source for cell in cells if cell.source.startswith("shared = ")]
-    values = {}
-    exec(parameters, values)
-    values |= folds
+    name = "06_exams_and_submission"
+    cells = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4).cells
+    (check,) = [cell.source for cell in cells if "two different folds" in cell.source]
+    exec(check, parameters_of(name))
     with pytest.raises(AssertionError, match="two different folds"):
-        exec(presets, values)
+        exec(check, parameters_of(name) | folds)
 
 
-def test_the_messages_that_the_notebook_on_your_own_data_explains_are_those_of_the_kit():
-    notebook = nbformat.read(ROOT / "notebooks" / "08_your_own_images.ipynb", as_version=4)
-    (table,) = [cell.source for cell in notebook.cells if "| the error has |" in cell.source]
+def test_the_messages_that_the_page_on_forms_of_data_explains_are_those_of_tpukit():
+    page = (ROOT / "docs" / "data_forms.md").read_text()
+    _, table = page.split("| the error has |")
     said_by_the_kit = "".join(
         node.value
         for path in (ROOT / "tpukit").rglob("*.py")
@@ -402,7 +402,7 @@ def test_a_walkthrough_whose_kernel_is_killed_half_way_finishes_when_it_is_run_a
     again = notebook()
     execute(again, tmp_path)
     code = [cell for cell in again.cells if cell.cell_type == "code"]
-    (run,) = [said(cell) for cell in code if "tpukit.launch(work" in cell.source]
+    (run,) = [said(cell) for cell in code if "tpukit.launch(train, network" in cell.source]
     assert "resumed from step-" in run
     assert "epoch 4:" in run
     assert "epoch 1:" not in run

@@ -9,7 +9,7 @@ from tpukit.pe.activation_figure import show_activation
 from tpukit.pe.baselines import pool_slices, position_prior
 from tpukit.pe.calibration import calibration_table, fit_temperatures
 from tpukit.pe.calibration_figure import show_calibration
-from tpukit.pe.challenge import challenge_loss, exam_loss
+from tpukit.pe.challenge import EXAM_WEIGHTS, challenge_loss, exam_loss
 from tpukit.pe.consistency import check_consistency, make_consistent
 from tpukit.pe.ct import hounsfield, three_windows
 from tpukit.pe.data_notice import notice
@@ -44,12 +44,13 @@ def __getattr__(name: str):
 
 
 __all__ = [
-    "COLUMNS", "LABELS", "WORDS", "ExamNetwork", "ExamSequences", "NeighbouringSlices", "PEImages",
-    "Preparation", "SliceFeatures", "Study", "assign_folds", "attention_in_mask", "augment",
-    "calibration_table", "challenge_loss", "check_consistency", "check_exams", "class_activation",
-    "embolus_masks", "embolus_places", "exam_loss", "fit_temperatures", "hounsfield", "index_dicom",
-    "index_images", "lung_box", "make_consistent", "normalize", "notice", "pack_dicom", "phantom",
-    "pool_slices", "position_prior", "read_dicom", "read_exams", "read_labels", "read_submission",
-    "resnet34", "show_activation", "show_calibration", "show_exams", "show_ladder", "show_slices",
-    "show_study", "three_windows", "write_submission",
+    "COLUMNS", "EXAM_WEIGHTS", "LABELS", "WORDS", "ExamNetwork", "ExamSequences",
+    "NeighbouringSlices", "PEImages", "Preparation", "SliceFeatures", "Study", "assign_folds",
+    "attention_in_mask", "augment", "calibration_table", "challenge_loss", "check_consistency",
+    "check_exams", "class_activation", "embolus_masks", "embolus_places", "exam_loss",
+    "fit_temperatures", "hounsfield", "index_dicom", "index_images", "lung_box", "make_consistent",
+    "normalize", "notice", "pack_dicom", "phantom", "pool_slices", "position_prior", "read_dicom",
+    "read_exams", "read_labels", "read_submission", "resnet34", "show_activation",
+    "show_calibration", "show_exams", "show_ladder", "show_slices", "show_study", "three_windows",
+    "write_submission",
 ]  # fmt: skip
