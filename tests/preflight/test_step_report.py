@@ -130,7 +130,7 @@ def test_a_v5e_may_use_more_of_its_fast_memory_unless_the_user_says_otherwise(
 
 def test_notebook_03_shows_the_fallback_that_it_speaks_of():
     cells = nbformat.read(ROOT / "notebooks" / "03_before_you_have_a_tpu.ipynb", as_version=4).cells
-    wanted = ("class Noise", "def make_network", "def make_network_with_fallback")
+    wanted = ("class Noise", "def make_network():", "def make_network_with_fallback():")
     sources = [cell.source for cell in cells if any(word in cell.source for word in wanted)]
     (parameters,) = [cell.source for cell in cells if "parameters" in cell.metadata.get("tags", [])]
     there = {"tpukit": tpukit}
