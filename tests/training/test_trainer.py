@@ -19,6 +19,7 @@ import pytest
 import torch
 from helpers.fit_arguments import grouped
 from helpers.launching import DRY_RUNS, quietly
+from helpers.sources import Pixels
 from sklearn.metrics import roc_auc_score
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -341,6 +342,34 @@ def test_no_copy_to_the_host_between_log_points_and_as_few_graphs_as_can_be(coun
         before[1] - copies[0][1] == 2
     )  # the first step's, which makes the optimiser's state, and all others'
     assert after[1] - before[1] <= 2  # evaluation's; the mean of the buffers
+
+
+@pytest.mark.xla
+@pytest.mark.parametrize("data", [Dots(40), Pixels(40)], ids=["floats", "bytes of a source"])
+@pytest.mark.parametrize("backend", ["xla:cpu", "xla:simulator"])
+def test_fit_compiles_two_graphs_for_training_and_one_for_evaluation(data, backend):
+    """The first step makes the optimizer's state, so its graph is another one than that of all others."""
+
+    def work(core):
+        width = 3 * data[0][0].shape[-1] ** 2 if isinstance(data, Dots) else 12
+        layers = [nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(width, len(data.labels[0]))]
+        model = core.model(nn.Sequential(*layers))
+        optimizer = torch.optim.Adam(model.parameters())
+        train = core.batches(data, batch_size=4, shuffle=True, drop_last=True)
+        valid = core.batches(data, batch_size=4)
+        options = {"epochs": 3, "preprocess": torch.Tensor.float}
+        before = core.backend.compiles()[0]
+        fit(core, model, optimizer, LOSS, train, **options)
+        for_training = core.backend.compiles()[0] - before
+        evaluate(core, model, LOSS, valid, preprocess=torch.Tensor.float)
+        evaluated = core.backend.compiles()[0] - before - for_training
+        model = core.model(nn.Sequential(*layers))
+        optimizer = torch.optim.Adam(model.parameters())
+        before = core.backend.compiles()[0]
+        fit(core, model, optimizer, LOSS, train, valid, **options)
+        return for_training, evaluated, core.backend.compiles()[0] - before
+
+    assert quietly(work, cores=1, backend=backend).results[0] == (2, 1, 0)
 
 
 @pytest.mark.parametrize("cores", [1, 2, 3])

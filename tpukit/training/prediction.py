@@ -10,6 +10,7 @@ from tpukit.essentials.launcher import Core
 from tpukit.training.batch import inputs_only
 from tpukit.training.index_checks import IndexChecks, can_watch, integers_of
 from tpukit.training.step import forward
+from tpukit.training.step_batches import StepBatches
 from tpukit.training.streams import StreamSampler
 
 # Outputs stay on the device for this many steps or bytes, and are then copied in a single transfer.
@@ -126,18 +127,19 @@ def host_steps(
     def gathered(leaf: object) -> object:
         return None if _has_no_axis(leaf, batches.sampler.batch_size) else gather(leaf)
 
-    def computed(batch) -> tuple:
-        inputs, targets = split(batch)
+    def computed(sent) -> tuple:
+        # In the step: before it, an operation on the batch could become a graph of its own.
+        inputs, targets = split(batches.arrange(sent.tensors))
         if preprocess:
             inputs = preprocess(inputs)
         return forward(core, model, inputs, bf16=bf16), targets
 
     pending = []
     limit = _STEPS_BETWEEN_COPIES
-    for batch, checking in _checked(core, (model, preprocess), batches, label):
+    for sent, checking in _checked(core, (model, preprocess), batches, label):
         with torch.no_grad(), core.step():
             with checking as watching, watching or contextlib.nullcontext():
-                outputs, targets = computed(batch)
+                outputs, targets = computed(sent)
             # Padding is gathered as well. Only the last step has some, and cutting it there would
             # be one more graph.
             pending.append(tree.tree_map(gathered, (outputs, targets)))
@@ -152,20 +154,21 @@ def host_steps(
 
 
 def _checked(core: Core, functions: tuple, batches: Batches, label) -> Iterator[tuple]:
-    """Yield batches, each with the context that checks its token ids; XLA does not check them."""
+    """Yield batches as sent, each with a context that checks its token ids; XLA does not."""
+    arrived = core.progress(StepBatches(batches), label, total=len(batches))
     on_device = core.backend.traced and not core.backend.is_recording
     if not on_device or not all(can_watch(one, on_cpu=False) for one in functions):
-        for batch in core.progress(batches, label):
-            yield batch, contextlib.nullcontext()
+        for sent in arrived:
+            yield sent, contextlib.nullcontext()
         return
     checks = IndexChecks()
     with batches.checking(checks.check):
-        for batch in core.progress(batches, label):
+        for sent in arrived:
             checking = contextlib.nullcontext()
             if checks.is_due:
-                sent = integers_of((batch,))
-                checking = checks.first_step(sent, core.to_host(sent))
-            yield batch, checking
+                integers = integers_of((sent.tensors,))
+                checking = checks.first_step(integers, core.to_host(integers))
+            yield sent, checking
 
 
 def _steps_that_fit(step: tuple) -> int:

@@ -29,7 +29,10 @@ def correct_running_variance() -> None:
 
         torch_xla     running = (1 - m) * running + m * variance(n)
         wanted        running = (1 - m) * running + m * variance(n) * n / (n - 1)
-        here          running *= (n - 1) / n; update by torch_xla; running *= n / (n - 1)
+        here          scaled = running * (n - 1) / n; torch_xla updates it; times n / (n - 1)
+
+    Without `mul_`: for an operation in place, torch checks the shapes in Python, which for a
+    ResNet-34 took a fifth of the time in which the host records a step (benchmarks/recording.py).
     """
     import torch
 
@@ -53,15 +56,14 @@ def _corrected(original: Callable, count_values: Callable):
     # torch.nn.functional passes the arguments by position.
     @functools.wraps(original)
     def normalize(x, weight, bias, running_mean, running_var, training, *options):
-        arguments = (x, weight, bias, running_mean, running_var, training, *options)
         is_tracked = training and running_var is not None and x.device.type == "xla"
         n = count_values(x) if is_tracked else 0
         if n < 2:
-            return original(*arguments)
-        # `data`, because backward gets the tensor itself, and uses it only in evaluation.
-        running_var.data.mul_((n - 1) / n)
-        outputs = original(*arguments)
-        running_var.data.mul_(n / (n - 1))
+            return original(x, weight, bias, running_mean, running_var, training, *options)
+        scaled = running_var.data * ((n - 1) / n)
+        outputs = original(x, weight, bias, running_mean, scaled, training, *options)
+        # `data`, because a forward pass in evaluation mode may have kept the tensor for backward.
+        running_var.data.copy_(scaled * (n / (n - 1)))
         return outputs
 
     return normalize

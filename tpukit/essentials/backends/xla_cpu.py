@@ -19,6 +19,12 @@ class XlaCpu(TorchXla, Cpu):
 
         return torch_xla.device()
 
+    def broadcast(self, tensors: list) -> None:
+        super().broadcast(tensors)
+        # As on a TPU. torch_xla writes a counter that is 0, as BatchNorm's, into the next graph,
+        # so the first evaluation would have another graph than all later ones.
+        self.sync()
+
 
 class XlaCpuRuntime(CpuRuntime):
     """One XLA:CPU client per process, started as a TPU is, and joined as CPU processes are."""
