@@ -29,6 +29,7 @@ PAGES = ROOT / "build" / "docs" / "html"
 START = ["docs/install", "notebooks/00_quickstart", "docs/from_pytorch"]
 HOW_TO = [
     "docs/train_with_fit",
+    "docs/tpu_sizes",
     "docs/data_forms",
     "docs/checkpoints",
     "docs/resume",
@@ -327,7 +328,7 @@ def _entry(message: Message) -> list[str]:
 def page_of_command_line() -> str:
     """Write the help of the command line, and of each of its commands."""
     overview = _help_of()
-    commands = re.findall(r"^    (\w+) ", overview, re.MULTILINE)
+    commands = re.findall(r"^    (\w+)(?= |$)", overview, re.MULTILINE)
     lines = ["# Command line", "", "```text", overview.rstrip(), "```", ""]
     for command in commands:
         lines += [f"## {command}", "", "```text", _help_of(command).rstrip(), "```", ""]

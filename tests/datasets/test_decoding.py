@@ -14,6 +14,7 @@ Image = pytest.importorskip("PIL.Image")
 ImageOps = pytest.importorskip("PIL.ImageOps")
 
 from tpukit.datasets.decoding import decode  # noqa: E402
+from tpukit.datasets.pixel_form import PixelForm  # noqa: E402
 
 KIT = Path(__file__).parents[2]
 
@@ -200,7 +201,10 @@ def test_sixteen_bits_become_eight_by_their_whole_range_or_a_window_and_are_neve
 ):
     deep = encoded(Image.fromarray(DEEP), kind)
     assert decode(deep)[:, :, 0].tolist() == [[0, 16], [156, 255]]
-    assert decode(deep, window=(0, 4000))[:, :, 1].tolist() == [[0, 255], [255, 255]]
+    assert decode(deep, form=PixelForm(window=(0, 4000)))[:, :, 1].tolist() == [
+        [0, 255],
+        [255, 255],
+    ]
 
 
 @pytest.mark.parametrize("kind", DEEPER)
@@ -210,12 +214,16 @@ def test_what_has_no_range_of_its_own_needs_a_window(kind):
         match=r"(?s)has no known range.*fix: +pack\(..., options=tpukit.PackOptions\(window=",
     ):
         decode(DEEPER[kind])
-    assert decode(DEEPER[kind], window=(0, 65_535))[:, :, 2].tolist() == [[0, 16], [156, 255]]
+    assert decode(DEEPER[kind], form=PixelForm(window=(0, 65_535)))[:, :, 2].tolist() == [
+        [0, 16],
+        [156, 255],
+    ]
 
 
 def test_a_float_image_with_nan_is_refused():
+    unknown = encoded(Image.fromarray(np.array([[np.nan, 1]], np.float32)), "TIFF")
     with pytest.raises(ValueError, match="nan or infinity"):
-        decode(encoded(Image.fromarray(np.array([[np.nan, 1]], np.float32)), "TIFF"), window=(0, 1))
+        decode(unknown, form=PixelForm(window=(0, 1)))
 
 
 @pytest.mark.parametrize("kind", ["DDS", "JPEG2000", "BMP"])
@@ -230,7 +238,7 @@ def test_a_number_16_in_a_header_is_no_image_of_sixteen_bits(kind):
         place = 14 + len(head) + len(masks)
         files = [struct.pack("<2sIII", b"BM", place + 8, 0, place) + head + masks + pixels]
     for data in files:
-        assert np.array_equal(decode(data, window=(0, 4000)), by_pillow(data))
+        assert np.array_equal(decode(data, form=PixelForm(window=(0, 4000))), by_pillow(data))
 
 
 def test_an_apple_icon_of_sixteen_bits_is_not_clipped():

@@ -45,6 +45,7 @@ from tpukit.datasets import (
     packing,
     plan_pack,
     read_tfrecords,
+    uint16_values,
 )
 from tpukit.datasets.image_cache import build_image_cache
 from tpukit.datasets.splitting import folds_by_group, split_by_group
@@ -571,6 +572,50 @@ def test_the_fixes_work_for_files_of_other_modes():
     quietly("colours")
 
 
+def test_the_fixes_work_for_the_form_of_pixels():
+    deep = np.full((8, 8), 300, np.uint16)
+    grey = deep.astype(np.uint8)
+    sixteen = PackOptions(mode="I;16")
+    for options in (PackOptions(mode="grey"), PackOptions(resize="pad")):
+        with fixes("pixel_form: {} is one of {}, got {}") as fix:
+            quietly([(grey, 0)], options=options)
+        with_option(fix, fix.text, [(grey, 0)])
+    with fixes('pixel_form: mode="I;16" stores all 16 bits, and a window makes 8 bits of them'):
+        quietly([(deep, 0)], options=PackOptions(mode="I;16", window=(0, 400)))
+    quietly([(deep, 0)], options=sixteen)
+    quietly([(deep, 0)], options=PackOptions(mode="L", window=(0, 400)))
+    with fixes("pixel_form: size is one number, or (height, width), got {}") as fix:
+        quietly([(grey, 0)], size=(8, 8, 3))
+    with_option(fix, fix.text, [(grey, 0)])
+    with fixes("pixel_form: uint16_values takes (N, 2, H, W) uint8, got {} {}") as fix:
+        uint16_values(torch.zeros(2, 1, 8, 8))
+    assert 'PackOptions(mode="I;16")' in fix
+    uint16_values(quietly([(deep, 0)], options=sixteen)[0][0])
+
+    with fixes('image_modes: mode="I;16" is for one channel of 16 bits, and this is a {}') as fix:
+        quietly([(Image.fromarray(grey), 0)], options=sixteen)
+    with_option(fix, fix.text.partition(", and")[0], [(Image.fromarray(grey), 0)])
+    negative = deep.astype(np.int32) - 400
+    with fixes('image_modes: mode="I;16" stores whole numbers from 0 to 65,535') as fix:
+        quietly([(negative, 0)], options=sixteen)
+    quietly([(fix.code(r"(?<=: )image - .*?\)", image=negative), 0)], options=sixteen)
+    with_option(
+        fix, fix.text.partition("or ")[2].replace("(low, high)", "(-400, 0)"), [(negative, 0)]
+    )
+    with fixes('item_parts: mode="I;16" is for one channel of 16 bits, not for {} {}') as fix:
+        quietly([(np.stack([deep] * 3, axis=2), 0)], options=sixteen)
+    quietly([(fix.code(r"image\[.*\]", image=deep[:, :, None]), 0)], options=sixteen)
+    with_option(fix, fix.text.partition("; or")[0], [(np.stack([deep] * 3, axis=2), 0)])
+
+    with fixes("image_modes: window= is for images of more than 8 bits, and this is one of 8: {}"):
+        quietly([(grey, 0)], options=PackOptions(window=(0, 100)))
+    quietly([(grey, 0)])
+    with fixes("item_parts: mode={} is not supported for images with masks") as fix:
+        quietly([(grey, grey)], options=PackOptions(mode="L"))
+    assert "leave mode out" in fix
+    quietly([(grey, grey)])
+
+
 def test_the_fixes_work_for_items_that_are_no_image_and_labels():
     with fixes("item_parts: item {} is not (image, labels) as pack reads them"):
         quietly([5])
@@ -847,7 +892,7 @@ def test_the_fixes_work_for_sources_of_another_length_than_they_say():
 
 
 ARGUMENTS = [
-    ("size", (8, 8)),
+    ("size", (8, 8.5)),
     ("size", 8.5),
     ("size", "8"),
     ("size", 0),

@@ -20,7 +20,7 @@ import tpukit
 from tpukit.datasets import PackedImages, PackOptions, pack_shards
 from tpukit.datasets.decoding import decode
 from tpukit.datasets.image_cache import Space, build_image_cache, choose_images
-from tpukit.datasets.image_modes import orientation, to_rgb
+from tpukit.datasets.image_modes import orientation, to_form
 from tpukit.datasets.items import _all_labels
 from tpukit.datasets.masks import open_mask
 from tpukit.datasets.splitting import folds_by_group, split_by_group
@@ -675,17 +675,17 @@ def test_notes_of_a_file_count_for_the_file_alone():
     half = Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3))
     half.save(stored, "PNG", exif=note(6))
     opened = Image.open(stored)
-    assert np.array_equal(np.asarray(to_rgb(opened)), np.rot90(np.asarray(half), -1))
+    assert np.array_equal(np.asarray(to_form(opened)), np.rot90(np.asarray(half), -1))
     for changed in (opened.convert("RGB"), opened.copy()):
         assert "exif" in changed.info
-        assert np.array_equal(np.asarray(to_rgb(changed)), np.asarray(half))
+        assert np.array_equal(np.asarray(to_form(changed)), np.asarray(half))
     palette = Image.new("P", (4, 4), 1)
     palette.putpalette([0, 0, 0, 9, 9, 9])
     stored = io.BytesIO()
     palette.save(stored, "PNG", transparency=1)
     opened = Image.open(stored)
-    assert np.asarray(to_rgb(opened)).min() == 255  # transparent, on white
-    assert np.asarray(to_rgb(opened.convert("RGB"))).max() == 9
+    assert np.asarray(to_form(opened)).min() == 255  # transparent, on white
+    assert np.asarray(to_form(opened.convert("RGB"))).max() == 9
 
 
 def test_a_note_is_found_wherever_pillow_finds_it():

@@ -105,4 +105,6 @@ def test_the_code_of_the_page_on_forms_of_data_runs(tmp_path, monkeypatch, capsy
     assert session["plan"].classes == {"cat": 2, "dog": 1}
     assert session["test"].classes == session["train"].classes == ["a", "b"]
     assert session["packed"].has_masks
+    assert session["wide"].shape == (96, 160, 3)
+    assert session["grey"].shape == (96, 96, 1)
     assert capsys.readouterr().out.startswith("folder: 3 images\n")

@@ -510,11 +510,11 @@ def test_too_many_open_files_are_no_damage(tmp_path):
 
 def test_an_image_that_cannot_be_opened_for_the_machines_sake_is_not_left_out(tmp_path):
     code = (
-        "import resource, sys\n"
+        "import resource, sys, tpukit\n"
         "from tpukit.datasets.pack_shards import prepare; from tpukit.datasets.source_files import Files\n"
         "import numpy, simplejpeg, PIL.Image\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))\n"
-        "try: print(prepare(Files([sys.argv[1]], ''), 0, None))\n"
+        "try: print(prepare(Files([sys.argv[1]], ''), 0, None, tpukit.datasets.PixelForm()))\n"
         "except OSError as error: print('raised', error.strerror)"
     )
     (tmp_path / "a.jpg").write_bytes(encoded(1))

@@ -106,7 +106,7 @@ ARGUMENTS = {
         {"checkpoints": True},
         "checkpoints must be a folder or a Checkpoints, got True",
     ),
-    "a dict": ({"options": {"log_every": 3}}, "options is a FitOptions, got a dict"),
+    "a dict": ({"options": {"log_every": 3}}, "options must be a FitOptions, got a dict"),
     "epochs in parts": ({"epochs": 1.5}, "epochs must be a whole number, got 1.5"),
 }
 

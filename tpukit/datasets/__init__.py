@@ -12,6 +12,7 @@ from tpukit.datasets.pack_sources import PackSource
 from tpukit.datasets.packed_images import PackedImages
 from tpukit.datasets.packing import PackOptions, check_arguments, pack, pack_described, share_of
 from tpukit.datasets.pixel_cache import CachedImages
+from tpukit.datasets.pixel_form import PixelForm, uint16_values
 from tpukit.datasets.processes import how_many, run_in_processes
 from tpukit.datasets.resumable import ResumableFolder, fact
 from tpukit.datasets.row_labels import rows_of
@@ -20,7 +21,8 @@ from tpukit.datasets.tfrecords import read_tfrecords
 
 __all__ = [
     "CachedImages", "DiskFullError", "NOT_DAMAGE", "Names", "PackOptions", "PackPlan", "PackSource",
-    "PackedImages", "ResumableFolder", "cached_images", "check_arguments", "decode", "fact",
-    "how_many", "locks", "look_at", "npy", "pack", "pack_described", "plan_pack", "read_tfrecords",
-    "row_type", "rows_of", "run_in_processes", "share_of", "spread", "whole_number", "write_file",
+    "PackedImages", "PixelForm", "ResumableFolder", "cached_images", "check_arguments", "decode",
+    "fact", "how_many", "locks", "look_at", "npy", "pack", "pack_described", "plan_pack",
+    "read_tfrecords", "row_type", "rows_of", "run_in_processes", "share_of", "spread",
+    "uint16_values", "whole_number", "write_file",
 ]  # fmt: skip

@@ -10,13 +10,16 @@ import io
 import math
 import zlib
 
-from tpukit.datasets.image_modes import orientation, to_rgb, turn
+from tpukit.datasets.image_modes import orientation, to_form, turn
 from tpukit.datasets.masks import decode_masked, is_masked
+from tpukit.datasets.pixel_form import PixelForm, as_image, as_pixels, image_size, resized
 from tpukit.datasets.unread_files import refuse_unread
 from tpukit.essentials.display import InvalidValueError, TpukitError, explain, kind_of
 
+_DEFAULT = PixelForm()
 
-def decode(data: bytes, size: int | None = None, *, exact: bool = True, out=None, window=None):
+
+def decode(data: bytes, size=None, *, exact: bool = True, out=None, form: PixelForm = _DEFAULT):
     """Decode a JPEG, PNG or other image of Pillow into (H, W, 3) uint8 RGB in [0, 255].
 
     The image is turned as its EXIF says, transparent pixels become white, and only the first of
@@ -34,12 +37,13 @@ def decode(data: bytes, size: int | None = None, *, exact: bool = True, out=None
 
     Args:
         data: the bytes of the file.
-        size: height and width in pixels; the aspect ratio is not kept. None for the image's own
-            size.
+        size: height and width in pixels, one number for both or (height, width). None for the
+            image's own size.
         exact: False for speed.
         out: a contiguous uint8 array for the pixels; None for a new one.
-        window: (low, high), the values that become black and white in images of more than 8 bits;
-            None for 0 and 65,535.
+        form: `PixelForm(mode, resize, window)`. With mode "L" the result is (H, W, 1) uint8, with
+            "I;16" (H, W, 2), the low byte of each value and the high byte. The default stretches
+            images to the size.
 
     Returns:
         The pixels; `out` if it is given.
@@ -48,13 +52,14 @@ def decode(data: bytes, size: int | None = None, *, exact: bool = True, out=None
         ValueError: the image is damaged; Pillow does not open this kind of file; it has more pixels
             than `PIL.Image.MAX_IMAGE_PIXELS`; or more than 16 bits and no window is given.
     """
+    sides = image_size(size)
     if is_masked(data):
-        image = functools.partial(decode, exact=exact, window=window)
-        pixels = decode_masked(data, size, image, check=exact or size is None)
+        image = functools.partial(decode, exact=exact, form=form)
+        pixels = decode_masked(data, sides, image, resize=form.resize, check=exact or sides is None)
     else:
-        pixels = _decode_jpeg(data, size, exact, out)
-    if pixels is None or (size is not None and pixels.shape[:2] != (size, size)):
-        pixels = _finish_with_pillow(data, pixels, size, window)
+        pixels = _decode_jpeg(data, sides, exact, out=out, mode=form.mode)
+        if pixels is None or not _is_final(pixels, sides, form):
+            pixels = _finish_with_pillow(data, pixels, sides, form)
     if out is None or pixels is out:
         return pixels
     if pixels.shape != out.shape:
@@ -64,18 +69,23 @@ def decode(data: bytes, size: int | None = None, *, exact: bool = True, out=None
     return out
 
 
-def _finish_with_pillow(data: bytes, pixels, size: int | None, window):
-    """Return the pixels at `size`; decode the image if `pixels` is None."""
-    import numpy
-    from PIL import Image
+def _is_final(pixels, size: tuple[int, int] | None, form: PixelForm) -> bool:
+    """Return whether pixels have this size, and the channels of the form."""
+    height, width, channels = pixels.shape
+    return size in (None, (height, width)) and channels == form.channels
 
+
+def _finish_with_pillow(data: bytes, pixels, size: tuple[int, int] | None, form: PixelForm):
+    """Return the pixels at `size`; decode the image if `pixels` is None."""
     if pixels is None:
-        image = _decode_any(data, window)
+        image = _decode_any(data, form)
     else:  # simplejpeg has shrunk it to the next eighth above `size`
-        image = Image.fromarray(pixels)
-    if size is not None and image.size != (size, size):
-        image = image.resize((size, size), Image.Resampling.BILINEAR)
-    return numpy.array(image)
+        image = as_image(pixels)
+    if form.mode == "L":
+        image = image.convert("L")
+    if size is not None:
+        image = resized(image, size, form.resize)
+    return as_pixels(image)
 
 
 @functools.cache
@@ -93,17 +103,19 @@ def jpeg_decoder():
     return simplejpeg
 
 
-def _decode_jpeg(data: bytes, size: int | None, exact: bool, out):
+def _decode_jpeg(data: bytes, size: tuple[int, int] | None, exact: bool, *, out, mode: str):
     """Return the pixels of a JPEG, shrunk to no less than `size`; None if Pillow must decode it."""
     decoder = jpeg_decoder()
     # Not simplejpeg's is_jpeg, which also looks for the end of the file.
-    if decoder is None or bytes(data[:2]) != b"\xff\xd8":
+    if decoder is None or bytes(data[:2]) != b"\xff\xd8" or mode == "I;16":
         return None
-    least = 0 if exact or size is None else size
+    how_turned = orientation(data)
+    min_height, min_width = (0, 0) if exact or size is None else size
+    if how_turned >= 5:  # height and width are exchanged
+        min_height, min_width = min_width, min_height
+    least = {"min_height": min_height, "min_width": min_width}
     try:
-        height, width, colors, _ = decoder.decode_jpeg_header(
-            data, min_height=least, min_width=least
-        )
+        height, width, colors, _ = decoder.decode_jpeg_header(data, **least)
     except ValueError as error:
         _raise_if_corrupt(error, data)
         return None  # Pillow may still be able to open it
@@ -112,15 +124,14 @@ def _decode_jpeg(data: bytes, size: int | None, exact: bool, out):
         _check_pixels(full_width, full_height)
     # simplejpeg rounds CMYK in another way than Pillow, so here it only looks for damage.
     as_cmyk = colors in ("CMYK", "YCCK")
-    how_turned = orientation(data)
+    colorspace = "CMYK" if as_cmyk else "RGB"
+    # libjpeg's grey differs from that of Pillow by rounding, unless the file is grey.
+    if mode == "L" and not as_cmyk and (not exact or colors == "Gray"):
+        colorspace = "GRAY"
+    channels = 1 if colorspace == "GRAY" else 3
     is_final = not as_cmyk and how_turned == 1
-    fits = is_final and out is not None and out.shape == (height, width, 3)
-    how = {
-        "min_height": least,
-        "min_width": least,
-        "buffer": out if fits else None,
-        "colorspace": "CMYK" if as_cmyk else "RGB",
-    }
+    fits = is_final and out is not None and out.shape == (height, width, channels)
+    how = {**least, "buffer": out if fits else None, "colorspace": colorspace}
     try:
         pixels = decoder.decode_jpeg(data, **how)
     except MemoryError as error:
@@ -157,8 +168,8 @@ def _is_a_remark(decoder, data: bytes, how: dict) -> bool:
     return True
 
 
-def _decode_any(data: bytes, window):
-    """Return a Pillow image of three channels."""
+def _decode_any(data: bytes, form: PixelForm):
+    """Return a Pillow image of the form's mode, at its own size."""
     from PIL import Image
 
     bombs = (Image.DecompressionBombError, Image.DecompressionBombWarning)
@@ -171,7 +182,7 @@ def _decode_any(data: bytes, window):
                 raise _not_whole("its blocks do not lead to the end of the GIF", data)
             if file.format == "PNG" and not _has_png_checksums(data):
                 raise _not_whole("a checksum of the PNG is wrong, or its end is missing", data)
-            return to_rgb(file, window)
+            return to_form(file, form)
     except (TpukitError, _NotWholeError):
         raise
     except MemoryError as error:

@@ -1,7 +1,7 @@
 """Find out if a pack will fit the disk before the first image is packed, from a sample of images.
 
     files            the mean size of 256 of them, plus an allowance for its error
-    pixels           count * size * size * 3, or 4 with masks; twice that for a stream
+    pixels           count * height * width * 3, or 4 with masks; twice that for a stream
     DICOM slices     the mean of a few slices that are encoded for this (`PackSource.weight`)
 
 If it does not fit, the error suggests a smaller form, another disk, or fewer images.
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tpukit.datasets.pack_sources import PackSource
 from tpukit.datasets.packed_images import PackFolder
+from tpukit.datasets.pixel_form import PixelForm, image_size
 from tpukit.datasets.source_files import look_at
 from tpukit.essentials.display import TpukitError, human_size
 from tpukit.essentials.environment import THIS_MACHINE, Machine
@@ -174,7 +175,8 @@ class Room:
         if not count:
             return None
         if size is not None:
-            return count * size * size * self._bytes_per_pixel()
+            height, width = image_size(size)
+            return count * height * width * self._bytes_per_pixel(plan)
         if described.weight:
             at_most = count * described.weight.at_most(plan)
             if at_most < min(enough, _NOT_WORTH_A_SAMPLE):
@@ -192,9 +194,9 @@ class Room:
             return None
         return int(count * mean)
 
-    def _bytes_per_pixel(self) -> int:
+    def _bytes_per_pixel(self, plan: dict) -> int:
         """Return the bytes of a pixel with its mask; twice that for a stream, which is stored."""
-        channels = 4 if self._described.has_masks else 3
+        channels = PixelForm.of_plan(plan).channels + self._described.has_masks
         copies = 2 if self._described.is_stream else 1
         return channels * copies
 
@@ -221,7 +223,8 @@ class Room:
         if described.weight:
             ways += self._smaller_forms(target.plan, free)
         elif count:
-            size = math.isqrt(int(free / count / self._bytes_per_pixel())) // _STEP * _STEP
+            pixels = free / count / self._bytes_per_pixel(target.plan)
+            size = math.isqrt(int(pixels)) // _STEP * _STEP
             if size >= _SMALLEST:
                 ways.append(f"size={size}, which stores pixels")
         for place in self._temporary:

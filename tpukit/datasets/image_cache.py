@@ -24,6 +24,7 @@ from tpukit.datasets.decoding import pixel_limit, set_pixel_limit
 from tpukit.datasets.disk_space import DiskFullError, free_in, is_writable
 from tpukit.datasets.packed_images import PackedImages
 from tpukit.datasets.pixel_cache import CachedImages, CacheFolder, layout_of, map_file
+from tpukit.datasets.pixel_form import size_in_plan, size_in_words
 from tpukit.datasets.processes import run_in_processes
 from tpukit.essentials.display import InvalidValueError, human_size
 from tpukit.essentials.environment import available_memory, cpus
@@ -48,7 +49,7 @@ class Space:
 def cached_images(
     packed: PackedImages,
     *,
-    size: int,
+    size: int | tuple[int, int],
     folder=None,
     workers: int | None = None,
     progress: str | None = None,
@@ -63,7 +64,7 @@ def cached_images(
 
     Args:
         packed: the result of `pack`.
-        size: height and width in pixels.
+        size: height and width in pixels, one number for both or (height, width).
         folder: a new or empty folder, or one in which the same cache was begun or finished. None
             for `<pack>-cache-<size>` next to the pack or, if nothing can be written there (Kaggle's
             /kaggle/input), in the system's temporary folder. 4 GiB of its disk stay free.
@@ -98,7 +99,7 @@ def choose_images(
     plan = _plan(packed, size, exact)
     size = plan["size"]
     needed = layout_of(plan).bytes
-    images = f"{len(packed):,} images at {size} pixels, {human_size(needed)}"
+    images = f"{len(packed):,} images at {size_in_words(size)} pixels, {human_size(needed)}"
     places = _places(packed, size) if folder is None else [Path(folder)]
     reasons = []
     memory = available_memory() if space.memory is None else space.memory
@@ -165,7 +166,7 @@ def build_image_cache(
     packed: PackedImages,
     folder=None,
     *,
-    size: int,
+    size: int | tuple[int, int],
     workers: int | None = None,
     progress: str | None = None,
     exact: bool = True,
@@ -207,12 +208,12 @@ def build_image_cache(
         return CachedImages(folder, verify=False).labelled_as(packed)
 
 
-def _plan(packed: PackedImages, size: int, exact: bool) -> dict:
+def _plan(packed: PackedImages, size, exact: bool) -> dict:
     """Return all settings that a cache depends on; ValueError if no cache can be made."""
     if not isinstance(packed, PackedImages):
         raise _no_pack(packed)
     try:
-        size = whole_number("size", size or 0, 1)
+        size = size_in_plan(size or 0)
     except ValueError:
         raise InvalidValueError(
             f"size must be the height and width in pixels, got {size!r}", fix="size=128"
@@ -225,7 +226,7 @@ def _plan(packed: PackedImages, size: int, exact: bool) -> dict:
         "size": size,
         "exact": exact,
     }
-    if channels != 3:  # with masks, or int16 as pairs of bytes
+    if channels != 3:  # with masks, grey, or 16 bits as pairs of bytes
         plan["channels"] = channels
     return plan
 
@@ -254,7 +255,7 @@ def _open(target: CacheFolder) -> CachedImages:
     return cache
 
 
-def _places(packed: PackedImages, size: int) -> list[Path]:
+def _places(packed: PackedImages, size) -> list[Path]:
     """Return the default folders of a cache, best first.
 
     The first is next to the pack, not inside, because packs are copied and attached without their
@@ -262,14 +263,14 @@ def _places(packed: PackedImages, size: int) -> list[Path]:
     has only 20 GB, which are saved with the notebook. Packs in different places may have the same
     name, so the name there has a part of the digest.
     """
-    name = f"{packed.folder.name}-cache-{size}"
+    name = f"{packed.folder.name}-cache-{size_in_words(size).replace(' ', '')}"
     return [
         packed.folder.with_name(name),
         Path(tempfile.gettempdir(), f"{name}-{packed.digest[:8]}"),
     ]
 
 
-def _default_folder(packed: PackedImages, size: int) -> Path:
+def _default_folder(packed: PackedImages, size) -> Path:
     """Return the first default folder with a cache, or one that can be written to."""
     places = _places(packed, size)
     for place in places:
@@ -283,7 +284,7 @@ def _full(target: CacheFolder) -> DiskFullError:
     free = shutil.disk_usage(target.folder).free
     return DiskFullError(
         f"the disk of {target.folder} is full: a cache of {plan['count']:,} images "
-        f"at {plan['size']} pixels takes {human_size(layout_of(plan).bytes)}",
+        f"at {size_in_words(plan['size'])} pixels takes {human_size(layout_of(plan).bytes)}",
         found=f"{human_size(free)} free",
         fix="make room and call it again; or a folder on a larger disk, a smaller size, "
         "or cached_images(...)",
@@ -313,7 +314,7 @@ def _build(target: CacheFolder, packed: PackedImages, workers: int, progress: st
         run_in_processes(
             "tpukit.datasets.image_cache:_work",
             jobs,
-            label=f"decode images at {target.plan['size']} pixels",
+            label=f"decode images at {size_in_words(target.plan['size'])} pixels",
             total=layout.count,
             done=lambda: sum(len(layout.images(block)) for block in _noted(work)),
             folder=work,

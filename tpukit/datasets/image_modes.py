@@ -1,4 +1,4 @@
-"""Convert any image that Pillow opens to three channels of 8 bits.
+"""Convert any image that Pillow opens to RGB, to grey, or to one channel of 16 bits.
 
     JPEG with EXIF orientation 6    turned by 90 degrees
     PNG with transparency           on white
@@ -12,6 +12,7 @@ import contextlib
 import io
 import re
 
+from tpukit.datasets.pixel_form import PixelForm
 from tpukit.essentials.display import InvalidValueError
 
 # Pillow's modes of one channel of 16 bits. Before version 10.3 it opened such a PNG or PGM as "I".
@@ -20,6 +21,7 @@ _SIXTEEN = ("I;16", "I;16L", "I;16B", "I;16N")
 _IS_16_BITS = re.compile(r"I;16|;16[BLN]")
 _HAS_ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
 NEARLY_BLACK = 64  # of 255: the largest value of an image that uses 14 of 16 bits
+_DEFAULT = PixelForm()
 _ORIENTATION = 0x0112  # the tag of EXIF
 _NOTES = (b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0")  # how EXIF and XMP begin in a JPEG
 _TRANSPOSITIONS = {  # by EXIF's orientation
@@ -33,8 +35,8 @@ _TRANSPOSITIONS = {  # by EXIF's orientation
 }
 
 
-def to_rgb(image, window: tuple[float, float] | None = None):
-    """Return a Pillow image as RGB; of several pages or frames, the first.
+def to_form(image, form: PixelForm = _DEFAULT):
+    """Return a Pillow image as RGB, L, or F for 16 bits; of several pages or frames, the first.
 
     An image of a file is turned by its EXIF, and pixels that its metadata declare transparent
     become white. An image without a file, as after `convert`, is taken as it is. More than 8 bits
@@ -42,15 +44,19 @@ def to_rgb(image, window: tuple[float, float] | None = None):
 
     Args:
         image: a Pillow image of any mode; not modified.
-        window: (low, high): values up to low become black, values from high on white. None for 0
-            and 65,535 with 16 bits, so that no value is clipped.
+        form: the mode, and the window: values up to its first number become black, values from its
+            second on white. None for 0 and 65,535 with 16 bits, so that no value is clipped.
 
     Raises:
         ValueError: without a window, the image has more than 16 bits or floats; with a window, it
-            has 16 bits in several channels; or Pillow cannot convert it.
+            has 16 bits in several channels; with mode "I;16", it has 8 bits; or Pillow cannot
+            convert it.
     """
     from PIL import Image
 
+    if form.mode == "I;16":
+        return _with_16_bits(image)
+    window = form.window
     has_16_bits = _has_16_bits(image)
     image.load()  # an ICNS has the mode of its pixels only now
     is_numeric = image.mode[0] in "IF"  # integers of more than 8 bits, or floats
@@ -65,15 +71,60 @@ def to_rgb(image, window: tuple[float, float] | None = None):
     has_transparency = image.format is not None and _has_transparency(image)
     image = upright(image)
     if is_numeric:
-        return _numeric_to_rgb(image, window)
+        return _from_numbers(image, window).convert(form.mode)
     if image.mode in _HAS_ALPHA or has_transparency:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(white, image)
-    return image.convert("RGB")
+    return image.convert(form.mode)
 
 
-def _numeric_to_rgb(image, window: tuple[float, float] | None):
+def _with_16_bits(image):
+    """Return an image of 16 bits as one of floats, which Pillow can resize."""
+    import numpy
+    from PIL import Image
+
+    kind = f"{image.format or 'Pillow image'} of mode {image.mode}"
+    if image.mode not in (*_SIXTEEN, "I"):
+        raise InvalidValueError(
+            f'mode="I;16" is for one channel of 16 bits, and this is a {kind}',
+            fix='options=tpukit.PackOptions(mode="L"), and pack such images by themselves',
+        )
+    values = numpy.asarray(upright(image))
+    check_16_bits(values)
+    return Image.fromarray(values.astype(numpy.float32))
+
+
+def check_16_bits(values) -> None:
+    """Raise ValueError unless an array holds whole numbers from 0 to 65,535."""
+    if values.dtype.kind not in "iu" or values.min() < 0 or values.max() > 65535:
+        raise InvalidValueError(
+            'mode="I;16" stores whole numbers from 0 to 65,535',
+            found=f"{values.dtype} from {values.min():g} to {values.max():g}",
+            fix="add the lowest value: image - image.min(); "
+            'or options=tpukit.PackOptions(mode="L", window=(low, high))',
+        )
+
+
+def refuse_window(data: bytes) -> None:
+    """Raise ValueError for a file of 8 bits, which no window can change."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(data)) as image:
+        if image.mode[0] not in "IF":
+            raise no_window(f"{image.format} of mode {image.mode}")
+
+
+def no_window(kind: str) -> InvalidValueError:
+    """Return the error for a window and an image of 8 bits."""
+    return InvalidValueError(
+        f"window= is for images of more than 8 bits, and this is one of 8: {kind}",
+        fix="leave window out, and pack images of 8 bits by themselves",
+    )
+
+
+def _from_numbers(image, window: tuple[float, float] | None):
+    """Return a Pillow image of more than 8 bits as L."""
     import numpy
     from PIL import Image
 
@@ -88,7 +139,7 @@ def _numeric_to_rgb(image, window: tuple[float, float] | None):
             "not known",
             fix="pack(..., options=tpukit.PackOptions(window=(low, high)))",
         )
-    return Image.fromarray(apply_window(numpy.asarray(image), window)).convert("RGB")
+    return Image.fromarray(apply_window(numpy.asarray(image), window))
 
 
 def coded(image) -> list:

@@ -16,9 +16,17 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tpukit.datasets.encoded_images import file_bytes, is_image
-from tpukit.datasets.image_modes import apply_window, brightest, to_rgb, turn_of
+from tpukit.datasets.image_modes import (
+    apply_window,
+    brightest,
+    check_16_bits,
+    no_window,
+    to_form,
+    turn_of,
+)
 from tpukit.datasets.label_arrays import as_labels
 from tpukit.datasets.masks import check_alike, encode_mask, join, open_mask, read_mask, stack
+from tpukit.datasets.pixel_form import PixelForm, as_image, as_pixels, byte_pairs
 from tpukit.essentials.display import InvalidTypeError, InvalidValueError, parts_of
 
 _IMAGES = ("image", "img", "pixel_values")
@@ -39,7 +47,7 @@ class Columns:
     image: str | None = None
     labels: Sequence[str] | None = None
     masks: object = None
-    window: tuple[float, float] | None = None  # values that become black and white
+    form: PixelForm = PixelForm()
     classes: Sequence[str] = ()  # names of the classes, in the order in which they are stored
     own: Sequence[str] = ()  # the same names in the dataset's own order, if it differs
 
@@ -54,7 +62,7 @@ def check_item(item, number: int, columns: Columns) -> tuple:
     """Return image and labels of an item, as in the table above; the labels are float32."""
     try:
         parts = _split(item, columns)
-        data = _stored_image(parts, columns.window)
+        data = _stored_image(parts, columns.form)
     except (TypeError, ValueError) as error:
         parts = parts_of(error)
         raise InvalidValueError(
@@ -238,16 +246,17 @@ def _numbers(label, number: int, classes: Sequence[str]) -> list:
     return values
 
 
-def _stored_image(parts: _Parts, window: tuple[float, float] | None):
+def _stored_image(parts: _Parts, form: PixelForm):
     """Return the image as bytes or (H, W, 3) uint8; with a mask as joined bytes or (H, W, 4)."""
     image, mask, _ = parts
     if mask is None:
-        return read_image(image, window)
+        return read_image(image, form)
+    refuse_masks(form)
     if _is_pillow(image):
         mask_is_turned = _is_pillow(mask) and turn_of(mask) != 1
         if not mask_is_turned:
             image = image.copy()  # without EXIF: the mask was drawn over the pixels as they are
-    data = read_image(image, window)
+    data = read_image(image, form)
     if isinstance(data, bytes):
         return join(data, mask if isinstance(mask, bytes) else encode_mask(read_mask(mask)))
     pixels = open_mask(mask) if isinstance(mask, bytes) else read_mask(mask)
@@ -255,8 +264,17 @@ def _stored_image(parts: _Parts, window: tuple[float, float] | None):
     return stack(data, pixels)
 
 
-def read_image(image, window: tuple[float, float] | None):
-    """Return an image after `file_bytes` as bytes of a file or as (H, W, 3) uint8."""
+def refuse_masks(form: PixelForm) -> None:
+    """Raise ValueError for a form that has no place for a mask."""
+    if form.mode != "RGB":
+        raise InvalidValueError(
+            f"mode={form.mode!r} is not supported for images with masks",
+            fix="leave mode out; grey images get three equal channels",
+        )
+
+
+def read_image(image, form: PixelForm):
+    """Return an image after `file_bytes` as bytes of a file or as (H, W, C) uint8."""
     import numpy
 
     if isinstance(image, bytes):
@@ -264,14 +282,19 @@ def read_image(image, window: tuple[float, float] | None):
     if isinstance(image, str | os.PathLike):
         raise _no_paths(image)
     if _is_pillow(image):
-        return numpy.asarray(to_rgb(image, window))
+        pixels = as_pixels(to_form(image, form))
+        if form.window is not None and image.mode[0] not in "IF":
+            raise no_window(f"a Pillow image of mode {image.mode}")
+        return pixels
     is_torch = hasattr(image, "detach")
     if is_torch:
         if "bfloat16" in str(image.dtype):
             image = image.float()  # numpy has no bfloat16
         image = image.detach().cpu().numpy()
     array = _channels_last(numpy.asarray(image), prefer_first=is_torch)
-    return numpy.ascontiguousarray(_three_channels(_eight_bits(array, window)))
+    if form.mode == "I;16":
+        return _sixteen_bits(array)
+    return numpy.ascontiguousarray(_with_channels(_eight_bits(array, form.window), form.mode))
 
 
 def _no_paths(path) -> InvalidTypeError:
@@ -296,7 +319,20 @@ def _channels_last(array, prefer_first: bool):
     raise ValueError(f"an image of shape {array.shape} and dtype {array.dtype}")
 
 
+def _sixteen_bits(array):
+    """Return (H, W, 1) whole numbers as (H, W, 2) uint8."""
+    if array.shape[2] != 1 or array.dtype == "uint8":
+        raise InvalidValueError(
+            f'mode="I;16" is for one channel of 16 bits, not for {array.shape} {array.dtype}',
+            fix='options=tpukit.PackOptions(mode="L"); or one channel of uint16, image[..., :1]',
+        )
+    check_16_bits(array)
+    return byte_pairs(array[:, :, 0])
+
+
 def _eight_bits(array, window: tuple[float, float] | None):
+    if window is not None and array.dtype in ("uint8", "bool"):
+        raise no_window(f"an array of {array.dtype}")
     if array.dtype == "uint8":
         return array
     if array.dtype == bool:
@@ -321,13 +357,16 @@ def _is_fraction(array) -> bool:
     return array.dtype.kind == "f" and array.min() >= 0 and array.max() <= 1
 
 
-def _three_channels(array):
+def _with_channels(array, mode: str):
+    """Return (H, W, C) uint8 with the channels of a mode."""
     if array.shape[2] == 4:
         raise InvalidValueError(
             f"an array of four channels, {array.shape}, and the meaning of the fourth is not known",
             fix="image[..., :3] leaves it out; if it is opacity, PIL.Image.fromarray(image, "
             '"RGBA")',
         )
+    if mode == "L":
+        return as_pixels(as_image(array).convert("L"))
     if array.shape[2] == 1:
         array = array.repeat(3, axis=2)
     return array

@@ -27,7 +27,8 @@ from tpukit.datasets.checked_files import npy, write_file
 from tpukit.datasets.image_modes import NEARLY_BLACK
 from tpukit.datasets.item_parts import Columns, brightest_of, check_item, label_columns
 from tpukit.datasets.label_arrays import are_other_numbers
-from tpukit.datasets.masks import is_masked, resize
+from tpukit.datasets.masks import is_masked, resize_pixels
+from tpukit.datasets.pixel_form import image_size
 from tpukit.essentials.data import inside, only_iterates
 from tpukit.essentials.display import (
     InvalidValueError,
@@ -84,7 +85,7 @@ class Items:
 
     Args:
         source: a dataset, or an iterable of items.
-        columns: the keys of items that are dicts, and the window of images.
+        columns: the keys of items that are dicts, and the form of images.
         classes: names in place of the dataset's own; None for its own, () for none.
 
     Attributes:
@@ -180,7 +181,7 @@ class Items:
         """Return the image and the labels of one item, see `check_item`."""
         return check_item(item, number, self._columns)
 
-    def shape(self, size: int | None) -> tuple[int, ...] | None:
+    def shape(self, size) -> tuple[int, ...] | None:
         """Return the shape of all images that are stored as pixels; None if files are stored."""
         image, _ = self.first
         if isinstance(image, bytes):
@@ -188,15 +189,15 @@ class Items:
         height, width, channels = image.shape
         if size is None:
             return (height, width, channels)
-        return (size, size, channels)
+        return (*image_size(size), channels)
 
-    def prepare(self, item, number: int, size: int | None) -> StoredItem:
+    def prepare(self, item, number: int, size) -> StoredItem:
         """Return an item as it is stored; ValueError if it is not of the kind of the first item."""
         image, labels = self.check(item, number)
         dark = ()
         if not isinstance(image, bytes):
             dark = self._dark(item, image)
-            image = resize(image, size)
+            image = resize_pixels(image, image_size(size), self._columns.form.resize)
         shape = self.shape(size)
         expected = _kind(self.first[0]) if shape is None else list(shape)
         if _kind(image) == expected and len(labels) != self.labels:
@@ -212,12 +213,13 @@ class Items:
 
     def _dark(self, item, image) -> tuple[int, ...]:
         """Return the brightest value of an image of 16 bits whose pixels are nearly black."""
-        if self._columns.window is not None or image[..., :3].max() >= NEARLY_BLACK:
+        form = self._columns.form
+        if form.window is not None or form.mode == "I;16" or image[..., :3].max() >= NEARLY_BLACK:
             return ()
         brightest = brightest_of(item, self._columns)
         return (brightest,) if brightest else ()
 
-    def read_one(self, number: int, size: int | None, *, skip: bool) -> StoredItem:
+    def read_one(self, number: int, size, *, skip: bool) -> StoredItem:
         """Read an item by its number, as it is stored.
 
         Raises:
@@ -516,7 +518,7 @@ def _in_order(names, numbers: Mapping, has_others: bool) -> list:
     )
 
 
-def store_items(items: Items, folder: Path, size: int | None, *, progress: str | None):
+def store_items(items: Items, folder: Path, size, *, progress: str | None):
     """Write the items of a stream in their own order; return their labels, (N, L) float32.
 
     Raises:

@@ -13,6 +13,7 @@ import io
 from typing import NamedTuple
 
 from tpukit.datasets.image_modes import coded, orientation, turn, turn_of, upright
+from tpukit.datasets.pixel_form import as_image, as_pixels, resized
 from tpukit.datasets.unread_files import refuse_unread
 from tpukit.essentials.display import InvalidValueError, TpukitError, first_few
 
@@ -102,13 +103,14 @@ def _turned_with(mask, size: tuple[int, int], how: int):
     return turn(mask[:, :, None], how)[:, :, 0]
 
 
-def decode_masked(data, size: int | None, decode, *, check: bool):
+def decode_masked(data, size: tuple[int, int] | None, decode, *, resize: str, check: bool):
     """Return (H, W, 4) uint8 from the result of `join`.
 
     Args:
         data: the item.
-        size: height and width in pixels; None keeps the size of the image.
+        size: (height, width) in pixels; None keeps the size of the image.
         decode: `decode(data, size)` returns (H, W, 3) of the image.
+        resize: as of `PixelForm`.
         check: raise if image and mask differ in size. This decodes the image at its full size, so
             it is only done when the item is packed.
     """
@@ -117,33 +119,29 @@ def decode_masked(data, size: int | None, decode, *, check: bool):
     image = decode(parts.image, None if check else size)
     if check:
         check_alike(image, mask)
-    return stack(resize(image, size), mask)
+    return stack(resize_pixels(image, size, resize), mask, resize)
 
 
-def stack(image, mask):
+def stack(image, mask, resize: str = "stretch"):
     """Return an image (H, W, 3) and a mask of any size as (H, W, 4)."""
     import numpy
     from PIL import Image
 
-    height, width = image.shape[:2]
-    if mask.shape != (height, width):
-        nearest = Image.Resampling.NEAREST
-        mask = numpy.asarray(Image.fromarray(mask).resize((width, height), nearest))
-    return numpy.concatenate([image, mask[:, :, None]], axis=2)
+    if mask.shape != image.shape[:2]:
+        mask = resized(Image.fromarray(mask), image.shape[:2], resize, nearest=True)
+    return numpy.concatenate([image, numpy.asarray(mask)[:, :, None]], axis=2)
 
 
-def resize(pixels, size: int | None):
-    """Return (H, W, 3) or (H, W, 4) at a size: the image bilinear, the mask nearest."""
+def resize_pixels(pixels, size: tuple[int, int] | None, resize: str):
+    """Return (H, W, C) uint8 at a size: an image bilinear, a mask in a fourth channel nearest."""
     import numpy
-    from PIL import Image
 
-    if size is None or pixels.shape[:2] == (size, size):
+    if size in (None, pixels.shape[:2]):
         return pixels
-    image = Image.fromarray(numpy.ascontiguousarray(pixels[:, :, :3]))
-    image = numpy.asarray(image.resize((size, size), Image.Resampling.BILINEAR))
-    if pixels.shape[2] == 3:
+    image = as_pixels(resized(as_image(pixels[:, :, :3]), size, resize))
+    if pixels.shape[2] < 4:
         return image
-    return stack(image, numpy.ascontiguousarray(pixels[:, :, 3]))
+    return stack(image, numpy.ascontiguousarray(pixels[:, :, 3]), resize)
 
 
 def check_alike(image, mask) -> None:

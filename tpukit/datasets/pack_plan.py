@@ -22,7 +22,8 @@ from tpukit.datasets.item_parts import Columns
 from tpukit.datasets.masks import is_masked, parts_of
 from tpukit.datasets.pack_shards import prepare
 from tpukit.datasets.pack_sources import PackSource, describe_source
-from tpukit.datasets.packing import PackOptions
+from tpukit.datasets.packing import PackOptions, form_of
+from tpukit.datasets.pixel_form import PixelForm
 from tpukit.datasets.source_files import Files
 from tpukit.essentials.display import InvalidValueError, counted, first_few
 from tpukit.essentials.display import parts_of as parts_of_error
@@ -133,21 +134,21 @@ def plan_pack(
             f"plan_pack reads the first item, and a {type(source).__name__} yields it only once",
             fix="pack(source, ...); or an object that can be read again, such as a list",
         )
-    columns = Columns(path, root, options.image, masks=masks, window=options.window)
+    columns = Columns(path, root, options.image, masks=masks, form=form_of(options))
     described = describe_source(source, labels, groups, classes, columns)
-    plan = _plan_of(described, options.window)
+    plan = _plan_of(described, columns.form)
     print(plan)
     return plan
 
 
-def _plan_of(described: PackSource, window) -> PackPlan:
+def _plan_of(described: PackSource, form: PixelForm) -> PackPlan:
     """Look at the images of a source."""
     formats = Counter()
     damaged = []
     sizes = []
     numbers = _spread(described)
     for number in numbers:
-        look = _look_at(described, number, window)
+        look = _look_at(described, number, form)
         if look.shape is None:
             damaged.append((look.name, look.why))
             continue
@@ -189,12 +190,12 @@ class _Look(NamedTuple):
     why: str = ""  # the reason for that
 
 
-def _look_at(described: PackSource, number: int, window) -> _Look:
+def _look_at(described: PackSource, number: int, form: PixelForm) -> _Look:
     """Read and decode one image."""
     items = described.items
     if items is None:
         files = Files(described.names, described.root, described.mask_names)
-        prepared = prepare(files, number, None, window)
+        prepared = prepare(files, number, None, form)
         if prepared.shape is None:
             return _Look(files.name(number), b"", None, prepared.payload)
         return _Look(files.name(number), prepared.payload, prepared.shape)
@@ -209,7 +210,7 @@ def _look_at(described: PackSource, number: int, window) -> _Look:
     if shape is not None:
         return _Look(name, b"", shape)
     try:
-        return _Look(name, stored, decode(stored, window=window).shape)
+        return _Look(name, stored, decode(stored, form=form).shape)
     except ValueError as error:
         return _Look(name, b"", None, parts_of_error(error).fact)
 

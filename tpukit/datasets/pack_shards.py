@@ -29,12 +29,13 @@ from typing import NamedTuple
 from tpukit.datasets.array_records import Shards, write_shard
 from tpukit.datasets.checked_files import write_file
 from tpukit.datasets.decoding import decode, pixel_limit, set_pixel_limit
-from tpukit.datasets.image_modes import NEARLY_BLACK, brightest, has_frames
+from tpukit.datasets.image_modes import NEARLY_BLACK, brightest, has_frames, refuse_window
 from tpukit.datasets.items import Items, ReceivedItems, StoredItems
 from tpukit.datasets.masks import is_masked, palette_of, parts_of
 from tpukit.datasets.pack_sources import PackSource
 from tpukit.datasets.pack_tables import line_that_reads
 from tpukit.datasets.packed_images import PackFolder
+from tpukit.datasets.pixel_form import PixelForm
 from tpukit.datasets.processes import how_many, run_in_processes
 from tpukit.datasets.source_files import Files, Names
 from tpukit.essentials.data import run_ahead
@@ -139,9 +140,7 @@ def _missing(target: PackFolder, rank: int, workers: int) -> list[_MissingShard]
     return missing
 
 
-def _feed(
-    items: Items, missing: list[_MissingShard], size: int | None, *, skip: bool
-) -> Iterator[bytes]:
+def _feed(items: Items, missing: list[_MissingShard], size, *, skip: bool) -> Iterator[bytes]:
     """Read the items of some shards, in their order, for `ReceivedItems` in another process.
 
     This process reads them one after the other, because a dataset may hold something that other
@@ -293,7 +292,7 @@ def _write(
 ) -> None:
     """Write a shard and its note, then give the shard its name."""
     size = target.plan["size"]
-    window = target.plan.get("window")
+    form = PixelForm.of_plan(target.plan)
     file = shard.file
     rows = shard.rows.copy()
     note = _Note()
@@ -305,7 +304,7 @@ def _write(
                 item = source.receive(number)
                 rows["labels"][place] = item.labels
                 note.dark += item.dark
-            yield functools.partial(prepare, source, number, size, window)
+            yield functools.partial(prepare, source, number, size, form)
 
     def records() -> Iterator[bytes]:
         for row, prepared in zip(rows, run_ahead(reads(), _READ_AHEAD), strict=True):
@@ -377,15 +376,17 @@ def _right_path(path: str, column: str) -> str:
 
 
 def prepare(
-    source: Files | StoredItems | ReceivedItems, number: int, size: int | None, window=None
+    source: Files | StoredItems | ReceivedItems, number: int, size, form: PixelForm
 ) -> Prepared:
     """Read one image and return it as it is stored; for a damaged image, the reason and a fix."""
     try:
         data = source[number]
         if source.shape is not None:  # pixels that are resized already, or images just encoded
-            return Prepared(data, source.shape, _look(data, source.shape))
-        image = decode(data, size, window=window)
-        seen = _look(image, image.shape, file=data, window=window)
+            return Prepared(data, source.shape, _look(data, source.shape, form))
+        image = decode(data, size, form=form)
+        if form.window is not None:
+            refuse_window(parts_of(data)[0] if is_masked(data) else data)
+        seen = _look(image, image.shape, form, file=data)
     # Any other error is the image's, too: the process would end without naming the image.
     except Exception as error:
         if getattr(error, "errno", None) in NOT_DAMAGE:
@@ -411,14 +412,14 @@ def _image_in(payload: bytes, shape: tuple):
     return numpy.ascontiguousarray(pixels[..., :3])
 
 
-def _look(pixels, shape: tuple, *, file: bytes = b"", window=None) -> _Seen:
+def _look(pixels, shape: tuple, form: PixelForm, *, file: bytes = b"") -> _Seen:
     """Return the facts on one image.
 
     Args:
         pixels: the decoded image, or its bytes.
         shape: the shape of the decoded image.
+        form: the form of the pixels.
         file: the stored file; b"" for pixels.
-        window: the values that become black and white, if the user chose them.
     """
     import numpy
 
@@ -435,7 +436,8 @@ def _look(pixels, shape: tuple, *, file: bytes = b"", window=None) -> _Seen:
         colours = {number: tuple(palette[3 * number : 3 * number + 3]) for number in masks}
     dark = []
     can_have_16_bits = bool(file) and not file.startswith(_JPEG_START)
-    if window is None and can_have_16_bits and pixels[..., :3].max() < NEARLY_BLACK:
+    is_scaled = form.window is None and form.mode != "I;16"  # by the whole range of 16 bits
+    if is_scaled and can_have_16_bits and pixels[..., :3].max() < NEARLY_BLACK:
         value = brightest(file)
         dark = [value] if value else []
     return _Seen(masks, colours, dark, frames=has_frames(file))

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from tpukit.datasets.array_records import row_type
 from tpukit.datasets.image_folders import FoundFiles, find_images
-from tpukit.datasets.image_modes import check_window
-from tpukit.datasets.item_parts import Columns
+from tpukit.datasets.item_parts import Columns, refuse_masks
 from tpukit.datasets.items import ImageColumn, Items
 from tpukit.datasets.kernel_state import refuse_own_bytes, refuse_own_plugins
 from tpukit.datasets.label_arrays import number_groups
@@ -131,8 +130,6 @@ def describe_source(
     columns = columns or Columns()
     if classes is not None:
         classes = names_in_order(classes, "classes", words=False)
-    window = check_window(columns.window)
-    columns = replace(columns, window=window)
     _refuse_values(labels, source)
     is_hugging_face = hasattr(source, "features")
     if hasattr(source, "to_pandas") and not is_hugging_face:  # a table of Arrow or polars
@@ -157,9 +154,9 @@ def describe_source(
     else:
         _refuse(columns, "items", "path", "root")
         described = _describe_items(source, labels, groups, classes, columns)
-    if window is None:
-        return described
-    return replace(described, settings={"window": list(window)})
+    if described.has_masks:
+        refuse_masks(columns.form)
+    return replace(described, settings=columns.form.plan())
 
 
 def _refuse_values(labels, source) -> None:

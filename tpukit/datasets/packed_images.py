@@ -5,9 +5,10 @@ from functools import partial
 from pathlib import Path
 
 from tpukit.datasets.array_records import Shards
-from tpukit.datasets.checked_files import find_fault, seal, whole_number
+from tpukit.datasets.checked_files import find_fault, seal
 from tpukit.datasets.decoding import decode, jpeg_decoder
 from tpukit.datasets.image_folders import most_frequent
+from tpukit.datasets.pixel_form import PixelForm, image_size, size_in_plan
 from tpukit.datasets.resumable import ResumableFolder
 from tpukit.datasets.source_files import Names
 from tpukit.datasets.stored_images import StoredImages
@@ -38,14 +39,16 @@ class PackedImages(StoredImages):
     """A pack, as a map-style dataset and as a source of whole batches.
 
     `[i]` is `(image, labels)`: (3, H, W) uint8 tensor in [0, 255] and (L,) float32 tensor, or ()
-    int64 of a class. With masks it is `(image, mask)`, (H, W) int64, or `(image, {"labels": ...,
-    "masks": ...})`. Opening a pack checks the size of every file and the index, but not the images;
-    an image is checked when it is read. Make it in the kernel, and use it in forked workers, in
-    threads, and in the processes of a DataLoader.
+    int64 of a class. With `PackOptions(mode="L")` images are (1, H, W), and with "I;16" (2, H, W).
+    With masks it is `(image, mask)`, (H, W) int64, or `(image, {"labels": ..., "masks": ...})`.
+    Opening a pack checks the size of every file and the index, but not the images; an image is
+    checked when it is read. Make it in the kernel, and use it in forked workers, in threads, and in
+    the processes of a DataLoader.
 
     Args:
         folder: the folder that `pack` wrote.
-        size: height and width in pixels to which images are decoded; None for the pack's own.
+        size: height and width in pixels to which images are decoded, one number or (height, width);
+            None for the pack's own.
         exact: True for Pillow's pixels to the last bit; see `decode`.
 
     Attributes:
@@ -63,10 +66,10 @@ class PackedImages(StoredImages):
         ValueError: the pack holds pixels of another size, or the folder holds something else.
     """
 
-    def __init__(self, folder, size: int | None = None, *, exact: bool = False):
+    def __init__(self, folder, size=None, *, exact: bool = False):
         import numpy
 
-        size = whole_number("size", size, 1)
+        size = image_size(size)
         self._pack = PackFolder(Path(folder).absolute())
         folder = self._pack.folder
         manifest = self._pack.read_manifest()
@@ -79,7 +82,7 @@ class PackedImages(StoredImages):
         self._manifest = manifest
         self.size = size
         self.exact = exact
-        self._window = plan.get("window")
+        self._pixel_form = PixelForm.of_plan(plan)
         self.encoding = manifest["encoding"]
         self.skipped = manifest["skipped"]
         self.made = {}
@@ -113,17 +116,18 @@ class PackedImages(StoredImages):
             if fault:
                 raise self._pack.damaged(fault)
 
-    def _choose_size(self, size: int | None) -> None:
+    def _choose_size(self, size: tuple[int, int] | None) -> None:
         """Set the shape that images are decoded to; ValueError for pixels of another size."""
         if self.encoding == "jpeg":
             jpeg_decoder()  # if it is missing, it warns here and not in every worker
             if size is not None:
-                self._shape = (size, size, 3 + self.has_masks)
-        elif size is not None and self._shape[:2] != (size, size):
+                self._shape = (*size, self._pixel_form.channels + self.has_masks)
+        elif size is not None and self._shape[:2] != size:
             height, width, _ = self._shape
             raise InvalidValueError(
-                f"{self.folder} holds pixels of {height} x {width}, not of {size} x {size}",
-                fix=f"PackedImages(folder), or pack(..., size={size}) into another folder",
+                f"{self.folder} holds pixels of {height} x {width}, not of {size[0]} x {size[1]}",
+                fix=f"PackedImages(folder), or pack(..., size={size_in_plan(size)}) into another "
+                "folder",
             )
 
     @property
@@ -215,7 +219,7 @@ class PackedImages(StoredImages):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(H, W, 3) of every image; (H, W, 4) with masks."""
+        """(H, W, 3) of every image; (H, W, 4) with masks; other channels with another mode."""
         if self._shape is None:
             raise InvalidValueError(
                 f"the images in {self.folder} differ in size, so they do not fit into one batch",
@@ -288,7 +292,7 @@ class PackedImages(StoredImages):
         stored = memoryview(record)[self._head :]
         if self.encoding == "jpeg":
             try:
-                return decode(stored, self.size, exact=self.exact, out=out, window=self._window)
+                return decode(stored, self.size, exact=self.exact, out=out, form=self._pixel_form)
             except ValueError as error:
                 raise SystemFailureError(
                     f"image {index} of {self.folder} cannot be decoded: {self.name(index)}",

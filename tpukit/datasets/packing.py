@@ -47,6 +47,7 @@ from tpukit.datasets.pack_shards import (
 from tpukit.datasets.pack_sources import PackSource, describe_source, make_rows
 from tpukit.datasets.pack_tables import is_table_file
 from tpukit.datasets.packed_images import PackedImages, PackFolder
+from tpukit.datasets.pixel_form import PixelForm, image_size, size_in_plan
 from tpukit.datasets.row_labels import PackedRows
 from tpukit.datasets.source_files import COMPARED, Files, Names, find_changed, look_at
 from tpukit.essentials.display import (
@@ -71,7 +72,15 @@ class PackOptions:
             pixel_values.
         window: (low, high), the values that become black and white in images of more than 8 bits,
             such as (0, 4095). None for 0 and 65,535 with 16 bits, and for 0 and 1 with arrays of
-            floats, so that nothing is clipped. The pack keeps the window.
+            floats, so that nothing is clipped. The pack keeps the window. Images of 8 bits are
+            refused.
+        mode: the form of the pixels, a mode of Pillow. "RGB"; "L" for grey images, (1, H, W) uint8,
+            a third of the bytes; or "I;16" for all bits of images of 16 bits, which are (2, H, W)
+            uint8 in batches, the low and the high byte: `datasets.uint16_values` joins them on the
+            device. Other images are not made 16 bits.
+        resize: how images reach a size of another aspect: "stretch" changes the aspect, "crop" cuts
+            two sides off, "letterbox" adds black at two sides, and class 0 to masks. The pack keeps
+            it for its cache.
         seed: determines the random order, 0 or more.
         shard_size: images per file, 1 or more; None for 8,192, or 4,096 in `pe.pack_dicom`.
         workers: processes that decode, 1 or more; None for one per CPU.
@@ -81,6 +90,8 @@ class PackOptions:
 
     image: str | None = None
     window: tuple[float, float] | None = None
+    mode: str = "RGB"
+    resize: str = "stretch"
     seed: int = 0
     shard_size: int | None = None
     workers: int | None = None
@@ -100,7 +111,7 @@ def pack(
     path: str | None = None,
     root=None,
     masks: str | None = None,
-    size: int | None = None,
+    size: int | tuple[int, int] | None = None,
     damaged: str | float = "raise",
     progress: str | None = None,
     options: PackOptions = _DEFAULTS,
@@ -163,15 +174,16 @@ def pack(
             one channel and the same height and width. Its values, or with a palette its indices,
             are the class of each pixel, 0 to 255. In batches masks are the targets, (N, H, W)
             int64; with labels, {"labels": ..., "masks": ...}.
-        size: None keeps the files unchanged. A number stores pixels of that height and width,
-            resized as by `decode(..., exact=True)`. Pixels are larger (49,152 bytes at 128 pixels),
-            and many times as fast to read.
+        size: None keeps the files unchanged. A number, or (height, width), stores pixels of that
+            height and width, resized as by `decode(..., exact=True)`; `PackOptions(resize=)`
+            decides the aspect. Pixels are larger (49,152 bytes at 128 pixels), and many times as
+            fast to read.
         damaged: "raise"; or "skip" to leave out damaged images, up to a tenth of all; or the share
             that may be left out, such as 0.5. `pack` prints their number and the reasons, and
             `PackedImages.skipped` lists them.
         progress: "panel", "line", "text" or "off", as for `launch`; None chooses by the
             environment.
-        options: rare options, `PackOptions(image, window, seed, shard_size, workers)`.
+        options: rare options, `PackOptions(image, window, mode, resize, seed, ...)`.
 
     Returns:
         The finished `PackedImages`. `pack` prints a summary: the images of each class, the files of
@@ -205,7 +217,7 @@ def pack(
         print(f"pack: {outlived.report}")
         _report_skipped(outlived, share_of(damaged))
         return outlived
-    columns = Columns(path, root, options.image, masks=masks, window=options.window)
+    columns = Columns(path, root, options.image, masks=masks, form=form_of(options))
     without = _folders(folder)[0]
     described = describe_source(source, labels, groups, classes, columns, without=without)
     return pack_described(
@@ -213,11 +225,16 @@ def pack(
     )
 
 
-def check_arguments(damaged: str | float, options: PackOptions, *, size: int | None) -> None:
+def form_of(options: PackOptions) -> PixelForm:
+    """Return the form of the pixels that the options name."""
+    return PixelForm(options.mode, options.resize, check_window(options.window))
+
+
+def check_arguments(damaged: str | float, options: PackOptions, *, size) -> None:
     """Raise ValueError for arguments that no pack can have, before anything is read or written."""
     load_array_record()
     share_of(damaged)
-    whole_number("size", size, 1)
+    image_size(size)
     if not isinstance(options, PackOptions):
         raise InvalidValueError(
             f"options must be a PackOptions, got {options!r}",
@@ -249,7 +266,7 @@ def pack_described(
     described: PackSource,
     folder,
     *,
-    size: int | None,
+    size,
     damaged: str | float,
     progress: str | None,
     options: PackOptions,
@@ -292,17 +309,17 @@ def _folders(folder) -> list[Path]:
     return [Path(each) for each in folder]
 
 
-def _numbers_in_plan(size: int | None, options: PackOptions) -> dict:
+def _numbers_in_plan(size, options: PackOptions) -> dict:
     """Return the entries of a plan that are arguments and do not depend on the source."""
     return {
-        "size": whole_number("size", size, 1),
+        "size": size_in_plan(size),
         "seed": whole_number("seed", options.seed, 0),
         "shard": whole_number("shard_size", options.shard_size, 1) or _SHARD_SIZE,
     }
 
 
 def _pack_without_source(
-    source, folder, root, *, size: int | None, options: PackOptions
+    source, folder, root, *, size, options: PackOptions
 ) -> PackedImages | None:
     """Return the finished pack of a folder or CSV file that is gone; None if that is not the case.
 
@@ -315,7 +332,7 @@ def _pack_without_source(
     if not isinstance(source, str | os.PathLike) or os.path.exists(source):
         return None
     numbers = _numbers_in_plan(size, options)
-    numbers["window"] = list(check_window(options.window) or ()) or None
+    numbers |= {"window": None, "mode": None, "resize": None, **form_of(options).plan()}
     for place in _folders(folder):
         target = PackFolder(place, numbers)
         if not target.is_finished:
@@ -481,12 +498,12 @@ def _compare_files(
     is_written = numpy.isin(before["row"], packed.rows["row"])
     files = Files(names, described.root, masks)
     size = target.plan["size"]
-    window = target.plan.get("window")
+    form = PixelForm.of_plan(target.plan)
     head = packed.rows.dtype.itemsize  # the bytes of a record before its image
 
     def is_packed(row: int) -> bool:
         record = packed.read(numpy.flatnonzero(packed.rows["row"] == row))[0]
-        return prepare(files, row, size, window)[0] == record[head:]
+        return prepare(files, row, size, form)[0] == record[head:]
 
     # A special reader does not store the files as they are, so they cannot be compared.
     compare = None if described.reader else is_packed
@@ -505,10 +522,11 @@ def _repaired(
     if described.reader or described.items is not None:
         return None
     files = Files(Names(noted / "names"), described.root, described.mask_names)
+    form = PixelForm.of_plan(target.plan)
     step = math.ceil(len(skipped) / COMPARED) or 1
     for image in skipped[::step]:
         number = image["row"]
-        prepared = prepare(files, number, target.plan["size"], target.plan.get("window"))
+        prepared = prepare(files, number, target.plan["size"], form)
         if prepared.shape is not None:
             return files.name(number)
     return None

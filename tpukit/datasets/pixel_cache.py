@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpukit.datasets.checked_files import find_fault
+from tpukit.datasets.pixel_form import image_size
 from tpukit.datasets.resumable import ResumableFolder
 from tpukit.datasets.stored_images import StoredImages
 from tpukit.essentials.display import human_size
@@ -37,9 +38,9 @@ class CacheFolder(ResumableFolder):
 class CachedImages(StoredImages):
     """Decoded images on disk, as a map-style dataset and as a source of whole batches.
 
-    `[i]` is `(image, labels)`: (3, size, size) uint8 tensor in [0, 255] and labels as those of
-    `PackedImages`. Make it in the kernel and use it in the workers: forks share the mapping of the
-    file, and a pickle contains only the path.
+    `[i]` is `(image, labels)`: (3, H, W) uint8 tensor in [0, 255] and labels as those of
+    `PackedImages`; with another mode (1, H, W) or (2, H, W). Make it in the kernel and use it in
+    the workers: forks share the mapping of the file, and a pickle contains only the path.
 
     Do not change the files while the cache is open: the system ends a process with SIGBUS if it
     reads from a truncated file.
@@ -52,8 +53,8 @@ class CachedImages(StoredImages):
             blocks.
 
     Attributes:
-        images: (N, size, size, 3) uint8, read-only, the mapped file; with masks (N, size, size, 4).
-        shape: (size, size, 3), with masks (size, size, 4).
+        images: (N, H, W, 3) uint8, read-only, the mapped file; with masks (N, H, W, 4).
+        shape: (H, W, 3), with masks (H, W, 4).
         in_memory: True if memory holds all images, so that nothing must be read ahead.
         names, labels, groups, group_names, classes, rows: as those of `PackedImages`.
 
@@ -116,9 +117,9 @@ class CachedImages(StoredImages):
         return f"{human_size(self.images.nbytes)} of decoded pixels in 1 file"
 
     def take(self, indices, out=None):
-        """Return (n, size, size, 3) uint8 in [0, 255] in the order of `indices`.
+        """Return (n, H, W, 3) uint8 in [0, 255] in the order of `indices`.
 
-        With masks (n, size, size, 4). Arguments and errors are those of `PackedImages.take`.
+        With masks (n, H, W, 4). Arguments and errors are those of `PackedImages.take`.
         """
         import numpy
 
@@ -211,8 +212,7 @@ class Layout:
 
 def layout_of(plan: dict) -> Layout:
     """Return the layout of the images of a cache with this plan."""
-    size = plan["size"]
-    return Layout(plan["count"], (size, size, plan.get("channels", 3)))
+    return Layout(plan["count"], (*image_size(plan["size"]), plan.get("channels", 3)))
 
 
 def map_file(file: Path) -> mmap.mmap:

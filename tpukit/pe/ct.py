@@ -4,6 +4,7 @@ A window has a level and a width. With level 40 and width 400, units from -160 t
 255; everything below is black, everything above is white.
 """
 
+from tpukit.datasets import uint16_values
 from tpukit.essentials.display import InvalidValueError
 
 # Level and width in Hounsfield units, in the order red, green, blue, as in Kaggle's JPEG set of 256
@@ -67,7 +68,5 @@ def hounsfield(images):
             f"got {tuple(images.shape)} {images.dtype}",
             fix='pass a batch of pack_dicom(..., form="int16") as core.batches yields it',
         )
-    low = images[:, :1].float()
-    high = images[:, 1:].float()
-    is_negative = high >= 128
-    return low + 256 * high - 65536 * is_negative
+    values = uint16_values(images)
+    return values - 65536 * (values >= 32768)

@@ -169,7 +169,7 @@ def pack_dicom(
 
 def _own_options(options: PackOptions) -> PackOptions:
     """Return the options with this pack's shard size; ValueError for unsupported options."""
-    for name in ("image", "window", "seed"):
+    for name in ("image", "window", "mode", "resize", "seed"):
         value = getattr(options, name)
         if value == getattr(_DEFAULTS, name):
             continue

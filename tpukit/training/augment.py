@@ -344,8 +344,9 @@ def _check_images(images) -> None:
     if images.dtype == torch.uint8 and shape[1] == 2:
         raise InvalidValueError(
             "augment cannot move images of two bytes per pixel: it would mix low and high bytes",
-            found=f"{found}, as pack_dicom(form='int16') makes them",
-            fix="Augment(...)((pe.hounsfield(images) + 1024) / 4096, labels), in the step",
+            found=f"{found}, as pack_dicom(form='int16') and PackOptions(mode='I;16') make them",
+            fix="in the step, Augment(...)((pe.hounsfield(images) + 1024) / 4096, labels); of mode "
+            "I;16, Augment(...)(tpukit.datasets.uint16_values(images) / 65535, labels)",
         )
     if images.dtype != torch.uint8 and not images.is_floating_point():
         raise InvalidValueError(

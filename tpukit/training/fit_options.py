@@ -180,7 +180,7 @@ def as_fit_options(given: object) -> FitOptions:
     if isinstance(given, FitOptions):
         return given
     raise InvalidTypeError(
-        f"options is a FitOptions, got a {type(given).__name__}",
+        f"options must be a FitOptions, got a {type(given).__name__}",
         fix="options=tpukit.FitOptions(log_every=10)",
     )
 

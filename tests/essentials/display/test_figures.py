@@ -383,7 +383,9 @@ def test_many_columns_are_drawn_or_refused():
     many = np.repeat(BYTES, 40, axis=0)
     assert len(show_batch(many, range(120), columns=20, limit=40).axes) == 40
     assert len(show_batch(BYTES, columns=100).axes) == 3
-    with pytest.raises(ValueError, match=r"columns is 20 at most, got 100\n  fix:   columns=20"):
+    with pytest.raises(
+        ValueError, match=r"columns must be at most 20, got 100\n  fix:   columns=20"
+    ):
         show_batch(many, columns=100, limit=100)
 
 

@@ -161,7 +161,7 @@ def sample_shares(weights, count: int):
         numbers = numpy.asarray(weights, dtype=numpy.float64)
     except (TypeError, ValueError, RuntimeError) as error:  # torch's: it requires a gradient
         raise InvalidTypeError(
-            f"weights is one number per sample, got a {type(weights).__name__}",
+            f"weights must be one number per sample, got a {type(weights).__name__}",
             found=error,
             fix=fix,
         ) from None

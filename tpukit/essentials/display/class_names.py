@@ -84,7 +84,7 @@ def _check_series(names, argument: str) -> None:
     """Raise for a table, and for a Series whose index may be numbers in another order."""
     if hasattr(names, "columns"):
         raise InvalidValueError(
-            f"{argument}= is one name for each number, got a table",
+            f"{argument}= must be one name for each number, got a table",
             found=f"columns {first_few(map(str, names.columns), _SHOWN)}",
             fix=f'{argument}=dict(zip(table["number"], table["name"])), with its columns',
         )

@@ -148,6 +148,8 @@ def _shape_fix(shape: tuple[int, ...], permute: str) -> str:
         return "the batch is empty: look at what the dataset or the loader returned"
     if len(shape) == 4 and shape[3] in (1, 3):
         return f"if the batch is (N, H, W, C), pass images.{permute}(0, 3, 1, 2)"
+    if len(shape) == 4 and shape[1] == 2:
+        return "if each value of 16 bits is two bytes, tpukit.datasets.uint16_values(images)"
     if len(shape) == 4:
         return "choose one or three channels, for example images[:, :3]"
     if len(shape) == 3 and shape[2] in (1, 3):

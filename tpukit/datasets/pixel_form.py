@@ -1,0 +1,201 @@
+"""The form in which images become arrays: their mode, their window, and how they reach a size.
+
+    mode "RGB"     (H, W, 3) uint8
+    mode "L"       (H, W, 1) uint8, grey
+    mode "I;16"    (H, W, 2) uint8, the low and the high byte of 16 bits
+
+    400 x 300 to 64 x 64 by resize    "stretch"      all pixels, and the aspect changes
+                                      "crop"         the middle 300 x 300 pixels
+                                      "letterbox"    64 x 48, black above and below
+
+torch_xla 2.9 cannot send uint16 to a device, so two bytes are sent per pixel, as for CT slices of
+int16, and `uint16_values` joins them there.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from tpukit.datasets.checked_files import whole_number
+from tpukit.essentials.display import InvalidValueError
+
+_CHANNELS = {"RGB": 3, "L": 1, "I;16": 2}  # modes of Pillow, and bytes per pixel
+_RESIZES = ("stretch", "crop", "letterbox")
+
+
+@dataclass(frozen=True)
+class PixelForm:
+    """The settings that decide the pixels of an image, besides its size.
+
+    Attributes:
+        mode: "RGB", "L" or "I;16".
+        resize: "stretch", "crop" or "letterbox".
+        window: (low, high), the values that become black and white; None for the whole range.
+    """
+
+    mode: str = "RGB"
+    resize: str = "stretch"
+    window: tuple[float, float] | None = None
+
+    def __post_init__(self):
+        for name, known in (("mode", tuple(_CHANNELS)), ("resize", _RESIZES)):
+            value = getattr(self, name)
+            if value not in known:
+                raise InvalidValueError(
+                    f"{name} is one of {', '.join(map(repr, known))}, got {value!r}",
+                    fix=f"options=tpukit.PackOptions({name}={known[1]!r})",
+                )
+        if self.mode == "I;16" and self.window is not None:
+            raise InvalidValueError(
+                'mode="I;16" stores all 16 bits, and a window makes 8 bits of them',
+                fix='leave window out, or mode="L"',
+            )
+
+    @classmethod
+    def of_plan(cls, plan: dict) -> "PixelForm":
+        """Return the form in the plan of a pack."""
+        given = {name: plan[name] for name in ("mode", "resize") if plan.get(name)}
+        window = plan.get("window")
+        return cls(**given, window=tuple(window) if window else None)
+
+    def plan(self) -> dict:
+        """Return the entries of a plan: the settings that are not the default."""
+        default = asdict(PixelForm())
+        settings = {}
+        for name, value in asdict(self).items():
+            if value != default[name]:
+                settings[name] = list(value) if name == "window" else value
+        return settings
+
+    @property
+    def channels(self) -> int:
+        """Bytes per pixel."""
+        return _CHANNELS[self.mode]
+
+
+def image_size(size) -> tuple[int, int] | None:
+    """Return height and width; None for None.
+
+    Args:
+        size: a number for both, or (height, width).
+
+    Raises:
+        ValueError: it is neither, or a number is below 1.
+    """
+    if size is None:
+        return None
+    if not isinstance(size, Sequence) or isinstance(size, str):
+        side = whole_number("size", size, 1)
+        return side, side
+    if len(size) != 2:
+        raise InvalidValueError(
+            f"size is one number, or (height, width), got {size!r}", fix="size=(256, 512)"
+        )
+    height, width = (whole_number("size", side, 1) for side in size)
+    return height, width
+
+
+def size_in_plan(size) -> int | list[int] | None:
+    """Return a size as plans hold it: one number if height and width are equal."""
+    sides = image_size(size)
+    if sides is None:
+        return None
+    height, width = sides
+    return height if height == width else [height, width]
+
+
+def size_in_words(size) -> str:
+    """Return a size for texts: "128", or "64 x 128" of height and width."""
+    height, width = image_size(size)
+    return str(height) if height == width else f"{height} x {width}"
+
+
+def resized(image, size: tuple[int, int], resize: str, *, nearest: bool = False):
+    """Return a Pillow image at a size (height, width).
+
+    Args:
+        image: of mode RGB, L or F.
+        size: height and width.
+        resize: "stretch" changes the aspect. "crop" keeps it, and cuts two sides off. "letterbox"
+            keeps it, and adds black, or class 0, at two sides.
+        nearest: True takes the nearest pixel, for masks; False interpolates bilinearly.
+    """
+    from PIL import Image, ImageOps
+
+    height, width = size
+    if image.size == (width, height):
+        return image
+    how = Image.Resampling.NEAREST if nearest else Image.Resampling.BILINEAR
+    if resize == "crop":
+        return ImageOps.fit(image, (width, height), how)
+    if resize == "stretch":
+        return image.resize((width, height), how)
+    scale = min(width / image.width, height / image.height)
+    inner_width = max(1, round(image.width * scale))
+    inner_height = max(1, round(image.height * scale))
+    inner = image.resize((inner_width, inner_height), how)
+    boxed = Image.new(image.mode, (width, height))
+    # As ImageOps.pad, which fails if a side becomes 0 pixels.
+    left = round((width - inner_width) / 2)
+    boxed.paste(inner, (left, round((height - inner_height) / 2)))
+    return boxed
+
+
+def as_pixels(image):
+    """Return a Pillow image of mode RGB, L or F as (H, W, C) uint8; F holds 16 bits."""
+    import numpy
+
+    array = numpy.array(image)
+    if image.mode == "RGB":
+        return array
+    if image.mode == "L":
+        return array[:, :, None]
+    return byte_pairs(array.round().clip(0, 65535).astype("<u2"))
+
+
+def as_image(pixels):
+    """Return (H, W, C) uint8 pixels as a Pillow image, the inverse of `as_pixels`."""
+    import numpy
+    from PIL import Image
+
+    pixels = numpy.ascontiguousarray(pixels)
+    channels = pixels.shape[2]
+    if channels == 3:
+        return Image.fromarray(pixels)
+    if channels == 1:
+        return Image.fromarray(pixels[:, :, 0])
+    # As floats, because Pillow resizes "I;16" by the nearest pixel only.
+    return Image.fromarray(pixels.view("<u2")[:, :, 0].astype(numpy.float32))
+
+
+def byte_pairs(values):
+    """Return (H, W) of 16 bits as (H, W, 2) uint8, the low byte first."""
+    import numpy
+
+    little = numpy.ascontiguousarray(values, "<u2")
+    return little.view(numpy.uint8).reshape(*values.shape, 2)
+
+
+def uint16_values(images):
+    """Convert images of `PackOptions(mode="I;16")` to their values, on their device.
+
+    Call it in the step, or as `preprocess=` of `fit`: `uint16_values(images) / 65535`.
+
+    Args:
+        images: (N, 2, H, W) uint8 as `core.batches` yields them, or (2, H, W): the low byte of each
+            value, then the high byte.
+
+    Returns:
+        (N, 1, H, W) or (1, H, W) float32, whole numbers from 0 to 65,535.
+
+    Raises:
+        ValueError: the images do not have two channels of uint8.
+    """
+    import torch
+
+    if images.dtype != torch.uint8 or images.ndim < 3 or images.shape[-3] != 2:
+        raise InvalidValueError(
+            f"uint16_values takes (N, 2, H, W) uint8, got {tuple(images.shape)} {images.dtype}",
+            fix='pass a batch of a pack of PackOptions(mode="I;16") as core.batches yields it',
+        )
+    low, high = images.float().split(1, dim=-3)
+    return low + 256 * high
