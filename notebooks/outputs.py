@@ -41,8 +41,8 @@ LARGEST = 400 * 1024  # bytes of a notebook with its outputs
 LARGEST_SUM = 4 * 1024 * 1024  # bytes of all notebooks
 COLORS = 128  # of a picture
 WIDTHS = (1500, 1200, 1000, 800, 640)  # pixels: the first that keeps the notebook small enough
-WIDTH = 900  # CSS pixels of the page on which Chromium draws HTML
-SCALE = 1.5  # pixels of its picture per CSS pixel
+WIDTH = 1000  # CSS pixels of the page on which Chromium draws HTML
+SCALE = 1.2  # pixels of its picture per CSS pixel
 SECONDS_PER_CELL = 1800
 SEEDS = "import random, numpy, torch\nrandom.seed(0)\nnumpy.random.seed(0)\ntorch.manual_seed(0)"
 # The dot of a live panel: a panel without curves has only bars and times, and is not stored.
@@ -224,7 +224,9 @@ def few_colors(png: str, width: int) -> str:
     if image.width > width:
         image = image.resize((width, round(image.height * width / image.width)), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
-    image.quantize(COLORS, dither=Image.Dither.NONE).save(buffer, format="png", optimize=True)
+    # The median cut would turn small marks in orange on a grey CT into grey.
+    few = image.quantize(COLORS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    few.save(buffer, format="png", optimize=True)
     return base64.b64encode(buffer.getvalue()).decode()
 
 

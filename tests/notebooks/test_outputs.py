@@ -123,6 +123,16 @@ def picture_in(notebook):
     return Image.open(io.BytesIO(base64.b64decode(data)))
 
 
+def test_a_small_mark_in_a_colour_keeps_its_colour_on_a_grey_picture():
+    image = Image.effect_noise((600, 400), 80).convert("RGB")
+    image.paste((230, 160, 110), (10, 10, 17, 17))
+    buffer = io.BytesIO()
+    image.save(buffer, format="png")
+    few = outputs.few_colors(base64.b64encode(buffer.getvalue()).decode(), 1500)
+    pixel = Image.open(io.BytesIO(base64.b64decode(few))).convert("RGB").getpixel((12, 12))
+    assert pixel[0] - pixel[2] > 60
+
+
 @pytest.mark.parametrize("name", outputs.PARAMETERS)
 def test_smaller_parameters_are_parameters_of_the_notebook(name):
     notebook = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
