@@ -158,8 +158,8 @@ def stored(output: dict, folder: Path) -> dict | None:
     if "image/png" in data:
         kept["image/png"] = data["image/png"].strip()
     elif "<script" in html or "data:image/" in html:
-        kept["image/png"] = picture_of(html)
-        output["metadata"] = {"image/png": {"width": WIDTH}}
+        kept["image/png"], width = picture_of(html)
+        output["metadata"] = {"image/png": {"width": width}}
     elif PANEL in html:
         return None
     elif html:
@@ -182,8 +182,8 @@ def without_paths(text: str, folder: Path) -> str:
     return text
 
 
-def picture_of(html: str) -> str:
-    """Return HTML as a PNG in base64, as Chromium draws it."""
+def picture_of(html: str) -> tuple[str, int]:
+    """Return HTML as a PNG in base64, as Chromium draws it, and its width in CSS pixels."""
     from helpers.jupyter import CHROMIUM, FLAGS
     from playwright.sync_api import sync_playwright
 
@@ -194,9 +194,11 @@ def picture_of(html: str) -> str:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         page = browser.new_page(viewport={"width": WIDTH, "height": 700}, device_scale_factor=SCALE)
         page.set_content(f'<body style="{style}">{html}</body>')
-        png = page.locator("body").screenshot()
+        body = page.locator("body")
+        png = body.screenshot()
+        width = round(body.bounding_box()["width"])
         browser.close()
-    return base64.b64encode(png).decode()
+    return base64.b64encode(png).decode(), width
 
 
 def make_smaller(notebook: dict) -> None:
