@@ -29,6 +29,10 @@ SUITES = {
     "test_scikit_learn.py": ("scikit-learn", "scipy"),
     "test_torchmetrics.py": ("torchmetrics",),
     "test_pillow.py": ("pillow",),
+    "test_pydicom.py": ("pydicom", "pydicom-data", "simpleitk"),
+    "test_transformers.py": ("transformers",),
+    "test_timm.py": ("timm",),
+    "test_accelerate.py": ("accelerate",),
     "test_tfrecord.py": ("tensorflow-cpu", "tfrecord"),
 }
 
