@@ -37,7 +37,12 @@ pjrt.run_multiprocess = forked
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", str(CHIPS)]
+# For a file that torchrun starts: its processes would not inherit the memory of the simulated chips.
+CALLED = """
+import runpy, sys, torch_xla
+functions = runpy.run_path(sys.argv[1])
+torch_xla.launch(lambda index: functions["_mp_fn"](), start_method="fork")
+"""
 
 
 def run(file: str | Path, *others: str, torchrun: bool = False, **options):
@@ -46,7 +51,7 @@ def run(file: str | Path, *others: str, torchrun: bool = False, **options):
     Args:
         file: the test file.
         others: arguments of the file.
-        torchrun: start a process per chip with torchrun, which such a file asks for.
+        torchrun: call `_mp_fn` of the file on each chip, as torchrun does.
         options: of `subprocess.run`.
     """
     plugin = build.find_plugin().library
@@ -56,9 +61,9 @@ def run(file: str | Path, *others: str, torchrun: bool = False, **options):
         )
         test = Path(file).resolve()
         on_a_bus = ["unshare", "--mount", "sh", "-ec", BUS, "sh", sys.executable]
-        start = TORCHRUN if torchrun else ["-c", FORKED]
+        program = CALLED if torchrun else FORKED
         return subprocess.run(
-            [*on_a_bus, *start, str(test), *others],
+            [*on_a_bus, "-c", program, str(test), *others],
             env={**os.environ, **variables},
             cwd=test.parent,
             pass_fds=[int(Path(path).name)],
