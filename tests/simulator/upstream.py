@@ -41,7 +41,11 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 CALLED = """
 import runpy, sys, torch_xla
 functions = runpy.run_path(sys.argv[1])
-torch_xla.launch(lambda index: functions["_mp_fn"](), start_method="fork")
+
+def call(index):
+    functions["_mp_fn"]()
+
+torch_xla.launch(call, start_method="fork")
 """
 
 
