@@ -6,7 +6,7 @@ PYTHON ?= python3
 .DEFAULT_GOAL := help
 .PHONY: headers outputs help check quick test test-cloud torchtpu faults soak fuzz mutants walkthrough exams wheel kaggle-bundle gallery screenshot docs platforms simulator
 .PHONY: judges compile-check lint-old bench bench-input bench-packing bench-step bench-unet bench-recording bench-compile bench-exams
-.PHONY: bench-preflight bench-sharded bench-robustness bench-startup
+.PHONY: bench-preflight bench-sharded bench-robustness bench-startup bench-job
 .PHONY: chip-colab chip-kaggle chip-report clean
 
 python := .venv/bin/python
@@ -127,9 +127,10 @@ simulator: $(installed)  ## twenty minutes: the TPU code on five machines with a
 compile-check: $(installed)  ## minutes, fetches libtpu: compile every graph of tpukit for v5e, v6e and v3, without a TPU
 	$(python) tests/compiler/table.py
 
-bench: bench-input bench-packing bench-step bench-unet bench-session bench-recording bench-compile bench-startup bench-exams  ## all benchmarks, one after the other; each prints a table and one line of JSON
+bench: .venv/benched  ## an hour: all benchmarks, one after the other, and one table of their results
+	$(python) benchmarks/table.py
 
-bench-input: .venv/benched  ## minutes: the input pipeline against the tutorial's, webdataset, Grain and DataLoader
+bench-input: .venv/benched  ## minutes: the input pipeline against the tutorial's, webdataset, Grain, SPDL and DataLoader
 	$(python) benchmarks/input.py
 
 bench-packing: $(installed)  ## a minute: packing with a digest of every image against packing without
@@ -152,6 +153,9 @@ bench-compile: $(installed)  ## minutes: the compile time of a session, without 
 
 bench-startup: $(installed)  ## minutes: the seconds from the start of a session to its first steps, on every dry run
 	$(python) benchmarks/startup.py
+
+bench-job: .venv/benched  ## minutes: a whole small job with tpukit, accelerate and Lightning: lines, seconds, the message of an error
+	$(python) benchmarks/job.py
 
 bench-preflight: $(installed)  ## an hour, fetches libtpu: cycles of a step of fit and of the tutorial's, by the TPU compiler
 	$(python) benchmarks/preflight.py

@@ -1,6 +1,6 @@
 """Measure how fast batches reach the step, with tpukit and with other pipelines.
 
-The others are those of the tutorial of 2020, webdataset, Grain and torch's DataLoader.
+The others are those of the tutorial of 2020, webdataset, Grain, SPDL and torch's DataLoader.
 
 All pipelines deliver the same 6,000 images, of 13 KB and 256 x 256 in Kaggle's layout, in random
 order, as batches of 128 at 128 x 128. Every round measures all of them, in a new order, because the
@@ -18,6 +18,9 @@ clock starts, and are not empty after.
 - webdataset, Grain and torch's DataLoader, each set up as its documentation says, with two
   processes, and with the decoder that the records use, which is faster than the one they would
   bring.
+- SPDL, the same with two threads, which is how it works. Its own reader of media needs FFmpeg.
+- TorchCodec does not take part. 0.17.0 does not load beside torch 2.9: "Could not load this
+  library: libtorchcodec_image.so". 0.9.1, made for torch 2.9, does not load without FFmpeg.
 - A step of ResNet-18 on two CPU processes with batches of the cache, against the same step with one
   resident batch.
 - The memory of a worker that has read the whole cache.
@@ -60,8 +63,10 @@ SPEEDS = (
     "jpeg_2_processes",
     "webdataset",
     "grain",
+    "spdl",
     "dataloader",
 )
+LIBRARIES = ("webdataset", "grain", "spdl", "dataloader")
 # of the competition
 ROWS = 1_790_594
 STUDIES = 7_279
@@ -110,6 +115,7 @@ def measure_everything(folder: Path, rounds: int) -> None:
         "jpeg_2_processes": Contestant("JPEG records, 2 processes", from_records_in_processes),
         "webdataset": Contestant("webdataset, 2 processes", with_webdataset, "webdataset"),
         "grain": Contestant("Grain, 2 processes", with_grain, "grain"),
+        "spdl": Contestant("SPDL, 2 threads", with_spdl, "spdl"),
         "dataloader": Contestant("torch DataLoader, 2 processes", with_dataloader),
     }
     contestants = {name: one for name, one in contestants.items() if is_installed(one.needs)}
@@ -342,6 +348,28 @@ def with_grain(data: Data) -> Iterator:
         iter(dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=2)))
     ) as batches:
         yield from batches
+
+
+def with_spdl(data: Data) -> Iterator:
+    """Yield SPDL's batches of the files; its threads read and decode, another one joins them."""
+    import numpy
+    from spdl.dataloader import DataLoader
+
+    files = Files(data.table["path"].tolist(), list(label_values(data.table)))
+
+    def joined(items: list[tuple]) -> tuple:
+        images, labels = zip(*items, strict=True)
+        return numpy.stack(images), numpy.stack(labels)
+
+    samples = itertools.chain.from_iterable(orders(len(files)))
+    yield from DataLoader(
+        samples,
+        preprocessor=files.__getitem__,
+        batch_size=BATCH,
+        drop_last=True,
+        aggregator=joined,
+        num_threads=2,
+    )
 
 
 def with_dataloader(data: Data) -> Iterator:
@@ -637,7 +665,16 @@ def describe(data: Data) -> None:
     """Print what is measured on what."""
     from tpukit.essentials.environment.resources import cpus
 
-    packages = ("torch", "array_record", "simplejpeg", "pillow", "pandas", "webdataset", "grain")
+    packages = (
+        "torch",
+        "array_record",
+        "simplejpeg",
+        "pillow",
+        "pandas",
+        "webdataset",
+        "grain",
+        "spdl",
+    )
     there = {package.name: package.version for package in importlib.metadata.distributions()}
     sizes = [os.path.getsize(path) for path in data.table["path"]]
     print(f"{len(sizes):,} images of {statistics.mean(sizes) / 1000:.1f} KB; {cpus()} processors")
@@ -706,7 +743,7 @@ def report(
     found["decoder_fraction"] = middle(rounds, "jpeg_per_core", "decoder")
     threads = middle(rounds, "cache_2_threads", "cache_1_thread")
     processes = middle(rounds, "jpeg_2_processes", "jpeg_per_core")
-    fastest = max(found[name] or 0 for name in ("webdataset", "grain", "dataloader"))
+    fastest = max(found[name] or 0 for name in LIBRARIES)
     found["step_ratio"] = round(statistics.median(steps), 3)
     found["worker_extra_mb"] = round(extra, 1)
     for what, value, target in (

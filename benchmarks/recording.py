@@ -21,7 +21,7 @@ from unittest import mock
 
 STEPS = 12
 LEFT_OUT = 4
-TARGET = 0.4
+TARGET = 0.25
 REPLAY_TARGET = 0.15
 CHIP_TARGET = 0.25
 # a step of 128 images of 128 px on a v5e, by the TPU compiler's count: benchmarks/preflight.py
@@ -54,7 +54,12 @@ def main() -> None:
         f"and {CHIP_TARGET} of the {CHIP_MS:g} ms that a v5e needs for a ResNet-34's, by its "
         "compiler's count"
     )
-    found = {"record_ms": round(1000 * ours, 1), "replay_ms": round(1000 * replayed, 2)}
+    found = {
+        "record_ms": round(1000 * ours, 1),
+        "replay_ms": round(1000 * replayed, 2),
+        "pytorch_ms": round(1000 * theirs, 1),
+        "chip_ms": CHIP_MS,
+    }
     ratios = {
         "replay_vs_record": replayed / ours,
         "host_vs_chip": 1000 * replayed / CHIP_MS,

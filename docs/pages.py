@@ -29,6 +29,7 @@ PAGES = ROOT / "build" / "docs" / "html"
 START = ["docs/install", "notebooks/00_quickstart", "docs/from_pytorch"]
 HOW_TO = [
     "docs/train_with_fit",
+    "docs/tpu_sizes",
     "docs/data_forms",
     "docs/checkpoints",
     "docs/resume",

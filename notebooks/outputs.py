@@ -41,8 +41,8 @@ LARGEST = 400 * 1024  # bytes of a notebook with its outputs
 LARGEST_SUM = 4 * 1024 * 1024  # bytes of all notebooks
 COLORS = 128  # of a picture
 WIDTHS = (1500, 1200, 1000, 800, 640)  # pixels: the first that keeps the notebook small enough
-WIDTH = 900  # CSS pixels of the page on which Chromium draws HTML
-SCALE = 1.5  # pixels of its picture per CSS pixel
+WIDTH = 1000  # CSS pixels of the page on which Chromium draws HTML
+SCALE = 1.2  # pixels of its picture per CSS pixel
 SECONDS_PER_CELL = 1800
 SEEDS = "import random, numpy, torch\nrandom.seed(0)\nnumpy.random.seed(0)\ntorch.manual_seed(0)"
 # The dot of a live panel: a panel without curves has only bars and times, and is not stored.
@@ -158,8 +158,8 @@ def stored(output: dict, folder: Path) -> dict | None:
     if "image/png" in data:
         kept["image/png"] = data["image/png"].strip()
     elif "<script" in html or "data:image/" in html:
-        kept["image/png"] = picture_of(html)
-        output["metadata"] = {"image/png": {"width": WIDTH}}
+        kept["image/png"], width = picture_of(html)
+        output["metadata"] = {"image/png": {"width": width}}
     elif PANEL in html:
         return None
     elif html:
@@ -182,8 +182,8 @@ def without_paths(text: str, folder: Path) -> str:
     return text
 
 
-def picture_of(html: str) -> str:
-    """Return HTML as a PNG in base64, as Chromium draws it."""
+def picture_of(html: str) -> tuple[str, int]:
+    """Return HTML as a PNG in base64, as Chromium draws it, and its width in CSS pixels."""
     from helpers.jupyter import CHROMIUM, FLAGS
     from playwright.sync_api import sync_playwright
 
@@ -194,9 +194,11 @@ def picture_of(html: str) -> str:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         page = browser.new_page(viewport={"width": WIDTH, "height": 700}, device_scale_factor=SCALE)
         page.set_content(f'<body style="{style}">{html}</body>')
-        png = page.locator("body").screenshot()
+        body = page.locator("body")
+        png = body.screenshot()
+        width = round(body.bounding_box()["width"])
         browser.close()
-    return base64.b64encode(png).decode()
+    return base64.b64encode(png).decode(), width
 
 
 def make_smaller(notebook: dict) -> None:
@@ -224,7 +226,9 @@ def few_colors(png: str, width: int) -> str:
     if image.width > width:
         image = image.resize((width, round(image.height * width / image.width)), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
-    image.quantize(COLORS, dither=Image.Dither.NONE).save(buffer, format="png", optimize=True)
+    # The median cut would turn small marks in orange on a grey CT into grey.
+    few = image.quantize(COLORS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    few.save(buffer, format="png", optimize=True)
     return base64.b64encode(buffer.getvalue()).decode()
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -262,3 +263,48 @@ def test_an_index_is_used_if_it_has_torch(pages, expected, certificate, tmp_path
         trusted = str(certificate / "certificate.pem")
         done = backend(tmp_path, HTTPS_PROXY=address, SSL_CERT_FILE=trusted)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, *expected)
+
+
+def test_the_table_of_the_benchmarks_names_the_best_peer_and_leaves_no_result_out(tmp_path):
+    found = {
+        "recording": {
+            "record_ms": 30.0,
+            "replay_ms": 6.0,
+            "pytorch_ms": 100.0,
+            "chip_ms": 9.0,
+            "vs_pytorch": 0.3,
+            "replay_vs_record": 0.2,
+        },
+        "step": {"vs_hand_written": 0.9, "vs_lightning": None, "vs_tutorial": 0.7},
+        "startup": {
+            "cpu": {"import": 1.0, "first launch": 2.0, "model": 0.5, "first step": 0.5},
+            "ratio": 0.1,
+        },
+    }
+    kept = tmp_path / "lines.jsonl"
+    lines = [json.dumps({"benchmark": name, "found": value}) for name, value in found.items()]
+    kept.write_text("\n".join(lines))
+    command = [sys.executable, ROOT / "benchmarks" / "table.py", "--from", kept]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    rows = [re.split(r"  +", line) for line in out.splitlines()[:-1]]
+    assert rows[0] == ["question", "tpukit", "best peer", "limit", "ratio"]
+    assert rows[1] == [
+        "host time of a step",
+        "30.0 ms",
+        "PyTorch's Adam 100.0 ms",
+        "chip's step 9 ms",
+        "0.3",
+    ]
+    assert rows[3] == ["a step of fit, worst case", "hand_written", "0.9"]
+    assert rows[4] == ["from import to the first step, cpu", "4.0 s"]
+    ratios = json.loads(out.splitlines()[-1])
+    assert ratios["compiling in the second session over the first"] == 0.1
+    assert len(ratios) == len(rows) - 1
+
+
+def test_every_benchmark_of_make_bench_is_a_program():
+    benchmarks = ROOT / "benchmarks"
+    text = (benchmarks / "table.py").read_text()
+    names = re.findall(r'^    "(\w+)": of_\w+,$', text, re.MULTILINE)
+    assert len(names) > 8
+    assert all((benchmarks / f"{name}.py").is_file() for name in names)

@@ -86,7 +86,7 @@ TESTED_THROUGH = {
     "pe/test_challenge.py": ["pe/consistency.py", "pe/rules.py"],
     "pe/test_dicom_index.py": ["pe/missing_images.py"],
     "pe/test_dicom_packing.py": ["pe/dicom_slices.py", "pe/phantoms/dicom_files.py"],
-    "pe/test_hospital_exports.py": ["pe/jpeg_12_bits.py"],
+    "pe/test_hospital_exports.py": ["pe/enhanced_ct.py", "pe/jpeg_12_bits.py"],
     "pe/test_exam_sequences.py": ["pe/baselines.py", "pe/exam_network.py"],
     "pe/test_reader.py": ["pe/data_notice.py"],
     "notebooks/test_alone.py": ["essentials/environment/installation.py"],

@@ -2,8 +2,8 @@
 
     python tools/wheel.py dist
 
-It also has the files outside of the package that notebooks 07, 08, 10 and 15 read in a clone:
-tpukit/notebooks, tpukit/tests.
+It also has the files outside of the package that notebooks 07, 08 and 15 read in a clone:
+tpukit/notebooks.
 """
 
 import importlib.util
@@ -16,12 +16,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BESIDE = (
-    "notebooks/01_setup.ipynb",
+    "notebooks/00_quickstart.ipynb",
     "notebooks/flowers.py",
     "notebooks/hospital.py",
-    "notebooks/scenes.py",
-    "tests/doubles/ray_double.py",
-    "tests/doubles/vertex_double.py",
 )
 SETUPTOOLS = 77  # what pyproject.toml asks for; without it pip fetches one
 

@@ -178,7 +178,7 @@ def test_an_item_without_its_mask_is_told(tmp_path):
 
 
 SPOILT = {
-    "it is gone": (lambda file: file.unlink(), "its mask .*: No such file"),
+    "it is gone": (lambda file: file.unlink(), "the mask .* cannot be read: No such file"),
     "it is cut off": (
         lambda file: file.write_bytes(encoded(mask_of(2), "BMP")[:100]),
         "its mask is not a whole image",

@@ -13,7 +13,7 @@ import pytest
 from helpers.pictures import quietly
 from PIL import Image, ImageOps
 
-from tpukit.datasets import PackedImages, PackOptions, decode
+from tpukit.datasets import PackedImages, PackOptions, PixelForm, decode
 
 SIZE = 20
 WINDOW = (0, 65_535)
@@ -91,8 +91,13 @@ def files():
 def test_a_format_is_decoded_as_pillow_converts_it(kind):
     mine = {name: data for name, data in files().items() if name.partition("-")[0] == kind}
     for name, data in mine.items():
-        pixels = decode(data, window=WINDOW)
+        pixels = decode(data, form=PixelForm(window=WINDOW))
         assert np.array_equal(pixels, np.asarray(by_pillow(data))), name
+
+
+def is_deep(data):
+    with Image.open(io.BytesIO(data)) as image:
+        return image.mode[0] in "IF"
 
 
 @pytest.fixture(scope="module")
@@ -101,12 +106,16 @@ def packed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("files")
     for name, data in files().items():
         (folder / name).write_bytes(data)
-    table = pandas.DataFrame({"path": list(files())})
-    how = {"root": folder, "options": PackOptions(window=WINDOW)}
-    made = quietly(table, tmp_path_factory.mktemp("pack"), **how)
-    images = PackedImages(made.folder, SIZE)
-    numbers = range(len(images))
-    return {images.name(number): images[number][0].permute(1, 2, 0).numpy() for number in numbers}
+    found = {}
+    for window in (None, WINDOW):  # images of 8 bits have no window
+        names = [name for name, data in files().items() if is_deep(data) == (window is not None)]
+        how = {"root": folder, "options": PackOptions(window=window)}
+        table = pandas.DataFrame({"path": names})
+        made = quietly(table, tmp_path_factory.mktemp("pack"), **how)
+        images = PackedImages(made.folder, SIZE)
+        for number, (image, _) in enumerate(images):
+            found[images.name(number)] = image.permute(1, 2, 0).numpy()
+    return found
 
 
 @pytest.mark.parametrize("name", files())

@@ -78,11 +78,10 @@ SMALL = {
     },
     "10_profile_a_step": {
         "image_size": 32,
-        "train_images": 16,
+        "train_images": 32,
         "valid_images": 8,
         "batch_size": 4,
-        "timed_steps": 1,
-        "memory_batches": [2, 3],
+        "steps": 2,
         "epochs": 1,
     },
     "12_lightning": {"epochs": 1},
@@ -106,7 +105,15 @@ SMALL = {
         "batch_size": 8,
         "compiles": 2,
     },
-    "15_run_it_as_a_job": {"epochs": 8, "pause": 1.5, "install": False},
+    "15_run_it_as_a_job": {
+        "job_parameters": {
+            "images_per_class": 12,
+            "image_size": 32,
+            "batch_size": 4,
+            "epochs": 1,
+        },
+        "epochs": 4,
+    },
     "13_text": {"texts": 300, "width": 16, "heads": 2, "layers": 1, "epochs": 1},
     "14_larger_than_a_chip": {
         "texts": 300,

@@ -80,7 +80,7 @@ def test_a_panel_without_curves_is_not_stored():
 
 @pytest.mark.parametrize("html", ["<script>1</script>", '<img src="data:image/svg+xml;base64,">'])
 def test_html_that_github_does_not_display_is_stored_as_a_picture(html, monkeypatch):
-    monkeypatch.setattr(outputs, "picture_of", lambda html: "a picture")
+    monkeypatch.setattr(outputs, "picture_of", lambda html: ("a picture", 500))
     viewer = displayed(text_plain="an exam", text_html=html)
     assert outputs.stored(viewer, FOLDER).data == {
         "text/plain": "an exam",
@@ -89,10 +89,11 @@ def test_html_that_github_does_not_display_is_stored_as_a_picture(html, monkeypa
 
 
 def test_curves_of_a_panel_that_ended_become_a_picture(monkeypatch):
-    monkeypatch.setattr(outputs, "picture_of", lambda html: "a picture")
+    monkeypatch.setattr(outputs, "picture_of", lambda html: ("a picture", 500))
     html = panel_html([], {"loss": [(0, 1.0), (1, 0.5)]}, "done", "done in 1 s")
     kept = outputs.stored(displayed(text_plain="loss 0.5", text_html=html), FOLDER)
     assert kept.data["image/png"] == "a picture"
+    assert kept.metadata == {"image/png": {"width": 500}}
 
 
 def test_an_output_has_no_folder_of_this_machine():
@@ -121,6 +122,16 @@ def test_pictures_have_few_colors_and_become_smaller_only_if_the_file_is_too_lar
 def picture_in(notebook):
     data = notebook.cells[1].outputs[0].data["image/png"]
     return Image.open(io.BytesIO(base64.b64decode(data)))
+
+
+def test_a_small_mark_in_a_colour_keeps_its_colour_on_a_grey_picture():
+    image = Image.effect_noise((600, 400), 80).convert("RGB")
+    image.paste((230, 160, 110), (10, 10, 17, 17))
+    buffer = io.BytesIO()
+    image.save(buffer, format="png")
+    few = outputs.few_colors(base64.b64encode(buffer.getvalue()).decode(), 1500)
+    pixel = Image.open(io.BytesIO(base64.b64decode(few))).convert("RGB").getpixel((12, 12))
+    assert pixel[0] - pixel[2] > 60
 
 
 @pytest.mark.parametrize("name", outputs.PARAMETERS)

@@ -39,6 +39,54 @@ def test_an_export_is_packed_as_its_files_say_or_refused_by_name(name, tmp_path)
     assert re.search(case.says, printed)
 
 
+@pytest.mark.parametrize("name", ["enhanced_ct", "enhanced_ct_scale_per_frame"])
+def test_frames_become_slices_as_the_refusal_says(name, tmp_path):
+    case = CASES[name]
+    truth = case.write(tmp_path / "inner" / "dicom")
+    with pytest.raises(ValueError, match=r"pe\.split_enhanced\(folder, to\) makes slices"):
+        pe.read_dicom(tmp_path / "inner" / "dicom" / "all.dcm")
+    for _ in range(2):
+        assert pe.split_enhanced(tmp_path / "inner", tmp_path / "slices") == 8
+    found, printed = packed(tmp_path / "slices", tmp_path / "pack", options=SERIAL)
+    assert "no RescaleSlope" not in printed
+    (series,) = truth.images
+    order = np.argsort(np.random.default_rng(5).permutation(8)) + 1
+    assert found.images == {series: [f"{truth.images[series][0]}:{frame}" for frame in order]}
+    assert abs(found.units[series] - truth.units[series]).max() <= case.tolerance
+
+
+def test_a_frame_without_a_place_is_refused(tmp_path):
+    import pydicom
+
+    CASES["enhanced_ct"].write(tmp_path / "dicom")
+    file = pydicom.dcmread(tmp_path / "dicom" / "all.dcm")
+    del file.PerFrameFunctionalGroupsSequence[2].PlanePositionSequence
+    file.save_as(tmp_path / "dicom" / "all.dcm")
+    with pytest.raises(ValueError, match="frame 3 has no PlanePositionSequence"):
+        pe.split_enhanced(tmp_path / "dicom", tmp_path / "slices")
+
+
+def test_a_truncated_file_of_frames_is_named(tmp_path):
+    CASES["enhanced_ct"].write(tmp_path / "dicom")
+    file = tmp_path / "dicom" / "all.dcm"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(OSError, match=r"(?s)all.dcm cannot be decoded.*fix: +copy this file again"):
+        pe.split_enhanced(tmp_path / "dicom", tmp_path / "slices")
+
+
+def test_compressed_frames_become_slices(tmp_path):
+    import pydicom
+
+    truth = CASES["enhanced_ct"].write(tmp_path / "dicom")
+    file = pydicom.dcmread(tmp_path / "dicom" / "all.dcm")
+    file.compress(pydicom.uid.RLELossless, generate_instance_uid=False)
+    file.save_as(tmp_path / "dicom" / "all.dcm")
+    assert pe.split_enhanced(tmp_path / "dicom", tmp_path / "slices") == 8
+    found, _ = packed(tmp_path / "slices", tmp_path / "pack", options=SERIAL)
+    (series,) = truth.units
+    assert abs(found.units[series] - truth.units[series]).max() <= 0.5
+
+
 def test_a_jpeg_of_12_bits_still_needs_our_decoder(tmp_path):
     """Remove `jpeg_12_bits` when this fails: pydicom decodes such files by itself."""
     import pydicom

@@ -128,17 +128,17 @@ def test_a_v5e_may_use_more_of_its_fast_memory_unless_the_user_says_otherwise(
     ]
 
 
-def test_notebook_10_shows_the_fallback_that_it_speaks_of():
+def test_notebook_03_shows_the_fallback_that_it_speaks_of():
     cells = nbformat.read(ROOT / "notebooks" / "03_before_you_have_a_tpu.ipynb", as_version=4).cells
-    wanted = ("class Noise", "def network", "def with_a_fallback")
+    wanted = ("class Noise", "def make_network():", "def make_network_with_fallback():")
     sources = [cell.source for cell in cells if any(word in cell.source for word in wanted)]
     (parameters,) = [cell.source for cell in cells if "parameters" in cell.metadata.get("tags", [])]
     there = {"tpukit": tpukit}
     for source in (parameters, *sources):
-        exec(source.partition("\ncut = ")[0].partition("\ntpukit.show_batch")[0], there)
+        exec(source.partition("\nwith_fallback = ")[0].partition("\ntpukit.show_batch")[0], there)
     assert (
         "adaptive_avg_pool2d"
-        in hazards(there["train"], 8, False, there["with_a_fallback"])["fallbacks"]
+        in hazards(there["train"], 8, False, there["make_network_with_fallback"])["fallbacks"]
     )
 
 

@@ -90,8 +90,8 @@ def named_files(
         raise InvalidValueError(
             f"{len(refused)} of the named files would not be sent",
             found=found_text,
-            fix="name only the files that the job needs; "
-            "a file in a folder is sent if it is named itself",
+            fix="name only files that the job needs; "
+            "name such a file by its own path to send it all the same",
         )
     return found
 

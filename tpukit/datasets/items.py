@@ -356,8 +356,8 @@ def _of_other_length(number: int, count: int, expected: int) -> InvalidValueErro
     return InvalidValueError(
         f"item {number} has another number of labels than the first one",
         found=f"{count}, and {expected} before",
-        fix=f"of lists of classes, a row of zeros and ones: {row.format('labels')}; "
-        "of Hugging Face, "
+        fix=f"turn lists of classes into zeros and ones: {row.format('labels')}; "
+        "with Hugging Face: "
         f'source.map(lambda item: {{"tags": {in_dict}}}) and labels="tags"',
     )
 

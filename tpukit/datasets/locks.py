@@ -40,15 +40,15 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def hold(path: Path, *, seconds: float) -> Iterator[None]:
-    """Lock a file that only one process may hold at a time, and remove it afterwards.
+    """Hold a lock file, which only one process may hold at a time; remove it afterwards.
 
     Args:
-        path: the file, which is made.
+        path: the lock file, which is made.
         seconds: the longest time to wait for another process.
 
     Raises:
         BlockingIOError: another process still holds it; the text names that process.
-        OSError: there are no locks.
+        OSError: this system does not support such locks.
     """
     if fcntl is None:
         raise OSError("Windows has no such locks")

@@ -104,10 +104,10 @@ def _turned_with(mask, size: tuple[int, int], how: int):
 
 
 def decode_masked(data, size: tuple[int, int] | None, decode, *, resize: str, check: bool):
-    """Return (H, W, 4) uint8 from the result of `join`.
+    """Return the image in channels 0 to 2 and its mask in channel 3, (H, W, 4) uint8.
 
     Args:
-        data: the item.
+        data: the result of `join`.
         size: (height, width) in pixels; None keeps the size of the image.
         decode: `decode(data, size)` returns (H, W, 3) of the image.
         resize: as of `PixelForm`.

@@ -39,7 +39,8 @@ class Files:
         try:
             return join(image, _read(mask))
         except OSError as error:
-            raise OSError(error.errno, f"its mask {mask}: {error.strerror}") from error
+            fact = f"the mask {mask} cannot be read: {error.strerror}"
+            raise OSError(error.errno, fact) from error
 
     def name(self, number: int) -> str:
         """Return the path of a file."""

@@ -120,7 +120,7 @@ class StoredImages(Dataset):
             return
         else:
             wrong = labels.reshape(-1)[0]
-        fix = "leave such images out, or number them"
+        fix = "leave images without a finite label out, or correct their labels"
         if wrong in self.classes:
             fix = "the numbers of these classes: [images.classes.index(word) for word in words]"
         raise InvalidValueError("labels must be finite numbers", found=repr(wrong), fix=fix)

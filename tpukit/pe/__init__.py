@@ -16,6 +16,7 @@ from tpukit.pe.data_notice import notice
 from tpukit.pe.dicom import read_dicom
 from tpukit.pe.dicom_index import index_dicom
 from tpukit.pe.dicom_packing import pack_dicom
+from tpukit.pe.enhanced_ct import split_enhanced
 from tpukit.pe.exam_check import check_exams
 from tpukit.pe.exam_figures import show_exams
 from tpukit.pe.exam_sequences import ExamSequences
@@ -51,6 +52,6 @@ __all__ = [
     "fit_temperatures", "hounsfield", "index_dicom", "index_images", "lung_box", "make_consistent",
     "normalize", "notice", "pack_dicom", "phantom", "pool_slices", "position_prior", "read_dicom",
     "read_exams", "read_labels", "read_submission", "resnet34", "show_activation",
-    "show_calibration", "show_exams", "show_ladder", "show_slices", "show_study", "three_windows",
-    "write_submission",
+    "show_calibration", "show_exams", "show_ladder", "show_slices", "show_study", "split_enhanced",
+    "three_windows", "write_submission",
 ]  # fmt: skip

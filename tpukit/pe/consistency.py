@@ -64,9 +64,9 @@ def make_consistent(table):
     """Return the table without contradictions, changed as little as the challenge's score allows.
 
     Each exam that breaks a rule has a nearest version in which all is negative, and a nearest one
-    with an embolus. In both, an answer stays or moves just across 0.5. The version with the smaller
-    loss is kept; the answers before the change are taken as the truth. The published first place
-    does the same. Exams that break no rule do not change.
+    with an embolus. Each answer stays, or moves just across 0.5. The version with the
+    smaller loss against the unchanged answers is kept. The published first place does the same.
+    Exams that break no rule do not change.
 
     Args:
         table: a row per image with probabilities; see `challenge_loss`.

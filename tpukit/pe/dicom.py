@@ -145,16 +145,21 @@ def read_slice(path, *, warn: bool = False) -> StoredSlice:
     except (ImportError, OSError, NotACTSliceError):
         raise
     except Exception as error:  # pydicom and its decoders raise many types for a damaged file
-        raise SystemFailureError(
-            f"{path} cannot be decoded ({Path(path).stat().st_size:,} bytes)",
-            found=" ".join(str(error).split()) or type(error).__name__,
-            fix="copy this file again, or leave it out",
-        ) from error
+        raise not_decoded(path, error) from error
     if pixels.ndim != 2 or pixels.dtype.itemsize > 2:
         raise not_a_slice(path, f"pixels of shape {pixels.shape} and dtype {pixels.dtype}")
     if warn:
         _warn_of_defaults(file, missing)
     return StoredSlice(pixels.astype("uint16", copy=False), scale, orientation or None)
+
+
+def not_decoded(path, error: Exception) -> SystemFailureError:
+    """Return the error to raise for a DICOM file that pydicom cannot decode."""
+    return SystemFailureError(
+        f"{path} cannot be decoded ({Path(path).stat().st_size:,} bytes)",
+        found=" ".join(str(error).split()) or type(error).__name__,
+        fix="copy this file again, or leave it out",
+    )
 
 
 def is_dicom(path) -> bool:
@@ -305,7 +310,9 @@ def _refuse_other_kind(file, missing: list[str], path) -> None:
         raise not_a_slice(path, "neither Modality nor RescaleSlope is given")
     frames = int(file.get("NumberOfFrames") or 1)
     if frames > 1:
-        raise not_a_slice(path, f"an enhanced CT: {frames} frames in one file, not supported")
+        raise not_a_slice(
+            path, f"an enhanced CT: {frames} frames; pe.split_enhanced(folder, to) makes slices"
+        )
 
 
 def _other_kind(file) -> str:

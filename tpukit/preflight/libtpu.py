@@ -122,7 +122,7 @@ def _checked(version: str | None) -> str:
         return platform_version()
     if not re.fullmatch(r"\d+(\.\d+)+", str(version)):
         fact = f'the version of libtpu must have a form such as "0.0.17", got {version!r}'
-        raise InvalidValueError(fact, fix="None for this machine's own")
+        raise InvalidValueError(fact, fix="pass None: the version of this machine")
     return version
 
 

@@ -89,8 +89,8 @@ def check_scheduler(saved: Mapping, given: Mapping, *, kind: str, path) -> None:
 def follow_own_function(scheduler) -> None:
     """Set the learning rate of a LambdaLR after its state was loaded.
 
-    A state holds no functions, so the run continues with the functions of this scheduler, such as a
-    cosine of more steps. The functions of the earlier run computed the rate in the state.
+    The functions of the earlier run computed the rate in the state. A state holds no functions, so
+    the run continues with those of this scheduler, such as a cosine of more steps.
     """
     import torch
 

@@ -27,7 +27,7 @@ class Moment(NamedTuple):
 
 
 def advice(before: Moment, now: Moment, steps: int) -> str | None:
-    """Return a line that recommends replay after an interval; None if it is not certain to help.
+    """Return a line that recommends replay; None if replay is not certain to help.
 
     The host's time contains only the Python of the steps, so it is a lower limit. The device's
     time contains waiting, so it is an upper limit.

@@ -112,8 +112,8 @@ class Replay:
         core: this core.
         programs: the programs of its backend.
         optimizer: the optimizer of the steps.
-        called: by name the model, the loss, `preprocess`, `augment` and `averaged_model`, or None.
-        schedule: steps after each step, or None.
+        called: model, loss, `preprocess`, `augment` and `averaged_model` by name; each may be None.
+        schedule: the scheduler that is stepped after each step, or None.
     """
 
     def __init__(

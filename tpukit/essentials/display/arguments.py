@@ -23,7 +23,7 @@ def check_count(name: str, value: object, *, least: int = 1, otherwise: str = ""
         name: the name of the argument.
         value: the value of the argument.
         least: the smallest allowed value.
-        otherwise: extends the fix.
+        otherwise: text that is appended to the fix.
 
     Raises:
         TypeError: it is not a whole number.

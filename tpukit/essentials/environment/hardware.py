@@ -185,7 +185,7 @@ class _Chip(NamedTuple):
 def find_chips(pci: Path) -> tuple[list[tuple[str, Path]], str]:
     """Return (generation, folder) of every TPU chip on the PCI bus, and the evidence.
 
-    All chips of a host are of one kind. So an accelerator that tpukit does not know is a TPU only
+    All chips of a host are of one kind. So an unknown accelerator counts as a TPU only
     if the host has no known chip.
 
     Args:

@@ -50,7 +50,6 @@ _XLA_COLLECTIVES = (
     *("xla::AllReduce", "xla::AllGather", "xla::AllToAll"),
     *("xla::ReduceScatter", "xla::CollectivePermute"),
 )
-_NOT_JOINED = "each CPU process of this dry run is alone with it"
 
 
 def is_comparison_step(step: int, steps_per_epoch: int) -> bool:
@@ -369,8 +368,8 @@ class Agreement:
         was_started_here = runtime_started() and not self._runtime_was_started
         if self.is_on and self._core.device.type != "xla" and was_started_here:
             self._core.print(
-                f'torch_xla was used, and {_NOT_JOINED}: launch(..., backend="xla") joins them '
-                "as on chips"
+                "torch_xla was used, and each CPU process of this dry run is alone with it: "
+                'launch(..., backend="xla") joins them as on chips'
             )
         is_changed = loop.versions != [versions(each) for each in loop.steps]
         if is_changed or not self.is_on:
@@ -407,11 +406,11 @@ class Agreement:
         devices = {parameter.device.type for parameter in parameters_of(optimizer)}
         if "xla" in devices and self._core.device.type != "xla":
             raise TpukitRuntimeError(
-                f"torch_xla would train on a separate device, and {_NOT_JOINED}",
+                "each process would train alone, on a separate device of torch_xla",
                 found=f"{self._core.world_size} processes, of which torch_xla sees one; "
                 "weights on an xla device",
-                fix='launch(..., backend="xla"), which joins them as on chips; or core.model '
-                "and core.batches",
+                fix='launch(..., backend="xla") joins the processes, as on chips; or use '
+                "core.model and core.batches",
             )
 
     def _check_gradients(self, optimizer) -> None:

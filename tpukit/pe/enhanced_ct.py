@@ -1,0 +1,112 @@
+"""Write the frames of enhanced CT files as classic CT files, which everything else here reads.
+
+    all.dcm, 300 frames    ->    all/00001.dcm, all/00002.dcm, ...    one slice per file
+
+pydicom reads the frames, and their functional groups hold place, orientation, spacing and scale.
+highdicom would read the same, but by default it applies real-world value maps and inverts
+MONOCHROME1, which is wrong for Hounsfield units.
+"""
+
+import copy
+import os
+from pathlib import Path
+
+from tpukit.pe.dicom import (
+    NotACTSliceError,
+    check_decoder,
+    load_pydicom,
+    not_a_slice,
+    not_decoded,
+    open_dataset,
+)
+from tpukit.pe.series import find_files
+
+_CT_IMAGE = "1.2.840.10008.5.1.4.1.1.2"
+# Of a frame: its own, or shared by all frames. The first two are required.
+_GROUPS = (
+    "PlanePositionSequence",
+    "PlaneOrientationSequence",
+    "PixelMeasuresSequence",
+    "PixelValueTransformationSequence",
+)
+
+
+def split_enhanced(folder, to) -> int:
+    """Write each frame of the enhanced CT files in a folder as a CT file of one slice.
+
+    The files are not compressed: 512 KB for a slice of 512 x 512. The SOPInstanceUID of a slice is
+    that of its file, a colon, and the number of the frame from 1: "1.2.3:1". Files of one frame are
+    left out. A second call writes the same files again.
+
+    Args:
+        folder: a folder with DICOM files, also in its sub-folders.
+        to: the folder for the slices, outside of `folder`; made if it is missing.
+
+    Returns:
+        The number of slices.
+
+    Raises:
+        ValueError: a frame has no place or orientation.
+        FileNotFoundError: there is no DICOM file in the folder.
+        OSError: a file is damaged, or the disk is full.
+        ImportError: pydicom, or a decoder that these files need, is not installed.
+    """
+    pydicom = load_pydicom()
+    count = 0
+    for name in find_files(folder):
+        path = os.path.join(folder, name)
+        try:
+            head = open_dataset(path, stop_before_pixels=True, specific_tags=["NumberOfFrames"])
+        except pydicom.errors.InvalidDicomError:
+            continue
+        if int(head.get("NumberOfFrames") or 1) == 1:
+            continue
+        file = open_dataset(path)
+        check_decoder(file.file_meta.TransferSyntaxUID, path)
+        count += _write_frames(file, path, Path(to, name).with_suffix(""))
+    return count
+
+
+def _write_frames(file, path, folder: Path) -> int:
+    """Write the frames of a file; return their number."""
+    import pydicom
+
+    folder.mkdir(parents=True, exist_ok=True)
+    number = 0
+    # "1.2.3:1" is no valid identifier, but only this package reads these files.
+    with pydicom.config.disable_value_validation():
+        try:
+            for number, pixels in enumerate(pydicom.pixels.iter_pixels(file, raw=True), start=1):
+                slice_ = _slice_of(file, number, pixels, path)
+                slice_.save_as(folder / f"{number:05d}.dcm", enforce_file_format=True)
+        except (OSError, NotACTSliceError):
+            raise
+        except Exception as error:  # pydicom and its decoders raise many types for a damaged file
+            raise not_decoded(path, error) from error
+    return number
+
+
+def _slice_of(file, number: int, pixels, path):
+    """Return a frame as a data set of one slice."""
+    import pydicom
+
+    slice_ = pydicom.Dataset()
+    for element in file:
+        if element.VR != "SQ" and element.keyword not in ("PixelData", "NumberOfFrames"):
+            slice_.add(copy.copy(element))
+    shared = file.SharedFunctionalGroupsSequence[0]
+    frame = file.PerFrameFunctionalGroupsSequence[number - 1]
+    for name in _GROUPS:
+        group = frame.get(name) or shared.get(name)
+        if group:
+            slice_.update(group[0])
+        elif name in _GROUPS[:2]:
+            raise not_a_slice(path, f"frame {number} has no {name}")
+    slice_.SOPClassUID = _CT_IMAGE
+    slice_.SOPInstanceUID = f"{file.SOPInstanceUID}:{number}"
+    slice_.InstanceNumber = number
+    slice_.BitsAllocated = 8 * pixels.dtype.itemsize
+    slice_.PixelData = pixels.astype(pixels.dtype.newbyteorder("<")).tobytes()
+    slice_.file_meta = pydicom.dataset.FileMetaDataset()
+    slice_.file_meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
+    return slice_
