@@ -27,8 +27,8 @@ from pathlib import Path
 
 JOBS = Path(__file__).parent / "jobs"
 NAMES = ("tpukit", "accelerate", "lightning")
-ACCELERATE = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
-ACCELERATE += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+# `accelerate launch --cpu --num_processes 2` starts a single process (1.15.0, without MPI).
+TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
 LONGEST = 300  # seconds of a command; a job that hangs after an error ends here
 
 
@@ -86,7 +86,7 @@ def run(name: str, folder: str, **environ: str) -> subprocess.CompletedProcess:
     """Run the command of a job in a folder; its output and errors are one text."""
     program = [str(JOBS / f"with_{name}.py")]
     if name == "accelerate":
-        program = [*ACCELERATE, *program]
+        program = [*TORCHRUN, *program]
     # Without the first, accelerate uses torch_xla, which is installed here, and not the CPU.
     own = os.environ | {"USE_TORCH_XLA": "0", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(JOBS)}
     own["PYTHONPATH"] += os.pathsep + str(JOBS.parents[1])

@@ -593,6 +593,7 @@ LINKED = {  # projects of others, linked on purpose
     "RSNA/AI-Challenge-Data",
     "google/array_record",
     "karpathy/nanoGPT",
+    "pytorch/xla",
     "satyajitghana/ProjektDepth",
 }
 

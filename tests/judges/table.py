@@ -33,6 +33,8 @@ SUITES = {
     "test_transformers.py": ("transformers",),
     "test_timm.py": ("timm",),
     "test_accelerate.py": ("accelerate",),
+    "test_torch_xla.py": ("torch_xla",),
+    "test_lightning.py": ("lightning",),
     "test_tfrecord.py": ("tensorflow-cpu", "tfrecord"),
 }
 

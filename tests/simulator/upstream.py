@@ -26,41 +26,54 @@ done
 exec "$@"
 """
 FORKED = """
-import functools, runpy, sys
+import runpy, sys
 import torch_xla._internal.pjrt as pjrt
-pjrt.run_multiprocess = functools.partial(pjrt.run_multiprocess, start_method="fork")
+spawned = pjrt.run_multiprocess
+
+def forked(*args, **options):
+    return spawned(*args, **options | {"start_method": "fork"})
+
+pjrt.run_multiprocess = forked
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
+# For a file that torchrun starts: its processes would not inherit the memory of the simulated chips.
+CALLED = """
+import runpy, sys, torch_xla
+functions = runpy.run_path(sys.argv[1])
+
+def call(index):
+    functions["_mp_fn"]()
+
+torch_xla.launch(call, start_method="fork")
+"""
 
 
-def main(file: str, *others: str) -> int:
+def run(file: str | Path, *others: str, torchrun: bool = False, **options):
+    """Run a file on the simulated chips, and return its `subprocess.CompletedProcess`.
+
+    Args:
+        file: the test file.
+        others: arguments of the file.
+        torchrun: call `_mp_fn` of the file on each chip, as torchrun does.
+        options: of `subprocess.run`.
+    """
     plugin = build.find_plugin().library
     with shapes.meeting_place() as path:
         variables = shapes.environment(
             shapes.dry_run(CHIPS), library=build.library(), plugin=plugin, memory=path
         )
         test = Path(file).resolve()
-        command = [
-            "unshare",
-            "--mount",
-            "sh",
-            "-ec",
-            BUS,
-            "sh",
-            sys.executable,
-            "-c",
-            FORKED,
-            str(test),
-            *others,
-        ]
-        return subprocess.call(
-            command,
+        on_a_bus = ["unshare", "--mount", "sh", "-ec", BUS, "sh", sys.executable]
+        program = CALLED if torchrun else FORKED
+        return subprocess.run(
+            [*on_a_bus, "-c", program, str(test), *others],
             env={**os.environ, **variables},
             cwd=test.parent,
             pass_fds=[int(Path(path).name)],
+            **options,
         )
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]) if len(sys.argv) > 1 else __doc__)
+    sys.exit(run(*sys.argv[1:]).returncode if len(sys.argv) > 1 else __doc__)

@@ -31,8 +31,8 @@ def correct_running_variance() -> None:
         wanted        running = (1 - m) * running + m * variance(n) * n / (n - 1)
         here          scaled = running * (n - 1) / n; torch_xla updates it; times n / (n - 1)
 
-    Without `mul_`: for an operation in place, torch checks the shapes in Python, which for a
-    ResNet-34 took a fifth of the time in which the host records a step (benchmarks/recording.py).
+    Without `mul_`: for an operation in place, torch checks the shapes in Python. A ResNet-34's step
+    is recorded in 0.97 of the time with `mul_` (measured, 14 pairs of steps).
     """
     import torch
 
