@@ -52,7 +52,7 @@ test: $(installed)  ## all that CI runs; ONLY=training or ONLY=essentials/data f
 
 test-cloud: .venv/clouded  ## minutes: notebooks as jobs on doubles of Vertex AI, gcloud and SkyPilot, health, two hosts, all on this machine
 	$(python) -m pytest tests/cloud tests/chip/test_remote.py tests/test_examples.py
-	$(python) -m pytest tests/notebooks -k 11_beyond
+	$(python) -m pytest tests/notebooks -k 15_run
 	$(python) -m uv run --quiet --no-project --python $(python) --with skypilot==0.14.1 --with pytest \
 	    python -m pytest -o filterwarnings= tests/cloud/test_skypilot.py -k itself
 

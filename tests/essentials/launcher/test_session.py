@@ -225,6 +225,27 @@ def test_settings_of_torch_that_a_run_changes_change_no_later_run(sessions):
     assert found.results == [(True, torch.float32, "cpu", False)] * 2
 
 
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        time.sleep(0.1)
+        return torch.zeros(1)
+
+
+def test_batches_that_are_kept_count_the_waits_of_the_current_run():
+    def make(core):
+        core.state.batches = core.batches(Slow(), batch_size=1)
+        return len(list(core.state.batches))
+
+    with opened(cores=1) as session:
+        session.quietly(make)
+        found = session.quietly(lambda core: (core.state.batches.wait_seconds, core.seconds))
+    (waited, seconds) = found.results[0]
+    assert waited <= seconds
+
+
 def test_the_peak_of_memory_is_that_of_the_run():
     with opened(cores=1) as session:
         much = session.quietly(lambda core: torch.zeros(100_000_000).sum().item())

@@ -69,7 +69,7 @@ class Batches:
         dataset: the dataset, as it was passed.
         sampler: the samples that this core sees.
         epoch: the current epoch, or between two loops the next.
-        wait_seconds: seconds that loops have waited for batches, in total.
+        wait_seconds: seconds that loops have waited for batches; in a session, since the run began.
         drawn: the time of the last request for a batch, by `time.perf_counter`; 0 before.
 
     Raises:

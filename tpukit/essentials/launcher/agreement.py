@@ -146,6 +146,8 @@ class Agreement:
         loop.versions = []
         loop.due = None
         self._kept = _KeptLoop({}, [])
+        for batches in self._batches:  # of an earlier run, kept in `core.state`
+            batches.wait_seconds = 0.0
         self._in_optimizer_step = False
         self._has_stepped_alone = False
 
