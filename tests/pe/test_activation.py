@@ -51,6 +51,43 @@ def test_a_map_points_at_what_the_network_was_made_to_see():
     assert inside.mask_area[0] == pytest.approx(36 / 256)
 
 
+class Corner(torch.nn.Module):
+    """A network whose first output is the mean of the first rows and columns of an image."""
+
+    def forward(self, images):
+        seen = images[:, 0, :8, :16].mean((1, 2))
+        return torch.stack([seen] + [0 * seen] * 9, dim=1)
+
+
+def test_occlusion_finds_what_the_output_depends_on():
+    images = torch.rand(3, 3, 32, 64, generator=torch.Generator().manual_seed(0))
+    found = pe.occlusion(Corner(), patches=4)(images)
+    assert found.shape == (3, 32, 64)
+    assert torch.allclose(found[:, :8, :16], images[:, 0, :8, :16].mean((1, 2))[:, None, None])
+    assert found[:, 8:].abs().max() == found[:, :, 16:].abs().max() == 0
+    masks = np.zeros((3, 32, 64), bool)
+    masks[:, :8, :16] = True
+    shares = pe.attention_in_mask(found, masks)
+    assert (shares.in_mask > 0.9).all()
+    odd = pe.occlusion(Corner(), patches=5)(images[..., :33])
+    assert odd.shape == (3, 32, 33)
+    assert pe.occlusion(Corner(), pe.LABELS[1])(images).abs().max() == 0
+    with pytest.raises(ValueError, match="there is no label"):
+        pe.occlusion(Corner(), "heart")
+
+
+def test_occlusion_runs_in_predict():
+    images = torch.rand(5, 3, 16, 32, generator=torch.Generator().manual_seed(0))
+
+    def work(core):
+        batches = core.batches(torch.utils.data.TensorDataset(images), batch_size=1)
+        return tpukit.predict(core, pe.occlusion(core.model(small_network())), batches)
+
+    found = tpukit.launch(work, cores=2, progress="off").results[0]
+    expected = pe.occlusion(small_network().eval())(images).detach()
+    assert torch.allclose(found, expected, atol=1e-6)
+
+
 @pytest.mark.parametrize("stages", [1, 2, 3])
 @pytest.mark.parametrize(("height", "width"), [(64, 64), (64, 128)])
 def test_a_map_lies_at_the_centre_of_the_receptive_field(stages, height, width):

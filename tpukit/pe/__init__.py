@@ -4,7 +4,7 @@ An exam is one CT examination; the columns of the data set call it a study. Impo
 is fast: modules import torch, numpy and others in the functions that need them.
 """
 
-from tpukit.pe.activation import attention_in_mask, class_activation
+from tpukit.pe.activation import attention_in_mask, class_activation, occlusion
 from tpukit.pe.activation_figure import show_activation
 from tpukit.pe.baselines import pool_slices, position_prior
 from tpukit.pe.calibration import calibration_table, fit_temperatures
@@ -50,8 +50,8 @@ __all__ = [
     "attention_in_mask", "augment", "calibration_table", "challenge_loss", "check_consistency",
     "check_exams", "class_activation", "embolus_masks", "embolus_places", "exam_loss",
     "fit_temperatures", "hounsfield", "index_dicom", "index_images", "lung_box", "make_consistent",
-    "normalize", "notice", "pack_dicom", "phantom", "pool_slices", "position_prior", "read_dicom",
-    "read_exams", "read_labels", "read_submission", "resnet34", "show_activation",
+    "normalize", "notice", "occlusion", "pack_dicom", "phantom", "pool_slices", "position_prior",
+    "read_dicom", "read_exams", "read_labels", "read_submission", "resnet34", "show_activation",
     "show_calibration", "show_exams", "show_ladder", "show_slices", "show_study", "split_enhanced",
     "three_windows", "write_submission",
 ]  # fmt: skip

@@ -44,8 +44,7 @@ def class_activation(model, label: str = LABELS[0], *, layer: str = "layer2"):
     """
     from tpukit.pe.layer_cam import LayerCAM
 
-    if label not in LABELS:
-        raise InvalidValueError(f"there is no label {label!r}", fix=f"one of {', '.join(LABELS)}")
+    output = _output_of(label)
     try:
         module = model.get_submodule(layer)
     except AttributeError:
@@ -55,7 +54,39 @@ def class_activation(model, label: str = LABELS[0], *, layer: str = "layer2"):
             found=layers,
             fix="one of these",
         ) from None
-    return LayerCAM(model, module, LABELS.index(label))
+    return LayerCAM(model, module, output)
+
+
+def occlusion(model, label: str = LABELS[0], *, patches: int = 8):
+    """Return a model that outputs the fall of a logit when a patch is hidden, in place of logits.
+
+    It checks a few class activation maps by another method. Patch after patch is replaced by the
+    mean grey. A network that judges by position loses little wherever the embolus is hidden: then
+    the share inside the embolus is that of the mean map, see `attention_in_mask`.
+
+    Args:
+        model: as for `class_activation`.
+        label: a member of `LABELS`.
+        patches: patches per side. An image takes `patches ** 2` passes of the network at once, so
+            the batches should be small.
+
+    Returns:
+        A torch.nn.Module from (N, 3, H, W), as `normalize` returns them, to (N, H, W) float32, 0 or
+        more, the same at all pixels of a patch.
+
+    Raises:
+        ValueError: there is no such label.
+    """
+    from tpukit.pe.layer_cam import Occlusion
+
+    return Occlusion(model, _output_of(label), patches)
+
+
+def _output_of(label: str) -> int:
+    """Return the number of a label's output."""
+    if label not in LABELS:
+        raise InvalidValueError(f"there is no label {label!r}", fix=f"one of {', '.join(LABELS)}")
+    return LABELS.index(label)
 
 
 def attention_in_mask(maps, masks, others=None):
