@@ -16,6 +16,7 @@ import copy
 import hashlib
 import io
 import os
+import re
 import sys
 import sysconfig
 import tempfile
@@ -179,7 +180,8 @@ def without_paths(text: str, folder: Path) -> str:
     }
     for path, instead in replaced.items():
         text = text.replace(path, instead)
-    return text
+    # In a traceback, a cell is a file with the number of the process.
+    return re.sub(r"/tmp/ipykernel_\d+/\d+\.py", "a cell", text)
 
 
 def picture_of(html: str) -> tuple[str, int]:
