@@ -115,14 +115,17 @@ def test_a_second_recording_is_beside_the_first_or_in_its_place(backend, tmp_pat
     def work(core):
         found = []
         for _ in range(2):
-            with profile(core, tmp_path), core.step():
+            with profile(core, tmp_path) as recording, core.step():
                 torch.ones(3, device=core.device).sum()
-            found.append(sorted(tmp_path.rglob("*.json.gz")))
+            found.append((sorted(tmp_path.rglob("*.json.gz")), recording.files))
         return found
 
-    first, second = launch(work, cores=1, backend=backend, progress="off").results[0]
+    (first, files), (second, files_of_second) = launch(
+        work, cores=1, backend=backend, progress="off"
+    ).results[0]
     assert first
     assert set(first) <= set(second)
+    assert files and files_of_second
 
 
 def test_one_inside_of_another_is_refused_and_the_outer_goes_on(tmp_path):

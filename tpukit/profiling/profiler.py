@@ -3,7 +3,7 @@
 import contextlib
 import os
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from tpukit.essentials.display import SystemFailureError, TpukitRuntimeError, counted
@@ -74,7 +74,7 @@ def profile(core, folder: str | os.PathLike, *, ranks: Collection[int] = (0,)) -
         )
     # The profilers themselves fail at the end only, when the recording would be lost.
     _check_writable(own_folder)
-    earlier = set(own_folder.rglob("*"))
+    earlier = _times_written(own_folder)
     kind = XlaTrace if backend.traced else Trace
     trace = kind(backend, own_folder)
     recording = Profile(own_folder, trace)
@@ -91,15 +91,18 @@ def profile(core, folder: str | os.PathLike, *, ranks: Collection[int] = (0,)) -
         except (OSError, RuntimeError) as error:  # torch_xla raises RuntimeError
             unwritten = error
         else:
-            recording.files = _new_files(own_folder, earlier)
+            written = _times_written(own_folder).items() - earlier.items()
+            recording.files = sorted(path for path, _ in written)
             core.print(_how_to_open(recording, folder), everywhere=True)
     # Not reached if the block raised: its error is more important.
     if unwritten:
         raise _not_written(own_folder, unwritten) from unwritten
 
 
-def _new_files(folder: Path, earlier: Collection[Path]) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file() and path not in earlier)
+def _times_written(folder: Path) -> dict[Path, int]:
+    """Return when each file was written: a recording may replace the file of an earlier one."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {path: path.stat().st_mtime_ns for path in files}
 
 
 def _check_writable(folder: Path) -> None:
