@@ -125,7 +125,8 @@ def test_a_second_recording_is_beside_the_first_or_in_its_place(backend, tmp_pat
     ).results[0]
     assert first
     assert set(first) <= set(second)
-    assert files and files_of_second
+    assert files
+    assert files_of_second
 
 
 def test_one_inside_of_another_is_refused_and_the_outer_goes_on(tmp_path):
