@@ -424,6 +424,19 @@ def test_a_cell_that_may_fail_does_not_fail_the_job(make_notebook, send):
     assert "after" in result(job).notebook.read_text()
 
 
+def test_a_cell_that_may_fail_and_an_exit_after_it_do_not_fail_the_job(make_notebook, send):
+    cells = ("1 / 0", "import sys; sys.exit(0)")
+    job = send(make_notebook(*cells, tags=[(0, "raises-exception")]))
+    assert result(job).notebook.exists()
+
+
+def test_a_cell_that_fails_without_a_traceback_in_its_output_fails_the_job(make_notebook, send):
+    own = "get_ipython()._showtraceback = lambda kind, value, text: print('own traceback')"
+    job = send(make_notebook(own, "1 / 0", "print('after')"))
+    with pytest.raises(CellFailedError, match="no traceback in its output"):
+        result(job)
+
+
 def test_all_is_shown_before_anything_is_sent(make_notebook, send, tmp_path, capsys):
     (tmp_path / "data").mkdir()
     (tmp_path / "data/large.bin").write_bytes(bytes(3_000_000))

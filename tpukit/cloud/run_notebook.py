@@ -322,14 +322,21 @@ def _failed_cell(attempt: _Attempt) -> dict:
     place = attempt.work / "notebook.ipynb"
     book = json.loads(place.read_text(encoding="utf-8"))
     for cell in book["cells"]:
-        errors = [one for one in cell.get("outputs", []) if one["output_type"] == "error"]
-        if not errors or "raises-exception" in _tags(cell):
+        if "raises-exception" in _tags(cell):
             continue
-        error = errors[0]
+        shown = [output for output in cell.get("outputs", []) if output["output_type"] == "error"]
+        errors = [error for error in shown if not _is_clean_exit(error)]
+        if errors:
+            error = errors[0]
+        elif not shown and cell["metadata"].get("papermill", {}).get("exception"):
+            # A library such as rich has printed the traceback in its own way.
+            text = "the cell failed, and there is no traceback in its output; see the notebook"
+            error = {"ename": "Exception", "evalue": text, "traceback": []}
+        else:
+            continue
         text = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error["traceback"]))
-        number = cell["metadata"].get(NUMBER, -1)
         return {
-            "cell": number,
+            "cell": cell["metadata"].get(NUMBER, -1),
             "ename": error["ename"],
             "evalue": error["evalue"],
             "traceback": text,
@@ -338,6 +345,10 @@ def _failed_cell(attempt: _Attempt) -> dict:
     book["cells"] = [cell for cell in book["cells"] if _PAPERMILL_ERROR not in _tags(cell)]
     _WholeFiles(attempt).write(json.dumps(book, indent=1), str(place))
     return {}
+
+
+def _is_clean_exit(error: Mapping) -> bool:
+    return error["ename"] == "SystemExit" and error["evalue"] in ("", "0")
 
 
 def _tags(cell: Mapping) -> list[str]:
