@@ -50,5 +50,11 @@ def test_what_does_not_belong_together_is_refused_with_the_fix():
     images = torch.zeros(3, 1, 8, 8, dtype=torch.uint8)
     with pytest.raises(ValueError, match="got 3 images and 10 labels\n  fix:"):
         tpukit.metrics.show_outcomes(images, TRUTH, CHANCES)
+    with pytest.raises(
+        ValueError, match=f"{len(TRUTH)} images and {len(TRUTH)} labels, with 1 notes"
+    ):
+        tpukit.metrics.show_outcomes(
+            torch.zeros(len(TRUTH), 1, 4, 4), TRUTH, CHANCES, notes=["one"]
+        )
     with pytest.raises(ValueError, match=r"got \(10, 2\) and \(10,\)\n  fix:"):
         tpukit.metrics.choose_predictions(np.zeros((10, 2)), CHANCES)

@@ -149,6 +149,17 @@ def test_without_a_cache_folder_it_is_kept_where_only_this_user_can_write(
     assert stat.S_IMODE(kept.parent.stat().st_mode) == 0o700
 
 
+@pytest.mark.parametrize("mode", [0o770, 0o707])
+def test_a_cache_folder_that_others_can_write_to_is_not_used(mode, tmp_path, plugin, monkeypatch):
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    environ = compiler(tmp_path / "one", WORKS)
+    shared = tmp_path / "one" / "cache" / "tpukit"
+    shared.mkdir(parents=True)
+    shared.chmod(mode)
+    kept = build.library(path=plugin(), environ=environ)
+    assert kept.parent == tmp_path / f"tpukit-{os.getuid()}"
+
+
 def test_two_processes_that_compile_at_once_both_get_it_whole(tmp_path, plugin):
     path, environ = (
         plugin(),

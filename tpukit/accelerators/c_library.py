@@ -3,6 +3,7 @@
 import hashlib
 import os
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -13,6 +14,7 @@ from tpukit.essentials.display import TpukitError
 # Of the C compiler; _SHARED for a library.
 _FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra")
 _SHARED = ("-fPIC", "-shared")
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 class BuildError(TpukitError, RuntimeError):
@@ -91,9 +93,9 @@ def _key(compiler: str, flags: Iterable[str], files: Iterable[Path]) -> str:
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the first folder of this user that can be written.
+    """Make and return the first folder that only this user can write to.
 
-    It must belong to the user, because its files are loaded as code.
+    Its files are loaded as code.
 
     Raises:
         BuildError: no folder can be written.
@@ -111,10 +113,11 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
         except OSError as error:
             refused.append(f"{folder}: {error.strerror}")
             continue
-        is_own = folder.stat().st_uid == os.getuid()
+        status = folder.stat()
+        is_own = status.st_uid == os.getuid() and not status.st_mode & _WRITABLE_BY_OTHERS
         if is_own and os.access(folder, os.W_OK | os.X_OK):
             return folder
-        refused.append(f"{folder}: not this user's, or not writable")
+        refused.append(f"{folder}: not this user's alone, or not writable")
     raise BuildError(
         "no folder can hold the C code that tpukit compiles",
         found="; ".join(refused),

@@ -49,6 +49,7 @@ class _Log:
         self._text = ""  # of this piece
         self._saved = 0  # characters of it in the folder
         self._length = 0  # of the whole log
+        self._is_cut = False  # whether the log has its notice
         self._lock = threading.Lock()
 
     def write(self, text: str) -> None:
@@ -56,12 +57,14 @@ class _Log:
         sys.stdout.write(text)
         with self._lock:
             room = _LONGEST_LOG - self._length
-            self._length += len(text)
-            if 0 < room < len(text):
-                notice = "tpukit: the log is too long; the rest of this attempt is not kept"
-                text = f"{text[:room]}\n{notice}\n"
-            if room > 0:
+            if len(text) <= room:
+                self._length += len(text)
                 self._text += text
+            elif not self._is_cut:
+                self._is_cut = True
+                self._length = _LONGEST_LOG
+                notice = "tpukit: the log is too long; the rest of this attempt is not kept"
+                self._text += f"{text[:room]}\n{notice}\n"
 
     def flush(self) -> None:
         """Flush standard output to the platform's own log."""
@@ -188,7 +191,7 @@ class _Attempt:
         return self.files.path
 
     def restore(self, source: Path) -> None:
-        """Copy all files to this machine; rename the notebook of the last attempt."""
+        """Copy all files to this machine; keep the last attempt's notebook under its number."""
         self.files.restore(open_folder(source / "in" / "files"))
         if self.number == 1:
             return

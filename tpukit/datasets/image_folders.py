@@ -1,4 +1,4 @@
-"""Find the images of a folder with one sub-folder per class, as torchvision's ImageFolder reads it.
+"""Find the images of a folder with one sub-folder per class, laid out as for ImageFolder.
 
     photos/cat/a.jpg        class 0, "cat"
     photos/cat/old/b.png    class 0, because only the first sub-folder decides
@@ -6,8 +6,9 @@
     photos/dog/notes.txt    left out, and counted
     photos/.cache/d.jpg     left out
 
-An error reports a folder that is one level too high or too low; `folder_layouts` knows the folders
-whose sub-folders are not classes but splits, patients or masks.
+Classes are numbered in the order of their names, 10 after 2; torchvision's ImageFolder has 10
+before 2. An error reports a folder that is one level too high or too low; `folder_layouts` knows
+the folders whose sub-folders are not classes but splits, patients or masks.
 """
 
 import os
@@ -74,7 +75,7 @@ def find_images(
         folder: the folder with one folder per class.
         classes: the classes in the order of their numbers; None for the sub-folders, sorted, 2
             before 10. A class without a folder keeps its number, so that the numbers of validation
-            images are those of training.
+            images are those of training. A folder without any file is a class without images.
         without: a folder to leave out.
 
     Raises:

@@ -9,7 +9,8 @@ Without them, a fresh process does not find the packages of
     process    imports the module, and registers them again
 
 A class that is defined in the notebook has no module that a process could import, so its files are
-refused before the first image is packed.
+refused before the first image is packed. A decoder of `Image.register_decoder` that is defined in
+the notebook is not sent.
 """
 
 import contextlib

@@ -69,7 +69,8 @@ def choose_predictions(
 ) -> np.ndarray:
     """Return the indices of typical predictions of each outcome.
 
-    The chosen probabilities lie evenly between the lowest and the highest of an outcome. Hits come
+    The predictions of an outcome are sorted and divided into equal parts; the middle of each part
+    is chosen. Hits come
     first, then misses, false alarms and true negatives.
 
     Args:
@@ -158,6 +159,8 @@ def show_outcomes(
     words = outcomes(labels, probabilities, threshold=threshold)
     if len(words) != len(images) or (notes is not None and len(notes) != len(images)):
         counts = f"{len(images)} images and {len(words)} labels"
+        if notes is not None:
+            counts += f", with {len(notes)} notes"
         indexed = "images[chosen], labels[chosen], probabilities[chosen]"
         raise InvalidValueError(
             f"each image has one label and one probability, got {counts}",

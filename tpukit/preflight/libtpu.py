@@ -36,14 +36,14 @@ class LibtpuNotFoundError(PreflightError):
 
 
 def platform_version() -> str:
-    """Return libtpu's version for this machine: Kaggle's with torch 2.8, Colab's with 2.9."""
+    """Return libtpu's version for this machine's torch; the newest for a torch without one."""
     torch = (MachineInfo.read().versions.get("torch") or "").partition("+")[0]
     newest = list(RELEASES.values())[-1]
     return RELEASES.get(torch, newest).libtpu[-1]
 
 
 def find_libtpu(version: str | None = None, *, environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the file of libtpu in a version: the image's own, or the copy of `fetch_libtpu`.
+    """Return the file of libtpu in a version: the copy of `fetch_libtpu`, or the image's own.
 
     Args:
         version, environ: as in `fetch_libtpu`.

@@ -13,8 +13,8 @@ from tpukit.simulator.build import find_plugin, library, why_not
 from tpukit.simulator.runtime import play
 from tpukit.simulator.shapes import environment, meeting_place, torch_tpu_dry_run
 
-# The names inside torch_tpu that this module replaces. INSIDES of the backend are those that it
-# uses.
+# The names inside torch_tpu that this module replaces or reads. `INSIDES` in
+# tpukit/accelerators/torch_tpu.py has those that the backend uses.
 HARDWARE = (
     "torch_tpu._internal.utils.hardware:_scan_pci_tpus",
     "torch_tpu._internal.utils.hardware:_V4_TOPOLOGY",

@@ -1,4 +1,4 @@
-"""Keep the losses of steps on the device, and copy them to the host once per log point.
+"""Keep the losses of steps on the device, and copy them to the host at log points and saves.
 
 If the host reads a loss, it waits until the device has finished that step, and prepares no further
 step meanwhile. So losses stay on the device and are copied together, in a single transfer. A loss
@@ -172,6 +172,10 @@ def _is_finite(sample: object) -> bool:
     from torch.utils import _pytree as tree
 
     for leaf in tree.tree_leaves(sample):
-        if not isinstance(leaf, str) and not bool(torch.as_tensor(leaf).isfinite().all()):
+        try:
+            numbers = torch.as_tensor(leaf)
+        except (TypeError, ValueError, RuntimeError):  # a text, None, an image
+            continue
+        if not bool(numbers.isfinite().all()):
             return False
     return True

@@ -131,7 +131,7 @@ def wait_for_chips(
         say: prints a line.
         chip: wait for this chip only, counted from 0 in the order of the nodes' numbers.
         seconds: the longest wait.
-        machine: the machine; None for this machine.
+        machine: the machine; this machine by default.
 
     Raises:
         DeviceBusyError: an open session of this kernel holds the chips; or they are still busy

@@ -115,7 +115,7 @@ def cleanup(machine: Machine = THIS_MACHINE) -> CleanupReport:
     alone.
 
     Args:
-        machine: the machine; None for this machine.
+        machine: the machine; this machine by default.
 
     Returns:
         the workers that were ended, as a table.

@@ -112,10 +112,10 @@ def check(machine: Machine = THIS_MACHINE, *, info: MachineInfo | None = None) -
     """Check whether this machine and this kernel are ready to launch; name each problem's fix.
 
     It starts no runtime, imports no torch and opens no device. So you can call it before, between
-    and after launches. It takes a few milliseconds.
+    and after launches. It takes less than a second.
 
     Args:
-        machine: the machine; None for this machine.
+        machine: the machine; this machine by default.
         info: the facts about the machine, if they are known already.
 
     Returns:

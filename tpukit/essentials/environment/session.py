@@ -151,7 +151,7 @@ def setup(
     `check` names it. You can call it again at any time.
 
     Args:
-        machine: the machine; None for this machine.
+        machine: the machine; this machine by default.
         compile_cache: the folder, or a list of folders, for the compilation cache of later launches
             without their own `compile_cache`; see `launch`. False switches it off.
         info: the facts about the machine, if they are known already.

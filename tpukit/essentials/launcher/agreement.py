@@ -55,9 +55,9 @@ _XLA_COLLECTIVES = (
 def is_comparison_step(step: int, steps_per_epoch: int) -> bool:
     """Return whether the cores are compared after this step.
 
-    The comparisons are frequent at first, because most mistakes show at once; later there is one
-    per epoch. With 40 steps per epoch: after steps 1, 2, 4, 8, 16, 32, 64, then 120, 240, 360 and
-    so on.
+    The comparisons are frequent at first, because most mistakes show at once; later they are at
+    ends of epochs, at least 100 steps apart. With 40 steps per epoch: after steps 1, 2, 4, 8, 16,
+    32, 64, then 120, 240, 360 and so on.
     """
     is_power_of_two = step.bit_count() == 1
     if step <= _OFTEN_UNTIL and is_power_of_two:

@@ -261,8 +261,8 @@ def launch(
             not their combination; a number of seconds is not above 0; `matmul_precision` is
             unknown; others can write to a folder of `compile_cache`.
         RuntimeInUseError: this process has started the XLA or CUDA runtime, or is a worker itself.
-        DeviceBusyError: other programs still hold the chips of the TPU after a minute. With
-            `device` tpukit does not wait.
+        DeviceBusyError: other programs still hold the chips of the TPU after a minute, or a
+            session of this notebook holds them. With `device` tpukit starts after that minute.
         WorkerError: a core failed, or the run hung.
         LaunchInterrupted: a KeyboardInterrupt, with the outcome so far.
     """
@@ -469,7 +469,7 @@ def ready(
     """Wait for this many chips of a TPU, and open the compilation cache; yield the layout with it.
 
     Raises:
-        DeviceBusyError: other programs hold the chips.
+        DeviceBusyError: other programs or a session of this notebook hold the chips.
         TypeError, ValueError: `compile_cache` is invalid, as `launch` documents.
     """
     runtime = runtimes()[topology.backend]

@@ -3,7 +3,7 @@
                command thread                    main thread
     RUN 3      passes it on                      runs function 3, sends its result
     WHERE      reports "running", 41 passed      passes boundary 42
-    LIMIT 45   sets the limit                    waits at boundary 45, reports "paused"
+    LIMIT 45   sets the limit                    waits at boundary 46, reports "paused"
     RAISE      sends SIGINT                      RunStopped unwinds the function
                                                  cleans up, reports "prompt"
 
@@ -102,7 +102,7 @@ class _SessionCore:
         """Run the functions of the session; it ends with the process."""
         channel.pickle_with(serialization.Pickler)
         self._worker.on_command = self._obey
-        # SIGINT, because it is the signal that does not cut a message in two.
+        # SIGINT, because `channel` postpones it while a message is sent.
         signal.signal(signal.SIGINT, self._stop)
         self._core.internal.send(messages.Result(self._core.rank, None))  # of run 0, the start
         self._wait_at_prompt()
@@ -205,7 +205,7 @@ class _SessionCore:
                 self._end_run()
 
     def _end_run(self) -> None:
-        """Let `fit` end its step and save, if it runs; otherwise interrupt the function."""
+        """Let a `fit` that waits at a boundary save and end; else interrupt the function."""
         internal = self._core.internal
         if internal.ends_between_steps and self._point.is_paused and not internal.stops_together:
             internal.stops_together = True

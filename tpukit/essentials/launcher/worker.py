@@ -56,7 +56,7 @@ STOP = b"e"  # exit now, with all child processes
 # Commands of a session.
 RUN = b"r"  # run the function of this number
 WHERE = b"w"  # report the place of the core
-LIMIT = b"l"  # wait at the boundary of this number
+LIMIT = b"l"  # pass so many boundaries, and wait at the next
 RAISE = b"x"  # leave the worker function where it stands
 
 
