@@ -713,8 +713,6 @@ WITHOUT_OUTPUTS = {
     "09_feed_the_chip",
     "10_profile_a_step",
     "11_why_is_it_slow",
-    "12_lightning",
-    "13_text",
     "14_larger_than_a_chip",
     "15_run_it_as_a_job",
 }
