@@ -711,7 +711,6 @@ WITHOUT_OUTPUTS = {
     "07_your_own_ct_exams",
     "08_your_own_images",
     "09_feed_the_chip",
-    "10_profile_a_step",
     "11_why_is_it_slow",
     "14_larger_than_a_chip",
     "15_run_it_as_a_job",

@@ -70,7 +70,7 @@ def test_a_proof_prints_one_line_of_json_last(tmp_path):
     ("arguments", "said"),
     [
         (["--parts", "launch,lunch"], "no such part: lunch(.|\n)*the parts are check, health"),
-        (["--backend", "tpu"], "backend is one of"),
+        (["--backend", "tpu"], "backend must be one of"),
         (["--folder", "full"], "--folder full is not empty"),
         (["--on", "kaggle"], "make chip-kaggle KAGGLE_USER=your-name"),
     ],

@@ -67,7 +67,7 @@ def test_a_script_that_fails_says_so_with_its_exit_status(tmp_path):
         [sys.executable, file], cwd=tmp_path, capture_output=True, text=True, timeout=600
     )
     assert ended.returncode == 1
-    assert "backend is one of" in ended.stdout
+    assert "backend must be one of" in ended.stdout
 
 
 def test_a_script_has_no_more_than_a_megabyte(tmp_path):

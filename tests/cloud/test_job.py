@@ -293,7 +293,7 @@ def test_sent_twice_is_one_job_and_a_name_is_not_shared(make_notebook, send, tmp
     with pytest.raises(ValueError, match="already"):
         send(make_notebook("print('other')"), name="once")
     result(first)
-    with pytest.raises(ValueError, match="over: succeeded"):
+    with pytest.raises(ValueError, match="ended: succeeded"):
         send(make_notebook("import time; time.sleep(1)"), name="once")
 
 
@@ -525,7 +525,7 @@ def test_what_cannot_run_is_refused_before_anything_is_written(make_notebook, se
     for wrong, message in (
         ({"parameters": {"typo": 1}}, "no such parameter: typo"),
         ({"parameters": {"n": Path("x")}}, "cannot be sent"),
-        ({"files": "data"}, "is a list"),
+        ({"files": "data"}, "must be a list"),
         ({"files": ["data"]}, "no such file"),
         ({"to": "dstack"}, "not a target"),
         ({"bucket": "gs://my-bucket/jobs"}, "a folder of this machine"),

@@ -264,7 +264,7 @@ def test_without_array_record_and_without_internet_it_says_so_and_goes_on(bare, 
 
 @pytest.mark.parametrize(
     ("number", "name"),
-    [("07", "export_phantoms"), ("08", "draw_flowers"), ("10", "Scenes"), ("15", "VertexDouble")],
+    [("07", "export_phantoms"), ("08", "draw_flowers")],
 )
 @pytest.mark.parametrize("way", ["a wheel", "a git URL"])
 def test_what_a_notebook_reads_beside_tpukit_comes_with_it(

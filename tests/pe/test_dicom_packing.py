@@ -370,11 +370,12 @@ def test_too_many_open_files_leave_no_slice_out(folder, tmp_path):
         "from pathlib import Path\n"
         "import numpy, PIL.Image\n"
         "from tpukit.pe.dicom_slices import Slices, read_slice; from tpukit.datasets.pack_shards import prepare\n"
+        "from tpukit.datasets.pixel_form import PixelForm\n"
         "read_slice(sys.argv[2])\n"
         "slices = Slices(Path(sys.argv[1]), '', {'pixels': 16, 'window': None, 'form': 'int16'})\n"
         "slices._names = [sys.argv[2]]\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))\n"
-        "try: print(prepare(slices, 0, None))\n"
+        "try: print(prepare(slices, 0, None, PixelForm()))\n"
         "except OSError as error: print('raised', error.strerror)"
     )
     (tmp_path / "names").write_bytes(b"x\0")

@@ -23,7 +23,7 @@ class XlaCpu(TorchXla, Cpu):
         super().broadcast(tensors)
         # As on a TPU. torch_xla writes a counter that is 0, as BatchNorm's, into the next graph,
         # so the first evaluation would have another graph than all later ones.
-        self.sync()
+        self.wait()  # not `sync`, which the report would count as a step
 
 
 class XlaCpuRuntime(CpuRuntime):
