@@ -709,7 +709,6 @@ WITHOUT_OUTPUTS = {
     "06_exams_and_submission",
     "07_your_own_ct_exams",
     "09_feed_the_chip",
-    "11_why_is_it_slow",
     "14_larger_than_a_chip",
     "15_run_it_as_a_job",
 }
