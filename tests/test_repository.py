@@ -708,7 +708,6 @@ WITHOUT_OUTPUTS = {
     "03_before_you_have_a_tpu",
     "06_exams_and_submission",
     "07_your_own_ct_exams",
-    "09_feed_the_chip",
     "14_larger_than_a_chip",
     "15_run_it_as_a_job",
 }
