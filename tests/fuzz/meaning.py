@@ -255,7 +255,7 @@ def a_table(folder: Path, draw: random.Random, names: list[str], of: dict, tone:
     options = {"labels": "kind", "root": str(folder)} | ({"masks": "mask"} if masked else {})
     one = Collection("", table, options, numbers, of, masked=masked)
     if masked and form in ("jpg", "jfif") and how in (2, 3, 4):
-        one.refusals.append("nothing says whether its mask is turned")
+        one.refusals.append("not known whether the mask is already turned")
     if draw.random() < 0.3:
         options["groups"] = "patient"
     if draw.random() < 0.5:
