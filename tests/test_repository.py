@@ -707,8 +707,6 @@ def test_a_notebook_has_no_metadata_of_the_program_that_wrote_it(path):
 WITHOUT_OUTPUTS = {
     "03_before_you_have_a_tpu",
     "06_exams_and_submission",
-    "14_larger_than_a_chip",
-    "15_run_it_as_a_job",
 }
 
 
