@@ -706,7 +706,6 @@ def test_a_notebook_has_no_metadata_of_the_program_that_wrote_it(path):
 # Notebooks whose outputs `make outputs` has not stored yet: remove the name with the first outputs.
 WITHOUT_OUTPUTS = {
     "03_before_you_have_a_tpu",
-    "06_exams_and_submission",
 }
 
 
