@@ -703,19 +703,9 @@ def test_a_notebook_has_no_metadata_of_the_program_that_wrote_it(path):
         assert set(tags(cell)) <= {"parameters", "exercise", "check"}
 
 
-# Notebooks whose outputs `make outputs` has not stored yet: remove the name with the first outputs.
-WITHOUT_OUTPUTS = {
-    "03_before_you_have_a_tpu",
-}
-
-
 @EACH_NOTEBOOK
 def test_the_outputs_of_a_notebook_are_those_of_its_cells(path):
     cells = code_cells(load(path))
-    if path.stem in WITHOUT_OUTPUTS:
-        assert not any(cell["outputs"] or cell["execution_count"] for cell in cells)
-        assert not any("tpukit" in cell["metadata"] for cell in cells)
-        return
     stale = stale_cells(load(path))
     number = path.stem.partition("_")[0]
     assert not stale, f"make outputs ONLY={number}; changed after its output was stored: {stale[0]}"
