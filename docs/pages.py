@@ -9,6 +9,7 @@ import ast
 import html
 import importlib
 import inspect
+import itertools
 import json
 import os
 import re
@@ -354,7 +355,7 @@ def kinds_of_pages(pages: list[Path], notebooks: list[Path]) -> dict[str, list[s
         "Help": HELP,
     }
     kinds["Notebooks"] = [name for name in kinds["Notebooks"] if name not in START]
-    listed = {name for names in kinds.values() for name in names}
+    listed = set(itertools.chain.from_iterable(kinds.values()))
     others = [f"docs/{page.stem}" for page in pages if f"docs/{page.stem}" not in listed]
     return {**kinds, "Concepts": [*CONCEPTS, *others]}
 
