@@ -1,6 +1,8 @@
 """CT as hospitals export it is packed as the files say, or refused by name; never wrong in silence."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -95,6 +97,28 @@ def test_a_jpeg_of_12_bits_still_needs_our_decoder(tmp_path):
     file = pydicom.dcmread(tmp_path / "a00.dcm")
     with pytest.raises(RuntimeError, match="Unable to decode"):
         pydicom.pixels.pixel_array(file, raw=True, decoding_plugin="gdcm")
+
+
+def test_threads_that_read_their_first_file_at_once_all_have_the_decoder():
+    """Packing reads ahead with several threads, and an error in any of them ends it."""
+    program = """
+import sys, threading, pydicom.pixels
+from tpukit.pe import jpeg_12_bits
+sys.setswitchinterval(1e-6)
+together, errors = threading.Barrier(16), []
+def add():
+    together.wait()
+    try:
+        jpeg_12_bits.add_decoder()
+        assert pydicom.pixels.get_decoder(jpeg_12_bits.SYNTAX)
+    except Exception as error:
+        errors.append(error)
+threads = [threading.Thread(target=add) for _ in range(16)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+assert not errors, errors
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
 def test_a_table_of_optical_densities_is_no_hounsfield_units(tmp_path):

@@ -5,6 +5,7 @@ use of GDCM refuses more than 8, although GDCM decodes them. A test fails when p
 without this module.
 """
 
+import contextlib
 import functools
 import importlib.util
 
@@ -16,11 +17,14 @@ _LABEL = "gdcm_12_bits"
 
 @functools.cache
 def add_decoder() -> None:
-    """Add this module to pydicom's decoders, once per process."""
+    """Add this module to pydicom's decoders, once per process; any number of threads may call."""
     from pydicom.pixels import get_decoder
     from pydicom.uid import UID
 
-    get_decoder(UID(SYNTAX)).add_plugin(_LABEL, (__name__, "decode"))
+    # `functools.cache` lets in all threads that call before the first has returned. pydicom refuses
+    # a label that it has, so that the others find the decoder of the first.
+    with contextlib.suppress(ValueError):
+        get_decoder(UID(SYNTAX)).add_plugin(_LABEL, (__name__, "decode"))
 
 
 def is_available(uid: str) -> bool:
