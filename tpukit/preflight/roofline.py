@@ -144,7 +144,7 @@ def roofline_figure(found, *, step_seconds: float | None = None) -> Figure:
     measured = None
     if step_seconds is not None:
         measured = whole._replace(name="measured", rate=found.flops / step_seconds)
-        sentence = f"{_compared(found, step_seconds)}; by the compiler {sentence}"
+        sentence = _measured_sentence(found, step_seconds, sentence)
     with look.style():
         figure = look.new_figure(9, 4.2, layout="constrained")
         axes = figure.subplots()
@@ -177,14 +177,16 @@ def roofline_figure(found, *, step_seconds: float | None = None) -> Figure:
     return figure
 
 
-def _compared(found, step_seconds: float) -> str:
-    """Return a sentence that compares a measured step with the chip's operations."""
-    chip = found.seconds
-    times = (
-        f"measured {step_seconds * 1e3:.1f} ms per step, the chip's operations {chip * 1e3:.1f} ms"
-    )
+def _measured_sentence(found, step_seconds: float, sentence: str) -> str:
+    """Return the title for a measured step; `sentence` is about the step by the compiler."""
+    share = min(1.0, found.seconds / step_seconds)
     peak = found.flops / step_seconds / found.chip.flops
-    return f"{times}, so {min(1.0, chip / step_seconds):.0%} of the time and {peak:.0%} of the peak"
+    measured = f"measured {step_seconds * 1e3:.1f} ms per step, {peak:.0%} of the peak"
+    operations = f"the chip's operations take {found.seconds * 1e3:.1f} ms ({share:.0%})"
+    rest = sentence
+    if share < _FILLED:
+        rest = "the rows of the report name what takes the rest"
+    return f"{measured}; by the compiler's estimate {operations}; {rest}"
 
 
 def _draw_roof(axes: Axes, chip, drawn: list[Point]) -> None:
