@@ -276,7 +276,7 @@ class StoredImages(Dataset):
         return ConcatDataset([self, other])
 
     def _indices(self, indices):
-        """Return indices as a (n,) array; IndexError or ValueError unless they are from 0 to N - 1."""
+        """Return indices as an (n,) array; IndexError or ValueError unless all are 0 to N - 1."""
         import numpy
 
         indices = numpy.asarray(indices)
