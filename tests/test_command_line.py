@@ -38,7 +38,7 @@ WRONG = {
     "preflight :train": "the function must have the form file.py:train",
     "preflight train.py:other": "has no function other",
     "preflight empty.py:train": "define train in empty.py",
-    "preflight broken.py:train": "is no Python",
+    "preflight broken.py:train": "is not valid Python",
     "preflight none.py:train": "there is no file none.py",
     "preflight no_such_module:train": "there is no module no_such_module",
     "preflight no.such.module:train": "there is no module no.such.module",

@@ -207,7 +207,7 @@ class Tubes:
 
 @dataclass(frozen=True)
 class Embolus:
-    """A clot in one artery: an acute clot is in the middle of the lumen, a chronic one at the wall."""
+    """A clot in one artery: an acute clot in the middle of the lumen, a chronic one at the wall."""
 
     clot: Tubes
     lumen: Tubes | None  # the channel that a chronic clot leaves open; None for an acute clot

@@ -105,7 +105,7 @@ class Canvas:
             bends.append(amplitude * np.sin(kx * x + ky * y + (kz * np.float32(z) + phase)))
         self.x = x + sum(bends[:3])
         self.y = y + sum(bends[3:])
-        # The largest distance by which the waves move a pixel. `window` adds it to a shape's radius.
+        # The most mm by which the waves move a pixel. `window` adds them to a shape's radius.
         bend = float(patient.waves[:, 0].reshape(2, 3).sum(1).max())
         self._reach = bend + 2 * self.pixel
         self.hu = np.full((size, size), -1000, np.float32)
