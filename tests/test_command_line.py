@@ -25,7 +25,7 @@ WRONG = {
     "job text.ipynb": "is not a notebook",
     "job julia.ipynb": "is a notebook in julia",
     "job none.ipynb": "no such file",
-    "job train.py:": "a file .ipynb or .py",
+    "job train.py:": "a file that ends in .ipynb or .py",
     "job": "the following arguments are required: notebook",
     "job train.py --to mars": "invalid choice: 'mars'",
     "job train.py --secret TOKEN": "--secret is a name and a reference",

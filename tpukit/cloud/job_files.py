@@ -8,7 +8,7 @@ from pathlib import Path
 from tpukit.essentials.display import InvalidValueError, PathNotFoundError
 from tpukit.essentials.environment import RELEASES
 
-# The names of files with keys, such as id_rsa, server.pem, kaggle.json, my-credentials.yaml, .netrc.
+# The names of key files, such as id_rsa, server.pem, kaggle.json, my-credentials.yaml, .netrc.
 _KEY_NAME = re.compile(
     r"(?i)^id_(rsa|dsa|ecdsa|ed25519)$|[.](pem|key|p12|pfx|jks|keystore|ppk|kdbx|gpg|token|env)$"
     r"|^(kaggle|token|.*(secret|credential|account).*)[.](json|toml|ya?ml|ini)$"

@@ -36,7 +36,7 @@ from tpukit.essentials.launcher import Core, Hosts, Run
 from tpukit.profiling import parse_duration
 
 _SECONDS_BETWEEN_REPORTS = 1.0
-# Ray's variable for the seconds in which all hosts must start. If they do not, Ray Train tries again.
+# Ray's variable for the seconds in which all hosts must start. After that, Ray Train tries again.
 _SECONDS_PER_TRY = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
 _DEFAULT_SECONDS_PER_TRY = 60
 _RUN = "run-{}.pickle"  # the file of a host's `Run` in the last checkpoint
