@@ -158,7 +158,7 @@ LONG = {
     "13_text": "epochs",
     "14_larger_than_a_chip": "epochs",
 }
-TRAINING = r"tpukit\.launch\((train|work)|= measure\("
+TRAINING = r"^\S.*(tpukit\.launch\((train|work)|= measure\()"  # a line that is not in a function
 PRESS_STOP = """
 def press_stop():
     import _thread, psutil, time
@@ -172,7 +172,7 @@ import threading
 threading.Thread(target=press_stop, daemon=True).start()
 """
 # A run with other parameters in the same folder would be refused.
-RUN_FOLDERS = ("run_path", "folder", "keep")
+RUN_FOLDERS = ("run_path", "folder")
 
 # What a notebook installs itself where it is missing; without a network its test is skipped.
 NEEDS = {
@@ -251,9 +251,13 @@ def interrupted_training(notebook, name):
     other = {
         folder: "interrupted" for folder in RUN_FOLDERS if f"\n{folder} = " in parameters.source
     }
+    if "keep" in SMALL[name]:
+        other["keep"] = "kept/interrupted"
     small(long, {**SMALL[name], **other, LONG[name]: 100_000})
     code = [cell for cell in long.cells if cell.cell_type == "code"]
-    number = next(n for n, cell in enumerate(code) if re.search(TRAINING, cell.source))
+    number = next(
+        n for n, cell in enumerate(code) if re.search(TRAINING, cell.source, re.MULTILINE)
+    )
     cells = code[: number + 1]
     for cell in cells:
         cell.id = f"{cell.id}-long"
