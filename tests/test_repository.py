@@ -5,6 +5,7 @@ import copy
 import importlib
 import inspect
 import json
+import os
 import re
 import subprocess
 import sys
@@ -624,6 +625,27 @@ def test_workflows_are_yaml_and_call_what_the_makefile_has():
     named = {command.split()[1] for command in commands if command.startswith("make ")}
     assert {"test", "docs", "headers"} <= named
     assert named <= targets
+
+
+def test_read_the_docs_and_github_pages_publish_the_folder_that_make_docs_writes(tmp_path):
+    yaml = pytest.importorskip("yaml")
+    pages = re.search(r"^PAGES = ROOT / (.+)$", (ROOT / "docs/pages.py").read_text(), re.MULTILINE)[
+        1
+    ]
+    folder = "/".join(re.findall(r'"(.+?)"', pages))
+    workflow = yaml.safe_load((ROOT / ".github/workflows/pages.yml").read_text())
+    steps = workflow["jobs"]["pages"]["steps"]
+    (upload,) = [one for one in steps if "upload-pages-artifact" in one.get("uses", "")]
+    assert upload["with"]["path"] == folder
+    make, *copying = yaml.safe_load((ROOT / ".readthedocs.yaml").read_text())["build"]["commands"]
+    assert [one["run"] for one in steps if "run" in one] == [make] == ["make docs TORCH=cpu"]
+    # The other commands, with pages that are there already.
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / folder / "index.html").write_text("the site")
+    environ = {**os.environ, "READTHEDOCS_OUTPUT": str(tmp_path / "published")}
+    for command in copying:
+        subprocess.run(["sh", "-ec", command], cwd=tmp_path, env=environ, check=True)
+    assert (tmp_path / "published/html/index.html").read_text() == "the site"
 
 
 def test_the_citation_names_this_version():
