@@ -15,7 +15,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from helpers.quoted_numbers import OTHER_NUMBERS, QUOTES, unexplained_numbers, wrong_quotes
+from helpers.quoted_numbers import (
+    EVIDENCE,
+    OTHER_NUMBERS,
+    QUOTES,
+    unexplained_numbers,
+    wrong_quotes,
+)
 from tested_through import TESTED_THROUGH
 
 from notebooks.outputs import LARGEST, LARGEST_SUM, PARAMETERS, stale_cells, takes
@@ -749,6 +755,8 @@ def test_every_decimal_number_of_a_text_is_a_quote_or_has_another_source(path):
     assert unexplained_numbers(notebook, QUOTES.get(path.stem, []), others) == []
     texts = "".join("".join(cell["source"]) for cell in notebook["cells"])
     assert [number for number in others if number not in texts] == []
+    evidence = (ROOT / "docs/evidence.md").read_text()
+    assert [one for one in others if others[one] == EVIDENCE and one not in evidence] == []
 
 
 @pytest.mark.parametrize("name", QUOTES)

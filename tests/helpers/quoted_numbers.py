@@ -70,19 +70,21 @@ ARITHMETIC = "follows from the other numbers of the sentence, or of the paramete
 OTHER_RUN = "of a run with other parameters, which the text names"
 SETTING = "a setting, or a number in the code"
 PUBLISHED = "published, with a link"
-EVIDENCE = "in docs/evidence.md, or follows from a number there"
+EVIDENCE = "in docs/evidence.md"
 OTHER_NUMBERS = {
     "00_quickstart": {"0.33": ARITHMETIC},
     "01_setup": dict.fromkeys(["3.7", "2.2"], OTHER_RUN),
     "02_every_core": dict.fromkeys(["0.776", "0.420"], OTHER_RUN),
     "03_before_you_have_a_tpu": {
-        **dict.fromkeys(["2.1", "0.3", "1.7", "0.5", "62.8", "13.9", "9.2", "41.9"], EVIDENCE),
-        **dict.fromkeys(["1.5", "9.60", "0.11", "0.02"], ARITHMETIC),
+        **dict.fromkeys(["2.1", "1.7", "62.8"], EVIDENCE),
+        **dict.fromkeys(["13.9", "9.2", "41.9", "0.3", "0.5", "0.11", "0.02"], ARITHMETIC),
+        **dict.fromkeys(["1.5", "9.60"], SETTING),
     },
     "04_look_at_ct": {"2.3": ARITHMETIC},
     "06_exams_and_submission": {
         **dict.fromkeys(["0.07", "0.5", "0.6", "0.9"], SETTING),
         **dict.fromkeys(["0.2", "3.7", "0.3"], ARITHMETIC),
+        **dict.fromkeys(["0.3130", "0.2429", "0.4264"], EVIDENCE),
     },
     "07_your_own_ct_exams": {"0.5": ARITHMETIC},
     "08_your_own_images": {
@@ -90,7 +92,8 @@ OTHER_NUMBERS = {
         **dict.fromkeys(["0.45", "0.85", "0.65", "0.10"], SETTING),
     },
     "09_feed_the_chip": {
-        **dict.fromkeys(["13.85", "1.5", "9.2", "14.4", "5.5"], EVIDENCE),
+        **dict.fromkeys(["13.85", "14.4", "5.5"], EVIDENCE),
+        **dict.fromkeys(["1.5", "9.2"], ARITHMETIC),
         **dict.fromkeys(["5.4", "1.3", "1.2"], OTHER_RUN),
         "125.82": PUBLISHED,
     },
