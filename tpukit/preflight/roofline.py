@@ -117,15 +117,24 @@ def limit(found) -> tuple[str, str]:
     return name, f"{text}; {_ADVICE[name]}"
 
 
-def roofline_figure(found) -> Figure:
+def roofline_figure(found, *, step_seconds: float | None = None) -> Figure:
     """Return a figure: the step and its most expensive operations under the chip's roofline.
 
     Args:
         found: a `Preflight` whose step was compiled.
+        step_seconds: the measured time of the same step on the chip. The figure then shows the
+            measured step below the estimated one, and its title compares the two times.
 
     Raises:
-        InvalidValueError: the step needs too much memory, so nothing was compiled.
+        InvalidValueError: the step needs too much memory, so nothing was compiled; or
+            `step_seconds` is not positive.
     """
+    if step_seconds is not None and not step_seconds > 0:
+        raise InvalidValueError(
+            "step_seconds must be positive",
+            found=f"step_seconds={step_seconds}",
+            fix="the seconds of a step, such as core.step_seconds after the first steps",
+        )
     if not found.compiled:
         raise InvalidValueError(
             "a step that does not fit has no roofline, because it was not compiled",
@@ -140,10 +149,15 @@ def roofline_figure(found) -> Figure:
         share=1.0,
     )
     _, sentence = limit(found)
+    measured = None
+    if step_seconds is not None:
+        measured = whole._replace(name="measured", rate=found.flops / step_seconds)
+        sentence = _measured_sentence(found, step_seconds, sentence)
     with look.style():
         figure = look.new_figure(9, 4.2, layout="constrained")
         axes = figure.subplots()
-        _draw_roof(axes, found.chip, [*drawn, whole])
+        steps = [whole] if measured is None else [whole, measured]
+        _draw_roof(axes, found.chip, [*drawn, *steps])
         for point in drawn:
             axes.plot(
                 point.intensity,
@@ -155,15 +169,32 @@ def roofline_figure(found) -> Figure:
                 markeredgecolor=look.PAPER,
             )
         axes.plot(whole.intensity, whole.rate / 1e12, "D", color=look.INK, markersize=8)
+        if measured is not None:
+            hollow = {"color": look.INK, "markerfacecolor": look.PAPER, "markersize": 8}
+            axes.plot(measured.intensity, measured.rate / 1e12, "D", **hollow)
         # Lines without points, so that all markers in the legend have the same size.
         for direction in dict.fromkeys(point.direction for point in drawn):
             axes.plot([], [], "o", color=_COLORS[direction], label=direction or "no module")
         axes.plot([], [], "D", color=look.INK, label="the whole step")
+        if measured is not None:
+            axes.plot([], [], "D", label="the whole step, measured", **hollow)
         _name_largest(axes, drawn)
         axes.legend(loc="lower right")
         axes.set_title(textwrap.fill(sentence, 110), loc="left")
         look.describe(figure, _description(found, drawn, whole, sentence))
     return figure
+
+
+def _measured_sentence(found, step_seconds: float, sentence: str) -> str:
+    """Return the title for a measured step; `sentence` is about the step by the compiler."""
+    share = min(1.0, found.seconds / step_seconds)
+    peak = found.flops / step_seconds / found.chip.flops
+    measured = f"measured {step_seconds * 1e3:.1f} ms per step, {peak:.0%} of the peak"
+    operations = f"the chip's operations take {found.seconds * 1e3:.1f} ms ({share:.0%})"
+    rest = sentence
+    if share < _FILLED:
+        rest = "the rows of the report name what takes the rest"
+    return f"{measured}; by the compiler's estimate {operations}; {rest}"
 
 
 def _draw_roof(axes: Axes, chip, drawn: list[Point]) -> None:

@@ -344,13 +344,18 @@ class Preflight(Findings):
 
         return preflight_figure(self)
 
-    def roofline(self):
+    def roofline(self, *, step_seconds: float | None = None):
         """Return a matplotlib figure: the step and its ten largest operations under the roofline.
 
+        Args:
+            step_seconds: the measured time of the same step on the chip, such as the `step_seconds`
+                of `tpukit.profiling.report`. The figure shows it below the compiler's estimate.
+
         Raises:
-            InvalidValueError: the step needs too much memory, so there is no program.
+            InvalidValueError: the step needs too much memory, so there is no program; or
+                `step_seconds` is not positive.
         """
-        return roofline_figure(self)
+        return roofline_figure(self, step_seconds=step_seconds)
 
     def _operation_rows(self) -> list[tuple[str, str, str, str]]:
         rows = []

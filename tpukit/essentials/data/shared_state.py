@@ -161,7 +161,7 @@ def refuse_shared(dataset, *, world_size: int, workers: int) -> list:
             continue
         raise InvalidValueError(
             f"the dataset holds {held.kind}, which forked processes cannot share",
-            found=f"{held.path}: a {_class_name(held.value)}; {readers} read the dataset",
+            found=f"{held.path}: a {_class_name(held.value)}; {readers}, all forks, read the dataset",
             fix=_FIXES[held.kind],
         )
     return inside
