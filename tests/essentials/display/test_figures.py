@@ -342,12 +342,12 @@ def test_what_is_no_array_of_numbers_is_refused(images, message):
         (
             [0, np.nan, 1],
             NAMES,
-            r"class numbers from 0, got nan\n  found: row 1\n  fix:   look for what has no label",
+            r"class numbers from 0, got nan\n  found: row 1\n  fix:   look for missing labels",
         ),
         (
             [0, np.inf, 1],
             NAMES,
-            r"class numbers from 0, got inf\n  found: row 1\n  fix:   look for what has no label",
+            r"class numbers from 0, got inf\n  found: row 1\n  fix:   look for missing labels",
         ),
         ([0, -1, 1], NAMES, "class numbers from 0, got -1"),
         ([0.2, 0.9, 1.0], NAMES, "class numbers from 0, got 0.2"),
@@ -585,7 +585,7 @@ def test_a_figure_of_ones_own_gets_the_background_of_all_and_is_forgotten_by_pyp
         "left",
         "bottom",
     ]
-    with pytest.raises(ValueError, match="needs a description in words"):
+    with pytest.raises(ValueError, match="must be a description of the figure in words"):
         style_figure(figure, " ")
 
 
