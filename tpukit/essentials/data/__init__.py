@@ -1,4 +1,4 @@
-"""The data of a training loop: sampler, batches, prefetch, random numbers of the host."""
+"""The data of a training loop: samplers, batches, prefetching, the host's random numbers."""
 
 from tpukit.essentials.data.batches import Batches
 from tpukit.essentials.data.collating import collate
