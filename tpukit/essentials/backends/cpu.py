@@ -519,6 +519,7 @@ def _check_same(texts: Sequence[str], *, differ: bool = False) -> None:
         InvalidValueError: the collectives differ.
         BackendMismatchError: the shapes or dtypes differ.
     """
+    # A text is the collective, a space, and the shape and dtype.
     names = [text.partition(" ")[0] for text in texts]
     tensors = [text.partition(" ")[2] for text in texts]
     if len(set(names)) > 1:

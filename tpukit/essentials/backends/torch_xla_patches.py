@@ -37,6 +37,7 @@ def answer_for_all_processes(rank: int, world_size: int) -> None:
     join = dist.init_process_group
     refuse = _refused('dist.init_process_group("xla")', world_size)
 
+    # Groups of other backends, such as gloo, work here.
     def init_process_group(backend=None, *args: object, **options: object):
         if "xla" in str(backend):
             refuse()

@@ -260,6 +260,7 @@ class XlaRuntime(Runtime):
         try:
             import_torch_xla("TPU")
         except OSError as error:
+            # The errors of requests derive from OSError. Their module's name avoids its import.
             if not type(error).__module__.startswith("requests"):
                 raise
             raise TpukitRuntimeError(

@@ -311,6 +311,7 @@ class Batches:
             layout["buckets"] = list(sampler.lengths)
             layout["lengths"] = sampler.checksum()
         elif sampler.shuffle:
+            # A shuffled epoch can be resumed with other cores and another batch size.
             layout = {"shuffle": True}
         return {
             "epoch": self.epoch,

@@ -164,7 +164,7 @@ def load_images(
         _, samples = jobs[0]
         shared = _REQUESTED * workers + _ON_THEIR_WAY
         buffers = Buffers((len(samples), *source.shape), shared=shared)
-    requested: deque[_Requested] = deque()
+    requested: deque[_Requested] = deque()  # the loader returns batches in the order of requests
 
     def requests() -> Iterator[tuple]:
         for number, samples in jobs:
@@ -183,7 +183,7 @@ def load_images(
     def received() -> Iterator[tuple]:
         for images in loaded:
             samples, buffer = requested.popleft()
-            if images is None:
+            if images is None:  # the process has written them into the buffer
                 images = torch.from_numpy(buffer)
             yield images, torch.from_numpy(source.labels[samples])
 

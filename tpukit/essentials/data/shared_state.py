@@ -161,6 +161,7 @@ def refuse_shared(dataset, *, world_size: int, workers: int) -> list:
         is_inside = (
             held.owner is not None and held.owner is not dataset and not _is_own_dataset(held.owner)
         )
+        # A generator of a library's transform only needs another seed for each batch.
         if held.kind == _GENERATOR and is_inside:
             inside.append(held.value)
             continue
@@ -203,13 +204,14 @@ def _find(value, path: str, *, depth: int, seen: set[int], owner=None) -> Iterat
         depth = _DEPTH
     if depth == 0 or _is_closed(value):
         return
+    # The owner of the parts: none for variables of code, the object for its attributes.
     if isinstance(value, types.FunctionType | types.MethodType):
         owner = None
     elif not isinstance(value, _WITHOUT_NAMES):
         owner = value
     for part_path, part in _parts(value, path):
         is_code = isinstance(part, types.FunctionType | types.MethodType | type)
-        part_depth = depth if is_code else depth - 1
+        part_depth = depth if is_code else depth - 1  # code is no level of its own
         yield from _find(part, part_path, depth=part_depth, seen=seen, owner=owner)
 
 
@@ -351,7 +353,7 @@ def _names_read(kind: type) -> frozenset[str] | None:
     text, as `getattr` does.
     """
     names = set()
-    waiting = list(_READING)
+    waiting = list(_READING)  # names of methods to examine
     bases = [base for base in kind.__mro__ if base.__name__ not in _WITHOUT_METHODS]
     while waiting:
         name = waiting.pop()

@@ -169,6 +169,7 @@ def refuse_loader(dataset: object, batch_size: int) -> None:
     """
     kind = type(dataset)
     is_table = hasattr(dataset, "iloc")
+    # A dict with the keys 0, 1, ... is a usable dataset.
     is_dict_of_columns = isinstance(dataset, Mapping) and 0 not in dataset
     if is_table or is_dict_of_columns:
         raise InvalidTypeError(
@@ -181,6 +182,7 @@ def refuse_loader(dataset: object, batch_size: int) -> None:
         )
     if any(base.__name__.endswith("DataLoader") for base in kind.__mro__):
         size = getattr(dataset, "batch_size", None) or batch_size
+        # The samplers of torch that choose samples have a counterpart here.
         of_sampler = "its sampler is not used"
         sampler = getattr(dataset, "sampler", None)
         if hasattr(sampler, "weights"):

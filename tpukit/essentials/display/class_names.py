@@ -94,6 +94,7 @@ def _check_series(names, argument: str) -> None:
             fix=f'{argument}=dict(zip(table["number"], table["name"])), with the names of your '
             "columns",
         )
+    # After a sort or a filter, the index has old row numbers; it may also have class numbers.
     index = names.index.tolist()
     if index != list(range(len(index))):
         raise InvalidValueError(
@@ -124,6 +125,7 @@ def _as_text(name: object, argument: str) -> str:
         return ", ".join(name)
     is_text = isinstance(name, str)
     is_record = not is_text and hasattr(name, "__len__")
+    # The last condition is True for nan, the missing value of pandas.
     if is_record or name is None or name != name:
         raise InvalidValueError(
             f"{argument}= must be one text for each number",

@@ -227,6 +227,7 @@ def _title(names: Sequence[str]) -> str:
 def _colors(names: Sequence[str]) -> dict[str, str]:
     """Return a colour per curve: blue for the training set, orange for the validation set."""
     colors: dict[str, str] = {}
+    # First the fixed colours of training, validation and test, then free colours for the rest.
     for name in names:
         of_set = _SETS.get(_split(name)[0])
         if of_set and of_set not in colors.values():
@@ -242,6 +243,7 @@ def _heading(axis: Axis, curves: dict[str, Points]) -> str:
     """Return the title of a chart, and the newest value of each of its curves."""
     colors = _colors(axis.names)
     is_single_rate = axis.title == _LEARNING_RATE and len(axis.names) == 1
+    # If all curves have the same measure, the title names it, and a label only the data set.
     has_one_stem = len(_stems(axis.names)) == 1
     parts = []
     for name in axis.names:
@@ -285,6 +287,7 @@ def _chart(axis: Axis, curves: dict[str, Points], *, steps: tuple[float, float],
     for tick in ticks(*frame.values, count=4):
         y = frame.y(tick)
         grid.append(f"M{_LEFT} {y:.1f}H{width - _RIGHT}")
+        # 3.5 is about half the height of a digit, so the label is centred on its line.
         place = f"x='{_LEFT - 6}' y='{y + 3.5:.1f}' text-anchor='end'"
         labels.append(f"<text {place}>{_tick(tick)}</text>")
     labels += _step_labels(frame)
@@ -316,6 +319,7 @@ def _step_labels(frame: _Frame) -> list[str]:
 
 def _as_image(chart: str, width: int, *, alt: str) -> str:
     """Return a chart as an image, with its own text colour."""
+    # An image is a document of its own: it needs a namespace, and inherits no colour or font.
     alone = chart.replace("<svg ", "<svg xmlns='http://www.w3.org/2000/svg' ", 1)
     alone = alone.replace("currentColor", _INK_OF_IMAGE)
     alone = alone.replace("font-family:inherit", "font-family:sans-serif")

@@ -131,6 +131,7 @@ def _scaled(images: Any, *, limit: int, who: str) -> tuple[np.ndarray, str]:
 def _check_shape(images: Any, who: str) -> None:
     if not hasattr(images, "shape") or not hasattr(images, "dtype"):
         fix = "pass one tensor or array; torch.stack(images) makes one of a list"
+        # A DataLoader returns a list [images, labels].
         if isinstance(images, (list, tuple)) and len(images) == 2:
             unpacked = f"images, labels = batch, then {who}(images, labels)"
             fix = f"if it is a batch of a loader: {unpacked}"
@@ -149,6 +150,7 @@ def _check_shape(images: Any, who: str) -> None:
 
 
 def _shape_fix(shape: tuple[int, ...], permute: str) -> str:
+    # Each of these shapes comes from a usual mistake.
     if 0 in shape:
         return "check what the dataset or the loader returns, because this batch is empty"
     if len(shape) == 4 and shape[3] in (1, 3):
@@ -227,6 +229,7 @@ def under_masks(
     if below.ndim == 3:
         below = np.repeat(below[..., None], 3, axis=3)
     rgb = np.float32([to_rgb(color) for color in colors])
+    # Class 1 gets the first colour. Class 0 gets the last, which `where` then ignores.
     tints = rgb[(array.astype(int) - 1) % len(colors)]
     is_background = array[..., None] == 0
     drawn = np.where(is_background, below, (below + tints) / 2)
@@ -353,6 +356,7 @@ def _wrong_label(array: np.ndarray, is_wrong: np.ndarray) -> InvalidValueError:
     if not np.isfinite(wrong):
         fix = "look for missing labels in the table that they come from: table.isna().sum()"
     elif array.shape[1:] == (1,):
+        # A single column may be class numbers with an axis too many.
         are_class_numbers = (values == np.trunc(values)).all() and (values >= 0).all()
         if are_class_numbers:
             fix = "if they are class numbers, as a folder's, pass labels[:, 0]"

@@ -151,11 +151,13 @@ def style_figure(figure: Figure, alt: str) -> Figure:
     for axes in figure.axes:
         axes.set_facecolor(PAPER)
         axes.spines[:].set_color(RULE)
+        # A plot has lines on the left and below it, an image has none.
         axes.spines[:].set_visible(not axes.images)
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(color=RULE, labelcolor=MUTED)
         for label in (axes.xaxis.label, axes.yaxis.label):
             label.set_color(MUTED)
+    # An open figure of pyplot would be drawn a second time at the end of the cell.
     if pyplot := sys.modules.get("matplotlib.pyplot"):
         pyplot.close(figure)
     _let_notebooks_draw(figure)

@@ -131,6 +131,7 @@ def _arrow(axes: Axes, x: float, y: float) -> None:
         axes: the axes with the image.
         x, y: the point as shares of the width and height, from the upper left corner.
     """
+    # In points: 30 towards the nearer side of the image, and 20 up.
     away = (30 if x > 0.5 else -30, 20)
     pointer = {
         "arrowstyle": "-|>",
@@ -141,7 +142,7 @@ def _arrow(axes: Axes, x: float, y: float) -> None:
     }
     axes.annotate(
         "",
-        xy=(x, 1 - y),
+        xy=(x, 1 - y),  # the axes count from below, images from above
         xytext=away,
         xycoords="axes fraction",
         textcoords="offset points",

@@ -117,6 +117,7 @@ class Screen:
             over: True if the loop has ended, also by `break` or an exception.
         """
         bar = self.bars.get(label)
+        # A new `Bar` for a loop that has started again, because its clock starts again, too.
         if bar is None or done < bar.done or (seconds or 0.0) < (bar.seconds or 0.0):
             bar = Bar(label, done, total=total, rows_before=self._rows)
             self.bars[label] = bar
@@ -224,7 +225,7 @@ class Line(Screen):
         return super()._is_new() or needs_line_break
 
     def _draw(self, last: bool) -> None:
-        width = shutil.get_terminal_size().columns - 1  # a wrapped line could not be erased
+        width = shutil.get_terminal_size().columns - 1  # "\r" cannot erase a line that wraps
         text = self._status()[:width]
         self._erase()
         sys.stdout.write(text)
@@ -361,6 +362,7 @@ def kind_of_screen() -> str:
 
 
 def _is_unattended() -> bool:
+    # The program that executes the notebook has started this kernel, so it is the parent process.
     try:
         parent = Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
     except OSError:  # no /proc: on macOS and Windows a notebook counts as attended
@@ -386,6 +388,7 @@ def screen(kind: str | None = None) -> Iterator[Screen]:
             fix="leave progress out to choose by the kind of notebook",
         )
     opened = kinds[kind or kind_of_screen()]()
+    # The display shows the outcome before IPython prints the traceback.
     try:
         yield opened
     except KeyboardInterrupt:

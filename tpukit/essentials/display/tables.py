@@ -51,7 +51,7 @@ def as_text(rows: Sequence[Sequence[str]], *, width: int | None = None) -> str:
     lines = []
     for row in cells:
         wrapped = [_wrap(cell, size) for cell, size in zip(row, widths, strict=True)]
-        height = max(map(len, wrapped))
+        height = max(map(len, wrapped))  # lines of the row: those of its longest cell
         for number in range(height):
             parts = []
             for cell, size in zip(wrapped, widths, strict=True):
@@ -70,6 +70,7 @@ def _column_widths(cells: Sequence[Sequence[list[str]]], width: int) -> list[int
     for column in zip(*cells, strict=True):
         widths.append(max(_longest(cell) for cell in column))
     gaps = _GAP * (len(widths) - 1)
+    # A character at a time, so that several wide columns share the loss.
     while sum(widths) + gaps > width and max(widths) > _NARROWEST:
         widest = widths.index(max(widths))
         widths[widest] -= 1

@@ -151,6 +151,7 @@ def wait_for_chips(
     while True:
         busy = [node for node in nodes if _is_busy(node, machine)]
         count_free = len(nodes) - len(busy)
+        # If fewer nodes are visible than the run needs, libtpu reports that with more detail.
         if count_free >= min(needed, len(nodes)):
             return
         facts = _describe_holders(busy, machine)

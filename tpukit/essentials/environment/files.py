@@ -91,6 +91,7 @@ def load_notebook(path: Path) -> dict:
     try:
         book = json.loads(path.read_text(encoding="utf-8"))
         version = int(book["nbformat"])
+        # Format 3 has "worksheets" instead of "cells", and gets its own error below.
         if version >= _NOTEBOOK_FORMAT:
             iter(book["cells"])
     except (ValueError, KeyError, TypeError) as error:

@@ -78,7 +78,7 @@ class MachineInfo(Table):
         shm_evidence = f"no {machine.shm} here" if shm is None else f"size of {machine.shm}"
         generation = None
         if chips:
-            generation, _ = chips[0]
+            generation, _ = chips[0]  # all chips of a host have the same generation
         return cls(
             platform=place,
             system=machine.system,
@@ -213,6 +213,7 @@ def find_chips(pci: Path) -> tuple[list[tuple[str, Path]], str]:
     if not chips:
         seen = f"; {', '.join(others)} is not a TPU" if others else ""
         return [], f"none of {counted(len(devices), 'device')} in {pci} is a TPU{seen}"
+    # The evidence: "8 x 0x1ae0:0x0063 in /sys/bus/pci/devices".
     names = Counter(chip.pci for chip in chips)
     seen = ", ".join(f"{count} x {name}" for name, count in names.items())
     return [(chip.generation, chip.folder) for chip in chips], f"{seen} in {pci}"

@@ -124,6 +124,7 @@ def check(machine: Machine = THIS_MACHINE, *, info: MachineInfo | None = None) -
     """
     info = info or MachineInfo.read(machine)
     environ = machine.environ
+    # In the order of the table: the device and its software, then the kernel, then the machine.
     findings = (
         _chips(info, machine),
         _device(info, environ),
@@ -174,6 +175,7 @@ def _device(info: MachineInfo, environ: Mapping[str, str]) -> Finding:
     device = environ.get(name, "")
     if not info.chips:
         if device.startswith("TPU"):
+            # torch_xla in the kernel would fail; a dry run sets the variable in its workers.
             fact = f"{device}, but there is no chip"
             return Finding(name, "warning", fact=fact, fix=f"`{_unset(name)}`")
         return Finding(name, "ok", fact=f"{device or 'unset'}, and there is no chip")
@@ -249,6 +251,7 @@ def _torch_xla_versions(info: MachineInfo, torch: str, *, libtpu: str | None) ->
     release = RELEASES.get(base(torch))
     install = how_to_install(info)
     pair = f"torch {torch}, torch_xla {torch_xla}"
+    # From the worst case to the mildest: no import, an untested pair, no libtpu, another libtpu.
     if numbers(torch) != numbers(torch_xla):
         fact = f"{pair}: these versions do not work together, and torch_xla will not import"
         return Finding(name, "failure", fact=fact, fix=install)
@@ -327,7 +330,7 @@ def _in_use(info: MachineInfo, machine: Machine) -> Finding:
     name = "in use"
     if not info.chips:
         return Finding(name, "ok", fact="no chip that could be in use")
-    holders: dict[int, list[str]] = {}
+    holders: dict[int, list[str]] = {}  # a process may hold several chips
     for process, node in chip_holders(machine):
         holders.setdefault(process, []).append(node)
     if not holders:
@@ -341,6 +344,7 @@ def _in_use(info: MachineInfo, machine: Machine) -> Finding:
             facts.append(f"this kernel (process {pid}) has opened {chips}")
             fixes.append(how_to_restart(info))
             continue
+        # From the general to the special: a session's worker is a child of this kernel, too.
         relation = "another program"
         end = "shut down its notebook"
         if own in ancestors(machine.proc, pid):
@@ -358,6 +362,7 @@ def _in_use(info: MachineInfo, machine: Machine) -> Finding:
 def _tensorflow(info: MachineInfo, modules: Container[str]) -> Finding:
     name = "TensorFlow"
     versions = info.versions
+    # tensorflow-cpu is not in the list, because it does not load libtpu.
     packages = [each for each in ("tensorflow", "tensorflow-tpu") if versions.get(each)]
     if not packages:
         fact = "not installed"
@@ -424,6 +429,7 @@ def _fork(info: MachineInfo, environ: Mapping[str, str], *, can_fork: bool) -> F
 def _dry_run(info: MachineInfo, no_simulator: str | None) -> Finding:
     """List the dry runs that this machine offers."""
     cpu = 'CPU processes (`backend="cpu"`)'
+    # A simulated TPU comes before XLA:CPU, because it runs torch_xla's code for TPUs.
     if info.chips:
         fact = f"not needed, there are chips; {cpu} take their place on request"
     elif info.tpu_package == "torch_tpu" and not no_simulator:

@@ -211,6 +211,7 @@ class Agreement:
             self._loop.passed |= {group: when for group in GROUPS if values[group]}
             return
         everyone = gather_objects(self._core, {group: values[group] for group in out_of_sync})
+        # If the model is not from `core.model`, the fix is to call that.
         ours = set(map(id, self._models))
         raise difference(
             when,

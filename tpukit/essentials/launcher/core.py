@@ -286,6 +286,7 @@ class Core:
             "shares_process": self.backend.shares_process,
             "numbers": self.internal.numbers.own,
         }
+        # `steps` means a dataset that is read in order, which has a class of its own.
         if steps is not None:
             with optional_subpackage("core.batches(steps=...)"):
                 from tpukit.training import StreamBatches
@@ -304,7 +305,7 @@ class Core:
         )
         self.internal.agreement.add_batches(batches)
         if buckets is not None:
-            self.print(batches.sampler.in_words())
+            self.print(batches.sampler.in_words())  # the number of batches of each length
         return batches
 
     def step(self) -> contextlib.AbstractContextManager[None]:
@@ -489,6 +490,7 @@ class Core:
             return self.all_reduce(value, "mean")
         # Sent in two parts, because float32, the only type of some devices, cannot hold
         # 16,777,217. They are added in host memory.
+        # `high` is the number rounded to the device's type, `low` the error of that.
         high = torch.tensor(float(value), dtype=self.backend.real)
         rest = 0.0
         if high.isfinite():
@@ -567,6 +569,7 @@ class Core:
         import torch
         from torch.utils import _pytree as tree
 
+        # All tensors in one list, because each transfer from a TPU has a latency.
         leaves, structure = tree.tree_flatten(value)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         with self.internal.in_graph("to_host"):

@@ -110,6 +110,7 @@ class CoreStates:
 
     def _still_text(self, still: Sequence[int], running: Sequence[int], now: float) -> str:
         """Return why no core makes progress, given that all cores are quiet."""
+        # The order of the cases is that of their certainty, as the module documents.
         waiting = [rank for rank in still if self._states[rank].waiting]
         late = [rank for rank in still if not self._states[rank].waiting]
         # The cause comes before its effect: cores that wait for one that traces are not named.

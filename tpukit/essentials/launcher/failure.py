@@ -177,6 +177,8 @@ def exception_raised(rank: int, error: BaseException) -> Failure:
     """Describe the exception that ended a worker function."""
     when = time.monotonic()
     parts = _parts(error)
+    # The result cannot be pickled. The error names its part, and a traceback would show only the
+    # code of tpukit.
     if isinstance(error, SerializationError):
         what = f"returned something that cannot leave its process: {parts.fact}"
         return Failure(rank, when, what, fix=parts.fix)
@@ -298,6 +300,7 @@ def run_hangs(rank: int, what: str, fix: str, *, stacks: dict[int, str | None]) 
         stacks: the stack of each core as text, by rank; None for a core that did not answer.
     """
     texts = []
+    # The core to blame first; `sorted` leaves the order of the others.
     for core in sorted(stacks, key=lambda core: core != rank):
         stack = stacks[core]
         if stack is None:
@@ -353,7 +356,7 @@ def _shortened(text: str, most: int) -> str:
     left_out = len(text) - most
     if left_out <= 0:
         return text
-    half = most // 2
+    half = most // 2  # errors often have their reason at the beginning or at the end
     return f"{text[:half]} [... {left_out:,} characters are left out here ...] {text[-half:]}"
 
 
@@ -370,7 +373,7 @@ def _notebook_cell(file: str) -> int | None:
     shell = ipython.get_ipython() if ipython else None
     if shell is None:
         return None
-    numbers = getattr(shell.compile, "_filename_map", None)
+    numbers = getattr(shell.compile, "_filename_map", None)  # {file name: cell}, from IPython 8 on
     if numbers is None:  # IPython 7, on Colab, makes the name from the source
         numbers = {}
         for number, source in enumerate(shell.history_manager.input_hist_raw):

@@ -49,6 +49,7 @@ def gather_with_gradient(core, tensor):
     """
     import torch
 
+    # The class is made here, because it uses `core`, and torch must not be imported at the start.
     class Gather(torch.autograd.Function):
         @staticmethod
         def forward(context, mine):
@@ -85,8 +86,9 @@ def mean_by_name(core, values: Mapping) -> dict:
         _refuse_different_names([kinds for kinds, _ in everyone])
         for name in numbers:
             parts = [theirs[name] for _, theirs in everyone]
-            numbers[name] = math.fsum(parts) / len(parts)
+            numbers[name] = math.fsum(parts) / len(parts)  # exact, so equal on all cores
     means = dict(numbers)
+    # In the order of names, so that all cores call the collectives in the same order.
     for name in sorted(tensors, key=repr):
         means[name] = core.mean(tensors[name])
     return _nested(values, means)

@@ -407,6 +407,7 @@ def _print_layout(topology: Topology, shard: str | None, display: Screen) -> Non
             who = f"{topology.device} of one process take"
         note = runtimes()[topology.backend].note
         display.line(f"dry run: {who} the place of TPU cores{note}")
+    # On v2 and v3 the two cores of a chip are threads of a process.
     if topology.cores > topology.processes > 0:
         display.line(
             "cores that share a chip share the host's random numbers: only random numbers of the "

@@ -265,6 +265,8 @@ def _why_not_shown(data: dict, shown: deque[float]) -> str | None:
             f"a display of more than {_LARGEST_DISPLAY / 1e6:.0f} MB is not shown; "
             "save it to a file, or return it"
         )
+    # `shown` has the times of the last ten displays. The limit is reached if the oldest of them is
+    # less than a second old.
     is_full = len(shown) == shown.maxlen
     if is_full and time.monotonic() - shown[0] < 1:
         return f"displays above {_DISPLAYS_PER_SECOND} per second are not shown"

@@ -233,15 +233,16 @@ def _global_names(code: types.CodeType) -> Iterator[str]:
 
 def of_earlier_classes(state: types.SimpleNamespace, fn: Callable) -> list[str]:
     """Return a warning for each object in `core.state` whose class was defined again since."""
-    while hasattr(fn, "func"):
+    while hasattr(fn, "func"):  # functools.partial
         fn = fn.func
-    sent = {}
+    sent = {}  # the classes that came with this call, by name
     for value in getattr(fn, "__globals__", {}).values():
         if isinstance(value, type):
             sent[value.__qualname__] = value
     lines = []
     for name, value in vars(state).items():
         kind = type(value)
+        # The same name and module but another class: the notebook has run the cell again.
         newer = sent.get(kind.__qualname__, kind)
         if newer is not kind and newer.__module__ == kind.__module__:
             lines.append(

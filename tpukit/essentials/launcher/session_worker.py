@@ -142,7 +142,7 @@ class _SessionCore:
         reset_peak_memory()
         memory = OwnMemory()
         started = worker.StartedCore(self._core, threading.get_ident(), memory)
-        self._worker.cores[:] = [started]
+        self._worker.cores[:] = [started]  # heartbeats and signal handlers read this list
         return memory
 
     def _call(self, core: Core) -> object:

@@ -62,13 +62,14 @@ def sigterm_ends_the_run() -> Iterator[None]:
 
     If the user has set a handler of SIGTERM, it remains in effect.
     """
+    # Only the main thread can set handlers.
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
 
     def end(*_: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second SIGTERM ends the process at once
         raise Terminated
 
     signal.signal(signal.SIGTERM, end)

@@ -84,7 +84,7 @@ def refuse_torch(host: MachineInfo) -> None:
 def _check_backend(host: MachineInfo, backend: str | None) -> None:
     """Raise an error if there is no such backend, or its optional subpackage is absent."""
     wanted = backend
-    if backend is None and host.chips:
+    if backend is None and host.chips:  # a machine with chips must not fall back to the CPU
         wanted = host.tpu_package
     if wanted in REGISTRY and wanted not in runtimes():
         REGISTRY[wanted].load()  # raises NotInstalledError
@@ -180,6 +180,7 @@ def refuse_if_in_use(host: MachineInfo, environ: Mapping[str, str] = os.environ)
         RuntimeInUseError: this process is a worker, or has started or changed a runtime that no
             fork can share.
     """
+    # The parent, too, because this may be a DataLoader's process, which a worker has started.
     for process in (multiprocessing.current_process(), multiprocessing.parent_process()):
         if process and process.name.startswith(WORKER):
             raise RuntimeInUseError(

@@ -189,6 +189,7 @@ class Watchdog:
     def _over_time(self, running: dict[int, Heartbeat], now: float) -> Stall | None:
         if self.timeout is None or now - self._began <= self.timeout:
             return None
+        # Report a core outside of collectives if there is one: the others wait for it.
         working = [rank for rank, beat in running.items() if not beat.waiting]
         rank = working[0] if working else min(running)
         what = f"was not done after timeout={self.timeout:g} seconds"
@@ -216,7 +217,7 @@ class Watchdog:
             "let every core do the same number of steps: core.batches gives each the same number "
             "of batches"
         )
-        if collective == "save":
+        if collective == "save":  # the collective that users most often call on core 0 alone
             fix = (
                 "core.save(...) on every core, not under `if core.is_main`: core 0 alone writes "
                 "the file"
@@ -290,6 +291,7 @@ class Watchdog:
             "call the same collectives in the same order on every core, also before you read a "
             f"tensor with .item() or print; if it waits for something else: {_LONGER}, or None"
         )
+        # A core that has returned has probably left out a collective of the graph.
         if returned:
             what = f"returned while core {longest} has not moved for {still}"
             return Stall(min(returned), what, fix)
