@@ -207,7 +207,7 @@ def test_where_torchtpu_takes_the_place_of_torch_xla_it_is_told_to_be_experiment
     assert found(look(replace(TPU_VM, versions=versions), environ={}), "PJRT_DEVICE").state == "ok"
     assert 'backend="torch_tpu"' in found(look(replace(LAPTOP, versions=versions)), "dry run").fact
     both = found(look(replace(TPU_VM, versions=versions | {"torch_xla": "2.9.0"})), "versions")
-    assert (both.state, "a launch takes torch_tpu" in both.fact) == ("warning", True)
+    assert (both.state, "a launch uses torch_tpu" in both.fact) == ("warning", True)
     older = found(
         look(replace(TPU_VM, versions=versions | {"torch_xla": "2.9.0", "torch": "2.9.0"})),
         "versions",

@@ -352,6 +352,7 @@ class Cpu(Backend):
         ]
         hosts = self._for_collectives(tensors)
         messages = _messages(hosts)
+        # Start all messages before the wait for the first, so that they overlap.
         for message in messages:
             message.work = send(message.flat)
         for message in messages:

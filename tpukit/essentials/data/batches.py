@@ -338,7 +338,7 @@ class Batches:
                 of an epoch in order or with buckets, and the number of cores, the batch size, the
                 order or the buckets have changed.
         """
-        if "steps" in state:
+        if "steps" in state:  # only the state of a stream has this key
             raise InvalidValueError(
                 "the saved state belongs to an iterable dataset, but this dataset is map-style",
                 fix="pass the dataset that the state was saved with",
@@ -353,6 +353,7 @@ class Batches:
         self.check_identity(state.get("dataset", self.identity()))
         saved = state["layout"]
         here = self.state_dict()["layout"]
+        # Between two epochs every division of the next epoch is possible.
         is_within_epoch = 0 < state["samples"] < state["count"]
         if is_within_epoch and saved != here:
             raise InvalidValueError(

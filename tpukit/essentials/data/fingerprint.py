@@ -43,7 +43,7 @@ def _describe(dataset: object, name: str, *, found: dict, depth: int) -> None:
     found[f"kind of {name}"] = type(dataset).__qualname__
     count = length_of(dataset)
     found[f"length of {name}"] = count
-    own = _checksum(dataset)
+    own = _checksum(dataset)  # if the dataset itself is a list, an array or a table
     if own is not None:
         found[f"content of {name}"] = own
     for part, value in parts_of(dataset):

@@ -66,7 +66,7 @@ def run_ahead(calls: Iterable[Callable[[], object]], threads: int) -> Iterator[o
             done = SimpleQueue()
             running.append(done)
             todo.put((call, done))
-            if len(running) > _AHEAD * threads:
+            if len(running) > _AHEAD * threads:  # enough is requested: wait for the oldest
                 yield _result(running.popleft())
         while running:
             yield _result(running.popleft())

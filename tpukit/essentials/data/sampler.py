@@ -186,5 +186,6 @@ def sample_shares(weights, count: int):
             found=f"from {numbers.min()} to {numbers.max()}",
             fix=fix,
         )
+    # By the last sum and not by `total`, so that rounding cannot make the last share less than 1.
     sums = numbers.cumsum()
     return sums / sums[-1]

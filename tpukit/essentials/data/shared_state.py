@@ -101,7 +101,7 @@ def remember(fn: Callable, args: tuple) -> None:
     """
     _BEFORE.clear()
     name = getattr(fn, "__name__", type(fn).__name__)
-    seen: set[int] = set()
+    seen: set[int] = set()  # shared by all searches, so that each object is examined once
     found = list(_find(fn, name, depth=_DEPTH, seen=seen))
     for number, value in enumerate(args):
         found += _find(value, f"argument {number}", depth=_DEPTH, seen=seen)
@@ -279,6 +279,7 @@ def _parts(value, path: str) -> list[tuple[str, object]]:
     if _is_dataset(value):
         attributes = _used_attributes(type(value), attributes)
     parts = [(f"{path}.{name}", part) for name, part in attributes.items()]
+    # The class, too, because its methods may use variables of the notebook.
     return [*parts, (path, type(value))]
 
 

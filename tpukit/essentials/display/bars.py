@@ -129,7 +129,7 @@ def duration(seconds: float, *, exact: bool = False) -> str:
         seconds: the number of seconds.
         exact: write fewer than ten seconds with a decimal, `1.2 s`.
     """
-    # 9.95 is written as 10, which needs no decimal.
+    # From 9.95 on, the text would be "10.0 s".
     if exact and seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = int(seconds + 0.5)

@@ -87,6 +87,7 @@ def charts_html(curves: dict[str, Points], *, as_images: bool = False) -> str:
             a notebook of another machine until the reader trusts it.
     """
     finite = {name: _finite(points) for name, points in curves.items()}
+    # The steps of all curves, so that all charts have the same x axis.
     steps = [step for step, _ in _joined(curves.values())]
     charts = []
     headings_only = []  # of a constant learning rate, and of curves without a finite value
@@ -284,7 +285,7 @@ def _chart(axis: Axis, curves: dict[str, Points], *, steps: tuple[float, float],
     frame = _Frame(steps, values=_value_range([value for _, value in finite]), width=width)
     grid = []
     labels = []
-    for tick in ticks(*frame.values, count=4):
+    for tick in ticks(*frame.values, count=4):  # a line and a label per round value
         y = frame.y(tick)
         grid.append(f"M{_LEFT} {y:.1f}H{width - _RIGHT}")
         # 3.5 is about half the height of a digit, so the label is centred on its line.
@@ -309,7 +310,7 @@ def _step_labels(frame: _Frame) -> list[str]:
     y = frame.bottom + 16
     labels = [f"<text x='{_LEFT}' y='{y}'>step</text>"]
     across = frame.width - _LEFT - _RIGHT
-    for tick in ticks(*frame.steps, count=max(2, across // 65)):
+    for tick in ticks(*frame.steps, count=max(2, across // 65)):  # 65 pixels for "1,000,000"
         x = frame.x(tick)
         if x > _LEFT + 40:  # the word "step" is to the left of this position
             anchor = "middle" if x < frame.width - 24 else "end"

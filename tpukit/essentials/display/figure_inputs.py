@@ -124,7 +124,7 @@ def _scaled(images: Any, *, limit: int, who: str) -> tuple[np.ndarray, str]:
         natural = array * np.float32(_IMAGENET_STD) + np.float32(_IMAGENET_MEAN)
         if natural.min() >= -_ROUNDING and natural.max() <= 1 + _ROUNDING:
             return natural.clip(0, 1), f"{caption}, ImageNet's normalisation undone"
-    stretched = (array - low) / ((high - low) or 1)
+    stretched = (array - low) / ((high - low) or 1)  # a constant image becomes black
     return stretched, f"{caption}, stretched: {low:.3g} is black, {high:.3g} is white"
 
 
@@ -360,7 +360,7 @@ def _wrong_label(array: np.ndarray, is_wrong: np.ndarray) -> InvalidValueError:
         are_class_numbers = (values == np.trunc(values)).all() and (values >= 0).all()
         if are_class_numbers:
             fix = "if they are class numbers, as a folder's, pass labels[:, 0]"
-    row = np.argwhere(is_wrong)[0][0]
+    row = np.argwhere(is_wrong)[0][0]  # the first row with a wrong value
     return InvalidValueError(
         f"labels must be {expected}, got {wrong:.4g}", found=f"row {row}", fix=fix
     )

@@ -130,6 +130,7 @@ def cleanup(machine: Machine = THIS_MACHINE) -> CleanupReport:
             pid for pid, when in started.items() if when and _started(machine.proc, pid) == when
         ]
 
+    # SIGTERM first, so that `finally` blocks run, then SIGKILL, which Windows does not have.
     for number in (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
         for pid in alive():
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -160,6 +161,7 @@ def _find(machine: Machine) -> list[Orphan]:
     for process in entries(proc):
         if not process.name.isdigit() or not _is_mine(process):
             continue
+        # A process without a mark is no worker; one mark is enough.
         marks = [match for target in open_files(process) if (match := _MARK.match(target))]
         if not marks:
             continue

@@ -219,7 +219,7 @@ def _control_groups(machine: Machine, controller: str) -> Iterator[Path]:
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
-        root = machine.cgroup / controller if controllers else machine.cgroup
+        root = machine.cgroup / controller if controllers else machine.cgroup  # version 1, or 2
         folder = root / path.strip("/")
         yield folder
         yield from (parent for parent in folder.parents if parent.is_relative_to(root))

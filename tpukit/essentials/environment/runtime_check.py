@@ -164,6 +164,7 @@ def _chips(info: MachineInfo, machine: Machine) -> Finding:
             "start the container with `--privileged` or with `--device` for each chip; on a TPU "
             "VM, reboot the machine"
         )
+        # On notebook platforms the user cannot start containers, only get a new one.
         if info.platform in IMAGES:
             fix = LATEST_IMAGE if wrong_image(info) else how_to_start_afresh(info)
         return Finding(name, "warning", fact=fact, fix=fix)
@@ -209,8 +210,9 @@ def _torch_tpu_versions(info: MachineInfo, torch: str, *, libtpu: str | None) ->
     name = "versions"
     fact = f"torch {torch}, torch_tpu {info.versions['torch_tpu']}"
     if torch_xla := info.versions.get("torch_xla"):
-        other = f"torch_xla {torch_xla}, which is for another torch: a launch takes torch_tpu"
+        other = f"torch_xla {torch_xla}, which is for another torch: a launch uses torch_tpu"
         fact += f" (and {other})"
+    # Both make the import or the start of torch_tpu fail.
     is_too_old_for_it = numbers(torch) < TORCH_OF_TORCH_TPU
     lacks_libtpu = bool(info.chips) and not libtpu
     if is_too_old_for_it or lacks_libtpu:
@@ -355,7 +357,7 @@ def _in_use(info: MachineInfo, machine: Machine) -> Finding:
             end = "session.close()"
         facts.append(f"process {pid}, {relation}, holds {chips}: {command(machine.proc, pid)}")
         fixes.append(f"{end}, or `!kill {pid}`")
-    unique_fixes = dict.fromkeys(fixes)
+    unique_fixes = dict.fromkeys(fixes)  # an ordered set
     return Finding(name, "failure", fact="\n".join(facts), fix="; ".join(unique_fixes))
 
 
@@ -376,6 +378,7 @@ def _tensorflow(info: MachineInfo, modules: Container[str]) -> Finding:
     commands = f"`pip uninstall -y {package}`, `pip install tensorflow-cpu`"
     fix = f"{commands}, then {how_to_restart(info)}"
     library = "libtpu, the library of the TPU"
+    # A package that is only installed does no harm yet, so that is a warning.
     if "tensorflow" in modules:
         fact = f"{package} is imported in this kernel and may have loaded {library}, for itself"
         return Finding(name, "failure", fact=fact, fix=fix)

@@ -178,6 +178,7 @@ def setup(
             del environ[change.variable]
         else:
             environ[change.variable] = change.after
+    # After the changes, so that only variables that are still set are reported.
     left = tuple(f"{name}={environ[name]}" for name in _left_variables(environ, info))
     problem = torch_problem(info)
     if problem:
@@ -329,6 +330,7 @@ def install_line(info: MachineInfo, *, for_graphs: bool = False) -> str:
     torch_xla = info.versions.get("torch_xla")
     if not has_wheels:
         return "" if torch else "pip install torch torchvision"
+    # Without chips and with torch, a dry run on CPU processes needs nothing more.
     wants_torch_xla = bool(info.chips or torch_xla or not torch or for_graphs)
     parts = []
     if not torch or (wants_torch_xla and _can_replace(torch, info)):

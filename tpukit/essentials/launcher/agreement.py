@@ -224,6 +224,7 @@ class Agreement:
         """Return short values by name for each of GROUPS, without communication."""
         core = self._core
         values: dict[str, dict] = {group: {} for group in GROUPS}
+        # The groups in the order of GROUPS. Each value is a short text or number.
         values["run"] = {"seed of launch": core.internal.seed_of_launch, "cores": core.world_size}
         values["run"] |= state.run
         values["run"] |= {name: called_text(function) for name, function in state.called.items()}
@@ -248,8 +249,8 @@ class Agreement:
         import torch
 
         checksums = [zlib.crc32(repr(list(values[group].items())).encode()) for group in GROUPS]
-        # Two halves, because a TPU does not compare 64-bit numbers between cores, and float32
-        # holds 16 bits exactly.
+        # Two halves, because a TPU does not compare 64-bit numbers between cores, and float32 can
+        # represent 16 bits exactly.
         halves = [(checksum >> 16, checksum & 0xFFFF) for checksum in checksums]
         mine = torch.tensor(halves, dtype=torch.float32)
         # The cores are in sync if max(x) equals min(x), which is -max(-x): one collective.
@@ -339,6 +340,7 @@ class Agreement:
             return
         loop.steps[optimizer] += 1
         step = loop.steps[optimizer]
+        # `state_at_end` compares these, to see whether weights have changed since the last step.
         loop.versions = [versions(each) for each in loop.steps]
         loop.unwatched = 0
         if step == 1:
@@ -346,6 +348,7 @@ class Agreement:
         # All cores agree on this, because steps per epoch are compared after the first step.
         if is_comparison_step(step, steps_per_epoch=loop.data.get("steps", 1)):
             loop.due = _FIRST if step == 1 else f"after step {step}"
+            # In a `core.step` block, or on a TPU, the comparison waits for the end of the step.
             if not self._core.internal.open_steps and not self._core.backend.traced:
                 self.end_of_step()
 

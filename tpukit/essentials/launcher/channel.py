@@ -103,6 +103,7 @@ class Receiver:
                 return
             self._wanted = self._wanted[count:]
             self.in_message = True
+            # The buffer is full: get the next buffer, or the parts of a complete message.
             while not self._wanted:
                 parts = next(self._messages)
                 if isinstance(parts, memoryview):

@@ -488,8 +488,8 @@ class Core:
                 return mean_by_name(self, value)
         if isinstance(value, torch.Tensor):
             return self.all_reduce(value, "mean")
-        # Sent in two parts, because float32, the only type of some devices, cannot hold
-        # 16,777,217. They are added in host memory.
+        # Sent in two parts, because some devices have only float32, which cannot represent
+        # 16,777,217. The parts are added in host memory.
         # `high` is the number rounded to the device's type, `low` the error of that.
         high = torch.tensor(float(value), dtype=self.backend.real)
         rest = 0.0

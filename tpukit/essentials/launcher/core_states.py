@@ -80,8 +80,8 @@ class CoreStates:
         now = self._clock()
         if isinstance(doing, Compiling):
             if doing == last.doing and activity != last.activity:
-                # The counter changed, so the core no longer compiles. The runtime goes on reporting
-                # a graph whose compilation failed.
+                # The counter changed, so the core no longer compiles. The runtime still reports a
+                # graph whose compilation failed.
                 self._compiled[rank] = doing
             if doing == self._compiled.get(rank):
                 doing = None
@@ -94,7 +94,7 @@ class CoreStates:
         now = self._clock()
         running = [rank for rank in self.ranks if rank not in returned]
         missing = [rank for rank in running if rank not in self._states]
-        if missing:
+        if missing:  # their devices have not started
             seconds = now - self._began
             if seconds <= _QUIET_SECONDS:
                 return ""
@@ -122,6 +122,7 @@ class CoreStates:
             return self._late_text(late[0], waiting, running, now)
         if waiting:
             return self._all_wait_text(waiting, now)
+        # From here on no core is in a collective.
         reading = [rank for rank in late if self._states[rank].doing == "data"]
         if reading:
             subject = self._subject(reading, running)

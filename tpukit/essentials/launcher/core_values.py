@@ -183,6 +183,7 @@ def settings(optimizers: Iterable, schedule: object) -> dict[str, str]:
             for key, value in group.items():
                 if key != "params":
                     values[f"{key} of {kind}'s group {index}"] = value
+    # A schedule changes learning rates later, so its own state counts, too.
     if schedule is not None:
         for key, value in schedule.state_dict().items():
             values[f"{key} of {type(schedule).__name__}"] = value

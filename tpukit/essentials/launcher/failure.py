@@ -265,7 +265,7 @@ def process_ended(
             "a smaller batch_size, fewer cores= or DataLoader workers, or a dataset that is read "
             "from disk instead of one in memory"
         )
-    elif exitcode < 0:
+    elif exitcode < 0:  # another signal, such as SIGSEGV or SIGABRT of native code
         what = f"was killed by {_signal_name(-exitcode)}"
         fix = "a native library ended it; see what it printed last"
         if not started:
@@ -466,6 +466,7 @@ def _sendable(error: BaseException) -> BaseException | None:
 
 
 def _fix_of_an_exception(what: str) -> str:
+    # Texts of torch and torch_xla that users of GPUs meet first on a TPU.
     if any(words in what for words in _NO_CUDA):
         return (
             "core.model(model) in place of model.cuda(), and tensor.to(core.device) in place of "

@@ -115,6 +115,7 @@ def _forward_flops(function, args: tuple, kwargs: dict) -> int:
         dtype = torch.float32 if leaf.is_floating_point() else leaf.dtype
         return torch.empty(leaf.shape, dtype=dtype, device="meta")
 
+    # The call runs again on meta tensors, which computes shapes only and takes no device time.
     args, kwargs = tree.tree_map(on_meta, (args, kwargs))
     with torch.no_grad(), _operation_mode()() as operations:
         function(*args, **kwargs)

@@ -431,6 +431,7 @@ def watch(group: WorkerGroup, display: Screen, end: Callable[[], str]) -> Failur
         failure = group.watch()
         if failure is not None:
             display.close("failed")
+        # All cores trained, and none was in a collective: probably `core.model` was forgotten.
         elif len(group.alone) > 1 and group.alone.issuperset(group.ranks):
             display.line(_EACH_ALONE)
         return failure
@@ -456,7 +457,7 @@ def interrupted(
     details = ""
     if has_waited_long:  # probably the user interrupted because the cores hung
         texts = [f"core {rank}:\n{stacks[rank]}" for rank in sorted(stacks)]
-        details = "where the cores stood:\n" + "".join(texts)
+        details = "the stacks of the cores:\n" + "".join(texts)
     return LaunchInterrupted(
         f"the run was interrupted; {text}",
         details=details,

@@ -91,7 +91,7 @@ class RandomNumbers:
             return
         shared = host_numbers()
         seeded = self.seeded
-        self._shared = False
+        self._shared = False  # nested blocks draw from the same numbers
         if self._own is None:
             self._core.backend.seed(
                 seed_in_turn((self._core.internal.seed_of_launch, self._core.rank))

@@ -150,6 +150,7 @@ def serialize_call(fn: Callable, args: tuple) -> SerializedCall:
             fix="load or make it in the worker function once, and keep it: core.state.data = ...",
         ) from None
     except Exception as error:  # __reduce__ of a user's class may raise anything
+        # Pickle each part alone, to name the part that fails.
         for name, value in _parts_of(fn, args):
             try:
                 _pickle(value)
@@ -315,6 +316,7 @@ class Surroundings:
                 "the old code; a new session, or "
                 f"cloudpickle.register_pickle_by_value({modules[0]}), uses the new code"
             )
+        # Variables that were added, removed or changed.
         names = [
             name
             for name in sorted({*self._environ, *os.environ})

@@ -101,6 +101,7 @@ def without_interrupts() -> Iterator[None]:
         if callable(handler):  # SIG_IGN and SIG_DFL raise nothing
             before[number] = handler
     try:
+        # Inside of `try`, because a signal may arrive between the two calls.
         for number in before:
             signal.signal(number, lambda number, _: arrived.append(number))
         yield
@@ -160,7 +161,7 @@ def tie_children() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, fork.mask)
 
     def in_child() -> None:
-        gc.freeze()
+        gc.freeze()  # the collector ignores all objects that came with the fork
         if fork.is_main:
             die_with_parent(fork.parent)
         else:

@@ -1,4 +1,4 @@
-"""Choose the backend of a run, and lay out its cores over processes.
+"""Choose the backend of a run, and divide its cores among processes.
 
     machine               asked for          backend          cores x processes
     8 v5e chips           nothing            xla              8 x 8
@@ -54,7 +54,7 @@ def choose_topology(host: MachineInfo, cores: int | None, backend: str | None) -
                 f"cores must be a whole number, at least 1, or None for all, got {cores!r}",
                 fix="leave cores out for all, or cores=1",
             )
-    refuse_torch(host)
+    refuse_torch(host)  # before the packages that need torch
     runtime = _choose_runtime(host, backend)
     if runtime.package and host.versions.get(runtime.package) is None:
         line = runtime.how_to_install or install_line(host, for_graphs=True) or _WHEELS
@@ -140,7 +140,7 @@ def choose_device(
     Raises:
         InvalidValueError: there is no device of this number, or `cores` is neither 1 nor None.
     """
-    count = choose_topology(host, None, backend).processes or 1  # 0 if nothing can be forked
+    count = choose_topology(host, None, backend).processes or 1  # 0 on systems without fork
     is_number = isinstance(device, int) and not isinstance(device, bool)
     if not is_number or not 0 <= device < count or cores not in (None, 1):
         raise InvalidValueError(

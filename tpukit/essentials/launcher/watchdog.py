@@ -212,7 +212,7 @@ class Watchdog:
         all_wait = all(beat.waiting for beat in running.values())
         if not returned or not late or not all_wait:
             return None
-        collective = running[late[0]].waiting
+        collective = running[late[0]].waiting  # `late` has been in it for more than 5 seconds
         fix = (
             "let every core do the same number of steps: core.batches gives each the same number "
             "of batches"
@@ -244,7 +244,10 @@ class Watchdog:
         if not waiting and silent:
             rank = silent[0]
             what = f"has not started in {quiet[rank]:.0f} s, and uses no processor"
-            fix = f"see tpukit.check() for who holds the chips; {_LONGER} allows a longer start"
+            fix = (
+                "tpukit.check() names the process that holds the chips; "
+                f"{_LONGER} allows a longer start"
+            )
             return Stall(rank, what, fix)
         if self._others:  # all cores here may wait for a core of another host
             return None
@@ -317,7 +320,7 @@ class Watchdog:
         if now < self._next_look:
             return False
         self._next_look = now + _SECONDS_BETWEEN_LOOKS
-        busy_seconds = {}
+        busy_seconds = {}  # of the cores that must be idle if the run hangs
         for rank, beat in running.items():
             if self._waits_idle or not beat.waiting:
                 busy_seconds[rank] = self._busy_seconds(rank)

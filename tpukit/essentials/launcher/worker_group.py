@@ -301,7 +301,7 @@ class WorkerGroup:
             case messages.Progress(label, done, total, options):
                 self.display.bar(label, done, total, **options)
             case messages.Display(rank, data, metadata, options):
-                if self.topology.cores > 1:
+                if self.topology.cores > 1:  # a picture has no line that could name its core
                     self.display.line(f"[core {rank}] shows:")
                 self.display.show(data, metadata, **options)
             case Exception():  # from `Receiver`, for a message that cannot be unpickled
@@ -336,6 +336,7 @@ class WorkerGroup:
         if rank in self.ranks:
             return
         started = self._started()
+        # The reported rank is not among the expected ranks, so it replaces one of them.
         self.ranks.remove(max(expected for expected in self.ranks if expected not in started))
         self.ranks.append(rank)
         self.ranks.sort()
@@ -443,6 +444,7 @@ class WorkerGroup:
         """End every process: at once if it is done, else after its `finally` blocks."""
         try:
             self.tell_to_end()
+            # `signals` documents the steps and the times of the end.
             unfinished = [process for process in self.workers if not self._is_done(process)]
             if self.core_0_saves and unfinished and not self.failures:
                 self._wait_for_save()
@@ -504,6 +506,7 @@ class InProcessGroup(WorkerGroup):
         finally:
             self.ended = time.monotonic()
         failure = self.failures.first()
+        # `run_core` reports every exception as a failure, but an interrupt ends the launch.
         if failure and isinstance(failure.error, KeyboardInterrupt):
             raise failure.error
         yield from ()

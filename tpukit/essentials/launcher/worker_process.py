@@ -57,6 +57,7 @@ class WorkerProcess:
         self._expected = topology.ranks(number)
         self.started: list[int] = []
         self.has_failed = False
+        # Three pipes: the kernel reads messages and output, and writes commands.
         messages_fd, messages_end = os.pipe()
         output_fd, output_end = os.pipe()
         control_end, self._control = os.pipe()
@@ -88,6 +89,7 @@ class WorkerProcess:
                 os.close(fd)
             raise
         finally:
+            # The worker has its own copies. Open ends in the kernel would hide the worker's end.
             for fd in (messages_end, output_end, control_end):
                 os.close(fd)
         self.messages = Receiver(messages_fd)
