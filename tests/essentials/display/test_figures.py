@@ -279,8 +279,8 @@ NO_BATCH = {
     "(H, W)": (np.zeros((8, 8)), r"images\[None, None\]"),
     "five channels": (np.zeros((2, 5, 8, 8)), r"got \(2, 5, 8, 8\)\n  fix:   .*images\[:, :3\]"),
     "video": (np.zeros((2, 3, 4, 8, 8)), r"reshape"),
-    "no image": (np.zeros((0, 3, 8, 8)), r"the batch is empty"),
-    "no pixel": (np.zeros((2, 3, 0, 8)), r"the batch is empty"),
+    "no image": (np.zeros((0, 3, 8, 8)), r"this batch is empty"),
+    "no pixel": (np.zeros((2, 3, 0, 8)), r"this batch is empty"),
     "one nan": (
         np.where(np.arange(96).reshape(2, 3, 4, 4) == 60, np.nan, 0.5),
         r"found: 1 of 96 values.* in image 1",

@@ -131,7 +131,7 @@ def test_a_ready_machine_is_ok_from_top_to_bottom(look, machine):
             READY | {"XLA_TENSOR_ALLOCATOR_MAXSIZE": "9"},
             "variables",
             "warning",
-            "no longer read by anything",
+            "has no effect any more",
         ),
         (
             KAGGLE,
