@@ -537,7 +537,7 @@ def _check_same(texts: Sequence[str], *, differ: bool = False) -> None:
             f"{names[0].partition('(')[0]} needs the same shape and dtype on every core",
             found=", ".join(f"core {rank} {text}" for rank, text in enumerate(tensors)),
             fix=(
-                "pad to one shape first, as core.batches(..., shuffle=False) does; then "
+                "pad the tensors to one shape, as core.batches(..., shuffle=False) does; then "
                 "core.gather(...)[:n] removes the padding"
             ),
         )

@@ -51,7 +51,7 @@ def _refused(call: str, world_size: int) -> Callable[..., None]:
         raise TpukitRuntimeError(
             f"{call} does not reach other cores in this dry run",
             found=f"{world_size} XLA:CPU processes, which gloo connects and torch_xla does not",
-            fix="core.all_reduce, core.gather, core.optimizer_step; or pip install "
+            fix="use core.all_reduce, core.gather, core.optimizer_step instead; or pip install "
             "xla_cpu_pjrt==0.0.1, for a dry run in which torch_xla's own collectives work",
         )
 

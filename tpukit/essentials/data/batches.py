@@ -132,7 +132,8 @@ class Batches:
         if buckets is not None:
             if source is not None:
                 raise InvalidValueError(
-                    "PackedImages and CachedImages have images of one size, so buckets= has no use",
+                    "buckets= is not supported for PackedImages and CachedImages, whose images "
+                    "all have the same size",
                     fix="leave out buckets=",
                 )
             self.sampler = buckets.sampler(self.sampler, dataset)
@@ -432,7 +433,8 @@ def _check_arguments(counts: Mapping[str, object], flags: Mapping[str, object]) 
 def _check_no_buckets(buckets) -> None:
     if buckets is not None:
         raise InvalidValueError(
-            "weights= and buckets= cannot be combined: buckets arrange a permutation by length",
+            "weights= and buckets= cannot be combined: weights repeat some samples of an epoch, "
+            "but buckets need each sample once",
             fix="weights= with samples of one length, padded in the dataset; or buckets= alone",
         )
 

@@ -112,8 +112,9 @@ def remember(fn: Callable, args: tuple) -> None:
         is_running = isinstance(held.value, threading.Thread) and not _is_read(held)
         if is_running and is_part:
             raise InvalidValueError(
-                f"the worker function uses threads of the notebook, which no core has: {held.path}",
-                found=f"{_class_name(held.value)}, alive in this process only",
+                "the worker function uses threads of the notebook, which do not exist on the "
+                f"cores: {held.path}",
+                found=f"{_class_name(held.value)}, which runs only in the notebook's process",
                 fix=_FIXES_IN_WORKER[_THREADS],
             )
 

@@ -32,6 +32,6 @@ def optional_subpackage(feature: str) -> Iterator[None]:
         folder = missing.replace(".", "/")
         raise NotInstalledError(
             f"{feature} needs the subpackage {missing}, which this copy of tpukit does not have",
-            fix=f"copy the folder {folder} of a complete clone or wheel next to "
-            "tpukit/essentials here",
+            fix=f"copy the folder {folder} from a complete clone or wheel into this copy, next to "
+            "tpukit/essentials",
         ) from None

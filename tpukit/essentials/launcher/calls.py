@@ -53,8 +53,8 @@ def refuse_call(fn: Callable, args: tuple, caller: str = "launch") -> None:
         types = ["core", *(type(arg).__name__ for arg in args)]
         raise InvalidTypeError(
             f"{name}{signature} cannot be called with ({', '.join(types)}): {error}",
-            fix=f"def {name}(core, ...): a worker function takes its core first, then the "
-            f"arguments that follow it in {caller}; to pass an argument by keyword, "
+            fix=f"def {name}(core, ...): the first parameter is the core, then come the arguments "
+            f"that follow {name} in {caller}(...); to pass an argument by keyword, "
             f"functools.partial({name}, rate=0.1)",
         ) from None
 

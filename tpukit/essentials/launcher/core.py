@@ -270,7 +270,7 @@ class Core:
             raise InvalidValueError(
                 'with shard="fsdp", batch_size is for the whole run and must be divisible by '
                 f"{self.chips} chips, got {batch_size}",
-                fix=f"{next_multiple}, or another multiple of {self.chips}",
+                fix=f"batch_size={next_multiple}, or another multiple of {self.chips}",
             )
         options = {
             "batch_size": batch_size,
@@ -460,13 +460,13 @@ class Core:
         """
         if op not in _REDUCTIONS:
             raise InvalidValueError(
-                f"all_reduce has no op={op!r}",
-                fix=f"op is one of {', '.join(map(repr, _REDUCTIONS))}",
+                f"op must be one of {', '.join(map(repr, _REDUCTIONS))}, got {op!r}",
+                fix='core.all_reduce(tensor, "mean")',
             )
         if op in ("min", "max") and tensor.is_complex():
             raise InvalidValueError(
-                f"complex numbers have no {op}",
-                found=f"all_reduce of {tensor.dtype}",
+                f"all_reduce with op={op!r} is not supported for complex numbers",
+                found=f"a tensor of {tensor.dtype}",
                 fix=f"core.all_reduce(tensor.abs(), {op!r})",
             )
         with self.internal.together("all_reduce"):
@@ -635,7 +635,7 @@ def _copy(module):
         return copy.deepcopy(module, computed)
     except TypeError as error:  # a lock, an open file
         raise InvalidTypeError(
-            f"core.model makes a copy, and a part of this {type(module).__name__} cannot be copied",
+            f"core.model makes a copy, but a part of this {type(module).__name__} cannot be copied",
             found=error,
             fix="core.model(model, in_place=True), which moves the model itself",
         ) from error

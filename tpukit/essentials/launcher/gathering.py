@@ -128,6 +128,6 @@ def _refuse_different_names(everyone: list[dict[tuple, str]]) -> None:
     raise OutOfSyncError(
         "core.mean of a dict averages by name, and the cores have different names",
         found=different_names(named),
-        fix="the same names on every core, with 0 for a class that this core has not seen: "
+        fix="use the same names on every core, with 0 for a class that this core has not seen: "
         "core.mean({name: values.get(name, 0.0) for name in names})",
     )

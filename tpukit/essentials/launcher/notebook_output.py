@@ -199,7 +199,7 @@ def _as_float(name: str, value: object) -> float:
     shape = tuple(getattr(value, "shape", ()))
     kind = f"{type(value).__name__}{shape or ''}"
     raise InvalidTypeError(
-        f"log takes numbers and one-element tensors, got {name} = {kind}",
+        f"core.log supports numbers and one-element tensors, got {name} = {kind}",
         fix=f"{name}.mean(), or return it from the worker",
     ) from cause
 

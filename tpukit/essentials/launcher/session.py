@@ -281,8 +281,8 @@ class Session:
             raise SessionEndedError("the session has ended", found=self._ended, fix=_NEW)
         if self._is_running:
             raise SessionEndedError(
-                "the session is in a run, and runs one function at a time",
-                fix="session.run(...) after it, not in a logger or another thread",
+                "the session is busy: it runs one function at a time",
+                fix="call session.run(...) after the run, not in a logger or in another thread",
             )
 
     def _drew_unequally(self) -> bool:

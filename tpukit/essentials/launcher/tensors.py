@@ -66,5 +66,5 @@ def refuse_scripted(module) -> None:
             raise InvalidTypeError(
                 "core.model does not support modules of torch.jit",
                 found=f"{name or 'the module'} is a {type(layer).__name__}",
-                fix="core.model(module) of the module before torch.jit.script or torch.jit.trace",
+                fix="core.model(module) with the module before torch.jit.script or torch.jit.trace",
             )

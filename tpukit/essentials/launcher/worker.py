@@ -84,7 +84,7 @@ class Task:
             refuse_seconds("timeout", self.timeout, fix="timeout=3600, or None for no limit")
         if self.matmul_precision not in (None, "high", "highest"):
             raise InvalidValueError(
-                "matmul_precision is 'high', 'highest', or None for the device's own precision, "
+                "matmul_precision must be 'high', 'highest', or None for the device's own, "
                 f"got {self.matmul_precision!r}",
                 fix="for bfloat16 everywhere pass bf16=True to fit, or use torch.autocast",
             )
