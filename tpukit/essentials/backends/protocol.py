@@ -58,7 +58,7 @@ class Topology:
         device_number: the number of the only chip or GPU of the run, from 0. Other runs may use the
             other chips. None if the run may use the whole machine.
         hosts: the hosts of the run; None for a single host.
-        kept: the open compilation cache; None for none.
+        compile_cache: the open compilation cache; None for none.
         chips: number of chips per core; more than 1 if the model is sharded over them.
     """
 
@@ -70,7 +70,7 @@ class Topology:
     generation: str = ""
     device_number: int | None = None
     hosts: Hosts | None = None
-    kept: object | None = field(default=None, repr=False, compare=False)
+    compile_cache: object | None = field(default=None, repr=False, compare=False)
     chips: int = 1
 
     @property

@@ -33,7 +33,7 @@ class TorchXla(Backend):
 
     traced = True
     # The compilation cache in this process. torch_xla counts a load from it as a compilation.
-    kept = None
+    compile_cache = None
     # Number of compilations that torch_xla counted at their end, but not at their beginning.
     _uncounted = 0
 
@@ -108,9 +108,9 @@ class TorchXla(Backend):
         return count, nanoseconds / _NANOSECONDS - loading_seconds
 
     def loads(self) -> tuple[int, float]:
-        if self.kept is None:
+        if self.compile_cache is None:
             return 0, 0.0
-        return self.kept.loaded, self.kept.loading_seconds
+        return self.compile_cache.loaded, self.compile_cache.loading_seconds
 
     def compiling(self) -> Compiling | None:
         from torch_xla.debug import metrics
@@ -126,7 +126,7 @@ class TorchXla(Backend):
         if samples:
             _, nanoseconds = samples[-1]
             last_seconds = nanoseconds / _NANOSECONDS
-        activity = self.kept.now() if self.kept else ()
+        activity = self.compile_cache.now() if self.compile_cache else ()
         return Compiling(begun, last_seconds, *activity)
 
     def metrics(self) -> dict[str, tuple[int, float]]:
@@ -346,7 +346,7 @@ def start_pjrt(
         shorten_adam()
     correct_running_variance()
     complete_torch()
-    TorchXla.kept = topology.kept.enter() if topology.kept else None
+    TorchXla.compile_cache = topology.compile_cache.enter() if topology.compile_cache else None
 
     if topology.chips > 1:
         # Before the first device starts. `_run_singleprocess` is not used, because it would give

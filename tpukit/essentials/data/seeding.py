@@ -52,7 +52,7 @@ def seed_generators(generators: list, numbers: tuple[int, ...]) -> None:
             generator.seed(seed)
 
 
-def host_numbers() -> tuple:
+def random_states() -> tuple:
     """Return the states of the host's generators: (random, numpy.random, torch)."""
     import random
 
@@ -62,8 +62,8 @@ def host_numbers() -> tuple:
     return random.getstate(), numpy.random.get_state(), torch.default_generator.get_state()
 
 
-def put_back(state: tuple) -> None:
-    """Restore the states of the host's generators from the result of `host_numbers`."""
+def restore_random_states(state: tuple) -> None:
+    """Restore the states of the host's generators from the result of `random_states`."""
     import random
 
     import numpy
@@ -76,13 +76,13 @@ def put_back(state: tuple) -> None:
 
 
 @contextlib.contextmanager
-def numbers_kept() -> Iterator[None]:
+def random_states_restored() -> Iterator[None]:
     """Restore the states of the host's generators after this block."""
-    before = host_numbers()
+    before = random_states()
     try:
         yield
     finally:
-        put_back(before)
+        restore_random_states(before)
 
 
 @contextlib.contextmanager
@@ -92,7 +92,7 @@ def seeded_in_turn(numbers: tuple[int, ...]) -> Iterator[None]:
     After the block the former states are restored. So the random numbers in the block do not depend
     on other threads, if those draw in such blocks or call `seed_in_turn`.
     """
-    with TURN, numbers_kept():
+    with TURN, random_states_restored():
         seed_host(numbers)
         yield
 

@@ -29,11 +29,11 @@ from tpukit.essentials.environment import runtime_started
 from tpukit.essentials.launcher.core_values import (
     called_text,
     gradient_checksum,
-    held_tensors,
     lazy_parameters,
     parameters_of,
     settings,
     structure,
+    tensor_checksums,
     trains,
     versions,
 )
@@ -235,7 +235,7 @@ class Agreement:
                 values["model"] |= structure(module, prefix)
         if state.tensors:
             _check_sync_batchnorm(state.modules)
-            values |= held_tensors(
+            values |= tensor_checksums(
                 core,
                 state.modules,
                 state.optimizers,
@@ -306,7 +306,7 @@ class Agreement:
                 loop.first_gradients.append(mine)
 
     @contextlib.contextmanager
-    def own_step(self) -> Iterator[None]:
+    def optimizer_step_marked(self) -> Iterator[None]:
         """Mark the optimizer's step in `core.optimizer_step`: its gradients have been averaged.
 
         The mark also counts for an optimizer inside the optimizer, as in Lookahead.

@@ -21,7 +21,7 @@ from tpukit.essentials.display import (
 )
 from tpukit.essentials.environment import write_whole
 from tpukit.essentials.launcher.core_internal import CoreInternal
-from tpukit.essentials.launcher.core_values import averaged_places, parameters_of
+from tpukit.essentials.launcher.core_values import averaged_buffers, parameters_of
 from tpukit.essentials.launcher.gathering import gather_with_gradient, mean_by_name
 from tpukit.essentials.launcher.gradients import GradientAverage
 from tpukit.essentials.launcher.tensors import move_module, refuse_scripted, save_tensors
@@ -391,7 +391,7 @@ class Core:
                     parameter.grad.div_(weight)
         if clip is not None:
             torch.nn.utils.clip_grad_norm_(parameters_of(optimizer), clip)
-        with self.internal.agreement.own_step():
+        with self.internal.agreement.optimizer_step_marked():
             optimizer.step()
         # None and not zeros: a parameter without a gradient is then left alone in the next step.
         optimizer.zero_grad(set_to_none=True)
@@ -415,7 +415,7 @@ class Core:
         before you evaluate or save, so that all cores have the mean.
         """
         with self.internal.together("average_buffers"):
-            self.backend.average(averaged_places(module)())
+            self.backend.average(averaged_buffers(module)())
 
     def seed(self, *words: int) -> None:
         """Seed this core's random numbers from the run's seed, `words` and the rank.

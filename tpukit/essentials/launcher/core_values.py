@@ -1,6 +1,6 @@
 """Describe the state of a core as short values by name, so that cores can be compared.
 
-    held_tensors(...)    {"weights": {"0.weight": 512391, ...}, "buffers": {...}}     checksums
+    tensor_checksums(...)    {"weights": {"0.weight": 512391, ...}, "buffers": {...}}     checksums
     structure(model)     {"0": "1 Linear in_features=4, out_features=1, bias=True", ...}
     settings([sgd], None)        {"lr of SGD's group 0": "0.1", ...}
     called_text(loss)    "weighted_loss weights=(2,) 3a5f0c11"
@@ -23,7 +23,7 @@ _CLOSURE_DEPTH = 3  # levels of functions within functions that are described
 _Key = tuple[str, str]  # group, name
 
 
-def held_tensors(
+def tensor_checksums(
     core,
     modules: Mapping[str, object],
     optimizers: Iterable,
@@ -262,7 +262,7 @@ def _tensor_texts(prefix: str, group: str, tensors: Iterable[tuple[str, object]]
     return texts
 
 
-def averaged_places(*modules: object) -> Callable[[], list]:
+def averaged_buffers(*modules: object) -> Callable[[], list]:
     """Return a function that looks up the modules' float buffers, which need averaging.
 
     A layer may replace a buffer, as `self.center = 0.9 * self.center + ...` does. The function

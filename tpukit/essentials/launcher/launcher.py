@@ -492,17 +492,17 @@ def ready(
     # Chips stay busy for 10 to 30 s after the process that held them was killed.
     if runtime.hardware == "TPU":
         wait_for_chips(chips, display.line, chip=topology.device_number)
-    kept = runtime.open_compile_cache(folders, display.line) if folders else None
-    if kept is None:
+    cache = runtime.open_compile_cache(folders, display.line) if folders else None
+    if cache is None:
         yield topology
         return
     try:
-        yield replace(topology, kept=kept)
+        yield replace(topology, compile_cache=cache)
     finally:
-        summary = kept.summary()
+        summary = cache.summary()
         if summary:
             display.line(summary)
-        kept.close()
+        cache.close()
 
 
 def worker_failed(

@@ -13,7 +13,12 @@ import contextlib
 import zlib
 from collections.abc import Iterator
 
-from tpukit.essentials.data import host_numbers, numbers_kept, put_back, seed_in_turn
+from tpukit.essentials.data import (
+    random_states,
+    random_states_restored,
+    restore_random_states,
+    seed_in_turn,
+)
 
 
 class RandomNumbers:
@@ -28,14 +33,14 @@ class RandomNumbers:
         self._core = core
         # If cores are threads of a process, they share the host's generators, so this core must
         # not restore an earlier state.
-        self._can_put_back = not core.backend.shares_process
+        self._can_restore = not core.backend.shares_process
         self.seeded = 0
         self.fits = 0
         self._forget()
 
     def _forget(self) -> None:
         # Whether the cores draw the same numbers outside of steps; False after `seed`.
-        self._shared = self._core.world_size > 1 and self._can_put_back
+        self._shared = self._core.world_size > 1 and self._can_restore
         # The state of the sequence in steps, saved between two steps; None before the first step.
         self._own: tuple | None = None
 
@@ -56,7 +61,7 @@ class RandomNumbers:
         """
         if not self._shared:
             return None
-        of_python, of_numpy, of_torch = host_numbers()
+        of_python, of_numpy, of_torch = random_states()
         name, array, *rest = of_numpy
         checksum = zlib.crc32(repr((of_python, name, rest)).encode())
         for numbers in (array, of_torch.numpy()):
@@ -89,7 +94,7 @@ class RandomNumbers:
         if not self._shared:
             yield
             return
-        shared = host_numbers()
+        shared = random_states()
         seeded = self.seeded
         self._shared = False  # nested blocks draw from the same numbers
         if self._own is None:
@@ -97,20 +102,20 @@ class RandomNumbers:
                 seed_in_turn((self._core.internal.seed_of_launch, self._core.rank))
             )
         else:
-            put_back(self._own)
+            restore_random_states(self._own)
         try:
             yield
         finally:
             if self.seeded == seeded:  # a seed that was set in the block remains in effect
-                self._own = host_numbers()
+                self._own = random_states()
                 self._shared = True
-                put_back(shared)
+                restore_random_states(shared)
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
         """Restore the state of the host's generators after the block."""
         shared = self._shared
-        keeping = numbers_kept() if self._can_put_back else contextlib.nullcontext()
+        keeping = random_states_restored() if self._can_restore else contextlib.nullcontext()
         with keeping:
             yield
         self._shared = shared

@@ -45,7 +45,7 @@ from tpukit.essentials.launcher.launcher import (
 from tpukit.essentials.launcher.signals import SAVE_SECONDS, sigterm_ends_the_run
 from tpukit.essentials.launcher.topology import RuntimeInUseError
 from tpukit.essentials.launcher.watchdog import Limits, refuse_seconds
-from tpukit.essentials.launcher.worker_group import WorkerGroup, kept_open
+from tpukit.essentials.launcher.worker_group import WorkerGroup, session_groups
 
 _PROMPT_SECONDS = 3.0  # for all cores to come back after an exception or an interrupt
 # After so many of these seconds a core that has reached no boundary gets the exception anyway.
@@ -156,7 +156,7 @@ class Session:
             raise worker_failed(failure, self._group)
         self._record = _record(self._group)
         open_sessions.append(self._record)  # for `check`, which names the programs on the chips
-        kept_open.append(self._group)  # later forks close their copies of these workers' pipes
+        session_groups.append(self._group)  # later forks close their copies of these workers' pipes
         _open.append(self)
         self._surroundings = serialization.Surroundings()
         # Otherwise multiprocessing would wait for the workers when the program ends.
@@ -320,7 +320,7 @@ class Session:
             self._ended = why
             _open.remove(self)
             open_sessions.remove(self._record)
-            kept_open.remove(self._group)
+            session_groups.remove(self._group)
             self._resources.close()
             self._calls.close()
             self._closed.set()

@@ -186,7 +186,7 @@ def signal_pipe() -> int:
 
 
 @contextlib.contextmanager
-def children_heard() -> Iterator[None]:
+def sigchld_reset_after() -> Iterator[None]:
     """Reset the handler of SIGCHLD after the block.
 
     PyTorch installs a handler that raises an error when a process of a DataLoader was killed. After

@@ -269,7 +269,7 @@ def run_function(core: Core, memory: OwnMemory, fn: Callable, args: tuple = ()) 
     send = core.internal.send
     send(_memory_of(core, memory))
     try:
-        with signals.children_heard():
+        with signals.sigchld_reset_after():
             result = fn(core, *args)
         agreement = core.internal.agreement
         alone = agreement.has_trained_alone()

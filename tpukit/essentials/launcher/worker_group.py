@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tpukit.essentials.backends import Cpu, Topology, runtimes
-from tpukit.essentials.data import numbers_kept
+from tpukit.essentials.data import random_states_restored
 from tpukit.essentials.display import Screen, TpukitRuntimeError
 from tpukit.essentials.environment import orphans
 from tpukit.essentials.launcher import messages, signals, worker
@@ -39,7 +39,7 @@ _POLL_SECONDS = 0.02  # between two reads while the kernel waits for stacks or a
 
 
 # The groups of open sessions. Every new worker inherits their pipes, and closes its copies.
-kept_open: list["WorkerGroup"] = []
+session_groups: list["WorkerGroup"] = []
 
 
 class _Arrived(NamedTuple):
@@ -169,7 +169,7 @@ class WorkerGroup:
     # open after its own worker has died, and the kernel would not see its end.
     def _fork(self, number: int, meeting_point: object) -> WorkerProcess:
         inherited = []
-        for group in (self, *self._beside, *kept_open):
+        for group in (self, *self._beside, *session_groups):
             for process in group.workers:
                 inherited += process.fds()
         return WorkerProcess(
@@ -495,7 +495,7 @@ class InProcessGroup(WorkerGroup):
 
         try:
             # Keep the notebook's random numbers, because the next launch takes its seed from them.
-            with numbers_kept():
+            with random_states_restored():
                 worker.run_core(
                     self.task,
                     Cpu(0, 1, None),
