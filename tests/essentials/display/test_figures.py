@@ -216,7 +216,8 @@ def test_an_arrow_points_at_a_place_and_none_where_there_is_none():
 )
 def test_points_that_are_no_shares_of_these_images_are_refused(points):
     with pytest.raises(
-        ValueError, match=r"points are \(N, 2\), x and y in \[0, 1\] for each of 3 images"
+        ValueError,
+        match=r"points must be \(N, 2\) floats, x and y in \[0, 1\] for each of 3 images",
     ):
         show_batch(BYTES, points=points)
 
