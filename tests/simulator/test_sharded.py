@@ -217,7 +217,7 @@ def odd(core):
     with pytest.raises(ValueError, match="divisible by 4 chips, got 6") as refused:
         core.batches(text(), batch_size=6)
     assert refused.value.fix == "batch_size=8, or another multiple of 4"
-    fix = int(refused.value.fix.partition(",")[0])
+    fix = int(refused.value.fix.partition(",")[0].removeprefix("batch_size="))
     batches = core.batches(text(), batch_size=fix)
 
     class FullyShardedDataParallel(nn.Sequential):
