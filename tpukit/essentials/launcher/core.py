@@ -202,14 +202,14 @@ class Core:
 
         *Images.* `PackedImages`, `CachedImages` and a `torch.utils.data.Subset` of them give
         `(images, labels)`: uint8 of (batch_size, 3, H, W) in [0, 255], and float32 of
-        (batch_size, L) or, for classes, int64 of (batch_size,). With masks it is `(images, masks)`
-        with int64 of (batch_size, H, W), or both as {"labels": ..., "masks": ...}. Normalise and
-        augment on the device.
+        (batch_size, L) or, for classes, int64 of (batch_size,). A pack with masks gives
+        `(images, masks)`, with masks as int64 of (batch_size, H, W); with labels as well, it gives
+        `(images, {"labels": ..., "masks": ...})`. Normalise and augment on the device.
 
         *Any other dataset* gives batches nested as its items are: tuples, dicts, or both. Their
         tensors are sent in a single transfer. A Hugging Face dataset needs
-        `dataset.with_format("torch")`.
-        Strings stay in host memory as lists; `fit` and `evaluate` refuse them.
+        `dataset.with_format("torch")`. Strings remain in host memory as lists, which `fit` and
+        `evaluate` do not support.
 
         *Samples of varying length* need `buckets=(64, 128, 256)`. Each batch is padded to one of
         these lengths, the same on all cores at each step, so a step is compiled once per length;
@@ -247,7 +247,7 @@ class Core:
             drop_last: leave out the last samples if they do not fill a step on all cores.
                 Otherwise repeated samples fill the step.
             mask: add a bool tensor of (batch_size,) to every batch, False for repeated samples.
-            buckets: lengths to pad to, or a `tpukit.Buckets`.
+            buckets: lengths to pad to, or a `tpukit.Buckets`; None for samples of one length.
             seed: seed of the order of samples.
             workers: number of processes per core that make batches. With 0 the training loop's own
                 process reads the dataset. None for the number of free processors if the images
