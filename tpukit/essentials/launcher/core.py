@@ -213,7 +213,7 @@ class Core:
 
         *Samples of varying length* need `buckets=(64, 128, 256)`. Each batch is padded to one of
         these lengths, the same on all cores at each step, so a step is compiled once per length;
-        core 0 prints how many batches have each length. tpukit adds a bool mask of the positions
+        core 0 prints the number of compilations. tpukit adds a bool mask of the positions
         with data, (batch_size, length): as "attention_mask" in mappings, otherwise as a last part.
         A sample longer than the largest bucket is an error, unless `tpukit.Buckets` has
         `truncate=True`. `Buckets` also sets the axis, padding value and known lengths. `evaluate`
@@ -305,7 +305,7 @@ class Core:
         )
         self.internal.agreement.add_batches(batches)
         if buckets is not None:
-            self.print(batches.sampler.in_words())  # the number of batches of each length
+            self.print(batches.sampler.in_words())  # the lengths, and the number of compilations
         return batches
 
     def step(self) -> contextlib.AbstractContextManager[None]:
