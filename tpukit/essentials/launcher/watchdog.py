@@ -37,9 +37,9 @@ class Limits:
     """The limits of a launch: how long a core may hang, and how often workers report.
 
     Attributes:
-        stall: seconds after which tpukit ends a run that hangs, with the stacks of all cores. A
-            run hangs if no core makes progress or uses a processor; a core that compiles uses one.
-            None for no limit.
+        stall: seconds without progress after which tpukit ends a run that hangs, and reports the
+            stacks of all cores. A run hangs if no core makes progress or uses a processor; a core
+            that compiles uses one. None for no limit.
         heartbeat: seconds between two reports of a worker to the kernel.
 
     Raises:
