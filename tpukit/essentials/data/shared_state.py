@@ -166,9 +166,10 @@ def refuse_shared(dataset, *, world_size: int, workers: int) -> list:
         if held.kind == _GENERATOR and is_inside:
             inside.append(held.value)
             continue
+        name = _class_name(held.value)
         raise InvalidValueError(
             f"the dataset holds {held.kind}, which forked processes cannot share",
-            found=f"{held.path}: a {_class_name(held.value)}; {readers} read the dataset",
+            found=f"{held.path}: a {name}; {readers}, all forks, read the dataset",
             fix=_FIXES[held.kind],
         )
     return inside
