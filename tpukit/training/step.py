@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tpukit.accelerators import programs_of
 from tpukit.essentials.display import InvalidTypeError
-from tpukit.essentials.launcher import Core, averaged_places
+from tpukit.essentials.launcher import Core, averaged_buffers
 from tpukit.profiling import RecompileMonitor
 from tpukit.training.batch import call, inputs_and_targets
 from tpukit.training.host_time import Moment, advice
@@ -89,7 +89,7 @@ class TrainStep:
         check_optimizer(self.optimizer)
         self._update_average = average_update(self.averaged_model)
         backend = self.core.backend
-        self._buffers = averaged_places(self.model, self.loss)
+        self._buffers = averaged_buffers(self.model, self.loss)
         self._programs = programs_of(backend)
         self.host_seconds = 0.0  # of this thread, for whole steps
         self._python_seconds = 0.0  # of this thread, for all steps so far

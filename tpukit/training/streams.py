@@ -22,13 +22,13 @@ from tpukit.essentials.data import (
     Sent,
     ShardedSampler,
     collate,
-    host_numbers,
     iterate_loader,
     numbered,
     only_iterates,
-    put_back,
+    random_states,
     refuse_loader,
     refuse_shared,
+    restore_random_states,
     seed_host,
     seeded_in_turn,
     send_nested,
@@ -219,9 +219,9 @@ class _OwnNumbers:
         """Draw these within, by one thread of a process at a time; then restore the others."""
         with seeded_in_turn(self._seed):
             if self._state:
-                put_back(self._state)
+                restore_random_states(self._state)
             yield
-            self._state = host_numbers()
+            self._state = random_states()
 
 
 class _Shares:
