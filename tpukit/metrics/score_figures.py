@@ -32,30 +32,40 @@ def show_roc(
     resamples: int = 500,
     seed: int = 0,
 ) -> Figure:
-    """Draw the ROC curve of a label, and its precision against recall, with 95 % bands.
+    """Draw a label's ROC curve and its precision-recall curve, with 95 % bands.
 
-    The title gives the number of samples that have the label, and of groups with such a sample.
+    The title has the number of samples with the label, and the number of groups with such a sample.
 
     Samples of the same patient are not independent. Pass the patients as `groups`, so that the
-    bootstrap draws whole patients. Otherwise the band is too narrow. With fewer than 5 positive
-    or fewer than 5 negative groups, the title contains a warning, and no interval is drawn.
+    bootstrap draws whole patients; otherwise the band is too narrow. With fewer than 5 positive or
+    fewer than 5 negative groups, the title has a warning, and no band is drawn.
 
     Args:
-        labels, probabilities, groups, group, resamples, seed: as for `auroc_table`, of a label.
+        labels: (N,) zeros and ones, of one label.
+        probabilities: (N,) probabilities of this label, or any scores, because only their order
+            counts.
         name: the name of the label, for the title.
+        groups: (N,) the study or patient of each sample; None if every sample is independent.
+        group: the name of a group, such as "study".
         sample: the name of a sample, such as "exam".
-        specificity: a ring marks the highest sensitivity at this specificity or above, see
+        specificity: draw a ring at the highest sensitivity with this specificity or more, see
             `sensitivity_at`; None for no ring.
+        resamples: number of draws of the bootstrap, 1 or more.
+        seed: the seed of the bootstrap.
+
+    Returns:
+        a figure of matplotlib.
 
     Raises:
-        ValueError: the shapes do not match, a label is neither 0 nor 1, or all are equal.
+        ValueError: the shapes do not match, a label is neither 0 nor 1, all labels are equal, a
+            probability is nan, or a sample has no group.
     """
     found = score(labels, probabilities, groups, resamples=resamples, seed=seed)
     truth = as_array(labels).ravel()
     chances = as_array(probabilities).ravel()
     counts = f"{found.positives:,} of {found.samples:,} {plural(sample)} positive"
     band = f"band: middle 95 % of {resamples} draws"
-    unit = sample  # that the bootstrap draws
+    unit = sample  # the name of the unit that the bootstrap draws
     if groups is not None:
         all_groups = counted(found.groups, group)
         counts += f", in {found.positive_groups:,} of {all_groups}"
@@ -111,7 +121,7 @@ def _draw_precision(axes: Axes, truth: np.ndarray, chances: np.ndarray, found: S
     precision, recall, _ = precision_recall_curve(truth, chances)
     share = found.positives / found.samples
     _draw_band(axes, found.precision_band, color=_GREEN)
-    # scikit-learn's last point, precision 1 at recall 0, is no threshold, and is left out.
+    # Leave out scikit-learn's last point, precision 1 at recall 0: it belongs to no threshold.
     look_of_curve = {"color": _GREEN, "linewidth": 1.8, "drawstyle": "steps-post"}
     axes.plot(recall[:-1], precision[:-1], **look_of_curve)
     axes.axhline(share, **_DOTTED)
