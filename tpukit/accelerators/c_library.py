@@ -112,6 +112,7 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     elif environ.get("HOME"):
         candidates.append(Path(environ["HOME"]) / ".cache" / "tpukit")
     candidates.append(Path(tempfile.gettempdir()) / f"tpukit-{os.getuid()}")
+    # A folder in /tmp may belong to another user who made it first, so check the owner.
     refused = []
     for folder in candidates:
         try:
@@ -142,6 +143,7 @@ def _compile(command: list[str], sources: Path, to: Path) -> None:
             command, capture_output=True, text=True, errors="replace", check=False, timeout=300
         )
         if ended.returncode:
+            # The first line with "error" is the cause; warnings often come before it.
             lines = ended.stderr.strip().splitlines()
             errors = [line for line in lines if "error" in line]
             first = [*errors, *lines, "it printed nothing"][0]

@@ -145,6 +145,7 @@ def open_compile_cache(
         reason = getattr(error, "fact", error)
         say(f"compile_cache is off in this launch: {reason}; no program is written or loaded")
         return None
+    # Pointers: the default result type of ctypes is a 32-bit int, which would cut them.
     library.kept_open.restype = ctypes.c_void_p
     library.kept_join.restype = ctypes.c_void_p
     library.kept_close.argtypes = [ctypes.c_void_p]

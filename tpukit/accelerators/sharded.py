@@ -244,6 +244,7 @@ def choose_sharded(
             found=", ".join(f"{name}={value!r}" for name, value in given.items()),
             fix=f"leave out {', '.join(given)}",
         )
+    # Start from the launch on all cores, and join its cores into one process.
     whole = choose(None)
     runtime = runtimes()[whole.backend]
     if runtime.name == "cpu":
@@ -258,6 +259,7 @@ def choose_sharded(
     if whole.cores == 1:
         return whole
     unit = whole.device
+    # With two cores per chip, as on v2 and v3, two cores are threads of one process.
     has_one_core_per_chip = whole.cores == whole.processes
     if has_one_core_per_chip:
         unit = unit.replace(" core", " chip")
@@ -343,6 +345,7 @@ def _warning_of_whole(whole: list[tuple[str, object]], size: int, chips: int) ->
     if size_of_whole <= _LARGE_SHARE * size:
         return ""
     largest_first = sorted(whole, key=lambda pair: pair[1].nbytes, reverse=True)
+    # The fix rounds the longest dimension of the largest tensor up to a multiple of the chips.
     _, largest = largest_first[0]
     longest_axis = max(largest.shape, default=1)
     divisible = math.ceil(longest_axis / chips) * chips

@@ -178,6 +178,7 @@ class TorchTpuRuntime(CpuRuntime):
                 found=machine.summary,
                 fix="backend='xla', in an environment with torch_xla; or a TPU from v4 on",
             )
+        # TorchTPU has a layout for one chip and for all chips of a host, but not for some of them.
         if cores not in (None, 1, machine.cores):
             raise InvalidValueError(
                 f"cores={cores} is not supported: TorchTPU uses 1 core or all {machine.cores}",

@@ -140,6 +140,7 @@ def auroc_table(
     rows = []
     for name, truth, chances in zip(names, labels.T, probabilities.T, strict=True):
         row = {"label": name.replace("_", " "), "positives": int(truth.sum())}
+        # Without both classes, a label has no ROC curve.
         if 0 < truth.sum() < len(truth):
             found = score(truth, chances, groups, resamples=resamples, seed=seed)
             row |= _measured(found, group="sample" if groups is None else group)
@@ -251,6 +252,7 @@ def drawn_weights(truth, groups, resamples: int, *, seed: int) -> Iterator[np.nd
     for _ in range(_MOST_TRIES * resamples):
         if done == resamples:
             return
+        # Draw as many groups as there are, with replacement.
         drawn_groups = random.integers(count, size=count)
         times_drawn = np.bincount(drawn_groups, minlength=count)
         weights = times_drawn[groups].astype(float)

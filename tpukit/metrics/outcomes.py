@@ -139,6 +139,7 @@ def hardest_mistakes(
     wrong = wrong[np.argsort(-errors[wrong], kind="stable")]
     if groups is not None:
         numbers = group_numbers(groups, len(words))
+        # `wrong` is sorted, so the first mistake of a group is its worst.
         _, first_of_group = np.unique(numbers[wrong], return_index=True)
         wrong = wrong[np.sort(first_of_group)]
     return wrong[:limit]

@@ -68,6 +68,7 @@ def show_predictions(
     truth = _truth(labels, chances)
     check_threshold(threshold)
     words = figure_inputs.label_names(names, chances.shape[1])
+    # Shorten long names, so that the bars keep at least `_FEWEST_BARS_WIDTH`.
     room_for_names = _BLOCK_WIDTH - _IMAGE_WIDTH - _FEWEST_BARS_WIDTH
     longest = min(max(map(len, words)), look.letters(room_for_names))
     words = [textwrap.shorten(word, longest, placeholder="…") for word in words]
@@ -218,7 +219,7 @@ def _bars(
     axes.barh(places, 1, height=0.62, color=look.GRID, linewidth=0)
     axes.barh(places, chances, height=0.62, color=fills, edgecolor=look.COLORS[0], linewidth=1)
     axes.axvline(threshold, color=look.MUTED, linewidth=0.7, linestyle=(0, (1, 2)))
-    axes.set(xlim=(0, 1), ylim=(len(names) - 0.5, -0.5), xticks=[])
+    axes.set(xlim=(0, 1), ylim=(len(names) - 0.5, -0.5), xticks=[])  # the first label at the top
     axes.set_yticks(places, ticks)
     axes.tick_params(length=0, pad=3)
     axes.grid(visible=False)

@@ -168,7 +168,7 @@ def _draw_point(axes: Axes, point: OperatingPoint) -> None:
         markeredgecolor=_ORANGE,
         markeredgewidth=1.8,
     )
-    words = str(point).replace(" at ", "\nat ")
+    words = str(point).replace(" at ", "\nat ")  # two short lines fit next to the curve
     small = {"color": _ORANGE, "fontsize": look.SMALL, "transform": axes.transAxes}
     axes.text(0.98, 0.13, words, ha="right", **small)
 

@@ -129,6 +129,7 @@ def _of_graphs(core: Core, metrics: _Metrics) -> list[Finding]:
 
 
 def _compiles(backend, metrics: _Metrics) -> Finding:
+    # torch_xla counts a program that the compilation cache has loaded as compiled. So subtract it.
     loaded, loading_seconds = backend.loads()
     _, compiling_seconds = backend.compiles()
     count = metrics.count("CompileTime") - loaded
@@ -227,6 +228,8 @@ def _fallbacks(metrics: _Metrics) -> Finding:
     found = metrics.fallbacks()
     if not found:
         return Finding("fallbacks", "ok", "none: every operation runs on the device")
+    # XLA cannot compute a result whose shape depends on values. Other operations only lack a
+    # lowering, so their fix is another one.
     fixes = []
     by_value = ", ".join(sorted(_BY_VALUE & found.keys()))
     if by_value:

@@ -183,6 +183,7 @@ def _compared(core: Core, model, batch, precision: str | None) -> _Compared:
     from torch.utils import _pytree as tree
 
     bits = _product_bits(core.backend, precision)
+    # Copies, because `_layer_outputs` adds hooks and changes the mode.
     on_host = _layer_outputs(copy.deepcopy(model), batch)
     with _rounded_products(bits):
         rounded = _layer_outputs(copy.deepcopy(model), batch)

@@ -292,6 +292,7 @@ def _place(text: str, line: str) -> str:
 
     inside = (str(Path(torch.__file__).parent), _KIT)
     lines = text.splitlines()
+    # `line` has no numbers, so look for it among the lines without numbers.
     plain = list(map(_without_numbers, lines))
     start = plain.index(line) if line in plain else len(lines)
     for match in filter(None, map(_SOURCE.search, lines[start : start + _NEAR])):

@@ -147,6 +147,7 @@ class Augment:
 
         height, width = images.shape[2:]
         draws = torch.rand(7, len(images), dtype=torch.float32, device=images.device)
+        # Six numbers from -1 to 1. The seventh, for the flip, stays a number from 0 to 1.
         turn, zoom, right, down, contrast, brightness = 2 * draws[:6] - 1
         smallest, largest = self.scale or (1, 1)
         return _Drawn(
@@ -214,6 +215,7 @@ class Augment:
             return labels
         shape = tuple(getattr(labels, "shape", ()))
         columns = len(self.names)
+        # Without names, the labels must at least have the largest column of `swap_labels`.
         if not columns:
             columns = max([max(opposites) + 1, *shape[1:]])
         if shape != (len(flipped), columns):
@@ -343,12 +345,15 @@ def _check_images(images) -> None:
     shape = tuple(getattr(images, "shape", ()))
     found = f"{kind} {shape} {getattr(images, 'dtype', '')}"
     is_batch = isinstance(images, torch.Tensor) and images.ndim == 4
+    # Images have at most 4 channels: (N, 224, 224, 3) has its channels in the wrong position.
     are_channels_last = is_batch and shape[3] <= 4 < shape[1]
     if not is_batch or are_channels_last:
         raise InvalidValueError(
             f"augment takes (N, C, H, W) tensors, got {found}",
             fix="if the batch is (N, H, W, C), pass images.permute(0, 3, 1, 2)",
         )
+    # Two uint8 channels are the low and the high byte of 16-bit pixels. Interpolating the bytes
+    # separately would give wrong values.
     if images.dtype == torch.uint8 and shape[1] == 2:
         raise InvalidValueError(
             "augment cannot move images of two bytes per pixel: it would mix low and high bytes",
@@ -376,6 +381,7 @@ def _opposites(swap_labels, names) -> dict[int, int]:
                 f"swap_labels must be pairs of labels, got {swap_labels!r}",
                 fix="swap_labels=((one, other),), with a comma after a single pair",
             )
+        # Convert names to column numbers. A text that is left is not in `names`.
         columns = [names.index(label) if label in names else label for label in pair]
         for label in columns:
             if isinstance(label, str) or not 0 <= label < (len(names) or math.inf):

@@ -201,6 +201,7 @@ def _check_tensors(batch: object) -> None:
         found = type(leaf).__name__
         if isinstance(leaf, str):
             found += f" {leaf[:_LONGEST_TEXT]!r}"
+        # In a mapping, the outermost key is the name of a column that the user can remove.
         keys = [part.key for part in path if hasattr(part, "key")]
         place = f"of the key {keys[0]!r}" if keys else f"at {tree.keystr(path)}"
         column = str(keys[0]) if keys else "text"

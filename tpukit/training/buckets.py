@@ -117,6 +117,7 @@ class Buckets:
             padded.append(item)
             sizes.append(size)
         batch = collate(padded, samples)
+        # (length,) positions are compared with (B, 1) sizes: True where a position has data.
         mask = torch.arange(length) < torch.tensor(sizes)[:, None]
         if isinstance(batch, Mapping):
             return batch if "attention_mask" in batch else {**batch, "attention_mask": mask.long()}
@@ -180,6 +181,7 @@ class Buckets:
             named = self.pad or {0: 0}
             found = {0: item}
         if not named or not set(named) <= found.keys():
+            # For the fix: all parts of this sample that have a length.
             missing = "no pad"
             if named:
                 missing = f"sample {sample} has no {min(set(named) - found.keys(), key=str)!r}"
@@ -322,8 +324,10 @@ def _arranged(sampler: BucketSampler, epoch: int, seed: int) -> tuple:
     )
     count = plain.steps()
     positions = numpy.arange(count * sampler.samples_per_step)
+    # The bucket of the sample at each position of the epoch.
     buckets = sampler.bucket_of[sampler.samples(positions, epoch=epoch, seed=seed)]
     buckets[sampler.count :] = len(sampler.lengths)  # padding comes last
+    # A stable sort keeps the shuffled order of the samples within a bucket.
     steps = positions[numpy.argsort(buckets, kind="stable")].reshape(count, -1)
     # The bucket of a step is the largest of its samples' buckets; padding does not count.
     real = numpy.where(buckets == len(sampler.lengths), -1, buckets)

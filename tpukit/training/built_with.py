@@ -146,6 +146,7 @@ def _steps_of_parts(scheduler, steps: int) -> list[tuple]:
         for part in parts:
             found += _steps_of_parts(part, steps)
         return found
+    # Part i runs from starts[i] to stops[i], in steps of the whole scheduler.
     starts = [0, *milestones]
     stops = [milestone - 1 for milestone in milestones] + [end]
     for part, start, stop in zip(parts, starts, stops, strict=True):
@@ -169,6 +170,8 @@ def _groups(optimizer) -> list[dict]:
     """
     groups = []
     for group in optimizer.param_groups:
+        # A scheduler of torch stores the first learning rate as "initial_lr". OneCycleLR and
+        # CyclicLR also store "max_lr" and "max_momentum".
         values = {**group, "lr": group.get("initial_lr", group["lr"])}
         left_out = {"initial_lr"}
         if "max_lr" in group:
@@ -205,6 +208,7 @@ def _by_path(value: object, path: str = "") -> dict[str, object]:
     if isinstance(value, Mapping):
         items = value.items()
     elif isinstance(value, list | tuple):
+        # A list of numbers, such as milestones, is one value. A list of states is not.
         has_parts = any(isinstance(part, Mapping) for part in value)
         if has_parts:
             items = enumerate(value)

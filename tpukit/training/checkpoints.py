@@ -225,6 +225,8 @@ class CheckpointStore:
         step = int(described["step"])
         unfinished = self._unfinished(step)
         file = None
+        # `locks.claim` shows other processes that this unfinished file is in use. `write_whole`
+        # renames it when the block ends, and removes it after an error, such as a wrong checksum.
         try:
             with (
                 locks.claim(unfinished),
@@ -249,6 +251,7 @@ class CheckpointStore:
         """Convert an OSError of a write to a `CheckpointError`; add a note to any other error."""
         paths = self.paths
         newest = f"the newest complete one is {paths[-1].name if paths else 'none'}"
+        # Not an error of the disk: keep its type, because it may be a defect to report.
         if not isinstance(error, OSError):
             error.add_note(f"this was the checkpoint of step {step:,}; {newest}")
             return error
@@ -272,6 +275,7 @@ class CheckpointStore:
         Damaged files are left alone.
         """
         files = [file for file in self._files() if file.path not in self._damaged]
+        # A step may have two files, for example with and without "-best": the later file counts.
         last_of_step = {file.step: file for file in files}
         last = list(last_of_step.values())[-self.keep_last :]
         best = [file for file in files if file.best][-1:]

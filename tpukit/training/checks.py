@@ -59,6 +59,7 @@ def check_classes(model, batches: Batches, what: str) -> None:
     given = _classes(batches.dataset)
     if not trained or not given or trained == given:
         return
+    # Report the first class that differs; if none differs, one of the lists is longer.
     found = f"{len(trained)} and {len(given)} classes"
     for number, (here, there) in enumerate(zip(trained, given, strict=False)):
         if here != there:
@@ -73,6 +74,7 @@ def check_classes(model, batches: Batches, what: str) -> None:
 
 def _classes(dataset) -> list:
     """Return a dataset's class names, also within Subset and ConcatDataset; [] without names."""
+    # `inside` returns the datasets in a Subset or ConcatDataset; it is empty for other datasets.
     parts = inside(dataset)
     if not parts:
         names = getattr(dataset, "classes", None)
@@ -129,6 +131,7 @@ def check_parameters(core: Core, model, loss, optimizer) -> None:
         )
     _check_device(core, "model", model)
     _check_device(core, "loss", loss)
+    # Compare parameters by id: two different parameters may have equal values.
     held = []
     for group in optimizer.param_groups:
         held += group["params"]

@@ -107,6 +107,7 @@ class EpochClock:
             None if end is None else end - start
             for end, start in zip(now, self._before, strict=True)
         )
+        # The wait for batches is a part of the time of steps. Compilations are left out of it.
         seconds["input"] = min(waited, steps)
         steps -= seconds["input"]
         seconds["device"] = self._device_seconds(steps, on_host, on_device)

@@ -118,6 +118,7 @@ def evaluate(
     check_flag("bf16", bf16)
     check_flag("keep_outputs", keep_outputs)
     check_classes(model, batches, "evaluation")
+    # After a loop of the user's, each core's BatchNorm has the statistics of its own batches only.
     core.average_buffers(model)
     core.internal.agreement.compare(
         "in evaluate", modules={"": model}, data=batches.facts(), layers=False
@@ -219,6 +220,7 @@ def _tensors_of(loss: Callable) -> list:
     tensors = []
     seen = set()
     waiting = [loss]
+    # A search through all objects that the loss refers to, with a limit for very large ones.
     while waiting and len(seen) < _MOST_OBJECTS:
         value = waiting.pop()
         if id(value) in seen:
@@ -354,6 +356,7 @@ def _loss_in_parts(core: Core, loss: Callable[..., Loss], rows: tuple, *, size: 
     for first in range(core.rank * size, count, core.world_size * size):
         last = min(first + size, count)
 
+        # Defaults bind the values of this iteration, because a closure would see later ones.
         def part(leaf, first=first, last=last):
             return None if leaf is None else leaf[first:last]
 
@@ -453,6 +456,7 @@ def _one_number(name: str, value: object) -> float:
             fix="a function for each of its numbers: "
             f"lambda outputs, targets: {name}(outputs, targets)[{part!r}]",
         )
+    # A torchmetrics metric with average=None returns a number per class.
     size = value.numel() if hasattr(value, "numel") else 1
     if size != 1 or not hasattr(value, "__float__"):
         found = type(value).__name__

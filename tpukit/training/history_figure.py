@@ -337,6 +337,7 @@ def _by_kind(columns: Mapping) -> tuple[dict[str, np.ndarray], dict[str, float],
     notes = []
     for name, values in columns.items():
         y = _numbers(values)
+        # A single number, such as the loss of a baseline, becomes a dotted line.
         if isinstance(values, (int, float)):
             levels[name] = float(values)
         elif y is None:

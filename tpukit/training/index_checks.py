@@ -140,6 +140,7 @@ class IndexChecks:
 
 def unequal_advice(reason: str) -> str:
     """Return a line that explains a loss whose batches have different weights, with a fix."""
+    # `reason` is "ignore_index=-100" or, with class weights, "weight=".
     ignored = reason.partition("=")[2]
     weight = f"(labels != {ignored}).sum()"
     argument = ""
@@ -303,6 +304,7 @@ class _Watch:
         if known is None:
             return
         self._checks.compare(known.values, limit)
+        # Only tensors of the batch are checked in later steps.
         if known.place is not None:
             self.limits[known.place] = limit
 

@@ -32,6 +32,7 @@ _AVERAGED_MODEL = (
 
 def check_optimizer(optimizer) -> None:
     """Raise a TypeError for an optimizer that computes the loss several times in each step."""
+    # LBFGS has a required closure. SAM and similar packages have two half steps.
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     needs_closure = closure is not None and closure.default is closure.empty
     has_two_steps = hasattr(optimizer, "first_step") and hasattr(optimizer, "second_step")
@@ -80,6 +81,7 @@ def check_step_of_scheduler(scheduler) -> None:
     needed = ["no such method"]
     if hasattr(scheduler, "step"):
         parameters = inspect.signature(scheduler.step).parameters.values()
+        # *args and **kwargs have no default, but need no argument.
         kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         needed = [
             one.name for one in parameters if one.default is one.empty and one.kind not in kinds

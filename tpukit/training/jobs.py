@@ -290,6 +290,7 @@ class _Queue:
             self._try_again(place, job.number)
             return
         self._runs[job.number] = collect(job.group)
+        # A job has the single rank 0. Without its result, the job failed or was interrupted.
         if 0 not in job.group.results:
             failure = job.group.failures.first()
             if failure is None:
@@ -317,6 +318,7 @@ class _Queue:
         return seconds < _BUSY_SECONDS and not has_started
 
     def _try_again(self, place: int, number: int) -> None:
+        """Put a job at the front of the queue, and block its device for a few seconds."""
         if number not in self._first_failure:
             busy = f"its chip does not start, it may be busy; trying for {_BUSY_SECONDS:g} s"
             self._display.line(f"[job {number}] {busy}")

@@ -165,6 +165,7 @@ class CoreStrategy(ParallelStrategy):
         if self._has_compared_batches or self.world_size == 1:
             return
         self._has_compared_batches = True
+        # Lightning accepts nested dicts and lists of loaders.
         loaders = tree.tree_leaves(self.lightning_module.trainer.train_dataloader)
         streams = [loader for loader in loaders if _is_stream(loader)]
         if not streams:

@@ -35,6 +35,7 @@ def separate_metrics(core, metrics: Mapping[str, object]) -> dict[str, object]:
     """
     separate = {}
     for name, metric in metrics.items():
+        # A MetricCollection has both. torchmetrics is not imported here, because it is optional.
         if hasattr(metric, "update") and hasattr(metric, "items"):
             parts = {f"{name}_{key}": part for key, part in metric.items()}
         elif _takes_truth_first(metric):

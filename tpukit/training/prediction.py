@@ -169,6 +169,7 @@ def _checked(core: Core, functions: tuple, batches: Batches, label) -> Iterator[
         for sent in arrived:
             yield sent, contextlib.nullcontext()
         return
+    # As in `fit`: watch the calls for the first batch, and compare later batches with its limits.
     checks = IndexChecks()
     with batches.checking(checks.check):
         for sent in arrived:
@@ -207,6 +208,7 @@ def _has_no_axis(leaf: object, batch_size: int) -> bool:
                 f"= False. For a dataclass, torch.export.register_dataclass({kind})"
             ),
         )
+    # The last batch is padded, so every batch has `batch_size` samples.
     if leaf.ndim and len(leaf) != batch_size:
         raise InvalidValueError(
             f"every output has the samples on its first axis, got {tuple(leaf.shape)} for "

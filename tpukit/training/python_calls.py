@@ -36,6 +36,7 @@ def calls_outside() -> Iterator[set[str]]:
     """
     found: set[str] = set()
 
+    # Python calls this hook with "call" for its own functions, and "c_call" for functions in C.
     def look(frame, event: str, called) -> None:
         name = None
         if event == "c_call":

@@ -176,6 +176,7 @@ class Replay:
         began = time.thread_time()
         leaves, form = self._form_of(batches)
         program = self._known.get(form)
+        # After each `return None` below, this core alone captures the step.
         if program is None or program.captured < _SAME_PROGRAMS:
             return None
         if self._reason or not self._is_untouched():
@@ -229,6 +230,7 @@ class Replay:
         if changed is None:
             return None
         inputs = [one.tensor for one in program.inputs]
+        # Send only the numbers that have changed; the other inputs are on the device already.
         if changed:
             sent = self._core.to_device(list(changed.values()))
             for place, tensor in zip(changed, sent, strict=True):
@@ -485,6 +487,7 @@ class Replay:
             if getattr(leaf, "is_xla", False):
                 tensors.append(leaf)
                 facts.append((leaf.shape, leaf.dtype))
+            # A number in a batch is a constant of the program, so its value is a part of the form.
             elif type(leaf) in _SCALARS:
                 facts.append((type(leaf), leaf))
             else:

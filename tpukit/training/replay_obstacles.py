@@ -25,6 +25,7 @@ def obstacle(optimizer, average=None) -> str | None:
         return f"the step of {kind.__name__} is replaced"
     if _has_hook(optimizer):
         return f"{kind.__name__} has a hook"
+    # A scheduler changes such a tensor in place, and replay follows only settings that are numbers.
     settings = itertools.chain.from_iterable(group.values() for group in optimizer.param_groups)
     if any(isinstance(setting, torch.Tensor) for setting in settings):
         return f"a setting of {kind.__name__} is a tensor"

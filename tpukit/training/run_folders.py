@@ -66,6 +66,7 @@ def run_folder(name: str | os.PathLike, machine: Machine = THIS_MACHINE) -> RunF
         note = _COLAB if kept.backup_dir else ""
     elif platform == "Kaggle":
         kept = RunFolder(machine.kaggle / "working" / name)
+        # Kaggle sets "Batch" for Save & Run All, and "Interactive" for the editor.
         is_version = machine.environ.get("KAGGLE_KERNEL_RUN_TYPE") == "Batch"
         note = _KAGGLE_BATCH if is_version else _KAGGLE
     else:

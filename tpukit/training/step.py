@@ -116,6 +116,7 @@ class TrainStep:
         self.monitor = RecompileMonitor(self.core.backend, shapes=self.shapes)
         self._replay = None
         if self.replay and self._programs:
+            # The objects whose code runs in the step, and whose tensors the step may change.
             called = {
                 "model": self.model,
                 "loss": self.loss,
@@ -164,6 +165,7 @@ class TrainStep:
         began = time.thread_time()
         if self._replay:
             self._replay.begin_step(number, is_last=is_last)
+        # `Replay.step` returns None if the step must be captured.
         with self.flops.step(batches):
             if self._replay:
                 losses = self._replay.step(number, batches, flags)
@@ -284,6 +286,8 @@ class TrainStep:
 
     def _loss(self, batch) -> Loss:
         """Return the loss of one batch, given in the layout in which it was sent."""
+        # In the first step, `watching` checks the labels and token ids in all functions that can be
+        # watched; later it does nothing. The model has its own flag: it may be compiled.
         watching = self.index_checks.watching
         with watching:
             batch = self.arrange(batch)

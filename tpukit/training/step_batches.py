@@ -56,6 +56,7 @@ def steps_of_epoch(core: Core, train: Batches, wanted: int | None, accumulated: 
             f"an epoch has {count} batches, which is less than {argument}",
             fix=f"accumulate_grad_batches={count}, or a smaller batch_size",
         )
+    # The last step of an epoch may have fewer batches.
     available = math.ceil(count / accumulated)
     if wanted is not None and wanted > available:
         core.print(

@@ -144,6 +144,7 @@ def read_predictions(folder) -> object:
     whole = {}
     for name in pieces[0]:
         whole[name] = torch.from_numpy(numpy.concatenate([piece[name] for piece in pieces]))
+    # `_write` stores a single tensor under the name "".
     is_single = whole.keys() == {""}
     return whole[""] if is_single else whole
 
@@ -302,6 +303,7 @@ def _halved(name: str, value):
     if not value.is_floating_point():
         return value
     half = value.half()
+    # Numbers above 65504 become infinite. Numbers that were infinite before are accepted.
     lost = value[half.isinf() & value.isfinite()]
     if lost.numel():
         output = f"the model's output {name!r}" if name else "the model's output"

@@ -390,6 +390,7 @@ class Trainer:
             with self.clock.part("steps"):
                 self._train_epoch()
             self.step.end_epoch()
+            # If the time is up within an epoch, the epoch is not complete, so it gets no row.
             if not self.history.stopped:
                 self._end_epoch(epoch_began)
                 self._stop_early()
@@ -496,8 +497,10 @@ class Trainer:
             in_memory = self.early_stopping.restore_best_weights
             with self.clock.part("checkpoints"):
                 self.state.save_best(PlainNames(self.step.evaluated_model), in_memory=in_memory)
+        # A scheduler of steps is called in `TrainStep`, and a scheduler of epochs here: before the
+        # checkpoint, which contains its state.
         if self.step.scheduler is None and self.scheduler is not None:
-            self._step_scheduler(row)  # before the checkpoint, which holds its state
+            self._step_scheduler(row)
         times = {"epoch": row["epoch"]}
         self.history.times.append(times)
         times |= self.clock.end_epoch()  # for the checkpoint
@@ -579,6 +582,7 @@ class Trainer:
         self.history.intervals.append(row)
         logged = ("train_loss", "lr", *CHIP_RATES)
         self.core.log(step=at.step, **{name: row[name] for name in logged if name in row})
+        # At the end of an epoch, `_end_epoch` saves. At the end of the run, nothing must be stopped.
         is_end_of_epoch = at.in_epoch == at.steps_per_epoch
         is_end_of_run = is_end_of_epoch and at.epoch == self.epochs
         if self.losses.time_is_up and not is_end_of_run:
