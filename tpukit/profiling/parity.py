@@ -141,11 +141,14 @@ def compare(
     layers, such as the sum of a skip connection, appears in the output of the next layer or of the
     model.
 
-    The device's precision explains a difference up to a limit. This is the sum of four times the
-    effect of rounded factors on the layer's output, one such rounding of its largest value, and
-    2**-14 of that value, because the device adds in another order and has its own exp. On a TPU,
-    factors are rounded to bfloat16. On XLA:CPU and on CPUs, they are not rounded, so the limit is
-    much smaller.
+    The device's precision explains a difference up to a limit, which is the sum of
+
+    - four times the effect of rounded factors on the layer's output, measured on the host;
+    - one rounding of the output's largest value, if the layer has a product;
+    - 2**-14 of this value, because the device adds in another order and has its own exp.
+
+    On a TPU, factors are rounded to bfloat16. On XLA:CPU and on CPUs, they are not rounded, so the
+    limit is much smaller.
 
     Args:
         model: a torch.nn.Module on the CPU.

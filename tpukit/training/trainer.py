@@ -582,7 +582,7 @@ class Trainer:
         self.history.intervals.append(row)
         logged = ("train_loss", "lr", *CHIP_RATES)
         self.core.log(step=at.step, **{name: row[name] for name in logged if name in row})
-        # At the end of an epoch, `_end_epoch` saves. At the end of the run, nothing must be stopped.
+        # At the end of an epoch, `_end_epoch` saves. At the run's end, nothing is left to stop.
         is_end_of_epoch = at.in_epoch == at.steps_per_epoch
         is_end_of_run = is_end_of_epoch and at.epoch == self.epochs
         if self.losses.time_is_up and not is_end_of_run:
