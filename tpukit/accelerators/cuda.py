@@ -84,6 +84,7 @@ class CudaRuntime(CpuRuntime):
         return count() > 0
 
     def topology(self, machine, cores: int | None) -> Topology:
+        # Fewer cores than GPUs are fine: the first GPUs are used.
         gpus = count()
         if gpus == 0 or (cores or 1) > gpus:
             wanted = "a GPU" if cores is None else f"cores={cores}"

@@ -220,6 +220,7 @@ def _layout(pixels: np.ndarray, *, has_notes: bool) -> _Layout:
     columns = count if count <= 4 else min(count, 6)
     # With fewer than four images, each has the size that it would have with four.
     image_width = _IMAGES_WIDTH / max(columns, 4) - look.MARGIN
+    # Height by width. Very long images are drawn in a cell of limited height.
     aspect = pixels.shape[1] / pixels.shape[2]
     image_height = image_width * min(max(aspect, 0.4), 2.0)
     cell_height = _TITLE + image_height + look.MARGIN

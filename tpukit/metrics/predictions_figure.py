@@ -116,6 +116,7 @@ class _Layout:
 
     @property
     def block_height(self) -> float:
+        # 0.19 inches per bar: room for a line of text.
         return max(self.image_height, 0.19 * self.bars)
 
     @property
@@ -171,6 +172,7 @@ def _truth(labels: Any, chances: np.ndarray) -> np.ndarray:
     import numpy as np
 
     count = chances.shape[1]
+    # (N,) class numbers become one-hot rows, if all of them are below the number of columns.
     truth = figure_inputs.label_array(labels, len(chances))
     if truth.ndim == 1 and truth.max() < count:
         truth = np.eye(count)[truth]  # class 2 of 3 becomes 0, 0, 1
@@ -216,6 +218,7 @@ def _bars(
     fills = [look.COLORS[0] if is_true else look.PAPER for is_true in truth]
     marks = ["●" if is_true else "○" for is_true in truth]
     ticks = [f"{name} {mark}" for name, mark in zip(names, marks, strict=True)]
+    # A grey bar from 0 to 1 behind each probability shows the range.
     axes.barh(places, 1, height=0.62, color=look.GRID, linewidth=0)
     axes.barh(places, chances, height=0.62, color=fills, edgecolor=look.COLORS[0], linewidth=1)
     axes.axvline(threshold, color=look.MUTED, linewidth=0.7, linestyle=(0, (1, 2)))

@@ -149,6 +149,7 @@ def group_numbers(groups: Any, count: int) -> np.ndarray:
     if hasattr(groups, "detach"):
         # Not `as_array`: as floats, large group numbers could become equal.
         groups = groups.detach().cpu().numpy()
+    # A list has only a length. An array must have one dimension as well.
     shape = (len(groups), *getattr(groups, "shape", ())[1:])
     if shape != (count,):
         raise InvalidValueError(

@@ -61,6 +61,7 @@ def show_roc(
             probability is nan, or a sample has no group.
     """
     found = score(labels, probabilities, groups, resamples=resamples, seed=seed)
+    # `score` has checked the arguments, so (N, 1) is the only other shape.
     truth = as_array(labels).ravel()
     chances = as_array(probabilities).ravel()
     counts = f"{found.positives:,} of {found.samples:,} {plural(sample)} positive"
@@ -71,6 +72,7 @@ def show_roc(
         counts += f", in {found.positive_groups:,} of {all_groups}"
         band += f" of whole {plural(group)}"
         unit = group
+    # Too few groups: the title says so, and the caption does not describe a band.
     few = found.too_few(unit)
     if few:
         few += ": too few to tell, and to draw an interval"
@@ -108,7 +110,7 @@ def _draw_roc(axes: Axes, truth: np.ndarray, chances: np.ndarray, found: Scores)
     false_rate, recall, _ = roc_curve(truth, chances)
     _draw_band(axes, found.recall_band, color=_BLUE)
     axes.plot(false_rate, recall, color=_BLUE, linewidth=1.8)
-    axes.plot([0, 1], [0, 1], **_DOTTED)
+    axes.plot([0, 1], [0, 1], **_DOTTED)  # guessing: both rates are equal
     axes.set_xlabel("false positive rate (1 - specificity)")
     axes.set_ylabel("true positive rate (sensitivity)")
     area = f"AUROC {found.auroc:.3f}{_interval(found, found.auroc_interval)}"
@@ -124,6 +126,7 @@ def _draw_precision(axes: Axes, truth: np.ndarray, chances: np.ndarray, found: S
     # Leave out scikit-learn's last point, precision 1 at recall 0: it belongs to no threshold.
     look_of_curve = {"color": _GREEN, "linewidth": 1.8, "drawstyle": "steps-post"}
     axes.plot(recall[:-1], precision[:-1], **look_of_curve)
+    # Guessing has a precision equal to the share of positive samples.
     axes.axhline(share, **_DOTTED)
     axes.set_xlabel("recall (sensitivity)")
     axes.set_ylabel("precision")

@@ -77,6 +77,7 @@ def profile(core, folder: str | os.PathLike, *, ranks: Collection[int] = (0,)) -
         )
     # Check now: the profilers write only at the end, and an error would lose the recording.
     _check_writable(own_folder)
+    # To list only the files of this recording at the end.
     earlier = _times_written(own_folder)
     kind = XlaTrace if backend.traced else Trace
     trace = kind(backend, own_folder)

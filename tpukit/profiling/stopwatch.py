@@ -44,6 +44,7 @@ class Stopwatch:
         """Measure the time of the block, with the work that it gives to the device."""
         began = time.perf_counter()
         yield
+        # On XLA, this also runs the operations that the block has recorded.
         self._backend.wait()
         self.seconds.setdefault(name, []).append(time.perf_counter() - began)
 

@@ -96,6 +96,7 @@ def find_tpu(
     """
     if isinstance(name, Tpu):
         return name
+    # Google's tools write "v5litepod-8" or "tpu-v5litepod-8" for a v5e-8.
     known = str(name).strip().lower().removeprefix("tpu-")
     known = known.replace("v5litepod", "v5e").replace("v5lite", "v5e")
     if known in among:

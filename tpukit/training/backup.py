@@ -196,6 +196,7 @@ class Backup:
             step = step_of(name)
             if name != newest and step is not None and step <= last:
                 older[name] = step
+        # Keep one checkpoint of an earlier step: the newest one may turn out to be damaged.
         kept = max((step for step in older.values() if step < last), default=None)
         for name, step in older.items():
             if step != kept:
@@ -274,6 +275,8 @@ class Backup:
         if resume and _COMPILED in names:
             with contextlib.suppress(Exception):  # without the cache, the programs are compiled
                 self._take_programs(checkpoints.folder / _COMPILED)
+        # Checkpoints of later steps than the folder's newest; the newest of them that is complete
+        # is copied.
         newer = {}
         for name in names:
             step = step_of(name)

@@ -25,6 +25,7 @@ def check_batches(name: str, batches: object) -> None:
     """Raise unless batches come from `core.batches`, which divides the data among the cores."""
     if isinstance(batches, Batches):
         return
+    # Write the fix with the dataset and the batch size of the DataLoader that was passed.
     options = ", shuffle=True, drop_last=True" if name == "train" else ""
     size = getattr(batches, "batch_size", None) or 32
     dataset = "loader.dataset" if hasattr(batches, "dataset") else "dataset"
@@ -171,6 +172,7 @@ def check_statistics(core: Core, model) -> None:
     """
     layers = {}
     for name, layer in model.named_modules():
+        # With momentum=0, the statistics stay as they are on purpose.
         has_mean = getattr(layer, "running_mean", None) is not None
         counts = getattr(layer, "num_batches_tracked", None) is not None
         if has_mean and counts and layer.momentum != 0:

@@ -178,6 +178,7 @@ def evaluate_synced(
         compute = _loss_on_host(loss)
     streamed = None if keep_outputs else StreamedMetrics(core, metrics or {})
     gather = core.gather if keep_outputs else torch.Tensor.detach
+    # `split` adds the further arguments of the loss to the targets, so that they are gathered too.
     split = FurtherParts(batches, loss).split
     steps = host_steps(core, model, batches, split, gather=gather, label=label, **options)
     with evaluating(model):
@@ -282,6 +283,7 @@ def _attributes(owner: object, names: set[str]) -> list:
 
     if isinstance(owner, types.ModuleType | type | types.FunctionType):
         return []
+    # A module stores parameters, buffers and submodules in separate dicts.
     own = dict(getattr(owner, "__dict__", {}))
     if isinstance(owner, torch.nn.Module):
         own |= {**owner._parameters, **owner._buffers, **owner._modules}
@@ -336,6 +338,7 @@ def _on_device(core: Core, parts: tuple) -> tuple:
     """Return nested tensors on the device; None stays None."""
     from torch.utils import _pytree as tree
 
+    # Send all tensors in one transfer, and put them back between the Nones.
     leaves, structure = tree.tree_flatten(parts)
     sent = iter(core.to_device([leaf for leaf in leaves if leaf is not None]))
     leaves = [None if leaf is None else next(sent) for leaf in leaves]

@@ -143,6 +143,7 @@ class Checkpoints:
                 f"backup_dir must be a folder or a URL, got {self.backup_dir!r}",
                 fix='backup_dir="gs://bucket/run", or the folder of a mounted drive',
             )
+        # A backup in the same folder would be lost with the machine.
         if absolute(self.folder) == absolute(self.backup_dir):
             raise InvalidValueError(
                 "backup_dir must be another folder than folder",
@@ -169,6 +170,7 @@ def as_early_stopping(given: object) -> EarlyStopping:
         return EarlyStopping()
     if isinstance(given, EarlyStopping):
         return given
+    # True would count as the number 1.
     if isinstance(given, Integral) and not isinstance(given, bool):
         return EarlyStopping(patience=given)
     raise InvalidTypeError(

@@ -92,6 +92,7 @@ class History:
         A row of an epoch has only the columns that its intervals lack, and "step". TFLOP/s are left
         out, because their curve has the same form as that of samples_per_second.
         """
+        # The columns of intervals are drawn from the intervals, which have more points.
         of_intervals = set()
         for row in self.intervals:
             of_intervals |= row.keys()

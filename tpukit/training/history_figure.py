@@ -110,11 +110,13 @@ def show_history(history: Any) -> Figure:
     speed = _Measure("speed", f"{getattr(history, 'of', 'samples')}/s", 1.0)
     measures = _MEASURES | {"samples per second": speed}
     series, constant = _what_varies(read.series, measures)
+    # Panels by measure, each with its series by name.
     panels: dict[str, dict[str, _Points]] = {}
     for name, points in series.items():
         panels.setdefault(_kind(name), {})[name] = points
     # Losses first, then other scores, then speed and the like; within each, as in the history.
     kinds = sorted(panels, key=lambda kind: (kind.split()[-1] != "loss", better(kind) is None))
+    # All panels have the same horizontal axis, from the first to the last point of all series.
     ends = []
     for x, _ in series.values():
         ends += [x[0], x[-1]]
@@ -144,6 +146,7 @@ def show_history(history: Any) -> Figure:
             text = textwrap.fill("    ".join(below), look.letters(figure.get_figwidth()))
             figure.supxlabel(text, x=0.01, ha="left", fontsize=look.SMALL - 1, color=look.MUTED)
         figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
+        # The alternative text of the figure, for screen readers.
         across = f"{read.axis} {min(ends):.4g} to {max(ends):.4g}"
         spans = []
         for name, (_, y) in series.items():
@@ -168,6 +171,7 @@ def _grid(figure: Figure, count: int, columns: int) -> list:
     places = [grid[:, 0]]
     for small in range(count - 1):
         column = 1 + small // 2
+        # A last small panel without a partner gets the whole column.
         is_alone = small % 2 == 0 and small == count - 2
         places.append(grid[:, column] if is_alone else grid[small % 2, column])
     return places
@@ -220,6 +224,7 @@ def _draw_panel(axes: Axes, panel: _Panel, axis: str) -> None:
     other_colors = iter(look.COLORS[2:] * len(panel.series))
     for name, points in panel.series.items():
         split = _split(name)
+        # Training has the first colour and validation the second in every panel.
         if split in ("train", "valid", "val") or is_alone:
             color = look.COLORS[split in _VALIDATION]
         else:
@@ -351,6 +356,7 @@ def _by_kind(columns: Mapping) -> tuple[dict[str, np.ndarray], dict[str, float],
 
 def _nothing_to_draw(columns: Mapping, levels: dict, notes: list[str]) -> InvalidValueError:
     fix = 'pass {"train_loss": [0.41, 0.36], "valid_loss": [0.44, 0.40]}'
+    # A dict of histories, such as {"fold 0": {...}}: recommend to draw one of them.
     inside = [name for name, value in columns.items() if _is_history(value)]
     if inside:
         fix = f"pass history[{inside[0]!r}]"
@@ -369,6 +375,7 @@ class _Column(list):
 def _columns(history: Any) -> Mapping[str, Any]:
     """Return the columns of a history of any supported type, by name."""
     history = getattr(history, "rows", history)
+    # A DataFrame, of pandas or with the same interface.
     if hasattr(history, "columns") and hasattr(history, "to_dict"):
         return {str(name): _Column(values) for name, values in history.to_dict("list").items()}
     if isinstance(history, Mapping):
@@ -383,6 +390,7 @@ def _columns(history: Any) -> Mapping[str, Any]:
         raise InvalidTypeError(fact, fix=fix)
     keys: dict[Any, None] = {}  # in the order in which they first appear
     for row in history:
+        # A row has numbers. An entry with a whole series means that this is a list of histories.
         if any(_numbers(value) is not None for value in row.values()):
             raise InvalidTypeError(
                 f"show_history draws one history, got a list of {len(history)}",

@@ -146,6 +146,8 @@ def launch_each(
         raise InvalidValueError(
             "launch_each needs at least one config, got none", fix="pass a list, such as range(5)"
         )
+    # Check everything before the first process starts. All configs are passed in the same way, so
+    # one of them is enough for this check.
     refuse_call(fn, (configs[0],))
     topology = choose_topology(host, 1, backend)  # before `seed_of`, which imports torch
     options = {"seed": seed_of(seed), "matmul_precision": matmul_precision, "timeout": timeout}
@@ -266,6 +268,8 @@ class _Queue:
                 self._begin(self._waiting.popleft(), place)
 
     def _begin(self, number: int, place: int) -> None:
+        # Without fork, a job runs in a thread of this process. `beside` lists the other running
+        # jobs: a forked process must not keep their pipes open.
         kind = WorkerGroup if self._topology.processes else InProcessGroup
         group = kind(
             dataclasses.replace(self._topology, device_number=place),
@@ -363,6 +367,7 @@ class _JobScreen(Screen):
         if not self.bars:
             self._display.bar(name, 0, None, None, note=self.doing)
             return
+        # The text is, for example, "epochs  train 30 of 120".
         outer, *inner = self.bars.values()
         words = [outer.label]
         inside = next((bar for bar in reversed(inner) if bar.running), None)

@@ -82,6 +82,7 @@ class LARS(torch.optim.Optimizer):
         rate = group["lr"]
         decay = group["weight_decay"]
         if weights.ndim > 1:
+            # The paper's local rate: trust * |w| / (|g| + decay * |w|).
             size = torch.linalg.vector_norm(weights)
             slope = torch.linalg.vector_norm(gradient)
             ratio = group["trust"] * size / (slope + decay * size)

@@ -142,6 +142,7 @@ class CsvWriter:
                 reader = csv.DictReader(file)
                 self._columns = list(reader.fieldnames or ())
                 rows = list(reader)
+        # New columns come after the old ones; a dict removes duplicates and keeps the order.
         self._columns = list(dict.fromkeys([*self._columns, *names]))
         # Write another file and let it replace the old one: no reader then sees half of the rows.
         whole = self._file.with_name(f"{self._file.name}.new")

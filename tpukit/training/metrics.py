@@ -209,6 +209,7 @@ def _combined(parts: list, reduce) -> object:
     """Return the combination of one state's values: lists are joined, tensors are reduced."""
     import torch
 
+    # A list state has an entry per update; torchmetrics joins them in `compute`.
     if isinstance(parts[0], list):
         joined = []
         for part in parts:

@@ -274,6 +274,8 @@ class Replay:
         self._seconds = time.thread_time() - began
         for name in sorted(asked):
             self._note(f"the step asks {name}")
+        # The block has only recorded operations. Its random numbers and results are checked now,
+        # before the program runs.
         puts = self._results(before, losses)
         if puts:
             self._run_captured(number, before, losses=losses, puts=puts)
@@ -319,12 +321,14 @@ class Replay:
         is_read = before.interruptions != self._programs.interruptions()
         is_twice = self._programs.held_twice(held)
         outputs = {}
+        # Results are tensors that are recorded but not computed yet. Tied weights have one id.
         waiting = self._programs.waiting(held)
         for place, number in enumerate(self._programs.ids(held)):
             if waiting[place]:
                 outputs[number] = place
         puts = [outputs[number] for number in sorted(outputs)]  # in the order of a sync
         has_losses = {len(held) - 2, len(held) - 1} <= set(puts)
+        # More waiting tensors than results: user code keeps a tensor that the step computes.
         is_whole = self._programs.all_waiting() == len(puts) and has_losses
         if before.drawn != _host_numbers_checksum():
             self._note("the step draws random numbers on the host")
@@ -421,6 +425,7 @@ class Replay:
 
         The other inputs are neither state, batch, flags nor seed.
         """
+        # The list begins with state, batch and flags, in the order of `ids`; then comes the seed.
         places = {number: place for place, number in enumerate(ids)}
         places[self._programs.seed_id] = len(ids)
         order = []
@@ -455,6 +460,7 @@ class Replay:
             start = f" from step {number} on" if self._has_replayed else ""
             self._core.print(f"every step is captured{start}: {reasons[0]}{_unconfirmed(findings)}")
             return True
+        # Without a reason, but also without a replayed step: the batches have too many forms.
         if number >= _CAPTURE_EVERY and not (self._has_replayed or self._has_explained):
             self._has_explained = True
             self._core.print(

@@ -128,6 +128,8 @@ def _take(earlier: Path, folder: Path) -> None:
 
     These are checkpoints, settings, features and predictions. Existing files are kept.
     """
+    # A run may have subfolders with checkpoints, such as one per fold. `Backup.take` copies the
+    # newest complete checkpoint of each, unless the folder has a newer one.
     checkpoints = (*earlier.glob("step-*.pt"), *earlier.glob("*/step-*.pt"))
     for trained in {path.parent for path in checkpoints}:
         Backup(trained).take(CheckpointStore(folder / trained.relative_to(earlier)))

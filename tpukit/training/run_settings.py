@@ -39,6 +39,7 @@ def keep_settings(folder, settings: Mapping, *, backup_dir=None) -> Path:
     # Convert as JSON does, so that the settings equal those in a file: a tuple becomes a list.
     asked = json.loads(json.dumps(settings))
     files = [Path(place) / FILE for place in (folder, backup_dir) if place is not None]
+    # Check all folders before writing into any, so that an error changes nothing.
     if not any(file.is_file() for file in files):
         _check_untrained(files)
     for file in files:

@@ -124,8 +124,9 @@ class StepNumbers:
         """
         followed = set()
         for source in sources:
+            # An "adam" input follows all settings from which `adam_numbers` computes it. A counter
+            # and a constant follow no setting.
             names = {"setting": (source.name,), "adam": _OF_ADAM}.get(source.kind, ())
-            # A counter and a constant follow no setting.
             followed |= {(source.group, name) for name in names}
         keys = {*self.settings, *before} - followed
         return sorted(key for key in keys if self.settings.get(key, self) != before.get(key, self))
@@ -209,6 +210,7 @@ def changed_values(inputs: list[HostInput], numbers: StepNumbers) -> dict[int, o
     for place, one in enumerate(inputs):
         if one.value is None:
             continue
+        # If all possible sources have the same value, it does not matter which source is right.
         first, *others = one.values(numbers)
         if not all(other.equal(first) for other in others):
             return None

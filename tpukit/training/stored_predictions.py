@@ -84,6 +84,7 @@ def predict_to(
         "count": count,
         "piece": piece,
     }
+    # 1 for each file that core 0 has found; the other cores contribute zeros to the maximum.
     is_found = torch.zeros(len(starts), dtype=torch.float32)
     if core.is_main:
         plan["facts"] = _facts(dataset, preprocess, bf16=bf16)
@@ -162,6 +163,7 @@ def _begin(folder: Path, plan: dict) -> None:
         before = json.loads(kept.read_text())
     if before == plan:
         return
+    # Do the plans differ only in their facts? Then the weights are the same.
     is_same_model = {**before, "facts": plan["facts"]} == plan and "facts" in before
     if is_same_model and any(folder.glob(_PIECES)):
         _check_facts(folder, before["facts"], plan["facts"])
@@ -198,6 +200,7 @@ def _facts(dataset, preprocess: Callable | None, *, bf16: bool) -> dict[str, obj
         # The name contains the version of Python, because bytecode differs between versions.
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         facts[f"code of preprocess in Python {version}"] = _code_checksum(preprocess)
+    # A dataset with `checkpoint_identity` describes its samples itself, so none needs to be read.
     if not hasattr(type(dataset), "checkpoint_identity"):
         facts |= _sample_facts(dataset)
     return facts

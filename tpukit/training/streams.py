@@ -196,6 +196,8 @@ class StreamFeed:
         Only loader processes prepare batches ahead, and these wait for the next epoch. So no batch
         is lost if the loop ends early.
         """
+        # The iterator continues over all epochs. It is made again only after a resume, whose seed
+        # differs, so that the samples come in another order.
         if self._batches is None:
             seed = (*plan.seed, plan.done)
             shares = _Shares(
@@ -274,6 +276,8 @@ class _Shares:
         if self._numbers:
             with self._numbers.used():
                 return self._next()
+        # Two cores are threads of this process and share its random generators. So each batch is
+        # read with its own seed, by one thread at a time.
         if self.in_turn and not self.workers:
             with seeded_in_turn((*self.seed, self.sampler.rank, number)):
                 return self._next()
@@ -290,6 +294,7 @@ class _Shares:
         Args:
             worker: the number of this loader process; None if there is none.
         """
+        # Without loader processes, the core itself reads, as one process.
         per_core = max(1, self.workers)
         share = self.sampler.rank * per_core + (worker or 0)
         shares = self.sampler.world_size * per_core
@@ -357,6 +362,7 @@ def _check(dataset: object, steps: int) -> None:
             "or a function that opens a share: "
             "core.batches(lambda share, shares: split_dataset_by_node(stream, share, shares), ...)",
         )
+    # A generator or another iterator cannot start again.
     if hasattr(dataset, "__next__"):
         raise InvalidTypeError(
             f"a {kind} can be read only once, but a stream starts again when it ends",

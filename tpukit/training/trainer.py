@@ -212,6 +212,7 @@ def fit(
     interval = check_schedule(
         scheduler, options.scheduler_interval, column=best.column, lower=best.lower
     )
+    # A last step with fewer batches has another graph: one more compilation is expected for it.
     steps_per_epoch = steps_of_epoch(core, train, steps_per_epoch, accumulate_grad_batches)
     has_short = has_short_step(train, steps_per_epoch, accumulate_grad_batches)
     if replay and steps_per_epoch < _STEPS_FOR_REPLAY:
@@ -229,7 +230,7 @@ def fit(
         bf16=bf16,
         max_grad_norm=max_grad_norm,
         averaged_model=options.averaged_model,
-        shapes=train.shapes + has_short,  # a step with fewer batches is a graph of its own
+        shapes=train.shapes + has_short,
         further_parts=FurtherParts(train, loss),
         replay=bool(replay),
     )
@@ -363,6 +364,7 @@ class Trainer:
             is_between_epochs = self.history.epochs and not self.progress.in_epoch
             if is_between_epochs and self.progress.epoch <= self.epochs:
                 self._stop_early()  # a run that was stopped stays stopped
+            # In this block, SIGTERM does not end the process: `_end_on_sigterm` saves first.
             with self.core.internal.finishing_steps():
                 self._train_epochs()
             self.optimizer_modes.eval()
@@ -374,6 +376,7 @@ class Trainer:
         """Return how many `scheduler.step()` calls remain until the end of the last epoch."""
         at = self.progress
         epochs = max(0, self.epochs - at.epoch + 1)
+        # `TrainStep` has only a scheduler that counts steps.
         if self.step.scheduler is None:
             return epochs
         return max(0, epochs * at.steps_per_epoch - at.in_epoch)
@@ -400,6 +403,7 @@ class Trainer:
         at = self.progress
         self.layer_modes.train()
         self.optimizer_modes.train()
+        # The first epoch with augmentation, also after a resume in or after it.
         is_augmented = at.epoch >= self.options.augment_from
         if self.augment and not self.step.augment and is_augmented:
             self.step.begin_augmenting(self.augment)
@@ -423,6 +427,7 @@ class Trainer:
 
     def _batches(self) -> Iterator[Sent]:
         """Return the remaining batches of this epoch, and show a progress bar for them."""
+        # The bar counts batches and not steps. The last step may have fewer batches.
         start = self.progress.in_epoch * self.accumulate_grad_batches
         total = self.progress.steps_per_epoch * self.accumulate_grad_batches
         total = min(total, len(self.train))
@@ -482,6 +487,7 @@ class Trainer:
             interval for interval in self.history.intervals if interval["epoch"] == at.epoch
         ]
         row["lr"] = self.losses.lr
+        # Speeds are those of the log intervals, without the time of evaluations and saves.
         row["samples_per_second"] = steady_mean(intervals, "samples_per_second")
         for name in CHIP_RATES:
             rate = steady_mean(intervals, name)
@@ -536,6 +542,7 @@ class Trainer:
     def _stop_early(self) -> None:
         """Stop after an epoch, on all cores, if patience has run out or `on_epoch_end` asks."""
         last = self.history.epochs[-1]["epoch"]
+        # Without a best epoch, as with NaN from the start, patience counts from epoch 0.
         best_epoch = self.history.best["epoch"] if self.history.best else 0
         patience = self.early_stopping.patience
         reason = None
@@ -546,6 +553,7 @@ class Trainer:
         on_epoch_end = self.options.on_epoch_end
         if on_epoch_end and any(gather_objects(self.core, bool(on_epoch_end(self.history)))):
             reason = reason or f"on_epoch_end returned True after epoch {last}"
+        # After the last epoch there is nothing to stop.
         if reason and self.progress.epoch <= self.epochs:
             self.history.stopped = reason
             self.core.print(f"stopped: {reason}")
@@ -621,6 +629,7 @@ class Trainer:
 
     def _stop_for_time(self) -> None:
         at = self.progress
+        # The share of the run that is done, with the part of the current epoch.
         done = (at.epoch - 1 + at.in_epoch / at.steps_per_epoch) / self.epochs
         self._compare(f"before the checkpoint of step {at.step}")
         self.history.stopped = (
@@ -639,6 +648,7 @@ class Trainer:
         """
         if not self.state.must_end():
             return
+        # Only core 0 saves. A save needs no collective here, so the other cores may end already.
         if self.core.is_main and self.state.is_kept:
             self._fetch_losses()
             self._save()
@@ -676,6 +686,7 @@ class Trainer:
         if self.valid is None or self.core.backend.is_recording:
             return
         try:
+            # The same batches with a sampler that ends early: one step per shape of batch.
             first = copy.copy(self.valid)
             first.sampler = replace(self.valid.sampler, limit=self.valid.shapes)
             self._evaluation(first, label=None)
@@ -719,6 +730,7 @@ class Trainer:
         """Show how many epochs are done; the run before a resume has done `epochs_before`."""
         self.core.flush()  # so that the newest losses appear together with the progress
         done = min(self.progress.epoch - 1, self.epochs)
+        # A run that has stopped early has a full bar.
         total = done if self.history.stopped else self.epochs
         self.core.internal.output.report_progress(
             "epochs", done, total, seconds=seconds, start=epochs_before
@@ -750,6 +762,7 @@ class Trainer:
             return  # nothing has changed since the last comparison
         self._compared = self.progress.step
         step = self.step
+        # The keys are prefixes of the names in an error message.
         modules = {"": step.model, "loss.": step.loss, "averaged_model.": step.averaged_model}
         data = {}
         for name, batches in (("train", self.train), ("valid", self.valid)):

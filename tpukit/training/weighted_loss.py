@@ -101,6 +101,7 @@ def weight_on_device(loss: Loss):
 
 
 def _is_one_number(value: object) -> bool:
+    # (loss, True), as of a helper that also returns a flag, is not (total, weight).
     if isinstance(value, bool):
         return False
     return isinstance(value, Real) or (hasattr(value, "numel") and value.numel() == 1)
