@@ -82,7 +82,7 @@ class Programs:
         return sum(self._api._check_device_tensor_need_materialization(self._device))
 
     def run_all(self) -> None:
-        """Compute all recorded tensors; random numbers are not affected."""
+        """Compute all recorded tensors, without advancing the seed of random numbers."""
         if self.all_waiting():
             gc.collect()  # delete unused tensors first, such as those of an interrupted run
         if self.all_waiting():
@@ -111,7 +111,7 @@ class Programs:
         return count, nanoseconds / 1e9
 
     def next_seed(self):
-        """Return the seed tensor of a step's random numbers; advance it as a sync does."""
+        """Return the tensor with the seed of the next step, and advance the seed as `sync` does."""
         start = self._api._get_base_seed_as_tensor(self._device)
         seed = self._api._xla_get_rng_seed(self._device)
         # The formula of MarkStep in torch's lazy tensor core.

@@ -309,7 +309,13 @@ class Thresholds(NamedTuple):
 
 
 def above_each(truth, rank, weights) -> Thresholds:
-    """Return the weights of positive and negative samples at or above each rank."""
+    """Return the total weights of positive and negative samples at or above each rank.
+
+    Args:
+        truth: (N,) zeros and ones.
+        rank: (N,) the rank of each probability, from 0.
+        weights: (N,) the number of times that each sample counts.
+    """
     import numpy as np
 
     weight = np.bincount(rank, weights)

@@ -97,7 +97,11 @@ def compare_aurocs(labels: Any, first: Any, second: Any, *, groups: Any = None) 
 
 
 def _places(truth, chances):
-    """Return the share of negatives below each positive, and of positives above each negative."""
+    """Return each sample's share of the other class that it is ranked rightly against.
+
+    For a positive sample, this is the share of negatives below it; for a negative sample, the share
+    of positives above it.
+    """
     import numpy as np
     from scipy.stats import rankdata
 

@@ -156,7 +156,7 @@ class _Layout:
 
 
 def _chances(probabilities: Any, images: int) -> np.ndarray:
-    """Return the probabilities as (N, L) in [0, 1]."""
+    """Return the probabilities as an array (N, L); raise if they are not in [0, 1]."""
     chances = figure_inputs.as_array(probabilities)
     if chances.ndim != 2 or len(chances) != images or not chances.shape[1]:
         raise InvalidValueError(

@@ -13,14 +13,14 @@ from pathlib import Path
 
 
 def graph_key(tensors: list) -> bytes:
-    """Return the hash of the graph that torch_xla has recorded for these tensors."""
+    """Return the hash of the graph that torch_xla has recorded to compute these tensors."""
     import torch_xla
 
     return torch_xla._XLAC._get_graph_hash(tensors)  # 2 ms for a ResNet-34's step
 
 
 def graph_text(tensors: list) -> str:
-    """Return the graph that torch_xla has recorded for these tensors as HLO text."""
+    """Return the graph that torch_xla has recorded to compute these tensors, as HLO text."""
     import torch_xla
 
     return torch_xla._XLAC._get_xla_tensors_hlo(tensors)  # 60 ms for a ResNet-34's step

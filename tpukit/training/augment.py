@@ -369,9 +369,13 @@ def _check_images(images) -> None:
 
 
 def _opposites(swap_labels, names) -> dict[int, int]:
-    """Return {column: column to swap with} of the labels that a flip exchanges.
+    """Return {column: its opposite column} for the labels that a flip exchanges.
 
-    For example {6: 8, 8: 6} for ((6, 8),); ValueError for an invalid `swap_labels`.
+    For example, the result for ((6, 8),) is {6: 8, 8: 6}.
+
+    Raises:
+        ValueError: `swap_labels` does not consist of pairs of different labels, or `names` lacks a
+            label.
     """
     names = names_in_order(names, "names", words=False)
     opposites = {}

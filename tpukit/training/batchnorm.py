@@ -82,7 +82,7 @@ def _refused(name: str, found: str, *, fix: str) -> InvalidTypeError:
 
 
 def _synced(kind: type, core, average) -> type:
-    """Return a subclass of a BatchNorm that normalises with the global batch in training."""
+    """Return a subclass of a BatchNorm class that normalises with global statistics in training."""
     import torch
     from torch.nn.modules.batchnorm import _BatchNorm
 

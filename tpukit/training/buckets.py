@@ -311,7 +311,10 @@ class BucketSampler(ShardedSampler):
 
 @functools.lru_cache(maxsize=2)  # several methods need it in every epoch
 def _arranged(sampler: BucketSampler, epoch: int, seed: int) -> tuple:
-    """Return the positions of all cores, (steps, samples_per_step), and the bucket of each step."""
+    """Return the positions of all cores in an epoch, and the bucket of each step.
+
+    The positions are (steps, samples_per_step) int64, and the buckets are (steps,) int64.
+    """
     import numpy
 
     plain = ShardedSampler(

@@ -1,13 +1,13 @@
-"""Checkpoints that survive a kill at any moment.
+"""Save checkpoints so that a kill at any moment leaves the earlier checkpoints usable.
 
 A thread writes a checkpoint while training continues. The file gets its final name when it is
-complete, and the name holds the checksum of the content:
+complete, and the name contains the checksum of the contents:
 
-    .step-00001200.4711.unfinished       process 4711 is writing it, or was killed doing so
+    .step-00001200.4711.unfinished       process 4711 is writing it, or was killed while writing
     step-00001200-1a2b3c4d.pt            complete; the CRC-32 of the file is 1a2b3c4d
-    step-00001200-best-1a2b3c4d.pt       the same, of the best epoch so far
+    step-00001200-best-1a2b3c4d.pt       complete, and the best epoch so far
 
-So every reader can check whether a file is whole, on any machine and without other files.
+So every reader can check whether a file is complete, on any machine and without other files.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ _BYTES_PER_READ = 2**20
 
 
 class CheckpointError(TpukitError, OSError):
-    """A checkpoint, or its folder, cannot be written."""
+    """A checkpoint or the folder of the checkpoints cannot be written, or another run uses it."""
 
 
 @dataclass(frozen=True, eq=False)

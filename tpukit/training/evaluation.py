@@ -200,7 +200,7 @@ def evaluate_synced(
 
 
 def _loss_on_host(loss: Callable) -> Callable[..., Loss]:
-    """Return the loss for outputs and targets in host memory."""
+    """Return the loss as a function of outputs and targets in host memory, computed on the host."""
     import torch
 
     if isinstance(loss, torch.nn.Module):
@@ -335,7 +335,7 @@ def _loss_with_its_tensors(core: Core, loss, *, is_on_device: bool) -> Callable[
 
 
 def _on_device(core: Core, parts: tuple) -> tuple:
-    """Return nested tensors on the device; None stays None."""
+    """Send nested tensors to the device and return them; None stays None."""
     from torch.utils import _pytree as tree
 
     # Send all tensors in one transfer, and put them back between the Nones.

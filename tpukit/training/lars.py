@@ -1,6 +1,6 @@
-"""LARS, an optimizer for large batches.
+"""Define LARS, an optimizer for large batches.
 
-Importing this module loads torch. So `tpukit.training.LARS` imports it when it is first used.
+The class needs torch. So `tpukit.training` imports this module only when LARS is first used.
 """
 
 from collections.abc import Callable, Iterable

@@ -67,7 +67,7 @@ class StepLosses:
         return len(self._pending) + len(self._since_log)
 
     def add(self, step: PendingStep) -> None:
-        """Keep the losses of a step on the device."""
+        """Store the losses of a step, which stay on the device until `fetch`."""
         self._pending.append(step)
 
     def fetch(self) -> PendingStep | None:

@@ -63,7 +63,7 @@ class ReplayState:
         return Places(found.values())
 
     def on_host(self) -> HostNumbers:
-        """Return copies of the numbers and tensors on the host."""
+        """Return copies of the state's numbers and tensors on the host."""
         entries = []
         values = []
         for table, name, value in self._entries():

@@ -65,7 +65,7 @@ class Progress:
         return (self.step, self.call) if self.call else (self.step,)
 
     def state_dict(self) -> dict:
-        """Return the numbers by name."""
+        """Return the attributes by name, for a checkpoint."""
         return asdict(self)
 
     def load_state_dict(self, state: dict) -> None:
@@ -88,7 +88,7 @@ class HeldOutData:
     batches: Batches
 
     def state_dict(self) -> dict:
-        """Return the identity of the dataset."""
+        """Return the identity of the dataset, for a checkpoint."""
         return self.batches.identity()
 
     def load_state_dict(self, state: dict) -> None:
@@ -321,8 +321,8 @@ class RunState:
     def must_end(self) -> bool:
         """Return whether this core must end now, because SIGTERM has arrived.
 
-        If there are checkpoints, the other cores continue for `STEP_SECONDS`: core 0 must finish
-        its step before it can save, and a step needs all cores.
+        If checkpoints are saved, core 0 must finish its step first, and a step needs all cores. So
+        all other cores continue for `STEP_SECONDS` after SIGTERM.
         """
         if not self._core.internal.end_requested:
             return False

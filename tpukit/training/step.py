@@ -1,4 +1,4 @@
-"""One step of a model on the device: forward pass, gradients, optimizer, averaged weights."""
+"""Run one step of a model on the device: forward pass, gradients, optimizer, averaged weights."""
 
 import contextlib
 import time
@@ -260,9 +260,11 @@ class TrainStep:
         return self.index_checks.first_step(sent, self.core.to_host(sent))
 
     def _backward(self, batches: tuple) -> Loss:
-        """Compute the gradients of all batches; return the mean of their losses, () float32.
+        """Compute the gradients of all batches of a step, and return their joint loss.
 
-        If the loss has weights, return the sum of the totals and the sum of the weights.
+        Returns:
+            a `Loss` of () float32 tensors. Without weights, it is the mean of the batches' losses.
+            With weights, it is the sum of their totals and the sum of their weights.
         """
         total = None
         weight = None

@@ -1,7 +1,7 @@
-"""The batches of one optimizer step.
+"""Divide the batches of an epoch into optimizer steps.
 
 With `accumulate_grad_batches=4` and 10 batches per epoch, the steps have 4, 4 and 2 batches. The
-loss of each step is computed from its own batches, also in the shorter last step.
+loss of a step is the mean over its own batches, also in the shorter last step.
 """
 
 import itertools

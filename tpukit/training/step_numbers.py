@@ -70,7 +70,7 @@ class StepNumbers:
                 self.settings[place, name] = len(value) if name == "params" else value
 
     def form(self) -> dict:
-        """Return the settings that decide which operations a step has."""
+        """Return the settings that are a part of the graph: another value gives another program."""
         form = {}
         for (group, name), value in self.settings.items():
             if name == "params" or not _is_sent(value):

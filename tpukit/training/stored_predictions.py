@@ -193,7 +193,7 @@ def _check_facts(folder: Path, saved: Mapping[str, object], here: Mapping[str, o
 
 
 def _facts(dataset, preprocess: Callable | None, *, bf16: bool) -> dict[str, object]:
-    """Return by name the facts, besides the weights, that the outputs depend on."""
+    """Return, by name, the facts besides the weights on which the outputs depend."""
     facts = {**identity(dataset), "bf16": repr(bool(bf16)), "preprocess": "None"}
     if preprocess is not None:
         facts["preprocess"] = called_text(preprocess)

@@ -42,7 +42,7 @@ class StreamSampler(ShardedSampler):
     """The steps of a stream. Its samples have no index, so all positions are 0."""
 
     def positions(self, done: int = 0, *, epoch: int = 0, seed: int = 0):
-        """Return (steps, batch_size) zeros."""
+        """Return zeros of shape (steps, batch_size), because samples have no index."""
         import numpy
 
         return numpy.broadcast_to(numpy.int64(0), (self.steps(done), self.batch_size))
@@ -211,7 +211,7 @@ class StreamFeed:
         return numbered(plan.samples, (self._next() for _ in plan.samples))
 
     def arrange(self, tensors: object) -> object:
-        """Return a batch as a loop gets it: as it was sent."""
+        """Return a batch unchanged: it is sent as a loop gets it."""
         return tensors
 
     def restart(self) -> None:

@@ -3,15 +3,15 @@
 A run is a sequence of epochs, and an epoch is a sequence of steps. With 120 steps per epoch and
 `log_every=50`, `fit` does the following:
 
-    step 1          all cores compare their weights, data and settings, before and after it
+    step 1          before and after it, all cores compare their weights, data and settings
     steps 1-50      losses stay on the device: no step waits for the host
-    step 50         one copy of 50 losses to the host; a row in `history.intervals`
-    step 100        the same; a checkpoint if `save_every` has passed
-    step 120        the same; a checkpoint; evaluation; a row in `history.epochs`; `best.pt` if
-                    this epoch is the best; a checkpoint
+    step 50         copy 50 losses to the host at once; add a row to `history.intervals`
+    step 100        as step 50; save a checkpoint if `save_every` has passed since the last
+    step 120        as step 50 with 20 losses; save a checkpoint; evaluate; add a row to
+                    `history.epochs`; write `best.pt` if this epoch is the best; save a checkpoint
 
-A run that was killed continues from the newest checkpoint when it is started again, and gives the
-same weights, bit for bit, as the uninterrupted run.
+If a run is killed and started again, it continues from the newest checkpoint. Its weights are then
+the same, bit for bit, as those of the uninterrupted run.
 """
 
 import contextlib
@@ -349,7 +349,7 @@ class Trainer:
         return self.progress.epoch > self.epochs or bool(self.history.stopped)
 
     def run(self) -> History:
-        """Train to the last epoch, or until something stops the training."""
+        """Train until the last epoch, or until time, patience or `on_epoch_end` ends the run."""
         checking = self.train.checking(self.step.index_checks.check)
         with self.state.held(), self._in_fit(), checking:
             self._resume()
