@@ -351,7 +351,8 @@ def _warning_of_whole(whole: list[tuple[str, object]], size: int, chips: int) ->
     divisible = math.ceil(longest_axis / chips) * chips
     share = f"{size_of_whole / size:.0%}"
     return explain(
-        f"{len(whole)} tensors of {human_size(size_of_whole)}, {share}, stay whole on every chip",
+        f"{len(whole)} tensors of {human_size(size_of_whole)}, {share} of the model, stay whole on "
+        "every chip",
         found=first_few([f"{name} {tuple(tensor.shape)}" for name, tensor in largest_first], 3),
         fix=f"sizes divisible by {chips} chips: {divisible} in place of {longest_axis}",
     )

@@ -42,7 +42,7 @@ def one_label(labels: Any, probabilities: Any, groups: Any = None) -> Samples:
     if not 0 < truth.sum() < len(truth):
         have = f"{truth.sum():.0f} of {len(truth)} have it"
         raise InvalidValueError(
-            f"curves need samples with the label and without, and {have}",
+            f"a curve needs samples with the label and samples without it, but {have}",
             fix="a larger validation set, or another label",
         )
     return Samples(truth, chances, group_numbers(groups, len(truth)))
@@ -107,7 +107,7 @@ def check_probabilities(chances: np.ndarray) -> None:
     _refuse_nan(chances)
     if not ((chances >= 0) & (chances <= 1)).all():
         raise InvalidValueError(
-            f"probabilities lie in [0, 1], got [{chances.min():.4g}, {chances.max():.4g}]",
+            f"probabilities must be in [0, 1], got [{chances.min():.4g}, {chances.max():.4g}]",
             fix="if they are logits, pass torch.sigmoid(logits)",
         )
 
@@ -126,7 +126,9 @@ def _refuse_nan(chances: np.ndarray) -> None:
     if is_nan.any():
         found = f"{is_nan.sum()} of {is_nan.size} are nan"
         raise InvalidValueError(
-            "probabilities must be numbers", found=found, fix="look at the loss first"
+            "probabilities must not be nan",
+            found=found,
+            fix="find out in the training why the model returns nan: look at its loss first",
         )
 
 

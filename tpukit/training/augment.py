@@ -23,13 +23,13 @@ from typing import NamedTuple
 
 from tpukit.essentials.display import InvalidValueError, names_in_order
 
-_RANGES = {  # the largest value of each number, and its meaning for messages
-    "translate": (0.5, "a share of the image; 0.06 is up to 8 of 128 pixels"),
+_RANGES = {  # the largest value of each number, and an example with its meaning, for messages
+    "translate": (0.5, "0.06, a share of the image: up to 8 of 128 pixels"),
     # Beyond 45 degrees rows would have to be read as columns.
-    "degrees": (45, "degrees to either side, for instance 10"),
-    "brightness": (1, "a share of white; 0.1 is up to 26 of 255 grey levels"),
-    "contrast": (1, "a share; 0.1 is 0.9 to 1.1 times as much"),
-    "flip": (1, "a probability; 0.5 flips every second image on average"),
+    "degrees": (45, "10, for up to 10 degrees to either side"),
+    "brightness": (1, "0.1, a share of white: up to 26 of 255 grey levels"),
+    "contrast": (1, "0.1, for 0.9 to 1.1 times the contrast"),
+    "flip": (1, "0.5, a probability: every second image on average"),
 }
 # A TPU rounds the factors of a product to bfloat16, which is exact for multiples of 1/128 up to 1.
 _STEPS_PER_PIXEL = 128
@@ -91,11 +91,11 @@ class Augment:
     names: Sequence[str] = ()
 
     def __post_init__(self):
-        for name, (most, meaning) in _RANGES.items():
+        for name, (most, example) in _RANGES.items():
             value = getattr(self, name)
             if not _is_number(value) or not 0 <= value <= most:
                 raise InvalidValueError(
-                    f"{name} must be 0 (off) to {most}, got {value!r}", fix=f"it is {meaning}"
+                    f"{name} must be 0 (off) to {most}, got {value!r}", fix=f"{name}={example}"
                 )
         _check_scale(self.scale)
         is_whole = isinstance(self.fill, int) and not isinstance(self.fill, bool)

@@ -139,7 +139,7 @@ def check_parameters(core: Core, model, loss, optimizer) -> None:
     ids = {id(parameter) for parameter in held}
     if not any(id(parameter) in ids for parameter in of_model.values()):
         raise InvalidValueError(
-            "the optimizer holds none of the model's parameters: it would train others",
+            "the optimizer holds none of the model's parameters: it would train other parameters",
             found=f"{len(held)} parameters in it, none of them among the model's {len(of_model)}",
             fix="make it after core.model, which returns a copy: "
             "torch.optim.Adam(model.parameters())",

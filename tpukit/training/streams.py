@@ -99,7 +99,7 @@ class StreamBatches(Batches):
         if shuffle or mask or weights is not None or buckets is not None:
             given = "None" if weights is None else "given"
             raise InvalidValueError(
-                "a stream comes in its own order, in full batches of one shape",
+                "shuffle, mask, weights and buckets are not supported for a stream",
                 found=f"shuffle={shuffle}, mask={mask}, buckets={buckets}, weights={given}",
                 fix="leave these out; shuffle and pad in the dataset, webdataset's "
                 ".shuffle(1000), for example",
