@@ -71,7 +71,7 @@ def compiled(
     stem, suffix = os.path.splitext(name)
     flags = [*_FLAGS]
     files = []
-    if suffix:
+    if suffix:  # ".so"
         flags += _SHARED
     if headers:
         flags.append(f"-I{headers}")

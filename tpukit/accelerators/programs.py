@@ -96,7 +96,7 @@ class Programs:
         count = 0
         for name in ("CachedCompile", "UncachedCompile"):
             count += self._api._xla_counter_value(name) or 0
-        copies = self._api._xla_metric_data("TransferFromDeviceTime")
+        copies = self._api._xla_metric_data("TransferFromDeviceTime")  # (count, total, samples)
         if copies:
             count += copies[0]
         return count

@@ -127,6 +127,7 @@ def auroc_table(
 
     labels = as_columns(labels)
     probabilities = as_columns(probabilities)
+    # Without names, the labels are numbered.
     names = names_in_order(range(labels.shape[1]) if names is None else names, "names")
     if labels.shape != probabilities.shape or len(names) != labels.shape[1]:
         shapes = f"{labels.shape}, {probabilities.shape} and {len(names)} names"
@@ -318,6 +319,7 @@ def above_each(truth, rank, weights) -> Thresholds:
     """
     import numpy as np
 
+    # Sums of weights by rank; `flatnonzero` leaves out the ranks that a draw does not contain.
     weight = np.bincount(rank, weights)
     positive = np.bincount(rank, weights * truth)
     negative = weight - positive

@@ -55,7 +55,7 @@ def outcomes(labels: Any, probabilities: Any, *, threshold: float = 0.5) -> np.n
     import numpy as np
 
     truth, chances, _ = one_label_with_threshold(labels, probabilities, threshold)
-    is_true = truth > 0.5
+    is_true = truth > 0.5  # the labels are 0.0 or 1.0
     is_yes = chances >= threshold
     return np.select([is_true & is_yes, is_true, is_yes], OUTCOMES[:3], default=OUTCOMES[3])
 
@@ -134,6 +134,7 @@ def hardest_mistakes(
     import numpy as np
 
     words = outcomes(labels, probabilities, threshold=threshold)
+    # A miss with probability 0.1 has the error 0.9, and so has a false alarm with 0.9.
     errors = np.abs(as_array(labels) - as_array(probabilities)).ravel()
     wrong = np.flatnonzero((words == "miss") | (words == "false alarm"))
     wrong = wrong[np.argsort(-errors[wrong], kind="stable")]

@@ -175,7 +175,7 @@ def _truth(labels: Any, chances: np.ndarray) -> np.ndarray:
     # (N,) class numbers become one-hot rows, if all of them are below the number of columns.
     truth = figure_inputs.label_array(labels, len(chances))
     if truth.ndim == 1 and truth.max() < count:
-        truth = np.eye(count)[truth]  # class 2 of 3 becomes 0, 0, 1
+        truth = np.eye(count)[truth]  # class 2 of the classes 0, 1, 2 becomes (0, 0, 1)
     if truth.shape != chances.shape:
         found = f"{truth.shape[1]} columns" if truth.ndim == 2 else f"class {truth.max()}"
         fact = f"probabilities are of {count} labels, labels have {found}"
@@ -227,6 +227,7 @@ def _bars(
     axes.tick_params(length=0, pad=3)
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
+    # Names and numbers of true labels are dark, the others are pale.
     labels = axes.get_yticklabels()
     for place, (label, chance, is_true) in enumerate(zip(labels, chances, truth, strict=True)):
         color = look.INK if is_true else look.MUTED

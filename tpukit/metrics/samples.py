@@ -160,6 +160,7 @@ def group_numbers(groups: Any, count: int) -> np.ndarray:
         )
     # An empty cell of a table may be read as "". Make it None, which `factorize` numbers -1.
     names = [None if isinstance(name, str) and not name.strip() else name for name in groups]
+    # As objects, because pandas would convert large numbers next to None to floats.
     numbers, _ = pandas.factorize(pandas.Series(names, dtype=object))
     missing = np.flatnonzero(numbers < 0)
     if len(missing):

@@ -140,7 +140,7 @@ def _draw_band(axes: Axes, band: np.ndarray, *, color: str) -> None:
 
     low, high = band
     axes.fill_between(np.linspace(0, 1, len(low)), low, high, color=color, alpha=0.2, linewidth=0)
-    axes.set(xlim=(0, 1), ylim=(0, 1.02), aspect="equal")
+    axes.set(xlim=(0, 1), ylim=(0, 1.02), aspect="equal")  # room for a line at 1
     axes.grid(axis="x")
 
 
@@ -160,6 +160,7 @@ def _write_area(axes: Axes, text: str, *, guessing: str) -> None:
 def _draw_point(axes: Axes, point: OperatingPoint) -> None:
     """Draw a ring around the operating point, its interval, and its numbers."""
     false_rate = 1 - point.specificity
+    # The interval is of the sensitivity, so it is a vertical line.
     if point.interval:
         axes.plot([false_rate, false_rate], point.interval, color=_ORANGE, linewidth=1.6)
     axes.plot(

@@ -101,6 +101,7 @@ def find_tpu(
     known = known.replace("v5litepod", "v5e").replace("v5lite", "v5e")
     if known in among:
         return TPUS[known]
+    # Three reasons: the name is unknown, known but not accepted here, or of several hosts.
     generation, _, size = known.partition("-")
     fact = f"there is no TPU {name!r}"
     if known in TPUS:

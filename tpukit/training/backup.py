@@ -132,6 +132,7 @@ class Backup:
             self._alive()
             now = time.monotonic()
             is_late = now - self._moved > _QUIET_SECONDS or now - began > seconds
+            # It may have ended between the two lines above.
             if thread.is_alive() and is_late:
                 return False
         return True
@@ -207,6 +208,7 @@ class Backup:
         if not programs:
             return
         self._programs.connect()
+        # A program's name is its key, so a file with this name has the same contents.
         copied = self._programs.names()
         for program in programs:
             if program.name not in copied:

@@ -309,6 +309,7 @@ class CheckpointStore:
     def _newest_whole(self, say: Callable[[str], object]) -> _File | None:
         if self._thread:  # `save` and `close` raise its error, if it has one
             self._thread.join()
+        # From the newest file back, until a checksum is right.
         for file in reversed(self._files()):
             reason = _damage(file)
             if reason is None:

@@ -145,6 +145,7 @@ def check_parameters(core: Core, model, loss, optimizer) -> None:
             "torch.optim.Adam(model.parameters())",
         )
     of_loss = [(f"loss.{name}", parameter) for name, parameter in _parameters(loss)]
+    # A loss with parameters, such as a learned temperature, needs them in the optimizer as well.
     left_out = [
         name
         for name, parameter in [*of_model.items(), *of_loss]
@@ -263,7 +264,7 @@ def best_of(
         )
     if mode is not None:
         return Best(column, lower=mode == "min")
-    direction = better(column)  # "low", "high" or None
+    direction = better(column)  # "low", "high", or None for an unknown name
     if direction is None:
         raise InvalidValueError(
             f"the name {column} does not show whether lower or higher is better",

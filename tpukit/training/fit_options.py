@@ -134,7 +134,7 @@ class Checkpoints:
     def __post_init__(self):
         _check_folder(self.folder)
         check_count("keep_last", self.keep_last)
-        parse_duration(self.save_every, "save_every")
+        parse_duration(self.save_every, "save_every")  # raises for a text that is no duration
         check_flag("resume", self.resume)
         if self.backup_dir is None:
             return

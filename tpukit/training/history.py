@@ -205,6 +205,7 @@ def steady_mean(intervals: list[dict], name: str) -> float:
         for row, (before, after) in zip(intervals, itertools.pairwise(compiles), strict=True)
         if before == after
     ]
+    # A short run may compile in every interval: then all of them count.
     used = [row for row in steady or intervals if name in row]
     seconds = sum(row["seconds"] for row in used)
     if not seconds:

@@ -235,6 +235,7 @@ def _draw_panel(axes: Axes, panel: _Panel, axis: str) -> None:
             best = _ring(axes, points, better(panel.kind), color)
             below = f"{axis}    {best}"
     for name, value in panel.levels.items():
+        # "base_rate_loss" in the panel of "loss" is labelled "base rate".
         words = name.replace("_", " ").removesuffix(panel.kind).strip() or name
         label = f"{words} {value:.4g}"
         axes.axhline(value, color=look.MUTED, linewidth=1, linestyle=_DOTTED, label=label)
@@ -246,7 +247,7 @@ def _draw_panel(axes: Axes, panel: _Panel, axis: str) -> None:
     axes.set_xlabel(below)
     axes.set_ylabel(unit)
     axes.margins(y=0.12)  # room for the ring at the top
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.get_major_locator().set_params(integer=True)  # steps and epochs are whole numbers
     axes.yaxis.set_major_formatter("{x:.4g}")
     if axes.get_legend_handles_labels()[1]:
         axes.legend(loc="best", handlelength=1.2)
@@ -311,6 +312,7 @@ def _read(history: Any) -> _History:
     if not curves:
         raise _nothing_to_draw(columns, levels, notes)
     if places is None:
+        # No column "step" or "epoch": number the points of the longest series.
         longest = max(map(len, curves.values()))
         places = np.arange(1.0, 1 + longest)
         axis = "epoch" if longest < 50 else "step"  # few runs have 50 epochs

@@ -49,7 +49,7 @@ def naming_closures(optimizer) -> Iterator[None]:
     """
     try:
         yield
-    except TpukitError:
+    except TpukitError:  # has a fix already
         raise
     except Exception as error:
         words = f"{type(error).__name__} {error}".lower()
@@ -104,6 +104,7 @@ def average_update(averaged_model) -> Callable | None:
     """
     if averaged_model is None:
         return None
+    # torch names the method `update_parameters`, timm names it `update`.
     update = getattr(averaged_model, "update_parameters", None)
     if update is None:
         update = getattr(averaged_model, "update", None)

@@ -152,7 +152,7 @@ def launch_each(
     topology = choose_topology(host, 1, backend)  # before `seed_of`, which imports torch
     options = {"seed": seed_of(seed), "matmul_precision": matmul_precision, "timeout": timeout}
     tasks = [Task(fn, (config,), **options) for config in configs]
-    places = min(_places(host, cores, backend), len(configs))
+    places = min(_places(host, cores, backend), len(configs))  # devices that are used
     refuse_if_in_use(host)
     with sigterm_ends_the_run(), screen(progress) as display:
         if topology.is_dry_run:
@@ -164,6 +164,7 @@ def launch_each(
             try:
                 queue.work_off()
             except KeyboardInterrupt:
+                # The error has the results of the jobs that have ended.
                 raise interrupted(queue.jobs(configs)) from None
     return queue.jobs(configs)
 
@@ -238,6 +239,7 @@ class _Queue:
                     is_over = next(job.looks, self) is self  # `self` marks the iterator's end
                     if is_over:
                         self._end(place)
+                # All jobs wait for a busy chip: do not use a whole processor for this loop.
                 if not self._running:
                     time.sleep(_LOOK_SECONDS)
         finally:
@@ -376,7 +378,8 @@ class _JobScreen(Screen):
         if self.doing:
             words.append(self.doing)
         unit = outer.unit
-        counts_its_label = outer.label.endswith("s") and not outer.samples_per_step  # "epochs"
+        # The label "epochs" is also the unit of its count: "3 of 20 epochs".
+        counts_its_label = outer.label.endswith("s") and not outer.samples_per_step
         if not unit and counts_its_label:
             unit = outer.label
         self._display.bar(

@@ -92,6 +92,7 @@ class LARS(torch.optim.Optimizer):
             if decay:
                 gradient = gradient + decay * weights
         change = gradient * rate
+        # The first step has no momentum yet, as in torch's SGD.
         if group["momentum"]:
             state = self.state[weights]
             before = state.get("momentum_buffer")

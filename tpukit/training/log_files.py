@@ -61,6 +61,7 @@ class LogWriters:
                 self._writers = [one for one in self._writers if one is not writer]
                 self._waiting = deque(pair for pair in self._waiting if pair[0] is not writer)
                 self._say(_failed(writer, row, error))
+                # The interrupt must also reach the run that it was meant for.
                 if isinstance(error, KeyboardInterrupt):
                     raise
 
@@ -108,7 +109,7 @@ class TensorBoardWriter:
     def __call__(self, row: Row) -> None:
         """Write a row and flush the file."""
         for name, value in row.items():
-            if name != "step":
+            if name != "step":  # the step is the horizontal axis
                 self._writer.add_scalar(name, value, row["step"])
         self._writer.flush()
 

@@ -142,6 +142,7 @@ def not_finite(
     """
     import numpy
 
+    # With accumulation, a step has several batches.
     samples = numpy.concatenate(step.samples).tolist()
     shown = first_few(samples, 8)
     weight = step.reduced[3:]  # empty if the loss has no weights

@@ -1,7 +1,10 @@
 """Switch between training and evaluation mode: a model's layers, and optimizers with these modes.
 
-    model.backbone.eval()            # frozen: dropout is off, BatchNorm's statistics stay
-    fit(core, model, ...)            # trains the other layers, and leaves the backbone in eval mode
+    model.backbone.eval()            # dropout is off, BatchNorm's statistics stay
+    fit(core, model, ...)            # puts all other layers into training mode
+
+A layer in evaluation mode is called frozen here. Its weights are still trained if they require a
+gradient.
 
 A schedule-free optimizer has two sets of weights, for training and for evaluation. Its `train()`
 and `eval()` put one of the sets into the model.
@@ -14,10 +17,10 @@ from tpukit.essentials.launcher import Core
 
 
 class LayerModes:
-    """Keeps layers frozen that are in evaluation mode when `fit` is called.
+    """Keeps those layers in evaluation mode that are in it when `fit` is called.
 
-    If all layers are in evaluation mode, as in a model that was loaded or evaluated before, `fit`
-    trains all of them and prints a line.
+    If all layers are in evaluation mode, as in a model that was loaded or evaluated before, all are
+    put into training mode, and a line is printed.
 
     Args:
         core: this core.

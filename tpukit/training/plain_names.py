@@ -36,6 +36,7 @@ class PlainNames:
         Raises:
             RuntimeError: the state belongs to another architecture.
         """
+        # From plain names to this module's own names, which may have prefixes.
         own = {_plain(name): name for name in self._module.state_dict()}
         is_same = all(plain == name for plain, name in own.items())
         if is_same and not any(map(_WRAPPER.search, state)):

@@ -185,6 +185,7 @@ def _steps_that_fit(step: tuple) -> int:
     from torch.utils import _pytree as tree
 
     size = sum(leaf.nbytes for leaf in tree.tree_leaves(step) if leaf is not None)
+    # At least 1 step, even if one step has more bytes than the limit.
     return min(_STEPS_BETWEEN_COPIES, 1 + _BYTES_BETWEEN_COPIES // max(1, size))
 
 

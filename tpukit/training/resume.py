@@ -233,6 +233,7 @@ class RunState:
         self._core.internal.seed_of_launch = checkpoint.state["seed"]
         for name in self._kinds:
             self._check_kind(name, checkpoint)
+        # Checkpoints of early versions have no "built": nothing is compared.
         built = checkpoint.state.get("built", self._built)
         check_scheduler(
             built["scheduler"],
@@ -298,6 +299,7 @@ class RunState:
         if not self.is_kept:
             yield
             return
+        # Only core 0 writes, so only core 0 needs the lock.
         lock = contextlib.nullcontext()
         if self._core.is_main:
             lock = one_run(self._store.folder, say=self._core.print)

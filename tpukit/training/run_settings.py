@@ -45,6 +45,7 @@ def keep_settings(folder, settings: Mapping, *, backup_dir=None) -> Path:
     for file in files:
         if file.is_file():
             _check_same(file, asked)
+    # A folder without the file gets it: the new machine after a resume, or a new backup.
     for file in files:
         if not file.is_file():
             file.parent.mkdir(parents=True, exist_ok=True)

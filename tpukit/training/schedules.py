@@ -130,6 +130,7 @@ def check_schedule(scheduler, interval: str, *, column: str, lower: bool) -> str
         if scheduler is not None:
             check_step_of_scheduler(scheduler)
         return interval
+    # Its default mode "min" is wrong for an accuracy: it would lower the rate as this improves.
     mode = "min" if lower else "max"
     if scheduler.mode != mode:
         raise InvalidValueError(

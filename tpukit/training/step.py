@@ -50,6 +50,7 @@ def forward(core: Core, model, inputs, *, bf16: bool):
             found=f"{type(model).__name__} returns a {kind}",
             fix=f"return a tuple or a dict; for a dataclass, {register} once",
         )
+    # Losses and metrics are computed from float32 outputs, also if the model computes in bfloat16.
     halves = (torch.bfloat16, torch.float16)
     for place, leaf in enumerate(leaves):
         if getattr(leaf, "dtype", None) in halves:
@@ -338,6 +339,7 @@ class TrainStep:
         self.core.optimizer_step(
             self.optimizer, clip=self.max_grad_norm, average_also=averaged, weight=weight
         )
+        # After the optimizer's step, so that the average contains the new weights.
         if self.averaged_model:
             self._update_average(self.model)
         if weight is not None:

@@ -46,6 +46,7 @@ class StepFlops:
         if self.total is None:
             yield
             return
+        # Without buckets, all steps have the same shapes, so they need not be read.
         form = _shapes_of(batches) if self._has_shapes else None
         if form not in self._known:
             self._begin()

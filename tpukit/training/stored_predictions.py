@@ -104,6 +104,7 @@ def predict_to(
         samples = Subset(dataset, range(start, min(start + piece, count)))
         batches = core.batches(samples, batch_size=batch_size)
         outputs = predict(core, model, batches, preprocess=preprocess, bf16=bf16)
+        # Every core has all outputs of the piece, so core 0 can write them alone.
         if core.is_main:
             _write(folder / _name(start), outputs)
             backup_dir = backup_dir and _copy_missing(folder, backup_dir, say=core.print)
@@ -328,6 +329,7 @@ def _name(start: int) -> str:
 def _digest(state: dict) -> str:
     """Return the SHA-256 of all weights and their names."""
     digest = hashlib.sha256()
+    # The order of a state dict is that of the modules, so equal models have equal checksums.
     for name, value in state.items():
         digest.update(name.encode())
         digest.update(value.contiguous().numpy().tobytes())

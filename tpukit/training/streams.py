@@ -112,6 +112,7 @@ class StreamBatches(Batches):
         count = max(1, steps) * max(1, batch_size) * world_size
         own = {"batch_size": batch_size, "rank": rank, "world_size": world_size}
         super().__init__(range(count), workers=workers, **own, **options)
+        # A generator in the dataset is copied into every process, so all draw the same numbers.
         if refuse_shared(dataset, world_size=world_size, workers=workers) and rank == 0:
             # The generators cannot be seeded for each batch, because a stream reads ahead.
             print(
@@ -286,6 +287,7 @@ class _Shares:
     def _next(self) -> object:
         if self._samples is None:
             self._samples = self._endless(_leave_loader())
+        # `_endless` never ends, so every batch is full.
         return collate(list(itertools.islice(self._samples, self.sampler.batch_size)))
 
     def _endless(self, worker: int | None) -> Iterator:

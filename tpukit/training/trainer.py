@@ -127,8 +127,8 @@ def fit(
 
     Args:
         core: this core.
-        model: the module that `core.model` returned. Layers in evaluation mode stay frozen in this
-            mode. If all layers are in evaluation mode, `fit` trains all of them.
+        model: the module that `core.model` returned. Layers in evaluation mode stay in this mode.
+            But if all layers are in it, `fit` puts all of them into training mode.
         optimizer: an optimizer of torch.optim, except LBFGS, with the model's parameters. A resumed
             run restores its settings, such as the learning rate, from the checkpoint. If it has
             the methods `train` and `eval`, as schedule-free optimizers have, `fit` calls them.
@@ -194,6 +194,7 @@ def fit(
         OSError: a checkpoint cannot be written; another run uses the folder; or, at the start, the
             backup cannot be read and the folder has no complete checkpoint.
     """
+    # Check all arguments first, so that a wrong one raises an error before anything is changed.
     options = as_fit_options(options)
     checkpoints = as_checkpoints(checkpoints)
     early_stopping = as_early_stopping(early_stopping)
@@ -491,6 +492,7 @@ class Trainer:
         row["samples_per_second"] = steady_mean(intervals, "samples_per_second")
         for name in CHIP_RATES:
             rate = steady_mean(intervals, name)
+            # NaN means that no interval of the epoch has this rate.
             if not math.isnan(rate):
                 row[name] = rate
         row["seconds"] = time.monotonic() - began
@@ -604,6 +606,7 @@ class Trainer:
         """Return the TFLOP/s per chip of this interval, and the MFU if the chip's peak is known."""
         if self.step.flops.total is None:
             return {}
+        # A core of a sharded model has several chips.
         flops = (self.step.flops.total - self._flops_before) / self.core.chips
         rates = {"tflops_per_second": flops / seconds / 1e12}
         if self.core.peak_tflops:
@@ -612,7 +615,7 @@ class Trainer:
 
     def _fetch_losses(self) -> None:
         """Copy the losses since the last log point to the host; raise if one is not finite."""
-        step = self.losses.fetch()
+        step = self.losses.fetch()  # the first step with a loss that is not finite
         if step is None:
             return
         if math.isfinite(step.local):
