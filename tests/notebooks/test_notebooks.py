@@ -1,6 +1,7 @@
 """Every notebook, with small numbers: from top to bottom twice in one kernel, and once more after a restart.
 
-The second time in a kernel the exercises are filled in with their folded answers, and their checks have to say so.
+Between the two times a long training of the notebook is interrupted, as with the stop button. The second time the
+exercises are filled in with their folded answers, and their checks have to say so.
 The second kernel finds the files of the first; a notebook that leaves none has nothing to find. Of BY_PROGRAMS
 papermill runs the first kernel and nbconvert the second, as people do; the others are run from here, where no program
 has to start, and after a restart by `make soak`: the walkthrough's is killed and run again in any case. They run in an
@@ -117,6 +118,7 @@ SMALL = {
     "13_text": {"texts": 300, "width": 16, "heads": 2, "layers": 1, "epochs": 1},
     "14_larger_than_a_chip": {
         "texts": 300,
+        "vocab_size": 256,
         "width": 16,
         "heads": 2,
         "layers": 1,
@@ -137,6 +139,36 @@ SMALL = {
         "exam_epochs": 2,
     },
 }
+
+# The parameter that makes the first training of a notebook so long that it is interrupted for sure.
+LONG = {
+    "00_quickstart": "epochs",
+    "02_every_core": "epochs",
+    "05_resnet_on_slices": "num_epochs",
+    "06_exams_and_submission": "slice_epochs",
+    "07_your_own_ct_exams": "slice_epochs",
+    "08_your_own_images": "epochs",
+    "10_profile_a_step": "epochs",
+    "11_why_is_it_slow": "steps",
+    "12_lightning": "epochs",
+    "13_text": "epochs",
+    "14_larger_than_a_chip": "epochs",
+}
+TRAINING = r"^\S.*(tpukit\.launch\((train|work)|= measure\()"  # a line that is not in a function
+PRESS_STOP = """
+def press_stop():
+    import _thread, psutil, time
+    known = psutil.Process().children()
+    while not set(psutil.Process().children()) - set(known):
+        time.sleep(0.05)
+    time.sleep(1)
+    _thread.interrupt_main()
+
+import threading
+threading.Thread(target=press_stop, daemon=True).start()
+"""
+# A run with other parameters in the same folder would be refused.
+RUN_FOLDERS = ("run_path", "folder")
 
 # What a notebook installs itself where it is missing; without a network its test is skipped.
 NEEDS = {
@@ -172,7 +204,7 @@ def twice(request, tmp_path_factory):
     once = [*both.cells, nbformat.v4.new_code_cell(PROBE)]
     again = [nbformat.from_dict({**copy.deepcopy(cell), "id": f"{cell.id}-again"}) for cell in once]
     fill_in_the_answers(again)
-    both.cells = once + again
+    both.cells = once + interrupted_training(notebook, request.param.stem) + again
     if request.param.stem == BY_PROGRAMS:
         nbformat.write(both, folder / "twice.ipynb")
         timeout = f"--execution-timeout={SECONDS_A_CELL}"
@@ -196,7 +228,38 @@ def twice(request, tmp_path_factory):
         json.loads(said(cell).splitlines()[-1]) for cell in both.cells if cell.source == PROBE
     ]
     checks = [said(cell) for cell in both.cells if "check" in cell.metadata.get("tags", [])]
-    return folder, notebook, probes, [checks[: len(checks) // 2], checks[len(checks) // 2 :]]
+    errors = [
+        output.ename
+        for cell in both.cells
+        for output in cell.get("outputs", [])
+        if "ename" in output
+    ]
+    halves = [checks[: len(checks) // 2], checks[len(checks) // 2 :]]
+    return folder, notebook, probes, errors, halves
+
+
+def interrupted_training(notebook, name):
+    """Return the cells up to the first training, which is long and interrupted, and a probe after it."""
+    if name not in LONG:
+        return []
+    long = copy.deepcopy(notebook)
+    (parameters,) = [cell for cell in long.cells if "parameters" in cell.metadata.get("tags", [])]
+    other = {
+        folder: "interrupted" for folder in RUN_FOLDERS if f"\n{folder} = " in parameters.source
+    }
+    if "keep" in SMALL[name]:
+        other["keep"] = "kept/interrupted"
+    small(long, {**SMALL[name], **other, LONG[name]: 100_000})
+    code = [cell for cell in long.cells if cell.cell_type == "code"]
+    number = next(
+        n for n, cell in enumerate(code) if re.search(TRAINING, cell.source, re.MULTILINE)
+    )
+    cells = code[: number + 1]
+    for cell in cells:
+        cell.id = f"{cell.id}-long"
+    cells[-1].source = PRESS_STOP + cells[-1].source
+    cells[-1].metadata["tags"] = ["raises-exception"]
+    return [*cells, nbformat.v4.new_code_cell(PROBE)]
 
 
 def executed_copy(folder):
@@ -250,8 +313,32 @@ def test_every_notebook_has_small_numbers_for_its_test():
 
 
 def test_it_runs_from_top_to_bottom_twice_in_one_kernel(twice):
-    _, _, probes, _ = twice
-    assert len(probes) == 2
+    folder, _, probes, *_ = twice
+    assert len(probes) == (3 if was_interrupted(folder) else 2)
+
+
+def was_interrupted(folder):
+    return any(folder.name.startswith(name) for name in LONG)
+
+
+def test_its_training_is_interrupted_between_the_two(twice):
+    folder, _, _, errors, _ = twice
+    assert errors == ["LaunchInterrupted"] * was_interrupted(folder)
+
+
+def test_every_notebook_that_trains_is_interrupted():
+    training = {
+        path.stem
+        for path in NOTEBOOKS
+        if re.search(r"^def (train|work)\w*\(core", source_of(path), re.MULTILINE)
+    }
+    # A preflight trains nothing, and notebook 15 kills a host itself.
+    assert training - {"01_setup", "03_before_you_have_a_tpu", "15_run_it_as_a_job"} == set(LONG)
+
+
+def source_of(path):
+    cells = nbformat.read(path, as_version=4).cells
+    return "\n".join(cell.source for cell in cells if cell.cell_type == "code")
 
 
 def test_the_check_of_an_exercise_says_not_yet_before_the_folded_answer_and_right_after_it(twice):
@@ -294,7 +381,7 @@ def test_one_fold_for_the_choices_and_the_scores_is_refused_before_the_training(
 
 def test_the_messages_that_the_page_on_forms_of_data_explains_are_those_of_tpukit():
     page = (ROOT / "docs" / "data_forms.md").read_text()
-    _, table = page.split("| the error has |")
+    _, table = page.split("| words of the message |")
     said_by_the_kit = "".join(
         node.value
         for path in (ROOT / "tpukit").rglob("*.py")
@@ -307,13 +394,13 @@ def test_the_messages_that_the_page_on_forms_of_data_explains_are_those_of_tpuki
 
 
 def test_no_worker_process_is_left(twice):
-    _, _, probes, _ = twice
-    assert [probe["processes"] for probe in probes] == [[], []]
+    _, _, probes, *_ = twice
+    assert [probe["processes"] for probe in probes] == [[]] * len(probes)
 
 
 def test_the_kernel_never_started_the_xla_runtime(twice):
-    _, _, probes, _ = twice
-    assert [probe["runtime"] for probe in probes] == [False, False]
+    _, _, probes, *_ = twice
+    assert [probe["runtime"] for probe in probes] == [False] * len(probes)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from tpukit.preflight.hlo import Array, Operation, Program, _window_places, read
 from tpukit.preflight.recording import record
 from tpukit.preflight.roofline import limit, points, roofline_figure
 from tpukit.preflight.step_report import Cost
-from tpukit.profiling import find_tpu
+from tpukit.profiling import Report, find_tpu
 
 CHIP = find_tpu("v5e-8")
 
@@ -95,6 +95,36 @@ def test_the_figure_has_the_roof_the_operations_and_the_step():
     assert roof[0][1] == pytest.approx(roof[0][0] * CHIP.bandwidth / 1e12)
     assert "the chip's compute is the limit" in figure.alt
     assert "conv1, 20%" in figure.alt
+
+
+def test_a_measured_step_lies_below_the_estimate_at_the_same_intensity():
+    found = step()
+    found.roofline = lambda step_seconds: roofline_figure(found, step_seconds=step_seconds)
+    report = Report("core 0 of 8 on xla:0", (), step_seconds=4 * found.seconds)
+    figure = report.roofline(found)
+    (axes,) = figure.axes
+    estimate, measured = [line for line in axes.lines if line.get_marker() == "D"][:2]
+    assert measured.get_xdata()[0] == estimate.get_xdata()[0]
+    assert measured.get_ydata()[0] == pytest.approx(estimate.get_ydata()[0] / 4)
+    assert "measured 2.7 ms per step, 15% of the peak" in figure.alt
+    assert "the chip's operations take 0.7 ms (25%); the rows of the report name" in figure.alt
+
+
+def test_a_measured_step_close_to_the_estimate_has_its_limit():
+    found = step()
+    figure = roofline_figure(found, step_seconds=1.25 * found.seconds)
+    assert "(80%); the chip's compute is the limit, at 60% of its peak" in figure.alt
+
+
+def test_a_report_before_the_first_step_has_no_roofline():
+    with pytest.raises(tpukit.TpukitError, match="a report without a step has no roofline"):
+        Report("core 0 of 8 on xla:0", ()).roofline(step())
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan])
+def test_a_measured_time_must_be_positive(seconds):
+    with pytest.raises(tpukit.TpukitError, match="step_seconds must be positive"):
+        roofline_figure(step(), step_seconds=seconds)
 
 
 def test_a_step_that_was_not_compiled_has_no_roofline():

@@ -224,8 +224,8 @@ class TorchTpuRuntime(CpuRuntime):
         process: int,
         meeting_point,
     ) -> None:
-        if topology.kept:
-            os.environ[_PROGRAMS] = str(topology.kept.folders[0])
+        if topology.compile_cache:
+            os.environ[_PROGRAMS] = str(topology.compile_cache.folders[0])
         super().start(body, topology, process=process, meeting_point=meeting_point)
 
 

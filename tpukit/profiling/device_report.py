@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tpukit.essentials.display import Finding, Findings, counted, human_size
+from tpukit.essentials.display import Finding, Findings, InvalidValueError, counted, human_size
 from tpukit.essentials.environment import peak_memory
 from tpukit.essentials.launcher import Batches, Core
 
@@ -40,10 +40,37 @@ _BY_VALUE = {
 
 @dataclass(frozen=True, repr=False)
 class Report(Findings):
-    """A table of findings about the speed and memory of a core's process so far."""
+    """A table of findings about the speed and memory of a core's process so far.
+
+    Attributes:
+        subject: the core and its device.
+        findings: the rows of the table.
+        step_seconds: the median time of a step, over the last 64; None before the first step.
+    """
 
     subject: str
     findings: tuple[Finding, ...]
+    step_seconds: float | None = None
+
+    def roofline(self, planned):
+        """Return a matplotlib figure: the measured step under the roofline of its chip.
+
+        Call it in the notebook, with the report that the worker function returned. Counters cannot
+        tell how many bytes an operation moves, so the operations come from the compiler.
+
+        Args:
+            planned: what `tpukit.preflight.preflight` returned for the same step and chip.
+
+        Raises:
+            InvalidValueError: no step was measured, or the step of `planned` does not fit.
+        """
+        if self.step_seconds is None:
+            raise InvalidValueError(
+                "a report without a step has no roofline",
+                found="the report was made before the first step of the loop ended",
+                fix="call `tpukit.profiling.report(core)` after the training loop",
+            )
+        return planned.roofline(step_seconds=self.step_seconds)
 
 
 def report(core: Core, batches: Batches | None = None) -> Report:
@@ -68,7 +95,7 @@ def report(core: Core, batches: Batches | None = None) -> Report:
     findings += _use(core)
     findings += _memory(backend)
     subject = f"core {backend.rank} of {backend.world_size} on {backend.device}"
-    return Report(subject, tuple(findings))
+    return Report(subject, tuple(findings), core.step_seconds)
 
 
 class _Metrics:

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tpukit.essentials.data import TURN, host_numbers
+from tpukit.essentials.data import TURN, random_states
 from tpukit.essentials.display import counted
 from tpukit.essentials.launcher import Core, gather_objects
 from tpukit.training.python_calls import calls_outside
@@ -519,5 +519,5 @@ def _host_numbers_checksum() -> int:
     Waits until no other thread is in a block of `seeded_in_turn`.
     """
     with TURN:
-        *others, torchs = host_numbers()
+        *others, torchs = random_states()
     return zlib.crc32(pickle.dumps((others, torchs.numpy())))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tpukit.accelerators import programs_of
 from tpukit.essentials.display import InvalidTypeError
-from tpukit.essentials.launcher import Core, averaged_places
+from tpukit.essentials.launcher import Core, averaged_buffers
 from tpukit.profiling import RecompileMonitor
 from tpukit.training.batch import call, inputs_and_targets
 from tpukit.training.host_time import Moment, advice
@@ -91,7 +91,7 @@ class TrainStep:
         check_optimizer(self.optimizer)
         self._update_average = average_update(self.averaged_model)
         backend = self.core.backend
-        self._buffers = averaged_places(self.model, self.loss)
+        self._buffers = averaged_buffers(self.model, self.loss)
         self._programs = programs_of(backend)
         # Processor time of this thread in all steps so far: for whole steps, and without the
         # hand-over of the program to the device.

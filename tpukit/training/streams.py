@@ -23,13 +23,13 @@ from tpukit.essentials.data import (
     Sent,
     ShardedSampler,
     collate,
-    host_numbers,
     iterate_loader,
     numbered,
     only_iterates,
-    put_back,
+    random_states,
     refuse_loader,
     refuse_shared,
+    restore_random_states,
     seed_host,
     seeded_in_turn,
     send_nested,
@@ -242,9 +242,9 @@ class _OwnNumbers:
         """
         with seeded_in_turn(self._seed):
             if self._state:
-                put_back(self._state)
+                restore_random_states(self._state)
             yield
-            self._state = host_numbers()
+            self._state = random_states()
 
 
 class _Shares:

@@ -70,7 +70,7 @@ def test_the_fixes_work_for_joined_sources_of_other_names(tmp_path):
     other = packed("other", ["dog", "cat"])
     with fixes("sources: the joined datasets number their classes or labels differently") as fix:
         core.batches(torch.utils.data.ConcatDataset([one, other]), batch_size=2)
-    again = packed("again", fix.code(r"(?<=classes=)[\w.]+", one=one))
+    again = packed("again", fix.code(r"(?<=classes=)[\w.]+", first=one))
     core.batches(torch.utils.data.ConcatDataset([one, again]), batch_size=2)
 
 
@@ -159,7 +159,7 @@ def test_the_fixes_work_for_datasets():
             out[:] = 0
             return out
 
-    with fixes("batches: PackedImages and CachedImages have images of one size, so buckets= ..."):
+    with fixes("batches: buckets= is not supported for PackedImages and CachedImages, whose ..."):
         core.batches(Source(), batch_size=2, buckets=Buckets((8,)))
     all_of(core.batches(Source(), batch_size=2))
 
@@ -237,9 +237,9 @@ def test_the_fixes_work_for_weights_of_samples():
     ):
         with fixes(words) as fix:
             drawn(wrong)
-    drawn(fix.code(r"(?<=weights=).*?(?=, for)", class_sizes=class_sizes, labels=labels))
+    drawn(fix.code(r"(?<=weights=).*?(?=, to draw)", class_sizes=class_sizes, labels=labels))
 
-    with fixes("batches: weights= and buckets= cannot be combined: buckets arrange a ...") as fix:
+    with fixes("batches: weights= and buckets= cannot be combined: weights repeat some ...") as fix:
         drawn([1, 1, 1, 1], buckets=Buckets((4,)))
     assert "weights= with samples of one length" in fix
     drawn([1, 1, 1, 1])
@@ -444,7 +444,11 @@ UNLIKE = {
         lambda sample: sample.copy(),
         "flipped arrays with .copy()",
     ),
-    "None": ([(torch.zeros(2), 1), None], lambda sample: sample or (torch.zeros(2), 0), "no None"),
+    "None": (
+        [(torch.zeros(2), 1), None],
+        lambda sample: sample or (torch.zeros(2), 0),
+        "never None",
+    ),
 }
 
 
