@@ -345,6 +345,7 @@ class Job:
             TimeoutError, CloudError: as for `wait`.
         """
         self.wait(timeout)
+        # The error of a cell says more than the state "failed", so it comes first.
         state, reason = self._look()
         result = read_json(self.folder, "result.json")
         if "ename" in result:
@@ -376,6 +377,7 @@ class Job:
         outputs = self.folder.names("out/")
         known = ("notebook.ipynb", "notebook.html", "metrics.json")
         records = [name for name in known if self.folder.names(name)]
+        # The files of a dry run are on this machine already, so they need no copy.
         is_here = isinstance(self.folder, PathFolder) and folder is None
         if is_here:
             place = Path(self.address)

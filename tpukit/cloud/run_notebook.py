@@ -210,6 +210,8 @@ class _Attempt:
     def save(self, state: str = "running", *, is_final: bool = False) -> None:
         """Copy changed files to the folder; raise `_Replaced` if another machine has taken over."""
         with self._lock:
+            # After an interruption the platform may start the job elsewhere while this machine
+            # still runs. The later attempt wins, so this one must not overwrite its files.
             if self.folder.read(_attempt_file(self.number + 1)) is not None:
                 self.reason = "replaced"
                 raise _Replaced

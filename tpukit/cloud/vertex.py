@@ -157,6 +157,7 @@ class _CustomJobs:
             ) from error
         self.project = project
         self._parent = f"projects/{project}/locations/{region}"
+        # The client would repeat requests by itself; here `_look_again` decides about that.
         self._once = {"retry": None, "timeout": timeout}
         self._new_job = aiplatform_v1.CustomJob.from_json
         role = "roles/aiplatform.user"
@@ -203,6 +204,8 @@ def _look_again(api: _CustomJobs, plan: JobPlan, error: CloudError):
         CloudError: it is unknown whether the job was created.
     """
     seen = "the list of jobs does not have it by now"
+    # The request may have reached Vertex AI although its answer did not arrive. A second request
+    # would then start a second job, which costs money.
     is_known = error.answered
     try:
         job = api.running(plan)

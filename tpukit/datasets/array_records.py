@@ -191,6 +191,8 @@ class Shards:
         """Return the error for a record that cannot be read."""
         place = self._place(number)
         file = self.files[place.shard]
+        # array_record has only texts for its errors. A file that could not be opened for lack of
+        # descriptors is not damaged, and the user must not delete it.
         too_many_open = (os.strerror(errno.EMFILE), os.strerror(errno.ENFILE))
         if any(text in found for text in too_many_open):
             allow = "resource.setrlimit, ulimit -n"

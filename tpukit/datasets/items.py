@@ -199,6 +199,8 @@ class Items:
             dark = self._dark(item, image)
             image = resize_pixels(image, image_size(size), self._columns.form.resize)
         shape = self.shape(size)
+        # All items must be of one kind. With size= that kind is the shape, and items of any size
+        # are resized to it.
         expected = _kind(self.first[0]) if shape is None else list(shape)
         if _kind(image) == expected and len(labels) != self.labels:
             raise _of_other_length(number, len(labels), self.labels)

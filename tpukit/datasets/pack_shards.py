@@ -162,7 +162,7 @@ def read_shards_so_far(target: PackFolder) -> Shards:
     counts = []
     parts = [rows[:0]]
     for number, file in enumerate(shard_files(target, len(rows))):
-        if not file.exists():
+        if not file.exists():  # several processes write shards, so any of them may be missing
             continue
         part = rows[number * length : (number + 1) * length]
         note = json.loads(note_of(target, file).read_bytes())
@@ -366,6 +366,7 @@ def _right_path(path: str, column: str) -> str:
     with_ending = glob.glob(glob.escape(path) + ".*")
     if with_ending:
         return f'add the ending: {column} + "{os.path.splitext(with_ending[0])[1]}"'
+    # Usual differences between a table and the disk, each with the code that removes it.
     folder, name = os.path.split(path)
     others = {
         ".str.strip()": path.strip(),

@@ -212,6 +212,7 @@ def pack(
             "half a JPEG as a whole one",
             fix="%pip install simplejpeg, then run this cell again",
         )
+    # First, because the description of a source reads the source, and it may be deleted by now.
     outlived = _pack_without_source(source, folder, root, size=size, options=options)
     if outlived is not None:
         print(f"pack: {outlived.report}")
@@ -297,6 +298,8 @@ def pack_described(
     room = Room(described)
     share = share_of(damaged)
     target = room.choose(targets)
+    # Another process may pack into the same folder. The lock makes this one wait, and then the pack
+    # is finished.
     with target.locked():
         if target.is_finished:
             packed = _reopen(described, target)
@@ -348,7 +351,7 @@ def _pack_without_source(
     numbers |= {"window": None, "mode": None, "resize": None, **form_of(options).plan()}
     for place in _folders(folder):
         target = PackFolder(place, numbers)
-        if not target.is_finished:
+        if not target.is_finished:  # the missing images cannot be read any more
             continue
         plan = target.read_manifest()["plan"]
         another = target.differences({name: plan.get(name) for name in numbers})

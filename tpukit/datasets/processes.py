@@ -99,11 +99,13 @@ def run_in_processes(
             open_feeds = list(zip(processes, feeds, strict=True))
         display = running.enter_context(screen(progress))
         while True:
+            # The statuses come first: a process that ends after this line is seen in the next pass,
+            # with its last items counted.
             statuses = [process.poll() for process in processes]
             display.bar(label, done(), total, unit="items")
             display.draw()
             for status, process, log in zip(statuses, processes, logs, strict=True):
-                if status:
+                if status:  # `running` ends the other processes on the way out
                     raise _failure(label, status, process.stdout.read(), log)
             if None not in statuses:
                 break

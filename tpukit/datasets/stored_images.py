@@ -193,8 +193,9 @@ class StoredImages(Dataset):
             ) from None
         if not -len(self) <= index < len(self):
             raise self._no_such_image(index)
-        index %= len(self)
+        index %= len(self)  # negative numbers count from the end
         image = torch.from_numpy(self._image(index)).permute(2, 0, 1).contiguous()
+        # A copy, so that writing to the tensor cannot change the labels of the pack.
         labels = torch.from_numpy(numpy.array(self.labels[index]))
         return split_masks(image, labels)
 

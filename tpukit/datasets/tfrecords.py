@@ -162,6 +162,7 @@ def records(file: str | os.PathLike) -> Iterator[bytes]:
         OSError: the file is empty, is truncated, or a checksum does not match.
     """
     with open(file, "rb") as plain:
+        # Compressed files often have the same ending as others, so their first bytes decide.
         start = plain.read(_HEAD)
         plain.seek(0)
         if not start:
@@ -199,6 +200,7 @@ def _read_record(stream: BinaryIO, position: _Position) -> bytes | None:
         length = _length(head, position)
         data = stream.read(length)
         check = stream.read(_CHECKSUM)
+    # All the errors of Python's gzip for a stream that is damaged or ends early.
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         problem = f"{file} is damaged: its gzip stream breaks off in record {number}"
         raise _damaged(problem, str(error)) from error
