@@ -259,6 +259,7 @@ class Job:
                 fix="submit() the notebook under another name",
             )
         handle = self.target.start(self.plan)
+        # With the handle, `find` can follow and cancel the job from another machine.
         write_json(self.folder, "handle.json", handle)
         command = f"python -m tpukit logs {self.name}"
         if not isinstance(self.folder, PathFolder):

@@ -188,6 +188,7 @@ def _of_script(text: str, name: str) -> dict:
         kind = "code"
         if "[markdown]" in match[1]:
             kind = "markdown"
+            # The text of such a cell is a comment in the script.
             source = re.sub("^# ?", "", source.strip(), flags=re.MULTILINE)
         tags = re.search(r"tags=(\[[^\]]*\])", match[1])
         cells.append(_cell(kind, source, tags=ast.literal_eval(tags[1]) if tags else []))
@@ -256,6 +257,7 @@ def _defaults(text: str) -> dict[str, ast.expr | None]:
 
     It is None for a name in a tuple, whose value is not an expression of its own.
     """
+    # Python's parser refuses magics and shell lines.
     lines = [re.sub(r"^\s*[%!].*", "pass", line) for line in text.splitlines()]
     defaults = {}
     for statement in ast.parse("\n".join(lines)).body:

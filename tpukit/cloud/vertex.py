@@ -119,6 +119,7 @@ class VertexTarget:
                 if job is not None:
                     return job
                 pause = next(pauses, None)
+                # Without an answer the job may still appear, so only a clear refusal is repeated.
                 is_refused_for_now = error.answered and error.status in (429, 503)
                 if pause is None or not is_refused_for_now:
                     raise
@@ -272,7 +273,7 @@ def _reason(job, state: str, handle: dict) -> str:
     if state != "QUEUED" or not job.create_time:
         return reason
     waited = time.time() - job.create_time.timestamp()
-    if waited < _SECONDS_UNTIL_HINT:
+    if waited < _SECONDS_UNTIL_HINT:  # a short wait is normal
         return reason
     quotas = f"{_QUOTAS}?project={handle['project']}"
     region = handle["region"]

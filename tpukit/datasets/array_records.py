@@ -176,6 +176,7 @@ class Shards:
 
     def _misplaced(self, numbers, records: list[bytes]) -> OSError:
         """Return the error for the first record that does not begin with its row."""
+        # Every record begins with its row of the index, by which an exchanged shard is noticed.
         width = self.rows.dtype.itemsize
         for number, record in zip(numbers, records, strict=True):
             if record[:width] != self.rows[number].tobytes():

@@ -81,6 +81,7 @@ def _list(names: Sequence[str]) -> str:
 def _refuse_masks_in_classes(layout: _Layout) -> None:
     """Raise if each sub-folder holds one folder with images and one with their masks."""
     folder, _, inside = layout
+    # Only folders that exist below every sub-folder count: a class may have a folder of any name.
     common = sorted(set.intersection(*inside.values()))
     masks = [name for name in common if words_of(name) & _MASKS]
     images = [name for name in common if words_of(name) & _IMAGES and name not in masks]

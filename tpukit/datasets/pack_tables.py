@@ -195,6 +195,7 @@ def _read_labels(table, labels: list, classes) -> tuple:
     """Return the labels of a table and the names of its classes; [] if labels are not classes."""
     if not labels:
         return [], []
+    # Only a single column can be classes; several columns are questions with yes or no, or numbers.
     if len(labels) == 1:
         (name,) = labels
         encoded = encode_words(table[name], name, classes)

@@ -259,6 +259,7 @@ def share_of(damaged: str | float) -> float:
         share = 0.0
     elif damaged == "skip":
         share = _SKIPPED_SHARE
+    # In Python True is the number 1, and damaged=True would allow that all images are left out.
     is_number = isinstance(share, int | float) and not isinstance(share, bool)
     if not is_number or not 0 <= share <= 1:
         raise InvalidValueError(
@@ -559,6 +560,7 @@ def _forget_repaired(described: PackSource, target: PackFolder) -> None:
         if not file.exists():
             continue
         note = json.loads(note_of(target, file).read_bytes())
+        # A shard cannot be extended, so it is written again as a whole.
         if _repaired(described, target, note["skipped"], noted=target.work):
             file.unlink()
 

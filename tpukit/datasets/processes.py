@@ -170,6 +170,7 @@ def _failure(label: str, status: int, report: bytes, log: Path) -> Exception:
     if not report:
         return error
     raised = json.loads(report)
+    # The same error as if the task had run in this process; the log of the process is its cause.
     again = getattr(builtins, raised["type"])(raised["text"])
     again.errno = raised["errno"]
     again.__cause__ = error

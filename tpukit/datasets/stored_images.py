@@ -122,7 +122,7 @@ class StoredImages(Dataset):
         else:
             wrong = labels.reshape(-1)[0]
         fix = "leave images without a finite label out, or correct their labels"
-        if wrong in self.classes:
+        if wrong in self.classes:  # a name of a class in place of its number
             fix = "the numbers of these classes: [images.classes.index(word) for word in words]"
         raise InvalidValueError("labels must be finite numbers", found=repr(wrong), fix=fix)
 

@@ -224,6 +224,7 @@ def _length(head: bytes, position: _Position) -> int:
         raise _damaged(f"{file} is cut short in record {number}", evidence)
     if _fits(head[:8], head[8:]):
         return int.from_bytes(head[:8], "little")
+    # A wrong checksum in the first record may also mean that the file is of another kind.
     if number > 0:
         problem = f"{file} is damaged where record {number} begins, at byte {offset:,}"
         raise _damaged(problem, "the checksum of its length does not match")
