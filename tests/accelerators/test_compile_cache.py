@@ -351,12 +351,12 @@ def test_torchtpu_is_given_the_folder_that_it_keeps_its_own_in(tmp_path, monkeyp
     monkeypatch.delenv(torch_tpu._PROGRAMS, raising=False)
     monkeypatch.setattr(torch_tpu.CpuRuntime, "start", lambda *_, **__: None)
     runtime = runtimes()["torch_tpu"]
-    kept = runtime.open_compile_cache([tmp_path / "kept"], print)
-    topology = torch_tpu.Topology("torch_tpu", "TPU", 1, 1, kept=kept)
+    cache = runtime.open_compile_cache([tmp_path / "kept"], print)
+    topology = torch_tpu.Topology("torch_tpu", "TPU", 1, 1, compile_cache=cache)
     runtime.start(print, topology, process=0, meeting_point=None)
     assert os.environ[torch_tpu._PROGRAMS] == str(tmp_path / "kept")
-    assert kept.summary() == ""
-    kept.close()
+    assert cache.summary() == ""
+    cache.close()
 
 
 def test_a_folder_that_others_can_write_to_is_refused(tmp_path):

@@ -456,7 +456,7 @@ def test_one_fold_for_the_choices_and_the_scores_is_refused_before_the_training(
 
 def test_the_messages_that_the_page_on_forms_of_data_explains_are_those_of_tpukit():
     page = (ROOT / "docs" / "data_forms.md").read_text()
-    _, table = page.split("| the error has |")
+    _, table = page.split("| words of the message |")
     said_by_the_kit = "".join(
         node.value
         for path in (ROOT / "tpukit").rglob("*.py")

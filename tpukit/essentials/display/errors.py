@@ -1,4 +1,4 @@
-"""Errors with three fields: the fact, the evidence and the fix. Only `explain` makes them text.
+"""Errors with three fields: the fact, the evidence and the fix. `explain` formats their text.
 
     try:
         raise InvalidValueError("lr must be above 0", found="lr=-1", fix="lr=0.1")
@@ -9,21 +9,22 @@
                         found: lr=-1
                         fix:   lr=0.1
 
-Code that needs a part of an error reads the field, and never searches the text.
+Code that needs a part of an error reads the field instead of searching the text.
 """
 
 from typing import NamedTuple
 
 
 def explain(fact: str, *, found: object = "", fix: object = "", details: str = "") -> str:
-    """Return the text of an error or a warning, with each part on separate lines.
+    """Return the text of an error or a warning, with each part on lines of its own.
 
     Args:
         fact: the problem, in a sentence.
         found: the evidence; "" for no evidence. The value None is printed, because None may be the
             evidence.
-        fix: what to do about it; "" if it is not known.
-        details: text of any length that follows after an empty line, such as a traceback.
+        fix: a line of code or an action that solves the problem; "" if it is not known.
+        details: text of any length that follows after an empty line, such as a traceback; "" for
+            none.
     """
     lines = [fact]
     for label, part in (("found:", found), ("fix:", fix)):
@@ -55,10 +56,10 @@ class ErrorFields:
         self.fix = str(fix)
         self.details = details
         for name, value in others.items():
-            getattr(self, name)  # raises AttributeError for a name that the class does not have
+            getattr(self, name)  # raises AttributeError for a field that the class does not declare
             setattr(self, name, value)
 
-    # OSError has a text of its own as soon as someone sets its file name, as shutil.rmtree does.
+    # OSError would return another text after code has set its file name, as shutil.rmtree does.
     def __str__(self) -> str:
         return str(self.args[0])
 
@@ -69,22 +70,22 @@ class ErrorFields:
 
 
 class TpukitError(ErrorFields, Exception):
-    """Base of every error that tpukit raises; each one is also a built-in error of its kind.
+    """Base of all errors of tpukit, each of which also has a built-in base such as ValueError.
 
     Attributes:
         fact: the problem, in a sentence in lower case, with the values that were given.
         found: the evidence; "" if the fact has all of it.
-        fix: what to do about it, a click or a line of code; "" if it is not known.
+        fix: a click or a line of code that solves the problem; "" if it is not known.
         details: longer text that follows in the message, such as a traceback; "" for none.
     """
 
 
 class InvalidValueError(TpukitError, ValueError):
-    """An argument, or a value in a file, cannot be used."""
+    """An argument, or a value in a file, is not supported."""
 
 
 class InvalidTypeError(TpukitError, TypeError):
-    """An argument has a type that cannot be used."""
+    """An argument has a type that is not supported."""
 
 
 class PathNotFoundError(TpukitError, FileNotFoundError):
@@ -96,7 +97,7 @@ class PathExistsError(TpukitError, FileExistsError):
 
 
 class AccessDeniedError(TpukitError, PermissionError):
-    """The system does not allow this process to read or write a file or a folder."""
+    """The operating system does not allow this process to read or write a file or a folder."""
 
 
 class InvalidIndexError(TpukitError, IndexError):
@@ -104,7 +105,7 @@ class InvalidIndexError(TpukitError, IndexError):
 
 
 class SystemFailureError(TpukitError, OSError):
-    """A file, a disk or another part of the system failed or is damaged; `errno` is OSError's."""
+    """A file, a disk or another part of the system has failed; `errno` is that of `OSError`."""
 
 
 class NotInstalledError(TpukitError, ModuleNotFoundError):
@@ -116,7 +117,7 @@ class TpukitRuntimeError(TpukitError, RuntimeError):
 
 
 class ErrorParts(NamedTuple):
-    """The three parts of any exception."""
+    """The three parts of an exception's message."""
 
     fact: str
     found: str
@@ -131,9 +132,10 @@ def parts_of(error: BaseException) -> ErrorParts:
 
 
 def kind_of(error: BaseException) -> str:
-    """Return the name of an error's class; the built-in name for the general errors of this module.
+    """Return the name of an error's class, for a report.
 
-    Users know and catch `ValueError`, so a report names it in place of `InvalidValueError`.
+    For the errors of this module it is the built-in name, such as "ValueError" instead of
+    "InvalidValueError", because users know and catch that one.
     """
     kind = type(error)
     if kind.__module__ == __name__:

@@ -1,4 +1,4 @@
-"""Findings: the examined subjects, their states and fixes. `Check` and `Report` consist of them."""
+"""Findings of `check` and `preflight`: the examined subjects, their states and fixes."""
 
 from dataclasses import dataclass
 
@@ -12,8 +12,8 @@ class Finding:
     Attributes:
         name: the subject.
         state: "ok", "info", "warning" or "failure".
-        fact: the result, with its evidence.
-        fix: the fix, in the words of the platform; "" if none is needed.
+        fact: the result of the examination, with its evidence.
+        fix: a line of code or a menu item of the platform; "" if no fix is needed.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Findings(Table):
 
     @property
     def title(self) -> str:
-        """The outcome in a line."""
+        """The subject and the number of failures and warnings, as a line."""
         counts = ((len(self.failures), "failure"), (len(self.warnings), "warning"))
         parts = [counted(count, word) for count, word in counts if count]
         outcome = ", ".join(parts) or "all is well"

@@ -7,17 +7,17 @@ core 0 has {"data": {"seed": 0}}, core 1 has {"data": {"seed": 1}}
            found after the first step, at the first comparison
     fix    make the dataset in the notebook, ...
 
-The fix belongs to the first group that differs, because a group explains those after it.
+The fix is that of the first group that differs, because its difference explains later ones.
 """
 
 from collections.abc import Mapping
 
 from tpukit.essentials.display import TpukitError, first_few
 
-# In the order in which a difference explains the next: different data give different weights.
+# A difference in one group explains differences in the next: other data give other weights.
 GROUPS = ("run", "data", "model", "settings", "weights", "buffers")
-_CHECKSUMS = ("weights", "buffers")  # groups whose values are checksums, which say nothing
-_MOST_SHOWN = 5
+_CHECKSUMS = ("weights", "buffers")  # groups whose values are checksums, so only names are shown
+_MOST_SHOWN = 5  # names per group
 _LONGEST_VALUE = 200  # characters
 _FACTS = {
     "run": "the cores do not run the same operations",
@@ -63,7 +63,7 @@ _NOT_FROM_CORE_MODEL = (
 
 
 class OutOfSyncError(TpukitError, ValueError):
-    """The cores differ in something that must be in sync; the message names it and the cores."""
+    """The cores are out of sync; the message names the difference and the cores."""
 
 
 def difference(
@@ -76,8 +76,8 @@ def difference(
     """Return the error for the states of all cores.
 
     Args:
-        when: name of the check that found it, such as "after the first step".
-        everyone: by rank, the state: by group, short values by name.
+        when: name of the check that found the difference, such as "after the first step".
+        everyone: the state of each core, in order of rank: {group: {name: value}}.
         before: name of the last check at which the cores were in sync; None if there was none.
         from_core: whether the model came from `core.model`.
     """
@@ -119,7 +119,7 @@ def _group_text(group: str, states: list[Mapping]) -> str:
 
 
 def _different_rows(states: list[Mapping]) -> dict[str, list[str]]:
-    """Return by name the values of all cores, "none" for a missing one, if they differ."""
+    """Return the values that differ: {name: [value on each core]}, "none" for a missing one."""
     names = {}  # an ordered set
     for state in states:
         names |= dict.fromkeys(state)
