@@ -56,7 +56,7 @@ def check_number(name: str, value: object, *, fix: str) -> None:
 
 
 def check_flag(name: str, value: object) -> None:
-    """Raise an InvalidTypeError unless an argument is True or False; numpy's bool counts too."""
+    """Raise an InvalidTypeError unless an argument is a bool, of Python or numpy."""
     if type(value).__name__ in _FLAGS:
         return
     is_false = str(value).strip().lower() in _FALSE

@@ -10,7 +10,7 @@ _SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 
 
 def parse_duration(text: str | float, argument: str = "max_time") -> float:
-    """Return a duration in seconds, from a text such as "8h30m" or from a number of seconds.
+    """Return a duration in seconds, from a text such as "8h30m" or a number.
 
     Args:
         text: days, hours, minutes and seconds, such as "1d2h3m4s" or "30m"; or seconds.

@@ -58,7 +58,7 @@ class Findings(Table):
         return tuple(finding for finding in self.findings if finding.state == state)
 
     def rows(self, before_fix: str = "fix: ") -> list[tuple[str, str, str]]:
-        """Return (state, name, fact and fix) of every finding; `before_fix` introduces the fix."""
+        """Return (state, name, fact and fix) of each finding, `before_fix` before the fix."""
         found = []
         for finding in self.findings:
             text = finding.fact

@@ -8,7 +8,7 @@ from tpukit.essentials.display.errors import NotInstalledError
 
 @contextlib.contextmanager
 def optional_subpackage(feature: str) -> Iterator[None]:
-    """Import from an optional subpackage in the block; raise a clear error if it is absent.
+    """Import from an optional subpackage in the block; raise an error without it.
 
         with optional_subpackage("core.batches(buckets=...)"):
             from tpukit.training import Buckets

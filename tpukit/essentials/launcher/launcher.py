@@ -147,7 +147,7 @@ class WorkerError(TpukitError, RuntimeError):
 
 
 class LaunchInterrupted(ErrorFields, KeyboardInterrupt):
-    """The user interrupted the run, so tpukit has ended its workers, or stopped them in a session.
+    """The user interrupted the run, so tpukit has ended or stopped its workers.
 
     The exception has the fields of `TpukitError`, but `except Exception` does not catch it.
 
@@ -195,7 +195,7 @@ def launch(
     compile_cache: Folders | bool | None = None,
     shard: str | None = None,
 ) -> Run:
-    """Run `fn(core, *args)` on every core, each in its own process, and return the results.
+    """Run `fn(core, *args)` on every core, and return the results.
 
     The workers are forks of the kernel: they see everything that the notebook has defined, and no
     argument needs pickling. Changes that a worker makes to variables do not reach the notebook. The
@@ -473,7 +473,7 @@ def ready(
     compile_cache: Folders | bool | None,
     display: Screen,
 ) -> Iterator[Topology]:
-    """Wait until the TPU's chips are free, and open the compilation cache for the block.
+    """Wait until the TPU's chips are free; open the compilation cache for a block.
 
     It yields the layout, to which it has added the cache.
 

@@ -30,7 +30,10 @@ _WHEELS = "Linux on x86-64, Python 3.11 to 3.13 and torch 2.8 or 2.9: torch_xla 
 
 
 class RuntimeInUseError(TpukitError, RuntimeError):
-    """This process is a worker, or has started the device's runtime, so a fork cannot start it."""
+    """Forks of this process could not start the device's runtime.
+
+    This process is a worker, or has started or changed a runtime itself.
+    """
 
 
 def choose_topology(host: MachineInfo, cores: int | None, backend: str | None) -> Topology:
