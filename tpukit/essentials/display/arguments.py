@@ -31,7 +31,7 @@ def check_count(name: str, value: object, *, least: int = 1, otherwise: str = ""
     """
     fix = f"{name}={least}"
     is_number_as_text = isinstance(value, str) and value.strip().isdecimal()
-    if is_number_as_text:
+    if is_number_as_text:  # the number that the user probably meant
         fix = f"{name}={int(value)}"
     if otherwise:
         fix += f", or {otherwise}"

@@ -30,7 +30,7 @@ def explain(fact: str, *, found: object = "", fix: object = "", details: str = "
     for label, part in (("found:", found), ("fix:", fix)):
         text = str(part)
         if text:
-            indented = text.replace("\n", f"\n{'':9}")
+            indented = text.replace("\n", f"\n{'':9}")  # further lines begin below the first
             lines.append(f"  {label:<7}{indented}")
     if details:
         lines.append(f"\n{details}")
@@ -141,6 +141,7 @@ def kind_of(error: BaseException) -> str:
     "InvalidValueError", because users know and catch that one.
     """
     kind = type(error)
+    # The bases of such a class are TpukitError and the built-in error.
     if kind.__module__ == __name__:
         kind = kind.__bases__[-1]
     return kind.__name__

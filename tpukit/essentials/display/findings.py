@@ -25,9 +25,10 @@ class Finding:
 class Findings(Table):
     """Findings in order, one per row: the base of `Check` and `Report`.
 
-    A subclass is a dataclass with two fields: `findings`, and `subject`, which begins the title.
+    A subclass is a dataclass with `findings`, and with `subject`, which begins the title.
     """
 
+    # Only annotations: the subclass decides whether each is a field or a property.
     findings: tuple[Finding, ...]
     subject: str
 

@@ -26,7 +26,7 @@ def optional_subpackage(feature: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         missing = error.name or ""
-        is_our_own = missing.startswith("tpukit.")
+        is_our_own = missing.startswith("tpukit.")  # else another package is missing, such as torch
         if not is_our_own:
             raise
         folder = missing.replace(".", "/")

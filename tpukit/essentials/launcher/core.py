@@ -175,6 +175,7 @@ class Core:
         module = move_module(module, self.device)
         self.internal.agreement.add_model(module, allow_different)
         with self.internal.together("model"):
+            # With `shard`, a line about large weights that cannot be divided; otherwise "".
             notice = self.backend.place_model(module)
             if notice:
                 self.print(notice)
@@ -389,7 +390,7 @@ class Core:
                 if parameter.grad is not None:
                     # The mean of sums by the mean of weights is the sum by the summed weight.
                     parameter.grad.div_(weight)
-        if clip is not None:
+        if clip is not None:  # after the average, so the norm is the same on all cores
             torch.nn.utils.clip_grad_norm_(parameters_of(optimizer), clip)
         with self.internal.agreement.optimizer_step_marked():
             optimizer.step()
@@ -549,7 +550,7 @@ class Core:
         """
         with self.internal.in_graph("save"):
             self.backend.sync()
-        if not self.internal.in_fit:
+        if not self.internal.in_fit:  # `fit` has compared the cores itself
             with self.internal.together("save"):
                 self.internal.agreement.compare_loop("before core.save")
         if self.is_main and not self.backend.is_recording:
@@ -627,7 +628,7 @@ class Core:
 
 def _copy(module):
     """Copy a module, even if it has computed tensors, as with `torch.nn.utils.weight_norm`."""
-    computed = {}
+    computed = {}  # deepcopy's memo: by id, the copies that it need not make
     for layer in module.modules():
         for value in vars(layer).values():
             if getattr(value, "grad_fn", None) is not None:

@@ -44,6 +44,7 @@ from tpukit.essentials.launcher.worker import Task, seed_of
 from tpukit.essentials.launcher.worker_group import InProcessGroup, WorkerGroup
 
 _MIB = 2**20
+# Printed if every core has trained and none was in a collective.
 _EACH_ALONE = (
     "no core has waited for another: each has trained a separate model. core.model, "
     "core.batches and core.optimizer_step join the cores; tpukit.launch_each is for independent "
@@ -294,6 +295,7 @@ def run_on_cores(fn: Callable, args: tuple, options: LaunchOptions) -> Run:
         group.end()
         return "its workers were ended"
 
+    # The display opens first: it shows the wait for chips and the start of the workers, too.
     with sigterm_ends_the_run(), screen(options.progress) as display:
         writers = log_writers(options.loggers, display)
         with started(task, topology, options, display, writers) as group:
@@ -532,13 +534,14 @@ def worker_failed(
         traceback=failure.trace,
         run=collect(group),
     )
+    # As `raise ... from` does, so that the notebook shows the core's own exception first.
     error.__cause__ = failure.error
     return error
 
 
 def collect(group: WorkerGroup) -> Run:
     """Return the `Run` of a group with the results so far."""
-    ranks = group.ranks
+    ranks = group.ranks  # a core that failed early may have no result and no memory report
     return Run(
         results=[group.results.get(rank) for rank in ranks],
         cores=group.topology.cores,

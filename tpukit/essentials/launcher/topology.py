@@ -60,6 +60,7 @@ def choose_topology(host: MachineInfo, cores: int | None, backend: str | None) -
     refuse_torch(host)  # before the packages that need torch
     runtime = _choose_runtime(host, backend)
     if runtime.package and host.versions.get(runtime.package) is None:
+        # The line for torch_xla depends on the machine, and is "" where it has no wheels.
         line = runtime.how_to_install or install_line(host, for_graphs=True) or _WHEELS
         raise InvalidValueError(
             f"the {runtime.name.partition(':')[0]} backend needs "
@@ -194,6 +195,7 @@ def refuse_if_in_use(host: MachineInfo, environ: Mapping[str, str] = os.environ)
                     "function itself: fn(core)"
                 ),
             )
+    # xr.use_spmd() sets this variable.
     if environ.get("XLA_USE_SPMD", "0") not in ("", "0", "false"):
         raise RuntimeInUseError(
             "the notebook has called xr.use_spmd(), which every worker would inherit",
