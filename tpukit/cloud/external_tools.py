@@ -73,11 +73,11 @@ def run_tool(
             the HTTP status that corresponds to it.
         NotInstalledError: the tool is not installed.
     """
-    shown = " ".join(words[:4])
+    shown = " ".join(words[:4])  # enough to recognise the command; the rest may be long
     try:
         done = subprocess.run(
             list(words),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,  # a question of the tool would otherwise wait forever
             capture_output=True,
             text=True,
             errors="replace",
@@ -105,6 +105,7 @@ def run_tool(
 
 def _failure(shown: str, done: subprocess.CompletedProcess) -> CloudError:
     message = " ".join((done.stderr.strip() or done.stdout.strip()).split())
+    # Tools print the reason at the end, after warnings and progress.
     if len(message) > _LONGEST_MESSAGE:
         message = "... " + message[-_LONGEST_MESSAGE:]
     status = None

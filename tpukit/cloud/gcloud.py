@@ -55,6 +55,8 @@ class GcloudTarget:
                 fix='JobOptions(project="my-project"), or `gcloud config set project my-project`',
             )
         handle = {"name": plan.name, "zone": plan.options.zone, "project": project}
+        # A request to create the TPU VM may have succeeded although its answer was lost. So this
+        # looks first, and uses a TPU VM that belongs to this job.
         there = self._describe(handle)
         if there is not None:
             if _label_of(there) != plan.digest[:32]:
@@ -66,7 +68,7 @@ class GcloudTarget:
                 )
             if _word(there) in ("queued", "running"):
                 return handle
-            self.clean_up(handle)
+            self.clean_up(handle)  # it has ended, and its name must be free for the new one
         self._create(plan, handle)
         price = f"about ${plan.tpu.dollars:.2f} per hour"
         print(

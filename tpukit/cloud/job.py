@@ -259,6 +259,7 @@ class Job:
                 fix="submit() the notebook under another name",
             )
         handle = self.target.start(self.plan)
+        # With the handle, `find` can follow and cancel the job from another machine.
         write_json(self.folder, "handle.json", handle)
         command = f"python -m tpukit logs {self.name}"
         if not isinstance(self.folder, PathFolder):
@@ -345,6 +346,7 @@ class Job:
             TimeoutError, CloudError: as for `wait`.
         """
         self.wait(timeout)
+        # The error of a cell says more than the state "failed", so it comes first.
         state, reason = self._look()
         result = read_json(self.folder, "result.json")
         if "ename" in result:
@@ -376,6 +378,7 @@ class Job:
         outputs = self.folder.names("out/")
         known = ("notebook.ipynb", "notebook.html", "metrics.json")
         records = [name for name in known if self.folder.names(name)]
+        # The files of a dry run are on this machine already, so they need no copy.
         is_here = isinstance(self.folder, PathFolder) and folder is None
         if is_here:
             place = Path(self.address)

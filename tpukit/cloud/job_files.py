@@ -80,6 +80,7 @@ def named_files(
         files = [place]
         if place.is_dir():
             inside = sorted(place.rglob("*"))
+            # A link to a folder is listed too, because it must be refused instead of left out.
             files = [path for path in inside if path.is_symlink() or not path.is_dir()]
         for file in files:
             name = Path(os.path.relpath(file, folder)).as_posix()
@@ -87,6 +88,7 @@ def named_files(
             if reason:
                 refused.append(f"{name} {reason}")
                 continue
+            # Users write secrets into code. Other files are often large, and are not read here.
             if file.suffix == ".py":
                 text = file.read_text(encoding="utf-8", errors="replace")
                 refuse_secret(text, name, allowed=not_secret)
@@ -114,6 +116,7 @@ def _reason_against(file: Path, name: str, place: Path | None) -> str:
     """
     if name.startswith("../") or Path(name).is_absolute():
         return "is not below the notebook's folder"
+    # The user has named this very file, so it may be hidden, a link or a key.
     if place is None:
         return "" if file.is_file() else "is not a file"
     if any(part.startswith(".") for part in Path(name).parts):

@@ -77,6 +77,8 @@ def read_notebook(path: Path, *, not_secret: Sequence[str] = ()) -> JobNotebook:
         )
     script = None
     if path.suffix == ".py":
+        # A script without cells becomes a single cell that runs the file, so the check of the cells
+        # below would not find a secret in its text.
         text = path.read_text(encoding="utf-8")
         refuse_secret(text, path.name, allowed=not_secret)
         book = _of_script(text, path.name)
@@ -90,6 +92,7 @@ def read_notebook(path: Path, *, not_secret: Sequence[str] = ()) -> JobNotebook:
         text = cell["source"]
         texts.append(text)
         refuse_secret(text, f"cell {number} of {path.name}", allowed=not_secret)
+        # Jupyter's tag for a cell that raises an error on purpose.
         may_fail = "raises-exception" in _tags(cell)
         if cell["cell_type"] == "code" and not may_fail:
             _check_python(text, f"cell {number} of {path.name}")
@@ -145,6 +148,7 @@ def parse_parameters(notebook: JobNotebook, pairs: Sequence[Sequence[str]]) -> d
     for name, text in pairs:
         check_parameters(notebook, {name: text})
         default = notebook.defaults[name]
+        # The default decides, so that `-p name 1e5` stays text for a parameter that is text.
         if isinstance(default, ast.Constant) and isinstance(default.value, str):
             values[name] = text
             continue
@@ -184,6 +188,7 @@ def _of_script(text: str, name: str) -> dict:
         kind = "code"
         if "[markdown]" in match[1]:
             kind = "markdown"
+            # The text of such a cell is a comment in the script.
             source = re.sub("^# ?", "", source.strip(), flags=re.MULTILINE)
         tags = re.search(r"tags=(\[[^\]]*\])", match[1])
         cells.append(_cell(kind, source, tags=ast.literal_eval(tags[1]) if tags else []))
@@ -252,6 +257,7 @@ def _defaults(text: str) -> dict[str, ast.expr | None]:
 
     It is None for a name in a tuple, whose value is not an expression of its own.
     """
+    # Python's parser refuses magics and shell lines.
     lines = [re.sub(r"^\s*[%!].*", "pass", line) for line in text.splitlines()]
     defaults = {}
     for statement in ast.parse("\n".join(lines)).body:

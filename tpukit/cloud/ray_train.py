@@ -388,6 +388,7 @@ def _meet(train) -> Hosts:
     listener = None
     address = None
     if context.get_world_rank() == 0:
+        # The system chooses a free port. The socket stays open, so that no other process gets it.
         listener = socket.create_server((get_node_ip_address(), 0))
         address = listener.getsockname()
     address = broadcast_from_rank_zero(address)

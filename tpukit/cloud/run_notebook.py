@@ -72,6 +72,7 @@ class _Log:
 
     def save(self, folder: JobFolder) -> None:
         """Write the current piece of the log into the folder; if it is full, begin the next."""
+        # The lock is not held during the upload, so that cells can go on printing.
         with self._lock:
             text = self._text
         if len(text) == self._saved:
@@ -123,6 +124,7 @@ class _WorkingDirectory:
         for name in names.difference(self.deleted):
             sent.download(name, self.path / name)
             self._saved[name] = _key(self.path / name)
+        # After the sent files, because an earlier attempt may have changed them.
         for saved in self._folder.names("out/"):
             name = saved.removeprefix("out/")
             self._folder.download(saved, self.path / name)
@@ -210,6 +212,8 @@ class _Attempt:
     def save(self, state: str = "running", *, is_final: bool = False) -> None:
         """Copy changed files to the folder; raise `_Replaced` if another machine has taken over."""
         with self._lock:
+            # After an interruption the platform may start the job elsewhere while this machine
+            # still runs. The later attempt wins, so this one must not overwrite its files.
             if self.folder.read(_attempt_file(self.number + 1)) is not None:
                 self.reason = "replaced"
                 raise _Replaced
@@ -287,6 +291,7 @@ def _run(attempt: _Attempt, request: Mapping, source: Path, over: threading.Even
     threading.Thread(
         target=_watch, args=(attempt, float(plan["timeout"]), over), daemon=True
     ).start()
+    # The thread above runs already, so that the time limit also bounds the downloads below.
     os.environ |= read_secrets(plan.get("secrets", {}))
     os.environ |= {"TPUKIT_JOB": plan["name"], "TPUKIT_ATTEMPT": str(attempt.number)}
     attempt.restore(source)
@@ -405,7 +410,7 @@ def _limited(outputs: list[dict]) -> list[dict]:
     room = _LONGEST_OUTPUT
     for output in outputs:
         size = len(json.dumps(output))
-        if size <= room or output["output_type"] == "error":
+        if size <= room or output["output_type"] == "error":  # an error is always kept
             kept.append(output)
         elif room > 0:
             begin = "".join(output.get("text", ""))[:room]
@@ -576,6 +581,7 @@ def read_secrets(
     }
     if not wanted:
         return {}
+    # Every machine of Google Cloud can ask the metadata server for a token of its service account.
     host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
     address = f"http://{host}/computeMetadata/v1/instance/service-accounts/default/token"
     token = _get_json(address, {"Metadata-Flavor": "Google"}, open_url)["access_token"]

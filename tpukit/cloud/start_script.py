@@ -142,6 +142,7 @@ def start_script(plan: JobPlan, wheel: str) -> str:
         "OLDEST": str(_OLDEST),
         "NEWEST": str(_NEWEST),
     }
+    # The script contains $ and { }, so neither string.Template nor str.format can fill it in.
     text = _SCRIPT
     for name, value in values.items():
         text = text.replace(f"@{name}@", value)

@@ -127,6 +127,7 @@ def local_health(
     nodes = device_nodes(host, machine)
     if nodes:
         findings.insert(1, nodes)
+    # The computation would only fail for the same reasons, perhaps after a long wait.
     failures = [finding.name for finding in findings if finding.state == "failure"]
     if failures:
         fact = f"not tried: it would fail for {', '.join(dict.fromkeys(failures))}"
@@ -148,6 +149,8 @@ def device_nodes(host: MachineInfo, machine: Machine = THIS_MACHINE) -> Finding 
     if not chips:
         return None
     name = "device nodes"
+    # A missing node is a fault of the container or the machine, so it is reported before nodes that
+    # this user may not open.
     nodes = chip_nodes(machine)
     missing = _missing_nodes([device for _, device in chips], nodes, machine.dev)
     if missing:

@@ -123,6 +123,7 @@ def _settled(
             raise error
         if node is not None and (is_late or not _passes(node)):
             return node
+        # A line at each change, and otherwise now and then, so that the user sees that it waits.
         now = "no answer" if error else _state_and_health(node)
         if now != printed or time.monotonic() - printed_at >= _SECONDS_BETWEEN_LINES:
             say(f"{now}; waiting, {left:.0f} s at most")
@@ -156,6 +157,7 @@ def _place(name: str, zone: str | None, project: str | None, environ: Mapping[st
             fix="`gcloud compute tpus tpu-vm list --zone us-west4-a` shows the names; "
             "without a name, tpukit.cloud.health() checks this machine",
         )
+    # gcloud reads the same variable, and puts it before the zone of its configuration.
     zone = zone or environ.get("CLOUDSDK_COMPUTE_ZONE")
     if not zone:
         raise CloudError(
@@ -244,7 +246,7 @@ def _findings(node: Mapping, place: Mapping[str, str], wait: float) -> list[Find
     why = f" ({node['healthDescription']})" if node.get("healthDescription") else ""
     if health == "HEALTHY":
         findings.append(Finding("health", "ok", f"HEALTHY{why}"))
-    elif health in _HEALTHS:
+    elif health in _HEALTHS:  # the known states that are not healthy
         fact = f"{health}{waited}: {_HEALTHS[health]}{why}"
         fix = f"{_LATER}; if it stays so, {_AGAIN.format(**place)}"
         findings.append(Finding("health", "failure", fact, fix))

@@ -119,6 +119,7 @@ class VertexTarget:
                 if job is not None:
                     return job
                 pause = next(pauses, None)
+                # Without an answer the job may still appear, so only a clear refusal is repeated.
                 is_refused_for_now = error.answered and error.status in (429, 503)
                 if pause is None or not is_refused_for_now:
                     raise
@@ -157,6 +158,7 @@ class _CustomJobs:
             ) from error
         self.project = project
         self._parent = f"projects/{project}/locations/{region}"
+        # The client would repeat requests by itself; here `_look_again` decides about that.
         self._once = {"retry": None, "timeout": timeout}
         self._new_job = aiplatform_v1.CustomJob.from_json
         role = "roles/aiplatform.user"
@@ -203,6 +205,8 @@ def _look_again(api: _CustomJobs, plan: JobPlan, error: CloudError):
         CloudError: it is unknown whether the job was created.
     """
     seen = "the list of jobs does not have it by now"
+    # The request may have reached Vertex AI although its answer did not arrive. A second request
+    # would then start a second job, which costs money.
     is_known = error.answered
     try:
         job = api.running(plan)
@@ -269,7 +273,7 @@ def _reason(job, state: str, handle: dict) -> str:
     if state != "QUEUED" or not job.create_time:
         return reason
     waited = time.time() - job.create_time.timestamp()
-    if waited < _SECONDS_UNTIL_HINT:
+    if waited < _SECONDS_UNTIL_HINT:  # a short wait is normal
         return reason
     quotas = f"{_QUOTAS}?project={handle['project']}"
     region = handle["region"]

@@ -39,6 +39,7 @@ def tpukit_wheel(package: Path = _PACKAGE) -> bytes:
     for path in sorted(package.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:
             files[f"tpukit/{path.relative_to(package).as_posix()}"] = path.read_bytes()
+    # RECORD is the list of all files with their checksums; its own line has none.
     record = [f"{path},{_digest(content)},{len(content)}" for path, content in files.items()]
     files[f"{about}/RECORD"] = "\n".join([*record, f"{about}/RECORD,,", ""]).encode()
     return zipped(files)

@@ -176,6 +176,7 @@ class Shards:
 
     def _misplaced(self, numbers, records: list[bytes]) -> OSError:
         """Return the error for the first record that does not begin with its row."""
+        # Every record begins with its row of the index, by which an exchanged shard is noticed.
         width = self.rows.dtype.itemsize
         for number, record in zip(numbers, records, strict=True):
             if record[:width] != self.rows[number].tobytes():
@@ -191,6 +192,8 @@ class Shards:
         """Return the error for a record that cannot be read."""
         place = self._place(number)
         file = self.files[place.shard]
+        # array_record has only texts for its errors. A file that could not be opened for lack of
+        # descriptors is not damaged, and the user must not delete it.
         too_many_open = (os.strerror(errno.EMFILE), os.strerror(errno.ENFILE))
         if any(text in found for text in too_many_open):
             allow = "resource.setrlimit, ulimit -n"

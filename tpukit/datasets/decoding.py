@@ -59,6 +59,7 @@ def decode(data: bytes, size=None, *, exact: bool = True, out=None, form: PixelF
         pixels = decode_masked(data, sides, image, resize=form.resize, check=exact or sides is None)
     else:
         pixels = _decode_jpeg(data, sides, exact, out=out, mode=form.mode)
+        # simplejpeg decodes only JPEGs, and scales them only by eighths. Pillow does the rest.
         if pixels is None or not _is_final(pixels, sides, form):
             pixels = _finish_with_pillow(data, pixels, sides, form)
     if out is None or pixels is out:

@@ -81,6 +81,7 @@ def _list(names: Sequence[str]) -> str:
 def _refuse_masks_in_classes(layout: _Layout) -> None:
     """Raise if each sub-folder holds one folder with images and one with their masks."""
     folder, _, inside = layout
+    # Only folders that exist below every sub-folder count: a class may have a folder of any name.
     common = sorted(set.intersection(*inside.values()))
     masks = [name for name in common if words_of(name) & _MASKS]
     images = [name for name in common if words_of(name) & _IMAGES and name not in masks]
@@ -268,6 +269,8 @@ def _with_masks(layout: _Layout) -> str:
     for image in images:
         for mask in masks:
             stems = by_folder[image]
+            # Both lists are sorted, so each mask must begin with the name of the image in the same
+            # place: 1.png or 1_mask.png for 1.jpg.
             are_alike = len(stems) == len(by_folder[mask])
             if are_alike and all(map(str.startswith, by_folder[mask], stems)):
                 folder = glob.escape(layout.folder)
@@ -378,6 +381,8 @@ def _refuse_masks(layout: _Layout) -> None:
     if not pairs:
         return
     image, mask = next(iter(pairs.items()))
+    # The part of the mask's name after that of the image, such as "_mask". The code of
+    # the fix recognises masks by it.
     inside = os.path.splitext(mask)[0][len(os.path.splitext(image)[0]) :]
     classes = layout.classes
     raise InvalidValueError(

@@ -389,6 +389,8 @@ def _publish(target: CacheFolder, packed: PackedImages) -> None:
     for name, data in written.items():
         write_file(target.folder / name, data)
         files[name] = size_and_checksum(data)
+    # The pixels must be on the disk before the manifest names them. After a power cut, a manifest
+    # could otherwise exist for a file with gaps.
     with open(target.work / "images.npy", "r+b") as images:
         os.fsync(images.fileno())
     (target.work / "images.npy").replace(target.folder / "images.npy")

@@ -209,7 +209,7 @@ def _is_part(entry: os.DirEntry, above: tuple, without: Path | None) -> bool:
         return False
     if not entry.is_dir():
         return True
-    if _identity(entry.path) in above:
+    if _identity(entry.path) in above:  # a link to a folder that contains it would never end
         return False
     if without is not None and without.exists() and os.path.samefile(entry.path, without):
         return False

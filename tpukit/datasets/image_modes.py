@@ -96,6 +96,7 @@ def _with_16_bits(image):
         )
     values = numpy.asarray(upright(image))
     check_16_bits(values)
+    # float32 stores every whole number up to 2**24, so no value of 16 bits changes.
     return Image.fromarray(values.astype(numpy.float32))
 
 
@@ -132,6 +133,7 @@ def _from_numbers(image, window: tuple[float, float] | None):
     import numpy
     from PIL import Image
 
+    # Older versions of Pillow open PNG and PPM files of 16 bits in mode I, which has 32.
     is_old_16_bits = image.mode == "I" and image.format in ("PNG", "PPM")
     if window is None and (image.mode in _SIXTEEN or is_old_16_bits):
         window = (0, 65535)

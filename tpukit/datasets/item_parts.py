@@ -322,6 +322,7 @@ def _channels_last(array, prefer_first: bool):
     if array.ndim == 2 and array.size:
         return array[:, :, None]
     if array.ndim == 3 and array.size:
+        # An image of 3 rows, or of 3 columns, could be both.
         can_be_first = array.shape[0] in _CHANNELS
         can_be_last = array.shape[2] in _CHANNELS
         if can_be_first and (prefer_first or not can_be_last):

@@ -136,7 +136,7 @@ class Items:
             item = self._loaded(item, number)
             if not isinstance(item, Failed):
                 return number, item
-            if not self.by_number:
+            if not self.by_number:  # a stream cannot be continued after an error
                 item.stop(number)
             if first_failure is None:
                 first_failure = (number, item)
@@ -199,6 +199,8 @@ class Items:
             dark = self._dark(item, image)
             image = resize_pixels(image, image_size(size), self._columns.form.resize)
         shape = self.shape(size)
+        # All items must be of one kind. With size= that kind is the shape, and items of any size
+        # are resized to it.
         expected = _kind(self.first[0]) if shape is None else list(shape)
         if _kind(image) == expected and len(labels) != self.labels:
             raise _of_other_length(number, len(labels), self.labels)
@@ -295,7 +297,7 @@ class Items:
 
     def _read_stream(self) -> Iterator[tuple]:
         number = 0
-        if self._ahead is not None:
+        if self._ahead is not None:  # the item that was read to find out the kind of all items
             yield 0, self._ahead
             number = 1
         while True:
@@ -319,6 +321,7 @@ class Items:
         else:
             step = 1 if type(self.source) in _IN_MEMORY else math.ceil(self.length / _SAMPLED)
             chosen = (self._one(number) for number in range(0, self.length, step))
+        # The checksum of an image is enough here, and is many times as fast as SHA-256.
         digest = hashlib.sha256(_all_labels(self.source) + self._columns_of_labels())
         for data, values in chosen:
             self.sizes.append(getattr(data, "nbytes", len(data)))
@@ -344,7 +347,7 @@ class Items:
 
         try:
             item = self.source[number]
-        except Exception as error:
+        except Exception as error:  # the dataset is the user's code, and may raise anything
             return repr(error).encode(), numpy.empty(0)
         try:
             return self.check(item, number)
@@ -512,6 +515,7 @@ def _in_order(names, numbers: Mapping, has_others: bool) -> list:
     """Return names in the order of their numbers in `class_to_idx`."""
     if all(numbers.get(name, number) == number for number, name in enumerate(names)):
         return list(names)
+    # Each name has a number of its own, so they only have to be sorted.
     known = [numbers[name] for name in names if name in numbers]
     if sorted(known) == list(range(len(names))):
         return sorted(names, key=numbers.get)

@@ -106,6 +106,8 @@ def _numbers(column, name: str, what: str):
     if hasattr(column, "isna"):
         column = _without_na(column)
     array = numpy.asarray(column)
+    # A column of numbers with None has the dtype object. With NaN instead, numpy finds the dtype of
+    # the numbers, and the check of missing values finds the row.
     if array.dtype.kind == "O":
         array = numpy.array([numpy.nan if value is None else value for value in array.tolist()])
     if array.dtype.kind in "biuf":
@@ -319,6 +321,8 @@ def _refuse_tags(words: set[str], name: str, count: int) -> None:
     separator only if the values have different numbers of parts, and if there are at least twice as
     many values as tags.
     """
+    # A separator with a blank is tried before the same one without, so that the tags have no blank
+    # at their start. A blank alone is the least certain, and the last.
     for mark in ("; ", ";", "| ", "|", ", ", ",", " "):
         divided = sorted(word for word in words if mark in word)
         parts = [word.split(mark) for word in words]

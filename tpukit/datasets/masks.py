@@ -193,7 +193,7 @@ def read_mask(mask):
 
     if hasattr(mask, "getbands"):
         mask = _numbers_of_image(mask)
-    if hasattr(mask, "detach"):
+    if hasattr(mask, "detach"):  # a tensor, without importing torch to find out
         mask = mask.detach().cpu().numpy()
     mask = numpy.asarray(mask)
     if mask.ndim == 3 and mask.shape[0] == 1:
@@ -210,6 +210,7 @@ def read_mask(mask):
         )
     if mask.dtype == bool or mask.dtype == numpy.uint8:
         return numpy.ascontiguousarray(mask, numpy.uint8)
+    # Every comparison with NaN is false, so NaN is wrong too.
     wrong = ~((mask >= 0) & (mask <= 255) & (mask == numpy.floor(mask)))
     if wrong.any():
         first = mask[wrong][0]
@@ -241,6 +242,7 @@ def _numbers_of_image(mask):
             "for k, colour in enumerate(colours)), the same for all masks; "
             "for a grey mask, mask.getchannel(0)",
         )
+    # The division below undoes Pillow's scaling of grey files with 2 or 4 bits.
     storage = str(coded(mask))
     step = 1
     for mode, factor in _GREY_STEPS.items():

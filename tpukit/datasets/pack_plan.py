@@ -154,7 +154,7 @@ def _plan_of(described: PackSource, form: PixelForm) -> PackPlan:
             continue
         sizes.append(tuple(look.shape[:2]))
         formats[_format_of(look.file)] += 1
-    sizes.sort(key=math.prod)
+    sizes.sort(key=math.prod)  # by the number of pixels
     kind = "folder" if described.items is None else "items"
     if described.path_column != "":
         kind = "table"
@@ -200,6 +200,7 @@ def _look_at(described: PackSource, number: int, form: PixelForm) -> _Look:
             return _Look(files.name(number), b"", None, prepared.payload)
         return _Look(files.name(number), prepared.payload, prepared.shape)
     name = f"item {number}"
+    # An iterable would lose the items that are read here, so only its first item is known.
     stored = items.first[0]
     if not described.is_stream:
         item = items.read_one(number, None, skip=True)

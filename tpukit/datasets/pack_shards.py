@@ -136,6 +136,7 @@ def _missing(target: PackFolder, rank: int, workers: int) -> list[_MissingShard]
     length = target.plan["shard"]
     missing = []
     for number, file in enumerate(shard_files(target, len(rows))):
+        # The processes take turns, so that each gets about as many of the missing shards.
         if number % workers == rank and not file.exists():
             missing.append(_MissingShard(file, rows[number * length : (number + 1) * length]))
     return missing
@@ -162,7 +163,7 @@ def read_shards_so_far(target: PackFolder) -> Shards:
     counts = []
     parts = [rows[:0]]
     for number, file in enumerate(shard_files(target, len(rows))):
-        if not file.exists():
+        if not file.exists():  # several processes write shards, so any of them may be missing
             continue
         part = rows[number * length : (number + 1) * length]
         note = json.loads(note_of(target, file).read_bytes())
@@ -220,6 +221,7 @@ def _work(job: dict) -> None:
         def count_image() -> None:
             nonlocal done
             done += 1
+            # Each process writes its own eight bytes, so the processes need no lock.
             os.pwrite(counts.fileno(), done.to_bytes(8, "little"), 8 * job["rank"])
 
         for shard in missing:
@@ -263,6 +265,8 @@ class _Note:
         payload, shape, seen = prepared
         whole = digest(payload)
         has_mask = shape[-1] == 4
+        # Two digests, because the same image with two different masks is a contradiction, and the
+        # same image with the same mask is only a copy.
         image = digest(_image_in(payload, shape)) if has_mask else whole
         self.contents.append(image + whole)
         self.shapes.add(shape)
@@ -345,6 +349,8 @@ def _cannot_pack(number: int, name: str, prepared: Prepared, job: dict) -> Syste
     fix = prepared.seen or "copy it again"
     if why in (os.strerror(errno.ENOENT), os.strerror(errno.EISDIR)):
         fix = _right_path(name, f"table[{job['path_column']!r}]")
+        # The fix changes a column of the table. If the user passed a CSV file, there is no table in
+        # the notebook yet, so the fix begins with the line that reads it.
         if job["table_file"] and "table[" in fix:
             words = [job["path_column"]]
             read = line_that_reads(job["table_file"], words, root=job["root"])
@@ -366,6 +372,7 @@ def _right_path(path: str, column: str) -> str:
     with_ending = glob.glob(glob.escape(path) + ".*")
     if with_ending:
         return f'add the ending: {column} + "{os.path.splitext(with_ending[0])[1]}"'
+    # Usual differences between a table and the disk, each with the code that removes it.
     folder, name = os.path.split(path)
     others = {
         ".str.strip()": path.strip(),

@@ -221,6 +221,7 @@ def _of_files(root: str, found: FoundFiles) -> PackSource:
     refuse_own_plugins([*names, *found.mask_names])
     labels = numpy.asarray(found.labels, numpy.float32)
     rows = make_rows(labels.reshape(len(names), len(found.label_names)), found.groups)
+    # The facts identify the source: a pack continues only if all of them are the same.
     groups = rows["group"] if found.group_names else None
     facts = {
         "files": fact(f"{len(names):,} files, {names[0]} to {names[-1]}", _joined(names)),

@@ -135,6 +135,8 @@ def read_columns(
     Raises:
         ValueError: a column does not exist, or a value in it is missing or not supported.
     """
+    # A tuple is hashable and could be the name of a column of a MultiIndex, but users pass tuples
+    # of values, as they pass lists.
     is_series_or_list = not isinstance(groups, Hashable) or isinstance(groups, tuple)
     if is_series_or_list:
         raise InvalidValueError(
@@ -165,6 +167,7 @@ def read_columns(
         groups=numbers,
         group_names=group_names,
     )
+    # The cells may be images instead of paths, as in a parquet file of the Hugging Face hub.
     if _holds_images(table[path]):
         images = _images(table[path], path)
         return replace(
@@ -192,6 +195,7 @@ def _read_labels(table, labels: list, classes) -> tuple:
     """Return the labels of a table and the names of its classes; [] if labels are not classes."""
     if not labels:
         return [], []
+    # Only a single column can be classes; several columns are questions with yes or no, or numbers.
     if len(labels) == 1:
         (name,) = labels
         encoded = encode_words(table[name], name, classes)
@@ -246,14 +250,14 @@ def _paths(column, name: Hashable, root: str) -> list[str]:
     except TypeError as error:
         other = next(path for path in column if not isinstance(path, str | bytes | os.PathLike))
         fix = f"drop the rows without one: table.dropna(subset=[{name!r}])"
-        is_nan = other != other
+        is_nan = other != other  # NaN is the only value that differs from itself
         if other is not None and not is_nan:
             fix = _as_paths(other, name, root)
         raise InvalidValueError(
             f"the column {name} holds a value that is not a path", found=repr(other), fix=fix
         ) from error
     for row, path in enumerate(names):
-        if "\0" in path:
+        if "\0" in path:  # the system would cut the path there
             raise InvalidValueError(
                 f"the path of row {row} holds a zero character, which is not allowed in a path",
                 found=repr(path),

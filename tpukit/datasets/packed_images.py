@@ -180,6 +180,7 @@ class PackedImages(StoredImages):
         if self.classes or len(self.names) != 1:
             return None
         values = numpy.unique(self._stored_labels[:, 0])
+        # Ages or counts are whole numbers too, but have many values or large ones.
         are_few = len(values) <= min(100, len(self) / 2)
         are_whole = values[0] >= 0 and not (values % 1).any()
         if not are_few or not are_whole or values[-1] >= 1000:

@@ -212,6 +212,7 @@ def pack(
             "half a JPEG as a whole one",
             fix="%pip install simplejpeg, then run this cell again",
         )
+    # First, because the description of a source reads the source, and it may be deleted by now.
     outlived = _pack_without_source(source, folder, root, size=size, options=options)
     if outlived is not None:
         print(f"pack: {outlived.report}")
@@ -258,6 +259,7 @@ def share_of(damaged: str | float) -> float:
         share = 0.0
     elif damaged == "skip":
         share = _SKIPPED_SHARE
+    # In Python True is the number 1, and damaged=True would allow that all images are left out.
     is_number = isinstance(share, int | float) and not isinstance(share, bool)
     if not is_number or not 0 <= share <= 1:
         raise InvalidValueError(
@@ -297,6 +299,8 @@ def pack_described(
     room = Room(described)
     share = share_of(damaged)
     target = room.choose(targets)
+    # Another process may pack into the same folder. The lock makes this one wait, and then the pack
+    # is finished.
     with target.locked():
         if target.is_finished:
             packed = _reopen(described, target)
@@ -348,7 +352,7 @@ def _pack_without_source(
     numbers |= {"window": None, "mode": None, "resize": None, **form_of(options).plan()}
     for place in _folders(folder):
         target = PackFolder(place, numbers)
-        if not target.is_finished:
+        if not target.is_finished:  # the missing images cannot be read any more
             continue
         plan = target.read_manifest()["plan"]
         another = target.differences({name: plan.get(name) for name in numbers})
@@ -556,6 +560,7 @@ def _forget_repaired(described: PackSource, target: PackFolder) -> None:
         if not file.exists():
             continue
         note = json.loads(note_of(target, file).read_bytes())
+        # A shard cannot be extended, so it is written again as a whole.
         if _repaired(described, target, note["skipped"], noted=target.work):
             file.unlink()
 

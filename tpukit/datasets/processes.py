@@ -99,11 +99,13 @@ def run_in_processes(
             open_feeds = list(zip(processes, feeds, strict=True))
         display = running.enter_context(screen(progress))
         while True:
+            # The statuses come first: a process that ends after this line is seen in the next pass,
+            # with its last items counted.
             statuses = [process.poll() for process in processes]
             display.bar(label, done(), total, unit="items")
             display.draw()
             for status, process, log in zip(statuses, processes, logs, strict=True):
-                if status:
+                if status:  # `running` ends the other processes on the way out
                     raise _failure(label, status, process.stdout.read(), log)
             if None not in statuses:
                 break
@@ -168,6 +170,7 @@ def _failure(label: str, status: int, report: bytes, log: Path) -> Exception:
     if not report:
         return error
     raised = json.loads(report)
+    # The same error as if the task had run in this process; the log of the process is its cause.
     again = getattr(builtins, raised["type"])(raised["text"])
     again.errno = raised["errno"]
     again.__cause__ = error

@@ -58,6 +58,7 @@ def in_image_order(labels, packed: PackedRows, rows):
             fix="labels.loc[table.index], with the table that was packed; "
             "or labels.to_numpy() in the order of the images, see .rows",
         )
+    # The same number of rows in another order would give every image a wrong label.
     if given.index != packed.index:
         raise InvalidValueError(
             "the labels have another index than the table that was packed",
@@ -93,6 +94,7 @@ def in_table_order(values, rows, packed: PackedRows):
             found=f"row {is_taken.argmax()} has {is_taken.max()}",
             fix="values of one epoch, with each image once: predict(core, model, images)",
         )
+    # Rows without an image become NaN, which booleans and integers cannot store.
     are_missing = is_taken == 0
     if are_missing.any() and values.dtype.kind in "biu":
         values = values.astype(float)

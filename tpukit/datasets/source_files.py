@@ -136,6 +136,7 @@ def find_changed(before, now, files: Files, is_packed: Callable[[int], bool] | N
         is_packed: a function of a file's number that returns True if the bytes of the file equal
             those in the pack; None to compare sizes only.
     """
+    # A size of -1 is that of a file that does not exist.
     is_there = (now["size"] >= 0) & (before["size"] >= 0)
     has_other_size = is_there & (now["size"] != before["size"])
     if has_other_size.any():
@@ -148,6 +149,8 @@ def find_changed(before, now, files: Files, is_packed: Callable[[int], bool] | N
     if is_packed is None:
         return None
     has_moved = (now["time"] != before["time"]) | (now["place"] != before["place"])
+    # A copy or a download changes times and paths, but not contents. Reading all files again would
+    # take as long as packing them, so a sample is compared.
     doubtful = now["row"][is_there & has_moved]
     step = math.ceil(len(doubtful) / COMPARED) or 1
     for row in doubtful[::step].tolist():

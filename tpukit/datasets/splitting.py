@@ -287,6 +287,7 @@ def _classes(values) -> tuple:
     import numpy
 
     classes, numbers = numpy.unique(values, return_inverse=True)
+    # With one or two images per class, there is nothing to divide evenly.
     if len(classes) > max(2, len(values) // 2):
         raise InvalidValueError(
             f"stratify= has {len(classes):,} classes for {len(values):,} images",

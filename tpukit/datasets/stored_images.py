@@ -122,7 +122,7 @@ class StoredImages(Dataset):
         else:
             wrong = labels.reshape(-1)[0]
         fix = "leave images without a finite label out, or correct their labels"
-        if wrong in self.classes:
+        if wrong in self.classes:  # a name of a class in place of its number
             fix = "the numbers of these classes: [images.classes.index(word) for word in words]"
         raise InvalidValueError("labels must be finite numbers", found=repr(wrong), fix=fix)
 
@@ -193,8 +193,9 @@ class StoredImages(Dataset):
             ) from None
         if not -len(self) <= index < len(self):
             raise self._no_such_image(index)
-        index %= len(self)
+        index %= len(self)  # negative numbers count from the end
         image = torch.from_numpy(self._image(index)).permute(2, 0, 1).contiguous()
+        # A copy, so that writing to the tensor cannot change the labels of the pack.
         labels = torch.from_numpy(numpy.array(self.labels[index]))
         return split_masks(image, labels)
 

@@ -162,6 +162,7 @@ def records(file: str | os.PathLike) -> Iterator[bytes]:
         OSError: the file is empty, is truncated, or a checksum does not match.
     """
     with open(file, "rb") as plain:
+        # Compressed files often have the same ending as others, so their first bytes decide.
         start = plain.read(_HEAD)
         plain.seek(0)
         if not start:
@@ -199,6 +200,7 @@ def _read_record(stream: BinaryIO, position: _Position) -> bytes | None:
         length = _length(head, position)
         data = stream.read(length)
         check = stream.read(_CHECKSUM)
+    # All the errors of Python's gzip for a stream that is damaged or ends early.
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         problem = f"{file} is damaged: its gzip stream breaks off in record {number}"
         raise _damaged(problem, str(error)) from error
@@ -222,6 +224,7 @@ def _length(head: bytes, position: _Position) -> int:
         raise _damaged(f"{file} is cut short in record {number}", evidence)
     if _fits(head[:8], head[8:]):
         return int.from_bytes(head[:8], "little")
+    # A wrong checksum in the first record may also mean that the file is of another kind.
     if number > 0:
         problem = f"{file} is damaged where record {number} begins, at byte {offset:,}"
         raise _damaged(problem, "the checksum of its length does not match")

@@ -83,6 +83,8 @@ def unread_kind(data: bytes, *, is_opened: bool) -> UnreadKind | None:
         is_opened: True if Pillow has read the header of the file, and failed after that.
     """
     data = bytes(data)
+    # In this order: the first bytes of a known kind are certain, and the guess by the contents is
+    # the least certain.
     for start in _STARTS:
         if data.startswith(start.data, start.place):
             return start.kind

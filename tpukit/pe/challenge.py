@@ -89,6 +89,7 @@ def exams_of(table, name: str = "table") -> Exams:
     if (exam < 0).any():
         row = int((exam < 0).argmax())
         raise InvalidValueError(f"a StudyInstanceUID is missing in the {name}", found=f"row {row}")
+    # The row in which each exam occurs first. Its answers must be those of all other rows.
     first_row = np.full(len(studies), len(exam))
     np.minimum.at(first_row, exam, np.arange(len(exam)))
     answers = values[first_row, 1:]

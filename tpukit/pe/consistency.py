@@ -84,6 +84,7 @@ def make_consistent(table):
     negative = _negative(exams)
     positive = _positive(exams)
     is_negative_cheaper = _cost(exams, negative) <= _cost(exams, positive)
+    # The masks of exams become masks of images by `exams.exam`, the exam of each image.
     answers = exams.answers
     images = exams.images
     for version, chosen in (

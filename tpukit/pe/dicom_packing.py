@@ -279,7 +279,7 @@ class _Slices:
         label_names = []
         table = None
         if self.labels is not None:
-            count = min(count, len(self.labels))
+            count = min(count, len(self.labels))  # files without a row are not packed
             label_names = self.columns
             table = rows_of(self.labels)
         return PackSource(
@@ -379,6 +379,8 @@ class _Slices:
             rows["labels"] = self.labels[self.columns].to_numpy("float32")[numbers]
         is_other_study = headers["study"][1:] != headers["study"][:-1]
         is_other_series = headers["series"][1:] != headers["series"][:-1]
+        # Study and series together identify a series, because some anonymisers give all series the
+        # same identifier.
         is_last = numpy.append(is_other_study | is_other_series, True)
         self._write_neighbours(numbers, is_last, work)
         names = [""] * (numbers.max() + 1)
@@ -402,6 +404,7 @@ class _Slices:
         """
         import numpy
 
+        # A slice at the end of its series has no neighbour there, and is its own neighbour instead.
         is_first = numpy.roll(is_last, 1)
         below = numpy.roll(numbers, 1)
         above = numpy.roll(numbers, -1)
@@ -458,7 +461,7 @@ def _report_others(folder, names, others, *, share: float, slices: int) -> None:
         )
     lost = len(others) / len(names)
     if lost > share:
-        enough = math.ceil(100 * lost) / 100
+        enough = math.ceil(100 * lost) / 100  # rounded up, so that the fix is enough
         if lost <= share_of("skip"):
             enough = '"skip"'
         raise SystemFailureError(

@@ -102,6 +102,7 @@ def _slice_of(file, number: int, pixels, path):
     for element in file:
         if element.VR != "SQ" and element.keyword not in ("PixelData", "NumberOfFrames"):
             slice_.add(copy.copy(element))
+    # What is equal for all frames is in the shared groups, everything else in those of the frame.
     shared = file.SharedFunctionalGroupsSequence[0]
     frame = file.PerFrameFunctionalGroupsSequence[number - 1]
     for name in _GROUPS:
@@ -111,6 +112,7 @@ def _slice_of(file, number: int, pixels, path):
         elif name in _GROUPS[:2]:
             raise not_a_slice(path, f"frame {number} has no {name}")
     slice_.SOPClassUID = _CT_IMAGE
+    # All frames share the identifier of the file, and each slice needs its own.
     slice_.SOPInstanceUID = f"{file.SOPInstanceUID}:{number}"
     slice_.InstanceNumber = number
     slice_.BitsAllocated = 8 * pixels.dtype.itemsize

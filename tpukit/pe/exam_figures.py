@@ -80,7 +80,7 @@ def show_exams(
             share = _draw_exam(axes, table[table[STUDY] == study], shown)
             if share:
                 shares.append(f"{study[:6]} {share}")
-        for axes in grid.flat[len(chosen) :]:
+        for axes in grid.flat[len(chosen) :]:  # the last row may have fewer exams than columns
             axes.set_visible(False)
         small = {"fontsize": look.SMALL, "color": look.MUTED}
         figure.supylabel("probability of an embolus", **small)

@@ -69,7 +69,7 @@ class ExamNetwork(nn.Module):
         answers: int = len(EXAM_LABELS),
     ):
         super().__init__()
-        pooled = 2 * features
+        pooled = 2 * features  # the mean and the maximum of each feature over a part
         layers = [
             nn.LayerNorm(pooled),
             nn.Dropout(dropout),

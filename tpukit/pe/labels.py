@@ -82,6 +82,7 @@ def read_labels(path, *, inconsistent: str = "raise"):
     file = _find_file(Path(path))
     table = _read_table(file)
     _check_values(table, file)
+    # The first three columns are identifiers. The labels are 0 or 1 by now, so uint8 has room.
     table = table.astype(dict.fromkeys(COLUMNS[3:], "uint8"))
     contradictions = _contradictions(table)
     if not contradictions:

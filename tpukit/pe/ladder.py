@@ -64,6 +64,7 @@ def show_ladder(scores: Mapping[str, float], *, data: str = "phantoms") -> Figur
             fix='{"exam model": pe.challenge_loss(labels, predictions)}',
         )
     everything = [*scores.values(), *RUNGS.values()]
+    # Space below the lowest mark and above the highest one, for their text.
     low = 0.85 * min(everything)
     high = 1.15 * max(everything)
     with look.style():

@@ -73,6 +73,7 @@ def match_headers(headers, labels, missing: str, *, folder, call: str) -> tuple:
     headers = headers[headers["image"].argsort(kind="stable")]
     places = numpy.searchsorted(headers["image"], wanted)
     is_there = numpy.zeros(len(wanted), bool)
+    # searchsorted gives the place where an identifier would be, which may be after the last header.
     if len(headers):
         places = places.clip(max=len(headers) - 1)
         is_there = headers["image"][places] == wanted

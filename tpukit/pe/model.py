@@ -148,6 +148,7 @@ def _load(model, file: Path) -> None:
             found=f"{type(state).__name__} of {len(given)} tensors; {counts}",
             fix=f"pass {whole}, not a dict that contains it",
         )
+    # A last layer of another size has other classes, so it keeps its random values.
     random_head = {name: own[name] for name in differing}
     model.load_state_dict(state | random_head)
 

@@ -246,6 +246,8 @@ def _join_images(table, labels, missing: str, *, folder):
     files = table["path"].map(os.path.basename)
     wanted = set(labels["image"])
     key = table[IMAGE]
+    # The table may name images by their SOPInstanceUID or by their file. The
+    # names that find more images are used.
     if len(wanted & set(files)) > len(wanted & set(key)):
         key = files
         twice = files[files.duplicated() & files.isin(wanted)]
@@ -263,6 +265,7 @@ def _join_images(table, labels, missing: str, *, folder):
     _print_unused(table, key.isin(wanted), folder)
     table = _merge(table.assign(exam=table[STUDY], image=key), labels, "image")
     for name in label_names(labels):
+        # An exam has a finding if any of its images has it.
         of_exam = table.groupby(STUDY)[name].transform("max")
         table = table.assign(**{f"{name}{ON_IMAGE}": table[name], name: of_exam})
     return table.drop(columns="image")

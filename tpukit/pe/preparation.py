@@ -55,7 +55,7 @@ class Preparation:
                 found="images that are put together from several slices",
                 fix="Preparation.of(the single slices); save the other settings beside it",
             )
-        if "pixels" not in made:
+        if "pixels" not in made:  # only the packs of `pack_dicom` have this entry
             raise InvalidValueError(
                 f"{images.folder} does not record how its images were made from DICOM slices",
                 found=made

@@ -217,6 +217,7 @@ def show_study(
         rule = f"the highest of {limit} stretches, and all with an embolus"
         notes.append(f"the slider takes {len(numbers)} of {count}: {rule}")
     table = table.iloc[numbers]
+    # Only the pixels of the shown slices are read: an exam has hundreds, and the page stores each.
     pixels = _pixels(images, places[numbers], len(views))
     records = zip(numbers.tolist(), table.to_dict("records"), strict=True)
     facts = [_facts_of(row, number, count) for number, row in records]
@@ -256,6 +257,7 @@ def slices_of(labels: Any, study: str, series: str | None = None):
             found=f"{labels[STUDY].nunique():,} others, such as {example}",
         )
     rows = _one_series(rows, study, series)
+    # Slices without a position come last, and equal positions keep the order of the table.
     rows = rows.sort_values("position", kind="stable")
     names = [name for name in LABELS if name in rows]
     for name in names:
@@ -332,6 +334,8 @@ def _find_images(images: Any, labels: Any, rows: Any, notes: list[str]) -> tuple
                 fix="pass the table that was packed, or an image for each row",
             )
         return rows, rows["_row"].to_numpy()
+    # A pack knows the rows of its images in the table that was packed. Another table could have the
+    # same number of rows, but a shorter one is certainly wrong.
     least = images.rows.max(initial=-1) + 1
     if least > len(labels):
         raise InvalidValueError(
@@ -339,7 +343,7 @@ def _find_images(images: Any, labels: Any, rows: Any, notes: list[str]) -> tuple
             f"{len(labels):,}",
             fix="pass the table that was packed, all of it",
         )
-    image_of_row = np.full(len(labels), -1)
+    image_of_row = np.full(len(labels), -1)  # -1 for a row whose image was left out
     image_of_row[images.rows] = np.arange(len(images.rows))
     places = image_of_row[rows["_row"].to_numpy()]
     is_packed = places >= 0
@@ -369,6 +373,8 @@ def _join(rows: Any, predictions: Any):
     new_names = {name: f"predicted {name}" for name in LABELS if name in predictions}
     others = [name for name in ("attention", "consistent") if name in predictions]
     columns = [*new_names.values(), *others]
+    # The labels and the predictions have columns of the same names, so those of the predictions get
+    # new names before the join.
     by_image = predictions.rename(columns=new_names).drop_duplicates(IMAGE).set_index(IMAGE)
     found = by_image[columns].reindex(rows[IMAGE])
     joined = rows.assign(**{name: found[name].to_numpy() for name in columns})

@@ -264,6 +264,7 @@ def read_headers(
     load_pydicom()
     chunks = range(math.ceil(len(names) / CHUNK))
     work.mkdir(parents=True, exist_ok=True)
+    # The chunks of an earlier call are valid only for the same files.
     _forget_changed(folder, names, work)
     workers = how_many(len(chunks), workers)
     run_in_processes(
@@ -280,6 +281,8 @@ def read_headers(
     for chunk in chunks:
         others += json.loads(_chunk_file(work, chunk, "json").read_text())
     if decoders:
+        # One file of each transfer syntax is enough to find a missing decoder, before hours of
+        # packing.
         syntaxes, first = numpy.unique(headers["syntax"], return_index=True)
         for syntax, file in zip(syntaxes, headers["file"][first], strict=True):
             check_decoder(syntax.decode(), os.path.join(folder, names[file]))

@@ -86,9 +86,12 @@ def read_submission(path, images):
 
     lines, labels = _read_lines(path)
     exam, studies = pd.factorize(images[STUDY])
+    # The questions in the order of the result: all images, then the nine of each exam.
     wanted = np.concatenate([images[IMAGE].to_numpy(object), _exam_ids(studies)])
     given = pd.Index(lines["id"])
     repeated = given[given.duplicated()]
+    # get_indexer needs unique ids, and gives -1 for a question without an answer. If an id is
+    # repeated, the error below ends the function.
     rows = given.drop_duplicates().get_indexer(wanted)
     absent = wanted[rows < 0]
     unknown = given[~given.isin(wanted)]

@@ -265,7 +265,7 @@ def _compile(job: _Job, command: list[str], folder: Path, *, title: str) -> None
         try:
             most_memory = _wait(process, job, title=title)
         finally:
-            if process.poll() is None:
+            if process.poll() is None:  # an interrupt of the notebook, or the timeout
                 process.kill()
                 process.wait()
     if process.returncode:
@@ -311,6 +311,7 @@ def _wait(process: subprocess.Popen, job: _Job, *, title: str) -> int:
             if job.timeout is not None and seconds > job.timeout:
                 fact = f"{title}: not finished after {job.timeout:g} s"
                 raise CompileError(fact, fix="pass a larger timeout=")
+            # Noted while the process runs, because afterwards the system no longer has it.
             most = max(most, _peak_memory(process.pid))
             display.status(f"{title}: {seconds:.0f} s, {human_size(most)} of host memory")
             display.draw()
@@ -352,6 +353,8 @@ def _failure(ended: _Ended, error: Path, *, title: str, chip: Tpu) -> CompileErr
     if ended.status > 0:
         fact = f"{title}, and ended with status {ended.status}"
         return CompileError(fact, found=found, words=ended.printed)
+    # A negative status is the signal that ended the process. The system sends SIGKILL if memory is
+    # short, and libtpu's failed assertions send SIGABRT.
     name = signal.Signals(-ended.status).name
     fix = "report this with the graph: the compiler failed; another version of libtpu may not"
     if name == "SIGKILL":
@@ -383,6 +386,7 @@ def _refusal(step: str, words: str, *, title: str, chip: Tpu) -> CompileError:
         chip: the TPU.
     """
     first = words.splitlines()[0][:400] if words else "nothing"
+    # libtpu has no codes for its reasons, so its words decide.
     is_memory = "RESOURCE_EXHAUSTED" in words or "Ran out of memory" in words
     if "hbm" in words and (is_memory or _ONE_ARRAY.search(words)):
         return _does_not_fit(first, words, chip)

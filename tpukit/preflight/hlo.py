@@ -288,10 +288,13 @@ def _flops(fields: "Message", arrays: dict[int, list[Array]]) -> int:
         return 0
     left, right = (arrays[number][0].dimensions for number in fields.integers(_OPERANDS)[:2])
     (result,) = arrays[fields.last(_ID, default=0)]
+    # Each number of the result is a sum of products: a multiplication and an addition per product.
     if opcode == "dot":
         axes = Message(fields.last(_DOT_AXES, default=b""))
         summed = math.prod(left[axis] for axis in axes.integers(_LEFT_SUMMED))
         return 2 * math.prod(result.dimensions) * summed
+    # Of a convolution, products with the padding do not count. So the places of the window are
+    # counted along each axis.
     axes = Message(fields.last(_CONVOLUTION_AXES, default=b""))
     window = Message(fields.last(_WINDOW, default=b"")).every(_WINDOW_DIMENSIONS)
     places = 1

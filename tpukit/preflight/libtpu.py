@@ -162,6 +162,7 @@ def _download(version: str, folder: Path, environ: Mapping[str, str]) -> Path:
     wheels = list(folder.glob("*.whl"))
     if pip.returncode == 0 and wheels:
         return wheels[0]
+    # pip's last line has the reason.
     printed = [line for line in pip.stderr.splitlines() if line.strip()]
     printed = printed or ["it printed nothing"]
     place = _place(version, environ).parent

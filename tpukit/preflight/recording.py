@@ -312,6 +312,7 @@ def _read(folder: Path, facts: dict) -> Recording:
             fix="the function must run a step: in a loop over core.batches, with core.step(), "
             "or fit",
         )
+    # Without an optimizer there are no cycles, and the largest program is taken for the step.
     found = cycles(log, facts.pop("marks"))
     step = main_cycle(found) or _largest(runs, folder)
     beside = _bytes_beside(found[SETTLED:] or [step])

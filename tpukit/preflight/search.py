@@ -102,6 +102,7 @@ def largest_batch(
     options = {"chip": tpu, "shard": shard, "libtpu": libtpu, "progress": progress}
     tried: dict[int, Preflight] = {}
     size = max(1, start // multiple) * multiple
+    # A compilation takes up to minutes, so each size is chosen by the results so far.
     while size is not None and size not in tried and len(tried) < compiles:
         tried[size] = preflight(train, size, *args, **options)
         size = _next_size(tried, tpu, multiple)

@@ -316,7 +316,7 @@ def _draw_time(canvas: _Canvas, words: str, blocks: list[str | int], *, y: float
             label = f"{block}: the chip waits"
             color = _GRAY
         else:
-            width = 0.12 + 0.28 * block / 128
+            width = 0.12 + 0.28 * block / 128  # a step takes longer with more images
             canvas.box((left, y - 0.17), (width, 0.34), fill=_ORANGE, edge=_ORANGE, rounding=0.02)
             label = str(block)
             color = "white"

@@ -628,6 +628,7 @@ def old_clot(rng: np.random.Generator, path: np.ndarray) -> Embolus:
     lumen[:, 3] *= rng.uniform(0.42, 0.55)
     lumen[:, :3] += away * (path[:, 3:] - lumen[:, 3:] - 0.5)
     calcium = path[len(path) // 3 : 2 * len(path) // 3 + 2].copy()
+    # The channel is moved to one side of the artery, and calcium is on the other side, in the clot.
     calcium[:, :3] -= away * calcium[:, 3:] * 0.8
     calcium[:, 3] = 1.3
     return Embolus(

@@ -171,6 +171,7 @@ def decide_findings(recipe: dict) -> list:
     kinds += ["indeterminate"] * indeterminate
     kinds += ["negative"] * negative
     exams = []
+    # The numbers of each kind are exact, and only their order is random.
     for kind in rng.permutation(kinds):
         if kind == "positive":
             exams.append(_positive(rng, recipe))

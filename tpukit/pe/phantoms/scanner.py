@@ -245,7 +245,7 @@ def draw_wall(canvas: Canvas):
             body = melt(body, canvas.distance(shape), 14)
     canvas.paint(body, SKIN)
     canvas.paint(body + 2.2, FAT)
-    if has_breasts:
+    if has_breasts:  # glandular tissue, over the fat, with a wavy edge
         for side in _BOTH:
             shape = Ellipse(side * 80, front - 24, 30 * swell, 17 * swell, angle=side * 0.4)
             lobes = 7 * np.sin(0.37 * canvas.x + 0.1 * z) * np.sin(0.41 * canvas.y)
