@@ -7,6 +7,10 @@ form that GitHub displays: text, tables as HTML, and pictures as PNG with few co
 cell has the hash of its source in its metadata, so that a test finds a cell that changed after its
 output was stored. The install cell has no output: it prints the folder of tpukit on this machine.
 
+The processor time of the run goes into the notebook's metadata, and half of it into the line *Takes*
+of the header, because two processes share it: the time on two cores without other work. Other programs
+do not change it much.
+
 Chromium makes pictures of HTML that GitHub does not display: live curves, and the viewer of slices.
 """
 
@@ -17,6 +21,7 @@ import hashlib
 import io
 import os
 import re
+import resource
 import sys
 import sysconfig
 import tempfile
@@ -38,6 +43,8 @@ PARAMETERS = {
         "exam_epochs": 4,
     },
 }
+# Notebooks whose long launches have a single process, so the second core has nothing to do.
+ONE_PROCESS = ("03_before_you_have_a_tpu", "11_why_is_it_slow", "14_larger_than_a_chip")
 LARGEST = 400 * 1024  # bytes of a notebook with its outputs
 LARGEST_SUM = 4 * 1024 * 1024  # bytes of all notebooks
 COLORS = 128  # of a picture
@@ -72,8 +79,14 @@ def store(notebook: dict, name: str) -> None:
     """Execute a notebook, and put the outputs and the hashes into it."""
     parameters = PARAMETERS.get(name, {})
     with tempfile.TemporaryDirectory() as folder:
+        began = processor_seconds()
         outputs = executed(notebook, parameters, Path(folder).resolve())
+        seconds = round(processor_seconds() - began)
     cells = code_cells(notebook)
+    notebook["metadata"]["tpukit"] = {"processor_seconds": seconds}
+    if not parameters:  # otherwise this is not the time of the notebook's own parameters
+        header = notebook["cells"][0]
+        header["source"] = re.sub(r"(\*\*Takes\*\*) [^;\n]+", rf"\1 {takes(name, seconds)}", header["source"])
     for number, (cell, found) in enumerate(zip(cells, outputs, strict=True), start=1):
         cell["outputs"] = found
         cell["execution_count"] = number
@@ -86,6 +99,23 @@ def store(notebook: dict, name: str) -> None:
     (holding_parameters,) = [cell for cell in cells if "parameters" in cell["metadata"].get("tags", [])]
     holding_parameters["outputs"] = [note(parameters)]
     make_smaller(notebook)
+
+
+def processor_seconds() -> float:
+    """Return the processor time of the processes that this one has started, and that have ended."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return children.ru_utime + children.ru_stime
+
+
+def takes(name: str, processor_seconds: float) -> str:
+    """Return the time in the header of a notebook with this processor time."""
+    seconds = processor_seconds if name in ONE_PROCESS else processor_seconds / 2
+    minutes = round(seconds / 60)
+    if seconds < 50:
+        return "less than a minute on two CPU cores"
+    if minutes == 1:
+        return "about a minute on two CPU cores"
+    return f"about {minutes} minutes on two CPU cores"
 
 
 def code_cells(notebook: dict) -> list[dict]:
@@ -134,7 +164,14 @@ def executed(notebook: dict, parameters: dict, folder: Path) -> list[list[dict]]
     seeds = nbformat.v4.new_code_cell(SEEDS)
     copied.cells.insert(number_of_import + 1, seeds)
     (folder / "tpukit").symlink_to(ROOT)  # the install cell finds a clone beside the notebook
-    client = NotebookClient(
+
+    class Client(NotebookClient):
+        async def async_execute_cell(self, cell, *arguments, **options):
+            # The seeds do not count, so that the number of a cell in an error is that of the file.
+            options["store_history"] = cell is not seeds
+            return await super().async_execute_cell(cell, *arguments, **options)
+
+    client = Client(
         copied,
         timeout=SECONDS_PER_CELL,
         kernel_name="python3",

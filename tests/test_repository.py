@@ -1,9 +1,11 @@
 """What holds for the whole repository: imports, notebooks, the tree in CONTRIBUTING, requirements, docstrings."""
 
 import ast
+import copy
 import importlib
 import inspect
 import json
+import os
 import re
 import subprocess
 import sys
@@ -13,9 +15,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from helpers.quoted_numbers import (
+    EVIDENCE,
+    OTHER_NUMBERS,
+    QUOTES,
+    unexplained_numbers,
+    wrong_quotes,
+)
 from tested_through import TESTED_THROUGH
 
-from notebooks.outputs import LARGEST, LARGEST_SUM, stale_cells
+from notebooks.outputs import LARGEST, LARGEST_SUM, PARAMETERS, stale_cells, takes
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -624,6 +633,27 @@ def test_workflows_are_yaml_and_call_what_the_makefile_has():
     assert named <= targets
 
 
+def test_read_the_docs_and_github_pages_publish_the_folder_that_make_docs_writes(tmp_path):
+    yaml = pytest.importorskip("yaml")
+    pages = re.search(r"^PAGES = ROOT / (.+)$", (ROOT / "docs/pages.py").read_text(), re.MULTILINE)[
+        1
+    ]
+    folder = "/".join(re.findall(r'"(.+?)"', pages))
+    workflow = yaml.safe_load((ROOT / ".github/workflows/pages.yml").read_text())
+    steps = workflow["jobs"]["pages"]["steps"]
+    (upload,) = [one for one in steps if "upload-pages-artifact" in one.get("uses", "")]
+    assert upload["with"]["path"] == folder
+    make, *copying = yaml.safe_load((ROOT / ".readthedocs.yaml").read_text())["build"]["commands"]
+    assert [one["run"] for one in steps if "run" in one] == [make] == ["make docs TORCH=cpu"]
+    # The other commands, with pages that are there already.
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / folder / "index.html").write_text("the site")
+    environ = {**os.environ, "READTHEDOCS_OUTPUT": str(tmp_path / "published")}
+    for command in copying:
+        subprocess.run(["sh", "-ec", command], cwd=tmp_path, env=environ, check=True)
+    assert (tmp_path / "published/html/index.html").read_text() == "the site"
+
+
 def test_the_citation_names_this_version():
     yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: pip install pyyaml")
     import tpukit
@@ -689,6 +719,7 @@ def test_a_notebook_has_no_metadata_of_the_program_that_wrote_it(path):
         "accelerator",
         "colab",
         "kaggle",
+        "tpukit",
     }
     assert notebook["metadata"]["kernelspec"]["name"] == "python3"
     assert notebook["metadata"].get("language_info", {}).keys() <= {"name"}
@@ -710,6 +741,68 @@ def test_the_outputs_of_a_notebook_are_those_of_its_cells(path):
     number = path.stem.partition("_")[0]
     assert not stale, f"make outputs ONLY={number}; changed after its output was stored: {stale[0]}"
     assert cells[0]["outputs"] == [], "the install cell prints a folder of this machine"
+
+
+@EACH_NOTEBOOK
+def test_the_numbers_that_a_text_quotes_are_those_of_the_output(path):
+    assert wrong_quotes(load(path), QUOTES.get(path.stem, [])) == []
+
+
+@EACH_NOTEBOOK
+def test_every_decimal_number_of_a_text_is_a_quote_or_has_another_source(path):
+    notebook = load(path)
+    others = OTHER_NUMBERS.get(path.stem, {})
+    assert unexplained_numbers(notebook, QUOTES.get(path.stem, []), others) == []
+    texts = "".join("".join(cell["source"]) for cell in notebook["cells"])
+    assert [number for number in others if number not in texts] == []
+    evidence = (ROOT / "docs/evidence.md").read_text()
+    assert [one for one in others if others[one] == EVIDENCE and one not in evidence] == []
+
+
+@pytest.mark.parametrize("name", QUOTES)
+def test_a_quoted_number_that_changes_in_an_output_or_in_the_text_is_found(name):
+    notebook = load(ROOT / "notebooks" / f"{name}.ipynb")
+    for quote in QUOTES[name]:
+        for kind in ("markdown", "code"):
+            changed = copy.deepcopy(notebook)
+            for cell in changed["cells"]:
+                change_digits(cell, kind)
+            assert len(wrong_quotes(changed, [quote])) >= 1, (kind, quote)
+
+
+def change_digits(cell, kind):
+    """Change each digit that follows a digit or a point: in the texts, or in the outputs."""
+    if kind == "markdown" and cell["cell_type"] == kind:
+        cell["source"] = [other_digits(line) for line in cell["source"]]
+    for output in cell.get("outputs", []) if kind == "code" else []:
+        output["text"] = [other_digits(line) for line in output.get("text", [])]
+        plain = output.get("data", {}).get("text/plain", [])
+        output["data"] = {"text/plain": [other_digits(line) for line in plain]}
+
+
+def other_digits(text):
+    return re.sub(r"(?<=[\d.])\d", lambda digit: str((int(digit[0]) + 5) % 10), text)
+
+
+@EACH_NOTEBOOK
+def test_the_time_in_a_header_is_that_of_the_run_that_made_the_outputs(path):
+    measured = load(path)["metadata"].get("tpukit")
+    if not measured or path.stem in PARAMETERS:
+        pytest.skip("not measured with the notebook's own parameters")
+    assert f"**Takes** {takes(path.stem, measured['processor_seconds'])}" in source(
+        load(path)["cells"][0]
+    )
+
+
+@EACH_NOTEBOOK
+def test_the_time_in_the_readme_is_that_of_the_header(path):
+    (line,) = re.findall(r"\*\*Takes\*\* ([^;\n]+)", source(load(path)["cells"][0]))
+    minutes = re.search(r"\d+", line)
+    expected = minutes[0] if minutes else "1"
+    (row,) = re.findall(
+        rf"\(notebooks/{path.name}\).*\| (\d+) min \|", (ROOT / "README.md").read_text()
+    )
+    assert row == expected
 
 
 def stored_texts(path):

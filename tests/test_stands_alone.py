@@ -123,7 +123,10 @@ def test_the_command_line_names_the_missing_subpackage_and_to_copy_it_helps(alon
             r"preflight needs the subpackage tpukit\.(\w+), which this copy of tpukit does not have"
         )
         name = re.fullmatch(needed, fact)[1]
-        copied = f"copy the folder tpukit/{name} of a complete clone or wheel next to tpukit/essentials here"
+        copied = (
+            f"copy the folder tpukit/{name} from a complete clone or wheel into this copy, "
+            "next to tpukit/essentials"
+        )
         assert fix == f"  fix:   {copied}"
         assert name not in missing
         missing.append(name)

@@ -1,7 +1,7 @@
 """Train PyTorch models on every TPU core, from a notebook.
 
-This module has the names that most notebooks need. The subpackages have the others. Importing it
-loads no subpackage and no torch: the first use of a name loads the module that defines it.
+This module has the names that most notebooks need; the subpackages have all other names. `import
+tpukit` loads no subpackage and no torch: the first use of a name loads the module that defines it.
 """
 
 import importlib
@@ -101,11 +101,11 @@ __all__ = sorted([*_SUBPACKAGE_OF, *_SUBPACKAGES])
 
 
 def __getattr__(name: str):
-    """Load a subpackage, or a name from its subpackage.
+    """Load a subpackage or a name at its first use (PEP 562), and return it.
 
     Raises:
-        AttributeError: there is no such name, or its subpackage is absent. The message names a
-            subpackage that has the name.
+        AttributeError: tpukit has no such name, or its subpackage is absent. If a subpackage
+            exports the name, the message says which.
     """
     if name in _SUBPACKAGES:
         return _load(name, f"tpukit.{name}")
@@ -127,6 +127,7 @@ def _load(subpackage: str, wanted: str):
     try:
         return importlib.import_module(f"tpukit.{subpackage}")
     except ModuleNotFoundError as error:
+        # Another missing module, such as torch, is not an absent subpackage.
         if error.name != f"tpukit.{subpackage}":
             raise
     raise AttributeError(

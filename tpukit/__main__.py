@@ -20,12 +20,13 @@ from tpukit.essentials.launcher import WorkerError
 
 
 class _Command(NamedTuple):
-    """A command of a subpackage.
+    """A command that a subpackage defines.
 
     Attributes:
-        place: the module whose `add_arguments` and `run` make the command, or "module:object".
-        help: its line in the list of commands.
-        description: the text above its own help.
+        place: the module that defines the command's functions `add_arguments` and `run`; or
+            "module:object" if an object in the module defines them.
+        help: the command's line in `python -m tpukit --help`.
+        description: the first lines of `python -m tpukit COMMAND --help`.
     """
 
     place: str
@@ -36,20 +37,20 @@ class _Command(NamedTuple):
 _COMMANDS = {
     "health": _Command(
         "tpukit.cloud.tpu_health",
-        "a computation on every core of this machine, or the state of a TPU VM",
-        "Check the health of a TPU. Exit status: 0, warnings included, or 1.",
+        "compute on every core of this machine, or report the state of a TPU VM",
+        "Check the health of a TPU. Exit status: 1 after a failure, otherwise 0.",
     ),
     "job": _Command(
         "tpukit.cloud.job_command",
-        "run a notebook on a TPU, on Vertex AI or by gcloud or SkyPilot, or a dry run of that here",
-        "Check, show and send a notebook or a script. Exit status: 0, 1 if it was refused, 2 for "
-        "wrong arguments.",
+        "run a notebook on a TPU by Vertex AI, gcloud or SkyPilot, or in a dry run here",
+        "Check, show and send a notebook or a script. Exit status: 0, 1 if the job was refused, 2 "
+        "for wrong arguments.",
     ),
     "lint": _Command(
         "tpukit.migrate.lint_command",
-        "old names of torch_xla and related libraries in notebooks and scripts, and the new names",
-        "Find old names in notebooks and scripts. Exit status: 0 for none, 1 for some, 2 for "
-        "unreadable input.",
+        "find old names of torch_xla and related libraries in files, and show the new names",
+        "Find old names in notebooks and scripts. Exit status: 0 if there are none, 1 if there are "
+        "some, 2 for unreadable input.",
     ),
     "jobs": _Command(
         "tpukit.cloud.job_command:jobs_command",
@@ -58,7 +59,7 @@ _COMMANDS = {
     ),
     "logs": _Command(
         "tpukit.cloud.job_command:logs_command",
-        "the output of a job so far",
+        "print the output of a job so far",
         "Print the output of a job.",
     ),
     "result": _Command(
@@ -69,16 +70,17 @@ _COMMANDS = {
     "cancel": _Command(
         "tpukit.cloud.job_command:cancel_command",
         "end a job",
-        "End a job; the files that it saved stay.",
+        "End a job. The files that it has saved remain.",
     ),
     "preflight": _Command(
         "tpukit.preflight.command",
-        "memory, time and cost of a step on a TPU, from the TPU's own compiler, without a TPU",
-        "Compile a worker function's step for a TPU. Exit status: 0, 1 if it does not fit, 2 for "
-        "wrong arguments.",
+        "estimate memory, time and cost of a step with the TPU's own compiler, without a TPU",
+        "Compile a worker function's step for a TPU. Exit status: 0, 1 if the step does not fit "
+        "the TPU's memory, 2 for wrong arguments.",
     ),
 }
-# The command line prints only the text of these errors, without a traceback.
+# The command line prints the text of these errors without a traceback. The first group is a mistake
+# in the arguments, so its exit status is 2.
 _WRONG_ARGUMENTS = (InvalidValueError, InvalidTypeError, PathNotFoundError)
 _EXPECTED = (TpukitError, FileNotFoundError, ImportError, TypeError, ValueError, WorkerError)
 # Exit statuses. argparse itself ends with 2 after wrong arguments.
@@ -89,10 +91,10 @@ _USAGE = 2
 def main(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit status: 0, 1 after a failure, 2 for wrong arguments.
 
-    Without arguments it lists the commands.
+    Without arguments it prints the list of commands.
 
     Args:
-        arguments: without the program's name; None for those of this process.
+        arguments: the command line without the program's name; None for `sys.argv[1:]`.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(
@@ -105,8 +107,8 @@ def main(arguments: list[str] | None = None) -> int:
     commands.add_parser(
         "check",
         help="problems and their fixes; exit status 1 if a launch would fail",
-        description="Print every finding with its fix. Exit status: 0, warnings included, or 1 "
-        "with a failure.",
+        description="Print every finding with its fix. Exit status: 1 if a finding is a failure, "
+        "otherwise 0, also with warnings.",
     )
     commands.add_parser(
         "info",
@@ -115,7 +117,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     try:
         command = _add_commands(commands, wanted=arguments[:1])
-    except NotInstalledError as error:  # before argparse refuses arguments that it does not know
+    except NotInstalledError as error:
+        # Reported before `parse_args`, which would call the arguments of an absent command unknown.
         print(error, file=sys.stderr)
         return _FAILED
     if not arguments:
@@ -130,7 +133,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(outcome)
         return 0 if outcome.ok else 1
     try:
-        if "args" in given:  # of a worker function
+        if "args" in given:  # `--args`: JSON with the arguments of a worker function
             given.args = _worker_arguments(given.args)
         return command.run(given)
     except _WRONG_ARGUMENTS as error:
@@ -142,9 +145,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _add_commands(parsers, *, wanted: list[str]):
-    """Add the commands of the subpackages, and return the wanted one; None if it is not here.
+    """Add the commands of the subpackages to the parser; return the wanted command, or None.
 
-    Only the module of the wanted command is loaded.
+    Only the module of the wanted command is loaded: this function imports no other.
 
     Raises:
         NotInstalledError: the subpackage of the wanted command is absent.

@@ -162,7 +162,7 @@ def test_it_waits_until_the_tpu_is_healthy_and_says_for_what(capsys):
         (
             refusal(400, "Invalid zone"),
             400,
-            ["not understood", "Invalid zone", "correct what the answer names"],
+            ["not valid", "Invalid zone", "correct the value that the answer names"],
         ),
         (
             refusal(401, "Invalid credentials"),

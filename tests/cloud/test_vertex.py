@@ -238,7 +238,7 @@ def test_region_project_reservation_and_machine_are_those_of_the_plan():
 @pytest.mark.parametrize(
     ("status", "words", "requests"),
     [
-        (400, ["the request was not understood", "correct what the answer names"], ["create"]),
+        (400, ["the request is not valid", "correct the value that the answer names"], ["create"]),
         (401, ["the credential was not accepted", "application-default login"], ["create"]),
         (403, ["not permitted", "the role roles/aiplatform.user in demo"], ["create"]),
         (404, ["not found"], ["create"]),

@@ -258,7 +258,9 @@ def test_grey_and_16_bits_train_predict_and_show_at_a_size_that_is_not_square():
     table["predicted"] = images.in_table_order(predictions)[:, 0]
     assert table.groupby("label").predicted.std().max() < 1e-4 < table.predicted.std()
     batch, labels = torch.utils.data.default_collate([images[number] for number in range(4)])
-    with pytest.raises(ValueError, match="two bytes, tpukit.datasets.uint16_values"):
+    with pytest.raises(
+        ValueError, match="are the bytes of 16-bit values, pass tpukit.datasets.uint16_values"
+    ):
         tpukit.show_batch(batch, labels)
     with pytest.raises(ValueError, match=r"uint16_values\(images\) / 65535, labels"):
         tpukit.Augment()(batch, labels)

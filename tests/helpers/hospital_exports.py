@@ -574,7 +574,7 @@ def real_world_value_map(folder, truth):
 
 NO_ORIENTATION = {"ImageOrientationPatient": None}
 NO_PLACE = {"ImageOrientationPatient": None, "ImagePositionPatient": None}
-WITHOUT = "without a place: they come first, in the order of their InstanceNumber"
+WITHOUT = "without a position: they come first, in the order of their InstanceNumber"
 CASES["no_orientation"] = Case(with_series(**NO_ORIENTATION), says="without an orientation")
 
 
@@ -612,7 +612,7 @@ def missing_slices(folder, truth):
     write_series(folder, truth, places=places, change=change)
 
 
-@case(says="8 slices at the place of another")
+@case(says="8 slices at the same position as another")
 def same_places(folder, truth):
     def change(number, file, units):
         file.InstanceNumber = number

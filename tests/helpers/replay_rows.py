@@ -482,30 +482,33 @@ def with_step_of_ones_own(core):
 
 def guarded():
     step, epoch = "every step is captured: ", "every step is captured from step 7 on: "
-    entropy = step + "it asks the operating system for random numbers"
+    entropy = step + "the step asks the operating system for random numbers"
     reads = step + "the model or the loss reads the optimizer, a count or the schedule"
     return {
         "a number that grows": (in_own(counted), step + "a number of the host was .* and is .*"),
         "a layer left out at random": (
             in_own(lambda self, images: 1.0 if random.random() < 0.5 else 2.0),
-            step + "it draws random numbers on the host",
+            step + "the step draws random numbers on the host",
         ),
-        "a tensor that is kept": (keeping, step + "a tensor that it computes is kept"),
+        "a tensor that is kept": (
+            keeping,
+            step + "a tensor that the step computes still exists after the step",
+        ),
         "a loss that keeps itself": (
             keeping_the_loss,
-            step + "a tensor of it is held a second time",
+            step + "another tensor shares the memory of a tensor of the step",
         ),
         "weights that are held twice": (
             weights_twice,
-            step + "a tensor of it is held a second time",
+            step + "another tensor shares the memory of a tensor of the step",
         ),
         "a tensor that is looked at": (
             reading,
-            step + "it reads from the device, or runs a part of its work",
+            step + "the step reads from the device, or runs a part of its operations early",
         ),
         "a parameter that is frozen": (
             after_an_epoch(lambda one: one.model[0].requires_grad_(False)),
-            epoch + "the host counts otherwise than before$",
+            epoch + "other step counters have grown on the host than before$",
         ),
         "a number that an epoch changes": (
             with_threshold,
@@ -528,7 +531,7 @@ def guarded():
             lambda core: averaged(
                 core, {"avg_fn": lambda old, new, count: old + (new - old) / (count + 1)}
             ),
-            step + "the average or its function is not torch's own, and it gets a count",
+            step + "the averaged model or its averaging function is not torch's own",
         ),
         "the count of the optimizer": (with_loss_that_reads(count_of), reads),
         "the same, kept elsewhere": (with_loss_that_reads(kept_count_of), reads),
@@ -564,10 +567,13 @@ def guarded():
             augmented_by(lambda: torch.Generator().seed() * 0),
             entropy,
         ),
-        "the clock": (augmented_by(lambda: time.monotonic() * 0), step + "it asks time.monotonic"),
+        "the clock": (
+            augmented_by(lambda: time.monotonic() * 0),
+            step + "the step asks time.monotonic",
+        ),
         "a file": (
             augmented_by(lambda: Path("/no/such/file").exists()),
-            step + "it asks pathlib.*",
+            step + "the step asks pathlib.*",
         ),
     }
 

@@ -134,7 +134,7 @@ def test_one_class_has_no_area_but_a_calibration(number):
     row = metrics.auroc_table(labels, probabilities).iloc[0]
     assert math.isnan(row["AUROC"])
     assert row["note"] == ("in every sample" if labels[0] else "in no sample")
-    with pytest.raises(ValueError, match="samples with the label and without"):
+    with pytest.raises(ValueError, match="samples with the label and samples without"):
         metrics.sensitivity_at(0.9, labels, probabilities)
     expected = ((labels - probabilities) ** 2).mean()
     assert metrics.brier_score(labels, probabilities) == pytest.approx(expected)

@@ -1,6 +1,7 @@
 """Every notebook, with small numbers: from top to bottom twice in one kernel, and once more after a restart.
 
-The second time in a kernel the exercises are filled in with their folded answers, and their checks have to say so.
+Between the two times a long training of the notebook is interrupted, as with the stop button. The second time the
+exercises are filled in with their folded answers, and their checks have to say so.
 The second kernel finds the files of the first; a notebook that leaves none has nothing to find. Of BY_PROGRAMS
 papermill runs the first kernel and nbconvert the second, as people do; the others are run from here, where no program
 has to start, and after a restart by `make soak`: the walkthrough's is killed and run again in any case. They run in an
@@ -9,7 +10,9 @@ empty folder: tpukit is found where it is installed, and files go where they can
 
 import ast
 import copy
+import dataclasses
 import json
+import math
 import os
 import re
 import runpy
@@ -19,11 +22,13 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import pandas
 import psutil
 import pytest
+import torch
 from helpers.notebook_parameters import small
 from nbclient import NotebookClient
 from nbclient.exceptions import DeadKernelError
@@ -117,6 +122,7 @@ SMALL = {
     "13_text": {"texts": 300, "width": 16, "heads": 2, "layers": 1, "epochs": 1},
     "14_larger_than_a_chip": {
         "texts": 300,
+        "vocab_size": 256,
         "width": 16,
         "heads": 2,
         "layers": 1,
@@ -137,6 +143,36 @@ SMALL = {
         "exam_epochs": 2,
     },
 }
+
+# The parameter that makes the first training of a notebook so long that it is interrupted for sure.
+LONG = {
+    "00_quickstart": "epochs",
+    "02_every_core": "epochs",
+    "05_resnet_on_slices": "num_epochs",
+    "06_exams_and_submission": "slice_epochs",
+    "07_your_own_ct_exams": "slice_epochs",
+    "08_your_own_images": "epochs",
+    "10_profile_a_step": "epochs",
+    "11_why_is_it_slow": "steps",
+    "12_lightning": "epochs",
+    "13_text": "epochs",
+    "14_larger_than_a_chip": "epochs",
+}
+TRAINING = r"^\S.*(tpukit\.launch\((train|work)|= measure\()"  # a line that is not in a function
+PRESS_STOP = """
+def press_stop():
+    import _thread, psutil, time
+    known = psutil.Process().children()
+    while not set(psutil.Process().children()) - set(known):
+        time.sleep(0.05)
+    time.sleep(1)
+    _thread.interrupt_main()
+
+import threading
+threading.Thread(target=press_stop, daemon=True).start()
+"""
+# A run with other parameters in the same folder would be refused.
+RUN_FOLDERS = ("run_path", "folder")
 
 # What a notebook installs itself where it is missing; without a network its test is skipped.
 NEEDS = {
@@ -172,7 +208,7 @@ def twice(request, tmp_path_factory):
     once = [*both.cells, nbformat.v4.new_code_cell(PROBE)]
     again = [nbformat.from_dict({**copy.deepcopy(cell), "id": f"{cell.id}-again"}) for cell in once]
     fill_in_the_answers(again)
-    both.cells = once + again
+    both.cells = once + interrupted_training(notebook, request.param.stem) + again
     if request.param.stem == BY_PROGRAMS:
         nbformat.write(both, folder / "twice.ipynb")
         timeout = f"--execution-timeout={SECONDS_A_CELL}"
@@ -196,7 +232,38 @@ def twice(request, tmp_path_factory):
         json.loads(said(cell).splitlines()[-1]) for cell in both.cells if cell.source == PROBE
     ]
     checks = [said(cell) for cell in both.cells if "check" in cell.metadata.get("tags", [])]
-    return folder, notebook, probes, [checks[: len(checks) // 2], checks[len(checks) // 2 :]]
+    errors = [
+        output.ename
+        for cell in both.cells
+        for output in cell.get("outputs", [])
+        if "ename" in output
+    ]
+    halves = [checks[: len(checks) // 2], checks[len(checks) // 2 :]]
+    return folder, notebook, probes, errors, halves
+
+
+def interrupted_training(notebook, name):
+    """Return the cells up to the first training, which is long and interrupted, and a probe after it."""
+    if name not in LONG:
+        return []
+    long = copy.deepcopy(notebook)
+    (parameters,) = [cell for cell in long.cells if "parameters" in cell.metadata.get("tags", [])]
+    other = {
+        folder: "interrupted" for folder in RUN_FOLDERS if f"\n{folder} = " in parameters.source
+    }
+    if "keep" in SMALL[name]:
+        other["keep"] = "kept/interrupted"
+    small(long, {**SMALL[name], **other, LONG[name]: 100_000})
+    code = [cell for cell in long.cells if cell.cell_type == "code"]
+    number = next(
+        n for n, cell in enumerate(code) if re.search(TRAINING, cell.source, re.MULTILINE)
+    )
+    cells = code[: number + 1]
+    for cell in cells:
+        cell.id = f"{cell.id}-long"
+    cells[-1].source = PRESS_STOP + cells[-1].source
+    cells[-1].metadata["tags"] = ["raises-exception"]
+    return [*cells, nbformat.v4.new_code_cell(PROBE)]
 
 
 def executed_copy(folder):
@@ -250,8 +317,32 @@ def test_every_notebook_has_small_numbers_for_its_test():
 
 
 def test_it_runs_from_top_to_bottom_twice_in_one_kernel(twice):
-    _, _, probes, _ = twice
-    assert len(probes) == 2
+    folder, _, probes, *_ = twice
+    assert len(probes) == (3 if was_interrupted(folder) else 2)
+
+
+def was_interrupted(folder):
+    return any(folder.name.startswith(name) for name in LONG)
+
+
+def test_its_training_is_interrupted_between_the_two(twice):
+    folder, _, _, errors, _ = twice
+    assert errors == ["LaunchInterrupted"] * was_interrupted(folder)
+
+
+def test_every_notebook_that_trains_is_interrupted():
+    training = {
+        path.stem
+        for path in NOTEBOOKS
+        if re.search(r"^def (train|work)\w*\(core", source_of(path), re.MULTILINE)
+    }
+    # A preflight trains nothing, and notebook 15 kills a host itself.
+    assert training - {"01_setup", "03_before_you_have_a_tpu", "15_run_it_as_a_job"} == set(LONG)
+
+
+def source_of(path):
+    cells = nbformat.read(path, as_version=4).cells
+    return "\n".join(cell.source for cell in cells if cell.cell_type == "code")
 
 
 def test_the_check_of_an_exercise_says_not_yet_before_the_folded_answer_and_right_after_it(twice):
@@ -282,6 +373,77 @@ def test_the_sizes_for_a_tpu_replace_parameters_that_there_are_by_values_of_thei
             assert parameters[key] is None or type(value) is type(parameters[key]), key
 
 
+def names_of_the_large_model():
+    """Return the names that notebook 14 defines for its presets, the network and the tokenizer."""
+    name = "14_larger_than_a_chip"
+    cells = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4).cells
+    defined = parameters_of(name) | {
+        "dataclasses": dataclasses,
+        "torch": torch,
+        "nn": torch.nn,
+        "math": math,
+    }
+    for start in ("@dataclasses.dataclass", "class Conv1D", "class GPT(", "def count_weights"):
+        (source,) = [cell.source for cell in cells if cell.source.startswith(start)]
+        exec(source, defined)
+    (tokens,) = [
+        cell.source for cell in cells if cell.source.startswith("class CharacterTokenizer")
+    ]
+    return defined, tokens
+
+
+def test_the_large_preset_of_notebook_14_is_gpt2_xl(capsys):
+    defined, _ = names_of_the_large_model()
+    large = defined["PRESETS"]["large"]
+    with torch.device("meta"):
+        shapes = {
+            name: tuple(one.shape) for name, one in defined["GPT"](large).state_dict().items()
+        }
+    assert shapes["transformer.wte.weight"] == (50_304, 1600)
+    assert shapes["transformer.wpe.weight"] == (1024, 1600)
+    assert shapes["transformer.h.47.attn.c_attn.weight"] == (1600, 4800)
+    assert shapes["transformer.h.47.mlp.c_proj.weight"] == (6400, 1600)
+    assert len([name for name in shapes if name.endswith("ln_1.weight")]) == 48
+    # The published model has 1,557,611,200 weights; 47 rows of padding are added.
+    assert defined["count_weights"](large) == 1_557_611_200 + 47 * 1600
+    assert 12 * defined["count_weights"](large) > 16e9, "one chip could hold it"
+    assert large.vocab_size % 8 == large.width % 8 == large.batch_size % 8 == 0
+
+
+class TokenizerOfGPT2:
+    """Has as many tokens as that of Hugging Face, which would be downloaded."""
+
+    eos_token_id = 50_256
+
+    @classmethod
+    def from_pretrained(cls, name):
+        assert name == "gpt2"
+        return cls()
+
+    def __len__(self):
+        return 50_257
+
+    def encode(self, text):
+        return [13615, 262]
+
+    def decode(self, tokens):
+        return "Return the"
+
+
+@pytest.mark.parametrize("vocab_size", [128, 50_257])
+def test_a_vocabulary_that_is_too_small_for_the_tokenizer_is_refused(vocab_size, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(AutoTokenizer=TokenizerOfGPT2))
+    defined, tokens = names_of_the_large_model()
+    config = dataclasses.replace(
+        defined["PRESETS"]["small"], tokenizer="gpt2", vocab_size=vocab_size
+    )
+    if vocab_size < len(TokenizerOfGPT2()):
+        with pytest.raises(AssertionError, match="set vocab_size to 50304 or more"):
+            exec(tokens, defined | {"config": config})
+    else:
+        exec(tokens, defined | {"config": config})
+
+
 @pytest.mark.parametrize("folds", [{"test_fold": 1}, {"test_fold": 5}, {"valid_fold": -1}])
 def test_one_fold_for_the_choices_and_the_scores_is_refused_before_the_training(folds):
     name = "06_exams_and_submission"
@@ -294,7 +456,7 @@ def test_one_fold_for_the_choices_and_the_scores_is_refused_before_the_training(
 
 def test_the_messages_that_the_page_on_forms_of_data_explains_are_those_of_tpukit():
     page = (ROOT / "docs" / "data_forms.md").read_text()
-    _, table = page.split("| the error has |")
+    _, table = page.split("| words of the message |")
     said_by_the_kit = "".join(
         node.value
         for path in (ROOT / "tpukit").rglob("*.py")
@@ -307,13 +469,13 @@ def test_the_messages_that_the_page_on_forms_of_data_explains_are_those_of_tpuki
 
 
 def test_no_worker_process_is_left(twice):
-    _, _, probes, _ = twice
-    assert [probe["processes"] for probe in probes] == [[], []]
+    _, _, probes, *_ = twice
+    assert [probe["processes"] for probe in probes] == [[]] * len(probes)
 
 
 def test_the_kernel_never_started_the_xla_runtime(twice):
-    _, _, probes, _ = twice
-    assert [probe["runtime"] for probe in probes] == [False, False]
+    _, _, probes, *_ = twice
+    assert [probe["runtime"] for probe in probes] == [False] * len(probes)
 
 
 @pytest.mark.parametrize(

@@ -143,3 +143,38 @@ def test_smaller_parameters_are_parameters_of_the_notebook(name):
 def test_the_parameters_cell_shows_smaller_parameters():
     assert outputs.note({}).text == f"{outputs.NOTE}.\n"
     assert outputs.note({"studies": 16}).text.endswith("with smaller parameters:\nstudies = 16\n")
+
+
+@pytest.mark.parametrize(
+    ("processor_seconds", "words"),
+    [
+        (24, "less than a minute"),
+        (110, "about a minute"),
+        (200, "about 2 minutes"),
+        (540, "about 4 minutes"),
+    ],
+)
+def test_a_header_has_the_time_that_two_cores_need(processor_seconds, words):
+    assert outputs.takes("a notebook", processor_seconds) == f"{words} on two CPU cores"
+    one_process = outputs.takes(outputs.ONE_PROCESS[0], processor_seconds / 2)
+    assert one_process == f"{words} on two CPU cores"
+
+
+def test_outputs_come_with_the_time_of_their_run(monkeypatch):
+    header = nbformat.v4.new_markdown_cell("# A title\n\n- **Takes** an hour; it resumes")
+    cells = [header, cell("install"), cell("a = 1"), cell("import torch")]
+    cells[2].metadata["tags"] = ["parameters"]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    monkeypatch.setattr(outputs, "executed", lambda notebook, *_: [[], [], []])
+    monkeypatch.setattr(outputs, "processor_seconds", iter([10.0, 210.4]).__next__)
+    outputs.store(notebook, "a notebook")
+    assert notebook.metadata.tpukit == {"processor_seconds": 200}
+    assert header.source.endswith("- **Takes** about 2 minutes on two CPU cores; it resumes")
+
+
+def test_the_number_of_a_cell_in_the_kernel_is_that_of_the_file(tmp_path):
+    count = "print(get_ipython().execution_count)"
+    cells = [cell(count), cell("a = 1"), cell("import torch"), cell(count)]
+    cells[1].metadata["tags"] = ["parameters"]
+    first, *_, last = outputs.executed(nbformat.v4.new_notebook(cells=cells), {}, tmp_path)
+    assert int(last[0].text) - int(first[0].text) == 3

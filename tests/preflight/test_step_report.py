@@ -428,7 +428,7 @@ def test_a_compiler_that_aborts_is_told_in_its_own_words(recorded, tmp_path):
 
 def test_a_compiler_that_takes_too_long_is_ended(recorded, tmp_path):
     environ = place_library(tmp_path, "for (;;) pause();")
-    with pytest.raises(tpukit.preflight.CompileError, match="no end after 0.5 s"):
+    with pytest.raises(tpukit.preflight.CompileError, match="not finished after 0.5 s"):
         compile_graph(
             recorded.graphs[0], CHIP, libtpu="0.0.9", environ=environ, progress="off", timeout=0.5
         )
@@ -615,7 +615,7 @@ def test_a_cell_that_does_not_run_is_told_by_its_number(cell, tmp_path):
 
 def test_a_file_that_is_no_python_is_told(tmp_path):
     (tmp_path / "broken.py").write_text("def train(core:\n")
-    with pytest.raises(ValueError, match=r"broken.py is no Python(.|\n)*line 1: def train"):
+    with pytest.raises(ValueError, match=r"broken.py is not valid Python(.|\n)*line 1: def train"):
         find_function(f"{tmp_path / 'broken.py'}:train")
 
 

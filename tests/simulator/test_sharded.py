@@ -216,8 +216,8 @@ def test_one_core_is_all_chips_and_a_model_is_on_the_host_once(capsys):
 def odd(core):
     with pytest.raises(ValueError, match="divisible by 4 chips, got 6") as refused:
         core.batches(text(), batch_size=6)
-    assert refused.value.fix == "8, or another multiple of 4"
-    fix = int(refused.value.fix.partition(",")[0])
+    assert refused.value.fix == "batch_size=8, or another multiple of 4"
+    fix = int(refused.value.fix.partition(",")[0].removeprefix("batch_size="))
     batches = core.batches(text(), batch_size=fix)
 
     class FullyShardedDataParallel(nn.Sequential):

@@ -339,7 +339,7 @@ def test_an_empty_batch_stays_empty():
     [
         (
             {"translate": 8},
-            "translate must be 0 (off) to 0.5, got 8\n  fix:   it is a share of the image",
+            "translate must be 0 (off) to 0.5, got 8\n  fix:   translate=0.06, a share of the image",
         ),  # pixels
         ({"translate": -0.1}, "translate must be 0 (off) to 0.5, got -0.1"),
         (
@@ -359,10 +359,10 @@ def test_an_empty_batch_stays_empty():
         ({"degrees": 90}, "degrees must be 0 (off) to 45, got 90"),
         (
             {"brightness": 20},
-            "brightness must be 0 (off) to 1, got 20\n  fix:   it is a share of white",
+            "brightness must be 0 (off) to 1, got 20\n  fix:   brightness=0.1, a share of white",
         ),  # grey levels
         ({"contrast": -1}, "contrast must be 0 (off) to 1, got -1"),
-        ({"flip": True}, "flip must be 0 (off) to 1, got True\n  fix:   it is a probability"),
+        ({"flip": True}, "flip must be 0 (off) to 1, got True\n  fix:   flip=0.5, a probability"),
         ({"flip": float("nan")}, "flip must be 0 (off) to 1, got nan"),
         ({"flip": None}, "flip must be 0 (off) to 1, got None"),
         (

@@ -201,7 +201,7 @@ def test_a_weighted_mean_over_several_batches_is_named_with_the_lines_to_write(k
     if kind == "weights" and backend != "cpu":
         pytest.skip("the weights are not on the device")
     lines = quietly(train, data, loss, 2, cores=1, backend=backend).results[0]
-    said = [line for line in lines if "mean of means" in line]
+    said = [line for line in lines if "plain mean over cores" in line]
     assert len(said) == 1
     assert said[0].endswith(fix)
 
@@ -210,9 +210,9 @@ def test_a_weighted_mean_over_several_batches_is_named_with_the_lines_to_write(k
         return eval(fix, names | {"weight": torch.arange(10.0)})
 
     lines = quietly(train, data, fixed, 2, cores=1, backend=backend).results[0]
-    assert not [line for line in lines if "mean of means" in line]
+    assert not [line for line in lines if "plain mean over cores" in line]
     lines = quietly(train, Labels(), F.cross_entropy, 2, cores=1, backend=backend).results[0]
-    assert not [line for line in lines if "mean of means" in line]
+    assert not [line for line in lines if "plain mean over cores" in line]
 
 
 class Table(torch.utils.data.Dataset):

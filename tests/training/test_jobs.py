@@ -301,7 +301,7 @@ def test_a_job_that_is_done_leaves_at_once_though_another_has_been_forked_since(
         ([1], {"cores": 0}, "cores must be the number of jobs at a time, at least 1, got 0"),
         ([1], {"backend": "tpu"}, "backend must be one of None"),
         ([1], {"timeout": 0}, "timeout must be a number of seconds above 0"),
-        ([1], {"matmul_precision": "low"}, "matmul_precision is 'high', 'highest'"),
+        ([1], {"matmul_precision": "low"}, "matmul_precision must be 'high', 'highest'"),
     ],
 )
 def test_what_cannot_be_had_is_refused(configs, options, message):

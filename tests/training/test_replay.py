@@ -53,10 +53,13 @@ def exchange(one):
 
 # Done by the schedule in the middle of an epoch, before step 11; and the reason that follows.
 CHANGES = {
-    "a layer is frozen": (freeze, "the host counts otherwise than before"),
+    "a layer is frozen": (freeze, "other step counters have grown on the host than before"),
     "weights are doubled": (double, "something is computed on the device between the steps"),
-    "weights are kept": (share, "a tensor of it is held a second time"),
-    "the optimizer's state is loaded": (forget, "the host counts otherwise than before"),
+    "weights are kept": (share, "another tensor shares the memory of a tensor of the step"),
+    "the optimizer's state is loaded": (
+        forget,
+        "other step counters have grown on the host than before",
+    ),
     "a weight is exchanged": (exchange, "something is computed on the device between the steps"),
 }
 

@@ -84,7 +84,7 @@ def test_every_group_keeps_its_own_rate():
             "steps=100 and warmup=100\n  fix:   both count optimizer steps",
         ),
         (lambda o: cosine(o, 0), "steps=0"),
-        (lambda o: cosine(o, 10, floor=1.0), "fraction of the full rate, 0 to 1, got 1.0"),
+        (lambda o: cosine(o, 10, floor=1.0), "fraction of the full rate, 0 to below 1, got 1.0"),
     ],
 )
 def test_a_wrong_number_is_refused_with_what_came(call, message):

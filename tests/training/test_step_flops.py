@@ -145,7 +145,7 @@ IMPOSSIBLE = {
     "no product": (Slope, "the model has no matrix product, convolution or attention"),
     "compiled": (
         lambda: torch.compile(network(), backend="eager"),
-        "calls of a model or a loss of torch.compile are not seen",
+        "operations of a model or a loss of torch.compile cannot be counted",
     ),
 }
 

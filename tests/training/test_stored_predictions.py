@@ -117,7 +117,7 @@ def test_numbers_that_half_the_bytes_cannot_hold_are_refused_and_whole_numbers_a
 ):
     from tpukit import WorkerError
 
-    with pytest.raises(WorkerError, match=r"ends at 65504, but .*'scores' goes up to 210000"):
+    with pytest.raises(WorkerError, match=r"at most 65504, but .*'scores' goes up to 210000"):
         launch(far, tmp_path, 1, cores=1, backend="cpu", progress="off")
     assert not list(tmp_path.glob("*.npz"))
     launch(far, tmp_path, 0.1, cores=1, backend="cpu", progress="off")

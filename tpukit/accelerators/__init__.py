@@ -1,4 +1,4 @@
-"""More ways to run: GPUs, TorchTPU, models sharded over all chips, and the compilation cache."""
+"""Run on GPUs, on TorchTPU, or with a model sharded over all chips; cache compiled programs."""
 
 from tpukit.accelerators.adam import adam_numbers
 from tpukit.accelerators.c_library import BuildError, cache_folder, compiled, why_no_compiler

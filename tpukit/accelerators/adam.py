@@ -1,30 +1,38 @@
-"""Adam's step, recorded as a single operation for each parameter.
+"""Record Adam's step as a single operation for each parameter.
 
     PyTorch     param, grad, two averages, seven numbers    7 operations for each parameter
     tpukit      the same                                    1 operation for each parameter
 
-torch_xla records each operation in each step: for a ResNet-34 Adam is half of the host's time
-(`benchmarks/recording.py`). Here the same arithmetic, in the same order, is one computation, which
-torch_xla gets as a whole. The optimizer's state, its hooks and its schedules stay PyTorch's.
-PyTorch's AdamW is a subclass of Adam, so this holds for both.
+torch_xla records each operation in each step. For a ResNet-34, recording Adam takes half of the
+host's time (`benchmarks/recording.py`). Here, the same arithmetic in the same order is one XLA
+computation, which torch_xla records as one operation. The optimizer's state, hooks and schedules
+are still PyTorch's. PyTorch's AdamW is a subclass of Adam, so it is recorded in the same way.
 
-It is on by default, because weights and state are the same to the last bit:
-`tests/accelerators/test_adam.py` compares all combinations of settings on XLA:CPU. On a TPU the two
+This is on by default, because weights and state have the same bits as with PyTorch's own step:
+`tests/accelerators/test_adam.py` compares all combinations of settings on XLA:CPU. On a TPU, they
 have not been compared.
 
-One computation for all parameters would not be recorded faster, and libtpu optimises many small
-computations better; `benchmarks/preflight.py` has the cycles.
+A single computation for all parameters would not be recorded faster, and libtpu optimises many
+small computations better; `benchmarks/preflight.py` measures the cycles.
 """
 
 import functools
 
-_computations: dict[tuple, object] = {}
+_computations: dict[tuple, object] = {}  # by shape of the parameter and kind of weight decay
 
 
 def step_of_adam(
     whole, params, grads, averages, squares, largest, steps, *scaling, **options
 ) -> None:
-    """Take a step with the arguments of PyTorch's function, `whole`; it gets the unusual cases."""
+    """Run Adam's step, with the arguments of PyTorch's `_single_tensor_adam`.
+
+    Args:
+        whole: PyTorch's own function. It is called if the tensors are not all float32 on XLA
+            devices, or if a setting is unusual, such as `amsgrad`.
+        params, grads, averages, squares, largest, steps: lists with an entry per parameter.
+        scaling: further positional arguments of PyTorch's function.
+        options: the settings of the optimizer's group.
+    """
     if not _is_usual((*params, *grads, *averages, *squares), options):
         whole(params, grads, averages, squares, largest, steps, *scaling, **options)
         return
@@ -32,6 +40,7 @@ def step_of_adam(
 
     decay = _decay(**options)
 
+    # All parameters with the same step count share one tensor: it is sent only once per step.
     @functools.cache
     def numbers_on_device(step: float):
         return _numbers(step, **options).to(params[0].device)
@@ -50,12 +59,14 @@ def step_of_adam(
 
 
 def _is_usual(tensors, options) -> bool:
+    """Return whether `_computation` supports these tensors and settings."""
     import torch
 
     numbers = [options[name] for name in ("lr", "beta1", "beta2", "eps", "weight_decay")]
     if not all(isinstance(number, int | float) for number in numbers):
         return False
-    # torch_xla writes a 0 into the graph, in which XLA removes it, and divides in another order.
+    # With eps=0, torch_xla writes the 0 into the graph. XLA removes it and divides in another
+    # order, so the bits of the two ways would differ.
     if options["eps"] <= 0:
         return False
     if any(options[name] for name in ("amsgrad", "maximize", "capturable", "differentiable")):
@@ -64,17 +75,18 @@ def _is_usual(tensors, options) -> bool:
 
 
 def _decay(*, weight_decay: float, decoupled_weight_decay: bool, **_) -> str | None:
+    """Return the kind of weight decay: of AdamW, of Adam, or None without decay."""
     if not weight_decay:
         return None
     return "of the weights" if decoupled_weight_decay else "in the gradients"
 
 
 def _numbers(step, *, lr, beta1, beta2, eps, weight_decay, decoupled_weight_decay, **_):
-    """Return the numbers that are the same for all elements, (7,) float32.
+    """Return the numbers of a step that are the same for all elements, (7,) float32.
 
-    They are one tensor, so that no schedule makes another graph. torch_xla writes a scalar of 0,
-    1 or -1 into the graph. It sends two equal scalars as one, and with PyTorch's defaults the rate
-    and 1 - beta2 are equal after the first 160 steps.
+    They are one tensor and not seven scalars, so that no value of a schedule causes another graph:
+    torch_xla writes a scalar of 0, 1 or -1 into the graph. It also sends two equal scalars as one
+    input. With PyTorch's defaults, the rate and 1 - beta2 are equal after the first 160 steps.
     """
     import torch
 
@@ -90,10 +102,12 @@ def _numbers(step, *, lr, beta1, beta2, eps, weight_decay, decoupled_weight_deca
 def adam_numbers(optimizer, group: dict, step: float):
     """Return the numbers that Adam sends to the device in a step, (7,) float32.
 
+    The result is None if the optimizer is not an Adam, or if one of its settings is not a number.
+
     Args:
-        optimizer: any; the result is None if it is not an Adam with plain numbers as settings.
+        optimizer: any optimizer.
         group: one of its `param_groups`.
-        step: the count of steps, from 1.
+        step: the number of the step, from 1.
     """
     from torch.optim import Adam
 
@@ -114,10 +128,16 @@ def adam_numbers(optimizer, group: dict, step: float):
 
 
 def _computation(tensors: list, decay: str | None):
-    """Return XLA's computation: the numbers and four tensors in, three new tensors out."""
+    """Return the XLA computation of Adam's step for one parameter.
+
+    Its inputs are the seven numbers, the parameter, its gradient and the two averages. Its results
+    are the new parameter and the two new averages.
+    """
     import torch_xla.core.xla_builder as xb
 
     def update(numbers, param, grad, average, square):
+        # The order of the operations is that of torch's _single_tensor_adam, so that the bits are
+        # the same.
         each = []
         for place in range(7):
             number = numbers.slice_in_dim(place, place + 1, 0).reshape([])

@@ -1,4 +1,4 @@
-"""Compile tpukit's C code on this machine, once, and keep the result in the user's cache folder."""
+"""Compile tpukit's C code on this machine once, and store the result in the user's cache folder."""
 
 import hashlib
 import os
@@ -11,18 +11,20 @@ from pathlib import Path
 
 from tpukit.essentials.display import TpukitError
 
-# Of the C compiler; _SHARED for a library.
-_FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra")
-_SHARED = ("-fPIC", "-shared")
+_FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra")  # options of the C compiler
+_SHARED = ("-fPIC", "-shared")  # further options for a library
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 class BuildError(TpukitError, RuntimeError):
-    """The C code of tpukit cannot be compiled on this machine, or no folder can hold the result."""
+    """tpukit's C code cannot be compiled on this machine, or no folder can store the result."""
 
 
 def find_compiler(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return the C compiler that CC names, or the first on the PATH; None if there is none."""
+    """Return the path of the C compiler; None if there is none.
+
+    It is the compiler that CC names; without CC, the first of cc, gcc and clang on the PATH.
+    """
     names = [environ["CC"]] if environ.get("CC") else ["cc", "gcc", "clang"]
     for name in names:
         if found := shutil.which(name, path=environ.get("PATH")):
@@ -31,7 +33,7 @@ def find_compiler(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def why_no_compiler(environ: Mapping[str, str] = os.environ) -> tuple[str, str] | None:
-    """Return (the fact that there is no C compiler, the fix); None if there is a compiler."""
+    """Return (fact, fix) for a message if there is no C compiler; None if there is one."""
     if find_compiler(environ):
         return None
     wanted = f"CC={environ['CC']}" if environ.get("CC") else "cc, gcc or clang"
@@ -45,21 +47,23 @@ def compiled(
     headers: Path | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Path:
-    """Return the library or program of a folder of C files; the first call compiles it.
+    """Return the path of a compiled library or program; compile it in the first call.
 
-    A hash of the sources, the headers and the compiler's version is part of the file's name, and
-    the sources see it as the text SOURCES. A new tpukit or a new compiler thus makes a new file.
-    Two processes may call this at once: each compiles, and the file appears whole.
+    The file's name contains a hash of the sources, the headers, the options and the compiler's
+    version. So a new tpukit or a new compiler makes a new file. The C code has this hash as the
+    macro SOURCES. Several processes may call this at the same time: each compiles, and no process
+    sees an incomplete file.
 
     Args:
-        name: the name of the file, without the hash; "NAME.so" makes a library, any other a
-            program.
+        name: the name of the file, without the hash. "NAME.so" makes a library; a name without a
+            suffix makes a program.
         sources: the folder of the C sources.
-        headers: another folder of headers.
-        environ: CC and PATH, for the compiler; XDG_CACHE_HOME and HOME, for the cache folder.
+        headers: another folder with headers; None for none.
+        environ: environment variables: CC and PATH for the compiler, XDG_CACHE_HOME and HOME for
+            the cache folder.
 
     Raises:
-        BuildError: there is no compiler, it failed, or no folder can hold its result.
+        BuildError: there is no compiler, the compiler failed, or no folder can store the result.
     """
     if missing := why_no_compiler(environ):
         raise BuildError(f"{name} cannot be compiled", found=missing[0], fix=missing[1])
@@ -67,7 +71,7 @@ def compiled(
     stem, suffix = os.path.splitext(name)
     flags = [*_FLAGS]
     files = []
-    if suffix:
+    if suffix:  # ".so"
         flags += _SHARED
     if headers:
         flags.append(f"-I{headers}")
@@ -81,6 +85,7 @@ def compiled(
 
 
 def _key(compiler: str, flags: Iterable[str], files: Iterable[Path]) -> str:
+    """Return a hash of the compiler's version, its options, and the sources."""
     version = subprocess.run(
         [compiler, "--version"], capture_output=True, check=False, timeout=60
     ).stdout
@@ -93,12 +98,13 @@ def _key(compiler: str, flags: Iterable[str], files: Iterable[Path]) -> str:
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Make and return the first folder that only this user can write to.
+    """Return the folder for compiled code; create it if it does not exist.
 
-    Its files are loaded as code.
+    Its files are loaded as code. So it is the first of these folders that only this user can write
+    to: XDG_CACHE_HOME/tpukit, or HOME/.cache/tpukit; then a folder in the temporary folder.
 
     Raises:
-        BuildError: no folder can be written.
+        BuildError: none of the folders can be used.
     """
     candidates = []
     if environ.get("XDG_CACHE_HOME"):
@@ -106,6 +112,7 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     elif environ.get("HOME"):
         candidates.append(Path(environ["HOME"]) / ".cache" / "tpukit")
     candidates.append(Path(tempfile.gettempdir()) / f"tpukit-{os.getuid()}")
+    # A folder in /tmp may belong to another user who made it first, so check the owner.
     refused = []
     for folder in candidates:
         try:
@@ -127,8 +134,8 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 def _compile(command: list[str], sources: Path, to: Path) -> None:
     files = [str(file) for file in sorted(sources.glob("*.c"))]
-    # The compiler writes into a folder next to the target, and the finished file is moved there in
-    # one step: another process may be compiling or loading the same file.
+    # The compiler writes into a temporary folder, and `os.replace` then moves the finished file to
+    # its place in one step: another process may be compiling or loading the same file.
     with tempfile.TemporaryDirectory(dir=to.parent, prefix="compiling-") as folder:
         made = Path(folder) / to.name
         command = [*command, "-o", str(made), *files, "-ldl", "-lpthread"]
@@ -136,6 +143,7 @@ def _compile(command: list[str], sources: Path, to: Path) -> None:
             command, capture_output=True, text=True, errors="replace", check=False, timeout=300
         )
         if ended.returncode:
+            # The first line with "error" is the cause; warnings often come before it.
             lines = ended.stderr.strip().splitlines()
             errors = [line for line in lines if "error" in line]
             first = [*errors, *lines, "it printed nothing"][0]

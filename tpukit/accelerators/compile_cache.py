@@ -1,14 +1,14 @@
-"""Keep compiled programs in a folder, so that the next session loads them instead of compiling.
+"""Store compiled programs in a folder, so that the next session loads them instead of compiling.
 
-The kernel builds a small C library (`kept/`) and calls `open_compile_cache` before it forks the
-workers. Each worker calls `CompileCache.enter` before its XLA client starts. The library then
-stands between torch_xla and its plugin, which is libtpu or the simulator:
+Before the kernel forks the workers, it calls `open_compile_cache`, which builds a small C library
+(`kept/`). Each worker calls `CompileCache.enter` before its XLA client starts. From then on,
+torch_xla calls this library instead of its plugin, which is libtpu or the simulator:
 
     torch_xla  ->  libtpukit-kept.so  ->  libtpu
-                     |- program found in a folder: load it
+                     |- if a folder has the program: load it
                      |- otherwise: let libtpu compile it, then write it to the first folder
 
-A page of memory that all processes share counts what each of them has compiled and loaded. The
+In a page of shared memory, each process counts the programs that it has compiled and loaded. The
 kernel prints the sums at the end of the launch.
 """
 
@@ -26,14 +26,17 @@ from tpukit.essentials.display import InvalidValueError, counted
 from tpukit.essentials.environment import is_writable_by_others
 
 _SOURCES = Path(__file__).parent / "kept"
-_MOST_BYTES = 2 * 10**9  # per folder
-# Seconds after which an unfinished file belongs to a process that was killed.
+_MOST_BYTES = 2 * 10**9  # limit of all programs in a folder
+# An unfinished file that is older than this number of seconds belongs to a killed process.
 _ONE_DAY = 86400.0
-_WAITING = 3  # the last of the states that keeper.c numbers
+_WAITING = 3  # keeper.c's number for the state "waiting for another process to compile"
 
 
 class Done(ctypes.Structure):
-    """The counts of one process of the launch; `keeper.c` has the same fields and writes them."""
+    """The counts of one process of the launch, in shared memory.
+
+    `keeper.c` defines the same struct and writes its fields.
+    """
 
     _fields_ = [
         ("loaded", ctypes.c_int64),
@@ -46,13 +49,13 @@ class Done(ctypes.Structure):
     _WORDS = ("compiling", "loading", "compiling", "waiting for another process to compile")
 
     def now(self) -> tuple[str, bool]:
-        """Return the present activity in words, and whether another process compiles."""
+        """Return the current activity as a text, and whether it is to wait for another process."""
         doing = self.doing
         return self._WORDS[doing], doing == _WAITING
 
 
 class _Page(ctypes.Structure):
-    """The memory that the processes of a launch share; `keeper.c` calls it Page."""
+    """The memory that the processes of a launch share: the struct Page of `keeper.c`."""
 
     _fields_ = [
         ("processes", ctypes.c_int64),
@@ -66,9 +69,9 @@ class CompileCache:
     """The folders of compiled programs of a launch.
 
     Attributes:
-        folders: programs are written to the first, and read from all.
-        library: the C library; None if the backend has a cache itself, as TorchTPU does.
-        page: the address of the memory that the processes of the launch share.
+        folders: programs are written to the first folder, and read from all folders.
+        library: the C library; None if the backend has its own cache, as TorchTPU has.
+        page: the address of the shared memory.
     """
 
     folders: tuple[Path, ...]
@@ -76,15 +79,18 @@ class CompileCache:
     page: int = 0
 
     def enter(self) -> Done:
-        """Put the library before the plugin that this worker will load; return its counts."""
-        # torch_xla reads TPU_LIBRARY_PATH when the client starts (2.8 and 2.9). Its import has set
-        # PTXLA_TPU_LIBRARY_PATH to the file of libtpu.
+        """Make torch_xla load the C library instead of its plugin; return this process's counts.
+
+        Call it in a worker before its XLA client starts.
+        """
+        # torch_xla 2.8 and 2.9 read TPU_LIBRARY_PATH when the client starts. Their import has set
+        # PTXLA_TPU_LIBRARY_PATH to the path of libtpu.
         plugin = os.environ.get("TPU_LIBRARY_PATH") or os.environ["PTXLA_TPU_LIBRARY_PATH"]
         os.environ["TPU_LIBRARY_PATH"] = self.library._name
         return Done.from_address(self.library.kept_join(os.fsencode(plugin)))
 
     def summary(self) -> str:
-        """Return a line about the compiled and loaded programs of the launch; "" for none."""
+        """Return a line about the compiled and loaded programs of the launch; "" without any."""
         if not self.library:
             return ""
         page = _Page.from_address(self.page)
@@ -93,7 +99,8 @@ class CompileCache:
         loaded_count = sum(process.loaded for process in processes)
         parts = []
         if loaded_count:
-            # A process that waits for the compiler of another one counts it as loading.
+            # The time in which a process waits for another process to compile is counted in its
+            # loading time as well. So subtract it.
             seconds = sum(done.loading_seconds - done.waiting_seconds for done in processes)
             parts.append(f"{counted(loaded_count, 'program')} loaded in {seconds:.1f} s")
         if compiled_count:
@@ -105,7 +112,7 @@ class CompileCache:
         return f"compiled programs{by}: {', '.join(parts)} ({self.folders[0]})"
 
     def close(self) -> None:
-        """Free the shared memory, and remove the programs that were unused for longest."""
+        """Free the shared memory; if the first folder is too large, remove its oldest programs."""
         if self.library:
             self.library.kept_close(self.page)
             with contextlib.suppress(OSError):
@@ -118,14 +125,16 @@ def open_compile_cache(
     """Prepare the folders and the library for the workers of a launch.
 
     Args:
-        folders: programs are written to the first, which is made, and read from all.
-        say: prints a line.
+        folders: programs are written to the first folder, which is created if it does not exist,
+            and read from all folders.
+        say: function that prints a line.
 
     Returns:
-        The cache; None, with a printed line, if the library cannot be built or loaded here.
+        the cache. If the C library cannot be built or loaded on this machine, a line is printed,
+        and the result is None.
 
     Raises:
-        InvalidValueError: others can write to a folder, and its files would be loaded as code.
+        InvalidValueError: other users can write to a folder, whose files would be loaded as code.
     """
     folders = own_folders(folders)
     try:
@@ -136,6 +145,7 @@ def open_compile_cache(
         reason = getattr(error, "fact", error)
         say(f"compile_cache is off in this launch: {reason}; no program is written or loaded")
         return None
+    # Pointers: the default result type of ctypes is a 32-bit int, which would cut them.
     library.kept_open.restype = ctypes.c_void_p
     library.kept_join.restype = ctypes.c_void_p
     library.kept_close.argtypes = [ctypes.c_void_p]
@@ -144,11 +154,11 @@ def open_compile_cache(
 
 
 def own_folders(folders: Iterable[Path]) -> tuple[Path, ...]:
-    """Make the first folder, for this user alone, and return those that exist.
+    """Create the first folder, with access for this user only; return the folders that exist.
 
     Raises:
-        InvalidValueError: others can write to a folder.
-        OSError: the first folder cannot be made.
+        InvalidValueError: other users can write to a folder.
+        OSError: the first folder cannot be created.
     """
     first, *others = folders
     first.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -171,11 +181,14 @@ def _refuse_writable_by_others(folder: Path) -> None:
 
 
 def remove_oldest(folder: Path, limit: int = _MOST_BYTES) -> None:
-    """Remove the programs that were unused for longest, until the others fit into the limit.
+    """Remove the least recently used programs until the size of the rest is within a limit.
+
+    Abandoned temporary files are removed as well.
 
     Args:
-        folder: with a file per program; a use sets its modification time.
-        limit: bytes.
+        folder: a folder with a file per program. The modification time of a file is the time of its
+            last use.
+        limit: the limit in bytes, 2 GB by default.
     """
     files = []
     for file in folder.iterdir():
@@ -183,6 +196,7 @@ def remove_oldest(folder: Path, limit: int = _MOST_BYTES) -> None:
             facts = file.stat()
             files.append((facts.st_mtime, facts.st_size, file))
     files.sort(reverse=True)
+    # A file's age is counted from the newest file, so the clock of this machine does not matter.
     newest = files[0][0] if files else 0.0
     total = 0
     for used, size, file in files:

@@ -1,4 +1,4 @@
-"""Run on NVIDIA GPUs: a process per GPU, and NCCL for the collectives."""
+"""Run on NVIDIA GPUs, with one process per GPU, and with NCCL for the collectives."""
 
 import os
 import sys
@@ -8,15 +8,19 @@ from pathlib import Path
 from tpukit.essentials.backends import Backend, Cpu, CpuRuntime, Topology
 from tpukit.essentials.display import InvalidValueError, counted
 
-_PROC = Path("/proc/driver/nvidia/gpus")
+_PROC = Path("/proc/driver/nvidia/gpus")  # NVIDIA's driver has a folder per GPU in it
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def count(environ: Mapping[str, str] = os.environ, gpus: Path = _PROC) -> int:
-    """Count the GPUs that this process may use, from the driver's own list.
+    """Return the number of GPUs that this process may use, from the driver's own list.
 
-    `torch.cuda.is_available()` is not called: it starts CUDA, and a process that has started CUDA
-    cannot fork workers.
+    `torch.cuda.is_available()` is not called, because it starts CUDA, and a process that has
+    started CUDA cannot fork workers.
+
+    Args:
+        environ: environment variables; CUDA_VISIBLE_DEVICES limits the GPUs.
+        gpus: the driver's folder.
     """
     present = len(list(gpus.iterdir())) if gpus.is_dir() else 0
     visible = environ.get(_VISIBLE)
@@ -31,7 +35,7 @@ def _chosen(visible: str) -> list[str]:
 
 
 class Cuda(Cpu):
-    """One GPU of this machine; collectives stay on the GPUs."""
+    """The backend of one GPU; NCCL sends the data of collectives directly between the GPUs."""
 
     transport = "nccl"
     can_reopen = False
@@ -40,7 +44,7 @@ class Cuda(Cpu):
     def open_device(self):
         import torch
 
-        # The rank counts the GPUs of all hosts; each host has the same number of them.
+        # In a run over several hosts, the rank counts all cores. All hosts have equally many GPUs.
         number = self.rank % torch.cuda.device_count()
         torch.cuda.set_device(number)
         return torch.device("cuda", number)
@@ -70,7 +74,7 @@ class Cuda(Cpu):
 
 
 class CudaRuntime(CpuRuntime):
-    """A process per GPU; the processes start as CPU processes do."""
+    """Starts one process per GPU, in the same way as CPU processes."""
 
     name = "cuda"
     backend = Cuda
@@ -80,6 +84,7 @@ class CudaRuntime(CpuRuntime):
         return count() > 0
 
     def topology(self, machine, cores: int | None) -> Topology:
+        # Fewer cores than GPUs are fine: the first GPUs are used.
         gpus = count()
         if gpus == 0 or (cores or 1) > gpus:
             wanted = "a GPU" if cores is None else f"cores={cores}"
@@ -99,6 +104,7 @@ class CudaRuntime(CpuRuntime):
         process: int,
         meeting_point,
     ) -> None:
+        # For a launch on one chosen GPU, such as a job of `launch_each`: hide all other GPUs.
         if topology.device_number is not None:
             all_of_them = ",".join(map(str, range(count())))
             visible = os.environ.get(_VISIBLE, all_of_them)

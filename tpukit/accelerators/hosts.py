@@ -1,4 +1,4 @@
-"""A run over several hosts: each host launches its own cores, and all cores connect."""
+"""Run over several hosts: each host launches its own cores, and all cores connect."""
 
 import functools
 from collections.abc import Callable
@@ -9,22 +9,22 @@ from tpukit.essentials.launcher import Core, Hosts, LaunchOptions, Run, refuse_c
 def launch_on_host(hosts: Hosts, fn: Callable, *args: object, **options: object) -> Run:
     """Run `fn(core, *args)` on every core of this host, as a part of a run over several hosts.
 
-    Every host calls it with the same arguments, except for `hosts`. `core.rank` and
-    `core.world_size` count the cores of all hosts. `tpukit.cloud.ray_train` finds the hosts and
-    calls this on each. A core that waits for another host does not count as stalled, because only
-    that host knows the state of its cores.
+    Call it on every host, with the same arguments except for `hosts`. `tpukit.cloud.ray_train`
+    finds the hosts and calls it on each host. `core.rank` and `core.world_size` count the cores of
+    all hosts. If a core waits for another host, it is not reported as stalled, because only the
+    other host knows the state of its cores.
 
     Args:
         hosts: the number of this host, the number of hosts, and the address at which they connect.
         fn: the worker function; its first argument is a `Core`.
         *args: further arguments of `fn`.
-        **options: options of `launch`. `shard` and `device` are not supported.
+        **options: options of `launch`, except `shard` and `device`, which are not supported.
 
     Returns:
-        The `Run` of this host's cores.
+        the `Run` of this host's cores.
 
     Raises:
-        As `launch`.
+        the errors of `launch`.
     """
     refuse_call(fn, args)
     on_core = functools.partial(_run_and_wait, fn)
@@ -32,8 +32,8 @@ def launch_on_host(hosts: Hosts, fn: Callable, *args: object, **options: object)
 
 
 def _run_and_wait(fn: Callable, core: Core, *args: object) -> object:
-    """Run the worker function as a single core, and return when all cores of all hosts have."""
+    """Run the worker function, and return when the cores of all hosts have finished it."""
     result = fn(core, *args)
-    # If this host left now, the others would lose its part of their last collective.
+    # If this process ended now, a last collective of the other hosts could fail.
     core.barrier()
     return result

@@ -6,10 +6,11 @@ Each chip holds a part of every weight and computes its share of the batch. With
     its bias            (1024,)        each chip holds (128,)
     batch               (32, 1024)     each chip gets (4, 1024)
 
-One process opens all chips (torch_xla's SPMD). Python sees rank 0 of 1 and tensors of their whole
-shape. The compiler divides tensors and work, and adds the exchange between the chips to the
-program. The output of every layer is marked as sharded along the batch, so the compiler gathers
-weights, as FSDP does. Without these marks it would gather the activations of large layers instead.
+One process opens all chips (torch_xla's SPMD). Python code sees one core, rank 0 of 1, and tensors
+with their whole shapes. The compiler divides tensors and work, and adds the communication between
+the chips to the program. tpukit marks the output of every layer as sharded along the batch, so the
+compiler gathers weights, as FSDP does. Without these marks, it would gather the activations of
+large layers instead.
 """
 
 import functools
@@ -28,15 +29,15 @@ from tpukit.essentials.display import (
     human_size,
 )
 
-# Numbers in the smallest tensor that is sharded. A smaller one, such as a bias, would cost a
-# message in each direction and save nothing.
+# Tensors with fewer elements, such as a bias, are not sharded: they would save little memory, and
+# need a message in each direction.
 _FEWEST = 1024
-# If more than this share of a model's bytes is whole on every chip, tpukit prints a line.
+# If every chip stores more than this share of a model's bytes in full, tpukit prints a line.
 _LARGE_SHARE = 0.01
 
 
 class ShardedTpu(Tpu):
-    """All chips as a single core. Its collectives return at once, because there is one rank."""
+    """The backend of all chips as one core. With a single rank, collectives return at once."""
 
     def __init__(self, chips: int) -> None:
         import numpy
@@ -56,19 +57,20 @@ class ShardedTpu(Tpu):
         self.device = torch_xla.device()
         self.real = torch.float32
         self._mesh = xs.Mesh(numpy.arange(chips), (chips,), ("chips",))
-        self._batch_sizes: set[int] = set()  # of the sharded batches so far
-        # By optimizer: the ids of the tensors in its state.
+        self._batch_sizes: set[int] = set()  # first dimensions of the sharded batches so far
+        # For each optimizer, the ids of the tensors in its state that were marked.
         self._states = weakref.WeakKeyDictionary()
         torch.nn.modules.module.register_module_forward_hook(self._keep_batch_sharded)
 
     def place(self, tensors: list) -> list:
         """Mark how each tensor is divided over the chips, before it is sent to them.
 
-        Small tensors are marked as whole. The first step returns them with that mark. If they did
-        not have it before, the second step would be another graph.
+        Small tensors are marked as whole, because the first step returns them with this mark. If
+        they did not have it before, the second step would need another graph.
 
         Returns:
-            The large tensors that cannot be sharded, because no axis is divisible by the chips.
+            the large tensors that cannot be sharded, because the number of chips divides none of
+            their dimensions.
         """
         whole = []
         for tensor in tensors:
@@ -91,7 +93,7 @@ class ShardedTpu(Tpu):
                     found=f"{type(module).__name__} holds a {type(part).__name__}",
                     fix="give core.model the module that was wrapped",
                 )
-        # By id, because two names may share a tensor.
+        # By id, because tied weights have two names for one tensor.
         named = {}
         for name, tensor in (*module.named_buffers(), *module.named_parameters()):
             named[id(tensor)] = (name, tensor)
@@ -107,20 +109,20 @@ class ShardedTpu(Tpu):
         for state in optimizer.state.values():
             tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
         numbers = [id(tensor) for tensor in tensors]
-        # They differ after the first step and after a checkpoint was loaded.
+        # The ids change in the first step, which creates the state, and if a checkpoint is loaded.
         if self._states.get(optimizer) != numbers:
             self._states[optimizer] = numbers
             self.place(tensors)
 
     def _longest_axis(self, shape: tuple) -> int | None:
-        """Return the longest axis that is divisible by the chips; None if there is none."""
+        """Return the longest dimension that the number of chips divides; None if there is none."""
         axes = [axis for axis, size in enumerate(shape) if size % self.chips == 0]
         return max(axes, key=lambda axis: shape[axis], default=None)
 
     def _shard(self, tensor, axis: int | None):
         import torch_xla
 
-        # torch_xla.distributed.spmd.mark_sharding would return another tensor around this one.
+        # Not torch_xla.distributed.spmd.mark_sharding, because it returns a wrapper of the tensor.
         spec = self._mesh.get_op_sharding(_along(axis, tensor.ndim))
         torch_xla._XLAC._xla_mark_sharding(tensor, spec)
         return tensor
@@ -133,6 +135,7 @@ class ShardedTpu(Tpu):
         def keep(tensor):
             if tensor.device.type != "xla" or tensor.ndim == 0:
                 return tensor
+            # Mark only tensors whose first dimension has the size of a batch.
             if tensor.shape[0] not in self._batch_sizes or _is_traced(tensor):
                 return tensor
             return _marked_copy()(tensor, self._shard)
@@ -153,19 +156,19 @@ class ShardedTpu(Tpu):
         return tensor
 
     def broadcast(self, tensors: list) -> None:
-        self.sync()  # sends the tensors that are whole on every chip
+        self.sync()  # sends the tensors that every chip stores in full
 
     def part_of(self, shape: tuple) -> tuple:
-        """Return the shape of each chip's part of a batch; the whole shape if it is not divisible.
+        """Return the shape of each chip's part of a batch, which is divided along dimension 0.
 
-        A batch is divided along its first axis.
+        If the number of chips does not divide this dimension, the result is the whole shape.
         """
         if not shape or shape[0] % self.chips:
             return tuple(shape)
         return (shape[0] // self.chips, *shape[1:])
 
     def to_device(self, tensors: list) -> list:
-        """Send a batch. The host divides each tensor along its first axis, so no chip gets all."""
+        """Send a batch. The host divides its tensors, so that each chip gets only its own part."""
         import torch_xla
         import torch_xla.distributed.spmd as xs
 
@@ -181,7 +184,10 @@ class ShardedTpu(Tpu):
         return torch_xla._XLAC._xla_tensors_from_aten(list(tensors), devices, specs)
 
     def _copies(self, tensors: list) -> list:
-        """Copy to the host; sharded tensors one by one, since each is gathered on a chip first."""
+        """Copy tensors to the host; sharded tensors are copied one by one to save memory.
+
+        A sharded tensor is first gathered on a chip.
+        """
         copy = super()._copies
         if not any(_is_sharded(tensor) for tensor in tensors):
             return copy(tensors)
@@ -191,11 +197,12 @@ class ShardedTpu(Tpu):
         return copies
 
     def memory(self) -> dict[str, int]:
-        return {}  # "MemoryInfo not supported for SPMD virtual device", torch_xla 2.8 and 2.9
+        # torch_xla 2.8 and 2.9 raise "MemoryInfo not supported for SPMD virtual device".
+        return {}
 
 
 class ShardedRuntime(XlaRuntime):
-    """One process that opens all chips of a host; `launch` chooses it for `shard`."""
+    """Starts one process that opens all chips of a host; `launch(shard="fsdp")` chooses it."""
 
     name = "xla:sharded"
     backend = ShardedTpu
@@ -205,7 +212,7 @@ class ShardedRuntime(XlaRuntime):
         return False
 
     def is_started(self) -> bool:
-        return False  # XlaRuntime reports the only runtime of the process
+        return False  # a process has only one XLA runtime, and XlaRuntime reports it
 
     def core(self, topology: Topology) -> ShardedTpu:
         return ShardedTpu(topology.chips)
@@ -214,17 +221,17 @@ class ShardedRuntime(XlaRuntime):
 def choose_sharded(
     shard: str, choose: Callable[[int | None], Topology], **others: object
 ) -> Topology:
-    """Return the topology of a single process with all chips, or with the only device.
+    """Return the topology of a launch with `shard`: one process with all chips of the host.
 
     Args:
-        shard: "fsdp".
-        choose: takes a number of cores, or None for all, and returns the topology of an ordinary
-            launch.
-        others: arguments of `launch` that choose devices; all must be None.
+        shard: `shard` of `launch`, "fsdp".
+        choose: function that returns the topology of a launch without `shard`, for a number of
+            cores, or for all cores if the number is None.
+        **others: other arguments of `launch` that choose devices; all must be None.
 
     Raises:
-        InvalidValueError: there is no such `shard`, the backend does not support it, or one of the
-            `others` is given.
+        InvalidValueError: `shard` is not "fsdp"; the backend cannot shard a model; or one of the
+            `others` is not None.
     """
     if shard != "fsdp":
         fix = 'launch(..., shard="fsdp")'
@@ -237,6 +244,7 @@ def choose_sharded(
             found=", ".join(f"{name}={value!r}" for name, value in given.items()),
             fix=f"leave out {', '.join(given)}",
         )
+    # Start from the launch on all cores, and join its cores into one process.
     whole = choose(None)
     runtime = runtimes()[whole.backend]
     if runtime.name == "cpu":
@@ -251,6 +259,7 @@ def choose_sharded(
     if whole.cores == 1:
         return whole
     unit = whole.device
+    # With two cores per chip, as on v2 and v3, two cores are threads of one process.
     has_one_core_per_chip = whole.cores == whole.processes
     if has_one_core_per_chip:
         unit = unit.replace(" core", " chip")
@@ -265,7 +274,7 @@ def choose_sharded(
 
 
 def how_it_is_cut(topology: Topology) -> str:
-    """Return a line about the sharding in a launch with `shard`."""
+    """Return a line that says how a launch with `shard` divides the weights."""
     if topology.chips > 1:
         return f"one process on {topology.device}; the weights are sharded over them"
     if topology.is_dry_run:
@@ -277,7 +286,7 @@ def how_it_is_cut(topology: Topology) -> str:
 
 
 def _along(axis: int | None, axes: int) -> tuple:
-    """Return the mesh axis of each tensor axis: (None, "chips") shards the second of two axes."""
+    """Return the mesh axis of each dimension: (None, "chips") shards the second of two."""
     names: list[str | None] = [None] * axes
     if axis is not None:
         names[axis] = "chips"
@@ -292,9 +301,9 @@ def _is_sharded(tensor) -> bool:
 
 
 def _is_traced(tensor) -> bool:
-    """Return whether a tensor is a placeholder of torch's tracing or of `torch.func`.
+    """Return whether a tensor is a placeholder, from torch's tracing or from `torch.func`.
 
-    A placeholder cannot be marked.
+    A placeholder cannot be marked as sharded.
     """
     import torch
 
@@ -304,9 +313,10 @@ def _is_traced(tensor) -> bool:
 
 @functools.cache
 def _marked_copy() -> Callable:
-    """Return the function that marks a copy of a tensor, and in backward a copy of its gradient.
+    """Return a differentiable function that copies a tensor and marks the copy as sharded.
 
-    It marks a copy, because a view cannot be marked.
+    The backward pass does the same with the gradient. A copy is needed because a view cannot be
+    marked.
     """
     import torch
 
@@ -324,10 +334,10 @@ def _marked_copy() -> Callable:
 
 
 def _warning_of_whole(whole: list[tuple[str, object]], size: int, chips: int) -> str:
-    """Return a warning about tensors that every chip holds in full; "" if they are small.
+    """Return a warning about tensors that every chip stores in full; "" if they are small.
 
     Args:
-        whole: (name, tensor) of each.
+        whole: (name, tensor) of each such tensor.
         size: bytes of the whole model.
         chips: the number of chips.
     """
@@ -335,12 +345,14 @@ def _warning_of_whole(whole: list[tuple[str, object]], size: int, chips: int) ->
     if size_of_whole <= _LARGE_SHARE * size:
         return ""
     largest_first = sorted(whole, key=lambda pair: pair[1].nbytes, reverse=True)
+    # The fix rounds the longest dimension of the largest tensor up to a multiple of the chips.
     _, largest = largest_first[0]
     longest_axis = max(largest.shape, default=1)
     divisible = math.ceil(longest_axis / chips) * chips
     share = f"{size_of_whole / size:.0%}"
     return explain(
-        f"{len(whole)} tensors of {human_size(size_of_whole)}, {share}, stay whole on every chip",
+        f"{len(whole)} tensors of {human_size(size_of_whole)}, {share} of the model, stay whole on "
+        "every chip",
         found=first_few([f"{name} {tuple(tensor.shape)}" for name, tensor in largest_first], 3),
         fix=f"sizes divisible by {chips} chips: {divisible} in place of {longest_axis}",
     )

@@ -1,16 +1,16 @@
-"""Patches of torch for other devices and for speed; each is listed in docs/in_sync.md.
+"""Patch torch for other devices and for speed; docs/in_sync.md lists each patch.
 
 shorten_adam
     changes     `torch.optim.adam._single_tensor_adam`, for float32 tensors on XLA devices
     because     torch_xla 2.8 and 2.9 record seven operations per parameter and step; see `adam.py`
     upstream    pytorch/xla issues 8755 and 7923
-    until       torch_xla records Adam as fast; `benchmarks/recording.py` has both
+    until       torch_xla records Adam as fast; `benchmarks/recording.py` measures both
 
 correct_running_statistics
     changes     `torch.batch_norm` and `torch.instance_norm`, for tensors on TorchTPU in training
-    because     torch_tpu 0.2.0 normalises as PyTorch does and never updates the statistics. It
-                raises nothing. A network would be evaluated with the means and variances that it
-                was made with, 0 and 1.
+    because     torch_tpu 0.2.0 normalises as PyTorch does, but never updates the running
+                statistics, and raises no error. Without the patch, a network would be evaluated
+                with the initial mean 0 and variance 1.
     upstream    no issue known
     until       `test_the_packages_own_running_statistics_still_need_the_correction` fails
 """
@@ -22,7 +22,7 @@ from tpukit.accelerators.adam import step_of_adam
 
 @functools.cache
 def shorten_adam() -> None:
-    """Replace PyTorch's Adam for single parameters, in this process, permanently."""
+    """Replace PyTorch's Adam step of single parameters by `step_of_adam`, in this process."""
     from torch.optim import adam
 
     adam._single_tensor_adam = functools.partial(step_of_adam, adam._single_tensor_adam)
@@ -30,7 +30,11 @@ def shorten_adam() -> None:
 
 @functools.cache
 def correct_running_statistics(device_type: str = "tpu") -> None:
-    """Have BatchNorm and InstanceNorm update them on such devices, in this process, permanently."""
+    """Make BatchNorm and InstanceNorm update their running statistics, in this process.
+
+    Args:
+        device_type: the type of the devices on which torch does not update them.
+    """
     import torch
 
     torch.batch_norm = _updating(torch.batch_norm, device_type, first_axis=0)
@@ -38,13 +42,23 @@ def correct_running_statistics(device_type: str = "tpu") -> None:
 
 
 def _updating(whole, device_type: str, *, first_axis: int):
-    # torch.nn.functional, and with it every layer, calls torch's two functions, with the arguments
-    # by position.
+    """Return a normalisation that also updates the running statistics.
+
+    Args:
+        whole: torch's function.
+        device_type: the type of the devices on which `whole` does not update them.
+        first_axis: the first dimension of the input over which the statistics are computed: 0 with
+            the images of a batch, 2 for each image.
+    """
+
+    # The functions of torch.nn.functional, and so all layers, call torch's two functions with
+    # positional arguments.
     @functools.wraps(whole)
     def normalise(x, weight, bias, running_mean, running_var, training, momentum, *others):
         if not training or running_mean is None or x.device.type != device_type:
             return whole(x, weight, bias, running_mean, running_var, training, momentum, *others)
-        # None in their place, so that a later TorchTPU that updates them does not do so twice.
+        # Pass None instead of the statistics: if a later TorchTPU updates them itself, they must
+        # not be updated twice.
         outputs = whole(x, weight, bias, None, None, training, momentum, *others)
         _update(x, running_mean, running_var, momentum=momentum, first_axis=first_axis)
         return outputs
@@ -53,9 +67,9 @@ def _updating(whole, device_type: str, *, first_axis: int):
 
 
 def _update(x, running_mean, running_var, *, momentum: float, first_axis: int) -> None:
-    """Move running statistics towards those of x, (N, C, ...).
+    """Update running statistics by those of an input x, (N, C, ...).
 
-    The variance is divided by n - 1, as in PyTorch.
+    As in PyTorch, the variance is the unbiased one, divided by n - 1.
     """
     import torch
 
@@ -64,6 +78,6 @@ def _update(x, running_mean, running_var, *, momentum: float, first_axis: int) -
         axes = [axis for axis in range(first_axis, x.ndim) if axis != 1]
         variance, mean = torch.var_mean(values, axes)
         for running, found in ((running_var, variance), (running_mean, mean)):
-            # InstanceNorm has them for each image; they are averaged over the images.
+            # InstanceNorm has statistics for each image, so average them over the images.
             of_all = found.reshape(-1, x.shape[1]).mean(0)
             running.lerp_(of_all.to(running.dtype), momentum)

@@ -1,9 +1,9 @@
 """Run on TorchTPU, the announced successor of torch_xla.
 
-TPU chips are ordinary PyTorch devices there, and torch.distributed joins the processes.
-Experimental, and not tested on hardware. tpukit relies on the source of torch_tpu 0.2.0 and on
-public reports of runs on a v6e host. `TorchTpuCpu` runs everything except the chip itself on CPU
-processes and gloo.
+In TorchTPU, TPU chips are ordinary PyTorch devices, and torch.distributed connects the processes.
+This module is experimental and not tested on hardware. It is based on the source of torch_tpu 0.2.0
+and on public reports of runs on a v6e host. `TorchTpuCpu` runs everything except the chip itself on
+CPU processes, with gloo.
 """
 
 import contextlib
@@ -22,6 +22,7 @@ from tpukit.accelerators.torch_patches import correct_running_statistics
 from tpukit.essentials.backends import Backend, Cpu, CpuRuntime, Topology, variable_set
 from tpukit.essentials.display import InvalidValueError, TpukitRuntimeError
 
+# Environment variables of torch and TorchTPU.
 # `import torch` loads torch_tpu, unless this variable is "0".
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 _ADDRESSES = "TORCH_TPU_SLICEBUILDER_ADDRESSES"
@@ -32,9 +33,9 @@ _INSTALL = (
     "to 3.14, and torch_xla needs another torch"
 )
 
-# Parts of torch_tpu that its documentation does not promise, as this release has them. The
-# variables above and the transport "tpu_dist" are undocumented as well. `make torchtpu` reports
-# which of them a new release has moved.
+# Undocumented parts of torch_tpu that tpukit uses, as they are in this release. The variables above
+# and the transport "tpu_dist" are undocumented as well. `make torchtpu` reports the parts that a
+# new release does not have.
 SEEN = "0.2.0"
 INSIDES = (
     "torch.tpu:is_initialized",
@@ -44,27 +45,28 @@ INSIDES = (
 
 
 class TorchTpuProcess(Cpu):
-    """One process of a TorchTPU run on any device: its launch environment and its collectives."""
+    """The backend of a TorchTPU process, without its device: environment and collectives."""
 
     def _join(self) -> list:
         return [self.init_process_group()]  # the default group joins the chips, too
 
     def take_environment(self) -> None:
-        """Set the variables that assign a chip to this process, and those with the other addresses.
+        """Set the environment variables with this process's chip and all processes' addresses.
 
-        TorchTPU needs the same addresses in every process. Core 0 chooses them and sends them
-        through the store. The kernel's environment does not change, and each launch has new ports.
+        TorchTPU needs the same addresses in every process. Core 0 chooses them and sends them to
+        the others through the store of torch.distributed. The kernel's environment does not change,
+        so each launch has new ports.
 
         Raises:
-            InvalidValueError: the addresses belong to another number of processes.
+            InvalidValueError: the addresses are those of another number of processes.
         """
         if self.rank == 0:
             self.store.set("launch environment", json.dumps(self.launch_environment()))
         shared = json.loads(self.store.get("launch environment"))
         if _ADDRESSES in shared:
             self._check_addresses(shared[_ADDRESSES])
-        # torchrun sets these variables. TorchTPU takes its chip from LOCAL_RANK, and refuses a
-        # process group without the address.
+        # The variables that torchrun sets. TorchTPU chooses its chip by LOCAL_RANK, and raises an
+        # error for a process group without the address.
         variables = {
             "RANK": self.rank,
             "LOCAL_RANK": self.rank,
@@ -85,13 +87,13 @@ class TorchTpuProcess(Cpu):
             )
 
     def launch_environment(self) -> dict[str, str]:
-        """Return the variables that every process needs; called on core 0 only."""
+        """Return the environment variables that every process needs. Only core 0 calls it."""
         return {name: os.environ[name] for name in (_ADDRESSES, _SHAPE) if name in os.environ}
 
     def all_reduce(self, tensor, op: str):
         import torch
 
-        # On a TPU the compiler has only the sum of 64-bit numbers, as with torch_xla.
+        # For 64-bit numbers, the TPU compiler supports only the sum. So gather them instead.
         has_64_bits = tensor.dtype in (torch.int64, torch.float64)
         if op in ("min", "max") and has_64_bits and self.world_size > 1:
             everyone = self.gather(tensor.unsqueeze(0))
@@ -100,7 +102,7 @@ class TorchTpuProcess(Cpu):
 
 
 class TorchTpu(TorchTpuProcess):
-    """One TPU chip, or one of the two cores of a 7x chip."""
+    """The backend of one TPU chip, or of one of the two cores of a 7x chip."""
 
     transport = "cpu:gloo,tpu:tpu_dist"  # gloo for objects and for tensors in host memory
     # Collectives are asynchronous: a core waits for the others when it reads a tensor.
@@ -127,8 +129,8 @@ class TorchTpu(TorchTpuProcess):
             inside("torch.tpu.distributed:set_tpu_launch_env")(nproc_per_node=self.world_size)
         finally:
             sys.argv = arguments
-        # TorchTPU keeps a variable that was set before. The base class returns it, so that it is
-        # checked against the run.
+        # TorchTPU does not replace a variable that was set before. The base class returns such
+        # variables, so that `take_environment` checks their addresses.
         changed = {name: value for name, value in os.environ.items() if before.get(name) != value}
         return super().launch_environment() | changed
 
@@ -149,7 +151,7 @@ class TorchTpu(TorchTpuProcess):
 
 
 class TorchTpuCpu(TorchTpuProcess):
-    """One CPU process in a dry run of TorchTPU."""
+    """The backend of one CPU process in a dry run of TorchTPU."""
 
     def open_device(self):
         self.take_environment()
@@ -157,7 +159,7 @@ class TorchTpuCpu(TorchTpuProcess):
 
 
 class TorchTpuRuntime(CpuRuntime):
-    """A process per device of a TPU from v4 on."""
+    """Starts one process per core of a TPU, v4 or later."""
 
     name = "torch_tpu"
     backend = TorchTpu
@@ -176,6 +178,7 @@ class TorchTpuRuntime(CpuRuntime):
                 found=machine.summary,
                 fix="backend='xla', in an environment with torch_xla; or a TPU from v4 on",
             )
+        # TorchTPU has a layout for one chip and for all chips of a host, but not for some of them.
         if cores not in (None, 1, machine.cores):
             raise InvalidValueError(
                 f"cores={cores} is not supported: TorchTPU uses 1 core or all {machine.cores}",
@@ -201,16 +204,16 @@ class TorchTpuRuntime(CpuRuntime):
                 found="TorchTPU documents no way to choose another",
                 fix="device=0; or cores=None for all chips",
             )
-        # Only the workers load torch_tpu. It reads some variables once and keeps them. After its
-        # first tensor, or the first backward() of any tensors, no fork of this process could use a
-        # chip. `setup` keeps it out as well.
+        # Only the workers may load torch_tpu, and not the kernel. It reads some variables only
+        # once. After its first tensor, or after the first backward() of any tensors, no fork of the
+        # process could use a chip. `setup` also prevents the kernel from loading it.
         with variable_set(_AUTOLOAD, "0"):
             super().load(topology)
 
     def open_compile_cache(
         self, folders: Iterable[Path], say: Callable[[str], object]
     ) -> CompileCache:
-        # TorchTPU has its own cache. It uses one folder: `start` names the first.
+        # TorchTPU has its own cache, with only one folder: `start` passes the first folder to it.
         return CompileCache(own_folders(folders))
 
     def start(
@@ -221,13 +224,13 @@ class TorchTpuRuntime(CpuRuntime):
         process: int,
         meeting_point,
     ) -> None:
-        if topology.kept:
-            os.environ[_PROGRAMS] = str(topology.kept.folders[0])
+        if topology.compile_cache:
+            os.environ[_PROGRAMS] = str(topology.compile_cache.folders[0])
         super().start(body, topology, process=process, meeting_point=meeting_point)
 
 
 class TorchTpuCpuRuntime(CpuRuntime):
-    """A dry run of TorchTPU: CPU processes with the same launch environment, joined by gloo."""
+    """Starts a dry run of TorchTPU: CPU processes with the same environment, connected by gloo."""
 
     name = "torch_tpu:cpu"
     dry_run_of = "torch_tpu"
@@ -242,8 +245,8 @@ def load_torch_tpu() -> None:
     """Load torch_tpu as `import torch` does by default.
 
     Raises:
-        TpukitRuntimeError: it finds no chip. A tensor for a chip would then end the process by
-            SIGABRT, without a message.
+        TpukitRuntimeError: torch_tpu finds no chip, or lacks a part that tpukit uses. Without a
+            chip, the first tensor would end the process by SIGABRT, without a message.
     """
     import torch
 
@@ -251,7 +254,7 @@ def load_torch_tpu() -> None:
     # Every second call warns that TorchTPU is experimental.
     warnings.filterwarnings("ignore", message="<TorchTpu/ApiStage/")
     (entry,) = metadata.entry_points(group="torch.backends", name="torch_tpu")
-    with contextlib.redirect_stderr(io.StringIO()):  # it prints each step of its loading
+    with contextlib.redirect_stderr(io.StringIO()):  # torch_tpu prints each step of its loading
         load = entry.load()
         load()
     for place in INSIDES:
@@ -275,10 +278,10 @@ def inside(place: str):
     """Return an undocumented part of torch_tpu.
 
     Args:
-        place: "module:name".
+        place: the part, as "module:name".
 
     Raises:
-        TpukitRuntimeError: the installed release does not have it there.
+        TpukitRuntimeError: the installed release of torch_tpu has no such part.
     """
     module, _, name = place.partition(":")
     try:

@@ -17,17 +17,16 @@ _LOGIN = (
     "`gcloud auth application-default login`; on a machine without a browser, "
     "GOOGLE_APPLICATION_CREDENTIALS=key.json"
 )
-_LONGEST_MESSAGE = 300  # characters
+_LONGEST_MESSAGE = 300  # characters of Google's message in an error
 
 
 class CloudError(TpukitError, RuntimeError):
-    """Google Cloud refused a request, or did not answer it.
+    """Google Cloud rejected a request, or did not answer.
 
     Attributes:
-        status: the HTTP status of its answer; None without an answer.
-        may_pass: whether the same request may succeed later.
-        answered: whether the service itself has answered. If not, the request may still have
-            succeeded.
+        status: the HTTP status of the answer; None if there was no answer.
+        may_pass: True if the same request may succeed later.
+        answered: True if the service itself has answered. If not, the request may have succeeded.
     """
 
     status: int | None = None
@@ -37,14 +36,14 @@ class CloudError(TpukitError, RuntimeError):
 
 @dataclass(frozen=True)
 class Service:
-    """An API of the cloud, as errors name it.
+    """An API of Google Cloud, for the messages of errors.
 
     Attributes:
-        name: in words.
+        name: the name of the service.
         api: the argument of `gcloud services enable`.
-        role: the role that allows the requests.
+        role: the role that an account needs for the requests.
         project: the project that pays.
-        fixes: by HTTP status, the fixes that only this API needs.
+        fixes: special fixes of this API, by HTTP status.
     """
 
     name: str
@@ -55,7 +54,7 @@ class Service:
 
     @contextlib.contextmanager
     def asked(self, what: str) -> Iterator[None]:
-        """Raise `CloudError` for the exceptions of Google's libraries in this block.
+        """Turn the exceptions of Google's libraries in this block into `CloudError`.
 
         Args:
             what: the subject of the request, with which the message begins.
@@ -83,7 +82,7 @@ class Service:
         found = f"{self.name} answered {status}: {message}"
         if not status:
             found = f"no answer: {message}"
-        # Without an answer, gRPC reports these two as a service would.
+        # If there is no answer, gRPC reports 503 or 504, as if the service had answered.
         is_lost = status in (503, 504) and _is_of_grpc(error)
         return CloudError(
             f"{what}: {meaning}",
@@ -97,10 +96,10 @@ class Service:
 
 _LATER = "try again in some minutes; https://status.cloud.google.com lists outages"
 _QUOTAS = "https://console.cloud.google.com/iam-admin/quotas"
-# By HTTP status: the meaning of an answer, and the fix. None is for no answer.
+# The meaning of an answer and the fix, by HTTP status; None if there was no answer.
 _ANSWERS = {
-    None: ("the cloud did not answer", "look at the network and its proxy, then try again"),
-    400: ("the request was not understood", "correct what the answer names"),
+    None: ("the cloud did not answer", "check the network and its proxy, then try again"),
+    400: ("the request is not valid", "correct the value that the answer names"),
     401: ("the credential was not accepted", _LOGIN),
     403: (
         "not permitted",
@@ -119,15 +118,16 @@ _ANSWERS = {
 
 
 def find_credentials(given, project: str | None, environ: Mapping[str, str]) -> tuple[object, str]:
-    """Return the credentials and the project.
+    """Return credentials and a project for Google Cloud.
 
     Args:
         given: credentials of google-auth; None for those of this machine.
-        project: None for GOOGLE_CLOUD_PROJECT, CLOUDSDK_CORE_PROJECT or the credential's project.
-        environ: the variables of this process.
+        project: the project; None for GOOGLE_CLOUD_PROJECT, CLOUDSDK_CORE_PROJECT or the project of
+            the credentials.
+        environ: the environment variables of this process.
 
     Raises:
-        CloudError: there is no credential, or no project.
+        CloudError: this machine has no credentials, or the project is unknown.
     """
     import google.auth
     from google.auth.exceptions import GoogleAuthError
@@ -151,9 +151,9 @@ def find_credentials(given, project: str | None, environ: Mapping[str, str]) -> 
 
 
 def _status(error: BaseException) -> int | None:
-    """Return the HTTP status of an answer.
+    """Return the HTTP status in an exception; None if there is none.
 
-    googleapiclient keeps it in `resp`, google.api_core in `code`.
+    googleapiclient has it in `resp`, google.api_core in `code`.
     """
     response = getattr(error, "resp", None)
     status = getattr(response, "status", None) or getattr(error, "code", None)
@@ -179,7 +179,7 @@ def _message(error: BaseException) -> str:
 
 
 def _is_of_the_network(error: BaseException) -> bool:
-    """Return whether the request or its credential was lost on the way."""
+    """Return whether an exception is one of the network or of the credentials."""
     # The errors of requests and httplib2 are not all OSErrors.
     modules = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
     is_of_http = bool(modules & {"requests", "httplib2", "http"})

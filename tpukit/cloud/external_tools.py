@@ -1,4 +1,4 @@
-"""Run the command-line tools of a platform, gcloud and sky, which the user has installed."""
+"""Run the command-line tools `gcloud` and `sky`, which the user has installed."""
 
 import os
 import re
@@ -16,14 +16,14 @@ _INSTALL = {
 
 
 class _Meaning(NamedTuple):
-    """A pattern in the message of a tool, the HTTP status that it means, and the fix."""
+    """The meaning of a message of a tool."""
 
-    pattern: str
-    status: int
+    pattern: str  # a regular expression for a part of the message
+    status: int  # the HTTP status with this meaning
     fix: str
 
 
-# The first pattern that is found in the message counts.
+# The first pattern that occurs in a message counts.
 _MEANINGS = (
     _Meaning(
         "NOT_FOUND|was not found|No in-progress managed jobs",
@@ -52,7 +52,7 @@ _MEANINGS = (
         fix="ask for the role: see docs/jobs.md",
     ),
 )
-_LONGEST_MESSAGE = 400  # characters of an error
+_LONGEST_MESSAGE = 400  # characters of a tool's message in an error
 
 
 def run_tool(
@@ -65,19 +65,19 @@ def run_tool(
 
     Args:
         words: the tool and its arguments.
-        seconds: after which the tool is ended.
-        environ: variables to set for the tool, besides those of this process.
+        seconds: the timeout, after which the tool is killed.
+        environ: variables for the tool in addition to those of this process; None for none.
 
     Raises:
-        CloudError: the tool failed; the error has its message, and the HTTP status if the message
-            names one.
+        CloudError: the tool failed or did not end in time. The error has the tool's message, and
+            the HTTP status that corresponds to it.
         NotInstalledError: the tool is not installed.
     """
-    shown = " ".join(words[:4])
+    shown = " ".join(words[:4])  # enough to recognise the command; the rest may be long
     try:
         done = subprocess.run(
             list(words),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,  # a question of the tool would otherwise wait forever
             capture_output=True,
             text=True,
             errors="replace",
@@ -105,6 +105,7 @@ def run_tool(
 
 def _failure(shown: str, done: subprocess.CompletedProcess) -> CloudError:
     message = " ".join((done.stderr.strip() or done.stdout.strip()).split())
+    # Tools print the reason at the end, after warnings and progress.
     if len(message) > _LONGEST_MESSAGE:
         message = "... " + message[-_LONGEST_MESSAGE:]
     status = None

@@ -2,14 +2,14 @@
 
     your machine                       the TPU VM
     queued-resources create  ---->     boot.sh, at every boot, as root: starts a unit of systemd
-    (returns; nothing stays            attempt.sh: copies the job's folder, runs the container
-    connected)                         stop.sh, after each attempt: if result.json is in the
+    (returns; no connection            attempt.sh: copies the job's folder, runs the container
+    remains)                           stop.sh, after each attempt: if result.json is in the
                                        bucket, deletes the VM
 
-Nothing depends on a connection. The runner writes result.json last, after it has compared the
-manifest with the bucket, and only then the VM is deleted. If the runner is dead, systemd starts it
-again until the time limit is over. Then stop.sh copies the working directory once more, and deletes
-the VM only if that copy succeeded.
+The runner compares all results with the bucket before it writes result.json, and the VM is deleted
+only after that. If the runner dies, systemd starts it again until the time limit. After the time
+limit, stop.sh copies the working directory once more, and deletes the VM only if that copy
+succeeds.
 """
 
 import json
@@ -22,9 +22,11 @@ from tpukit.cloud.external_tools import run_tool
 from tpukit.cloud.machines import container_lines, runtime_version
 from tpukit.cloud.target import JobPlan, PlatformState, Word
 
-# A label of the machine. Its value is the digest of the job, by which a second start finds it.
+# The name of a label of the VM. Its value is the digest of the job, so that a second `start` finds
+# the VM of the first.
 _LABEL = "tpukit"
-_SECONDS_TO_STOP = 90  # after SIGTERM, in addition to the grace of the cell
+# Seconds after SIGTERM until systemd kills the runner, in addition to `JobOptions.grace`.
+_SECONDS_TO_STOP = 90
 # The states of a queued resource in the Cloud TPU API v2.
 _WORDS: dict[str, Word] = {
     "CREATING": "queued",
@@ -33,7 +35,7 @@ _WORDS: dict[str, Word] = {
     "PROVISIONING": "queued",
     "ACTIVE": "running",
     "FAILED": "failed",
-    "SUSPENDING": "gone",  # a spot VM that Google took back
+    "SUSPENDING": "gone",  # a spot VM that Google has ended
     "SUSPENDED": "gone",
     "DELETING": "gone",
 }
@@ -53,6 +55,8 @@ class GcloudTarget:
                 fix='JobOptions(project="my-project"), or `gcloud config set project my-project`',
             )
         handle = {"name": plan.name, "zone": plan.options.zone, "project": project}
+        # A request to create the TPU VM may have succeeded although its answer was lost. So this
+        # looks first, and uses a TPU VM that belongs to this job.
         there = self._describe(handle)
         if there is not None:
             if _label_of(there) != plan.digest[:32]:
@@ -64,7 +68,7 @@ class GcloudTarget:
                 )
             if _word(there) in ("queued", "running"):
                 return handle
-            self.clean_up(handle)
+            self.clean_up(handle)  # it has ended, and its name must be free for the new one
         self._create(plan, handle)
         price = f"about ${plan.tpu.dollars:.2f} per hour"
         print(
@@ -91,7 +95,7 @@ class GcloudTarget:
         return shlex.join([*words, "--worker=0", f"--command=sudo {command}"])
 
     def cancel(self, handle: dict) -> None:
-        """Delete a request that waits. A running VM ends by itself, when its results are copied."""
+        """Delete a queued request; a running VM deletes itself when its results are copied."""
         if self.state(handle).word == "queued":
             self.clean_up(handle)
 
@@ -120,7 +124,7 @@ class GcloudTarget:
                     [*create_words(plan, handle), f"--metadata-from-file=startup-script={script}"]
                 )
             except CloudError as error:
-                # The VM may exist although the answer was lost, and it would cost money.
+                # Without an answer, the VM may exist and cost money, so look for it.
                 if error.answered or self._describe(handle) is None:
                     raise
 
@@ -146,7 +150,7 @@ def create_words(plan: JobPlan, handle: dict) -> list[str]:
 
 
 def boot_script(plan: JobPlan, handle: dict) -> str:
-    """Return the startup script of the TPU VM."""
+    """Return the startup script of the TPU VM: `_BOOT` with the values of the job."""
     home = f"/var/tpukit/{plan.name}"
     job = f"{home}/job"
     container = container_lines(
@@ -174,7 +178,7 @@ def _words(command: str, handle: dict) -> list[str]:
 
 
 def _delete(handle: dict) -> list[str]:
-    # --force deletes the VM with the request.
+    # --force deletes the VM together with the request.
     return [*_words("delete", handle), "--force"]
 
 
@@ -187,7 +191,7 @@ def _label_of(there: dict) -> str | None:
     return specs[0].get("node", {}).get("labels", {}).get(_LABEL)
 
 
-# Braces of the shell are doubled for str.format.
+# A template for str.format, so braces of the shell are doubled.
 _BOOT = """#!/bin/bash
 # The startup script of the job {name}. Google runs it at every boot.
 # It starts a unit of systemd and ends.

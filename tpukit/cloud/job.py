@@ -1,10 +1,10 @@
-"""Send a notebook as a job, follow it from any process, and fetch its results.
+"""Send a notebook as a job, follow the job from any process, and fetch its results.
 
-The job's folder holds the whole state of the job, so any kernel can open it:
+The whole state of a job is in the job's folder, so any kernel can open the job:
 
     job = submit("train.ipynb", chip="v5e-8", to="vertex", bucket="gs://my-bucket/runs")
-    job.state                 "queued", "starting", "running", "interrupted", or how it ended
-    job.result().notebook     the executed notebook; an error of a cell raises here
+    job.state                 "queued", "starting", "running", "interrupted", "succeeded", ...
+    job.result().notebook     the executed notebook; raises an error if a cell raised one
     job = find("train-1125-1730-3f2a", "gs://my-bucket/runs")     later, in another kernel
 """
 
@@ -55,30 +55,28 @@ _TARGETS = {
 }
 TARGETS = tuple(_TARGETS)
 OVER = ("succeeded", "failed", "cancelled", "timed out")  # states that do not change
-# The last lines of the log, which an error shows.
-_LOG_LINES = 30
-# Seconds without an answer of the platform, after which `wait` raises.
-_PATIENCE = 900.0
+_LOG_LINES = 30  # an error shows this many lines from the end of the log
+_PATIENCE = 900.0  # `wait` raises after this many seconds without an answer of the platform
 
 
 class JobFailedError(TpukitError, RuntimeError):
-    """A job ended without a result: its set-up, its machine, its time limit, or a cancellation.
+    """A job ended without a result, for example because its machine or its installation failed.
 
     Attributes:
-        state: failed, cancelled, timed out, or interrupted.
+        state: "failed", "cancelled", "timed out" or "interrupted".
     """
 
     state = ""
 
 
 class CellFailedError(JobFailedError):
-    """A cell of a job raised an error. The message has its traceback; nothing is unpickled.
+    """A cell of a job raised an error; the message has the cell's traceback as text.
 
     Attributes:
-        cell: the number of the cell in the notebook that was sent, from 0, with Markdown cells.
+        cell: the number of the cell in the notebook that was sent, from 0; Markdown cells count.
         ename: the name of the error's class.
-        evalue: its message.
-        traceback: its traceback, as text.
+        evalue: the message of the error.
+        traceback: the traceback of the error, as text.
     """
 
     cell = -1
@@ -92,10 +90,11 @@ class Result:
     """The results of a job, on this machine.
 
     Attributes:
-        notebook: the executed notebook.
-        page: the executed notebook as an HTML page; None if it could not be made.
-        files: the files of its working directory that are new or changed, by name.
-        metrics: the contents of its metrics.json, with attempts and seconds of the job.
+        notebook: the path of the executed notebook; None if no cell has run.
+        page: the path of the executed notebook as an HTML page; None if it could not be made.
+        files: the paths of new and changed files of the notebook's working directory, by name.
+        metrics: the contents of the notebook's metrics.json, and a dict "job" with state, attempt
+            and seconds of the job.
     """
 
     notebook: Path | None
@@ -118,39 +117,42 @@ def submit(
     secrets: Mapping[str, str] | None = None,
     options: JobOptions | None = None,
 ) -> "Job":
-    """Check, show and send a notebook or a script; return its `Job` at once.
+    """Check a notebook or a script, print what is sent, and send it; return its `Job` at once.
 
-    The notebook runs from top to bottom in a fresh kernel. Its relative paths are in a working
-    directory that has the named files. The directory is copied into the job's folder every few
-    seconds, so `fit(..., checkpoints="run")` continues from its own checkpoints if the platform
-    starts the job again.
+    The notebook runs from top to bottom in a new kernel, in a working directory with the files of
+    `files`. This directory is copied into the job's folder every few seconds. So
+    `fit(..., checkpoints="run")` continues from its checkpoints if the platform starts the job
+    again.
 
     Args:
-        notebook: an .ipynb or .py file. A script with cells (`# %%`) becomes a notebook; any other
-            script runs unchanged.
-        chip: v5e-1, v5e-4, v5e-8, v6e-1, v6e-4, v6e-8, v2-8, v3-8 and others; None only for
-            `local`.
-        to: "local" (a dry run of the same start command on this machine), "vertex", "gcloud" or
-            "skypilot".
-        parameters: values for names that the cell with the tag "parameters" assigns.
-        files: files and folders that the notebook needs, in its folder. Hidden files, keys and
-            links out of a folder are an error, unless you name each of them.
-        requirements: a requirements.txt with the packages that the notebook needs.
+        notebook: the path of an .ipynb or .py file. A script with cells (`# %%`) becomes a
+            notebook; any other script runs unchanged.
+        chip: the name of the TPU, such as v5e-1, v5e-4, v5e-8, v6e-1, v6e-4, v6e-8, v2-8 or v3-8;
+            None only for "local".
+        to: the platform: "local" (a dry run of the same start command on this machine), "vertex",
+            "gcloud" or "skypilot".
+        parameters: new values for names that the cell with the tag "parameters" assigns; None for
+            no new values.
+        files: files and folders that the notebook needs, inside the notebook's folder. Hidden
+            files, keys and links that lead out of a folder are an error, unless you list each of
+            them.
+        requirements: the path of a requirements.txt with the packages that the notebook needs; None
+            for no further packages.
         name: the name of the job; None for the notebook's name and the time. If a job of this name
-            has the same contents and has not ended, it is returned. If it has ended, or has other
-            contents, ValueError is raised.
-        bucket: "gs://bucket/folder", in which the job gets a folder of its name; for `local` a
-            path, "jobs" by default.
-        timeout: "8h", "90m" or seconds since the first start; a restart does not reset it.
-        secrets: references by the name of the variable that the notebook reads, such as
+            with the same contents has not ended, `submit` returns that job. If it has ended, or has
+            other contents, `submit` raises ValueError.
+        bucket: "gs://bucket/folder", in which the job gets a folder of its name; for "local", a
+            path. None for "jobs", which only "local" supports.
+        timeout: "8h", "90m" or seconds from the first start; a restart does not reset the limit.
+        secrets: for each variable that the notebook reads, a reference to its value:
             {"HF_TOKEN": "projects/P/secrets/hf/versions/latest"}, or "env:HF_TOKEN" for skypilot
-            and local.
-        options: zone, region, spot, image and others; see `JobOptions`.
+            and local. None for no secrets.
+        options: zone, region, spot, image and others; see `JobOptions`. None for the defaults.
 
     Raises:
         InvalidValueError: the notebook would not run, an option is not supported, or a text looks
             like a secret.
-        PathNotFoundError: a named file is missing.
+        PathNotFoundError: a file does not exist.
         CloudError: the platform did not start the job.
     """
     target = _target(to)
@@ -168,7 +170,7 @@ def submit(
         folder=address_of(bucket or "jobs", name),
         tpu=None if chip is None else find_tpu(chip),
         timeout=parse_duration(timeout, "timeout"),
-        # The job gets this kernel's Python, so that packages and pickles fit.
+        # The version of this kernel's Python, so that packages and pickles are compatible.
         python="{}.{}".format(*sys.version_info),
         digest="",
         options=options,
@@ -177,7 +179,7 @@ def submit(
     check_plan(plan)
     variables_of(plan)  # raises if a variable is not set
     sent["packages.txt"] = "".join(f"{line}\n" for line in package_list(options, WHEEL)).encode()
-    # This copy of tpukit, with local changes, and not the version on the package index.
+    # A wheel of the running tpukit, with local changes, and not the version on the package index.
     sent[WHEEL] = tpukit_wheel()
     plan = replace(plan, digest=_digest(sent, [values, _plan_as_json(plan)]))
     print(_table(plan, sent), flush=True)
@@ -202,8 +204,8 @@ def _send(
             raise InvalidValueError(
                 f"a job {plan.name} already exists, and {difference}", fix="another name"
             )
-        # The handle is written after the platform has accepted the job. Without it the first
-        # attempt did not get that far, and everything is sent again.
+        # handle.json is written after the platform has accepted the job. If it is missing, an
+        # earlier call was interrupted, and everything is sent again.
         if folder.read("handle.json"):
             print(f"{plan.name} was sent before, and is not sent again")
             return job
@@ -234,22 +236,30 @@ class Job:
 
     @property
     def state(self) -> str:
-        """Return the state of the job.
+        """The state of the job.
 
-        queued: the platform has no machine yet. starting: the machine installs packages. running.
-        interrupted: the machine was lost; the platform starts no other one, but `start()` does.
-        succeeded, failed, cancelled, timed out: the job is over.
+        - "queued": the platform has no machine for the job yet.
+        - "starting": the machine installs packages.
+        - "running": the notebook runs.
+        - "interrupted": the machine was lost, and the platform starts no other one; `start()` does.
+        - "succeeded", "failed", "cancelled", "timed out": the job is over.
         """
         return self._look()[0]
 
     def start(self) -> "Job":
-        """Start the job on a machine, as `submit` does; again after an interruption."""
+        """Start the job on a machine; call it after an interruption, as `submit` calls it first.
+
+        Raises:
+            InvalidValueError: the job has ended.
+            CloudError: the platform did not start the job.
+        """
         if self._is_over():
             raise InvalidValueError(
                 f"{self.name} has ended: {self.state}",
                 fix="submit() the notebook under another name",
             )
         handle = self.target.start(self.plan)
+        # With the handle, `find` can follow and cancel the job from another machine.
         write_json(self.folder, "handle.json", handle)
         command = f"python -m tpukit logs {self.name}"
         if not isinstance(self.folder, PathFolder):
@@ -259,7 +269,7 @@ class Job:
         return self
 
     def logs(self) -> str:
-        """Return the output so far; before the first cell, the platform's own log."""
+        """Return the output of the job so far; while there is none, the platform's log."""
         pieces = [self.folder.read(name) or b"" for name in self.folder.names("log/")]
         text = b"".join(pieces).decode(errors="replace")
         handle = read_json(self.folder, "handle.json")
@@ -268,18 +278,19 @@ class Job:
         return text
 
     def wait(self, timeout: str | float | None = None, *, every: float = 5.0) -> str:
-        """Wait until the job is over and return its state; print a line when it changes.
+        """Wait until the job is over and return its state; print a line when the state changes.
 
-        An interrupt ends the waiting, not the job. When the results are complete in the folder, the
-        machine is deleted.
+        An interrupt (Ctrl-C) ends the waiting, not the job. When the job is over, `wait` checks
+        that all results are in the folder, and deletes the machine.
 
         Args:
-            timeout: "2h", or seconds; None waits for as long as the job takes.
-            every: seconds between two requests for the state.
+            timeout: the longest time to wait, such as "2h", or seconds; None for no limit.
+            every: the seconds between two requests for the state.
 
         Raises:
-            TimeoutError: the job is not over after that time.
-            JobFailedError: the machine was lost and the platform starts no other.
+            TimeoutError: the job is not over after `timeout`.
+            JobFailedError: the machine was lost, and the platform starts no other one.
+            CloudError: the platform did not answer for 15 minutes, or a result is not complete.
         """
         limit = math.inf if timeout is None else parse_duration(timeout, "timeout")
         began = time.monotonic()
@@ -289,7 +300,7 @@ class Job:
             try:
                 state, reason = self._look()
                 answered = time.monotonic()
-            except CloudError as error:  # a lost request does not end the job
+            except CloudError as error:  # a request may fail while the job runs on
                 if not error.may_pass or time.monotonic() - answered > _PATIENCE:
                     raise
                 state = "no answer"
@@ -298,7 +309,7 @@ class Job:
                 fix = "job.start() continues from the files that were saved"
                 raise self._failure(state, reason, fix=fix)
             line = f"{self.name}: {state}{self._cell(state)} {reason}".rstrip()
-            # `result` of a job that has ended waits for nothing, so it prints nothing.
+            # If the job has ended before the first request, as often with `result`, print nothing.
             is_first_look_at_the_end = state in OVER and not shown
             if line != shown and not is_first_look_at_the_end:
                 print(line, flush=True)
@@ -311,7 +322,7 @@ class Job:
             time.sleep(every)
 
     def cancel(self) -> "Job":
-        """End the job. The cell that runs may save; saved files stay in the folder."""
+        """End the job; the running cell may still save, and saved files remain in the folder."""
         if not self._is_over():
             self.folder.create("cancel", b"{}")
             handle = read_json(self.folder, "handle.json")
@@ -322,18 +333,20 @@ class Job:
     def result(
         self, folder: str | os.PathLike | None = None, *, timeout: str | float | None = None
     ) -> Result:
-        """Wait, and return the executed notebook and the files.
+        """Wait until the job is over, download its files, and return their paths.
 
         Args:
-            folder: for the files; None for jobs/<name>, or the job's own folder if it is on
-                this machine.
-            timeout: see `wait`.
+            folder: the folder for the files; None for jobs/<name>, or for the job's own folder if
+                it is on this machine.
+            timeout: as for `wait`.
 
         Raises:
-            CellFailedError: a cell raised an error; its traceback is in the message.
+            CellFailedError: a cell raised an error; the message has the traceback.
             JobFailedError: the job failed in another way, was cancelled, or reached its time limit.
+            TimeoutError, CloudError: as for `wait`.
         """
         self.wait(timeout)
+        # The error of a cell says more than the state "failed", so it comes first.
         state, reason = self._look()
         result = read_json(self.folder, "result.json")
         if "ename" in result:
@@ -357,10 +370,15 @@ class Job:
         return self.download(folder)
 
     def download(self, folder: str | os.PathLike | None = None) -> Result:
-        """Return the notebook and the files as they are now, without waiting."""
+        """Download the notebook and the files as they are now, without waiting; return their paths.
+
+        Args:
+            folder: as for `result`.
+        """
         outputs = self.folder.names("out/")
         known = ("notebook.ipynb", "notebook.html", "metrics.json")
         records = [name for name in known if self.folder.names(name)]
+        # The files of a dry run are on this machine already, so they need no copy.
         is_here = isinstance(self.folder, PathFolder) and folder is None
         if is_here:
             place = Path(self.address)
@@ -383,9 +401,9 @@ class Job:
         return bool(read_json(self.folder, "result.json"))
 
     def _look(self) -> tuple[str, str]:
-        """Return the state and the reason for it."""
+        """Return the state, see `state`, and the reason for it."""
         handle = read_json(self.folder, "handle.json")
-        # The platform is asked before the result is read, because the job may end in between.
+        # Ask the platform before reading the result, because the job may end in between.
         platform = PlatformState("gone")
         if handle and not self._is_over():
             platform = self.target.state(handle)
@@ -415,7 +433,11 @@ class Job:
         return f", cell {about['cell'] + 1} of {about['cells']}"
 
     def _clean_up(self) -> None:
-        """Let the target delete the machine, once all files of the manifest are in the folder."""
+        """Let the target delete the machine, if all files of manifest.json are in the folder.
+
+        Raises:
+            CloudError: a file in the folder differs from its entry in manifest.json.
+        """
         handle = read_json(self.folder, "handle.json")
         if not handle or handle.get("is_cleaned_up"):
             return
@@ -441,10 +463,10 @@ class Job:
 
 
 class Jobs(Table, list):
-    """A list of jobs; a notebook and `print` show it as a table."""
+    """A list of jobs; notebooks and `print` show it as a table."""
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Return name, state, target, chip and time of each job."""
+        """Return (name, state, target, chip, time of `submit`) of each job."""
         rows = []
         for job in self:
             sent = read_json(job.folder, "job.json").get("sent", 0)
@@ -460,10 +482,11 @@ def find(name: str, bucket: str | os.PathLike = "jobs", *, to: Target | None = N
     Args:
         name: the name of the job.
         bucket: the argument `bucket` of `submit`.
-        to: a target with its own credentials; None for the target of the job.
+        to: a target object with credentials of its own; None for a new target of the job's
+            platform.
 
     Raises:
-        PathNotFoundError: no such job; the message lists those that exist.
+        PathNotFoundError: the job does not exist; the message lists all jobs of the bucket.
     """
     folder = open_folder(bucket, project=getattr(to, "project", None))
     job = _found(folder.below(name), to)
@@ -472,13 +495,17 @@ def find(name: str, bucket: str | os.PathLike = "jobs", *, to: Target | None = N
         raise PathNotFoundError(
             f"no job {name} in {folder.address}",
             found=f"there are {names}",
-            fix="one of these names",
+            fix="pass one of these names",
         )
     return job
 
 
 def jobs(bucket: str | os.PathLike = "jobs") -> Jobs:
-    """Return all jobs of a folder, the newest last: `jobs()` shows them as a table."""
+    """Return all jobs in a folder as a table, the newest last.
+
+    Args:
+        bucket: the argument `bucket` of `submit`.
+    """
     folder = open_folder(bucket)
     found = [_found(folder.below(name), None) for name in folder.folders()]
     complete = [job for job in found if job is not None]
@@ -510,7 +537,7 @@ def _target(to: str | Target) -> Target:
 def _sent_files(
     path: Path, book: JobNotebook, *, files, requirements, options: JobOptions
 ) -> dict[str, bytes | Path]:
-    """Return all files that are sent, by their names in the folder `in`."""
+    """Return all files to send, by their names in the folder in/: a path, or the contents."""
     if isinstance(files, str | os.PathLike):
         raise InvalidValueError(f"files must be a list, got {files!r}", fix=f'files=["{files}"]')
     named = list(files)
@@ -548,7 +575,7 @@ def _plan_as_json(plan: JobPlan) -> dict:
 
 
 def _plan_from_json(value: dict) -> JobPlan:
-    """Return a plan from job.json; names that a later tpukit has added are ignored."""
+    """Return the plan in job.json; fields that a later version of tpukit has added are ignored."""
     options = _known_fields(JobOptions, value["options"])
     options["not_secret"] = tuple(options.get("not_secret", ()))
     plan = _known_fields(JobPlan, value)
@@ -563,7 +590,7 @@ def _known_fields(kind: type, value: Mapping) -> dict:
 
 
 def _table(plan: JobPlan, sent: Mapping[str, bytes | Path]) -> str:
-    """Return a table of all files with their sizes, and of the largest possible cost."""
+    """Return a table of all files to send with their sizes, the machine, and the largest cost."""
     sizes = {}
     for name, content in sent.items():
         sizes[name] = content.stat().st_size if isinstance(content, Path) else len(content)

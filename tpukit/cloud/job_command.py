@@ -1,4 +1,4 @@
-"""The commands `job`, `jobs`, `logs`, `result` and `cancel`, which run notebooks as jobs."""
+"""The commands `job`, `jobs`, `logs`, `result` and `cancel` of `python -m tpukit`."""
 
 import argparse
 import json
@@ -9,28 +9,28 @@ from tpukit.cloud.job_notebook import parse_parameters, read_notebook
 from tpukit.cloud.target import JobOptions
 from tpukit.essentials.display import InvalidValueError
 
-# As in `JobOptions`.
+# The help of the options in `JobOptions` whose values are texts.
 _TEXT_OPTIONS = {
-    "zone": "such as us-west4-a; gcloud needs it",
-    "region": "such as us-central1; for vertex and skypilot",
-    "project": "of Google Cloud (default: $GOOGLE_CLOUD_PROJECT)",
-    "reservation": "of TPUs: its full name, or for gcloud any",
-    "image": "of the container (default: Python's)",
-    "service_account": "that the job uses on its machine",
+    "zone": "zone of the machine, such as us-west4-a; gcloud needs it",
+    "region": "region of the machine, such as us-central1; for vertex and skypilot",
+    "project": "project of Google Cloud (default: $GOOGLE_CLOUD_PROJECT)",
+    "reservation": "reservation of TPUs: its full name for vertex, any for gcloud",
+    "image": "container image (default: a plain Python image)",
+    "service_account": "account that the job uses on its machine",
     "torch": "release of torch (default: the newest)",
 }
 _EXAMPLE = "Example: python -m tpukit job train.ipynb --to vertex --chip v5e-8 -p epochs 3"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `job`."""
+    """Add the arguments of the command `job` to a parser."""
     parser.usage = "python -m tpukit job [options] notebook"
     parser.epilog = _EXAMPLE
     parser.add_argument("notebook", help="train.ipynb or train.py")
     parser.add_argument(
         "--to", default="local", choices=TARGETS, help="local is a dry run (default: local)"
     )
-    parser.add_argument("--chip", help="such as v5e-8 or v6e-1; needed except for local")
+    parser.add_argument("--chip", help="TPU, such as v5e-8 or v6e-1; required except for local")
     parser.add_argument(
         "-p",
         "--parameter",
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar=("NAME", "VALUE"),
-        help="a parameter of the notebook",
+        help="new value of a parameter of the notebook; may be repeated",
     )
     parser.add_argument(
         "--files",
@@ -48,43 +48,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="files and folders that the notebook needs",
     )
     parser.add_argument("--requirements", metavar="FILE", help="a requirements.txt")
-    parser.add_argument("--name", help="of the job (default: the notebook's and the time)")
+    parser.add_argument("--name", help="name of the job (default: the notebook's and the time)")
     parser.add_argument(
         "--bucket", help="gs://bucket/folder for the results; for local a folder (default: jobs)"
     )
     parser.add_argument(
-        "--timeout", default="1d", help="8h, 90m: all attempts together (default: 1d)"
+        "--timeout", default="1d", help="limit for all attempts together: 8h, 90m (default: 1d)"
     )
     parser.add_argument(
         "--secret",
         action="append",
         default=[],
         metavar="NAME=REFERENCE",
-        help="HF_TOKEN=projects/P/secrets/hf/...",
+        help="variable with a secret, by reference: HF_TOKEN=projects/P/secrets/hf/...",
     )
     parser.add_argument(
-        "--wait", action="store_true", help="until the job is over; exit status 1 if it failed"
+        "--wait", action="store_true", help="wait until the job is over; exit status 1 if it failed"
     )
     rare = parser.add_argument_group("the machine (tpukit.cloud.JobOptions)")
     for name, text in _TEXT_OPTIONS.items():
         rare.add_argument(f"--{name.replace('_', '-')}", metavar="TEXT", help=text)
     rare.add_argument(
-        "--spot", action="store_true", help="a cheaper machine that the platform may take back"
+        "--spot", action="store_true", help="a cheaper machine that the platform may end any time"
     )
     rare.add_argument(
-        "--grace", type=float, default=JobOptions.grace, help="seconds for an interrupted cell"
+        "--grace",
+        type=float,
+        default=JobOptions.grace,
+        help="seconds that an interrupted cell has for saving",
     )
     rare.add_argument(
-        "--not-secret", action="append", default=[], metavar="TEXT", help="allow a false alarm"
+        "--not-secret",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="text that looks like a secret, but is not",
     )
 
 
 def run(given: argparse.Namespace) -> int:
-    """Submit the notebook."""
+    """Submit the notebook; with --wait, print the paths of its files when the job is over."""
     wrong = [pair for pair in given.secret if "=" not in pair]
     if wrong:
         fix = "--secret HF_TOKEN=projects/my-project/secrets/hf/versions/latest"
-        raise InvalidValueError("--secret is a name and a reference", fix=fix)
+        raise InvalidValueError(f"--secret must be NAME=REFERENCE, got {wrong[0]!r}", fix=fix)
     not_secret = tuple(given.not_secret)
     names = (*_TEXT_OPTIONS, "spot", "grace")
     # The defaults in the notebook decide whether the text of a parameter is a number.
@@ -109,23 +116,23 @@ def run(given: argparse.Namespace) -> int:
 
 
 class _OfJobs:
-    """A command about jobs that were sent: its arguments and its action."""
+    """A command for jobs that were submitted: `jobs`, `logs`, `result` or `cancel`."""
 
     def __init__(self, name: str):
         self._name = name
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the arguments of `jobs`, `logs`, `result` or `cancel`."""
+        """Add the arguments of the command to a parser."""
         if self._name != "jobs":
-            parser.add_argument("name", help="of the job")
+            parser.add_argument("name", help="name of the job")
         parser.add_argument(
             "--bucket", default="jobs", help="the bucket or folder of the job (default: jobs)"
         )
         if self._name == "result":
-            parser.add_argument("--folder", help="for the results (default: jobs/NAME)")
+            parser.add_argument("--folder", help="folder for the results (default: jobs/NAME)")
 
     def run(self, given: argparse.Namespace) -> int:
-        """Print the answer."""
+        """Run the command and print its result."""
         if self._name == "jobs":
             print(jobs(given.bucket))
             return 0

@@ -1,4 +1,4 @@
-"""Collect the files that a job sends, and refuse those that look like a secret."""
+"""Collect the files that a job sends, and raise an error for files that look like a secret."""
 
 import os
 import re
@@ -8,18 +8,18 @@ from pathlib import Path
 from tpukit.essentials.display import InvalidValueError, PathNotFoundError
 from tpukit.essentials.environment import RELEASES
 
-# Such as id_rsa, server.pem, kaggle.json, my-credentials.yaml, .netrc.
+# The names of key files, such as id_rsa, server.pem, kaggle.json, my-credentials.yaml, .netrc.
 _KEY_NAME = re.compile(
     r"(?i)^id_(rsa|dsa|ecdsa|ed25519)$|[.](pem|key|p12|pfx|jks|keystore|ppk|kdbx|gpg|token|env)$"
     r"|^(kaggle|token|.*(secret|credential|account).*)[.](json|toml|ya?ml|ini)$"
     r"|^(token|credentials|[_.]?netrc)$"
 )
-# The last two are keys of Google's credentials for a user and for a service account.
+# The JSON keys are those of Google's credentials for a user and for a service account.
 _KEY_CONTENT = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY|\"(refresh_token|private_key)\"\s*:")
-_LONGEST_KEY_FILE = 100_000  # bytes; a key is shorter
-_SHOWN = 8  # refused files in a message
-# Lines of a requirements.txt that name a file: "-e ." or "-r more.txt", "./wheels/a.whl", "name @
-# file:///a.whl".
+_LONGEST_KEY_FILE = 100_000  # bytes; larger files are not keys, and are not read
+_SHOWN = 8  # a message lists at most this many files
+# Lines of a requirements.txt that refer to a file, such as "-e .", "-r more.txt", "./wheels/a.whl",
+# "name @ file:///a.whl".
 _LOCAL_PATH = re.compile(
     r"^\s*(?:(?:-r|-c|-e|-f|--requirement|--constraint|--editable|--find-links)"
     r"[\s=]*(?![\s=]|https?:|git\+)|[./~]|file:)"
@@ -49,29 +49,38 @@ _SHAPES = (
     r"(?m:^\s*[%!].*\blogin\s+(?:--?\w+\s+)*[A-Za-z0-9]{20,})",
 )
 _SECRET = re.compile("|".join(f"(?:{shape})" for shape in _SHAPES))
-_SHORTEST_ALLOWED = 8  # a shorter text would allow too much
+_SHORTEST_ALLOWED = 8  # characters; a shorter text in not_secret could be part of a real secret
 
 
 def named_files(
     folder: Path, named: Iterable[str | os.PathLike], *, not_secret: Sequence[str] = ()
 ) -> dict[str, Path]:
-    """Return the files to send by their path from the notebook's folder.
+    """Return the paths of the files to send, by their paths relative to the notebook's folder.
 
-    In a folder that was named, hidden files, keys and links that lead out of it are refused. Such a
-    file is sent only if it is named itself.
+    Hidden files, keys and links that lead out of a folder are an error, unless the user has listed
+    each of them.
+
+    Args:
+        folder: the notebook's folder.
+        named: the files and folders that the user has listed, relative to `folder`.
+        not_secret: texts that look like a secret but are not.
 
     Raises:
-        ValueError: a file is refused; the message names all of them.
+        PathNotFoundError: a listed file does not exist.
+        InvalidValueError: a file must not be sent; the message lists such files.
     """
     found = {}
     refused = []
     for one in named:
         place = folder / one
         if not place.exists():
-            raise PathNotFoundError(f"no such file: {place}", fix=f"a path from {folder}")
+            raise PathNotFoundError(
+                f"no such file: {place}", fix=f"pass a path relative to {folder}"
+            )
         files = [place]
         if place.is_dir():
             inside = sorted(place.rglob("*"))
+            # A link to a folder is listed too, because it must be refused instead of left out.
             files = [path for path in inside if path.is_symlink() or not path.is_dir()]
         for file in files:
             name = Path(os.path.relpath(file, folder)).as_posix()
@@ -79,6 +88,7 @@ def named_files(
             if reason:
                 refused.append(f"{name} {reason}")
                 continue
+            # Users write secrets into code. Other files are often large, and are not read here.
             if file.suffix == ".py":
                 text = file.read_text(encoding="utf-8", errors="replace")
                 refuse_secret(text, name, allowed=not_secret)
@@ -97,15 +107,16 @@ def named_files(
 
 
 def _reason_against(file: Path, name: str, place: Path | None) -> str:
-    """Return the reason why a file is not sent; "" if it is.
+    """Return the reason why a file must not be sent; "" if it may be sent.
 
     Args:
-        file: its path.
-        name: its path from the notebook's folder.
-        place: the named folder that holds it; None if the file itself was named.
+        file: the path of the file.
+        name: the path relative to the notebook's folder.
+        place: the listed folder that contains the file; None if the file itself was listed.
     """
     if name.startswith("../") or Path(name).is_absolute():
         return "is not below the notebook's folder"
+    # The user has named this very file, so it may be hidden, a link or a key.
     if place is None:
         return "" if file.is_file() else "is not a file"
     if any(part.startswith(".") for part in Path(name).parts):
@@ -134,11 +145,17 @@ def _looks_like_a_key(file: Path) -> bool:
 def read_requirements(
     path: Path, packages: Sequence[str], *, not_secret: Sequence[str] = ()
 ) -> bytes:
-    """Return the contents of a requirements file that another machine can install.
+    """Return the contents of a requirements file after checking that a job can install it.
+
+    Args:
+        path: the path of the requirements file.
+        packages: the packages that every job installs, as lines "name==version".
+        not_secret: texts that look like a secret but are not.
 
     Raises:
-        ValueError: a line names a file of this machine, contradicts a pinned package, or contains a
-            secret.
+        PathNotFoundError: the file does not exist.
+        InvalidValueError: a line refers to a file of this machine, contradicts one of `packages`,
+            or contains a secret.
     """
     if not path.is_file():
         raise PathNotFoundError(f"no such file: {path}", fix='requirements="requirements.txt"')
@@ -159,12 +176,21 @@ def read_requirements(
 
 
 def _check_requirement(line: str, place: str, pins: Mapping[str, str]) -> None:
-    """Refuse a version that contradicts the pins, and JAX without the library that drives a TPU."""
+    """Check one line of a requirements file.
+
+    Args:
+        line: the line.
+        place: the line's number and file, for messages.
+        pins: the version of each package that every job installs.
+
+    Raises:
+        InvalidValueError: the line contradicts a pin, or installs JAX without libtpu.
+    """
     from packaging.requirements import InvalidRequirement, Requirement
 
     try:
         wanted = Requirement(re.split(r"\s#|\s--", line)[0].strip())
-    except InvalidRequirement:  # an empty line, an option, or a mistake that uv will explain
+    except InvalidRequirement:  # an empty line, an option, or a mistake that uv reports later
         return
     name = re.sub(r"[-_.]+", "_", wanted.name.lower())
     pinned = pins.get(name)
@@ -184,7 +210,7 @@ def _check_requirement(line: str, place: str, pins: Mapping[str, str]) -> None:
 
 
 def find_secret(text: str, allowed: Sequence[str] = ()) -> re.Match | None:
-    """Return the first part that looks like a secret and contains none of the allowed texts."""
+    """Return the first match that looks like a secret and contains none of the allowed texts."""
     for match in _SECRET.finditer(text):
         is_allowed = any(one in match[0] for one in allowed)
         if not is_allowed:
@@ -193,7 +219,15 @@ def find_secret(text: str, allowed: Sequence[str] = ()) -> re.Match | None:
 
 
 def refuse_secret(text: str, place: str, *, allowed: Sequence[str] = ()) -> None:
-    """Refuse text that looks like a secret; the message shows only its beginning."""
+    """Raise InvalidValueError if a text contains something that looks like a secret.
+
+    The message shows only the beginning of the secret.
+
+    Args:
+        text: the text to search.
+        place: the name of the text, for the message.
+        allowed: texts that look like a secret but are not.
+    """
     found = find_secret(text, allowed)
     if found is None:
         return
@@ -209,7 +243,7 @@ def refuse_secret(text: str, place: str, *, allowed: Sequence[str] = ()) -> None
 
 
 def check_allowed(texts: Sequence[str]) -> None:
-    """Refuse an allowed text that is too short to name one false alarm."""
+    """Raise InvalidValueError if a text of not_secret has fewer than 8 characters."""
     short = [text for text in texts if len(text) < _SHORTEST_ALLOWED]
     if short:
         raise InvalidValueError(

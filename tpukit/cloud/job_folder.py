@@ -2,17 +2,18 @@
 
 The files of a job, by their names:
 
-    job.json             the request; made only once, so a name belongs to one job
-    run.sh, in/          what is sent: the start script, notebook, packages, files/
-    handle.json          the platform's name for the job
+    job.json             the request; created only once, so that a name belongs to one job
+    run.sh, in/          the sent files: the start script, the notebook, packages, files/
+    handle.json          the target's handle for the platform's job
     cancel               exists if the job should end
-    attempts/0001.json   one for each start on a machine
-    state.json           attempt, cell, time
+    attempts/0001.json   one file for each start on a machine
+    state.json           state, attempt, cell and time
     out/                 a copy of the working directory
-    log/01-000001.txt    the output, by attempt, in pieces
-    notebook.ipynb       executed as far as it ran, and at the end notebook.html and metrics.json
-    manifest.json        at the end, all of these with size and checksum
-    result.json          exists only when the job is over; it is written last
+    log/01-000001.txt    the output of each attempt, in pieces
+    notebook.ipynb       the notebook as far as it was executed
+    notebook.html, metrics.json    written at the end
+    manifest.json        written at the end: size and checksum of all results
+    result.json          written last, when the job is over
 """
 
 import base64
@@ -29,27 +30,32 @@ from tpukit.cloud.answers import Service
 from tpukit.essentials.display import InvalidValueError, NotInstalledError
 from tpukit.essentials.environment import write_whole
 
-# Names of buckets: cloud.google.com/storage/docs/buckets#naming. They have 3 to 63 characters.
+# Names of buckets have 3 to 63 characters: https://cloud.google.com/storage/docs/buckets#naming
 _BUCKET = re.compile(r"gs://([a-z0-9][a-z0-9._-]{1,61}[a-z0-9])(?:/(.*))?")
-_SECONDS = 60.0  # for a request
+_SECONDS = 60.0  # the timeout of a request
 _UNFINISHED = re.compile(r"[.]\d+[.]part$")  # a file that `write_whole` is writing
 
 
 class Stored(NamedTuple):
-    """Size in bytes and CRC32C checksum of a file, as Cloud Storage writes it."""
+    """The size and the checksum of a stored file."""
 
-    size: int
-    crc32c: str
+    size: int  # bytes
+    crc32c: str  # CRC32C in base64, as in Cloud Storage
 
 
 def open_folder(
     address: str | os.PathLike, *, project: str | None = None, credentials=None
 ) -> "JobFolder":
-    """Return the folder at an address, which need not exist.
+    """Return the folder at an address; the folder need not exist.
+
+    Args:
+        address: a path, or gs://bucket/folder.
+        project: the Google Cloud project; None for GOOGLE_CLOUD_PROJECT.
+        credentials: credentials of google-auth; None for those of this machine.
 
     Raises:
         InvalidValueError: the address is neither a path nor a bucket.
-        NotInstalledError: it is a bucket, and Google's client is not installed.
+        NotInstalledError: the address is a bucket, and Google's client is not installed.
     """
     text = os.fspath(address)
     if "://" not in text:
@@ -65,13 +71,13 @@ def open_folder(
 
 
 def address_of(bucket: str | os.PathLike, name: str) -> str:
-    """Return the address of a folder in another one, without opening it."""
+    """Return the address of the folder `name` in a bucket or path, without opening it."""
     text = os.fspath(bucket)
     return f"{text.rstrip('/')}/{name}" if "://" in text else str(Path(text).absolute() / name)
 
 
 def read_json(folder: "JobFolder", name: str) -> dict:
-    """Return the object in a file; an empty one without the file, or while it is being written."""
+    """Return the JSON object in a file; {} if the file does not exist or is not yet complete."""
     with contextlib.suppress(ValueError):
         return json.loads(folder.read(name) or b"{}")
     return {}
@@ -83,21 +89,21 @@ def write_json(folder: "JobFolder", name: str, value: dict) -> None:
 
 
 class PathFolder:
-    """A folder of this machine, or a bucket that is mounted. Each file is whole or not there."""
+    """A folder of this machine, or a mounted bucket; `write` makes files complete or not at all."""
 
     def __init__(self, path: Path):
         self.address = str(path)
         self._path = path
 
     def read(self, name: str) -> bytes | None:
-        """Return a file's content; None without the file."""
+        """Return the contents of a file; None if it does not exist."""
         try:
             return (self._path / name).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def write(self, name: str, content: bytes | Path) -> None:
-        """Write bytes, or a copy of a file of this machine, over a file that is there."""
+        """Write bytes, or a copy of a file of this machine; replace an existing file."""
         with write_whole(self._place(name)) as written:
             if isinstance(content, bytes):
                 written.write(content)
@@ -106,8 +112,8 @@ class PathFolder:
                 shutil.copyfileobj(source, written)
 
     def create(self, name: str, content: bytes) -> bool:
-        """Write a file if there is none, and return whether it was written."""
-        # The name is taken first, so a reader may see an empty file for a moment.
+        """Write a file unless it exists; return True if it was written."""
+        # The file is created before it is written, so a reader may see an empty file for a moment.
         try:
             with open(self._place(name), "xb") as written:
                 written.write(content)
@@ -121,7 +127,7 @@ class PathFolder:
         shutil.copyfile(self._path / name, file)
 
     def delete(self, name: str) -> None:
-        """Delete a file; nothing happens without one."""
+        """Delete a file, if it exists."""
         (self._path / name).unlink(missing_ok=True)
 
     def names(self, prefix: str = "") -> list[str]:
@@ -136,7 +142,7 @@ class PathFolder:
         return [name for name in names if name.startswith(prefix)]
 
     def stored(self, name: str) -> Stored | None:
-        """Return size and checksum of a file; None without the file."""
+        """Return size and checksum of a file; None if it does not exist."""
         with contextlib.suppress(FileNotFoundError):
             return stored_file(self._path / name)
         return None
@@ -148,7 +154,7 @@ class PathFolder:
         return sorted(path.name for path in self._path.iterdir() if path.is_dir())
 
     def below(self, name: str) -> "PathFolder":
-        """Return one of these folders, which need not exist."""
+        """Return the folder `name` in this one; it need not exist."""
         return PathFolder(self._path / name)
 
     def _place(self, name: str) -> Path:
@@ -158,7 +164,7 @@ class PathFolder:
 
 
 class BucketFolder:
-    """The same for a folder of a bucket. Errors are `CloudError`, with the fix."""
+    """A folder in a bucket, with the methods of `PathFolder`; errors are `CloudError`."""
 
     def __init__(self, bucket: str, path: str, *, project: str | None = None, credentials=None):
         try:
@@ -181,7 +187,8 @@ class BucketFolder:
             "Cloud Storage", "storage.googleapis.com", role, project or "the project"
         )
         with self._service.asked(self.address):
-            # Objects need no project; without one the client would look for it, and may find none.
+            # Requests for objects need no project. But without one, the client would search for
+            # it, and raise an error if it finds none.
             client = storage.Client(project=project or "none", credentials=credentials)
             self._bucket = client.bucket(bucket)
 
@@ -210,7 +217,8 @@ class BucketFolder:
                     content, timeout=_SECONDS, if_generation_match=0
                 )
             except self._file_exists:
-                # A repeated request finds the file that the lost answer was about.
+                # If an earlier request has written this file but its answer was lost, the contents
+                # are the same.
                 return self._blob(name).download_as_bytes(timeout=_SECONDS) == content
         return True
 
@@ -227,7 +235,7 @@ class BucketFolder:
         before = self._full("")
         with self._asked(prefix):
             blobs = list(self._bucket.list_blobs(prefix=before + prefix, timeout=_SECONDS))
-        # The console makes empty objects with a slash at the end, to show folders.
+        # Google's console creates empty objects whose names end in a slash, to show folders.
         names = [blob.name for blob in blobs if not blob.name.endswith("/")]
         return sorted(name.removeprefix(before) for name in names)
 
@@ -240,7 +248,7 @@ class BucketFolder:
         before = self._full("")
         with self._asked(""):
             listing = self._bucket.list_blobs(prefix=before, delimiter="/", timeout=_SECONDS)
-            list(listing)  # the prefixes are known after the last page
+            list(listing)  # read all pages, because `prefixes` is complete only then
         return sorted(one.removeprefix(before).rstrip("/") for one in listing.prefixes)
 
     def _asked(self, name: str) -> contextlib.AbstractContextManager:

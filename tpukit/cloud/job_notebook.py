@@ -1,4 +1,4 @@
-"""Read a notebook or a script as a job will run it, and refuse one that cannot run.
+"""Read a notebook or a script as a job will run it, and raise an error if it cannot run.
 
     # %% tags=["parameters"]     begins a cell of a script; in a notebook, a cell with that tag
     preset = "cpu"
@@ -18,15 +18,15 @@ from tpukit.cloud.job_files import refuse_secret
 from tpukit.essentials.display import InvalidTypeError, InvalidValueError, PathNotFoundError
 from tpukit.essentials.environment import load_notebook
 
-_MADE_BY_PAPERMILL = {"injected-parameters", "papermill-error-cell-tag"}  # cells of an earlier run
-_OF_A_RUN = ("widgets", "papermill")  # metadata that holds outputs or describes an earlier run
-NUMBER = "tpukit_cell"  # in the metadata of a cell that is sent: its number in the file, from 0
+_MADE_BY_PAPERMILL = {"injected-parameters", "papermill-error-cell-tag"}  # tags of inserted cells
+_OF_A_RUN = ("widgets", "papermill")  # metadata of an earlier run
+NUMBER = "tpukit_cell"  # the metadata key of a sent cell's number in the file, from 0
 _PERCENT = re.compile(
     r"^#[ ]?%%(.*)$", re.MULTILINE
 )  # begins a cell in Jupytext, VS Code and Spyder
-# Of the job's machine, whatever kernel wrote the notebook.
+# The kernel of the job's machine, which replaces the kernel that wrote the notebook.
 _KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
-# `runpy` and not %run, which prints the error of a script and then succeeds.
+# `runpy` and not %run, because %run prints the error of a script, and the cell succeeds.
 _RUN_SCRIPT = (
     "import runpy, sys\nsys.argv = [{0!r}]\n_ = runpy.run_path({0!r}, run_name='__main__')"
 )
@@ -34,15 +34,17 @@ _RUN_SCRIPT = (
 
 @dataclass(frozen=True)
 class JobNotebook:
-    """A notebook that was checked.
+    """A checked notebook, ready to be sent.
 
     Attributes:
-        content: the notebook without outputs, as it is sent.
-        numbers: for each cell that is sent, its number in the file, from 0.
-        parameters_cell: the index of the cell with the tag "parameters" among those that are sent;
-            -1 without one.
-        defaults: the expressions of that cell, by name; None for a name without a value.
-        script: a file that the notebook only runs, and that must be sent as well.
+        content: the bytes of the notebook without outputs.
+        numbers: the number of each sent cell in the file, from 0.
+        parameters_cell: the index of the cell with the tag "parameters" among the sent cells; -1 if
+            there is none.
+        defaults: the expression that this cell assigns to each name; None for a name without a
+            value of its own.
+        script: the path of a script that the notebook runs as a whole, and that must be sent too;
+            None if there is none.
     """
 
     content: bytes
@@ -53,22 +55,30 @@ class JobNotebook:
 
 
 def read_notebook(path: Path, *, not_secret: Sequence[str] = ()) -> JobNotebook:
-    """Return the checked notebook of an .ipynb or .py file.
+    """Read and check an .ipynb or .py file.
+
+    Args:
+        path: the path of the file.
+        not_secret: texts that look like a secret but are not.
 
     Raises:
-        InvalidValueError: it is not a Python notebook, a cell is not valid Python, or a cell
-            contains text that looks like a secret.
+        PathNotFoundError: the file does not exist.
+        InvalidValueError: the file is not a notebook or script in Python, a cell is not valid
+            Python, or a cell contains text that looks like a secret.
     """
     if path.suffix not in (".ipynb", ".py"):
         raise InvalidValueError(
-            f"a job runs a notebook or a script, got {path.name}", fix="a file .ipynb or .py"
+            f"a job runs a notebook or a script, got {path.name}",
+            fix="pass a file that ends in .ipynb or .py",
         )
     if not path.is_file():
         raise PathNotFoundError(
-            f"no such file: {path}", fix="the path of the notebook, from this folder"
+            f"no such file: {path}", fix=f"pass a path relative to {Path.cwd()}"
         )
     script = None
     if path.suffix == ".py":
+        # A script without cells becomes a single cell that runs the file, so the check of the cells
+        # below would not find a secret in its text.
         text = path.read_text(encoding="utf-8")
         refuse_secret(text, path.name, allowed=not_secret)
         book = _of_script(text, path.name)
@@ -82,6 +92,7 @@ def read_notebook(path: Path, *, not_secret: Sequence[str] = ()) -> JobNotebook:
         text = cell["source"]
         texts.append(text)
         refuse_secret(text, f"cell {number} of {path.name}", allowed=not_secret)
+        # Jupyter's tag for a cell that raises an error on purpose.
         may_fail = "raises-exception" in _tags(cell)
         if cell["cell_type"] == "code" and not may_fail:
             _check_python(text, f"cell {number} of {path.name}")
@@ -96,7 +107,12 @@ def read_notebook(path: Path, *, not_secret: Sequence[str] = ()) -> JobNotebook:
 
 
 def check_parameters(notebook: JobNotebook, parameters: Mapping[str, object]) -> dict[str, object]:
-    """Return parameters that the notebook has and that JSON keeps; refuse others."""
+    """Check parameters, and return them as a dict.
+
+    Raises:
+        InvalidValueError: the notebook does not have a parameter.
+        InvalidTypeError: JSON does not support a value.
+    """
     if parameters and notebook.parameters_cell < 0:
         raise InvalidValueError(
             f"the parameters {', '.join(parameters)} need a cell of parameters, "
@@ -111,7 +127,7 @@ def check_parameters(notebook: JobNotebook, parameters: Mapping[str, object]) ->
         raise InvalidValueError(
             f"no such parameter: {', '.join(map(str, unknown))}",
             found=f"the notebook has {known or 'none in its cell of parameters'}",
-            fix="one of these, or assign the new one in that cell",
+            fix="use one of these names, or assign the new name in that cell",
         )
     for name, value in parameters.items():
         _check_value(name, value)
@@ -119,11 +135,20 @@ def check_parameters(notebook: JobNotebook, parameters: Mapping[str, object]) ->
 
 
 def parse_parameters(notebook: JobNotebook, pairs: Sequence[Sequence[str]]) -> dict[str, object]:
-    """Return the values of `-p name value`: text if the default is text, else a literal."""
+    """Return the values of `-p name value`: text if the default is text, else a Python literal.
+
+    Args:
+        notebook: the notebook.
+        pairs: (name, text) of each `-p`.
+
+    Raises:
+        InvalidValueError: the notebook does not have a parameter, or a text is not a literal.
+    """
     values = {}
     for name, text in pairs:
         check_parameters(notebook, {name: text})
         default = notebook.defaults[name]
+        # The default decides, so that `-p name 1e5` stays text for a parameter that is text.
         if isinstance(default, ast.Constant) and isinstance(default.value, str):
             values[name] = text
             continue
@@ -152,7 +177,7 @@ def _load(path: Path) -> dict:
 
 
 def _of_script(text: str, name: str) -> dict:
-    """Return a script as a notebook: its cells if it has some, else one cell that runs the file."""
+    """Return a script as a notebook: with its cells, or else with one cell that runs the file."""
     found = list(_PERCENT.finditer(text))
     if not found:
         return _book([_cell("code", _RUN_SCRIPT.format(name), tags=[])])
@@ -163,6 +188,7 @@ def _of_script(text: str, name: str) -> dict:
         kind = "code"
         if "[markdown]" in match[1]:
             kind = "markdown"
+            # The text of such a cell is a comment in the script.
             source = re.sub("^# ?", "", source.strip(), flags=re.MULTILINE)
         tags = re.search(r"tags=(\[[^\]]*\])", match[1])
         cells.append(_cell(kind, source, tags=ast.literal_eval(tags[1]) if tags else []))
@@ -178,12 +204,12 @@ def _cell(kind: str, source: str, *, tags: list[str]) -> dict:
 
 
 def _clean(book: dict) -> tuple[int, ...]:
-    """Remove outputs and cells of an earlier run; return the numbers of the cells that stay."""
+    """Remove outputs and the cells that papermill inserted; return the numbers of other cells."""
     numbers = []
     cells = []
     for number, cell in enumerate(book["cells"]):
         source = cell.get("source", "")
-        cell["source"] = "".join(source)  # text, or a list of lines
+        cell["source"] = "".join(source)  # nbformat allows a text or a list of lines
         cell.setdefault("metadata", {})[NUMBER] = number
         if not _MADE_BY_PAPERMILL.isdisjoint(_tags(cell)):
             continue
@@ -205,7 +231,7 @@ def _tags(cell: Mapping) -> list[str]:
 
 
 def _check_python(text: str, place: str) -> None:
-    """Refuse a syntax error. Without IPython, cells with magics are not checked."""
+    """Raise InvalidValueError for a syntax error; without IPython, skip cells with magics."""
     try:
         from IPython.core.inputtransformer2 import TransformerManager
 
@@ -213,7 +239,7 @@ def _check_python(text: str, place: str) -> None:
     except ImportError:
         if re.search(r"^\s*[%!?]|^[^#]*[!?]\s*$|=\s*[%!]", text, re.MULTILINE):
             return
-    except SyntaxError:  # the message of the compiler is better
+    except SyntaxError:  # `compile` below raises it with a better message
         pass
     try:
         compile(text, place, "exec", flags=ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
@@ -227,7 +253,11 @@ def _check_python(text: str, place: str) -> None:
 
 
 def _defaults(text: str) -> dict[str, ast.expr | None]:
-    """Return the names that the cell of parameters assigns, with their expressions."""
+    """Return the expression that the cell of parameters assigns to each name.
+
+    It is None for a name in a tuple, whose value is not an expression of its own.
+    """
+    # Python's parser refuses magics and shell lines.
     lines = [re.sub(r"^\s*[%!].*", "pass", line) for line in text.splitlines()]
     defaults = {}
     for statement in ast.parse("\n".join(lines)).body:
@@ -242,6 +272,7 @@ def _defaults(text: str) -> dict[str, ast.expr | None]:
 
 
 def _check_value(name: str, value: object) -> None:
+    """Raise InvalidTypeError unless a value, and all values in it, are supported by JSON."""
     if isinstance(value, list | tuple):
         for one in value:
             _check_value(name, one)

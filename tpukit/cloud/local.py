@@ -1,4 +1,4 @@
-"""Run a job on this machine: a dry run of the start command that every other target uses."""
+"""Run a job on this machine, as a dry run of the start command of all other targets."""
 
 import contextlib
 import os
@@ -12,22 +12,22 @@ from pathlib import Path
 
 from tpukit.cloud.target import JobPlan, PlatformState, variables_of
 
-# Settings of the machine. Nothing else of this process's environment is passed on.
+# The variables that the job gets from this process: only settings of the machine.
 _OF_THE_MACHINE = re.compile(
     "PATH|HOME|TMPDIR|LANG|LC_ALL|TPUKIT_ENVIRONMENT|(UV|PIP|SSL_CERT|REQUESTS)_.*"
     "|(?i:https?|no|all)_(?i:proxy)"
 )
 _LOG = "machine.log"
-_KILL_SECONDS = 5.0
+_KILL_SECONDS = 5.0  # the longest wait for a process to end
 
 
 class LocalTarget:
-    """Processes of this machine, detached from the one that submits the job."""
+    """Jobs in processes of this machine, which may outlive the process that submits them."""
 
     name = "local"
 
     def start(self, plan: JobPlan) -> dict:
-        """Start run.sh in its own session, with a temporary folder as the machine's disk."""
+        """Start run.sh in a new session, with a temporary folder as the machine's disk."""
         work = tempfile.mkdtemp(prefix="tpukit-job-")
         environment = variables_of(plan)
         for name, value in os.environ.items():
@@ -42,12 +42,13 @@ class LocalTarget:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        process.returncode = 0  # it may outlive this process, of which Popen would warn
+        # Prevents Popen's warning about a process that is still running when Popen is deleted.
+        process.returncode = 0
         handle = {"pid": process.pid, "started": _start_time(process.pid), "work": work}
         return handle | {"grace": plan.options.grace}
 
     def state(self, handle: dict) -> PlatformState:
-        """Return running or gone: the result is in the job's folder."""
+        """Return "running" or "gone"; the job's folder has the result."""
         return PlatformState("running" if _is_alive(handle) else "gone")
 
     def logs(self, handle: dict) -> str:
@@ -55,8 +56,8 @@ class LocalTarget:
         return log.read_text(errors="replace") if log.exists() else ""
 
     def cancel(self, handle: dict) -> None:
-        """Interrupt the cell, give it its time to save, then end all processes of the job."""
-        # After the grace period the kernel is killed, and the results are copied.
+        """Interrupt the cell, wait until it has saved, then kill all processes of the job."""
+        # Twice the grace period, because after it the runner ends the kernel and copies results.
         waits = (
             (signal.SIGTERM, 2 * handle["grace"] + _KILL_SECONDS),
             (signal.SIGKILL, _KILL_SECONDS),
@@ -74,7 +75,7 @@ class LocalTarget:
                 time.sleep(0.1)
 
     def clean_up(self, handle: dict) -> None:
-        """Delete the temporary folder, which has the job's environment."""
+        """Delete the temporary folder, which has the virtual environment of the job."""
         deadline = time.monotonic() + _KILL_SECONDS
         while _is_alive(handle) and time.monotonic() < deadline:
             time.sleep(0.1)  # the process ends a moment after it has written the result
@@ -82,27 +83,31 @@ class LocalTarget:
 
 
 def _is_alive(handle: dict) -> bool:
-    """Compare the start time as well, because another process may have the same number now."""
+    """Return whether the process of a handle is running.
+
+    Its start time is compared too, because the system may have given its id to another process.
+    """
     started = _start_time(handle["pid"])
     return started is not None and started == handle["started"]
 
 
 def _start_time(pid: int) -> str | None:
-    """Return the start time of a process; None for one that has ended.
+    """Return the start time of a process as text; None if the process has ended.
 
-    A process of ours that has ended is a zombie until somebody waits for it, which is done here.
+    A child of this process that has ended remains as a zombie until its parent waits for it. This
+    function does that.
     """
     state, started = _state_and_start_time(pid)
     if state in ("Z", "X", ""):
-        with contextlib.suppress(ChildProcessError):  # it was started by another process
+        with contextlib.suppress(ChildProcessError):  # it is not a child of this process
             os.waitpid(pid, os.WNOHANG)
         return None
     return started
 
 
 def _state_and_start_time(pid: int) -> tuple[str, str]:
-    """Return the letter of a process's state, and its start time; ("", "") if there is none."""
-    if Path("/proc/self/stat").exists():
+    """Return state, as a letter, and start time of a process; ("", "") if it does not exist."""
+    if Path("/proc/self/stat").exists():  # Linux: proc(5), fields 3 and 22
         with contextlib.suppress(OSError):
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             return fields[0], fields[19]

@@ -1,16 +1,17 @@
-"""Name the TPUs of a host as Google does, and start the container of a job."""
+"""Google's names of TPU machines, and the shell lines that start the container of a job."""
 
 import shlex
 
 from tpukit.cloud.target import JobPlan
 from tpukit.profiling import TPUS, Tpu
 
-# Images of TPU VMs. The other generations share the default of `runtime_version`.
+# The images of TPU VMs. The other generations have the default of `runtime_version`.
 _RUNTIMES = {"v5e": "v2-alpha-tpuv5-lite", "v5p": "v2-alpha-tpuv5", "v6e": "v2-alpha-tpuv6e"}
-_TYPES = {"v5e": "ct5lp-hightpu-{}t", "v6e": "ct6e-standard-{}t"}
+_TYPES = {"v5e": "ct5lp-hightpu-{}t", "v6e": "ct6e-standard-{}t"}  # by the number of chips
 
 
 def _machine_spec(tpu: Tpu) -> dict | None:
+    """Return Vertex AI's `machineSpec` for a TPU; None if Vertex AI does not have it."""
     if tpu.generation in _TYPES:
         machine = _TYPES[tpu.generation].format(tpu.chips)
         return {"machineType": machine, "tpuTopology": tpu.topology.partition(":")[2]}
@@ -20,18 +21,18 @@ def _machine_spec(tpu: Tpu) -> dict | None:
     return None
 
 
-# Vertex AI's `machineSpec`; it has none for a v4 or v5p. Only TPUs of one host: no page shows
-# how several hosts of a Vertex AI job find each other.
+# Vertex AI's `machineSpec` of each TPU; there is none for v4 and v5p. It has only TPUs of one host,
+# because Google does not document how several hosts of a Vertex AI job find each other.
 MACHINE_SPECS = {name: spec for name, tpu in TPUS.items() if (spec := _machine_spec(tpu))}
 
 
 def runtime_version(tpu: Tpu) -> str:
-    """Return the image that a TPU VM starts with; SkyPilot's default for a v5e is that of a v5p."""
+    """Return the name of the image with which a TPU VM starts."""
     return _RUNTIMES.get(tpu.generation, "tpu-ubuntu2204-base")
 
 
 def image_of(plan: JobPlan) -> str:
-    """Return the user's container, or a plain Python of the caller's version."""
+    """Return the user's container image, or a plain image with the caller's version of Python."""
     return plan.options.image or f"python:{plan.python}"
 
 
@@ -47,16 +48,16 @@ def container_lines(
 
         exec timeout --foreground --kill-after=60 7800 docker run --init ... python:3.12 bash ...
 
-    `timeout` is the backstop for a runner that does not end. It and Docker's client pass SIGTERM on
-    to one process, and `--init` to run.sh alone, so that the kernel can save. Without the
-    container, SkyPilot would send SIGTERM to the kernel too.
+    `timeout` ends a runner that does not end by itself. `timeout` and Docker's client pass SIGTERM
+    on to a single process, and `--init` passes it only to run.sh, so that the notebook's kernel can
+    save. Without the container, SkyPilot would send SIGTERM to the kernel too.
 
     Args:
         plan: the plan of the job.
-        command: the command of the container.
-        mounts: folders of the machine, seen under the same path in the container.
-        seconds: until the container is ended, as a shell word.
-        docker: the command, such as "sudo docker".
+        command: the command to run in the container.
+        mounts: folders of the machine, which have the same path in the container.
+        seconds: the seconds after which the container is ended, as a shell word.
+        docker: the Docker command, such as "sudo docker".
     """
     name = f"tpukit-{plan.name}"
     image = image_of(plan)
@@ -66,7 +67,7 @@ def container_lines(
     options += [f"--volume={folder}:{folder}" for folder in mounts]
     for variable, reference in plan.secrets.items():
         if reference.startswith("env:"):
-            options.append(f"--env={variable}")  # Docker copies the caller's value
+            options.append(f"--env={variable}")  # without a value, Docker copies the caller's
     lines = []
     registry = image.partition("/")[0]
     if registry.endswith((".pkg.dev", "gcr.io")):
@@ -74,7 +75,7 @@ def container_lines(
         lines.append(login)
         if "sudo" in docker:
             lines.append(f"sudo {login}")
-    # A container that lost its client would still hold the chips.
+    # A container of an earlier attempt whose client was killed may still run and use the chips.
     lines.append(f"{docker} rm --force {name} > /dev/null 2>&1")
     words = shlex.join([*options, image, *command])
     lines.append(f"exec timeout --foreground --kill-after=60 {seconds} {docker} run {words}")

@@ -3,7 +3,8 @@
     spot        vertex: passed on    gcloud: passed on    skypilot: passed on    local: refused
     zone        vertex: refused      gcloud: required     skypilot: passed on    local: refused
 
-An option that a target does not pass on is an error before anything is sent. It is never ignored.
+If a target cannot pass an option on to its platform, the option is an error before anything is
+sent. No option is ignored.
 """
 
 import re
@@ -18,7 +19,7 @@ from tpukit.profiling import find_tpu
 SHORTEST_TIMEOUT = 60  # seconds
 
 _OF_SKYPILOT = ("SkyPilot takes it from its own configuration", "set it in ~/.sky/config.yaml")
-# Per target the options that it refuses: the reason, and the fix. All others are honoured.
+# For each target, the options that it does not support, each with the reason and the fix.
 REFUSED = {
     "vertex": {
         "zone": ("a Vertex AI job has a region and no zone", 'region="us-west4"'),
@@ -43,10 +44,12 @@ REFUSED = {
     ),
 }
 
-# A region is such as us-west4. A project may begin with a domain: example.com:my-project.
+# Regular expressions. A region is, for example, us-west4. A project may begin with a domain, as in
+# example.com:my-project.
 _REGION = "[a-z]+(-[a-z]+)+[0-9]+"
 _PROJECT = r"([a-z0-9.-]+:)?[a-z0-9]([a-z0-9-]*[a-z0-9])?"
-# Per option a pattern and an example. They become parts of commands, so nothing else is accepted.
+# For each option, the pattern that its value must match, and an example. Values become parts of
+# shell commands, so nothing else is accepted.
 _PATTERNS = {
     "zone": (f"{_REGION}-[a-z0-9]+", "us-west4-a"),
     "region": (_REGION, "us-central1"),
@@ -71,10 +74,10 @@ _SECRETS = {
 
 
 def check_plan(plan: JobPlan) -> None:
-    """Raise InvalidValueError for an option that the target of the plan does not support.
+    """Check all options of a plan against its target.
 
     Raises:
-        ValueError: the message names the option, the target and the fix.
+        InvalidValueError: an option is not valid, or the target does not support it.
     """
     if not re.fullmatch(_NAME, plan.name):
         raise InvalidValueError(
@@ -138,7 +141,7 @@ def _check_reservation(plan: JobPlan) -> None:
 
 
 def _check_machine(plan: JobPlan) -> None:
-    """Refuse a missing chip, zone or bucket, and a chip that the target does not have."""
+    """Raise InvalidValueError for a missing chip, zone or bucket, or a chip the target lacks."""
     if plan.target == "local":
         if "://" in plan.folder:
             raise InvalidValueError(
@@ -170,7 +173,7 @@ def _check_secrets(plan: JobPlan) -> None:
     for name, reference in plan.secrets.items():
         is_variable = re.fullmatch(_VARIABLE, name)
         if not is_variable or not re.fullmatch(pattern, reference):
-            # The reference is not printed: it may be the secret itself.
+            # Do not print the reference, because the user may have passed the secret itself.
             raise InvalidValueError(
                 f"the secret {name!r} is not a reference that the target {plan.target} reads",
                 found="tpukit never sends secrets as plain text",
@@ -179,7 +182,7 @@ def _check_secrets(plan: JobPlan) -> None:
 
 
 def largest_cost(plan: JobPlan) -> str:
-    """Return the price per hour and the largest possible cost, as a single line."""
+    """Return one line with the price per hour and the largest possible cost of a job."""
     if plan.target == "local" or plan.tpu is None:
         return "nothing: it runs on this machine"
     hours = plan.timeout / 3600

@@ -4,9 +4,9 @@
     Ray worker       one process: launches         one process: launches
     forked workers   core 0, 1, 2, 3               core 4, 5, 6, 7
 
-Ray finds the hosts, starts one process on each, and keeps the checkpoints. If a host is lost, Ray
-starts all hosts again from the last checkpoint. Ray's process takes the role of a notebook's
-kernel: it calls `launch`, and never opens the device.
+Ray finds the hosts, starts one process on each, and stores the checkpoints. If a host is lost, Ray
+starts all hosts again from the last checkpoint. Ray's process on a host has the role of a
+notebook's kernel: it calls `launch`, and never opens the device.
 """
 
 import contextlib
@@ -36,10 +36,10 @@ from tpukit.essentials.launcher import Core, Hosts, Run
 from tpukit.profiling import parse_duration
 
 _SECONDS_BETWEEN_REPORTS = 1.0
-# The seconds in which all hosts must start. After them Ray Train tries again.
+# Ray's variable for the seconds in which all hosts must start. After that, Ray Train tries again.
 _SECONDS_PER_TRY = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
 _DEFAULT_SECONDS_PER_TRY = 60
-_RUN = "run-{}.pickle"  # the `Run` of a host, in the last checkpoint
+_RUN = "run-{}.pickle"  # the file of a host's `Run` in the last checkpoint
 
 
 def launch_on_hosts(
@@ -58,33 +58,39 @@ def launch_on_hosts(
     """Run `fn(core, *args)` on every core of several hosts as a single run, and return all results.
 
     Call it on a machine of a Ray cluster. `core.rank` and `core.world_size` count the cores of all
-    hosts. On each host the function runs in an empty folder, so give `fit` a relative path: its
-    checkpoints are copied to the storage within seconds. Other files are lost with their host. If a
-    host is lost, all hosts start again from the last checkpoint. A call with the same storage and
-    name continues from its last checkpoint.
+    hosts. On each host, the function runs in an empty folder. Pass a relative path to `fit`: its
+    checkpoints in this folder are copied to the storage within seconds. Other files are lost if
+    their host is lost. If a host is lost, all hosts start again from the last checkpoint. A later
+    call with the same storage and name continues from the last checkpoint too.
 
     Args:
         fn: the worker function, as for `launch`.
         *args: further arguments of the function. The function, its arguments and the code of its
-            module are pickled. All other modules that it imports must be on the hosts.
-        hosts: the number of hosts, for a cluster without a TPU slice; all have the same number of
-            cores.
-        topology: the topology of a TPU slice, such as "4x4"; its hosts are reserved together.
-        accelerator: Ray's name of the slice: "TPU-V5LITEPOD", "TPU-V6E", "TPU-V4".
-        storage: a folder that all hosts reach: "gs://bucket/runs", or one on a shared file system.
+            module are pickled. All other modules that it imports must be installed on the hosts.
+        hosts: the number of hosts, 2 or more, with the same number of cores each; None for a TPU
+            slice.
+        topology: the topology of a TPU slice, such as "4x4", whose hosts are reserved together;
+            None without a slice.
+        accelerator: Ray's name of the slice: "TPU-V5LITEPOD", "TPU-V6E", "TPU-V4"; None without a
+            slice.
+        storage: a folder that all hosts can read and write: "gs://bucket/runs", or a folder on a
+            shared file system.
         name: the name of the run.
-        failures: how often the run may start again; 0 for never. An error of the function counts as
-            a failure.
-        patience: the longest wait for hosts, at the start and for the replacement of a lost host.
-        resources: what a Ray worker reserves on its host besides the TPU; None for one CPU.
-        **options: of `launch`: cores (per host), backend, seed, timeout, limits, matmul_precision.
+        failures: how often the run may start again after a failure; 0 for never. An error of the
+            function is a failure too.
+        patience: the longest wait for hosts, at the start and for the replacement of a lost host,
+            such as "30m", or seconds.
+        resources: the resources that Ray reserves per host besides the TPU; None for one CPU.
+        **options: options of `launch`: cores (per host), backend, seed, timeout, limits,
+            matmul_precision.
 
     Returns:
-        A `Run`: `results` by rank, and `cores` of all hosts. `seconds` count from the last start.
+        A `Run` with the results of all hosts' cores in `results`, by rank. `cores` is the number of
+        all cores, and `seconds` the time since the last start.
 
     Raises:
         NotInstalledError: Ray is not installed.
-        InvalidValueError: neither `hosts` nor a slice is given, or Ray knows no such slice.
+        InvalidValueError: neither `hosts` nor `topology` is given, or the slice does not exist.
         MultiHostError: the run failed more than `failures` times, or hosts did not start.
     """
     ray = import_ray()
@@ -99,7 +105,7 @@ def launch_on_hosts(
     from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
     seconds_per_try = float(os.environ.get(_SECONDS_PER_TRY, _DEFAULT_SECONDS_PER_TRY))
-    # Ray counts a start that takes too long as a failure of its controller.
+    # For Ray, a start that takes too long is a failure of its controller, so limit their number.
     start_attempts = math.ceil(parse_duration(patience, "patience") / seconds_per_try)
     scaling = ScalingConfig(**_scaling(hosts, topology, accelerator, resources))
     if not ray.is_initialized():
@@ -129,10 +135,10 @@ def launch_on_hosts(
 
 
 class MultiHostError(TpukitError, RuntimeError):
-    """A run over several hosts failed for good.
+    """A run over several hosts failed, and is not started again.
 
     Attributes:
-        failures: the error of each host, as text.
+        failures: the error of each host that failed, as text, by the number of the host.
     """
 
     failures: Mapping[int, str] = types.MappingProxyType({})
@@ -156,7 +162,7 @@ def import_ray():
 def keep_signals() -> Iterator[None]:
     """Restore the handlers of SIGINT and SIGTERM at the end of the block.
 
-    Ray replaces them, and then no cell could be interrupted.
+    Ray replaces them, so that cells could no longer be interrupted.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -166,7 +172,7 @@ def keep_signals() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            if handler is not None:  # None is a handler that was not set from Python
+            if handler is not None:  # None: the handler was not set by Python
                 signal.signal(number, handler)
 
 
@@ -190,7 +196,7 @@ def _scaling(
     accelerator: str | None,
     resources: dict[str, float] | None,
 ) -> dict:
-    """Return the arguments of Ray's `ScalingConfig`."""
+    """Return the arguments of Ray's `ScalingConfig` for the arguments of `launch_on_hosts`."""
     more = {"CPU": 1} | (resources or {})
     if topology is None and (not isinstance(hosts, int) or hosts < 2):
         raise InvalidValueError(
@@ -204,7 +210,7 @@ def _scaling(
         return {
             "num_workers": hosts,
             "resources_per_worker": more,
-            "placement_strategy": "STRICT_SPREAD",  # a worker per host
+            "placement_strategy": "STRICT_SPREAD",  # at most one worker per host
         }
     count, per_host = hosts_of_slice(topology, accelerator)
     if hosts not in (None, count):
@@ -217,16 +223,17 @@ def _scaling(
         "use_tpu": True,
         "topology": topology,
         "accelerator_type": accelerator,
-        # By default Ray starts a worker per chip. torch_xla would take each for a host.
+        # All resources of a host, because by default Ray starts one worker per chip, and each
+        # worker would be a host for torch_xla.
         "resources_per_worker": per_host | more,
     }
 
 
 def hosts_of_slice(topology: str, accelerator: str | None) -> tuple[int, dict[str, float]]:
-    """Return the number of hosts of a TPU slice, and the resources that Ray counts per host.
+    """Return the number of hosts of a TPU slice, and Ray's resources per host.
 
     Raises:
-        InvalidValueError: Ray knows no such slice.
+        InvalidValueError: the slice does not exist.
     """
     from ray.util.tpu import get_tpu_worker_resources
 
@@ -243,16 +250,16 @@ def hosts_of_slice(topology: str, accelerator: str | None) -> tuple[int, dict[st
 
 
 class _CoreResult(NamedTuple):
-    """One core of a run: its rank, its result, and two facts about its memory."""
+    """The result of one core of a run."""
 
     rank: int
     result: object
-    memory: object
-    grown: object
+    memory: object  # its entry of `Run.memory`
+    grown: object  # its entry of `Run.memory_growth`
 
 
 def _joined(parts: list[Path]) -> Run:
-    """Return one `Run` from the pickled runs of all hosts."""
+    """Join the pickled runs of all hosts to one `Run`, with the cores in the order of ranks."""
     from ray import cloudpickle
 
     runs: list[Run] = [cloudpickle.loads(part.read_bytes()) for part in parts]
@@ -263,7 +270,7 @@ def _joined(parts: list[Path]) -> Run:
             cores.append(_CoreResult(*result, memory, growth))
     cores.sort(key=lambda core: core.rank)
     return replace(
-        max(runs, key=lambda run: len(run.log)),  # only the host of rank 0 keeps logged rows
+        max(runs, key=lambda run: len(run.log)),  # only the host of rank 0 has logged rows
         results=[core.result for core in cores],
         cores=len(cores),
         seconds=max(run.seconds for run in runs),
@@ -273,7 +280,7 @@ def _joined(parts: list[Path]) -> Run:
 
 
 def _explained(error: Exception, failures: int) -> MultiHostError:
-    """Return the error for the user, with the text of the host that failed first."""
+    """Return the error for the user, with the message of the host that failed first."""
     by_host = getattr(error, "worker_failures", {})
     texts = {number: str(failure) for number, failure in by_host.items()}
     if not texts:
@@ -284,7 +291,8 @@ def _explained(error: Exception, failures: int) -> MultiHostError:
         )
 
     def order(number: int) -> tuple[bool, int]:
-        # When a host fails, the others fail too, because they wait for it in a collective.
+        # When a host fails, all others wait for it in a collective until they fail too. So a host
+        # with another error has failed first.
         return "waiting for the other cores" in texts[number], number
 
     first = min(texts, key=order)
@@ -295,10 +303,13 @@ def _explained(error: Exception, failures: int) -> MultiHostError:
 
 
 def _pickled(task: "_Task") -> bytes:
-    """Pickle the function with its code, so that the hosts need not have its module."""
+    """Pickle the function with the code of its module, which the hosts need not have.
+
+    A module in site-packages is not pickled.
+    """
     from ray import cloudpickle
 
-    function = getattr(task.fn, "func", task.fn)  # of a functools.partial
+    function = getattr(task.fn, "func", task.fn)  # the function in a functools.partial
     module = inspect.getmodule(function)
     file = getattr(module, "__file__", None)
     is_sent = bool(file) and module.__name__ != "__main__"
@@ -323,23 +334,26 @@ class _Task:
     def on_core(self, core: Core, *args: object) -> tuple[int, object]:
         """Run the function on a core; return (rank, result).
 
-        On a TPU the chips of a host may have any ranks.
+        The rank is returned because on a TPU the chips of a host may have any ranks.
         """
         return core.rank, self.fn(core, *args)
 
 
 def _on_a_host(config: dict) -> None:
-    """Launch this host's part of the run, and report new checkpoints from its folder."""
+    """Launch the function on the cores of this host, and report new checkpoints of its folder.
+
+    Ray Train calls it on every host.
+    """
     from ray import cloudpickle, train
 
     task: _Task = cloudpickle.loads(config["task"])
-    # Otherwise Ray prints a line for every report.
+    # Below this level, Ray prints a line for every report.
     logging.getLogger("ray.train").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory(prefix="tpukit-host-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         os.chdir(folder)
-        # Every host begins with the reported checkpoint and with nothing newer. Otherwise the
-        # hosts would continue from different steps.
+        # The folder is new, so every host begins with the last reported checkpoint. With newer
+        # files of their own, hosts would continue from different steps.
         last = train.get_checkpoint()
         if last:
             last.to_directory(name)
@@ -356,14 +370,14 @@ def _on_a_host(config: dict) -> None:
         reports.end()
         file = _RUN.format(hosts.number)
         (folder / file).write_bytes(cloudpickle.dumps(run))
-        # The folders of the other hosts may hold the checkpoint with which they began. It must not
-        # replace the newer one that core 0 has written.
+        # The folders of other hosts may have the checkpoint with which they began. It must not
+        # replace the newer checkpoint that core 0 has written.
         has_core_0 = any(rank == 0 for rank, _ in run.results)
         reports.report(file, checkpoints=has_core_0)
 
 
 def _meet(train) -> Hosts:
-    """Return the hosts of the run, with the address of a port that host 0 has opened.
+    """Return this host's number, the number of hosts, and the address of a port on host 0.
 
     Collective: call it on every host.
     """
@@ -374,6 +388,7 @@ def _meet(train) -> Hosts:
     listener = None
     address = None
     if context.get_world_rank() == 0:
+        # The system chooses a free port. The socket stays open, so that no other process gets it.
         listener = socket.create_server((get_node_ip_address(), 0))
         address = listener.getsockname()
     address = broadcast_from_rank_zero(address)
@@ -383,8 +398,13 @@ def _meet(train) -> Hosts:
 class _Reports:
     """Report new checkpoints of a folder to Ray, from a thread that runs during the launch.
 
-    A report is a collective of all hosts, and only the host of core 0 writes checkpoints. So host 0
-    begins a report about every second, and all hosts join it. Most reports carry no checkpoint.
+    A report is a collective of all hosts, but only the host of core 0 writes checkpoints. So host 0
+    begins a report about every second, and all hosts take part. Most reports have no checkpoint.
+
+    Args:
+        train: the module `ray.train`.
+        folder: the folder in which the worker function runs.
+        is_first: True on host 0.
     """
 
     def __init__(self, train, folder: Path, *, is_first: bool):
@@ -401,24 +421,27 @@ class _Reports:
         self._thread.start()
 
     def row(self, row: dict) -> None:
-        """Keep the newest logged numbers, for the next report."""
+        """Store the newest logged numbers for the next report."""
         self._row = self._row | row
 
     def end(self) -> None:
-        """Stop the reports of the thread. Collective: returns when all hosts have stopped."""
+        """Stop the reports of the thread, and wait until all hosts have stopped theirs.
+
+        Collective: call it on every host.
+        """
         self._done.set()
         self._thread.join()
         if self._error:
             raise self._error
 
     def report(self, *also: str, checkpoints: bool = True) -> None:
-        """Report all folders with checkpoints if there is a new checkpoint, and other files.
+        """Report to Ray: with new checkpoints and further files, or, without any, only the numbers.
 
         Collective: call it on every host.
 
         Args:
-            also: names of further files in the folder.
-            checkpoints: whether to look for checkpoints.
+            also: the names of further files in the folder.
+            checkpoints: True to report new checkpoints of the folder.
         """
         steps = self._steps() if checkpoints else set()
         if steps <= self._reported and not also:
@@ -434,7 +457,7 @@ class _Reports:
 
         try:
             while True:
-                goes_on = None  # on the other hosts: the broadcast ignores it
+                goes_on = None  # the broadcast ignores the value of all hosts except host 0
                 if self._is_first:
                     goes_on = not self._done.wait(_SECONDS_BETWEEN_REPORTS)
                 if not broadcast_from_rank_zero(goes_on):
@@ -444,18 +467,21 @@ class _Reports:
             self._error = error
 
     def _steps(self) -> set[Path]:
-        """Return the checkpoints of `fit`, which have this name as soon as they are complete."""
+        """Return the paths of `fit`'s checkpoints; they get this name when they are complete."""
         return {*self._folder.rglob("step-*.pt")}
 
     @contextlib.contextmanager
     def _copy(self, folders: set[Path], also: tuple[str, ...]) -> Iterator[str]:
-        """Yield a folder with links to the files, because the running `fit` removes old ones."""
+        """Yield a temporary folder with hard links to the files.
+
+        Ray reads the files there, because the running `fit` removes old checkpoints meanwhile.
+        """
         files = [self._folder / name for name in also]
         for folder in folders:
             files += [path for path in folder.iterdir() if path.is_file()]
         with tempfile.TemporaryDirectory(prefix="tpukit-report-", dir=self._folder.parent) as copy:
             for path in files:
-                if path.name.startswith("."):  # a lock, or an unfinished file
+                if path.name.startswith("."):  # a lock file, or an unfinished file
                     continue
                 to = Path(copy) / path.relative_to(self._folder)
                 to.parent.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,11 @@
-"""Execute a notebook on the machine of its job, and keep the job's folder up to date.
+"""Execute a notebook on the machine of its job, and copy its files to the job's folder.
 
     work/run/            the working directory of the notebook
-    work/notebook.ipynb  the executed notebook, written by papermill before and after each cell
+    work/notebook.ipynb  the executed notebook, which papermill writes before and after each cell
 
-A thread copies changed files into the job's folder every two seconds. After a loss of the machine,
+A thread copies changed files into the job's folder every two seconds. If the machine is lost,
 another attempt continues with the files of the last copy. result.json is written last, after all
-other files are in the folder and were compared with those of this machine.
+other files in the folder were compared with those of this machine.
 """
 
 import base64
@@ -27,16 +27,16 @@ from typing import NamedTuple
 from tpukit.cloud.job_folder import JobFolder, open_folder, read_json, stored_file, write_json
 from tpukit.cloud.job_notebook import NUMBER
 
-_BETWEEN_COPIES = 2.0  # seconds; Cloud Storage takes one write per second and name
-_BETWEEN_LOOKS = 5.0  # seconds, at the marker that cancels the job
-_LONGEST_WAIT = 10.0  # seconds, of a file that changes all the time, for its copy
-_CHECKPOINT = re.compile(r"(?:^|/)step-\d{8,}(?:-best)?-[0-9a-f]{8}[.]pt$")  # as `fit` names it
-_LOG_PIECE = 256 * 2**10  # characters; a piece is written again until it is full
-_LONGEST_LOG = 200 * 2**20  # characters of an attempt
-_LONGEST_OUTPUT = 10 * 2**20  # characters of a cell, in the notebook
-_FINAL_TRIES = 8  # of the last copy, over about four minutes
-_PAPERMILL_ERROR = "papermill-error-cell-tag"  # of the cells that papermill inserts
-_Key = tuple[int, int, int]  # of a file: another one after every change
+_BETWEEN_COPIES = 2.0  # seconds; Cloud Storage allows one write per second to a name
+_BETWEEN_LOOKS = 5.0  # seconds between two requests for the file "cancel"
+_LONGEST_WAIT = 10.0  # seconds after which a file is copied even if it changes all the time
+_CHECKPOINT = re.compile(r"(?:^|/)step-\d{8,}(?:-best)?-[0-9a-f]{8}[.]pt$")  # the names by `fit`
+_LOG_PIECE = 256 * 2**10  # characters; a piece of the log is written again until it is full
+_LONGEST_LOG = 200 * 2**20  # characters of the log of an attempt
+_LONGEST_OUTPUT = 10 * 2**20  # characters of a cell's output in the notebook
+_FINAL_TRIES = 8  # the number of tries for the last copy, in about four minutes
+_PAPERMILL_ERROR = "papermill-error-cell-tag"  # the tag of cells that papermill inserts
+_Key = tuple[int, int, int]  # time, size and inode of a file, which differ after every change
 _EXIT_CODES = {"succeeded": 0, "interrupted": 75}  # 75: EX_TEMPFAIL of sysexits.h, "try again"
 
 
@@ -46,14 +46,14 @@ class _Log:
     def __init__(self, attempt: int):
         self._attempt = attempt
         self._piece = 1
-        self._text = ""  # of this piece
-        self._saved = 0  # characters of it in the folder
-        self._length = 0  # of the whole log
-        self._is_cut = False  # whether the log has its notice
+        self._text = ""  # the text of the current piece
+        self._saved = 0  # the number of characters of `_text` that are in the folder
+        self._length = 0  # the number of characters of the whole log
+        self._is_cut = False  # True if the log has reached its limit and has a notice about it
         self._lock = threading.Lock()
 
     def write(self, text: str) -> None:
-        """Add text, as papermill does for the output of cells."""
+        """Add text to the log; papermill calls it with the output of cells."""
         sys.stdout.write(text)
         with self._lock:
             room = _LONGEST_LOG - self._length
@@ -71,7 +71,8 @@ class _Log:
         sys.stdout.flush()
 
     def save(self, folder: JobFolder) -> None:
-        """Write the newest, unfinished piece of the log."""
+        """Write the current piece of the log into the folder; if it is full, begin the next."""
+        # The lock is not held during the upload, so that cells can go on printing.
         with self._lock:
             text = self._text
         if len(text) == self._saved:
@@ -86,24 +87,24 @@ class _Log:
 
 
 class _Change(NamedTuple):
-    """A file that differs from its copy, since which time, and its state when last examined."""
+    """A file that differs from its copy in the job's folder."""
 
-    since: float
-    key: _Key | None
+    since: float  # when the difference was first seen
+    key: _Key | None  # the key of the file when it was last examined
 
 
 class _WorkingDirectory:
     """The working directory of the notebook, and its copy in the job's folder, out/.
 
-    A file is copied if it has not changed since it was last examined, because a half-written file
-    is useless. Checkpoints of `fit` get their names when they are whole, so they are copied at
-    once. A file that changes all the time is copied every ten seconds, unless it changes during the
-    copy.
+    A changed file is copied when two examinations in a row find the same key, because a partly
+    written file is useless. Checkpoints of `fit` are copied at once, because `fit` gives them their
+    names when they are complete. A file that changes all the time is copied every ten seconds,
+    unless it changes during the copy.
 
     Attributes:
         path: the path of the directory.
         copied: the names of all files in out/.
-        deleted: the names of files that were sent and that the notebook has deleted.
+        deleted: the names of the sent files that the notebook has deleted.
     """
 
     def __init__(self, folder: JobFolder, work: Path):
@@ -111,18 +112,19 @@ class _WorkingDirectory:
         self.copied: set[str] = set()
         self.deleted: list[str] = read_json(folder, "state.json").get("deleted", [])
         self._folder = folder
-        self._spare = work / "changing"
-        self._sent: set[str] | None = None  # files that came with the job; None before `restore`
-        self._saved: dict[str, _Key] = {}  # the files as another attempt would get them
+        self._spare = work / "changing"  # a copy of a file that changes all the time
+        self._sent: set[str] | None = None  # names of the sent files; None before `restore`
+        self._saved: dict[str, _Key] = {}  # the key of each file that is in in/ or out/
         self._changes: dict[str, _Change] = {}
 
     def restore(self, sent: JobFolder) -> None:
-        """Copy the sent files, and those of earlier attempts, into the working directory."""
+        """Copy the sent files and the files of earlier attempts into the working directory."""
         self.path.mkdir(parents=True, exist_ok=True)
         names = set(sent.names())
         for name in names.difference(self.deleted):
             sent.download(name, self.path / name)
             self._saved[name] = _key(self.path / name)
+        # After the sent files, because an earlier attempt may have changed them.
         for saved in self._folder.names("out/"):
             name = saved.removeprefix("out/")
             self._folder.download(saved, self.path / name)
@@ -131,9 +133,13 @@ class _WorkingDirectory:
         self._sent = names
 
     def copy(self, *, is_final: bool) -> None:
-        """Copy changed files, and delete deleted ones."""
+        """Copy changed files to out/, and delete files from out/ that the notebook has deleted.
+
+        Args:
+            is_final: True to copy all changed files, because nothing writes to them any more.
+        """
         if self._sent is None:
-            return  # a file that is missing was not deleted
+            return  # before `restore`, a missing file is not one that the notebook has deleted
         there = _files(self.path)
         for name, key in there.items():
             if key != self._saved.get(name):
@@ -142,10 +148,11 @@ class _WorkingDirectory:
         for name in self.copied - there.keys():
             self._folder.delete(f"out/{name}")
             self.copied.discard(name)
-            del self._saved[name]  # it may come back unchanged
+            del self._saved[name]  # so that it is copied if the notebook restores it unchanged
         self.deleted = sorted(self._sent - there.keys())
 
     def _copy_changed(self, name: str, key: _Key, *, is_final: bool) -> None:
+        """Copy a changed file to out/, if it is complete or has changed for ten seconds."""
         now = time.monotonic()
         change = self._changes.get(name) or _Change(now, None)
         self._changes[name] = _Change(change.since, key)
@@ -155,7 +162,7 @@ class _WorkingDirectory:
         file = self.path / name
         if not is_whole:
             shutil.copyfile(file, self._spare)
-            if _key(file) != key:
+            if _key(file) != key:  # changed during the copy: try again at the next call
                 return
             file = self._spare
         self._folder.write(f"out/{name}", file)
@@ -168,8 +175,9 @@ class _Attempt:
     """One start of a job on a single machine.
 
     Attributes:
-        number: from 1. The machine that makes the file of the next number takes over the job.
-        reason: why the notebook must end: "timed out", "cancelled", "replaced"; empty for a signal
+        number: the number of the attempt, from 1. The machine that creates the file of the next
+            number takes over the job.
+        reason: why the notebook must end: "timed out", "cancelled" or "replaced"; "" for a signal
             of the platform.
     """
 
@@ -191,14 +199,12 @@ class _Attempt:
         return self.files.path
 
     def restore(self, source: Path) -> None:
-        """Copy all files to this machine; keep the last attempt's notebook under its number."""
+        """Copy all files to this machine; rename the notebook of the last attempt in the folder."""
         self.files.restore(open_folder(source / "in" / "files"))
         if self.number == 1:
             return
         count = len(self.files.copied)
-        self.log.write(
-            f"tpukit: attempt {self.number}, with {count} files of the attempts before\n"
-        )
+        self.log.write(f"tpukit: attempt {self.number}, with {count} files of earlier attempts\n")
         earlier = self.folder.read("notebook.ipynb")
         if earlier:
             self.folder.write(f"notebook-attempt-{self.number - 1}.ipynb", earlier)
@@ -206,6 +212,8 @@ class _Attempt:
     def save(self, state: str = "running", *, is_final: bool = False) -> None:
         """Copy changed files to the folder; raise `_Replaced` if another machine has taken over."""
         with self._lock:
+            # After an interruption the platform may start the job elsewhere while this machine
+            # still runs. The later attempt wins, so this one must not overwrite its files.
             if self.folder.read(_attempt_file(self.number + 1)) is not None:
                 self.reason = "replaced"
                 raise _Replaced
@@ -243,7 +251,11 @@ class _Replaced(Exception):
 
 
 def main(arguments: list[str]) -> int:
-    """Run a job; the arguments are its address, the folder with `in/`, and the work folder."""
+    """Run a job, and return the exit code; see `tpukit.cloud.target`.
+
+    Args:
+        arguments: the address of the job's folder, the folder with in/, and the work folder.
+    """
     address, source, work = arguments
     folder = open_folder(address)
     attempt = _Attempt(folder, Path(work))
@@ -253,10 +265,11 @@ def main(arguments: list[str]) -> int:
     over = threading.Event()
     try:
         result = _run(attempt, request, Path(source), over)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from here on, all is copied
+        # The notebook is over. From here on SIGTERM must not stop the last copy.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     except KeyboardInterrupt:
         result = {"state": attempt.reason or "interrupted"}
-    except Exception as error:  # without a result it would start again
+    except Exception as error:  # without a result, the platform would start the job again
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         text = traceback.format_exc()
         result = {
@@ -273,10 +286,12 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(attempt: _Attempt, request: Mapping, source: Path, over: threading.Event) -> dict:
+    """Restore files and secrets, start the two threads, and execute the notebook."""
     plan = request["plan"]
     threading.Thread(
         target=_watch, args=(attempt, float(plan["timeout"]), over), daemon=True
     ).start()
+    # The thread above runs already, so that the time limit also bounds the downloads below.
     os.environ |= read_secrets(plan.get("secrets", {}))
     os.environ |= {"TPUKIT_JOB": plan["name"], "TPUKIT_ATTEMPT": str(attempt.number)}
     attempt.restore(source)
@@ -307,7 +322,7 @@ def _execute(attempt: _Attempt, request: Mapping, source: Path) -> dict:
             stderr_file=attempt.log,
             start_timeout=300,
             autosave_cell_every=10,
-            iopub_timeout=60,  # nbclient's 4 s are short for a machine with a lot to do
+            iopub_timeout=60,  # seconds; nbclient's default of 4 s is too short for a busy machine
         )
     except papermill.PapermillExecutionError:
         failure = _failed_cell(attempt)
@@ -321,7 +336,10 @@ def _execute(attempt: _Attempt, request: Mapping, source: Path) -> dict:
 
 
 def _failed_cell(attempt: _Attempt) -> dict:
-    """Return the error of the first cell that has no tag "raises-exception", if any."""
+    """Return the error of the first cell without the tag "raises-exception"; {} if there is none.
+
+    If there is none, the cells that papermill has inserted for an error are removed.
+    """
     place = attempt.work / "notebook.ipynb"
     book = json.loads(place.read_text(encoding="utf-8"))
     for cell in book["cells"]:
@@ -344,7 +362,7 @@ def _failed_cell(attempt: _Attempt) -> dict:
             "evalue": error["evalue"],
             "traceback": text,
         }
-    # papermill has marked a cell that may fail.
+    # papermill has inserted an error cell for a cell that may fail.
     book["cells"] = [cell for cell in book["cells"] if _PAPERMILL_ERROR not in _tags(cell)]
     _WholeFiles(attempt).write(json.dumps(book, indent=1), str(place))
     return {}
@@ -359,13 +377,16 @@ def _tags(cell: Mapping) -> list[str]:
 
 
 class _WholeFiles:
-    """Write notebooks completely or not at all; papermill itself writes in place."""
+    """A writer for papermill that writes notebooks completely or not at all.
+
+    papermill's own writer overwrites the file in place.
+    """
 
     def __init__(self, attempt: _Attempt):
         self._attempt = attempt
 
     def write(self, text: str, path: str) -> None:
-        """Write the executed notebook, and note the cell that runs."""
+        """Write the executed notebook, and store the number of the running cell."""
         book = json.loads(text)
         for cell in book["cells"]:
             if len(text) > _LONGEST_OUTPUT and "outputs" in cell:
@@ -384,12 +405,12 @@ class _WholeFiles:
 
 
 def _limited(outputs: list[dict]) -> list[dict]:
-    """Return the outputs of a cell up to `_LONGEST_OUTPUT` characters, and its error."""
+    """Return the first outputs of a cell, up to `_LONGEST_OUTPUT` characters, and its error."""
     kept = []
     room = _LONGEST_OUTPUT
     for output in outputs:
         size = len(json.dumps(output))
-        if size <= room or output["output_type"] == "error":
+        if size <= room or output["output_type"] == "error":  # an error is always kept
             kept.append(output)
         elif room > 0:
             begin = "".join(output.get("text", ""))[:room]
@@ -401,27 +422,27 @@ def _limited(outputs: list[dict]) -> list[dict]:
 
 
 def _copy(attempt: _Attempt, over: threading.Event) -> None:
-    """Copy changed files until the notebook is over. After an error, the next copy is a retry."""
+    """Copy changed files until the notebook is over; after an error, try again at the next copy."""
     while not over.wait(_BETWEEN_COPIES):
         try:
             attempt.save()
         except _Replaced:
             os.kill(os.getpid(), signal.SIGTERM)
             return
-        except Exception as error:  # of a disk or a network
+        except Exception as error:  # an error of the disk or the network
             attempt.log.write(f"tpukit: results could not be copied: {error}\n")
 
 
 def _watch(attempt: _Attempt, timeout: float, over: threading.Event) -> None:
     """End the notebook at the time limit, or if the job was cancelled."""
-    folder = None  # its own, because a client is for one thread
+    folder = None  # opened in this thread, because Google's client is not for several threads
     next_look = 0.0
     while not over.wait(0.5):
         if time.time() > attempt.first_start + timeout:
             attempt.reason = "timed out"
         elif time.monotonic() > next_look:
             next_look = time.monotonic() + _BETWEEN_LOOKS
-            with contextlib.suppress(Exception):  # the next look may succeed
+            with contextlib.suppress(Exception):  # the next request may succeed
                 folder = folder or open_folder(attempt.folder.address)
                 if folder.read("cancel") is not None:
                     attempt.reason = "cancelled"
@@ -431,13 +452,16 @@ def _watch(attempt: _Attempt, timeout: float, over: threading.Event) -> None:
 
 
 def _interrupt(*_: object) -> None:
-    """Handle SIGTERM: papermill interrupts the cell, which may save, and ends the kernel."""
+    """Handle SIGTERM: raise KeyboardInterrupt, so that papermill interrupts the running cell.
+
+    The cell may still save; then papermill ends the kernel.
+    """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
 def _finish(attempt: _Attempt, result: dict, request: Mapping) -> int:
-    """Copy the rest, compare it, write result.json last; return the exit code."""
+    """Copy and compare the last files, write result.json last, and return the exit code."""
     if result["state"] == "replaced":
         print("tpukit: another machine runs this job now; this one ends", flush=True)
         return 1
@@ -459,16 +483,17 @@ def _finish(attempt: _Attempt, result: dict, request: Mapping) -> int:
             return _EXIT_CODES.get(result["state"], 1)
         except _Replaced:
             return 1
-        except Exception as error:  # of the file system or Google's client
+        except Exception as error:  # an error of the file system or of Google's client
             print(f"tpukit: the results could not be copied: {error}", flush=True)
             time.sleep(pause)
             pause = min(2 * pause, 60.0)
-    return 75  # without a result, so that another attempt can bring it
+    return 75  # there is no result.json, so another attempt runs the job again
 
 
 def _copy_rest(attempt: _Attempt, result: dict) -> None:
+    """Copy all files; if the job is over, compare them and write manifest.json and result.json."""
     is_interrupted = result["state"] == "interrupted"
-    # A job whose notebook has ended still runs: its last copy may take minutes.
+    # During the last copy, which may take minutes, the state is still "running".
     attempt.save("interrupted" if is_interrupted else "running", is_final=True)
     if is_interrupted:
         return
@@ -484,7 +509,7 @@ def _copy_rest(attempt: _Attempt, result: dict) -> None:
 
 
 def _write_page(attempt: _Attempt) -> None:
-    """Write the executed notebook as an HTML page; without one the result is the same."""
+    """Write the executed notebook as an HTML page; an error is only logged."""
     try:
         from nbconvert import HTMLExporter
 
@@ -495,7 +520,7 @@ def _write_page(attempt: _Attempt) -> None:
 
 
 def _write_metrics(attempt: _Attempt, result: Mapping) -> None:
-    """Write the notebook's own metrics.json, if it has one, together with the facts of the job."""
+    """Write metrics.json: the notebook's own metrics.json, if there is one, and the job's facts."""
     own = {}
     with contextlib.suppress(OSError, ValueError):
         own = json.loads((attempt.directory / "metrics.json").read_text())
@@ -505,10 +530,13 @@ def _write_metrics(attempt: _Attempt, result: Mapping) -> None:
 
 
 def _take_number(folder: JobFolder) -> tuple[int, float]:
-    """Return a number that no other machine has, and the time of the first start."""
+    """Return the number of this attempt, which no other machine gets, and the first start's time.
+
+    The time is in seconds since the epoch.
+    """
     started = float(os.environ.get("TPUKIT_STARTED") or time.time())
     number = 1 + len(folder.names("attempts/"))
-    # The process is in the content, so that two machines never write the same.
+    # With machine and process, so that two machines never write the same contents.
     about = json.dumps(
         {"started": started, "machine": f"{os.uname().nodename} {os.getpid()} {time.time_ns()}"}
     )
@@ -523,7 +551,7 @@ def _attempt_file(number: int) -> str:
 
 
 def _files(folder: Path) -> dict[str, _Key]:
-    """Return the keys of all files below a folder, by name. Links are left out."""
+    """Return the key of each file below a folder, by name; links and __pycache__ are left out."""
     found = {}
     for path in folder.rglob("*"):
         with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
@@ -540,16 +568,20 @@ def _key(path: Path) -> _Key:
 def read_secrets(
     secrets: Mapping[str, str], *, open_url: Callable = urllib.request.urlopen
 ) -> dict[str, str]:
-    """Return the values of secrets in Secret Manager, with the account of this machine.
+    """Read the values of secrets from Secret Manager, by the account of this machine.
 
-    References of another kind ("env:NAME") are left out: the platform has put them into the
-    environment.
+    References "env:NAME" are left out, because the platform has set these variables.
+
+    Args:
+        secrets: a reference for each variable.
+        open_url: `urllib.request.urlopen`, or a replacement in tests.
     """
     wanted = {
         name: reference for name, reference in secrets.items() if reference.startswith("projects/")
     }
     if not wanted:
         return {}
+    # Every machine of Google Cloud can ask the metadata server for a token of its service account.
     host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
     address = f"http://{host}/computeMetadata/v1/instance/service-accounts/default/token"
     token = _get_json(address, {"Metadata-Flavor": "Google"}, open_url)["access_token"]

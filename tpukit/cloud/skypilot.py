@@ -1,12 +1,12 @@
 """Run jobs as managed jobs of SkyPilot.
 
-SkyPilot's controller starts another TPU VM when Google takes one back.
+SkyPilot's controller starts another TPU VM when Google ends a spot VM.
 
     file_mounts:  {/bucket: {source: gs://my-bucket, mode: MOUNT}}
     run:          exec timeout ... docker run ... bash /bucket/jobs/train-1/run.sh
 
-SkyPilot deletes the machine when the job is over. It has no time limit for a VM, so the runner and
-`timeout` end the job.
+SkyPilot deletes the machine when the job is over. It does not support a time limit for a VM, so the
+runner and `timeout` end the job.
 """
 
 import json
@@ -19,8 +19,8 @@ from tpukit.cloud.machines import container_lines, runtime_version
 from tpukit.cloud.target import JobPlan, PlatformState, Word, variables_of
 
 _TRY_AGAIN = 75  # the runner's exit code after an interruption
-_SECONDS_TO_LAUNCH = 1800  # the first launch also creates SkyPilot's controller
-# By the states of `sky jobs queue`.
+_SECONDS_TO_LAUNCH = 1800  # a timeout; the first launch also creates SkyPilot's controller
+# The word for each state of `sky jobs queue`.
 _WORDS: dict[str, Word] = {
     "PENDING": "queued",
     "SUBMITTED": "queued",
@@ -45,7 +45,7 @@ class SkyPilotTarget:
     name = "skypilot"
 
     def start(self, plan: JobPlan) -> dict:
-        """Submit the managed job, or return the job of this name and digest if it has not ended."""
+        """Submit the managed job, unless a job of this name and digest has not ended."""
         handle = {"name": job_name(plan)}
         if self.state(handle).word in ("queued", "running"):
             return handle
@@ -58,19 +58,19 @@ class SkyPilotTarget:
             try:
                 run_tool([*words, str(file)], seconds=_SECONDS_TO_LAUNCH, environ=values)
             except CloudError as error:
-                # The job may be there although the answer was lost.
+                # Without an answer, the job may exist, so look for it.
                 if error.answered or self.state(handle).word not in ("queued", "running"):
                     raise
         return handle
 
     def state(self, handle: dict) -> PlatformState:
-        """Return the state of the managed job; the newest counts if there are several."""
+        """Return the state of the managed job; of several jobs of this name, the newest."""
         try:
             answer = run_tool(["sky", "jobs", "queue", "--refresh", "--all", "--output=json"])
         except CloudError as error:
             if error.status != 404:
                 raise
-            answer = "[]"  # SkyPilot has no controller yet
+            answer = "[]"  # SkyPilot has not created its controller yet
         # SkyPilot may print notices before the list.
         records, _ = json.JSONDecoder().raw_decode(answer[max(answer.find("["), 0) :] or "[]")
         named = [record for record in records if record.get("job_name") == handle["name"]]
@@ -85,7 +85,8 @@ class SkyPilotTarget:
         try:
             return run_tool(["sky", "jobs", "logs", f"--name={handle['name']}", "--no-follow"])
         except CloudError as error:
-            # The exit code is that of the job: 100 if it failed. Its log is on standard output.
+            # `sky` exits with the code of the job, 100 if it failed, so an error is not unusual.
+            # The log is in the error's message.
             return f"{error.found}\n`sky jobs logs --name {handle['name']} --no-follow` shows all"
 
     def cancel(self, handle: dict) -> None:
@@ -97,15 +98,15 @@ class SkyPilotTarget:
 
 
 def job_name(plan: JobPlan) -> str:
-    """Return the job's name for SkyPilot.
+    """Return the job's name for SkyPilot, which ends in a part of the digest.
 
-    SkyPilot has no labels, so a part of the digest belongs to the name.
+    SkyPilot does not support labels, which have the digest on other platforms.
     """
     return f"{plan.name}-{plan.digest[:8]}"
 
 
 def job_yaml(plan: JobPlan) -> str:
-    """Return the file that `sky jobs launch` reads."""
+    """Return the contents of the YAML file for `sky jobs launch`."""
     import yaml
 
     bucket, _, inside = plan.folder.removeprefix("gs://").partition("/")
@@ -132,7 +133,7 @@ def job_yaml(plan: JobPlan) -> str:
         "run": container,
     }
     if plan.secrets:
-        # The values come from --secret and are never in this file.
+        # `start` passes the values by --secret, so they are never in this file.
         task["secrets"] = dict.fromkeys(plan.secrets)
     return yaml.safe_dump(task, sort_keys=False, width=10**6)
 

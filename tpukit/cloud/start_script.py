@@ -4,9 +4,11 @@ from tpukit.cloud.target import JobOptions, JobPlan
 from tpukit.essentials.display import InvalidValueError
 from tpukit.essentials.environment import RELEASES
 
-_OLDEST = (3, 11)  # Python, for tpukit and torch_xla
-_NEWEST = (3, 13)  # the newest that torch_xla 2.9 has wheels for
-_XLA_ONLY = "sys_platform == 'linux' and platform_machine == 'x86_64'"  # no other wheels exist
+_OLDEST = (3, 11)  # the oldest Python that tpukit and torch_xla support
+_NEWEST = (3, 13)  # the newest Python for which torch_xla 2.9 has wheels
+# The only platform for which torch_xla and libtpu have wheels.
+_XLA_ONLY = "sys_platform == 'linux' and platform_machine == 'x86_64'"
+# The packages that `run_notebook` needs.
 _RUNNER = (
     "pip",
     "papermill>=2.6,<3",
@@ -120,7 +122,12 @@ fi
 
 
 def start_script(plan: JobPlan, wheel: str) -> str:
-    """Return the text of run.sh for a job that brings this wheel of tpukit."""
+    """Return the text of run.sh.
+
+    Args:
+        plan: the plan of the job.
+        wheel: the name of the wheel of tpukit in the job's folder in/.
+    """
     caller = tuple(int(number) for number in plan.python.split("."))
     wanted = plan.python if _OLDEST <= caller <= _NEWEST else "3.12"
     install = _INSTALL + _ALONE if plan.options.torch == "none" else _BACKEND + _INSTALL
@@ -135,6 +142,7 @@ def start_script(plan: JobPlan, wheel: str) -> str:
         "OLDEST": str(_OLDEST),
         "NEWEST": str(_NEWEST),
     }
+    # The script contains $ and { }, so neither string.Template nor str.format can fill it in.
     text = _SCRIPT
     for name, value in values.items():
         text = text.replace(f"@{name}@", value)
@@ -144,8 +152,12 @@ def start_script(plan: JobPlan, wheel: str) -> str:
 def package_list(options: JobOptions, wheel: str) -> list[str]:
     """Return the packages that every job with these options installs, as lines of packages.txt.
 
-    torch_xla works with exactly one release of torch, and libtpu with few of torch_xla, so all are
-    pinned.
+    torch, torch_xla and libtpu are pinned, because each release of torch_xla works with exactly one
+    release of torch and a few of libtpu.
+
+    Args:
+        options: the options of the job.
+        wheel: the name of the wheel of tpukit in the job's folder in/.
 
     Raises:
         ValueError: torch_xla has no release for this torch.

@@ -1,26 +1,26 @@
-"""The boundary between a job and the platform that runs it.
+"""Define the interface between a job and the platform that runs it.
 
-`submit` writes the job's folder, asks a `Target` to start one machine, and keeps the answer. A
-target knows its platform's requests and nothing about notebooks. On the machine it starts one
-command, which is the same everywhere:
+`submit` writes the job's folder, asks a `Target` to start one machine, and stores the answer,
+`handle.json`. A target knows the requests of its platform, but nothing about notebooks. On the
+machine, it starts one command, which is the same on all platforms:
 
     bash FOLDER/run.sh [ADDRESS [WORK]]
 
-    FOLDER   the job's folder as the machine sees it: a mounted bucket, or a copy of run.sh and in/
-             (and of result.json, if it exists) on the machine's own disk
+    FOLDER   the path of the job's folder on the machine: a mounted bucket, or a copy of run.sh and
+             in/ (and of result.json, if it exists) on the machine's disk
     ADDRESS  where results are written: a path, or gs://bucket/folder; FOLDER by default
-    WORK     a folder on the machine's own disk; a new temporary one by default. If the same folder
-    is used again, nothing is installed a second time.
+    WORK     a folder on the machine's disk; a new temporary folder by default. If the same folder
+             is used again, nothing is installed a second time.
 
     exit code 0    the notebook has succeeded
     exit code 1    the job is over and must not run again; result.json has the reason
-    exit code 75   interrupted: start the same command again, on any machine
+    exit code 75   the job was interrupted: start the same command again, on any machine
 
-result.json exists only when the job is over. run.sh looks for it first, in FOLDER and ADDRESS if
-that is a path, so starting a finished job again takes only seconds. If the installation fails,
+result.json exists only when the job is over. run.sh first looks for it, in FOLDER, and in ADDRESS
+if that is a path. So to start a finished job again takes only seconds. If the installation fails,
 run.sh writes result.json and log/ into FOLDER; a target whose FOLDER is a copy uploads them to
-ADDRESS. SIGTERM must reach that one process and not its children: it interrupts the running cell,
-which then has `JobOptions.grace` seconds to save.
+ADDRESS. A platform must send SIGTERM only to the process of this command, not to its children.
+SIGTERM interrupts the running cell, which then has `JobOptions.grace` seconds to save.
 """
 
 import os
@@ -31,27 +31,30 @@ from typing import Literal, Protocol
 from tpukit.essentials.display import InvalidValueError
 from tpukit.profiling import Tpu
 
-# A platform ends a machine this many seconds after the time limit, if the runner did not end it.
+# If the runner has not ended the job at its time limit, the platform ends the machine this many
+# seconds later.
 BACKSTOP_SECONDS = 600
 
 
 @dataclass(frozen=True)
 class JobOptions:
-    """The rarer options of a job. If a target does not support an option, `submit` raises an error.
+    """Rare options of a job. If a target does not support an option, `submit` raises an error.
 
     Attributes:
-        zone: the zone of the machine, such as "us-west4-a"; for gcloud, which needs it, and
-            skypilot.
-        region: the region of the machine, such as "us-central1"; for vertex and skypilot.
-        project: the Google Cloud project; None for GOOGLE_CLOUD_PROJECT or the credential's own.
-        spot: take a cheaper machine that the platform may take back.
-        reservation: for vertex the full name of a reservation, for gcloud "any".
-        image: the container; None for a plain Python image of the caller's version.
-        service_account: the account that the job uses on its machine.
-        torch: the release of torch, with the torch_xla and libtpu that belong to it; None for the
-            newest. "none", for other frameworks: torch, torch_xla and libtpu are not installed, and
-            tpukit is installed without its dependencies.
-        grace: seconds that an interrupted cell has for saving.
+        zone: the zone of the machine, such as "us-west4-a". gcloud needs it, and skypilot supports
+            it; None for any zone.
+        region: the region of the machine, such as "us-central1", for vertex and skypilot; None for
+            the platform's default.
+        project: the Google Cloud project; None for GOOGLE_CLOUD_PROJECT, or the project of the
+            credentials.
+        spot: True for a cheaper machine that the platform may end at any time.
+        reservation: the full name of a reservation for vertex, "any" for gcloud; None for none.
+        image: the container image; None for a plain Python image with the caller's version.
+        service_account: the account that the job uses on its machine; None for the default.
+        torch: the release of torch, which determines torch_xla and libtpu; None for the newest.
+            "none" for other frameworks: torch, torch_xla and libtpu are not installed, and tpukit
+            is installed without its dependencies.
+        grace: the seconds that an interrupted cell has for saving.
         not_secret: texts that look like a secret but are not, such as `"<|endoftext|>"`.
     """
 
@@ -75,19 +78,20 @@ class JobPlan:
         name: the name of the job: lower-case letters, digits and hyphens, a letter first, at most
             40 characters.
         target: the name of the target.
-        folder: the address of the job's folder, "gs://bucket/folder/name" or an absolute path; it
-            exists.
+        folder: the address of the job's folder, "gs://bucket/folder/name" or an absolute path; the
+            folder exists.
         tpu: the machine's TPU; None only for `local`.
-        timeout: seconds from the first start, of all attempts together. The runner counts them; a
-            target also passes the limit to its platform, if the platform has one.
-        python: the caller's version, such as "3.12".
-        digest: the digest of everything that was sent. It is a label of the platform's job, by
-            which tpukit finds the job again if the answer was lost.
+        timeout: the time limit in seconds from the first start, for all attempts together. The
+            runner enforces it; a target also passes it to its platform, if the platform supports a
+            limit.
+        python: the caller's version of Python, such as "3.12".
+        digest: a digest of everything that was sent. It is a label of the platform's job, by which
+            tpukit finds the job again if the platform's answer was lost.
         options: see `JobOptions`.
-        secrets: by the name of the variable, a reference, never the value.
-            "projects/P/secrets/S/versions/V" is read by the runner from Secret Manager (vertex,
-            gcloud). "env:NAME" is a variable of the caller's process, which the platform's own tool
-            passes on (skypilot, local).
+        secrets: for each variable a reference to its value, never the value itself. The runner
+            reads "projects/P/secrets/S/versions/V" from Secret Manager (vertex, gcloud). "env:NAME"
+            is a variable of the caller's process, which the platform's tool passes on (skypilot,
+            local).
     """
 
     name: str
@@ -102,7 +106,7 @@ class JobPlan:
 
     @property
     def platform_timeout(self) -> int:
-        """The seconds after which the platform ends the machine, if the runner has not ended it."""
+        """The seconds after which the platform ends the machine, if the runner has not done so."""
         return int(self.timeout) + BACKSTOP_SECONDS
 
     def command(self, folder: str, *more: str) -> list[str]:
@@ -111,10 +115,10 @@ class JobPlan:
 
 
 def variables_of(plan: JobPlan) -> dict[str, str]:
-    """Return the values of the secrets that are variables of this process.
+    """Return the values of all secrets with a reference "env:NAME", from this process.
 
     Raises:
-        ValueError: such a variable is not set.
+        ValueError: a variable is not set.
     """
     values = {}
     for name, reference in plan.secrets.items():
@@ -130,8 +134,9 @@ def variables_of(plan: JobPlan) -> dict[str, str]:
     return values
 
 
-# queued: accepted, no machine yet. running: a machine exists, or the platform starts the next.
-# succeeded, failed, cancelled: reported by the platform. gone: no machine, and none will follow.
+# queued: the platform has accepted the job, and there is no machine yet. running: there is a
+# machine, or the platform starts the next one. succeeded, failed, cancelled: as the platform
+# reports. gone: there is no machine, and the platform starts no other one.
 Word = Literal["queued", "running", "succeeded", "failed", "cancelled", "gone"]
 
 
@@ -141,7 +146,7 @@ class PlatformState:
 
     Attributes:
         word: see `Word`.
-        reason: the platform's own words, such as a quota that is missing; empty without any.
+        reason: the platform's message, such as a missing quota; "" if there is none.
     """
 
     word: Word
@@ -149,10 +154,11 @@ class PlatformState:
 
 
 class Target(Protocol):
-    """A platform. `start` returns a small JSON object, the handle, kept as handle.json.
+    """A platform. `start` returns a small JSON object, the handle, which is stored as handle.json.
 
-    A handle has everything that the other methods need (project, region, resource name), because
-    another process may call them. All methods raise `CloudError` if the platform does not answer.
+    The handle has everything that the other methods need, such as project, region and resource
+    name, because another process may call them. All methods raise `CloudError` if the platform does
+    not answer.
     """
 
     name: str
@@ -160,9 +166,9 @@ class Target(Protocol):
     def start(self, plan: JobPlan) -> dict:
         """Start one machine and return its handle at once.
 
-        A repeated call for the same name and digest finds the machine whose answer was lost and
-        returns its handle. If the machine was lost or the platform's job is over, it starts another
-        one.
+        If a machine for the same name and digest exists, because an earlier answer was lost, the
+        call returns the handle of that machine. If that machine was lost, or the platform's job is
+        over, the call starts another machine.
         """
 
     def state(self, handle: dict) -> PlatformState:
@@ -172,7 +178,7 @@ class Target(Protocol):
         """Return the platform's own log, or the command that shows it."""
 
     def cancel(self, handle: dict) -> None:
-        """Ask the platform to end the machine; if it has ended already, nothing happens."""
+        """Ask the platform to end the machine; do nothing if it has ended already."""
 
     def clean_up(self, handle: dict) -> None:
-        """Delete everything that costs money. Called when the results are in the folder."""
+        """Delete everything that costs money; called when all results are in the folder."""

@@ -1,4 +1,4 @@
-"""Check the health of a TPU: that of this machine, or a TPU VM by its name."""
+"""Check the health of this machine's TPU, or of a TPU VM by its name."""
 
 import argparse
 import contextlib
@@ -25,14 +25,14 @@ from tpukit.essentials.environment import (
 from tpukit.essentials.launcher import RuntimeInUseError, WorkerError, launch
 from tpukit.profiling import parse_duration
 
-# The findings of `check` that concern the chips.
+# The names of the findings of `check` that are about chips.
 _ABOUT_THE_CHIPS = ("TPU", "PJRT_DEVICE", "versions", "variables", "in use", "runtime")
-_SIDE = 128  # every core multiplies matrices of (128, 128)
+_SIDE = 128  # every core multiplies two matrices of (128, 128)
 
 
 @dataclass(frozen=True, repr=False)
 class Health(Findings):
-    """The findings about a TPU, in the order of the checks, as a table."""
+    """A table of the findings about a TPU, in the order of the checks."""
 
     findings: tuple[Finding, ...]
     subject: str
@@ -50,31 +50,37 @@ def health(
     credentials=None,
     endpoint: str | None = None,
 ) -> Health:
-    """Check a TPU of this machine or, with a name, a TPU VM, and return the findings.
+    """Check this machine's TPU or, with a name, a TPU VM, and return the findings.
 
-    Without a name it checks the chips, their device nodes, the processes that use them, the
+    Without a name, `health` checks the chips, their device nodes, the processes that use them, the
     environment variables and the versions. Then every core multiplies matrices, and the results
-    are summed over all cores. This runs in forked workers, so the kernel can still launch. Without
-    a chip, CPU processes compute instead, and a warning reports it.
+    are summed over all cores. This runs in forked workers, so the kernel can still launch. If there
+    is no chip, CPU processes compute instead, and a finding with a warning says so.
 
-    With a name it asks the Cloud TPU API. While the TPU VM is in a temporary state, such as
-    starting, it waits and prints the state. The TPU of a Colab or Kaggle notebook is in the
-    notebook's machine, and the API does not know it: leave the name out.
+    With a name, `health` asks the Cloud TPU API. While the TPU VM is in a temporary state, such as
+    STARTING, `health` waits and prints the state. The API does not have the TPU of a Colab or
+    Kaggle notebook, which is in the notebook's machine: omit the name there.
 
     Args:
-        name: the name of a TPU VM, or `projects/<project>/locations/<zone>/nodes/<name>`.
+        name: the name of a TPU VM, or `projects/<project>/locations/<zone>/nodes/<name>`; None for
+            the TPU of this machine.
         zone: the zone of the TPU VM; None for CLOUDSDK_COMPUTE_ZONE.
-        project: None for GOOGLE_CLOUD_PROJECT, or the project of the credential.
-        wait: for a TPU VM to become healthy: "10m", "90s" or seconds; 0 asks once.
-        every: seconds between two requests.
-        timeout: seconds for the computation on this machine.
+        project: the Google Cloud project; None for GOOGLE_CLOUD_PROJECT, or the project of the
+            credentials.
+        wait: the longest wait until a TPU VM is healthy: "10m", "90s" or seconds; 0 for a single
+            request.
+        every: the seconds between two requests.
+        timeout: the limit in seconds for the computation on this machine.
         progress: as in `launch`.
         credentials: the credentials of google-auth; None for those of this machine.
         endpoint: the endpoint of the Cloud TPU API; None for Google's.
 
+    Returns:
+        The findings, a table that a notebook displays.
+
     Raises:
-        CloudError: the API cannot be reached, or knows no such TPU VM.
-        NotInstalledError: with a name, and cloud-tpu-client is not installed.
+        CloudError: the API does not answer, or the TPU VM does not exist.
+        NotInstalledError: a name is given, and cloud-tpu-client is not installed.
         ValueError: a number of seconds is out of range.
     """
     seconds = parse_duration(wait, "wait") if wait else 0.0
@@ -104,13 +110,13 @@ def local_health(
     timeout: float = 120.0,
     compute=launch,
 ) -> Health:
-    """Check the chips of a machine.
+    """Check the chips of a machine, and return the findings.
 
     Args:
-        machine: its file system and variables.
-        host: the facts about the machine, if they have been read already.
-        timeout: seconds for the computation.
-        compute: runs a worker function on every core, as `launch` does.
+        machine: the file system and the environment variables of the machine.
+        host: the facts about the machine; None to read them.
+        timeout: the limit in seconds for the computation.
+        compute: `launch`, or a replacement in tests.
     """
     host = host or MachineInfo.read(machine)
     checked = check(machine, info=host)
@@ -121,6 +127,7 @@ def local_health(
     nodes = device_nodes(host, machine)
     if nodes:
         findings.insert(1, nodes)
+    # The computation would only fail for the same reasons, perhaps after a long wait.
     failures = [finding.name for finding in findings if finding.state == "failure"]
     if failures:
         fact = f"not tried: it would fail for {', '.join(dict.fromkeys(failures))}"
@@ -132,15 +139,18 @@ def local_health(
 
 
 def device_nodes(host: MachineInfo, machine: Machine = THIS_MACHINE) -> Finding | None:
-    """Return a finding about the device nodes of the chips, without opening one; None if no chip.
+    """Return a finding about the device nodes of the chips; None if the machine has no chip.
 
-    A v5e or later is opened through its IOMMU group, /dev/vfio/<group>. A container may therefore
-    show all chips on the PCI bus but only some of the nodes. A v4 or earlier is /dev/accel<N>.
+    The node of a v5e or later is that of its IOMMU group, /dev/vfio/<group>. So a container may
+    have all chips on the PCI bus but only some of their nodes. The node of a v4 or earlier is
+    /dev/accel<N>. No node is opened.
     """
     chips, _ = find_chips(machine.pci)
     if not chips:
         return None
     name = "device nodes"
+    # A missing node is a fault of the container or the machine, so it is reported before nodes that
+    # this user may not open.
     nodes = chip_nodes(machine)
     missing = _missing_nodes([device for _, device in chips], nodes, machine.dev)
     if missing:
@@ -162,9 +172,10 @@ def device_nodes(host: MachineInfo, machine: Machine = THIS_MACHINE) -> Finding 
 
 
 def _missing_nodes(devices: list[Path], nodes: list[Path], dev: Path) -> list[str]:
-    """Return the nodes that are missing.
+    """Return the missing device nodes, as texts.
 
-    They have names if the IOMMU group of every chip is known. Otherwise only their number is known.
+    The texts are paths if the IOMMU group of every chip is known. Otherwise only the number of
+    missing nodes is known, and each text is the same.
     """
     groups = [device / "iommu_group" for device in devices]
     has_groups = all(group.exists() for group in groups)
@@ -178,7 +189,7 @@ def _computation(host: MachineInfo, timeout: float, compute) -> Finding:
     name = "computation"
     began = time.monotonic()
     try:
-        # The finding replaces the lines that a launch prints.
+        # Hide the lines that a launch prints, because the finding has the result.
         with contextlib.redirect_stdout(io.StringIO()):
             run = compute(_multiply, timeout=timeout, progress="off")
     except WorkerError as error:
@@ -204,7 +215,7 @@ def _computation(host: MachineInfo, timeout: float, compute) -> Finding:
 def _multiply(core) -> float:
     import torch
 
-    # The sums are whole numbers, which every dtype holds exactly.
+    # The sums are whole numbers, which float32 and bfloat16 products of ones give exactly.
     ones = torch.ones(_SIDE, _SIDE, device=core.device)
     return core.all_reduce((ones @ ones).sum()).item()
 
@@ -215,14 +226,14 @@ def _multiply(core) -> float:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command `python -m tpukit health`."""
     parser.add_argument(
-        "name", nargs="?", help="of a TPU VM; without a name, the TPU of this machine"
+        "name", nargs="?", help="name of a TPU VM; without a name, the TPU of this machine"
     )
-    parser.add_argument("--zone", help="of the TPU VM")
+    parser.add_argument("--zone", help="zone of the TPU VM")
     parser.add_argument("--project", help="the Google Cloud project")
     parser.add_argument(
         "--wait",
         default="10m",
-        help="for a TPU VM to become healthy: 10m, 90s, 0 (default: 10m)",
+        help="longest wait until a TPU VM is healthy: 10m, 90s, 0 (default: 10m)",
     )
 
 

@@ -1,6 +1,6 @@
 """Ask the Cloud TPU API for the state and health of a TPU VM, through cloud-tpu-client.
 
-The API describes a TPU VM as a node, with many more fields than these:
+The API describes a TPU VM as a node, with these and many other fields:
 
     {"state": "READY", "health": "HEALTHY", "acceleratorType": "v5litepod-8", "symptoms": [...]}
 """
@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Mapping
 from tpukit.cloud.answers import CloudError, Service, find_credentials
 from tpukit.essentials.display import Finding, NotInstalledError
 
-_REQUEST_SECONDS = 10.0  # until a request has failed
-_SECONDS_BETWEEN_LINES = 20.0  # while nothing changes
-# As Compute Engine names its resources (RFC 1035), and as its API writes them in full.
+_REQUEST_SECONDS = 10.0  # the timeout of a request
+_SECONDS_BETWEEN_LINES = 20.0  # between two printed lines if the state does not change
+# Names of resources of Compute Engine (RFC 1035), and the full names in its API.
 _NAME = "[a-z]([a-z0-9-]{0,61}[a-z0-9])?"
 _LONG_NAME = re.compile("projects/([^/]+)/locations/([^/]+)/nodes/([^/]+)")
 
@@ -26,7 +26,7 @@ _AGAIN = (
     "`gcloud compute tpus tpu-vm delete {name} --zone {zone} --project {project}`"
 )
 _LATER = 'ask again, or wait longer: wait="30m"'
-# Every state of the API: its meaning, and the fix. The fix is None if the state passes by itself.
+# The meaning and the fix of each state in the API. The fix is None if the state is temporary.
 _STATES = {
     "READY": ("it is up", None),
     "CREATING": ("it is being created", None),
@@ -66,17 +66,18 @@ def node_health(
 ) -> tuple[str, list[Finding]]:
     """Return the full name of a TPU VM, and findings about its state, health, kind and symptoms.
 
-    A request without an answer ends after ten seconds, and is repeated until `wait` is over.
-    `health` documents the other arguments.
+    A request without an answer ends after ten seconds, and is repeated for `wait` seconds.
 
     Args:
-        wait: seconds to wait while the state is temporary; 0 asks once.
-        every: seconds between two requests.
-        say: prints a line while the function waits.
-        environ: the variables of this process.
+        name, zone, project, credentials, endpoint: as for `health`.
+        wait: the longest wait in seconds while the state is temporary; 0 for a single request.
+        every: the seconds between two requests.
+        say: a function that prints a line during the wait.
+        environ: the environment variables of this process.
 
     Raises:
-        CloudError: there is no such TPU, no permission, credential, project or zone, or no answer.
+        CloudError: the TPU does not exist; the permission, the credentials, the project or the zone
+            is missing; or there is no answer.
         NotInstalledError: cloud-tpu-client is not installed.
     """
     project, zone, name = _place(name, zone, project, environ)
@@ -96,7 +97,17 @@ def node_health(
 def _settled(
     ask: Callable[[], dict], deadline: float, *, every: float, say: Callable[[str], None]
 ) -> dict:
-    """Return the node when its state is no longer temporary, or at the deadline."""
+    """Request a node until its state is no longer temporary, or until the deadline; return it.
+
+    Args:
+        ask: a function that requests the node once.
+        deadline: the time of `time.monotonic` at which the wait ends.
+        every: the seconds between two requests.
+        say: a function that prints a line during the wait.
+
+    Raises:
+        CloudError: the last request failed, or a request failed for a reason that is not temporary.
+    """
     printed = None
     printed_at = 0.0
     while True:
@@ -112,6 +123,7 @@ def _settled(
             raise error
         if node is not None and (is_late or not _passes(node)):
             return node
+        # A line at each change, and otherwise now and then, so that the user sees that it waits.
         now = "no answer" if error else _state_and_health(node)
         if now != printed or time.monotonic() - printed_at >= _SECONDS_BETWEEN_LINES:
             say(f"{now}; waiting, {left:.0f} s at most")
@@ -126,7 +138,11 @@ def _state_and_health(node: Mapping) -> str:
 
 
 def _place(name: str, zone: str | None, project: str | None, environ: Mapping[str, str]):
-    """Return (project, zone, name). A long name has all three."""
+    """Return (project, zone, name) of a TPU VM; a full name has all three.
+
+    Raises:
+        CloudError: the name is not valid, or the zone is unknown.
+    """
     if long := _LONG_NAME.fullmatch(name):
         project = project or long[1]
         zone = zone or long[2]
@@ -141,6 +157,7 @@ def _place(name: str, zone: str | None, project: str | None, environ: Mapping[st
             fix="`gcloud compute tpus tpu-vm list --zone us-west4-a` shows the names; "
             "without a name, tpukit.cloud.health() checks this machine",
         )
+    # gcloud reads the same variable, and puts it before the zone of its configuration.
     zone = zone or environ.get("CLOUDSDK_COMPUTE_ZONE")
     if not zone:
         raise CloudError(
@@ -168,8 +185,8 @@ def _client(
             found="it is one of tpukit's requirements, but installs with --no-deps leave it out",
             fix='`pip install "cloud-tpu-client==0.7"`; 0.8 and 0.10 break TensorFlow',
         ) from error
-    # By itself version 0.7 would ask API v1, which knows no TPU VM, with oauth2client's
-    # credentials and without a time limit.
+    # Build the service here, because version 0.7 itself would use API v1, which does not have TPU
+    # VMs, oauth2client's credentials, and no timeout.
     plain_http = httplib2.Http(timeout=_REQUEST_SECONDS)
     http = google_auth_httplib2.AuthorizedHttp(credentials, http=plain_http)
     service = discovery.build(
@@ -195,9 +212,9 @@ def _client(
     def ask() -> dict:
         with cloud.asked("TPU {name} in {zone}".format(**place)):
             try:
-                # state() and health() would be two requests, at two moments.
+                # A private method, because state() and health() would be two requests.
                 return client._fetch_cloud_tpu_metadata()
-            except ValueError as error:  # the client wraps every exception in one
+            except ValueError as error:  # the client wraps every exception in a ValueError
                 raise error.__context__ or error from None
 
     with contextlib.closing(http):
@@ -229,7 +246,7 @@ def _findings(node: Mapping, place: Mapping[str, str], wait: float) -> list[Find
     why = f" ({node['healthDescription']})" if node.get("healthDescription") else ""
     if health == "HEALTHY":
         findings.append(Finding("health", "ok", f"HEALTHY{why}"))
-    elif health in _HEALTHS:
+    elif health in _HEALTHS:  # the known states that are not healthy
         fact = f"{health}{waited}: {_HEALTHS[health]}{why}"
         fix = f"{_LATER}; if it stays so, {_AGAIN.format(**place)}"
         findings.append(Finding("health", "failure", fact, fix))

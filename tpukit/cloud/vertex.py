@@ -3,8 +3,8 @@
     gs://my-bucket/jobs/train-1/run.sh     the file in the bucket
     /gcs/my-bucket/jobs/train-1/run.sh     the same file in the container; `bash` starts it
 
-Vertex AI starts the container again after a failure or a preemption. run.sh then finds result.json
-and ends, or the runner resumes from the files in the bucket.
+Vertex AI starts the container again after a failure or a preemption. If result.json exists, run.sh
+ends at once. Otherwise the runner resumes from the files in the bucket.
 """
 
 import json
@@ -17,11 +17,13 @@ from tpukit.cloud.target import JobPlan, PlatformState, Word
 from tpukit.essentials.display import NotInstalledError
 
 DEFAULT_REGION = "us-central1"
-_DIGEST = "tpukit-digest"  # label, of everything that was sent: finds a job whose answer was lost
+# The name of the label with the digest of everything that was sent. A job is found again by it if
+# the answer to its creation was lost.
+_DIGEST = "tpukit-digest"
 _QUOTAS = "https://console.cloud.google.com/iam-admin/quotas"
-_SECONDS_UNTIL_HINT = 300  # in the queue, before the state mentions the quota
+_SECONDS_UNTIL_HINT = 300  # after this time in the queue, the reason mentions quotas
 
-# All states that Vertex AI reports. Google's own SDK does not end its wait at the last two.
+# All states of Vertex AI. Google's SDK does not treat the last two as the end of a job.
 _WORDS: dict[str, Word] = {
     "UNSPECIFIED": "queued",
     "QUEUED": "queued",
@@ -39,14 +41,14 @@ _WORDS: dict[str, Word] = {
 
 
 class VertexTarget:
-    """Custom jobs of Vertex AI, through Google's own SDK.
+    """Custom jobs of Vertex AI, through Google's SDK.
 
     Args:
-        credentials: the credentials of google-auth; None for this machine's own.
-        endpoint: the endpoint of the API; None for the region's own.
+        credentials: the credentials of google-auth; None for those of this machine.
+        endpoint: the endpoint of the API; None for the endpoint of the region.
         transport: "grpc", "rest", or a transport of the SDK's JobServiceClient.
-        pauses: seconds before each repetition of a create request that failed temporarily.
-        request_timeout: seconds for an answer.
+        pauses: the seconds before each repetition of a create request that failed temporarily.
+        request_timeout: the timeout of a request in seconds.
     """
 
     name = "vertex"
@@ -93,7 +95,7 @@ class VertexTarget:
         except CloudError as error:
             if error.status == 404:
                 return
-            # Vertex AI answers 400 for a job that is over.
+            # Vertex AI answers with status 400 if the job is over, which is no error here.
             if error.status != 400 or self.state(handle).word in ("queued", "running"):
                 raise
 
@@ -101,7 +103,11 @@ class VertexTarget:
         """Do nothing: Vertex AI deletes the machine when the container ends."""
 
     def _create(self, api: "_CustomJobs", plan: JobPlan):
-        """Create the custom job; after a failure look for it, because it may exist anyway."""
+        """Create the custom job; after an error, look for it, because it may exist all the same.
+
+        Raises:
+            CloudError: the job was not created, or it is unknown whether it was.
+        """
         pauses = iter(self._pauses)
         while True:
             try:
@@ -113,6 +119,7 @@ class VertexTarget:
                 if job is not None:
                     return job
                 pause = next(pauses, None)
+                # Without an answer the job may still appear, so only a clear refusal is repeated.
                 is_refused_for_now = error.answered and error.status in (429, 503)
                 if pause is None or not is_refused_for_now:
                     raise
@@ -131,7 +138,14 @@ class VertexTarget:
 
 
 class _CustomJobs:
-    """The custom jobs of a project and region. Each request is sent once, with a time-out."""
+    """The custom jobs of a project and region; each request is sent once, with a timeout.
+
+    Args:
+        project: the Google Cloud project.
+        region: the region of the jobs.
+        timeout: the timeout of a request in seconds.
+        **client: the arguments of the SDK's JobServiceClient.
+    """
 
     def __init__(self, project: str, region: str, *, timeout: float, **client: object):
         try:
@@ -144,6 +158,7 @@ class _CustomJobs:
             ) from error
         self.project = project
         self._parent = f"projects/{project}/locations/{region}"
+        # The client would repeat requests by itself; here `_look_again` decides about that.
         self._once = {"retry": None, "timeout": timeout}
         self._new_job = aiplatform_v1.CustomJob.from_json
         role = "roles/aiplatform.user"
@@ -157,7 +172,7 @@ class _CustomJobs:
             return self._client.create_custom_job(parent=self._parent, custom_job=job, **self._once)
 
     def running(self, plan: JobPlan):
-        """Return the job of the same folder and digest that has not ended, or None."""
+        """Return the job with the same folder and digest that has not ended; None without one."""
         request = {"parent": self._parent, "filter": f'display_name="{plan.name}"'}
         with self._service.asked("the list of jobs"):
             found = list(self._client.list_custom_jobs(request=request, **self._once))
@@ -179,12 +194,19 @@ class _CustomJobs:
 
 
 def _look_again(api: _CustomJobs, plan: JobPlan, error: CloudError):
-    """Return the job that a failed request has created anyway, or None.
+    """Return the job that a failed request has created all the same; None if there is none.
+
+    Args:
+        api: the jobs of the project and region.
+        plan: the plan of the job.
+        error: the error of the request.
 
     Raises:
-        CloudError: it is not known whether the job was created.
+        CloudError: it is unknown whether the job was created.
     """
     seen = "the list of jobs does not have it by now"
+    # The request may have reached Vertex AI although its answer did not arrive. A second request
+    # would then start a second job, which costs money.
     is_known = error.answered
     try:
         job = api.running(plan)
@@ -206,7 +228,7 @@ def _look_again(api: _CustomJobs, plan: JobPlan, error: CloudError):
 
 
 def custom_job(plan: JobPlan) -> dict:
-    """Return the request for a custom job, as the API writes it."""
+    """Return the body of the request for a custom job, with the names of the API's JSON."""
     options = plan.options
     machine = dict(MACHINE_SPECS[plan.tpu.name])
     if options.reservation:
@@ -218,7 +240,8 @@ def custom_job(plan: JobPlan) -> dict:
     mounted = plan.folder.replace("gs://", "/gcs/", 1)
     scheduling = {
         "timeout": f"{plan.platform_timeout}s",
-        # After a preemption the container starts again. A job that is over ends in a second.
+        # Retries, so that the container starts again after a preemption. If the job is over, the
+        # container ends in a second.
         "disableRetries": False,
     }
     if options.spot:
@@ -250,7 +273,7 @@ def _reason(job, state: str, handle: dict) -> str:
     if state != "QUEUED" or not job.create_time:
         return reason
     waited = time.time() - job.create_time.timestamp()
-    if waited < _SECONDS_UNTIL_HINT:
+    if waited < _SECONDS_UNTIL_HINT:  # a short wait is normal
         return reason
     quotas = f"{_QUOTAS}?project={handle['project']}"
     region = handle["region"]

@@ -1,7 +1,6 @@
 """Make a wheel of tpukit from its own files, for a job.
 
-A job brings this wheel, because the package "tpukit" of a package index may belong to somebody
-else.
+A job installs this wheel, because the package "tpukit" on a package index may be another project.
 """
 
 import base64
@@ -14,7 +13,7 @@ import zipfile
 from importlib import metadata
 from pathlib import Path
 
-# Subpackages do not import tpukit itself, which imports them.
+# From sys.modules, because subpackages must not import tpukit itself, which imports them.
 _VERSION = sys.modules["tpukit"].__version__
 _PACKAGE = Path(__file__).parents[1]
 NAME = f"tpukit-{_VERSION}-py3-none-any.whl"
@@ -23,9 +22,12 @@ _WHEEL = "Wheel-Version: 1.0\nGenerator: tpukit\nRoot-Is-Purelib: true\nTag: py3
 
 @functools.lru_cache(1)
 def tpukit_wheel(package: Path = _PACKAGE) -> bytes:
-    """Return the contents of the wheel; the same files give the same bytes.
+    """Return the bytes of the wheel; the same files give the same bytes.
 
-    No build tool runs, so nothing is downloaded.
+    No build tool is used, because it would have to be downloaded.
+
+    Args:
+        package: the folder of tpukit.
     """
     about = f"tpukit-{_VERSION}.dist-info"
     lines = ["Metadata-Version: 2.1", "Name: tpukit", f"Version: {_VERSION}", "Provides-Extra: tpu"]
@@ -37,13 +39,14 @@ def tpukit_wheel(package: Path = _PACKAGE) -> bytes:
     for path in sorted(package.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:
             files[f"tpukit/{path.relative_to(package).as_posix()}"] = path.read_bytes()
+    # RECORD is the list of all files with their checksums; its own line has none.
     record = [f"{path},{_digest(content)},{len(content)}" for path, content in files.items()]
     files[f"{about}/RECORD"] = "\n".join([*record, f"{about}/RECORD,,", ""]).encode()
     return zipped(files)
 
 
 def zipped(files: dict[str, bytes]) -> bytes:
-    """Return files as a zip, without the present time, so that equal files give equal bytes."""
+    """Return files as a zip archive without the current time, so equal files give equal bytes."""
     written = io.BytesIO()
     with zipfile.ZipFile(written, "w") as archive:
         for path, content in files.items():
@@ -53,9 +56,10 @@ def zipped(files: dict[str, bytes]) -> bytes:
 
 
 def _requirements(package: Path) -> list[str]:
-    """Return the requirements, with those of the extra "tpu".
+    """Return the requirements of tpukit and of its extra "tpu".
 
-    They are in the files of a clone, and in the metadata of an installed tpukit.
+    In a clone of the repository, they are in requirements.txt and pyproject.toml. Otherwise they
+    are in the metadata of the installed tpukit.
     """
     project = package.parent / "pyproject.toml"
     if not project.is_file():

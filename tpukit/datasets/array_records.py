@@ -1,8 +1,9 @@
-"""Shards: array_record files in which every record begins with its own row of the index.
+"""Shards: array_record files in which every record begins with its row of the index.
 
-    record    row of the source, group, labels | bytes of the image
+    record    row in the source, group, labels | bytes of the image
 
-A reader compares that row with the index, so a record in the wrong place is noticed.
+A reader compares the beginning of each record with the index, so it detects a record in the wrong
+place.
 """
 
 import errno
@@ -15,13 +16,13 @@ from typing import NamedTuple
 
 from tpukit.essentials.display import NotInstalledError, SystemFailureError
 
-# One record per chunk, each with its own hash. JPEGs do not compress, and compressed pixels read at
-# half the speed.
+# group_size:1 stores one record per chunk, each with a hash. Uncompressed, because JPEGs do not
+# become smaller, and compressed pixels are read at half the speed.
 _WRITER = "group_size:1,uncompressed"
-# Random access: read nothing beyond the records that are asked for.
+# For random access: no read-ahead beyond the requested records.
 _READER = "readahead_buffer_size:0,max_parallelism:0"
 _BUFFER = 16384  # bytes per open file
-_UNLIMITED = 2**20  # open shards, if the system sets no limit
+_UNLIMITED = 2**20  # the most open shards of a process, if the system sets no limit
 
 
 def row_type(labels: int):
@@ -32,10 +33,10 @@ def row_type(labels: int):
 
 
 def load_array_record():
-    """Return array_record's module.
+    """Import array_record and return its module.
 
     Raises:
-        ImportError: it is not installed; the fix installs it.
+        ModuleNotFoundError: array_record is not installed.
     """
     try:
         from array_record.python import array_record_module
@@ -50,17 +51,17 @@ def load_array_record():
 
 
 def write_shard(file: Path, records: Iterable[bytes]) -> None:
-    """Write a shard, and wait until the disk has it; the same records give the same bytes.
+    """Write records into a new shard on disk; the same records give the same bytes.
 
     Raises:
-        OSError: it could not be written; the error number of a full disk is ENOSPC.
+        OSError: the shard could not be written; `errno` is ENOSPC if the disk is full.
     """
     array_record = load_array_record()
     try:
         writer = array_record.ArrayRecordWriter(str(file), _WRITER)
         for record in records:
             writer.write(record)
-            if not writer.ok():  # it would accept all the others, and raise at the end
+            if not writer.ok():  # a failed writer ignores all further records until `close`
                 break
         writer.close()
         with open(file, "rb") as written:
@@ -72,10 +73,10 @@ def write_shard(file: Path, records: Iterable[bytes]) -> None:
 
 
 class _Place(NamedTuple):
-    """The shard of a record, and the number of that shard's first record."""
+    """The shard that contains a record."""
 
-    shard: int
-    first: int
+    shard: int  # the index of the shard
+    first: int  # the number of the shard's first record, counted over all shards
 
 
 class Shards:
@@ -84,12 +85,12 @@ class Shards:
     Each process opens its own files.
 
     Args:
-        files: in the order of their records.
-        counts: number of records in each file.
-        rows: (N,) of `row_type`, the beginning of each record.
-        at_once: read with a native call per file, whose threads request many records from a slow
-            drive together. For files in memory, single reads are faster and take half the
-            processor time (11 against 28 us for 18 KB).
+        files: the shards, in the order of their records.
+        counts: the number of records in each file.
+        rows: (N,) of `row_type`, the first bytes of each record.
+        at_once: True to read all records of a file with one native call, whose threads read from a
+            slow drive in parallel. False to read them one by one, which takes less than half the
+            processor time for files in memory (11 instead of 28 us for 18 KB).
     """
 
     def __init__(self, files: list[Path], counts: list[int], rows, *, at_once: bool):
@@ -99,16 +100,19 @@ class Shards:
         self.rows = rows
         self.at_once = at_once
         self._ends = numpy.cumsum(counts)
-        self._readers = defaultdict(OrderedDict)  # by process, then by shard, least recent first
+        self._readers = defaultdict(OrderedDict)  # by process id, then by shard, oldest first
 
     def __getstate__(self) -> dict:
         return {**self.__dict__, "_readers": defaultdict(OrderedDict)}
 
     def read(self, numbers) -> list[bytes]:
-        """Return the records with these numbers, each beginning with its row.
+        """Return the records with these numbers; each begins with its row of the index.
+
+        Args:
+            numbers: (n,) int, from 0 to N - 1 over all shards, in any order.
 
         Raises:
-            OSError: a record is damaged, or is not in its place; the message names it.
+            OSError: a record is damaged, or does not begin with its row; the message names it.
         """
         import numpy
 
@@ -116,6 +120,7 @@ class Shards:
         count = len(numbers)
         if not count:
             return []
+        # Sort the numbers to read each shard once, then put the records into the asked order.
         order = numpy.argsort(numbers, kind="stable")
         shard = numpy.searchsorted(self._ends, numbers[order], side="right")
         records = [b""] * count
@@ -139,19 +144,20 @@ class Shards:
         except (RuntimeError, IndexError) as error:
             if len(numbers) == 1:
                 raise self._damaged(numbers[0], str(error)) from error
-            # A record is damaged: read them singly, so that the message can name it.
+            # One of them is damaged. Read them one by one, so that the message can name it.
             return [self._read_from_one(numbers[[k]])[0] for k in range(len(numbers))]
         width = self.rows.dtype.itemsize
         begins = b"".join([record[:width] for record in records])
-        # A single comparison for all of them: this runs for every batch.
+        # One comparison for all records, because this runs for every batch.
         if begins != self.rows[numbers].tobytes():
             raise self._misplaced(numbers, records)
         return records
 
     def _reader(self, shard: int):
-        """Return the open reader of a shard, and close the least recently opened above the limit.
+        """Return the open reader of a shard; above the limit, close the reader opened first.
 
-        Readers of the parent process are not used, because its threads may have been reading.
+        A forked process opens its own readers, because threads of the parent process may have used
+        the parent's readers at the fork.
         """
         readers = self._readers[os.getpid()]
         reader = readers.get(shard)
@@ -170,6 +176,7 @@ class Shards:
 
     def _misplaced(self, numbers, records: list[bytes]) -> OSError:
         """Return the error for the first record that does not begin with its row."""
+        # Every record begins with its row of the index, by which an exchanged shard is noticed.
         width = self.rows.dtype.itemsize
         for number, record in zip(numbers, records, strict=True):
             if record[:width] != self.rows[number].tobytes():
@@ -185,6 +192,8 @@ class Shards:
         """Return the error for a record that cannot be read."""
         place = self._place(number)
         file = self.files[place.shard]
+        # array_record has only texts for its errors. A file that could not be opened for lack of
+        # descriptors is not damaged, and the user must not delete it.
         too_many_open = (os.strerror(errno.EMFILE), os.strerror(errno.ENFILE))
         if any(text in found for text in too_many_open):
             allow = "resource.setrlimit, ulimit -n"
@@ -215,9 +224,9 @@ def _open(file: Path):
 
 @functools.cache
 def _most_open() -> int:
-    """Return the number of shards that a process keeps open: a quarter of the files it may open.
+    """Return the most shards that a process keeps open: a quarter of its limit of open files.
 
-    The process and its parent have other files open.
+    The process needs the rest for its other files and those inherited from its parent.
     """
     try:
         import resource
@@ -231,11 +240,11 @@ def _most_open() -> int:
 
 @functools.cache
 def _home() -> int:
-    """Return the process in which a reader was opened first; its forks inherit the answer.
+    """Return the id of the process that opened a reader first; forked processes inherit it.
 
-    In that process array_record starts threads, to read several records at once. A child that is
-    forked at that moment inherits locks that may be held, and hangs if it reads several records at
-    once as well: 10 of 400 children did (array_record 0.8.6). Reading single records needs no
-    thread: 0 of 1,300 hung.
+    In that process array_record starts threads to read several records at once. A process that is
+    forked meanwhile may inherit locked locks, and hangs when it reads several records at once
+    itself: 10 of 400 did (array_record 0.8.6). To read single records needs no thread: 0 of 1,300
+    hung. So only the first process reads several at once.
     """
     return os.getpid()

@@ -11,26 +11,26 @@ from tpukit.essentials.environment import write_whole
 
 
 def write_file(file: Path, data: bytes) -> None:
-    """Write a file so that it is either complete or absent."""
+    """Write a file that, even after a power cut, is either complete or absent."""
     with write_whole(file) as written:
         written.write(data)
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove unfinished files of `write_whole` in a folder; no process may be writing there."""
+    """Remove unfinished files of `write_whole` in a folder to which no process is writing."""
     # Not "*.part", because other programs have files with this ending.
     for part in folder.glob("*.[0-9]*.part"):
         part.unlink(missing_ok=True)
 
 
 def seal(manifest: dict) -> bytes:
-    """Return a manifest as JSON that holds its own checksum."""
+    """Return a manifest as JSON with an entry "crc", the checksum of the other entries."""
     text = json.dumps(manifest, indent=1)
     return json.dumps({**manifest, "crc": zlib.crc32(text.encode())}, indent=1).encode() + b"\n"
 
 
 def unseal(data: bytes) -> dict:
-    """Return a sealed manifest without its checksum; ValueError if it has changed."""
+    """Read the result of `seal`, and return the manifest; ValueError if the bytes have changed."""
     manifest = json.loads(data)
     checked = {}
     if isinstance(manifest, dict):
@@ -50,16 +50,17 @@ def npy(array) -> bytes:
 
 
 def size_and_checksum(data: bytes) -> dict:
-    """Return the entry of a manifest for a file with these contents, for `find_fault`."""
+    """Return size and checksum of a file's contents, the `expected` of `find_fault`."""
     return {"bytes": len(data), "crc": zlib.crc32(data)}
 
 
 def find_fault(file: Path, expected: dict) -> str | None:
-    """Return the fault of a file, by its entry in a manifest; None if it has none.
+    """Compare a file with its entry in a manifest; return the fault in words, or None.
 
     Args:
-        file: the file.
-        expected: "bytes", its size, and "crc", its checksum, which is not compared if it is absent.
+        file: the path of the file.
+        expected: the entry: "bytes", the size, and "crc", the checksum. Without "crc", only the
+            size is compared.
     """
     try:
         size = file.stat().st_size
@@ -73,7 +74,7 @@ def find_fault(file: Path, expected: dict) -> str | None:
 
 
 def whole_number(name: str, value, least: int) -> int | None:
-    """Return an argument as an int, which JSON can hold, and None as None.
+    """Check that an argument is a whole number, and return it as an int; None for None.
 
     Args:
         name: the name of the argument, for the message.
@@ -81,7 +82,7 @@ def whole_number(name: str, value, least: int) -> int | None:
         least: the smallest value that is allowed.
 
     Raises:
-        ValueError: the argument is not a whole number, or too small.
+        ValueError: the argument is not a whole number, or it is below `least`.
     """
     if value is None:
         return None

@@ -1,4 +1,4 @@
-"""Decode one image: to exactly the pixels of Pillow, or faster to pixels close to them.
+"""Decode one image: to exactly the pixels of Pillow, or faster to similar pixels.
 
 simplejpeg (libjpeg) decodes JPEGs; Pillow decodes everything else, and JPEGs in CMYK. Both decoders
 accept damaged files, so this module checks more than they do: every warning of libjpeg, the
@@ -22,15 +22,15 @@ _DEFAULT = PixelForm()
 def decode(data: bytes, size=None, *, exact: bool = True, out=None, form: PixelForm = _DEFAULT):
     """Decode a JPEG, PNG or other image of Pillow into (H, W, 3) uint8 RGB in [0, 255].
 
-    The image is turned as its EXIF says, transparent pixels become white, and only the first of
-    several pages or frames is decoded. An image that is stored with a mask becomes (H, W, 4); the
-    fourth channel is the class numbers, resized to the nearest pixel.
+    The image is turned as its EXIF orientation says, transparent pixels become white, and only the
+    first of several pages or frames is decoded. An image that is stored with a mask becomes
+    (H, W, 4): the fourth channel has the class numbers, resized by nearest neighbour.
 
-    With `exact` the whole image is decoded and then resized by Pillow's bilinear filter, bit for
-    bit as `exif_transpose(Image.open(...)).convert("RGB").resize((size, size), BILINEAR)`. Without
-    `exact` the JPEG decoder reduces the image by eighths while it decodes it, and the filter does
-    the rest. This is three times as fast, and differs by 1.6 grey levels on average (256 to 128
-    pixels).
+    With `exact`, the pixels are equal to those of
+    `exif_transpose(Image.open(...)).convert("RGB").resize((size, size), BILINEAR)`. Without
+    `exact`, the JPEG decoder scales the image to the next multiple of 1/8 above `size`, and
+    Pillow's bilinear filter does the rest. This is three times as fast, and the pixels differ by
+    1.6 grey levels on average (from 256 to 128 pixels).
 
     A JPEG is damaged if libjpeg warns. Pillow opens many damaged files, for example all of 101
     JPEGs with 512 bytes of zeros in their data.
@@ -39,18 +39,19 @@ def decode(data: bytes, size=None, *, exact: bool = True, out=None, form: PixelF
         data: the bytes of the file.
         size: height and width in pixels, one number for both or (height, width). None for the
             image's own size.
-        exact: False for speed.
-        out: a contiguous uint8 array for the pixels; None for a new one.
-        form: `PixelForm(mode, resize, window)`. With mode "L" the result is (H, W, 1) uint8, with
-            "I;16" (H, W, 2), the low byte of each value and the high byte. The default stretches
-            images to the size.
+        exact: True for exactly Pillow's pixels; False for speed.
+        out: a contiguous uint8 array of the result's shape, for the pixels; None for a new one.
+        form: `PixelForm(mode, resize, window)`. With mode "L" the result is (H, W, 1) uint8. With
+            "I;16" it is (H, W, 2) uint8, the low and the high byte of each value. The default is
+            RGB, stretched to the size.
 
     Returns:
         The pixels; `out` if it is given.
 
     Raises:
-        ValueError: the image is damaged; Pillow does not open this kind of file; it has more pixels
-            than `PIL.Image.MAX_IMAGE_PIXELS`; or more than 16 bits and no window is given.
+        ValueError: the image is damaged; Pillow cannot open this kind of file; the image has more
+            pixels than `PIL.Image.MAX_IMAGE_PIXELS`; it has more than 16 bits and `form` has no
+            window; or `out` has another shape.
     """
     sides = image_size(size)
     if is_masked(data):
@@ -58,6 +59,7 @@ def decode(data: bytes, size=None, *, exact: bool = True, out=None, form: PixelF
         pixels = decode_masked(data, sides, image, resize=form.resize, check=exact or sides is None)
     else:
         pixels = _decode_jpeg(data, sides, exact, out=out, mode=form.mode)
+        # simplejpeg decodes only JPEGs, and scales them only by eighths. Pillow does the rest.
         if pixels is None or not _is_final(pixels, sides, form):
             pixels = _finish_with_pillow(data, pixels, sides, form)
     if out is None or pixels is out:
@@ -70,7 +72,7 @@ def decode(data: bytes, size=None, *, exact: bool = True, out=None, form: PixelF
 
 
 def _is_final(pixels, size: tuple[int, int] | None, form: PixelForm) -> bool:
-    """Return whether pixels have this size, and the channels of the form."""
+    """Return whether pixels have this size and the number of channels of the form."""
     height, width, channels = pixels.shape
     return size in (None, (height, width)) and channels == form.channels
 
@@ -79,7 +81,7 @@ def _finish_with_pillow(data: bytes, pixels, size: tuple[int, int] | None, form:
     """Return the pixels at `size`; decode the image if `pixels` is None."""
     if pixels is None:
         image = _decode_any(data, form)
-    else:  # simplejpeg has shrunk it to the next eighth above `size`
+    else:  # simplejpeg has scaled it to the next multiple of 1/8 above `size`
         image = as_image(pixels)
     if form.mode == "L":
         image = image.convert("L")
@@ -90,7 +92,7 @@ def _finish_with_pillow(data: bytes, pixels, size: tuple[int, int] | None, form:
 
 @functools.cache
 def jpeg_decoder():
-    """Return simplejpeg; None if it is not installed, with a warning that is printed once."""
+    """Return simplejpeg; print a warning once and return None if it is not installed."""
     try:
         import simplejpeg
     except ImportError:
@@ -104,9 +106,13 @@ def jpeg_decoder():
 
 
 def _decode_jpeg(data: bytes, size: tuple[int, int] | None, exact: bool, *, out, mode: str):
-    """Return the pixels of a JPEG, shrunk to no less than `size`; None if Pillow must decode it."""
+    """Return the pixels of a JPEG, scaled to `size` or more; None if Pillow must decode the file.
+
+    Raises:
+        ValueError: the JPEG is damaged or has too many pixels.
+    """
     decoder = jpeg_decoder()
-    # Not simplejpeg's is_jpeg, which also looks for the end of the file.
+    # simplejpeg's is_jpeg also requires the end mark, so it would reject a truncated JPEG.
     if decoder is None or bytes(data[:2]) != b"\xff\xd8" or mode == "I;16":
         return None
     how_turned = orientation(data)
@@ -119,13 +125,15 @@ def _decode_jpeg(data: bytes, size: tuple[int, int] | None, exact: bool, *, out,
     except ValueError as error:
         _raise_if_corrupt(error, data)
         return None  # Pillow may still be able to open it
-    if 64 * width * height > pixel_limit():  # these sizes may be shrunk, by eight at most
+    # `width` and `height` may be scaled, to 1/8 at the smallest, which is 1/64 of the pixels.
+    if 64 * width * height > pixel_limit():
         full_height, full_width, *_ = decoder.decode_jpeg_header(data)
         _check_pixels(full_width, full_height)
-    # simplejpeg rounds CMYK in another way than Pillow, so here it only looks for damage.
+    # simplejpeg rounds CMYK differently from Pillow. So it only checks for damage here, and Pillow
+    # decodes the file.
     as_cmyk = colors in ("CMYK", "YCCK")
     colorspace = "CMYK" if as_cmyk else "RGB"
-    # libjpeg's grey differs from that of Pillow by rounding, unless the file is grey.
+    # For colour files, the grey of libjpeg and of Pillow differ by rounding.
     if mode == "L" and not as_cmyk and (not exact or colors == "Gray"):
         colorspace = "GRAY"
     channels = 1 if colorspace == "GRAY" else 3
@@ -151,15 +159,15 @@ def _decode_jpeg(data: bytes, size: tuple[int, int] | None, exact: bool, *, out,
 
 
 def _raise_if_corrupt(error: ValueError, data: bytes) -> None:
-    """Raise ValueError if libjpeg has found damage; Pillow might decode such a file."""
+    """Raise ValueError if an error of libjpeg reports damage, which Pillow might ignore."""
     if str(error).startswith(("Corrupt JPEG data", "Premature end of JPEG")):
         raise _not_whole(str(error), data) from error
 
 
 def _is_a_remark(decoder, data: bytes, how: dict) -> bool:
-    """Return whether libjpeg decodes a file in spite of its warning.
+    """Return whether an error was only a warning, so that libjpeg decodes the file without strict.
 
-    Call it after `_raise_if_corrupt`, because libjpeg also decodes files with missing data.
+    Call `_raise_if_corrupt` first, because libjpeg without strict also decodes truncated files.
     """
     try:
         decoder.decode_jpeg(data, strict=False, **how)
@@ -169,7 +177,11 @@ def _is_a_remark(decoder, data: bytes, how: dict) -> bool:
 
 
 def _decode_any(data: bytes, form: PixelForm):
-    """Return a Pillow image of the form's mode, at its own size."""
+    """Decode any file by Pillow; return a Pillow image of the form's mode, not resized.
+
+    Raises:
+        ValueError: the image is damaged, too large, or of a kind that Pillow cannot open.
+    """
     from PIL import Image
 
     bombs = (Image.DecompressionBombError, Image.DecompressionBombWarning)
@@ -189,8 +201,8 @@ def _decode_any(data: bytes, form: PixelForm):
         raise _not_whole(_NO_MEMORY, data) from error
     except bombs as error:
         raise _too_large(str(error)) from error
-    # Pillow's decoders raise more than OSError and SyntaxError: that of AVIF RuntimeError, those of
-    # DDS and BLP NotImplementedError. The bytes are in memory, so none of it is the disk's fault.
+    # Pillow's decoders raise not only OSError and SyntaxError: AVIF raises RuntimeError, DDS and
+    # BLP NotImplementedError. The bytes are in memory, so no error is one of the disk.
     except Exception as error:
         refuse_unread(data, is_opened=is_opened, error=error)
         why = str(error).partition(" file <")[0]  # without the address of the buffer
@@ -210,11 +222,11 @@ def _has_gif_blocks(data: bytes) -> bool:
         while data[at] != 0x3B:  # the trailer
             if data[at] == 0x21:  # an extension and its kind
                 at += 2
-            elif data[at] == 0x2C:  # a frame: its place, its colours, the size of its first codes
+            elif data[at] == 0x2C:  # a frame: position and size, colour table, LZW code size
                 at = _after_colours(data, at + 10, flags=data[at + 9]) + 1
             else:
                 return False
-            while data[at]:  # blocks, each after its length
+            while data[at]:  # sub-blocks: a length of one byte, then the data; 0 ends them
                 at += data[at] + 1
             at += 1
     except IndexError:
@@ -223,7 +235,7 @@ def _has_gif_blocks(data: bytes) -> bool:
 
 
 def _after_colours(data: bytes, at: int, *, flags: int) -> int:
-    """Return the first byte after a table of colours, if the flags say that one begins at `at`."""
+    """Return the offset after the colour table at `at`; `at` if the flags say there is no table."""
     has_table = flags & 0b1000_0000
     if not has_table:
         return at
@@ -232,9 +244,10 @@ def _after_colours(data: bytes, at: int, *, flags: int) -> int:
 
 
 def _has_png_checksums(data: bytes) -> bool:
-    """Return True if every chunk of a PNG has its checksum; Pillow does not check those of pixels.
+    """Return True if the checksums of all chunks of a PNG match, up to the chunk IEND.
 
-    A chunk is its length (4 bytes), its kind (4), its data and the checksum of kind and data (4).
+    Pillow does not check the chunks of pixels. A chunk is its length (4 bytes), its kind (4), its
+    data, and the CRC-32 of kind and data (4): https://www.w3.org/TR/png/#5Chunk-layout
     """
     at = 8  # after the signature
     kind = b""
@@ -263,10 +276,10 @@ def _not_whole(why: str, data: bytes) -> _NotWholeError:
 
 
 def pixel_limit() -> float:
-    """Return the largest number of pixels of an image: `PIL.Image.MAX_IMAGE_PIXELS`.
+    """Return the most pixels that an image may have: `PIL.Image.MAX_IMAGE_PIXELS`.
 
-    Its default is 89,478,485, a quarter of a GiB as RGB. Without a limit a file of 3 kB with a
-    wrong header would take gigabytes.
+    Pillow's default is 89,478,485 pixels, a quarter of a GiB as RGB. Without a limit, a file of
+    3 kB with a wrong header could take gigabytes of memory.
     """
     from PIL import Image
 
@@ -274,7 +287,7 @@ def pixel_limit() -> float:
 
 
 def set_pixel_limit(limit: float) -> None:
-    """Set the largest number of pixels per image in this process, as in the notebook."""
+    """Set Pillow's pixel limit in a worker process to the limit of the notebook's process."""
     from PIL import Image
 
     Image.MAX_IMAGE_PIXELS = None if limit == math.inf else limit

@@ -1,10 +1,11 @@
-"""Find out if a pack will fit the disk before the first image is packed, from a sample of images.
+"""Estimate before the first image is packed whether the disk has enough space for a pack.
 
-    files            the mean size of 256 of them, plus an allowance for its error
+    stored as        estimate in bytes
+    files            count * (the mean size of 256 files + 2 standard errors + 60)
     pixels           count * height * width * 3, or 4 with masks; twice that for a stream
-    DICOM slices     the mean of a few slices that are encoded for this (`PackSource.weight`)
+    DICOM slices     the same as for files, for a few slices that `PackSource.weight` encodes
 
-If it does not fit, the error suggests a smaller form, another disk, or fewer images.
+If the disk is too small, the error suggests a smaller size, another disk, or fewer images.
 """
 
 import math
@@ -21,11 +22,13 @@ from tpukit.datasets.source_files import look_at
 from tpukit.essentials.display import TpukitError, human_size
 from tpukit.essentials.environment import THIS_MACHINE, Machine
 
-_SAMPLED = 256  # files whose sizes are looked up
-_NOT_WORTH_A_SAMPLE = 4 << 30  # bytes: a pack that is surely smaller, and fits, is begun at once
-_WORTH_A_LINE = 1 << 30  # bytes that a pack needs before `check` prints the number
+_SAMPLED = 256  # the number of files whose sizes are read for the mean
+# Bytes. A pack of slices that is certainly smaller, and for which the disk has space, needs no
+# sample.
+_NOT_WORTH_A_SAMPLE = 4 << 30
+_WORTH_A_LINE = 1 << 30  # bytes; `check` prints the space that a larger pack needs
 _RECORD_BYTES = 60  # of one image: its row, and the overhead of the file format
-_STEP = 16  # sizes in pixels that are proposed are multiples of this
+_STEP = 16  # pixels; proposed sizes are multiples of this
 _SMALLEST = 32  # pixels; a smaller size is not proposed
 
 
@@ -34,7 +37,7 @@ class DiskFullError(TpukitError, OSError):
 
 
 def existing(folder: Path) -> Path:
-    """Return the folder, or the nearest folder above it that exists."""
+    """Return the folder if it exists, else its nearest parent folder that exists."""
     folder = folder.absolute()
     return next(place for place in (folder, *folder.parents) if place.exists())
 
@@ -64,26 +67,26 @@ def spread(count: int, most: int) -> list[int]:
 
 
 class Room:
-    """The bytes that a pack of a source needs, and the folders that have them.
+    """The disk space that a pack needs, and the choice of a folder with that much free space.
 
     Args:
         described: the images to pack.
-        machine: for tests; None for this machine.
+        machine: the folders of a machine, for tests; None for this machine.
     """
 
     def __init__(self, described: PackSource, machine: Machine | None = None):
         self._described = described
         machine = machine or THIS_MACHINE
-        # The files in these folders are deleted with the session, and Kaggle does not save them.
+        # Folders whose files are deleted when the session ends; Kaggle does not save them.
         self._temporary = (machine.kaggle / "temp", Path(tempfile.gettempdir()))
         self._mean_sizes: dict[str, float | None] = {}  # bytes per image, by plan
 
     def choose(self, targets: Sequence[PackFolder]) -> PackFolder:
         """Return the folder to pack into, and print it if it is not the first.
 
-        The choice is the first folder that holds this pack already, else the first with enough free
-        disk, else the last. If the first folder holds another pack, it is returned, and the caller
-        raises an error.
+        The choice is the first folder with this pack, finished or not; else the first folder with
+        enough free disk; else the last folder. If the first folder has another pack, `choose`
+        returns this folder, and the caller raises an error.
         """
         first = targets[0]
         begun = next(filter(_is_begun, targets), None)
@@ -111,12 +114,12 @@ class Room:
         print(line)
 
     def check(self, target: PackFolder, *, stored: bool = False) -> None:
-        """Raise DiskFullError if a pack cannot fit; print the bytes that a large pack needs.
+        """Raise DiskFullError if the disk is too small; print the space that a large pack needs.
 
         Args:
             target: the folder of the pack.
             stored: True if the items of a stream are stored already, and only the packed copy is
-                missing.
+                still to be written.
         """
         if stored:
             written = _bytes_in(target.work / "items")
@@ -158,16 +161,19 @@ class Room:
         return needed is None or needed <= free_in(target.folder)
 
     def _left(self, target: PackFolder) -> int | None:
-        """Return the bytes that are still to be written; None if that is not known."""
+        """Return the number of bytes still to be written; None if it is unknown."""
         needed = self._bytes(target.plan, enough=free_in(target.folder))
         if needed is None:
             return None
         return max(0, needed - _bytes_of(target) - _bytes_in(target.work / "items"))
 
     def _bytes(self, plan: dict, enough: float = 0) -> int | None:
-        """Return the bytes of all images, estimated on the high side.
+        """Return an estimate of the pack's bytes that is rather too high; None if it is unknown.
 
-        0 if they surely fit into `enough` bytes, None if nothing is known.
+        Args:
+            plan: the settings of the pack.
+            enough: the free bytes. If a small pack certainly needs fewer, the result is 0, and no
+                slice is encoded for an estimate.
         """
         described = self._described
         count = described.count
@@ -183,7 +189,7 @@ class Room:
                 return 0
         key = repr(plan)
         if key not in self._mean_sizes:
-            # A sample of slices takes seconds, so it is kept for `check` and the message.
+            # To encode a sample of slices takes seconds, so `check` and the message reuse it.
             if described.weight:
                 sizes = described.weight.sample(plan)
             else:
@@ -195,13 +201,13 @@ class Room:
         return int(count * mean)
 
     def _bytes_per_pixel(self, plan: dict) -> int:
-        """Return the bytes of a pixel with its mask; twice that for a stream, which is stored."""
+        """Return the bytes per pixel with its mask; twice as many for a stream, stored twice."""
         channels = PixelForm.of_plan(plan).channels + self._described.has_masks
         copies = 2 if self._described.is_stream else 1
         return channels * copies
 
     def _sizes(self) -> list[int]:
-        """Return the sizes of some images that are stored unchanged."""
+        """Return the sizes in bytes of some images that are stored unchanged; [] for a stream."""
         described = self._described
         if described.items is not None:
             if described.is_stream:
@@ -216,7 +222,7 @@ class Room:
         return sizes[sizes >= 0].tolist()
 
     def _ways(self, target: PackFolder, needed: int, free: int) -> list[str]:
-        """Return the ways to make it fit: another form, another folder, or fewer images."""
+        """Return fixes for a disk that is too small: another size or folder, or fewer images."""
         described = self._described
         count = described.count
         ways = []
@@ -228,7 +234,7 @@ class Room:
             if size >= _SMALLEST:
                 ways.append(f"size={size}, which stores pixels")
         for place in self._temporary:
-            # /kaggle/temp may have to be made; without Kaggle the folder above it is missing, too.
+            # On Kaggle, /kaggle/temp may not exist yet, but /kaggle does; elsewhere neither exists.
             can_exist = place.exists() or place.parent.exists()
             if not can_exist or not is_writable(place):
                 continue
@@ -243,7 +249,10 @@ class Room:
         return ways
 
     def _smaller_forms(self, plan: dict, free: int) -> list[str]:
-        """Return for each argument of `pack_dicom` the first value with which the pack fits."""
+        """Return the code of changed arguments of `pack_dicom` that make the pack small enough.
+
+        Of each argument it is the first value, in the order of `weight.smaller`, that is enough.
+        """
         forms = {}
         for name, code, change in self._described.weight.smaller(plan):
             if name not in forms and (self._bytes({**plan, **change}) or 0) <= free:
@@ -260,7 +269,7 @@ def _bytes_in(folder: Path) -> int:
 
 
 def _is_begun(target: PackFolder) -> bool:
-    """Return True if the folder holds this pack, finished or not."""
+    """Return True if the folder has this pack, finished or not."""
     if not target.folder.is_dir():
         return False
     if target.is_finished:

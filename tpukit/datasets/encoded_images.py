@@ -1,12 +1,12 @@
-"""Return the bytes of an image file for each of the types that may hold them.
+"""Convert each type that may contain the bytes of an image file to bytes.
 
     b"\\xff\\xd8...", bytearray, memoryview               bytes
     {"bytes": b"...", "path": "a.jpg"}                   an image of the Hugging Face hub
     io.BytesIO, an open file, a member of an archive     file objects that can be read again
-    (N,) or (N, 1) uint8                                 of cv2.imencode, torchvision, h5py
-    pyarrow's binary scalar, numpy.void
+    (N,) or (N, 1) uint8                                 from cv2.imencode, torchvision, h5py
+    a binary scalar of pyarrow, numpy.void               from tables and HDF5 files
 
-Pillow images and arrays of pixels are none of these.
+Pillow images and arrays of pixels are not converted.
 """
 
 import io
@@ -20,7 +20,7 @@ _LONGEST_PATH = 4096  # bytes, PATH_MAX of Linux
 
 
 def file_bytes(image):
-    """Return the bytes of an image's file; anything else, such as pixels, is returned as it is.
+    """Return the bytes of an image's file; return anything else, such as pixels, unchanged.
 
     Raises:
         TypeError: a file object cannot be read again, or is opened for text.
@@ -31,7 +31,7 @@ def file_bytes(image):
         image = _bytes_of_the_hub(image)
     if isinstance(image, bytes | bytearray | memoryview):
         return bytes(image)
-    if hasattr(image, "getbands"):  # Pillow's, of which some have `read`
+    if hasattr(image, "getbands"):  # a Pillow image, which may have `read` as well
         return image
     if hasattr(image, "read"):
         return _read(image)
@@ -43,7 +43,7 @@ def file_bytes(image):
 def is_image(value) -> bool:
     """Return whether a value of a table is an image and not a path, which may be bytes."""
     if isinstance(value, bytes):
-        # POSIX allows any byte in a path, except for NUL.
+        # A path may be bytes too. POSIX allows any byte in a path except NUL.
         return len(value) > _LONGEST_PATH or b"\0" in value or _is_opened(value)
     if isinstance(value, Mapping):
         return _is_of_the_hub(value)
@@ -53,12 +53,12 @@ def is_image(value) -> bool:
 
 
 def _is_of_the_hub(value) -> bool:
-    """Return whether a value is an image of the Hugging Face hub that is not decoded."""
+    """Return whether a value is a dict of bytes and path, Hugging Face's undecoded image."""
     return isinstance(value, Mapping) and set() < value.keys() <= {"bytes", "path"}
 
 
 def _bytes_of_the_hub(image: Mapping):
-    # datasets.Image(decode=False); an image that lies in a file has a path and no bytes.
+    # As from datasets.Image(decode=False). An image in a file has a path, and its bytes are None.
     contents = image.get("bytes")
     if contents is None:
         contents = Path(image["path"]).read_bytes()
@@ -66,33 +66,37 @@ def _bytes_of_the_hub(image: Mapping):
 
 
 def _bytes_of_row(row):
-    """Return the bytes of a file that lie in an array; pixels are returned as they are."""
+    """Return the bytes of an image file in an array; return a row of pixels unchanged."""
     array = row
     if hasattr(row, "detach"):  # a tensor
         array = row.detach().cpu().numpy()
     data = array.tobytes()
-    # A row of uint8 may also be pixels, so its beginning decides.
+    # A row of uint8 may also be pixels. It is a file if Pillow recognises its beginning.
     if array.dtype.kind == "V" or _is_opened(data):
         return data
     return row
 
 
 def _read(file) -> bytes:
-    """Return all bytes of a file object, wherever its position is."""
+    """Return all bytes of a file object, independent of its current position.
+
+    Raises:
+        TypeError: the file is opened for text, or its position cannot be moved.
+    """
     can_seek = hasattr(file, "seekable") and file.seekable()
     if not can_seek or isinstance(file, io.TextIOBase):
         raise InvalidTypeError(
             f"a {type(file).__name__} is read only once, or gives text",
             fix='pass its bytes: image.read(); for a file opened as text, open(path, "rb").read()',
         )
-    file.seek(0)  # Pillow's `open`, for example, has moved the position
+    file.seek(0)  # other code, such as PIL.Image.open, may have moved the position
     return file.read()
 
 
 def _is_row_of_bytes(image) -> bool:
-    """Return whether an array or tensor may hold the bytes of a file instead of pixels."""
+    """Return whether an array or tensor may contain the bytes of a file instead of pixels."""
     dtype = str(getattr(image, "dtype", "")).removeprefix("torch.")
-    if dtype.startswith(("void", "|V")):
+    if dtype.startswith(("void", "|V")):  # numpy.void: raw bytes, as h5py returns them
         return getattr(image, "ndim", 1) == 0
     shape = tuple(getattr(image, "shape", ()))
     if dtype != "uint8" or len(shape) not in (1, 2):

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from tpukit.essentials.display import InvalidValueError, first_few
 
-# Words in the names of folders that say nothing of what is seen in the images.
+# Words in folder names that do not describe the contents of images.
 _PARTS = {"train", "training", "val", "valid", "validation", "test", "testing"}
 _TRAIN = {"train", "training"}
 _MASKS = {"mask", "masks", "label", "labels", "ann", "anns", "annotation", "annotations", "gt"}
@@ -37,11 +37,11 @@ _TABLE_ENDINGS = (".csv", ".tsv")
 
 
 class _Layout(NamedTuple):
-    """A folder as it would be read: its classes, and the images of each."""
+    """A folder as `find_images` reads it: its classes, and the images and folders of each."""
 
     folder: str
     names: Sequence[str]  # paths of images, relative to the folder
-    inside: Mapping[str, set]  # the folders in each class; "" for images that lie in it directly
+    inside: Mapping[str, set]  # the folders in each class; "" for images directly in the class
 
     @property
     def classes(self) -> list[str]:
@@ -70,6 +70,7 @@ def refuse_other_layouts(folder: str, names: Sequence[str]) -> None:
 
 def words_of(name: str) -> set[str]:
     """Return the words in the name of a folder, in lower case: {"train", "images"}."""
+    # "TrainImages" and "train_images" have two words; "RGBImages" has "rgb" and "images".
     return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}
 
 
@@ -80,6 +81,7 @@ def _list(names: Sequence[str]) -> str:
 def _refuse_masks_in_classes(layout: _Layout) -> None:
     """Raise if each sub-folder holds one folder with images and one with their masks."""
     folder, _, inside = layout
+    # Only folders that exist below every sub-folder count: a class may have a folder of any name.
     common = sorted(set.intersection(*inside.values()))
     masks = [name for name in common if words_of(name) & _MASKS]
     images = [name for name in common if words_of(name) & _IMAGES and name not in masks]
@@ -96,7 +98,7 @@ def _refuse_masks_in_classes(layout: _Layout) -> None:
 
 
 def _refuse_copies(layout: _Layout) -> None:
-    """Raise if a sub-folder holds the other sub-folders again."""
+    """Raise if a sub-folder contains copies of the other sub-folders."""
     folder, _, inside = layout
     for name, below in inside.items():
         if len(below) > 1 and name not in below and below <= inside.keys():
@@ -109,12 +111,12 @@ def _refuse_copies(layout: _Layout) -> None:
 
 
 def _refuse_people(layout: _Layout) -> None:
-    """Raise if the sub-folders are the patients of the images."""
+    """Raise if each sub-folder looks like a patient: classes inside, or a name like patient_7."""
     folder, names, inside = layout
     classes = layout.classes
-    # Beside the patients may lie another folder, such as a copy of all of them.
+    # `kinds` are the most frequent sub-folders. Others may exist, such as a copy of all patients.
     kinds, complete = Counter(map(frozenset, inside.values())).most_common(1)[0]
-    # Most and not all, because a patient may have images of one class only.
+    # It is enough if most patients have all classes: some have images of a single class.
     have_classes_inside = "" not in kinds and 1 < len(kinds) < len(classes)
     are_parts = all(words_of(kind) & _PARTS for kind in kinds)
     have_classes_inside &= not are_parts and not all(map(_is_person, kinds))
@@ -147,27 +149,28 @@ def _files(layout: _Layout) -> str:
 
 
 def _parts_of_paths(folder: str, files: str) -> str:
-    """Return code that divides the paths of files, from the folder on."""
+    """Return code that splits the paths of files, relative to the folder, into their parts."""
     return f"parts = [os.path.relpath(file, {folder!r}).split(os.sep) for file in {files}]"
 
 
 def _is_person(name: str) -> bool:
+    """Return whether a name is a word for people and a number, as in patient_7."""
     has_number = any(letter.isdecimal() for letter in name)
     return has_number and bool(words_of(name)) and words_of(name) <= _PEOPLE
 
 
 def _all(classes: Sequence[str]) -> str:
-    """Return code that names all classes."""
+    """Return code for a list of all classes."""
     return str(list(classes)) if len(classes) <= 12 else "sorted(os.listdir(folder))"
 
 
 def _refuse_same_folders(layout: _Layout) -> None:
-    """Raise if the same folders lie in each sub-folder, and these look like the classes."""
+    """Raise if each sub-folder contains the same folders, and these look like the classes."""
     folder, names, inside = layout
     common = set.intersection(*inside.values())
     are_alike = all(found == common for found in inside.values())
     has_classes = len(common) > 1 and "" not in common
-    # In a single class they say that it is none: chest_xray/{train,test,val}.
+    # If the only sub-folder has splits inside, as in chest_xray/{train,test,val}, it is no class.
     are_parts = len(inside) > 1 and all(words_of(name) & _PARTS for name in common)
     has_classes &= not are_parts and not all(map(_is_person, common))
     if are_alike and has_classes and not _parts(layout):
@@ -184,9 +187,9 @@ def _one_deeper(layout: _Layout, deeper: str, found: Sequence[str]) -> InvalidVa
 
 
 def _parts(layout: _Layout) -> list[str]:
-    """Return the sub-folders that are splits: a single one, or two that are named differently.
+    """Return the sub-folders that are splits: the only sub-folder, or two with different words.
 
-    train_interior and train_station are places, because both have the word train.
+    train_interior and train_station are classes, because both have the same word, train.
     """
     parts = [name for name in layout.classes if words_of(name) & _PARTS]
     kinds = {frozenset(words_of(name) & _PARTS) for name in parts}
@@ -195,20 +198,23 @@ def _parts(layout: _Layout) -> list[str]:
 
 
 def _have_roles(classes: Sequence[str]) -> bool:
-    """Return whether all sub-folders are named for their use, and not for a class."""
+    """Return whether the names of all sub-folders are roles, such as images and masks."""
     words = [words_of(name) for name in classes]
     if len(classes) < 2 or not all(words):
         return False
     if all(word <= _LABELS for word in words):  # label_0, label_1
         return False
-    # HAM10000_images_part_1 and HAM10000_images_part_2 differ in their numbers.
+    # HAM10000_images_part_1 and HAM10000_images_part_2 differ only in their numbers.
     are_numbered = len(set(map(frozenset, words))) == 1 and bool(words[0] & _IMAGES)
     roles = _PARTS | _MASKS | _IMAGES | _OTHERS
     return are_numbered or all(word <= roles for word in words)
 
 
 def _are_pairs(layout: _Layout) -> bool:
-    """Return whether images and masks have the same names, as JPEGImages and SegmentationClass."""
+    """Return whether two sub-folders have images and masks with the same file names.
+
+    An example is JPEGImages and SegmentationClass of Pascal VOC.
+    """
     words = list(map(words_of, layout.classes))
     have_images = any(word & _IMAGES and not word & _MASKS for word in words)
     return have_images and any(word & _MASKS for word in words) and bool(_with_masks(layout))
@@ -221,6 +227,7 @@ def _refuse_roles(layout: _Layout) -> None:
     parts = _parts(layout)
     if not parts and not _have_roles(classes) and not _are_pairs(layout):
         return
+    # The training split first, so that the fix names it.
     for part in sorted(parts, key=lambda name: not words_of(name) & _TRAIN):
         deeper, found = _classes_in(layout, part)
         if len(found) > 1:
@@ -229,8 +236,8 @@ def _refuse_roles(layout: _Layout) -> None:
     if not fix:
         fix = (
             "pass a table with the label of each image: "
-            'pack(pandas.DataFrame({"path": files, "label": labels}), ..., labels="label"), '
-            'masks="mask" for a column of those'
+            'pack(pandas.DataFrame({"path": files, "label": labels}), ..., labels="label"); '
+            'or, if its column "mask" has the paths of masks, masks="mask"'
         )
     raise InvalidValueError(
         f"{folder} would give the classes {_list(classes)}, which do not describe the images",
@@ -240,7 +247,7 @@ def _refuse_roles(layout: _Layout) -> None:
 
 
 def _classes_in(layout: _Layout, part: str) -> tuple[str, list[str]]:
-    """Return the folder below a split that holds its classes, and the classes."""
+    """Return the folder in a split that contains the class folders, and the classes."""
     below = [Path(name).parts[1:] for name in layout.names if name.split(os.sep)[0] == part]
     deeper = os.path.join(layout.folder, part)
     # Archives often hold one folder in another, such as train/train/.
@@ -253,7 +260,7 @@ def _classes_in(layout: _Layout, part: str) -> tuple[str, list[str]]:
 
 
 def _with_masks(layout: _Layout) -> str:
-    """Return the line for two folders with images and their masks; "" if there are none."""
+    """Return the code that packs two folders with images and masks; "" without such folders."""
     by_folder = defaultdict(list)
     for name in sorted(layout.names):
         by_folder[os.path.dirname(name)].append(Path(name).stem)
@@ -262,6 +269,8 @@ def _with_masks(layout: _Layout) -> str:
     for image in images:
         for mask in masks:
             stems = by_folder[image]
+            # Both lists are sorted, so each mask must begin with the name of the image in the same
+            # place: 1.png or 1_mask.png for 1.jpg.
             are_alike = len(stems) == len(by_folder[mask])
             if are_alike and all(map(str.startswith, by_folder[mask], stems)):
                 folder = glob.escape(layout.folder)
@@ -279,17 +288,17 @@ class _Match(NamedTuple):
     table: str  # the path of the CSV or TSV file
     separator: str
     column: str
-    ending: str  # of the images if the column has none, as ".png"; else ""
+    ending: str  # ".png" if the column names images without the ending of the file; else ""
     others: Sequence[str]  # the other columns
     inside: str | None  # the folder of all images of the column; None for several
 
 
 def _with_table(layout: _Layout) -> str:
-    """Return the line for a table beside the folders that names their images; "" for none."""
+    """Return the code that packs a table beside the folders; "" if no table names the images."""
     files = [file for file in os.listdir(layout.folder) if file.lower().endswith(_TABLE_ENDINGS)]
-    # Training first, because sample_submission.csv names images of the test.
+    # Tables of the training split first, because sample_submission.csv names test images.
     for file in sorted(files, key=lambda file: (not words_of(file) & _TRAIN, file)):
-        # A directory of this name, or a field of more than 128 KiB.
+        # The name may be that of a directory, or a field may have more than csv's 128 KiB.
         with contextlib.suppress(OSError, csv.Error):
             match = _matching(os.path.join(layout.folder, file), layout.names)
             if match is not None:
@@ -327,10 +336,10 @@ def _is_named(file: str, value: str) -> bool:
 
 
 def _folder_of_all(folders: Sequence[set], table: str) -> str | None:
-    """Return the folder that holds all images of a table, None if they lie in several.
+    """Return the folder that contains all images of a table; None if there is no such folder.
 
-    Images of train and test may have the same names. Then the folder is chosen whose name has the
-    most words of the table's, and a folder of training before others.
+    Images of train and test may have the same names, so that two folders are possible. The result
+    is the folder with the most words of the table's name; if two are equal, the training folder.
     """
     words = words_of(os.path.basename(table))
 
@@ -341,7 +350,7 @@ def _folder_of_all(folders: Sequence[set], table: str) -> str | None:
 
 
 def _line(match: _Match, layout: _Layout) -> str:
-    """Return the line that packs the table of a match."""
+    """Return the code that reads the table of a match and packs its images."""
     path = f"table[{match.column!r}]"
     if match.ending:
         path = f"({path} + {match.ending!r})"
@@ -361,7 +370,7 @@ def _line(match: _Match, layout: _Layout) -> str:
 
 
 def _refuse_masks(layout: _Layout) -> None:
-    """Raise if masks lie among the images, as 1_mask.png beside 1.png."""
+    """Raise if masks are in the same folders as the images, as 1_mask.png beside 1.png."""
     stems = {os.path.splitext(name)[0]: name for name in layout.names}
     pairs = {}
     for stem, name in stems.items():
@@ -372,6 +381,8 @@ def _refuse_masks(layout: _Layout) -> None:
     if not pairs:
         return
     image, mask = next(iter(pairs.items()))
+    # The part of the mask's name after that of the image, such as "_mask". The code of
+    # the fix recognises masks by it.
     inside = os.path.splitext(mask)[0][len(os.path.splitext(image)[0]) :]
     classes = layout.classes
     raise InvalidValueError(

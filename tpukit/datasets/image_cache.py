@@ -29,18 +29,20 @@ from tpukit.datasets.processes import run_in_processes
 from tpukit.essentials.display import InvalidValueError, human_size
 from tpukit.essentials.environment import available_memory, cpus
 
-_PIECE = 128  # images that a process holds while it decodes: 6 MB at 128 pixels, 100 MB at 512
-# For checkpoints, logs and outputs: with a full disk a notebook cannot even be saved.
+# A process decodes this many images before it writes them: 6 MB at 128 pixels, 100 MB at 512.
+_PIECE = 128
+# Bytes that stay free for checkpoints, logs and outputs. Jupyter cannot save a notebook on a full
+# disk.
 _SPARE_DISK = 4 * 2**30
-# The workers start after the choice: 0.7 GiB each with torch and torch_xla loaded, and XLA's
-# compiler. They take it from the page cache, and a random read that misses the page cache is 200
-# times slower: 772 images per second were measured.
+# The share of the memory that stays free for the workers, which start later: each needs 0.7 GiB for
+# torch, torch_xla and XLA's compiler. Less memory would mean a smaller page cache. A random read
+# that misses the page cache is 200 times slower (772 images per second measured).
 _SPARE_MEMORY = 1 / 4
 
 
 @dataclass(frozen=True)
 class Space:
-    """The bytes of the machine that a cache may fill; None asks the machine."""
+    """The free bytes of disk and memory; None for the values of this machine."""
 
     disk: int | None = None
     memory: int | None = None
@@ -57,10 +59,10 @@ def cached_images(
 ) -> CachedImages | PackedImages:
     """Open or build a cache of decoded images if memory and disk can hold it; print the choice.
 
-    A cache is read thirty times as fast as images are decoded, so it saves time from the second
-    epoch on. It takes size * size * 3 bytes per image. If memory or disk is too small, the images
-    are decoded in every epoch. The same pack gives the same bytes. If the call is interrupted, even
-    by a reboot, the same call continues.
+    To read an image from a cache is thirty times as fast as to decode it, so a cache saves time
+    from the second epoch on. It takes size * size * 3 bytes per image. If memory or disk is too
+    small, the images are decoded in every epoch. The same pack gives the same bytes. If the call is
+    interrupted, even by a reboot, the same call continues.
 
     Args:
         packed: the result of `pack`.
@@ -68,17 +70,17 @@ def cached_images(
         folder: a new or empty folder, or one in which the same cache was begun or finished. None
             for `<pack>-cache-<size>` next to the pack or, if nothing can be written there (Kaggle's
             /kaggle/input), in the system's temporary folder. 4 GiB of its disk stay free.
-        workers: processes that decode; None for one per CPU.
+        workers: the number of processes that decode; None for one per CPU.
         progress: as for `pack`.
-        exact: True for Pillow's pixels to the last bit; see `decode`.
+        exact: True for exactly the pixels of Pillow; see `decode`.
 
     Returns:
         A `CachedImages`; or `PackedImages(folder, size)`, whose JPEG decoder scales the images:
         their pixels are close to those of an exact cache.
 
     Raises:
-        FileExistsError: the folder holds other files.
-        ValueError: a number is out of range, or the folder holds a cache of another pack or size.
+        FileExistsError: the folder contains other files.
+        ValueError: a number is out of range, or the folder has a cache of another pack or size.
         OSError: an image, or an existing cache, is damaged; the message names it.
     """
     return choose_images(
@@ -95,7 +97,7 @@ def cached_images(
 def choose_images(
     packed: PackedImages, space: Space, *, size, folder, workers, progress, exact
 ) -> CachedImages | PackedImages:
-    """Open or build a cache if the space can hold it, else return the pack; see `cached_images`."""
+    """Open or build a cache if `space` is enough, else return the pack; see `cached_images`."""
     plan = _plan(packed, size, exact)
     size = plan["size"]
     needed = layout_of(plan).bytes
@@ -107,6 +109,7 @@ def choose_images(
     if why_not:
         reasons.append(why_not)
         places = []
+    # First any finished cache, then the first folder with enough disk for a new one.
     for place in places:
         target = CacheFolder(place, plan)
         if target.is_finished:
@@ -127,7 +130,7 @@ def choose_images(
             return build_image_cache(
                 packed, place, size=size, workers=workers, progress=progress, exact=exact
             )
-        except DiskFullError as error:  # a quota, which the free space of the disk does not show
+        except DiskFullError as error:  # a quota can be smaller than the free space of the disk
             reasons.append(str(error).partition("\n")[0])
     print(
         f"no cache: {images}, but {'; '.join(reasons)}. "
@@ -155,11 +158,11 @@ def _lack_of_disk(place: Path, needed: int, free: int) -> str | None:
 
 
 def _allocated(folder: Path) -> int:
-    """Return the bytes of disk that an interrupted call has allocated already."""
+    """Return the bytes of disk that an interrupted call has already allocated."""
     file = CacheFolder(folder).work / "images.npy"
     if not file.exists():
         return 0
-    return getattr(file.stat(), "st_blocks", 0) * 512
+    return getattr(file.stat(), "st_blocks", 0) * 512  # POSIX counts blocks of 512 bytes
 
 
 def build_image_cache(
@@ -171,7 +174,7 @@ def build_image_cache(
     progress: str | None = None,
     exact: bool = True,
 ) -> CachedImages:
-    """Build a cache, or open it if it is finished, without looking at the machine's memory.
+    """Build a cache, or open a finished one, even if it is larger than the machine's memory.
 
     Args:
         packed: the result of `pack`.
@@ -204,7 +207,7 @@ def build_image_cache(
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise _full(target) from error
             raise
-        # Not verified: the checksums are of the bytes that were written just now.
+        # verify=False, because the checksums were computed from the bytes just written.
         return CachedImages(folder, verify=False).labelled_as(packed)
 
 
@@ -218,7 +221,7 @@ def _plan(packed: PackedImages, size, exact: bool) -> dict:
         raise InvalidValueError(
             f"size must be the height and width in pixels, got {size!r}", fix="size=128"
         ) from None
-    # It raises if the pack holds pixels of another size.
+    # `PackedImages` raises if the pack has pixels of another size.
     *_, channels = PackedImages(packed.folder, size).shape
     plan = {
         "pack": {"words": f"pack {packed.folder}", "digest": packed.digest},
@@ -259,9 +262,9 @@ def _places(packed: PackedImages, size) -> list[Path]:
     """Return the default folders of a cache, best first.
 
     The first is next to the pack, not inside, because packs are copied and attached without their
-    caches. The temporary folder is for a pack whose folder cannot be written to: /kaggle/working
-    has only 20 GB, which are saved with the notebook. Packs in different places may have the same
-    name, so the name there has a part of the digest.
+    caches. The second is in the temporary folder, for a pack in a read-only folder. It is not in
+    /kaggle/working, which has only 20 GB and is saved with the notebook. Packs in different folders
+    may have the same name, so the name in the temporary folder has a part of the digest.
     """
     name = f"{packed.folder.name}-cache-{size_in_words(size).replace(' ', '')}"
     return [
@@ -271,7 +274,7 @@ def _places(packed: PackedImages, size) -> list[Path]:
 
 
 def _default_folder(packed: PackedImages, size) -> Path:
-    """Return the first default folder with a cache, or one that can be written to."""
+    """Return the first default folder that has a cache or is writable."""
     places = _places(packed, size)
     for place in places:
         if CacheFolder(place).is_finished or is_writable(place):
@@ -297,7 +300,7 @@ def _build(target: CacheFolder, packed: PackedImages, workers: int, progress: st
     layout = layout_of(target.plan)
     target.begin()
     _allocate(target)
-    # A power cut may have lost blocks that an earlier call has noted, so their bytes are checked.
+    # A power cut may lose blocks whose checksums are noted already, so compare the bytes.
     whole = layout.intact(map_file(work / "images.npy"), _noted(work))
     left = sorted(set(range(layout.blocks)) - whole)
     workers = min(workers, len(left))
@@ -328,10 +331,11 @@ def _allocate(target: CacheFolder) -> None:
     images = target.work / "images.npy"
     published = target.folder / "images.npy"
     layout = layout_of(target.plan)
-    if published.exists():  # a call ended after the last image and before the manifest
+    if published.exists():  # an earlier call ended between the last image and the manifest
         published.replace(images)
     with open(images, "ab") as handle:
         try:
+            # `truncate` alone makes a sparse file, which takes no disk until it is written.
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(handle.fileno(), 0, layout.bytes)
             handle.truncate(layout.bytes)
@@ -370,14 +374,14 @@ def _work(job: dict) -> None:
 
 
 def _noted(work: Path) -> dict[int, int]:
-    """Return the checksum of each block that is done."""
+    """Return the noted checksum of each decoded block, by the block's number."""
     text = "".join(note.read_text(errors="replace") for note in work.glob("done-*.txt"))
     lines = re.findall(r"^(\d+) (\d+);$", text, re.MULTILINE)
     return {int(block): int(checksum) for block, checksum in lines}
 
 
 def _publish(target: CacheFolder, packed: PackedImages) -> None:
-    """Write the whole cache to the disk, the manifest last."""
+    """Move the finished files into the folder of the cache, and write the manifest last."""
     written = {"index.npy": npy(packed.index)}
     if "groups.npy" in packed.files:
         written["groups.npy"] = npy(packed.groups)
@@ -385,6 +389,8 @@ def _publish(target: CacheFolder, packed: PackedImages) -> None:
     for name, data in written.items():
         write_file(target.folder / name, data)
         files[name] = size_and_checksum(data)
+    # The pixels must be on the disk before the manifest names them. After a power cut, a manifest
+    # could otherwise exist for a file with gaps.
     with open(target.work / "images.npy", "r+b") as images:
         os.fsync(images.fileno())
     (target.work / "images.npy").replace(target.folder / "images.npy")

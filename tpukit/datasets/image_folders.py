@@ -7,8 +7,8 @@
     photos/.cache/d.jpg     left out
 
 Classes are numbered in the order of their names, 10 after 2; torchvision's ImageFolder has 10
-before 2. An error reports a folder that is one level too high or too low; `folder_layouts` knows
-the folders whose sub-folders are not classes but splits, patients or masks.
+before 2. A folder one level too high or too low gives an error. `folder_layouts` recognises folders
+whose sub-folders are not classes but splits, patients or masks.
 """
 
 import os
@@ -22,7 +22,7 @@ from tpukit.datasets.label_arrays import check_classes, in_order, refuse_similar
 from tpukit.datasets.resumable import UNFINISHED
 from tpukit.essentials.display import AccessDeniedError, InvalidValueError, PathNotFoundError
 
-# Pillow opens these as drawings, as tables of numbers, or with other programs.
+# Formats that Pillow opens as drawings or tables of numbers, or for which it needs other programs.
 _NO_PICTURES = {"BUFR", "EPS", "FITS", "GRIB", "HDF5", "MPEG", "PDF", "WMF"}
 
 
@@ -38,7 +38,7 @@ class FoundFiles:
         groups: (N,) int32, the number of each image's group; None without groups.
         group_names: the names of these numbers.
         mask_names: the paths of the masks; or [].
-        images, masks: the images and masks that a table itself holds; or [].
+        images, masks: the images and masks in the cells of a table; [] if the cells are paths.
         left_out: the number of other files in the folder, by their ending.
     """
 
@@ -55,7 +55,7 @@ class FoundFiles:
 
 
 def endings() -> tuple[str, ...]:
-    """Return the endings of the image files that Pillow opens in this process, with its plugins."""
+    """Return the endings of all image files that Pillow and its plugins can open, as ".png"."""
     from PIL import Image
 
     Image.init()
@@ -81,14 +81,15 @@ def find_images(
     Raises:
         FileNotFoundError: there is no such folder.
         PermissionError: a folder cannot be read.
-        ValueError: there is no image, or none in a class that has files; or a sub-folder is none of
-            the classes; or the classes lie one folder deeper.
+        ValueError: there is no image; a class has files but no image; a sub-folder is not in
+            `classes`; or the class folders are one folder deeper.
     """
     if not os.path.isdir(folder):
         raise PathNotFoundError(
             f"there is no folder {folder}", fix="pass the folder that holds one folder per class"
         )
     above = (_identity(folder),)
+    # Files directly in the folder have no class, so they are only counted.
     parts = [entry for entry in _entries(folder) if _is_part(entry, above, without)]
     found = [entry.name for entry in parts if entry.is_dir()]
     order = _order_of_classes(folder, found, classes)
@@ -133,7 +134,7 @@ def _without_images(name: str, others: Counter) -> InvalidValueError:
 
 
 def _order_of_classes(folder, found: list[str], classes: Sequence[str] | None) -> list[str]:
-    """Return the classes in the order of their numbers; ValueError for any other folder."""
+    """Return the classes in the order of their numbers; ValueError for an unexpected folder."""
     if classes is None:
         order = in_order(found)
         refuse_similar_classes(order, str(order))
@@ -168,7 +169,7 @@ def _images(
     Args:
         folder: the folder of all classes.
         inside: the path of the folder to read, relative to `folder`.
-        above: the identities of the folders above, to which no link may lead.
+        above: the identities of all parent folders, to detect links that lead back to them.
         without: a folder to leave out.
         others: the counter of other files, by their ending.
     """
@@ -179,7 +180,7 @@ def _images(
     for entry in entries:
         if entry.is_dir():
             continue
-        # A link to nothing is kept, so that packing reports the missing image.
+        # A broken link counts as an image, so that `pack` reports the missing file.
         is_readable = entry.is_file() or not os.path.exists(entry.path)
         if is_readable and entry.name.lower().endswith(read_here):
             yield os.path.join(inside, entry.name)
@@ -208,7 +209,7 @@ def _is_part(entry: os.DirEntry, above: tuple, without: Path | None) -> bool:
         return False
     if not entry.is_dir():
         return True
-    if _identity(entry.path) in above:
+    if _identity(entry.path) in above:  # a link to a folder that contains it would never end
         return False
     if without is not None and without.exists() and os.path.samefile(entry.path, without):
         return False
@@ -216,13 +217,14 @@ def _is_part(entry: os.DirEntry, above: tuple, without: Path | None) -> bool:
 
 
 def _identity(folder) -> tuple[int, int]:
+    """Return device and inode, which are equal for a folder and a link to it."""
     status = os.stat(folder)
     return status.st_dev, status.st_ino
 
 
 def _is_pack_or_cache(folder: Path) -> bool:
     """Return True if a folder holds a pack or a cache, finished or not."""
-    # False if the folder cannot be read; the error comes when its entries are listed.
+    # False if the folder cannot be read: `_entries` raises the error later.
     if os.path.exists(folder / UNFINISHED / "plan.json"):
         return True
     try:

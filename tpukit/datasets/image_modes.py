@@ -1,11 +1,11 @@
 """Convert any image that Pillow opens to RGB, to grey, or to one channel of 16 bits.
 
-    JPEG with EXIF orientation 6    turned by 90 degrees
-    PNG with transparency           on white
+    JPEG with EXIF orientation 6    is turned by 90 degrees
+    PNG with transparency           gets a white background
     PNG of 16 bits, no window       value / 65,535 x 255
-    TIFF of floats, window (0, 2)   0 and less is black, 2 and more is white
+    TIFF of floats, window (0, 2)   0 and less becomes black, 2 and more white
 
-The orientation of a JPEG is read by Pillow, if the file has EXIF or XMP at all.
+Pillow reads the orientation of a JPEG only if the file has EXIF or XMP, because that takes time.
 """
 
 import contextlib
@@ -15,14 +15,17 @@ import re
 from tpukit.datasets.pixel_form import PixelForm
 from tpukit.essentials.display import InvalidValueError
 
-# Pillow's modes of one channel of 16 bits. Before version 10.3 it opened such a PNG or PGM as "I".
+# Pillow's modes of one channel of 16 bits. Pillow before 10.3 opens a PNG or PGM of 16 bits as "I".
 _SIXTEEN = ("I;16", "I;16L", "I;16B", "I;16N")
-# Of the layouts of stored pixels; "BGR;16" has 16 bits for all three channels together.
+# Matches Pillow's raw modes with 16 bits per channel, but not "BGR;16", which has 16 bits for all
+# three channels together.
 _IS_16_BITS = re.compile(r"I;16|;16[BLN]")
 _HAS_ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
-NEARLY_BLACK = 64  # of 255: the largest value of an image that uses 14 of 16 bits
+# An image of 16 bits is nearly black if all its values are below this after scaling to 255: it uses
+# at most 14 of its 16 bits.
+NEARLY_BLACK = 64
 _DEFAULT = PixelForm()
-_ORIENTATION = 0x0112  # the tag of EXIF
+_ORIENTATION = 0x0112  # the EXIF tag
 _NOTES = (b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0")  # how EXIF and XMP begin in a JPEG
 _TRANSPOSITIONS = {  # by EXIF's orientation
     2: "FLIP_LEFT_RIGHT",
@@ -36,16 +39,17 @@ _TRANSPOSITIONS = {  # by EXIF's orientation
 
 
 def to_form(image, form: PixelForm = _DEFAULT):
-    """Return a Pillow image as RGB, L, or F for 16 bits; of several pages or frames, the first.
+    """Convert a Pillow image to mode RGB, L, or F for 16 bits; of several frames, the first.
 
-    An image of a file is turned by its EXIF, and pixels that its metadata declare transparent
-    become white. An image without a file, as after `convert`, is taken as it is. More than 8 bits
-    become 8 by a window.
+    An image that was opened from a file is turned by its EXIF orientation, and its transparent
+    pixels become white. An image in memory, as after `convert`, is not turned, and transparency
+    counts only if it has an alpha channel. A window converts more than 8 bits to 8.
 
     Args:
         image: a Pillow image of any mode; not modified.
         form: the mode, and the window: values up to its first number become black, values from its
-            second on white. None for 0 and 65,535 with 16 bits, so that no value is clipped.
+            second number on become white. A window of None is (0, 65535) for 16 bits, so that no
+            value is clipped.
 
     Raises:
         ValueError: without a window, the image has more than 16 bits or floats; with a window, it
@@ -58,7 +62,7 @@ def to_form(image, form: PixelForm = _DEFAULT):
         return _with_16_bits(image)
     window = form.window
     has_16_bits = _has_16_bits(image)
-    image.load()  # an ICNS has the mode of its pixels only now
+    image.load()  # before this, an ICNS does not have the mode of its pixels
     is_numeric = image.mode[0] in "IF"  # integers of more than 8 bits, or floats
     if window is not None and not is_numeric and has_16_bits:
         channels = len(image.getbands())
@@ -80,7 +84,7 @@ def to_form(image, form: PixelForm = _DEFAULT):
 
 
 def _with_16_bits(image):
-    """Return an image of 16 bits as one of floats, which Pillow can resize."""
+    """Convert an image of one 16-bit channel to mode F (floats), which Pillow can resize."""
     import numpy
     from PIL import Image
 
@@ -92,11 +96,12 @@ def _with_16_bits(image):
         )
     values = numpy.asarray(upright(image))
     check_16_bits(values)
+    # float32 stores every whole number up to 2**24, so no value of 16 bits changes.
     return Image.fromarray(values.astype(numpy.float32))
 
 
 def check_16_bits(values) -> None:
-    """Raise ValueError unless an array holds whole numbers from 0 to 65,535."""
+    """Raise ValueError unless all values of an array are whole numbers from 0 to 65,535."""
     if values.dtype.kind not in "iu" or values.min() < 0 or values.max() > 65535:
         raise InvalidValueError(
             'mode="I;16" stores whole numbers from 0 to 65,535',
@@ -107,7 +112,7 @@ def check_16_bits(values) -> None:
 
 
 def refuse_window(data: bytes) -> None:
-    """Raise ValueError for a file of 8 bits, which no window can change."""
+    """Raise ValueError for a file of 8 bits, for which a window is not supported."""
     from PIL import Image
 
     with Image.open(io.BytesIO(data)) as image:
@@ -124,10 +129,11 @@ def no_window(kind: str) -> InvalidValueError:
 
 
 def _from_numbers(image, window: tuple[float, float] | None):
-    """Return a Pillow image of more than 8 bits as L."""
+    """Convert a Pillow image of more than 8 bits to mode L by a window."""
     import numpy
     from PIL import Image
 
+    # Older versions of Pillow open PNG and PPM files of 16 bits in mode I, which has 32.
     is_old_16_bits = image.mode == "I" and image.format in ("PNG", "PPM")
     if window is None and (image.mode in _SIXTEEN or is_old_16_bits):
         window = (0, 65535)
@@ -143,7 +149,10 @@ def _from_numbers(image, window: tuple[float, float] | None):
 
 
 def coded(image) -> list:
-    """Return Pillow's description of the stored parts of a file that is open but not read yet."""
+    """Return Pillow's `tile` list of a file that is open but not read yet; [] if it has none.
+
+    An entry is (decoder, box, offset, arguments); the arguments begin with the raw mode.
+    """
     return getattr(image, "tile", None) or []
 
 
@@ -153,7 +162,7 @@ def _has_16_bits(image) -> bool:
 
 
 def _raw_mode(part) -> str:
-    """Return Pillow's name for the layout of stored pixels, such as "RGB;16B"; "" without one."""
+    """Return the raw mode of an entry of `coded`, such as "RGB;16B"; "" without one."""
     arguments = part[-1]
     if isinstance(arguments, tuple):  # such as ("RGB;16B", 0, 1)
         (arguments, *_) = arguments
@@ -161,15 +170,15 @@ def _raw_mode(part) -> str:
 
 
 def _has_transparency(image) -> bool:
-    """Return whether a colour of an image, or of its palette, is declared transparent."""
+    """Return whether the metadata or the palette of an image declares a colour as transparent."""
     if "transparency" in image.info:
         return True
-    # A TGA may have alpha in its palette; the palette of an ICNS is missing.
+    # A TGA may have alpha in its palette. An ICNS may have no palette at all.
     return image.palette is not None and image.palette.mode.endswith("A")
 
 
 def upright(image):
-    """Return a Pillow image turned by its file's EXIF or XMP; an image without a file as it is."""
+    """Turn a Pillow image by the EXIF or XMP of its file; return an image in memory unchanged."""
     how = turn_of(image)
     if how == 1:
         return image
@@ -179,9 +188,9 @@ def upright(image):
 
 
 def turn_of(image) -> int:
-    """Return the orientation in the file of a Pillow image, 1 (upright) to 8."""
+    """Return the EXIF orientation of a Pillow image, 1 (upright) to 8; 1 for one in memory."""
     if image.format is None:
-        # The program that changed it has turned it, or has drawn a mask over it as it is.
+        # The code that made this image has turned it already, or has drawn a mask over it unturned.
         return 1
     image.load()  # a PNG may have its EXIF after the pixels; loading turns a TIFF
     return _orientation_of(image)
@@ -189,7 +198,7 @@ def turn_of(image) -> int:
 
 def _orientation_of(image) -> int:
     """Return the orientation of an open image by EXIF, else by XMP; 1 if both are damaged."""
-    # ImageOps.exif_transpose also writes all other tags, and raises if one of them is damaged.
+    # Not ImageOps.exif_transpose: it also rewrites all other tags, and raises if one is damaged.
     with contextlib.suppress(Exception):
         how = image.getexif().get(_ORIENTATION, 1)
         return how if how in range(1, 9) else 1
@@ -197,7 +206,15 @@ def _orientation_of(image) -> int:
 
 
 def apply_window(values, window: tuple[float, float]):
-    """Convert values of any dtype to uint8: the window's first value to 0, its second to 255."""
+    """Convert values to uint8, linearly: the window's first value to 0, its second to 255.
+
+    Args:
+        values: an array of any shape and numeric dtype.
+        window: (low, high); values outside are clipped.
+
+    Raises:
+        ValueError: a value is nan or infinite.
+    """
     import numpy
 
     low, high = window
@@ -211,10 +228,10 @@ def apply_window(values, window: tuple[float, float]):
 
 
 def brightest(image) -> int:
-    """Return the largest value of an image of 16 bits, 0 for any other image.
+    """Return the largest value of an image of 16 bits; 0 for any other image.
 
     Args:
-        image: a Pillow image, an array or tensor, or the bytes of a file.
+        image: a Pillow image, an array, a tensor, or the bytes of a file.
     """
     import numpy
     from PIL import Image
@@ -228,7 +245,7 @@ def brightest(image) -> int:
         if len(image.getbands()) < 2 or not _has_16_bits(image):
             return 0
         highest = max(high for _, high in image.getextrema())
-        return 256 * highest + 255  # Pillow keeps the upper 8 bits
+        return 256 * highest + 255  # Pillow has discarded the lower 8 bits
     if hasattr(image, "detach"):
         image = image.detach().cpu().numpy()
     values = numpy.asarray(image)
@@ -237,15 +254,18 @@ def brightest(image) -> int:
 
 
 def has_frames(data: bytes) -> bool:
-    """Return whether the bytes of an image contain several pages or frames.
+    """Return whether the bytes of an image file contain several pages or frames.
 
-    The answer for a JPEG is no: others may be attached to it, but they are not its frames.
+    For a JPEG the result is False: other images may be attached to it, but these are not frames.
     """
     from PIL import Image
 
+    # An animated PNG has a chunk acTL before its pixels. The others are GIF, WebP and TIFF.
+
     is_animated_png = data[:4] == b"\x89PNG" and b"acTL" in data[:65536]
     if is_animated_png or data[:4] in (b"GIF8", b"RIFF", b"II*\0", b"MM\0*"):
-        # If only a later frame is damaged, the image is still whole: its first frame is used.
+        # Errors are suppressed, because damage in a later frame does not matter: only the first
+        # frame is packed, and `decode` has checked it.
         with contextlib.suppress(Exception), Image.open(io.BytesIO(data)) as image:
             return getattr(image, "n_frames", 1) > 1
     return False
@@ -255,7 +275,7 @@ def check_window(window) -> tuple[float, float] | None:
     """Return the window as two floats, or None.
 
     Raises:
-        ValueError: it is not two finite numbers, the lower one first.
+        ValueError: the window is not two finite numbers, the lower one first.
     """
     if window is None:
         return None
@@ -275,9 +295,9 @@ def check_window(window) -> tuple[float, float] | None:
 
 
 def orientation(data) -> int:
-    """Return the orientation of a JPEG by EXIF, else by XMP, 1 (upright) to 8."""
+    """Return the orientation of a JPEG file by EXIF, else by XMP, 1 (upright) to 8."""
     data = bytes(data)
-    if not any(note in data for note in _NOTES):  # 30 us for 20 KB; opening it takes 70 us
+    if not any(note in data for note in _NOTES):  # 30 us for 20 KB; `Image.open` takes 70 us
         return 1
     from PIL import Image
 
@@ -287,9 +307,14 @@ def orientation(data) -> int:
 
 
 def turn(pixels, how: int):
-    """Return (H, W, C) pixels turned by EXIF's orientation, contiguous.
+    """Turn (H, W, C) pixels by an EXIF orientation, as Pillow's `exif_transpose` does.
 
-    The result equals that of Pillow's `exif_transpose`.
+    Args:
+        pixels: an array (H, W, C).
+        how: the EXIF orientation, 1 to 8.
+
+    Returns:
+        A contiguous array, (W, H, C) for orientations 5 to 8.
     """
     import numpy
 

@@ -40,7 +40,7 @@ _FIX = (
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a table, or the keys of items that are dicts, under the names of `pack`."""
+    """The columns of a table or the keys of dicts, by the names of the arguments of `pack`."""
 
     path: object = None
     root: object = None
@@ -59,7 +59,11 @@ class _Parts(NamedTuple):
 
 
 def check_item(item, number: int, columns: Columns) -> tuple:
-    """Return image and labels of an item, as in the table above; the labels are float32."""
+    """Return an item's stored image and labels, as in the table above; labels are float32.
+
+    Raises:
+        ValueError: the item is not an image with labels of the supported kinds.
+    """
     try:
         parts = _split(item, columns)
         data = _stored_image(parts, columns.form)
@@ -76,7 +80,7 @@ def check_item(item, number: int, columns: Columns) -> tuple:
 def brightest_of(item, columns: Columns) -> int:
     """Return the largest value of a 16-bit image in memory; 0 for any other image."""
     image = _split(item, columns).image
-    if isinstance(image, bytes):
+    if isinstance(image, bytes):  # the process that decodes the file finds its brightest value
         return 0
     return brightest(image)
 
@@ -97,6 +101,7 @@ def _split(item, columns: Columns) -> _Parts:
 
 
 def _split_dict(item: Mapping, columns: Columns) -> _Parts:
+
     keys = ", ".join(map(repr, item))
     image_names = _IMAGES if columns.image is None else [columns.image]
     image_name = next((name for name in image_names if name in item), None)
@@ -113,6 +118,7 @@ def _split_dict(item: Mapping, columns: Columns) -> _Parts:
             fix='name them: pack(..., labels="species", masks="segmentation", '
             'options=tpukit.PackOptions(image="photo"))',
         )
+    # A key that is neither image nor mask may be the label, so the caller must decide.
     has_other_keys = len(item) > 1 + len(wanted)
     if has_other_keys and not label_names and columns.labels is None:
         raise InvalidValueError(
@@ -165,9 +171,10 @@ def _check_mask(mask, image) -> None:
     """Raise if a two-dimensional array is not a mask but boxes, points or one-hot labels."""
     if getattr(mask, "ndim", 0) != 2:
         return
+    # 2, 4 or 5 columns are points, boxes or boxes with a class, unless the image is that narrow.
     sides = getattr(image, "shape", getattr(image, "size", None))  # Pillow's images have a size
     width = mask.shape[1]
-    are_rows = sides is not None and width in (2, 4, 5) and width not in sides  # points, boxes
+    are_rows = sides is not None and width in (2, 4, 5) and width not in sides
     if are_rows or 1 in mask.shape:
         raise InvalidValueError(
             f"the array of shape {tuple(mask.shape)} beside the image is not a mask of it; it "
@@ -178,7 +185,7 @@ def _check_mask(mask, image) -> None:
 
 
 def _stored_labels(labels: list, number: int, columns: Columns):
-    """Return the labels of an item as (L,) float32; a class by its number in `columns.classes`."""
+    """Return an item's labels, (L,) float32; for a class, its position in `columns.classes`."""
     import numpy
 
     names = columns.own or columns.classes
@@ -197,7 +204,7 @@ def _stored_labels(labels: list, number: int, columns: Columns):
             found=f"classes 0 to {len(names) - 1}: {', '.join(names[:4])}, ...",
             fix="leave such items out; or classes=() stores the numbers as they are",
         )
-    if columns.own:
+    if columns.own:  # the dataset's number becomes the position of the same name in classes=
         name = columns.own[int(values[0])]
         values[0] = columns.classes.index(name)
     return values
@@ -265,7 +272,7 @@ def _stored_image(parts: _Parts, form: PixelForm):
 
 
 def refuse_masks(form: PixelForm) -> None:
-    """Raise ValueError for a form that has no place for a mask."""
+    """Raise ValueError if the mode is not RGB, because a mask is stored as a fourth channel."""
     if form.mode != "RGB":
         raise InvalidValueError(
             f"mode={form.mode!r} is not supported for images with masks",
@@ -274,7 +281,12 @@ def refuse_masks(form: PixelForm) -> None:
 
 
 def read_image(image, form: PixelForm):
-    """Return an image after `file_bytes` as bytes of a file or as (H, W, C) uint8."""
+    """Return an image as the bytes of its file or as pixels, (H, W, C) uint8.
+
+    Args:
+        image: the result of `file_bytes`: bytes, a Pillow image, an array or a tensor.
+        form: the form of the pixels; bytes are returned unchanged.
+    """
     import numpy
 
     if isinstance(image, bytes):
@@ -306,10 +318,11 @@ def _no_paths(path) -> InvalidTypeError:
 
 
 def _channels_last(array, prefer_first: bool):
-    """Return (H, W, C). torch's images have their channels first, other images have them last."""
+    """Return (H, W, C): torch's images usually have the channels first, other arrays last."""
     if array.ndim == 2 and array.size:
         return array[:, :, None]
     if array.ndim == 3 and array.size:
+        # An image of 3 rows, or of 3 columns, could be both.
         can_be_first = array.shape[0] in _CHANNELS
         can_be_last = array.shape[2] in _CHANNELS
         if can_be_first and (prefer_first or not can_be_last):
@@ -320,7 +333,7 @@ def _channels_last(array, prefer_first: bool):
 
 
 def _sixteen_bits(array):
-    """Return (H, W, 1) whole numbers as (H, W, 2) uint8."""
+    """Return whole numbers, (H, W, 1), as their low and high bytes, (H, W, 2) uint8."""
     if array.shape[2] != 1 or array.dtype == "uint8":
         raise InvalidValueError(
             f'mode="I;16" is for one channel of 16 bits, not for {array.shape} {array.dtype}',
@@ -338,6 +351,7 @@ def _eight_bits(array, window: tuple[float, float] | None):
     if array.dtype == bool:
         return array.astype("uint8") * 255
     is_number = array.dtype.kind in "iuf"
+    # Only these two dtypes have a range that is clear without window=.
     if window is None and array.dtype == "uint16":
         window = (0, 65535)
     if window is None and _is_fraction(array):

@@ -1,4 +1,4 @@
-"""Read and store images that have no files, such as the items of a dataset.
+"""Read and store images that are not files in a folder, such as the items of a dataset.
 
 Two kinds of sources are read in two ways:
 
@@ -40,28 +40,28 @@ from tpukit.essentials.display import (
     screen,
 )
 
-# Items that are read twice, to find random transforms: a dataset that flips every second item
-# passes with a probability of 1 in 65,000.
+# The number of items that are read twice to detect random transforms. A transform that flips with
+# probability 1/2 remains undetected with probability 2**-16, 1 in 65,000.
 _READ_TWICE = 16
-# Items of a dataset that are read to recognise it. All items of a list, which is in memory.
+# `Items.digest` reads this many items of a dataset; of a list it reads all, from memory.
 _SAMPLED = 100
 
 
 class StoredItem(NamedTuple):
-    """An item as it is stored: the bytes of a file, or those of pixels."""
+    """An item's image, as the bytes of a file or of pixels, and its labels."""
 
     image: bytes
     labels: object  # (L,) float32
-    dark: tuple[int, ...] = ()  # the brightest value of an image of 16 bits that is nearly black
-    failure: str = ""  # the reason why it could not be read
+    dark: tuple[int, ...] = ()  # (brightest value,) of a 16-bit image that is nearly black; or ()
+    failure: str = ""  # the reason why the item could not be read; "" if it was read
 
 
 class ImageColumn:
-    """The images of a table that holds them itself, as a dataset.
+    """A map-style dataset of the images in a table's column.
 
     Args:
-        images: bytes, dicts, arrays: everything that an item's image may be.
-        masks: one per image; or [].
+        images: one image per row: bytes, a dict, an array or another image that `pack` accepts.
+        masks: one per image; [] for no masks.
         labels: (N, L) float32.
     """
 
@@ -81,12 +81,12 @@ class ImageColumn:
 
 
 class Items:
-    """The items of a source.
+    """The items of a source: `pack` learns their kind from the first and reads all.
 
     Args:
         source: a dataset, or an iterable of items.
-        columns: the keys of items that are dicts, and the form of images.
-        classes: names in place of the dataset's own; None for its own, () for none.
+        columns: the keys of items that are dicts, and the form of images; None for the defaults.
+        classes: a list of names that replace the dataset's own; None for its own, [] for none.
 
     Attributes:
         length: the number of items; None if the source has no length.
@@ -97,7 +97,7 @@ class Items:
         classes: the names of the numbers of a single label, from `classes` or the dataset; or [].
         has_masks: True if each item has a mask.
         dark: for a stream, the brightest value of each image of 16 bits that is nearly black.
-        sizes: for a dataset, the bytes of some of its images before they are resized.
+        sizes: the bytes of each image that `digest` has read, before images are resized.
 
     Raises:
         ValueError: the source has no items, or its items are not images with labels.
@@ -117,7 +117,7 @@ class Items:
         self._iterator = None
         if not self.by_number:
             self._iterator = iter(source)
-        self._ahead = None  # the first item of a stream, which was read to learn its kind
+        self._ahead = None  # the first item of a stream; `read` yields it again
         number, item = self._first_readable()
         self.labels = len(self.check(item, number)[1])
         self.columns = label_columns(item, self._columns.labels)
@@ -136,7 +136,7 @@ class Items:
             item = self._loaded(item, number)
             if not isinstance(item, Failed):
                 return number, item
-            if not self.by_number:
+            if not self.by_number:  # a stream cannot be continued after an error
                 item.stop(number)
             if first_failure is None:
                 first_failure = (number, item)
@@ -161,7 +161,7 @@ class Items:
         return item
 
     def _refuse_random(self) -> None:
-        """Raise if an item changes when it is read again: one random version would be packed."""
+        """Raise ValueError if two reads of an item differ: a pack stores only one of them."""
         import numpy
 
         if not self.by_number or type(self.source) in _IN_MEMORY:
@@ -182,7 +182,7 @@ class Items:
         return check_item(item, number, self._columns)
 
     def shape(self, size) -> tuple[int, ...] | None:
-        """Return the shape of all images that are stored as pixels; None if files are stored."""
+        """Return (height, width, channels) of images stored as pixels; None if files are stored."""
         image, _ = self.first
         if isinstance(image, bytes):
             return None
@@ -192,13 +192,15 @@ class Items:
         return (*image_size(size), channels)
 
     def prepare(self, item, number: int, size) -> StoredItem:
-        """Return an item as it is stored; ValueError if it is not of the kind of the first item."""
+        """Return what to store of an item; ValueError if its kind is not that of the first."""
         image, labels = self.check(item, number)
         dark = ()
         if not isinstance(image, bytes):
             dark = self._dark(item, image)
             image = resize_pixels(image, image_size(size), self._columns.form.resize)
         shape = self.shape(size)
+        # All items must be of one kind. With size= that kind is the shape, and items of any size
+        # are resized to it.
         expected = _kind(self.first[0]) if shape is None else list(shape)
         if _kind(image) == expected and len(labels) != self.labels:
             raise _of_other_length(number, len(labels), self.labels)
@@ -220,7 +222,9 @@ class Items:
         return (brightest,) if brightest else ()
 
     def read_one(self, number: int, size, *, skip: bool) -> StoredItem:
-        """Read an item by its number, as it is stored.
+        """Read the item with this number; return its image and labels, ready to store.
+
+        With `skip`, an item that cannot be read has no image, labels of 0, and a `failure`.
 
         Raises:
             ValueError: the item is not like the first one.
@@ -235,7 +239,7 @@ class Items:
         else:
             try:
                 return self.prepare(item, number, size)
-            except OSError as error:  # of a file that is read only now
+            except OSError as error:  # Pillow reads the pixels of an open file only now
                 failed = Failed(error)
         if not skip:
             failed.stop(number)
@@ -258,7 +262,7 @@ class Items:
         if own and set(own) <= set(asked):
             self._columns = replace(self._columns, own=own)
             return asked
-        # As many other names are other words for the same classes, if no name is in both lists.
+        # Two lists of equal length without a common name: classes= translates the names.
         are_renamed = len(own) == len(asked) and not set(own) & set(asked)
         if own and not are_renamed:
             left_out = [name for name in own if name not in asked]
@@ -293,7 +297,7 @@ class Items:
 
     def _read_stream(self) -> Iterator[tuple]:
         number = 0
-        if self._ahead is not None:
+        if self._ahead is not None:  # the item that was read to find out the kind of all items
             yield 0, self._ahead
             number = 1
         while True:
@@ -307,16 +311,17 @@ class Items:
             number += 1
 
     def digest(self) -> bytes:
-        """Return a digest that differs for other items.
+        """Return a SHA-256 digest, by which a later call recognises the same items.
 
         It covers all items of a list, a hundred items and all labels of a dataset, and the first
-        item of a stream. Reading all of a dataset would take as long as packing it.
+        item of a stream. To read all items of a dataset would take as long as to pack it.
         """
         if not self.by_number:
             chosen = [self.first]
         else:
             step = 1 if type(self.source) in _IN_MEMORY else math.ceil(self.length / _SAMPLED)
             chosen = (self._one(number) for number in range(0, self.length, step))
+        # The checksum of an image is enough here, and is many times as fast as SHA-256.
         digest = hashlib.sha256(_all_labels(self.source) + self._columns_of_labels())
         for data, values in chosen:
             self.sizes.append(getattr(data, "nbytes", len(data)))
@@ -326,22 +331,23 @@ class Items:
         return digest.digest()
 
     def _columns_of_labels(self) -> bytes:
-        """Return all labels of a Hugging Face dataset, which keeps them in columns."""
+        """Return all labels of a Hugging Face dataset as bytes; b"" for other datasets."""
         names = getattr(self.source, "column_names", None)
         if not self.columns or not hasattr(self.source, "select_columns"):
             return b""
         if not set(self.columns) <= set(names):
             return b""
+        # Only the label columns, so that no image is decoded.
         labels = self.source.select_columns(self.columns).with_format(None)
         return repr([list(labels[name]) for name in self.columns]).encode()
 
     def _one(self, number: int) -> tuple:
-        """Return image and labels of an item; the error in place of the image if it has none."""
+        """Return an item's image and labels; if it cannot be read, its error as the image."""
         import numpy
 
         try:
             item = self.source[number]
-        except Exception as error:
+        except Exception as error:  # the dataset is the user's code, and may raise anything
             return repr(error).encode(), numpy.empty(0)
         try:
             return self.check(item, number)
@@ -379,7 +385,7 @@ def _unreadable(source) -> InvalidValueError:
 
 
 def _all_labels(source) -> bytes:
-    """Return all labels that a dataset keeps, without reading an image; b"" if it keeps none."""
+    """Return the labels in a dataset's attributes as bytes, without a read of images; or b""."""
     import numpy
 
     parts = inside(source)
@@ -396,9 +402,9 @@ def _all_labels(source) -> bytes:
         array = numpy.empty(0, object)
     if array.dtype.kind != "O":
         return array.tobytes()
-    # The bytes of an array of objects are their addresses in memory, so their text is compared.
+    # An array of objects stores their addresses, which differ per session, so use their text.
     words = repr(labels)
-    if " at 0x" in words:  # the default text of an object, which holds its address as well
+    if " at 0x" in words:  # the default `repr` of an object contains its address too
         return b""
     return words.encode()
 
@@ -427,8 +433,8 @@ class Failed:
         return f"{kind_of(self.error)}: {parts_of(self.error).fact}".partition("\n")[0]
 
     def stop(self, number: int) -> NoReturn:
-        """Raise the error, because the item may not be left out."""
-        if parts_of(self.error).fix:  # for example of a TFRecord file, whose fix is better
+        """Raise the error of the item, with the item's number in the message."""
+        if parts_of(self.error).fix:  # an error of tpukit, such as one of a TFRecord file
             self.error.add_note(f"item {number} of the source")
             raise self.error
         raise SystemFailureError(
@@ -445,10 +451,12 @@ def class_names(source, label: str | None, *, has_others: bool = False) -> list[
     Args:
         source: the dataset; torch's Subset and ConcatDataset have the classes of their parts.
         label: the key of the label if items are dicts; else None.
-        has_others: True if the caller has other names: then contradictory names are ignored.
+        has_others: True if the caller has names of its own. Names that contradict
+            `class_to_idx` then give [] instead of an error.
 
     Raises:
-        ValueError: the dataset, or two datasets that are joined, contradict each other.
+        ValueError: `classes` and `class_to_idx` contradict each other, or two datasets that are
+            joined have different classes.
     """
     parts = inside(source)
     if parts:
@@ -470,10 +478,10 @@ def class_names(source, label: str | None, *, has_others: bool = False) -> list[
 
 
 def _has_other_targets(source) -> bool:
-    """Return whether a dataset of torchvision yields other labels than those that `classes` names.
+    """Return whether a torchvision dataset has labels that its `classes` do not name.
 
-    OxfordIIITPet(target_types="binary-category") numbers cats and dogs, and its `classes` are
-    breeds.
+    For example, the labels of OxfordIIITPet(target_types="binary-category") are cat and dog, but
+    its `classes` are breeds.
     """
     for name in ("target_types", "target_type"):
         asked = getattr(source, name, getattr(source, f"_{name}", None))
@@ -481,6 +489,7 @@ def _has_other_targets(source) -> bool:
         if asked is None or name not in arguments:
             continue
         usual = arguments[name].default
+        # Some datasets store "category" as ["category"].
         if isinstance(asked, list | tuple) and len(asked) == 1:
             (asked,) = asked
         if asked != usual:
@@ -489,7 +498,7 @@ def _has_other_targets(source) -> bool:
 
 
 def _names_of_parts(parts: list, label: str | None, has_others: bool) -> list[str]:
-    """Return the names that all datasets have in common."""
+    """Return the class names of joined datasets; ValueError if the datasets' names differ."""
     names, *others = (class_names(part, label, has_others=has_others) for part in parts)
     for other in others:
         if other != names:
@@ -506,6 +515,7 @@ def _in_order(names, numbers: Mapping, has_others: bool) -> list:
     """Return names in the order of their numbers in `class_to_idx`."""
     if all(numbers.get(name, number) == number for number, name in enumerate(names)):
         return list(names)
+    # Each name has a number of its own, so they only have to be sorted.
     known = [numbers[name] for name in names if name in numbers]
     if sorted(known) == list(range(len(names))):
         return sorted(names, key=numbers.get)
@@ -528,6 +538,7 @@ def store_items(items: Items, folder: Path, size, *, progress: str | None):
     import numpy
 
     folder.mkdir(exist_ok=True)
+    # "data" has the bytes of all images one after the other; image n is [ends[n], ends[n + 1]).
     ends = [0]
     labels = []
     with open(folder / "data", "wb", buffering=0) as file, screen(progress) as display:
@@ -554,8 +565,8 @@ def store_items(items: Items, folder: Path, size, *, progress: str | None):
 def _write(file, data: bytes) -> int:
     """Write all bytes and return their number.
 
-    If a disk fills up, an unbuffered `write` writes only a part, and raises an error at the next
-    call.
+    When a disk becomes full, an unbuffered `write` writes only a part; the next call raises an
+    error.
     """
     view = memoryview(data)
     while view:
@@ -566,13 +577,13 @@ def _write(file, data: bytes) -> int:
 class StoredItems:
     """The images that `store_items` wrote: `[n]` is the bytes of one image.
 
-    `shape` is None if they are encoded.
+    `shape` is (height, width, channels) of pixels; None if the bytes are those of image files.
     """
 
     def __init__(self, folder: Path, shape: tuple[int, ...] | None):
         import numpy
 
-        self._file = open(folder / "data", "rb")  # noqa: SIM115 (as long as this lives)
+        self._file = open(folder / "data", "rb")  # noqa: SIM115 (open as long as this object)
         self._ends = numpy.load(folder / "ends.npy")
         self.shape = shape
         self.encoding = "jpeg" if shape is None else "uint8"
@@ -596,7 +607,7 @@ class ReceivedItems:
         self.encoding = "jpeg" if shape is None else "uint8"
 
     def receive(self, number: int) -> StoredItem:
-        """Wait for the next item, which has this number; `[number]` returns its image once."""
+        """Wait for the next item, whose number is `number`; `[number]` returns its image once."""
         item = pickle.load(self._stream)
         self._received[number] = item
         return item

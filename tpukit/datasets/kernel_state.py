@@ -1,16 +1,16 @@
-"""Copy `sys.path` and the plugins of Pillow from the notebook's kernel to reading processes.
+"""Copy `sys.path` and Pillow's plugins from the notebook's kernel to new processes.
 
-Without them, a fresh process does not find the packages of
-`sys.path.append("/kaggle/input/wheels")`, and cannot open HEIC files after
-`pillow_heif.register_heif_opener()`. The names of a plugin's classes are sent:
+A new process needs both. After `sys.path.append("/kaggle/input/wheels")` in the kernel, it must
+find the packages there; after `pillow_heif.register_heif_opener()`, it must open HEIC files. The
+kernel sends the names of a plugin's class and function:
 
     kernel     Image.OPEN["HEIF"] = (HeifImageFile, _is_supported_heif)
-    job        "pillow_heif.as_plugin:HeifImageFile", "pillow_heif.as_plugin:_is_supported_heif"
-    process    imports the module, and registers them again
+    sends      "pillow_heif.as_plugin:HeifImageFile", "pillow_heif.as_plugin:_is_supported_heif"
+    process    imports the module, and registers both again
 
-A class that is defined in the notebook has no module that a process could import, so its files are
-refused before the first image is packed. A decoder of `Image.register_decoder` that is defined in
-the notebook is not sent.
+A process cannot import a class that is defined in the notebook. So `pack` raises ValueError for
+files of such a plugin, before it packs the first image. A decoder of `Image.register_decoder` that
+is defined in the notebook is not sent.
 """
 
 import contextlib
@@ -23,11 +23,11 @@ from tpukit.essentials.display import InvalidValueError
 
 
 def state() -> dict:
-    """Return the state of this process that others need, as values that JSON supports."""
+    """Return `sys.path` and Pillow's plugins of this process, as values that JSON supports."""
     path = [entry for entry in sys.path if isinstance(entry, str)]
     formats = []
     decoders = {}
-    # Without Pillow in this process, nothing can have been registered.
+    # If this process has not imported Pillow, it has no plugins.
     image = sys.modules.get("PIL.Image")
     for name, (factory, accept) in getattr(image, "OPEN", {}).items():
         if _reference(factory) and not _is_of_pillow(factory):
@@ -40,7 +40,7 @@ def state() -> dict:
 
 
 def restore(state: dict) -> None:
-    """Register the plugins of Pillow that `state` found. The process has set `sys.path` before."""
+    """Register the Pillow plugins in the result of `state`; `sys.path` must be set before."""
     if not state["formats"] and not state["decoders"]:
         return
     from PIL import Image
@@ -56,7 +56,7 @@ def restore(state: dict) -> None:
 
 
 def refuse_own_plugins(files: Iterable[str]) -> None:
-    """Raise ValueError if a file is opened by a plugin that other processes cannot import."""
+    """Raise ValueError if a file has the ending of a plugin that is defined in the notebook."""
     from PIL import Image
 
     own = _own_plugins()
@@ -69,7 +69,7 @@ def refuse_own_plugins(files: Iterable[str]) -> None:
 
 
 def refuse_own_bytes(data: bytes) -> None:
-    """Raise ValueError if the bytes of the first item are opened by such a plugin."""
+    """Raise ValueError if only a plugin of the notebook can open the bytes of the first item."""
     from PIL import Image
 
     own = _own_plugins()
@@ -83,7 +83,7 @@ def refuse_own_bytes(data: bytes) -> None:
 
 
 def _own_plugins() -> list[str]:
-    """Return the formats of plugins that other processes cannot import."""
+    """Return the formats whose plugin other processes cannot import."""
     from PIL import Image
 
     return [name for name, (factory, _) in Image.OPEN.items() if not _reference(factory)]
@@ -103,11 +103,12 @@ def _is_of_pillow(value) -> bool:
 
 
 def _reference(value) -> str | None:
-    """Return "module:name" of a class or function; None if a process cannot import it."""
+    """Return "module:name" of a class or function; None if a new process cannot import it."""
     module = getattr(value, "__module__", None)
     name = getattr(value, "__qualname__", None)
     if module in (None, "__main__") or name is None:
         return None
+    # A class inside a function has a name as well, but no import leads to it.
     found = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)

@@ -1,6 +1,6 @@
-"""Labels as float32 without changing any of them; words and groups as numbers.
+"""Convert labels to float32 if that changes none of them, and words and groups to numbers.
 
-column                    classes          stored
+column                    classes          stored labels
 cat, dog, cat             cat, dog         0.0, 1.0, 0.0
 0.5, 2, 7                 none             0.5, 2.0, 7.0
 16777217                  none             refused: float32 would store 16777216
@@ -16,15 +16,15 @@ from typing import NamedTuple
 
 from tpukit.essentials.display import InvalidValueError, first_few
 
-_EXACT = 2**24  # float32 holds every integer up to here; a larger identifier would change
+_EXACT = 2**24  # float32 is exact for every integer up to this one; a larger identifier may change
 _EXACT_DOUBLE = 2.0**53  # the same for float64
-_SHOWN = 8  # classes in a message
-_ENOUGH = 20  # images, from which on a class of a single image is doubtful
+_SHOWN = 8  # the most classes in a message
+_ENOUGH = 20  # from this number of images on, classes of one image each are probably a mistake
 
 _MISSING = "is missing"
 _INFINITE = "is no finite number as float32"
 _TOO_SMALL = "is too small for float32, which makes it 0"
-_TOO_LARGE = "is beyond 2**24, where float32 holds not every whole number"
+_TOO_LARGE = "is beyond 2**24, where float32 cannot store every whole number"
 _LEAVE_OUT = "leave identifiers out of labels=, as `PackedImages.rows` gives each image's row"
 _FIXES = {
     _MISSING: "leave these rows out, or give them a number that your loss knows: table.fillna(-1)",
@@ -39,10 +39,10 @@ _ITEM_FIXES = {
 
 
 class _Encoded(NamedTuple):
-    """A column of words as numbers."""
+    """A column of words as class numbers."""
 
     numbers: object  # (N,) float32
-    classes: list[str]
+    classes: list[str]  # the word of each number
 
 
 def as_labels(values, names: Sequence[str], *, first_row: int = 0, what: str = "row"):
@@ -51,7 +51,7 @@ def as_labels(values, names: Sequence[str], *, first_row: int = 0, what: str = "
     Args:
         values: (N, L) numbers, or L columns of a table.
         names: the names of the labels, for messages.
-        first_row: number of the first row, for messages.
+        first_row: the number of the first row, for messages.
         what: "row" of a table or "item", for messages and their fixes.
 
     Raises:
@@ -78,16 +78,16 @@ def as_labels(values, names: Sequence[str], *, first_row: int = 0, what: str = "
 
 
 def _changed_by_float32(column) -> dict:
-    """Return for each problem the (N,) bool of the values that have it."""
+    """Return, for each problem, whether each value of the column has it, (N,) bool."""
     import numpy
 
     with numpy.errstate(over="ignore"):
         stored = column.astype(numpy.float32)
-    # Without abs: the lowest int64 has no positive counterpart.
+    # Not numpy.abs, because abs of the lowest int64 overflows.
     is_large = (column > _EXACT) | (column < -_EXACT)
     if column.dtype.kind == "f":
-        # A column of identifiers with a missing value is read as floats. They are exact up to
-        # 2**53.
+        # pandas reads a column of identifiers with a missing value as float64, which is exact for
+        # integers up to 2**53.
         is_integer = (numpy.abs(column) <= _EXACT_DOUBLE) & (column == numpy.trunc(column))
         is_large &= is_integer & (stored != column)
     return {
@@ -106,6 +106,8 @@ def _numbers(column, name: str, what: str):
     if hasattr(column, "isna"):
         column = _without_na(column)
     array = numpy.asarray(column)
+    # A column of numbers with None has the dtype object. With NaN instead, numpy finds the dtype of
+    # the numbers, and the check of missing values finds the row.
     if array.dtype.kind == "O":
         array = numpy.array([numpy.nan if value is None else value for value in array.tolist()])
     if array.dtype.kind in "biuf":
@@ -122,7 +124,7 @@ def _numbers(column, name: str, what: str):
 
 
 def _without_na(column):
-    """Return a pandas column as an array, with NaN for pd.NA of pandas' own numeric types."""
+    """Return a pandas column as an array; pd.NA of nullable numeric dtypes becomes NaN."""
     import numpy
 
     is_nullable = getattr(column.dtype, "na_value", None) is not None
@@ -132,7 +134,7 @@ def _without_na(column):
 
 
 def _as_numbers(name: str, *, is_date: bool) -> str:
-    """Return the fix for a column that does not hold numbers."""
+    """Return the fix for a column whose values are not numbers."""
     column = f"table[{name!r}]"
     if is_date:
         return f"as classes, {column}.astype(str); in days, ({column} - {column}.min()).dt.days"
@@ -145,9 +147,10 @@ def _as_numbers(name: str, *, is_date: bool) -> str:
 
 
 def in_order(names) -> list[str]:
-    """Return names sorted as people number them: 2 before 10."""
+    """Return names in natural order, with 2 before 10."""
 
     def parts(name: str) -> list:
+        # re.split with a group alternates text and digits, so equal positions are comparable.
         return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
     return sorted(names, key=parts)
@@ -197,21 +200,25 @@ def check_classes(classes: Sequence[str], *, are_texts: bool = False) -> None:
 
 
 def _plain(name: str) -> float | str:
-    """Return the common form of names that look the same.
+    """Return a value that is equal for names that look the same.
 
-    That is their number, or their text in lower case with single blanks and without invisible
-    characters, such as a byte order mark.
+    For a name that is a number, it is the number. For other names it is the text in lower case with
+    single blanks and without invisible characters, such as a byte order mark.
     """
     if _reads_as_number(name):
         return float(name)
     if not name.isascii():
+        # Unicode category Cf: format characters, which are not visible.
         visible = [letter for letter in name if unicodedata.category(letter) != "Cf"]
         name = unicodedata.normalize("NFC", "".join(visible))
     return " ".join(name.split()).casefold()
 
 
 def are_other_numbers(classes: Sequence[str]) -> bool:
-    """Return whether classes are numbers that differ from their positions: 1 is ambiguous."""
+    """Return whether all classes are numbers but differ from their positions.
+
+    Then the label 1 is ambiguous: the class "1" or the class at position 1.
+    """
     if not all(map(_reads_as_number, classes)):
         return False
     return list(map(float, classes)) != list(range(len(classes)))
@@ -223,13 +230,14 @@ def encode_words(column, name: str, classes: Sequence[str] | None):
     Args:
         column: a column of a table; a categorical column has its own classes and their order.
         name: the name of the column, for messages.
-        classes: in the order of their numbers; None to find them. If all classes are numbers, a
-            number in the column is a class name. Otherwise, if the column has no word, it is the
-            position of the class, from 0. True, False and intervals count as their text if a class
-            has that name.
+        classes: the classes in the order of their numbers; None for the words of the column. If all
+            classes are numbers, a number in the column is the name of a class. Otherwise, if the
+            column has no words, a number is the position of a class, from 0. True, False and
+            intervals are names if a class has their text as its name.
 
     Returns:
-        (N,) float32 and the classes; None if the column holds numbers.
+        The class numbers, (N,) float32, and the classes; None if the values of the column are
+        numbers.
 
     Raises:
         ValueError: a value is missing or is not one of the classes, or only some values are words.
@@ -237,7 +245,7 @@ def encode_words(column, name: str, classes: Sequence[str] | None):
     values = column.tolist()
     words = {value for value in values if isinstance(value, str)}
     categories = getattr(getattr(column, "cat", None), "categories", None)
-    # If all words read as numbers, the column was read as text by mistake: `as_labels` refuses it.
+    # If all words are numbers, the column was read as text by mistake, and `as_labels` raises.
     are_numbers = all(_reads_as_number(word.replace(",", ".")) for word in words)
     if classes is None and categories is None and are_numbers:
         return None
@@ -255,7 +263,7 @@ def encode_words(column, name: str, classes: Sequence[str] | None):
 
 
 def _check_blank(values: list, words: set[str], name: str, classes) -> None:
-    """Raise if a word is blank, unless it is a class."""
+    """Raise ValueError if a word is blank, unless classes= has this word."""
     blank = {word for word in words if not word.strip()} - set(classes or ())
     if blank:
         row = next(row for row, value in enumerate(values) if value in blank)
@@ -276,6 +284,7 @@ def _class_numbers(values: list, name: str, classes: list[str]):
     numbers = {class_: number for number, class_ in enumerate(names)}
     written = [_as_written(value, numbers) for value in values]
     has_words = any(isinstance(value, str) for value in itertools.chain(values, written))
+    # A column of numbers with classes that are words: the numbers are positions.
     if not has_words and not are_numbers:
         numbers = {number: number for number in range(len(classes))}
     _check_members(written, numbers, name, classes=classes)
@@ -283,7 +292,7 @@ def _class_numbers(values: list, name: str, classes: list[str]):
 
 
 def _check_members(values: list, numbers: dict, name: str, *, classes: list[str]) -> None:
-    """Raise if a value is missing, or is not a key of `numbers`."""
+    """Raise ValueError if a value is missing, or is not a key of `numbers`."""
     for row, value in enumerate(values):
         if _is_missing(value):
             read_again = "pack(pandas.read_csv(file, keep_default_na=False)"
@@ -305,13 +314,15 @@ def _check_members(values: list, numbers: dict, name: str, *, classes: list[str]
 
 
 def _refuse_tags(words: set[str], name: str, count: int) -> None:
-    """Raise if the words hold several tags, such as "cat;dog", or most images have their own word.
+    """Raise if values are lists of tags, as "cat;dog", or if most images have a word of their own.
 
-    Words hold tags if a separator divides some of them and there are at most as many tags as words:
-    the words are then combinations of tags. A blank may also be within a name, as in "left lung".
-    It divides tags only if the words have different lengths, and there are at least twice as many
-    words as tags.
+    Values are lists of tags if some contain a separator, and if there are at most as many different
+    tags as different values. A blank may also be within a name, as in "left lung". So a blank is a
+    separator only if the values have different numbers of parts, and if there are at least twice as
+    many values as tags.
     """
+    # A separator with a blank is tried before the same one without, so that the tags have no blank
+    # at their start. A blank alone is the least certain, and the last.
     for mark in ("; ", ";", "| ", "|", ", ", ",", " "):
         divided = sorted(word for word in words if mark in word)
         parts = [word.split(mark) for word in words]
@@ -340,9 +351,10 @@ def _refuse_tags(words: set[str], name: str, count: int) -> None:
 
 
 def _as_written(value, numbers: dict):
-    """Return a value in the form in which the classes are written.
+    """Return a value of the column as the key of `numbers`, if it is a class.
 
-    True and intervals become their text if that is a class; "007" becomes 7 if classes are numbers.
+    True and intervals become their text if that is a key. Text that is no key but a number, such as
+    "007", becomes that number.
     """
     if isinstance(value, str):
         if value not in numbers and _reads_as_number(value):
@@ -356,24 +368,27 @@ def _as_written(value, numbers: dict):
 
 def _reads_as_number(word: str) -> bool:
     try:
-        # Python reads "1_2" as 12.
+        # `float` accepts "1_2" as 12, but a class of this name is not a number.
         return math.isfinite(float(word)) and "_" not in word
     except ValueError:
         return False
 
 
 def number_groups(values):
-    """Return the number of each value's group (int32), and the groups, sorted.
+    """Return the number of each image's group, (N,) int32, and the names of the groups, sorted.
 
     The numbers do not depend on the order of the images.
+
+    Args:
+        values: the group of each image, (N,) of words or numbers.
 
     Raises:
         ValueError: an image has no group.
     """
     import numpy
 
-    # Blanks around a name do not count: with "p1" and "p1 " as two groups, a patient would be on
-    # both sides of a split. The same holds for None and NaN, which belong to no group.
+    # Blanks around a name do not count: if "p1" and "p1 " were two groups, a patient could be in
+    # both parts of a split. None and NaN are an error for the same reason.
     texts = [_group_name(value) for value in as_list(values)]
     missing = texts.count("")
     if missing:
@@ -381,7 +396,7 @@ def number_groups(values):
             f"{missing} images have no group, first image {texts.index('')}",
             fix="name a group for each",
         )
-    # A sort of the few groups: numpy.unique would sort all images, which takes seconds.
+    # Sort only the few groups. numpy.unique would sort one value per image, which takes seconds.
     names = sorted(set(texts))
     similar = {}
     for name in names:
@@ -394,7 +409,7 @@ def number_groups(values):
 
 
 def _group_name(value) -> str:
-    """Return the name of a group without blanks around it, "" for a missing value."""
+    """Return the name of a group without blanks around it; "" for a missing value."""
     if type(value) is not str and _is_missing(value):
         return ""
     return str(value).strip()
@@ -409,6 +424,6 @@ def as_list(values) -> list:
 
 def _is_missing(value) -> bool:
     try:
-        return value is None or bool(value != value)
+        return value is None or bool(value != value)  # only NaN differs from itself
     except TypeError:  # pd.NA cannot be compared
         return True

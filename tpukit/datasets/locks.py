@@ -18,7 +18,7 @@ except ImportError:  # Windows
 
 @contextlib.contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Let one process at a time work in a folder; if there are no locks, all may work in it."""
+    """Let only one process at a time enter the block; without locks, let all enter it."""
     if fcntl is None:
         yield
         return
@@ -40,14 +40,14 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def hold(path: Path, *, seconds: float) -> Iterator[None]:
-    """Hold a lock file, which only one process may hold at a time; remove it afterwards.
+    """Make and lock a file that only one process can lock at a time; remove it afterwards.
 
     Args:
-        path: the lock file, which is made.
+        path: the lock file.
         seconds: the longest time to wait for another process.
 
     Raises:
-        BlockingIOError: another process still holds it; the text names that process.
+        BlockingIOError: after `seconds`, another process still has the lock; the text names it.
         OSError: this system does not support such locks.
     """
     if fcntl is None:
@@ -56,8 +56,8 @@ def hold(path: Path, *, seconds: float) -> Iterator[None]:
     while True:
         with path.open("a+") as file:
             try:
-                # lockf, not flock: forks of this process, such as those of a DataLoader, would
-                # hold an flock as well, and may live a moment longer.
+                # lockf, not flock: a process that is forked from this one, such as a DataLoader's,
+                # would share an flock, and may run a moment longer.
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError) as error:
                 if time.monotonic() >= deadline:
@@ -68,7 +68,8 @@ def hold(path: Path, *, seconds: float) -> Iterator[None]:
             except OSError:
                 path.unlink()
                 raise
-            if _has_path(file, path):  # else the process before has just removed it
+            # Else the previous owner has removed the file after `open`: try again with a new file.
+            if _has_path(file, path):
                 file.truncate(0)
                 since = time.strftime("%X")
                 file.write(f"process {os.getpid()} on {platform.node()}, since {since}")
@@ -80,14 +81,13 @@ def hold(path: Path, *, seconds: float) -> Iterator[None]:
                 return
 
 
-# A lock, and not the number of the process in the name of the file, because another process may
-# have that number by now.
+# A lock, and not a process id in the name of the file, because the system reuses process ids.
 @contextlib.contextmanager
 def claim(unfinished: Path) -> Iterator[None]:
-    """Create a file and keep it locked, so that `remove_unclaimed` elsewhere keeps it.
+    """Create a file and lock it, so that `remove_unclaimed` of another process does not remove it.
 
-    It uses flock, because the caller opens and closes the file while it is claimed, which would
-    release a lockf lock.
+    The lock is an flock. The caller opens and closes the file in the block, which would release a
+    lock of lockf.
     """
     if fcntl is None:
         yield  # Windows does not remove a file that a process has open
@@ -103,13 +103,13 @@ def claim(unfinished: Path) -> Iterator[None]:
 
 
 def remove_unclaimed(files: Iterable[Path]) -> None:
-    """Remove the files that no living process has claimed.
+    """Remove the files that no running process has claimed.
 
-    A drive without locks keeps all files. Windows has no locks either, but it refuses to remove
-    open files, so there every file is tried.
+    On a drive without locks, no file is removed. Windows has no locks either, but it refuses to
+    remove open files, so all others are removed.
     """
     for path in files:
-        # Suppressed: locked by a living process, or gone already, or a drive without locks.
+        # OSError: a running process has the lock, the file does not exist, or there are no locks.
         with contextlib.suppress(OSError):
             if fcntl is None:
                 path.unlink()

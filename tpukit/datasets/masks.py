@@ -5,8 +5,9 @@
     stored     "tpukit image + mask", length of the image, image.jpg, mask.png
     decoded    (H, W, 4) uint8: red, green, blue, class number
 
-So a batch stays a single array of bytes, which is taken, cached, shared between processes and sent
-to the device like any other. `tpukit.essentials.data.sources.split_masks` separates it there.
+So a batch is a single uint8 array, which is cached, shared between processes and sent to the device
+like a batch of images alone. On the device, `tpukit.essentials.data.sources.split_masks` separates
+images and masks.
 """
 
 import io
@@ -17,13 +18,13 @@ from tpukit.datasets.pixel_form import as_image, as_pixels, resized
 from tpukit.datasets.unread_files import refuse_unread
 from tpukit.essentials.display import InvalidValueError, TpukitError, first_few
 
-_MASKED = b"tpukit image + mask\0"  # no image format begins so
-_LENGTH = 8  # bytes after it: the length of the image's file
+_MASKED = b"tpukit image + mask\0"  # no image format begins with these bytes
+_LENGTH = 8  # the number of bytes after `_MASKED`, which encode the length of the image's file
 _PNG = b"\x89PNG"
 _PNG_NOTES = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")  # chunks that may contain an orientation
 _UPRIGHT = 1  # EXIF's orientation of an image that is not turned
-# Pillow multiplies the values of grey files with 2 or 4 bits, so that the brightest is white: class
-# 3 becomes 255 or 51.
+# Pillow scales the values of grey files with 2 or 4 bits up to 255, so class 3 becomes 255 or 51.
+# The factors are 255 / 3 and 255 / 15.
 _GREY_STEPS = {"L;2": 85, "L;4": 17}
 
 
@@ -42,8 +43,8 @@ def is_masked(data) -> bool:
 def join(image: bytes, mask: bytes) -> bytes:
     """Return the files of an image and its mask as one item.
 
-    If the image will be turned by its EXIF, the mask is turned now, because a PNG without EXIF
-    would not be.
+    The decoder turns an image by its EXIF orientation. A mask without EXIF would stay as it is, so
+    `join` turns the mask before it is stored.
     """
     how = orientation(image) if image[:2] == b"\xff\xd8" else _turn_of_other(image)
     if how != _UPRIGHT and _opened(mask, turn_of) == _UPRIGHT:
@@ -54,27 +55,30 @@ def join(image: bytes, mask: bytes) -> bytes:
 
 
 def _turn_of_other(image: bytes) -> int:
-    """Return the orientation of an image that is not a JPEG; most PNGs need no decoding for it."""
+    """Return the EXIF orientation, 1 to 8, of an image file that is not a JPEG.
+
+    A PNG without the chunks that may have an orientation is not opened, to save time.
+    """
     if image[:4] == _PNG and not any(note in image for note in _PNG_NOTES):
         return _UPRIGHT
     return _opened(image, turn_of)
 
 
 def parts_of(data: bytes) -> tuple:
-    """Return the bytes of the image and those of its mask, from the result of `join`."""
+    """Return the bytes of the image's file and of the mask's file, from the result of `join`."""
     start = len(_MASKED) + _LENGTH
     end = start + int.from_bytes(data[len(_MASKED) : start], "little")
     return _Parts(data[start:end], data[end:])
 
 
 def palette_of(mask: bytes) -> list[int]:
-    """Return the palette of a mask's file, red, green and blue of each number; [] for none."""
+    """Return the palette of a mask's file as [red, green, blue, red, ...]; [] without a palette."""
     palette = _opened(mask, lambda mask: mask.mode == "P" and mask.getpalette())
     return palette if isinstance(palette, list) else []
 
 
 def _opened(data: bytes, ask):
-    """Apply a function to the image in a file's bytes; return 1 (upright) if it is not an image."""
+    """Return `ask(image)` for the image in a file's bytes; 1 (upright) if it cannot be opened."""
     from PIL import Image
 
     try:
@@ -85,12 +89,13 @@ def _opened(data: bytes, ask):
 
 
 def _turned_with(mask, size: tuple[int, int], how: int):
-    """Return a mask in the orientation of its image after the image is turned.
+    """Return a mask in the orientation that its image gets when the decoder turns it.
 
     If the image is not square, the shape of the mask shows whether it is turned already.
     """
-    width, height = size  # as the image is stored
+    width, height = size  # of the image as stored
     as_stored = (height, width)
+    # EXIF orientations 5 to 8 exchange height and width.
     as_turned = (width, height) if how >= 5 else as_stored
     if as_stored == as_turned:
         raise InvalidValueError(
@@ -111,8 +116,8 @@ def decode_masked(data, size: tuple[int, int] | None, decode, *, resize: str, ch
         size: (height, width) in pixels; None keeps the size of the image.
         decode: `decode(data, size)` returns (H, W, 3) of the image.
         resize: as of `PixelForm`.
-        check: raise if image and mask differ in size. This decodes the image at its full size, so
-            it is only done when the item is packed.
+        check: True to raise ValueError if image and mask differ in size. The image is then decoded
+            at its full size, so only `pack` does this.
     """
     parts = parts_of(data)
     mask = open_mask(parts.mask)
@@ -123,7 +128,7 @@ def decode_masked(data, size: tuple[int, int] | None, decode, *, resize: str, ch
 
 
 def stack(image, mask, resize: str = "stretch"):
-    """Return an image (H, W, 3) and a mask of any size as (H, W, 4)."""
+    """Return an image (H, W, 3) with a mask of any size as its fourth channel, (H, W, 4) uint8."""
     import numpy
     from PIL import Image
 
@@ -133,7 +138,7 @@ def stack(image, mask, resize: str = "stretch"):
 
 
 def resize_pixels(pixels, size: tuple[int, int] | None, resize: str):
-    """Return (H, W, C) uint8 at a size: an image bilinear, a mask in a fourth channel nearest."""
+    """Resize (H, W, C) uint8 to (height, width): channels 0 to 2 bilinear, a mask nearest."""
     import numpy
 
     if size in (None, pixels.shape[:2]):
@@ -174,20 +179,21 @@ def open_mask(data):
 
 
 def read_mask(mask):
-    """Return a mask as (H, W) uint8; for a palette image these are the numbers of its colours.
+    """Return a mask as (H, W) uint8 class numbers; of a palette image, its palette indices.
 
     Args:
         mask: a Pillow image of one channel, or an array or tensor (H, W), (1, H, W) or (H, W, 1) of
             integers from 0 to 255.
 
     Raises:
-        ValueError: it is a JPEG, has colours or another shape, or its values are not such integers.
+        ValueError: the mask is a JPEG, is a colour image, has another shape, or has values that are
+            not integers from 0 to 255.
     """
     import numpy
 
     if hasattr(mask, "getbands"):
         mask = _numbers_of_image(mask)
-    if hasattr(mask, "detach"):
+    if hasattr(mask, "detach"):  # a tensor, without importing torch to find out
         mask = mask.detach().cpu().numpy()
     mask = numpy.asarray(mask)
     if mask.ndim == 3 and mask.shape[0] == 1:
@@ -204,6 +210,7 @@ def read_mask(mask):
         )
     if mask.dtype == bool or mask.dtype == numpy.uint8:
         return numpy.ascontiguousarray(mask, numpy.uint8)
+    # Every comparison with NaN is false, so NaN is wrong too.
     wrong = ~((mask >= 0) & (mask <= 255) & (mask == numpy.floor(mask)))
     if wrong.any():
         first = mask[wrong][0]
@@ -235,6 +242,7 @@ def _numbers_of_image(mask):
             "for k, colour in enumerate(colours)), the same for all masks; "
             "for a grey mask, mask.getchannel(0)",
         )
+    # The division below undoes Pillow's scaling of grey files with 2 or 4 bits.
     storage = str(coded(mask))
     step = 1
     for mode, factor in _GREY_STEPS.items():
@@ -249,6 +257,7 @@ def encode_mask(mask) -> bytes:
     from PIL import Image
 
     file = io.BytesIO()
-    # Masks have large areas of one value: a higher level saves little.
+    # Level 1 is the fastest. Masks have large areas of one value, so higher levels save little.
+    # `compress_level` does not change the pixels.
     Image.fromarray(mask).save(file, "PNG", compress_level=1)
     return file.getvalue()

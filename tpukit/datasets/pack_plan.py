@@ -1,4 +1,4 @@
-"""Look at a source before anything is written, and print what `pack` would pack.
+"""Examine a source without writing anything, and print what `pack` would pack.
 
     folder: 5,216 images
       classes     2: NORMAL 1,341, PNEUMONIA 3,875
@@ -28,29 +28,29 @@ from tpukit.datasets.source_files import Files
 from tpukit.essentials.display import InvalidValueError, counted, first_few
 from tpukit.essentials.display import parts_of as parts_of_error
 
-_LOOKED_AT = 50  # images that are decoded: about a second
-_SHOWN = 12  # names that a line lists
+_LOOKED_AT = 50  # the number of images that are decoded, which takes about a second
+_SHOWN = 12  # the most names that a line lists
 _DEFAULTS = PackOptions()
 
 
 @dataclass(frozen=True)
 class PackPlan:
-    """What `pack` would pack, by the names of all images and a look at fifty of them.
+    """A summary of what `pack` would pack, from the names of all images and fifty decoded images.
 
     Attributes:
         kind: "folder", "table" or "items".
         images: the number of images; None if the source has no length.
-        classes: the number of images of each class. For items the numbers are None, because they
-            are unknown.
+        classes: the number of images of each class, by its name. For items the numbers are None,
+            because they are unknown.
         labels: the names of the labels.
         groups: the number of groups; None without groups.
         masks: True if each image has a mask.
-        left_out: the number of files of a folder that are no images of a class, by their ending.
-        looked_at: the number of images that were decoded.
-        formats: how many of them have each file format and mode of Pillow, such as "JPEG RGB".
+        left_out: the number of files of a folder that are not images of a class, by their ending.
+        looked_at: the number of images that `plan_pack` has tried to decode.
+        formats: the number of decoded images of each file format and mode, such as "JPEG RGB".
         smallest: (H, W) of the image with the fewest pixels; None if none could be decoded.
         largest: (H, W) of the image with the most pixels; None if none could be decoded.
-        damaged: for each image that could not be decoded its name and the reason.
+        damaged: (name, reason) of each image that could not be decoded.
     """
 
     kind: str
@@ -71,7 +71,7 @@ class PackPlan:
         count = "images of unknown number" if self.images is None else counted(self.images, "image")
         rows = [("classes", self._classes_in_words()), ("labels", first_few(self.labels, _SHOWN))]
         if self.classes:
-            rows.pop()
+            rows.pop()  # the line of classes describes the only label
         if self.groups is not None:
             rows.append(("groups", f"{self.groups:,}"))
         if self.masks:
@@ -120,14 +120,14 @@ def plan_pack(
         source, labels, groups, classes, path, root, masks, options: as for `pack`.
 
     Returns:
-        A `PackPlan`. Up to fifty images, evenly spread, are read and decoded for it; of an iterable
+        A `PackPlan`. It describes up to fifty decoded images, evenly spread; of an iterable, only
         the first.
 
     Raises:
         ValueError: the source is a generator, whose first item would be lost.
-        ValueError, OSError: the same as from `pack`: the sub-folders are splits, masks or
-            patients, a column holds several tags at once, a class is missing, and so on. The
-            message has the line to write.
+        ValueError, OSError: as for `pack`. For example, the sub-folders are splits, masks or
+            patients; a value of a column is a list of tags; a class is missing. The message has the
+            code to write.
     """
     if isinstance(source, Iterator):
         raise InvalidValueError(
@@ -142,7 +142,7 @@ def plan_pack(
 
 
 def _plan_of(described: PackSource, form: PixelForm) -> PackPlan:
-    """Look at the images of a source."""
+    """Decode some images of a source, and return the summary."""
     formats = Counter()
     damaged = []
     sizes = []
@@ -154,7 +154,7 @@ def _plan_of(described: PackSource, form: PixelForm) -> PackPlan:
             continue
         sizes.append(tuple(look.shape[:2]))
         formats[_format_of(look.file)] += 1
-    sizes.sort(key=math.prod)
+    sizes.sort(key=math.prod)  # by the number of pixels
     kind = "folder" if described.items is None else "items"
     if described.path_column != "":
         kind = "table"
@@ -182,12 +182,12 @@ def _spread(described: PackSource) -> range:
 
 
 class _Look(NamedTuple):
-    """One image of a source."""
+    """One decoded image of a source."""
 
     name: str
-    file: bytes  # b"" for pixels
-    shape: tuple[int, ...] | None  # None if it cannot be decoded
-    why: str = ""  # the reason for that
+    file: bytes  # b"" for an image in memory
+    shape: tuple[int, ...] | None  # (H, W, C); None if the image cannot be decoded
+    why: str = ""  # the reason why the image cannot be decoded
 
 
 def _look_at(described: PackSource, number: int, form: PixelForm) -> _Look:
@@ -200,6 +200,7 @@ def _look_at(described: PackSource, number: int, form: PixelForm) -> _Look:
             return _Look(files.name(number), b"", None, prepared.payload)
         return _Look(files.name(number), prepared.payload, prepared.shape)
     name = f"item {number}"
+    # An iterable would lose the items that are read here, so only its first item is known.
     stored = items.first[0]
     if not described.is_stream:
         item = items.read_one(number, None, skip=True)
@@ -216,7 +217,7 @@ def _look_at(described: PackSource, number: int, form: PixelForm) -> _Look:
 
 
 def _format_of(data: bytes) -> str:
-    """Return the format and mode of a file, "array" for pixels."""
+    """Return the format and mode of a file, as "JPEG RGB"; "array" for an image in memory."""
     from PIL import Image
 
     if not data:

@@ -4,9 +4,9 @@
     images 8192 to 16383   packed/00001-of-00003.array_record    process 1
     images 16384 to ...    packed/00002-of-00003.array_record    process 0
 
-A process packs every shard whose number is its rank plus a multiple of the number of processes.
-For each shard it writes a note into the folder `unfinished`: the damaged images, and facts on
-the others for the manifest. A shard gets its name last, so a shard with a name has its note.
+The process of rank r packs the shards r, r + workers, r + 2 * workers and so on. For each shard it
+writes a note into the folder `unfinished`: the damaged images, and facts about the other images for
+the manifest. A shard is renamed to its final name last, so a shard with this name has a note.
 """
 
 import errno
@@ -42,9 +42,10 @@ from tpukit.essentials.data import run_ahead
 from tpukit.essentials.display import SystemFailureError, TpukitError, kind_of
 from tpukit.essentials.environment import part_of
 
-# Threads per process: on a network drive opening a file takes longer than decoding it.
+# Threads per process that read files. On a network drive, it takes longer to open a file than to
+# decode it.
 _READ_AHEAD = 4
-# The fault of the machine, not of the image: too many open files, a network drive that is gone.
+# Errors of the machine, not of an image: too many open files, or a network drive that disconnected.
 NOT_DAMAGE = (errno.EMFILE, errno.ENFILE, errno.ENOTCONN, errno.ESTALE, errno.ETIMEDOUT)
 _JPEG_START = b"\xff\xd8"
 
@@ -57,19 +58,19 @@ class _MissingShard(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """One image, ready to be stored; or the reason why it cannot be."""
+    """One image, ready to be stored; or the reason why it is damaged, and a fix."""
 
-    payload: bytes | str  # the bytes to store; of a damaged image the reason
-    shape: tuple[int, ...] | None  # (H, W, 3), with a mask (H, W, 4); None of a damaged image
-    seen: object  # the `_Seen` of the image; of a damaged image the fix, or ""
+    payload: bytes | str  # the bytes to store; for a damaged image, the reason
+    shape: tuple[int, ...] | None  # (H, W, C), with a mask (H, W, 4); None for a damaged image
+    seen: object  # the `_Seen` of the image; for a damaged image, the fix, or ""
 
 
 class _Seen(NamedTuple):
-    """Facts on one image for the manifest of its pack."""
+    """Facts about one image for the manifest of its pack."""
 
     masks: list[int]  # the class numbers of its mask
     colours: dict[int, tuple]  # the colours of these classes in the palette of the mask
-    dark: list[int]  # the brightest value of an image of 16 bits that is nearly black, or empty
+    dark: list[int]  # [brightest value] of a 16-bit image that is nearly black; else []
     frames: bool  # True if only the first of several pages or frames is packed
 
 
@@ -80,9 +81,9 @@ def write_shards(
 
     Args:
         described: the images.
-        target: the folder of the pack, laid out.
-        skip: True leaves out damaged images; False raises for the first.
-        workers: processes; None for one per CPU.
+        target: the folder of the pack, in which rows.npy exists.
+        skip: True to leave out damaged images; False to raise OSError for the first.
+        workers: the number of processes; None for one per CPU.
         progress: as for `pack`.
     """
     import numpy
@@ -128,23 +129,24 @@ def write_shards(
 
 
 def _missing(target: PackFolder, rank: int, workers: int) -> list[_MissingShard]:
-    """Return the shards of one process that are not written yet."""
+    """Return the shards that the process of this rank still has to write."""
     import numpy
 
     rows = numpy.load(target.work / "rows.npy", mmap_mode="r")
     length = target.plan["shard"]
     missing = []
     for number, file in enumerate(shard_files(target, len(rows))):
+        # The processes take turns, so that each gets about as many of the missing shards.
         if number % workers == rank and not file.exists():
             missing.append(_MissingShard(file, rows[number * length : (number + 1) * length]))
     return missing
 
 
 def _feed(items: Items, missing: list[_MissingShard], size, *, skip: bool) -> Iterator[bytes]:
-    """Read the items of some shards, in their order, for `ReceivedItems` in another process.
+    """Yield the pickled items of some shards, in their order, for `ReceivedItems`.
 
-    This process reads them one after the other, because a dataset may hold something that other
-    processes cannot use at the same time, such as an open file. The others decode and write.
+    The parent process reads all items, because a dataset may have an open file or another object
+    that several processes cannot use at once. The other processes decode and write.
     """
     for shard in missing:
         for number in shard.rows["row"].tolist():
@@ -152,7 +154,7 @@ def _feed(items: Items, missing: list[_MissingShard], size, *, skip: bool) -> It
 
 
 def read_shards_so_far(target: PackFolder) -> Shards:
-    """Open the shards that are written."""
+    """Open the shards of an unfinished pack that are already complete."""
     import numpy
 
     rows = numpy.load(target.work / "rows.npy")
@@ -161,7 +163,7 @@ def read_shards_so_far(target: PackFolder) -> Shards:
     counts = []
     parts = [rows[:0]]
     for number, file in enumerate(shard_files(target, len(rows))):
-        if not file.exists():
+        if not file.exists():  # several processes write shards, so any of them may be missing
             continue
         part = rows[number * length : (number + 1) * length]
         note = json.loads(note_of(target, file).read_bytes())
@@ -180,35 +182,35 @@ def shard_files(target: PackFolder, count: int) -> list[Path]:
 
 
 def note_of(target: PackFolder, shard: Path) -> Path:
-    """Return the path of the note on a shard: images left out, and facts on the others."""
+    """Return the path of a shard's note: images left out, and facts about the other images."""
     return target.work / f"{shard.stem}.json"
 
 
 def contents_of(target: PackFolder, shard: Path):
-    """Return the digests of each image, without and with its mask, (n, 2) uint64."""
+    """Return two digests of each image of a shard, without and with its mask, (n, 2) uint64."""
     import numpy
 
     return numpy.fromfile(note_of(target, shard).with_suffix(".contents"), "<u8").reshape(-1, 2)
 
 
 def labels_of(target: PackFolder, shard: Path):
-    """Return the labels of a shard of received items, all in one row."""
+    """Return the labels of a shard of received items, flattened to (n * L,) float32."""
     import numpy
 
     return numpy.fromfile(note_of(target, shard).with_suffix(".labels"), "<f4")
 
 
 def digest(stored) -> bytes:
-    """Return a checksum of eight bytes of the stored bytes.
+    """Return the CRC-32 and Adler-32 of the stored bytes, eight bytes in all.
 
-    With four bytes, two of 100,000 images would agree by chance. zlib's two sums take a fifth of
-    the time of blake2b.
+    With a checksum of four bytes, about two of 100,000 images would be equal by chance. Both
+    checksums together take a fifth of the time of blake2b.
     """
     return struct.pack("<II", zlib.crc32(stored), zlib.adler32(stored))
 
 
 def _work(job: dict) -> None:
-    """Write all missing shards of one process."""
+    """Write all missing shards of one process; `run_in_processes` calls it."""
     set_pixel_limit(job["pixel_limit"])
     target = PackFolder(Path(job["folder"]), job["plan"])
     missing = _missing(target, job["rank"], job["workers"])
@@ -219,6 +221,7 @@ def _work(job: dict) -> None:
         def count_image() -> None:
             nonlocal done
             done += 1
+            # Each process writes its own eight bytes, so the processes need no lock.
             os.pwrite(counts.fileno(), done.to_bytes(8, "little"), 8 * job["rank"])
 
         for shard in missing:
@@ -226,7 +229,7 @@ def _work(job: dict) -> None:
 
 
 def _open_source(target: PackFolder, job: dict) -> Files | StoredItems | ReceivedItems:
-    """Return an object that reads images by their numbers."""
+    """Return the object whose `[number]` reads an image, for the kind of source of the job."""
     if job["reader"]:
         module, reader = job["reader"].split(":")
         make = getattr(importlib.import_module(module), reader)
@@ -247,7 +250,7 @@ def _open_source(target: PackFolder, job: dict) -> Files | StoredItems | Receive
 
 @dataclass
 class _Note:
-    """The facts about a shard that are collected while it is written."""
+    """The facts about the images of a shard, collected while the shard is written."""
 
     skipped: list[dict] = field(default_factory=list)
     shapes: set[tuple] = field(default_factory=set)
@@ -258,10 +261,12 @@ class _Note:
     colours: dict[int, set] = field(default_factory=lambda: defaultdict(set))
 
     def add(self, prepared: Prepared) -> None:
-        """Note an image that is stored."""
+        """Add the facts about an image that is stored."""
         payload, shape, seen = prepared
         whole = digest(payload)
         has_mask = shape[-1] == 4
+        # Two digests, because the same image with two different masks is a contradiction, and the
+        # same image with the same mask is only a copy.
         image = digest(_image_in(payload, shape)) if has_mask else whole
         self.contents.append(image + whole)
         self.shapes.add(shape)
@@ -272,7 +277,12 @@ class _Note:
             self.colours[number].add(colour)
 
     def as_json(self, *, records: int, are_pixels: bool) -> bytes:
-        """Return the note on `records` records, which are pixels or files, as JSON."""
+        """Return the note as JSON.
+
+        Args:
+            records: the number of images in the shard.
+            are_pixels: True if pixels are stored; False for the bytes of files.
+        """
         note = {
             "records": records,
             "pixels": are_pixels,
@@ -290,7 +300,7 @@ class _Note:
 def _write(
     target: PackFolder, shard: _MissingShard, source, *, job: dict, count_image: Callable
 ) -> None:
-    """Write a shard and its note, then give the shard its name."""
+    """Write a shard under a temporary name, then its note, then rename the shard."""
     size = target.plan["size"]
     form = PixelForm.of_plan(target.plan)
     file = shard.file
@@ -298,6 +308,8 @@ def _write(
     note = _Note()
     is_received = isinstance(source, ReceivedItems)
 
+    # `reads` yields calls that `run_ahead` starts in threads, and `records` uses the results in
+    # their order. Received items are read from the pipe here, because a pipe has an order.
     def reads() -> Iterator[Callable]:
         for place, number in enumerate(rows["row"].tolist()):
             if is_received:
@@ -337,6 +349,8 @@ def _cannot_pack(number: int, name: str, prepared: Prepared, job: dict) -> Syste
     fix = prepared.seen or "copy it again"
     if why in (os.strerror(errno.ENOENT), os.strerror(errno.EISDIR)):
         fix = _right_path(name, f"table[{job['path_column']!r}]")
+        # The fix changes a column of the table. If the user passed a CSV file, there is no table in
+        # the notebook yet, so the fix begins with the line that reads it.
         if job["table_file"] and "table[" in fix:
             words = [job["path_column"]]
             read = line_that_reads(job["table_file"], words, root=job["root"])
@@ -358,6 +372,7 @@ def _right_path(path: str, column: str) -> str:
     with_ending = glob.glob(glob.escape(path) + ".*")
     if with_ending:
         return f'add the ending: {column} + "{os.path.splitext(with_ending[0])[1]}"'
+    # Usual differences between a table and the disk, each with the code that removes it.
     folder, name = os.path.split(path)
     others = {
         ".str.strip()": path.strip(),
@@ -369,7 +384,7 @@ def _right_path(path: str, column: str) -> str:
         if other != path and os.path.isfile(other):
             return f"write it as the file is called: {column}{change}"
     if "://" in path:
-        return "fetch the files first, and name them as they lie on the disk"
+        return "download the files first, and pass their paths on the disk"
     if os.path.isabs(path):
         return "check the path"
     return f"check the path, from {os.getcwd()}"
@@ -378,7 +393,17 @@ def _right_path(path: str, column: str) -> str:
 def prepare(
     source: Files | StoredItems | ReceivedItems, number: int, size, form: PixelForm
 ) -> Prepared:
-    """Read one image and return it as it is stored; for a damaged image, the reason and a fix."""
+    """Read and decode one image, and return what to store.
+
+    A damaged image gives a `Prepared` with the reason. An error of the machine (`NOT_DAMAGE`) is
+    raised.
+
+    Args:
+        source: `source[number]` returns the bytes of the image.
+        number: the number of the image in the source.
+        size: (height, width) or one number in pixels; None to store the bytes unchanged.
+        form: the form of the pixels.
+    """
     try:
         data = source[number]
         if source.shape is not None:  # pixels that are resized already, or images just encoded
@@ -387,7 +412,8 @@ def prepare(
         if form.window is not None:
             refuse_window(parts_of(data)[0] if is_masked(data) else data)
         seen = _look(image, image.shape, form, file=data)
-    # Any other error is the image's, too: the process would end without naming the image.
+    # Every other error counts as damage too. Otherwise the process would end, and no message would
+    # name the image.
     except Exception as error:
         if getattr(error, "errno", None) in NOT_DAMAGE:
             raise
@@ -413,7 +439,7 @@ def _image_in(payload: bytes, shape: tuple):
 
 
 def _look(pixels, shape: tuple, form: PixelForm, *, file: bytes = b"") -> _Seen:
-    """Return the facts on one image.
+    """Return the facts about one image for the manifest.
 
     Args:
         pixels: the decoded image, or its bytes.

@@ -1,12 +1,12 @@
-"""Describe the images that `pack` is given: a folder, a table of paths, or items with labels.
+"""Describe the source of a pack: a folder, a table of paths, or items with labels.
 
     "photos"                  a folder with one sub-folder per class
     "train.csv", DataFrame    a table with a column of paths
     dataset, generator        items (image, labels)
 
 `describe_source` returns a `PackSource`: the files or items, their labels, classes and groups, and
-`facts`, by which a later call recognises the same source. For a folder or a table it reads only
-names; for items it reads as many as it needs to recognise them.
+`facts`, by which a later call recognises the same source. Of a folder or a table it reads only
+names; of items it reads as many as `Items.digest` needs.
 """
 
 import os
@@ -32,7 +32,7 @@ from tpukit.datasets.row_labels import PackedRows, rows_of
 from tpukit.datasets.tfrecords import TFRecords
 from tpukit.essentials.display import InvalidValueError, TpukitError, names_in_order
 
-_FEW = 12  # names that a message lists in full
+_FEW = 12  # the most names that a message lists in full
 
 
 @dataclass(frozen=True)
@@ -40,30 +40,32 @@ class PackSource:
     """The images to pack, in their own order.
 
     Attributes:
-        facts: identify this source in the plan of a pack: names, labels, groups; for items also
-            contents.
-        label_names: one per label.
+        facts: the entries of a pack's plan that identify this source: names, labels, groups; for
+            items also contents.
+        label_names: the names of the L labels.
         classes: the names of the numbers of a single label; or [].
         group_names: the names of the group numbers in the rows.
         rows: (N,) of `row_type`; None for items, whose labels are not known yet.
         root: the folder of the files; "" for the current folder.
         names: one file per row; () for items.
         mask_names: one file per row; () without masks.
-        items: the items of a source that has no files.
-        groups: (N,) int32 for items; None if each image is its own group.
-        table: the rows of a table; None if the rows are the files or items themselves.
-        look: called with the folder `work` when the pack is begun; returns the source with
-            everything that takes long to find.
-        shuffled: False keeps the order of `rows`.
-        reader: "package.module:class" of the reader of images in the processes. It is called with
-            the folder `work`, the root and the plan, and used as `Files` is; "" for `Files`. Its
-            files are compared by names and sizes only.
-        settings: other entries of the plan that decide the contents.
+        items: the items of a source without files; None for files.
+        groups: for items, (N,) int32; None if each image is a group of its own.
+        table: the rows of a table; None for another source.
+        look: a function for everything that takes long to find, such as the headers of DICOM files.
+            When the pack begins, `pack` calls it with the folder `unfinished`; it returns the
+            complete source. None if the source is complete.
+        shuffled: True for a random order; False for the order of `rows`.
+        reader: "package.module:class" of the reader of images in the worker processes; "" for
+            `Files`. The class is called with the folder `unfinished`, the root and the plan, and
+            has the methods of `Files`. Files of such a source are compared by names and sizes only.
+        settings: other entries of the plan that determine the contents.
         left_out: the number of files of a folder that are not images, by their ending.
         path_column: the column of a table with the paths; "" for another source.
         table_file: the path of a CSV file; "" for another source.
-        weight: estimates the bytes of images that are not stored as their files; has `count`,
-            `at_most`, `sample` and `smaller` as `tpukit.pe.dicom_slices.SliceWeight` has.
+        weight: an object that estimates the bytes of images if they are encoded anew, with the
+            attributes of `tpukit.pe.dicom_slices.SliceWeight`: `count`, `at_most`, `sample` and
+            `smaller`. None for other sources.
     """
 
     facts: dict
@@ -88,7 +90,7 @@ class PackSource:
 
     @property
     def count(self) -> int | None:
-        """The largest possible number of images; None if it is not known."""
+        """The largest possible number of images; None if it is unknown."""
         if self.rows is not None:
             return len(self.rows)
         if self.items is not None:
@@ -97,7 +99,7 @@ class PackSource:
 
     @property
     def is_stream(self) -> bool:
-        """True for items that can only be iterated, which are stored before they are packed."""
+        """True for items that can only be iterated; `pack` stores them before it packs them."""
         return self.items is not None and not self.items.by_number
 
     @property
@@ -121,8 +123,8 @@ def describe_source(
 
     Args:
         source, labels, groups, classes: as for `pack`.
-        columns: the other arguments of `pack` about columns and keys.
-        without: a folder inside of a source folder to leave out, because it is the pack.
+        columns: the other arguments of `pack` about columns and keys; None for the defaults.
+        without: a folder to leave out, because the pack itself may be inside the source folder.
 
     Raises:
         ValueError, OSError: as for `pack`; PermissionError if a folder cannot be read.
@@ -204,7 +206,7 @@ def _describe_table(source, labels: list, groups, classes, columns: Columns) -> 
     except TpukitError as error:
         if not is_table_file(source) or "table" not in error.fix:
             raise
-        # The fix changes a table, and the user has named a file.
+        # The fix changes a DataFrame `table`, but the user passed a file: add the code to read it.
         read = line_that_reads(os.fspath(source), words, root=root)
         raise type(error)(error.fact, found=error.found, fix=f"{read}; {error.fix}") from error
     described = _of_images(found) if found.images else _of_files(root, found)
@@ -219,6 +221,7 @@ def _of_files(root: str, found: FoundFiles) -> PackSource:
     refuse_own_plugins([*names, *found.mask_names])
     labels = numpy.asarray(found.labels, numpy.float32)
     rows = make_rows(labels.reshape(len(names), len(found.label_names)), found.groups)
+    # The facts identify the source: a pack continues only if all of them are the same.
     groups = rows["group"] if found.group_names else None
     facts = {
         "files": fact(f"{len(names):,} files, {names[0]} to {names[-1]}", _joined(names)),
@@ -241,7 +244,7 @@ def _of_files(root: str, found: FoundFiles) -> PackSource:
 
 
 def _of_images(found: FoundFiles) -> PackSource:
-    """Describe a table that holds the images itself."""
+    """Describe a table whose cells are images instead of paths."""
     import numpy
 
     labels = numpy.asarray(found.labels, numpy.float32)
@@ -268,7 +271,10 @@ def _of_images(found: FoundFiles) -> PackSource:
 
 
 def _refuse_own_plugin(items: Items) -> None:
-    """Raise ValueError if other processes cannot decode the first item."""
+    """Raise ValueError if only a Pillow plugin of the notebook can decode the first item.
+
+    Worker processes do not have such a plugin.
+    """
     image, _ = items.first
     if isinstance(image, bytes) and not items.has_masks:
         refuse_own_bytes(image)
@@ -314,10 +320,10 @@ def _values_of(groups: str, source) -> list:
 
 
 def _label_names(items: Items, asked: list | None) -> list[str]:
-    """Return the names of the labels of items; ValueError if labels= names another number."""
+    """Return the names of the labels of items; ValueError if labels= has too many or too few."""
     names = [str(name) for name in asked or []]
     if items.columns is not None:
-        # The keys of dicts are names only if each holds a single number.
+        # The keys of dicts are the names of labels only if each key has a single number.
         names = [str(name) for name in items.columns]
         if len(names) != items.labels:
             names = []
@@ -339,7 +345,10 @@ def make_rows(labels, groups):
 
     Args:
         labels: (N, L) float32.
-        groups: (N,) int32; None makes each image its own group.
+        groups: (N,) int32; None for one group per image.
+
+    Returns:
+        (N,) of `row_type`.
     """
     import numpy
 
@@ -356,7 +365,7 @@ def make_rows(labels, groups):
 
 
 def _names(labels) -> list:
-    """Return labels= as a list of names; it may be one name, or an Index of pandas."""
+    """Return the argument labels= as a list; it may be one name, or an Index of pandas."""
     if labels is None:
         return []
     if isinstance(labels, str) or not isinstance(labels, Iterable):
@@ -371,7 +380,13 @@ def _labels_fact(classes: Sequence[str], names: Sequence[str], values) -> dict:
 
 
 def _names_fact(names: Sequence[str], kind: str, values) -> dict:
-    """Return the fact about names and their values; None without values."""
+    """Return a plan's entry for names and the values of all images.
+
+    Args:
+        names: the names of classes, labels or groups.
+        kind: "classes", "labels" or "groups", for messages.
+        values: an array with the values of all images; None to compare only the names.
+    """
     words = f"no {kind}"
     if names:
         few = ", ".join(names)

@@ -1,4 +1,4 @@
-"""Read a table of images, a DataFrame or a CSV file: the columns of files, labels, groups, masks.
+"""Read the files, labels, groups and masks in a table of images, a DataFrame or a CSV file.
 
 path      species    patient
 a.jpg     rose       P1          one word per image: classes, "rose" is 0
@@ -17,8 +17,8 @@ from tpukit.datasets.label_arrays import as_labels, as_list, encode_words, numbe
 from tpukit.essentials.display import InvalidValueError, PathNotFoundError
 
 _SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".csv.zip", ".tsv.zip")
-_WIDEST = 12  # digits of a file's name that is a number
-_READERS = {  # calls of pandas that read tables in other files
+_WIDEST = 12  # the most digits of a file name that is a number
+_READERS = {  # calls of pandas that read other kinds of files
     ".parquet": "read_parquet({file!r})",
     ".feather": "read_feather({file!r})",
     ".json": "read_json({file!r})",
@@ -41,7 +41,7 @@ def refuse_other_file(source: str) -> None:
     """Raise ValueError for a file that is not a CSV file; the fix is the call that reads it."""
     if not os.path.isfile(source):
         return
-    fix = "pass the folder it lies in, or unpack it first: unzip, tar -xf"
+    fix = "pass the folder of the file; or, for an archive, unpack it first: unzip, tar -xf"
     for ending, call in _READERS.items():
         if source.lower().endswith(ending):
             fix = _with_pandas(source, call.format(file=source), " path=, labels=,")
@@ -52,11 +52,16 @@ def refuse_other_file(source: str) -> None:
 
 
 def load_table(source, *, words: Sequence):
-    """Return a table; `words` are the columns of a CSV file to read as text: "007" is not 7.
+    """Read a CSV file into a DataFrame; return a DataFrame unchanged.
 
     Args:
-        source: a DataFrame, or the path of a CSV file.
-        words: the columns of paths and groups.
+        source: a DataFrame, or the path of a CSV or TSV file.
+        words: the columns of the file to read as text, so that "007" is not 7: those of paths,
+            groups and masks.
+
+    Raises:
+        FileNotFoundError: the file does not exist.
+        ValueError: pandas cannot read the file with its defaults; the fix has the option.
     """
     if not is_table_file(source):
         return source
@@ -77,8 +82,7 @@ def load_table(source, *, words: Sequence):
     if len(table.columns) == 1 and len(str(table.columns[0]).split(";")) > 1:
         why = f"has one column in all, {table.columns[0]!r}"
         raise _to_be_read_by(source, why, "semicolons", "sep=';'")
-    # pandas takes the first field as the name of its row if rows have one field more than the
-    # first line.
+    # If rows have one field more than the first line, pandas uses the first field as the index.
     if len(table) and not isinstance(table.index, pandas.RangeIndex):
         fields = [str(field) for field in (table.index[0], *table.iloc[0])]
         raise _to_be_read_by(
@@ -92,12 +96,12 @@ def load_table(source, *, words: Sequence):
 
 
 def line_that_reads(file: str, words: Sequence[Hashable], *, root: str) -> str:
-    """Return the line that reads a CSV file, for a fix that changes a column of `table`.
+    """Return code that reads a CSV file into `table`, for a fix that changes a column of `table`.
 
     Args:
-        file: the CSV file.
-        words: the columns that are text, such as those of paths and groups.
-        root: the folder at which the paths begin.
+        file: the path of the CSV file.
+        words: the columns to read as text, such as those of paths and groups.
+        root: the folder to which the paths in the file are relative.
     """
     separator = ", sep='\\t'" if ".tsv" in Path(file).suffixes else ""
     types = f"dtype={{{', '.join(f'{word!r}: str' for word in words)}}}"
@@ -124,10 +128,15 @@ def read_columns(
     classes,
     root: str = "",
 ) -> FoundFiles:
-    """Read the columns of a DataFrame that are named by the arguments of `pack`.
+    """Read the columns of a DataFrame that the arguments of `pack` name.
 
-    A single label may hold words, or numbers of `classes`.
+    The values of a single label may be words, or numbers of `classes`.
+
+    Raises:
+        ValueError: a column does not exist, or a value in it is missing or not supported.
     """
+    # A tuple is hashable and could be the name of a column of a MultiIndex, but users pass tuples
+    # of values, as they pass lists.
     is_series_or_list = not isinstance(groups, Hashable) or isinstance(groups, tuple)
     if is_series_or_list:
         raise InvalidValueError(
@@ -158,6 +167,7 @@ def read_columns(
         groups=numbers,
         group_names=group_names,
     )
+    # The cells may be images instead of paths, as in a parquet file of the Hugging Face hub.
     if _holds_images(table[path]):
         images = _images(table[path], path)
         return replace(
@@ -168,7 +178,7 @@ def read_columns(
 
 
 def _refuse_several_values(table, name: Hashable) -> None:
-    """Raise ValueError if a label holds lists of values."""
+    """Raise ValueError if the values of a label are lists."""
     for value in as_list(table[name]):
         if isinstance(value, str) or not hasattr(value, "__len__"):
             continue
@@ -182,9 +192,10 @@ def _refuse_several_values(table, name: Hashable) -> None:
 
 
 def _read_labels(table, labels: list, classes) -> tuple:
-    """Return the labels of a table and the names of its classes, [] if they are not classes."""
+    """Return the labels of a table and the names of its classes; [] if labels are not classes."""
     if not labels:
         return [], []
+    # Only a single column can be classes; several columns are questions with yes or no, or numbers.
     if len(labels) == 1:
         (name,) = labels
         encoded = encode_words(table[name], name, classes)
@@ -216,7 +227,7 @@ def _check_columns(table, wanted: list, path: Hashable) -> None:
 
 
 def _holds_images(column) -> bool:
-    """Return whether a column holds images instead of paths, as in the parquet files of the hub."""
+    """Return whether a column's first value is an image, as in parquet files of Hugging Face."""
     there = column.dropna()
     return len(there) > 0 and is_image(there.iloc[0])
 
@@ -239,14 +250,14 @@ def _paths(column, name: Hashable, root: str) -> list[str]:
     except TypeError as error:
         other = next(path for path in column if not isinstance(path, str | bytes | os.PathLike))
         fix = f"drop the rows without one: table.dropna(subset=[{name!r}])"
-        is_nan = other != other
+        is_nan = other != other  # NaN is the only value that differs from itself
         if other is not None and not is_nan:
             fix = _as_paths(other, name, root)
         raise InvalidValueError(
             f"the column {name} holds a value that is not a path", found=repr(other), fix=fix
         ) from error
     for row, path in enumerate(names):
-        if "\0" in path:
+        if "\0" in path:  # the system would cut the path there
             raise InvalidValueError(
                 f"the path of row {row} holds a zero character, which is not allowed in a path",
                 found=repr(path),
@@ -257,7 +268,7 @@ def _paths(column, name: Hashable, root: str) -> list[str]:
 
 
 def _as_paths(value, name: Hashable, root: str) -> str:
-    """Return the fix for a column of numbers, from files with these names: 7, 7.png, 007.png."""
+    """Return the fix for a column of numbers; for 7, look for a file 7.png, 07.png, 007.png, ..."""
     text = f"table[{name!r}].astype(str)"
     for width in range(1, _WIDEST + 1):
         called = f"{value!s:0>{width}}"

@@ -1,4 +1,4 @@
-"""Read packed images at random: whole batches in a single call, with a checksum for every image."""
+"""Read packed images in any order, a whole batch per call, and check each image's checksum."""
 
 import hashlib
 from functools import partial
@@ -20,9 +20,10 @@ from tpukit.essentials.display import (
     human_size,
 )
 
-# The entries of a plan that decide which images are packed and in which order, not their pixels.
+# The entries of a plan that decide which images are packed and in which order. The other entries
+# decide the pixels, and `PackedImages.made` has them.
 _NOT_PIXELS = ("seed", "shard", "missing")
-_FEW = 12  # classes, labels or mask values that are named in a line
+_FEW = 12  # the largest number of classes, labels or mask values that a line of the report lists
 
 
 class PackFolder(ResumableFolder):
@@ -38,24 +39,25 @@ class PackFolder(ResumableFolder):
 class PackedImages(StoredImages):
     """A pack, as a map-style dataset and as a source of whole batches.
 
-    `[i]` is `(image, labels)`: (3, H, W) uint8 tensor in [0, 255] and (L,) float32 tensor, or ()
-    int64 of a class. With `PackOptions(mode="L")` images are (1, H, W), and with "I;16" (2, H, W).
-    With masks it is `(image, mask)`, (H, W) int64, or `(image, {"labels": ..., "masks": ...})`.
-    Opening a pack checks the size of every file and the index, but not the images; an image is
-    checked when it is read. Make it in the kernel, and use it in forked workers, in threads, and in
-    the processes of a DataLoader.
+    `[i]` is `(image, labels)`. The image is a (3, H, W) uint8 tensor in [0, 255]; (1, H, W) with
+    `PackOptions(mode="L")`, and (2, H, W) with "I;16". The labels are a (L,) float32 tensor; a
+    class is a () int64 tensor. With masks, `[i]` is `(image, mask)`, the mask (H, W) int64, or
+    `(image, {"labels": ..., "masks": ...})`.
+    When a pack is opened, the size of every file and the index are checked. An image is checked
+    each time it is read. Open the pack in the kernel, and use it in forked workers, in threads,
+    and in the processes of a DataLoader.
 
     Args:
         folder: the folder that `pack` wrote.
         size: height and width in pixels to which images are decoded, one number or (height, width);
-            None for the pack's own.
-        exact: True for Pillow's pixels to the last bit; see `decode`.
+            None for the size in the pack.
+        exact: True for exactly the pixels of Pillow; see `decode`.
 
     Attributes:
         names, labels, has_masks, groups, group_names, classes, rows: as of `StoredImages`. `rows`
-            is right even if damaged images were left out.
+            is correct even if damaged images were left out.
         encoding: "jpeg" for encoded images, "uint8" for pixels.
-        index: (N,) of `row_type`, the same as on the disk.
+        index: (N,) of `row_type`, as in the file index.npy.
         skipped: a dict with "row", "name" and "why" for each image that was left out.
         digest: the digest of the manifest; two packs have different digests.
 
@@ -63,7 +65,7 @@ class PackedImages(StoredImages):
         FileNotFoundError: there is no finished pack in the folder.
         OSError: a file of the pack is damaged, truncated or missing; or, when images are read, an
             image is damaged.
-        ValueError: the pack holds pixels of another size, or the folder holds something else.
+        ValueError: the pack has pixels of another size, or the folder has files of another program.
     """
 
     def __init__(self, folder, size=None, *, exact: bool = False):
@@ -119,7 +121,7 @@ class PackedImages(StoredImages):
     def _choose_size(self, size: tuple[int, int] | None) -> None:
         """Set the shape that images are decoded to; ValueError for pixels of another size."""
         if self.encoding == "jpeg":
-            jpeg_decoder()  # if it is missing, it warns here and not in every worker
+            jpeg_decoder()  # warns here, and not in every worker, if simplejpeg is not installed
             if size is not None:
                 self._shape = (*size, self._pixel_form.channels + self.has_masks)
         elif size is not None and self._shape[:2] != size:
@@ -132,7 +134,7 @@ class PackedImages(StoredImages):
 
     @property
     def report(self) -> str:
-        """A summary of the pack in a line, and further lines for signs of mistakes."""
+        """A summary of the pack in one line, and one more line for each sign of a mistake."""
         found = self._manifest
         lines = [counted(len(self), "image") + self._labels_in_words()]
         quantity = self._likely_classes()
@@ -172,12 +174,13 @@ class PackedImages(StoredImages):
         return "" if self.has_masks else ", no labels"
 
     def _likely_classes(self) -> str | None:
-        """Return a line if the only label has few whole values, which may be classes."""
+        """Return a line that proposes classes=, if the only label has few values, all whole."""
         import numpy
 
         if self.classes or len(self.names) != 1:
             return None
         values = numpy.unique(self._stored_labels[:, 0])
+        # Ages or counts are whole numbers too, but have many values or large ones.
         are_few = len(values) <= min(100, len(self) / 2)
         are_whole = values[0] >= 0 and not (values % 1).any()
         if not are_few or not are_whole or values[-1] >= 1000:
@@ -219,7 +222,7 @@ class PackedImages(StoredImages):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(H, W, 3) of every image; (H, W, 4) with masks; other channels with another mode."""
+        """(H, W, C) of every image: C is 3, 4 with masks, 1 for mode "L", and 2 for "I;16"."""
         if self._shape is None:
             raise InvalidValueError(
                 f"the images in {self.folder} differ in size, so they do not fit into one batch",
@@ -240,19 +243,19 @@ class PackedImages(StoredImages):
         return f"{human_size(size)} in {counted(count, 'file')}"
 
     def read(self, indices) -> list[bytes]:
-        """Return the stored bytes of each image, checked: its file, or its (H, W, 3) pixels."""
+        """Return the checked bytes of each image: those of its file, or of its (H, W, C) pixels."""
         records = self.shards.read(self._indices(indices))
         return [record[self._head :] for record in records]
 
     def take(self, indices, out=None):
-        """Return images, (n, H, W, 3) uint8 in [0, 255], in the order of the indices.
+        """Return the images of these indices, (n, H, W, C) uint8 in [0, 255], in their order.
 
         Args:
             indices: (n,) integers, 0 to N - 1.
-            out: an array to write into; None for a new one.
+            out: an array (n, H, W, C) uint8 to write into; None for a new one.
 
         Returns:
-            The array. With masks (n, H, W, 4): the fourth channel is the class of each pixel.
+            The array, with C of `shape`. With masks, the fourth channel is each pixel's class.
 
         Raises:
             IndexError: an index is not one of 0 to N - 1.

@@ -1,4 +1,4 @@
-"""Pack images into a few large files in random order, so that reading at random is fast.
+"""Pack images into a few large files in random order, so that random access is fast.
 
     photos/cat/a.jpg                    packed/00000-of-00002.array_record   shard_size images
     photos/dog/b.jpg    -- pack -->     packed/00001-of-00002.array_record
@@ -58,8 +58,8 @@ from tpukit.essentials.display import (
 )
 
 _SHARD_SIZE = 8192  # images per file
-# The share of the images that damaged="skip" leaves out. If more are damaged, the path is
-# probably wrong.
+# The largest share of the images that damaged="skip" leaves out. If more images cannot be read, the
+# path is probably wrong.
 _SKIPPED_SHARE = 0.1
 
 
@@ -71,16 +71,16 @@ class PackOptions:
         image: the key of the image in items that are dicts; None for the first of image, img,
             pixel_values.
         window: (low, high), the values that become black and white in images of more than 8 bits,
-            such as (0, 4095). None for 0 and 65,535 with 16 bits, and for 0 and 1 with arrays of
-            floats, so that nothing is clipped. The pack keeps the window. Images of 8 bits are
-            refused.
-        mode: the form of the pixels, a mode of Pillow. "RGB"; "L" for grey images, (1, H, W) uint8,
-            a third of the bytes; or "I;16" for all bits of images of 16 bits, which are (2, H, W)
-            uint8 in batches, the low and the high byte: `datasets.uint16_values` joins them on the
-            device. Other images are not made 16 bits.
-        resize: how images reach a size of another aspect: "stretch" changes the aspect, "crop" cuts
-            two sides off, "letterbox" adds black at two sides, and class 0 to masks. The pack keeps
-            it for its cache.
+            such as (0, 4095). None for (0, 65535) with 16 bits and (0, 1) with arrays of floats, so
+            that nothing is clipped. The pack stores the window. A window is not supported for
+            images of 8 bits.
+        mode: Pillow's name of the pixels' format. "RGB", the default. "L" for grey images, (1, H,
+            W) uint8, a third of the bytes. "I;16" for all bits of images of 16 bits: a batch has
+            their low and high bytes, (2, H, W) uint8, and `datasets.uint16_values` joins these on
+            the device. "I;16" does not support other images.
+        resize: how an image gets a size of another aspect ratio. "stretch" changes the ratio,
+            "crop" cuts two sides off, and "letterbox" adds black at two sides, and class 0 to
+            masks. The pack stores this option, and its cache uses it too.
         seed: determines the random order, 0 or more.
         shard_size: images per file, 1 or more; None for 8,192, or 4,096 in `pe.pack_dicom`.
         workers: processes that decode, 1 or more; None for one per CPU.
@@ -116,26 +116,26 @@ def pack(
     progress: str | None = None,
     options: PackOptions = _DEFAULTS,
 ):
-    """Pack images and labels into a few large files that are read at random and checked.
+    """Pack images and labels into a few large files with checksums and fast random access.
 
-    The order is random and fixed by the seed, so that each file holds images of all classes. Every
-    image is decoded once, so that a damaged image is found now. An image is damaged if its decoder
-    warns. Images of more than `PIL.Image.MAX_IMAGE_PIXELS` pixels, 89,478,485 by default, are
-    treated like damaged ones. A file of a kind that Pillow does not open, such as a TIFF of 13
-    channels, is named as such, with a line of code that reads it.
+    The order is random and determined by the seed, so each file has images of all classes. `pack`
+    decodes every image once, so that it finds a damaged image now. An image is damaged if its
+    decoder warns. Images of more than `PIL.Image.MAX_IMAGE_PIXELS` pixels, 89,478,485 by default,
+    are treated like damaged ones. If Pillow cannot open a kind of file, such as a TIFF of 13
+    channels, the error says so and has a line of code that reads the file.
 
-    Images are turned as their EXIF says. Transparent pixels become white, grey images get three
-    equal channels, and only the first of several pages or frames is packed.
+    `pack` turns images as their EXIF orientation says. Transparent pixels become white, grey images
+    get three equal channels, and only the first of several pages or frames is packed.
 
-    If the call is interrupted, even by a reboot, the same call continues; if all is packed, it
-    returns at once, also if the folder or CSV file of the source is gone. One pack is enough for
-    all folds: `PackedImages.rows` has the row of each image in the table.
+    If the call is interrupted, even by a reboot, the same call continues. If everything is packed,
+    the call returns at once, even if the folder or CSV file of the source no longer exists. One
+    pack is enough for all folds: `PackedImages.rows` has the row of each image in the table.
 
-    A folder with another pack is never overwritten. `pack` compares names, labels, groups, and
-    the sizes of at most 20,000 files. If modification times or paths differ, it compares the
-    contents of up to a hundred files. It compares all items of a list, a hundred items and all
-    labels of a dataset (`targets`, `labels`, `_labels`, `samples`, `tensors`), and the first item
-    of an iterable.
+    `pack` never overwrites a folder with another pack. To recognise the same source, it compares
+    names, labels, groups, and the sizes of at most 20,000 files. If modification times or paths
+    differ, it compares the contents of up to a hundred files. Of a list it compares all items. Of a
+    dataset it compares a hundred items and all labels (`targets`, `labels`, `_labels`, `samples`,
+    `tensors`). Of an iterable it compares the first item.
 
     Args:
         source: one of three kinds. A folder of images that Pillow opens, with one sub-folder per
@@ -144,22 +144,22 @@ def pack(
             paths, or of images, as in a parquet file of the Hugging Face hub. Or a map-style
             dataset, such as torchvision's and Hugging Face's, or another iterable of
             `(image, labels)`, `(image, mask)`, `(image, labels, mask)` or dicts.
-            An image is the bytes of its file, also as an array or an open file, which are stored
-            unchanged; or a Pillow image of any mode, or an array (H, W, C) or tensor (C, H, W) of 1
-            or 3 channels, uint8, bool, uint16 or floats in [0, 1], stored as pixels. Labels are one
-            number or several.
-            This process reads a map-style dataset in the random order; if the call is interrupted,
-            the finished files of `shard_size` images are kept. An iterable is stored in its own
-            order first, which takes twice the disk until the end; if the call is interrupted,
-            it is read from its start again.
+            In items, an image is one of two kinds. The bytes of an image file, also as an array or
+            an open file, are stored unchanged. A Pillow image of any mode, an array (H, W, C) or a
+            tensor (C, H, W) is stored as pixels; arrays and tensors have 1 or 3 channels of uint8,
+            bool, uint16 or floats in [0, 1]. Labels are one number or several.
+            This process reads a map-style dataset in the random order. If the call is interrupted,
+            the finished files of `shard_size` images remain. An iterable is first stored in its own
+            order, which takes twice the disk space until the end. If the call is interrupted, the
+            next call reads the iterable from its start.
         folder: a new or empty folder, or one in which the same pack was begun. Or several folders:
-            the first that holds this pack or has enough free disk is used, and printed.
+            `pack` uses the first that contains this pack or has enough free disk, and prints it.
         labels: for a table, the names of the columns that are labels. For items that are dicts,
-            their keys; None for the first of label, labels, fine_label, target, targets. [] for no
-            labels. Stored as float32. A single column of words is stored as classes.
+            the keys of labels; None for the first of label, labels, fine_label, target, targets. []
+            for no labels. Labels are stored as float32. A single column of words becomes classes.
         groups: for a table, the column with the group of each image, such as its patient. For
-            TFRecord files, a feature. For other items, one value per item. `PackedImages.split`
-            keeps each group on one side.
+            TFRecord files, the name of a feature. For other items, one value per item.
+            `PackedImages.split` puts all images of a group into the same part. None for no groups.
         classes: the names of the numbers of a single label, such as `train.classes`: a list in
             their order, or a dict from number to name or from name to number, also with numbers
             as text. Names that differ only in case are two classes. None for a folder's
@@ -174,29 +174,29 @@ def pack(
             one channel and the same height and width. Its values, or with a palette its indices,
             are the class of each pixel, 0 to 255. In batches masks are the targets, (N, H, W)
             int64; with labels, {"labels": ..., "masks": ...}.
-        size: None keeps the files unchanged. A number, or (height, width), stores pixels of that
+        size: None stores the files unchanged. A number, or (height, width), stores pixels of that
             height and width, resized as by `decode(..., exact=True)`; `PackOptions(resize=)`
-            decides the aspect. Pixels are larger (49,152 bytes at 128 pixels), and many times as
-            fast to read.
-        damaged: "raise"; or "skip" to leave out damaged images, up to a tenth of all; or the share
-            that may be left out, such as 0.5. `pack` prints their number and the reasons, and
-            `PackedImages.skipped` lists them.
+            decides about other aspect ratios. Pixels take more disk than files (49,152 bytes per
+            image at 128 pixels) and are many times as fast to read.
+        damaged: "raise" for an OSError at the first damaged image; "skip" to leave out damaged
+            images, up to a tenth of all; or the share that may be left out, such as 0.5. `pack`
+            prints their number and the reasons, and `PackedImages.skipped` lists them.
         progress: "panel", "line", "text" or "off", as for `launch`; None chooses by the
             environment.
         options: rare options, `PackOptions(image, window, mode, resize, seed, ...)`.
 
     Returns:
-        The finished `PackedImages`. `pack` prints a summary: the images of each class, the files of
-        a folder that were left out, copies of images, copies with other labels. It also prints
-        signs of mistakes, such as images of 16 bits that are nearly black.
+        The finished `PackedImages`. `pack` prints a summary: the number of images of each class, of
+        files that were left out, of copies of images, and of copies with different labels. It also
+        prints signs of mistakes, such as images of 16 bits that are nearly black.
 
     Raises:
         ValueError: an argument or the source is not as above, the images have different numbers of
             labels, a label is not exact as float32, or too many images are damaged.
-        DiskFullError: the disk is too small, which is found before the first image is packed. The
-            message has the number of images that would fit.
-        OSError: an image is damaged or missing, named in the message; or the disk is full.
-        FileExistsError: the folder holds another pack, or other files.
+        DiskFullError: the disk is too small for the pack. `pack` checks that before the first
+            image, and the message has the number of images for which there is space.
+        OSError: an image is damaged or missing, and the message names it; or the disk became full.
+        FileExistsError: the folder contains another pack or other files.
         ModuleNotFoundError: array_record or simplejpeg is not installed.
     """
     check_arguments(damaged, options, size=size)
@@ -212,6 +212,7 @@ def pack(
             "half a JPEG as a whole one",
             fix="%pip install simplejpeg, then run this cell again",
         )
+    # First, because the description of a source reads the source, and it may be deleted by now.
     outlived = _pack_without_source(source, folder, root, size=size, options=options)
     if outlived is not None:
         print(f"pack: {outlived.report}")
@@ -231,7 +232,12 @@ def form_of(options: PackOptions) -> PixelForm:
 
 
 def check_arguments(damaged: str | float, options: PackOptions, *, size) -> None:
-    """Raise ValueError for arguments that no pack can have, before anything is read or written."""
+    """Check the arguments of `pack` that do not depend on the source.
+
+    Raises:
+        ValueError: an argument is out of its range, or `options` is not a `PackOptions`.
+        ModuleNotFoundError: array_record is not installed.
+    """
     load_array_record()
     share_of(damaged)
     image_size(size)
@@ -247,12 +253,13 @@ def check_arguments(damaged: str | float, options: PackOptions, *, size) -> None
 
 
 def share_of(damaged: str | float) -> float:
-    """Return the share of the images that may be left out, 0 to 1."""
+    """Return the share of the images that `damaged` allows to leave out, 0 to 1."""
     share = damaged
     if damaged == "raise":
         share = 0.0
     elif damaged == "skip":
         share = _SKIPPED_SHARE
+    # In Python True is the number 1, and damaged=True would allow that all images are left out.
     is_number = isinstance(share, int | float) and not isinstance(share, bool)
     if not is_number or not 0 <= share <= 1:
         raise InvalidValueError(
@@ -277,7 +284,8 @@ def pack_described(
     Args:
         described: the images, their labels and their order.
         folder, size, damaged, progress, options: as for `pack`.
-        otherwise: alternative settings; the first with which the pack fits the disk is used.
+        otherwise: settings to try, in this order, if the pack of `described.settings` is too large
+            for the disk.
 
     Returns:
         The finished `PackedImages`.
@@ -291,6 +299,8 @@ def pack_described(
     room = Room(described)
     share = share_of(damaged)
     target = room.choose(targets)
+    # Another process may pack into the same folder. The lock makes this one wait, and then the pack
+    # is finished.
     with target.locked():
         if target.is_finished:
             packed = _reopen(described, target)
@@ -321,12 +331,19 @@ def _numbers_in_plan(size, options: PackOptions) -> dict:
 def _pack_without_source(
     source, folder, root, *, size, options: PackOptions
 ) -> PackedImages | None:
-    """Return the finished pack of a folder or CSV file that is gone; None if that is not the case.
+    """Return the finished pack of a source that no longer exists; None if the source exists.
 
-    In the next session the images of /content are gone, and the pack on a drive is still there.
+    In the next session of Colab, the images of /content are deleted, but a pack on Google Drive
+    still exists.
+
+    Args:
+        source, folder, root, size, options: as for `pack`.
+
+    Returns:
+        The pack; None also if no folder has a finished pack, or the source is not a path.
 
     Raises:
-        FileNotFoundError: the pack is of images that were in another place.
+        FileNotFoundError: the images of the pack were in another folder than `source`.
         FileExistsError: the pack was made with other arguments.
     """
     if not isinstance(source, str | os.PathLike) or os.path.exists(source):
@@ -335,7 +352,7 @@ def _pack_without_source(
     numbers |= {"window": None, "mode": None, "resize": None, **form_of(options).plan()}
     for place in _folders(folder):
         target = PackFolder(place, numbers)
-        if not target.is_finished:
+        if not target.is_finished:  # the missing images cannot be read any more
             continue
         plan = target.read_manifest()["plan"]
         another = target.differences({name: plan.get(name) for name in numbers})
@@ -365,14 +382,14 @@ def _was_packed_from(packed: PackedImages, root: str) -> bool:
 
 
 def _root_of(source, root) -> str:
-    """Return the folder at which the paths of a folder or a table begin."""
+    """Return the folder to which the paths of the source's images are relative."""
     if root is not None:
         return os.fspath(root)
     return os.path.dirname(source) if is_table_file(source) else os.fspath(source)
 
 
 def _reopen(described: PackSource, target: PackFolder) -> PackedImages:
-    """Open a finished pack; FileExistsError if it holds other images."""
+    """Open a finished pack; FileExistsError if it was made from other images."""
     another = target.differences(target.read_manifest()["plan"])
     if another:
         raise another
@@ -393,12 +410,12 @@ def _reopen(described: PackSource, target: PackFolder) -> PackedImages:
             f"pack: {target.folder} is finished; the source has no indices, so only its first "
             "item was compared"
         )
-    target.remove_work()  # an earlier call may have been ended before it did this
+    target.remove_work()  # an earlier call may have ended between the manifest and this line
     return packed
 
 
 def _report_skipped(packed: PackedImages, share: float) -> None:
-    """Print the number of images left out as damaged; raise ValueError if none may be."""
+    """Print the number of images left out as damaged; ValueError if `share` is 0."""
     if not packed.skipped:
         return
     count = len(packed.skipped)
@@ -421,11 +438,12 @@ def _fill(
     if begun and target.find_outputs():
         another = target.differences(begun)
         if another:
-            raise another  # not cleared, because it may be hours of work
-    # A stream may differ after its first item; the headers of unchanged files do not.
+            raise another  # the finished shards stay, because they may be hours of work
+    # The plan has a digest of a stream's first item only, so items that an earlier call stored may
+    # differ from this call's. Begin again, unless shards are finished.
     target.begin(from_scratch=described.is_stream and not target.find_outputs())
     try:
-        if described.look:
+        if described.look:  # a DICOM source reads the headers of its files first
             described = described.look(target.work)
         _lay_out(described, target, progress)
         if described.is_stream:
@@ -452,7 +470,7 @@ def _lay_out(described: PackSource, target: PackFolder, progress: str | None) ->
             write_file(work / "names", Names.encode(described.names))
             if described.mask_names:
                 write_file(work / "masks", Names.encode(described.mask_names))
-        # Again if all is laid out, because a damaged file may have been replaced.
+        # Also if an earlier call did this, because a damaged file may have been replaced since.
         looks = look_at(Names(work / "names"), described.root, described.mask_names)
         write_file(work / "looks.npy", npy(looks))
     if not is_laid_out:
@@ -460,13 +478,14 @@ def _lay_out(described: PackSource, target: PackFolder, progress: str | None) ->
 
 
 def _packed_rows(described: PackSource, target: PackFolder, progress: str | None):
-    """Return the rows of all images in the packed order; items of a stream are stored first."""
+    """Return the rows of all images in the packed order; store the items of a stream."""
     import numpy
 
     rows = described.rows
     items = described.items
     if items is not None:
-        if items.by_number:  # their labels are known only when they have been read
+        # `_finish` inserts the labels of a dataset, whose items are read while they are packed.
+        if items.by_number:
             labels = numpy.zeros((items.length, items.labels), numpy.float32)
         else:
             size = target.plan["size"]
@@ -481,13 +500,13 @@ def _packed_rows(described: PackSource, target: PackFolder, progress: str | None
 def _compare_files(
     described: PackSource, target: PackFolder, *, noted: Path, packed: Shards
 ) -> None:
-    """Raise FileExistsError if the files of a pack are no longer those of the source.
+    """Raise FileExistsError if a file has changed since `pack` packed it.
 
     Args:
         described: the source.
         target: the pack.
-        noted: the folder with the names, sizes and times of the files that were packed.
-        packed: the shards that are written.
+        noted: the folder with "names" and "looks.npy": names, sizes and times of the packed files.
+        packed: the finished shards.
     """
     import numpy
 
@@ -515,9 +534,9 @@ def _compare_files(
 def _repaired(
     described: PackSource, target: PackFolder, skipped: list[dict], *, noted: Path
 ) -> str | None:
-    """Return the name of an image that was left out as damaged and is whole now; None for none.
+    """Return the name of an image that was left out as damaged and is intact now; or None.
 
-    Of more than a hundred such images a hundred are decoded, evenly spread.
+    At most a hundred of the images that were left out are decoded, evenly spread.
     """
     if described.reader or described.items is not None:
         return None
@@ -533,7 +552,7 @@ def _repaired(
 
 
 def _forget_repaired(described: PackSource, target: PackFolder) -> None:
-    """Remove the shards that were written without an image that is whole now."""
+    """Remove each shard that lacks an image which was damaged and is intact now."""
     import numpy
 
     count = len(numpy.load(target.work / "rows.npy", mmap_mode="r"))
@@ -541,6 +560,7 @@ def _forget_repaired(described: PackSource, target: PackFolder) -> None:
         if not file.exists():
             continue
         note = json.loads(note_of(target, file).read_bytes())
+        # A shard cannot be extended, so it is written again as a whole.
         if _repaired(described, target, note["skipped"], noted=target.work):
             file.unlink()
 
@@ -560,12 +580,13 @@ def _finish(described: PackSource, target: PackFolder, share: float) -> None:
     is_whole = ~numpy.isin(planned["row"], [image["row"] for image in skipped])
     rows = planned[is_whole]
     contents = numpy.concatenate([contents_of(target, file) for file in files])
+    # `contents[:, 0]` is a digest of each image's pixels.
     _, first, same = numpy.unique(contents[:, 0], return_index=True, return_inverse=True)
-    first_copy = first[same]  # for each image the first with the same pixels
+    first_copy = first[same]  # for each image the index of the first image with the same pixels
     repeated = len(contents) - len(first)
     groups = None
     if repeated and not described.group_names:
-        # Copies of an image belong together: none may be in both parts of a split.
+        # An image and its copies are one group, so that a split puts all into the same part.
         groups = rows["group"][first_copy]
     index = _write_index(target, rows, groups)
     has_other_labels = (rows["labels"] != rows["labels"][first_copy]).any(axis=1)
@@ -595,7 +616,7 @@ def _write_index(target: PackFolder, rows, groups) -> dict[str, bytes]:
     Args:
         target: the folder of the pack.
         rows: (N,) of `row_type`.
-        groups: (N,) int32 if they differ from those of the rows; else None.
+        groups: (N,) int32 if copies of images change the groups of the rows; else None.
     """
     index = {"index.npy": npy(rows)}
     if groups is not None:
@@ -638,7 +659,7 @@ def _refuse_damage(skipped: list[dict], count: int, share: float, *, files, note
 
 
 def _seen_in(described: PackSource, notes: list[dict]) -> dict:
-    """Return the entries of the manifest that sum up the notes on all shards."""
+    """Return the manifest's entries that summarise the properties of all images."""
     shapes = set()
     mask_values = set()
     for note in notes:
@@ -657,7 +678,7 @@ def _seen_in(described: PackSource, notes: list[dict]) -> dict:
 
 
 def _several_colours(notes: list[dict]) -> dict:
-    """Return two different colours for each class number whose colour differs between palettes."""
+    """Return two colours of each class number whose colour differs between masks' palettes."""
     colours = {}
     for note in notes:
         for number, seen in note["colours"].items():

@@ -1,8 +1,8 @@
-"""Read decoded images through the page cache: as fast as memory is copied.
+"""Read decoded images from a memory-mapped file, at the speed of a copy in memory.
 
-A cache is one .npy file, `images.npy`, that is mapped into memory. All processes of a machine share
-the mapping, so eight workers need the memory once. Each block of 1,024 images has a checksum in the
-manifest, which is compared when the cache is opened.
+A cache has one .npy file of all images, `images.npy`, which is mapped into memory. All processes of
+a machine share the mapping, so eight workers need the memory once. Each block of 1,024 images has a
+checksum in the manifest, which is compared when the cache is opened.
 """
 
 import functools
@@ -21,12 +21,12 @@ from tpukit.datasets.stored_images import StoredImages
 from tpukit.essentials.display import human_size
 from tpukit.essentials.environment import available_memory, cpus
 
-# Images that share a checksum, and are decoded again together after an interruption.
+# The number of images per checksum. After an interruption, whole blocks are decoded again.
 BLOCK = 1024
 
 
 class CacheFolder(ResumableFolder):
-    """A folder that `cached_images` writes: all pixels in a file, and the index of the pack."""
+    """A folder that `cached_images` writes: one file of all pixels, and the index of the pack."""
 
     kind = "cache"
     version = 4
@@ -38,29 +38,30 @@ class CacheFolder(ResumableFolder):
 class CachedImages(StoredImages):
     """Decoded images on disk, as a map-style dataset and as a source of whole batches.
 
-    `[i]` is `(image, labels)`: (3, H, W) uint8 tensor in [0, 255] and labels as those of
-    `PackedImages`; with another mode (1, H, W) or (2, H, W). Make it in the kernel and use it in
-    the workers: forks share the mapping of the file, and a pickle contains only the path.
+    `[i]` is `(image, labels)`: a (3, H, W) uint8 tensor in [0, 255], with another mode (1, H, W) or
+    (2, H, W); and labels or masks as of `PackedImages`. Open the cache in the kernel and use it in
+    the workers: forked processes share the mapping of the file, and a pickle contains only the
+    path.
 
-    Do not change the files while the cache is open: the system ends a process with SIGBUS if it
-    reads from a truncated file.
+    Do not change the files while the cache is open: if a mapped file is truncated, the system ends
+    a process that reads from it with SIGBUS.
 
     Args:
         folder: the folder that `cached_images` wrote.
-        verify: True compares every block of images with its checksum, on all CPUs. One CPU checks
-            4.5 GB/s, so 88 GB in memory take 20 s of one CPU. From a disk it is as fast as the
-            disk, and afterwards memory holds the images. False checks everything except these
-            blocks.
+        verify: True to compare every block of images with its checksum, on all CPUs. One CPU checks
+            4.5 GB/s, so a cache of 88 GB in memory takes 20 s of one CPU. From a disk, the check
+            takes the time to read the file, and then the images are in memory. False to skip only
+            these checksums.
 
     Attributes:
-        images: (N, H, W, 3) uint8, read-only, the mapped file; with masks (N, H, W, 4).
-        shape: (H, W, 3), with masks (H, W, 4).
-        in_memory: True if memory holds all images, so that nothing must be read ahead.
-        names, labels, groups, group_names, classes, rows: as those of `PackedImages`.
+        images: (N, H, W, C) uint8, read-only, the mapped file.
+        shape: (H, W, C); C is 3, 4 with masks, 1 for mode "L", and 2 for "I;16".
+        in_memory: True if all images are in memory, so that `read_ahead` is not necessary.
+        names, labels, groups, group_names, classes, rows: as of `PackedImages`.
 
     Raises:
         FileNotFoundError: there is no finished cache in the folder.
-        ValueError: the folder is not that of a cache.
+        ValueError: the folder has something other than a cache.
         OSError: a file is missing, truncated, changed, or belongs to another cache; the message
             names it.
     """
@@ -90,12 +91,12 @@ class CachedImages(StoredImages):
         self.images = pixels.reshape(layout.count, *layout.shape)
         if verify:
             self._verify(cache, manifest["blocks"])
-        # Verifying reads all images, so memory holds them now if it is large enough.
+        # `_verify` reads all images, so they are in memory now if memory is large enough.
         fits_memory = self.images.nbytes < (available_memory() or 0)
         self.in_memory = verify and fits_memory
 
     def _verify(self, cache: CacheFolder, blocks: list[int]) -> None:
-        """Raise OSError if a block does not have its checksum."""
+        """Raise OSError if the checksum of a block does not match."""
         checksums = dict(enumerate(blocks))
         wrong = checksums.keys() - self._layout.intact(self._mapping, checksums)
         if not wrong:
@@ -117,25 +118,28 @@ class CachedImages(StoredImages):
         return f"{human_size(self.images.nbytes)} of decoded pixels in 1 file"
 
     def take(self, indices, out=None):
-        """Return (n, H, W, 3) uint8 in [0, 255] in the order of `indices`.
+        """Return the images of these indices, (n, H, W, C) uint8 in [0, 255], in their order.
 
-        With masks (n, H, W, 4). Arguments and errors are those of `PackedImages.take`.
+        Arguments and errors are those of `PackedImages.take`.
         """
         import numpy
 
         indices = self._indices(indices)
         if out is not None:
             self._check_out(out, len(indices))
-        # With mode="raise" numpy fills a temporary array first and copies it: a third of the
-        # speed. The indices are checked above.
+        # With mode="raise", numpy fills a temporary array and copies it, at a third of the speed.
+        # `_indices` has checked the indices.
         return numpy.take(self.images, indices, axis=0, out=out, mode="clip")
 
     def read_ahead(self, indices) -> None:
-        """Ask the system to read images that will be taken soon, without waiting for them.
+        """Ask the system to read the images of a later `take` into memory, without waiting.
 
-        From a cold disk `take` is then four to five times as fast. For images in memory the request
-        would take a seventh of the time of `take`, so `read_ahead` does nothing if `in_memory` is
-        True.
+        `take` is then four to five times as fast, if the images are on disk and not in memory. If
+        `in_memory` is True, `read_ahead` does nothing, because the request takes a seventh of the
+        time of `take`.
+
+        Args:
+            indices: (n,) integers, 0 to N - 1.
         """
         if self.in_memory:
             return
@@ -148,14 +152,14 @@ class CachedImages(StoredImages):
 
 @dataclass(frozen=True)
 class Layout:
-    """The layout of an .npy file of images, in blocks that have a checksum each.
+    """The layout of an .npy file of images, in blocks with one checksum each.
 
         header | image 0 | image 1 | ... | image 1023 | image 1024 | ...
                | block 0                              | block 1
 
     Attributes:
         count: the number of images.
-        shape: (H, W, 3) or, with masks, (H, W, 4).
+        shape: (H, W, C) of one image.
     """
 
     count: int
@@ -163,7 +167,7 @@ class Layout:
 
     @functools.cached_property
     def header(self) -> bytes:
-        """The bytes at the beginning of the file."""
+        """The header of the .npy file, which the first image follows."""
         from numpy.lib import format as npy
 
         written = io.BytesIO()
@@ -173,29 +177,34 @@ class Layout:
 
     @property
     def each(self) -> int:
-        """Bytes of one image."""
+        """The number of bytes of one image."""
         return math.prod(self.shape)
 
     @property
     def bytes(self) -> int:
-        """Bytes of the whole file."""
+        """The number of bytes of the whole file."""
         return len(self.header) + self.count * self.each
 
     @property
     def blocks(self) -> int:
-        """The number of blocks; the last may be short."""
+        """The number of blocks; the last may have fewer images."""
         return math.ceil(self.count / BLOCK)
 
     def start(self, image: int) -> int:
-        """Return the first byte of an image."""
+        """Return the offset in the file, in bytes, at which an image begins."""
         return len(self.header) + image * self.each
 
     def images(self, block: int) -> range:
-        """Return the images of a block."""
+        """Return the indices of the images of a block."""
         return range(block * BLOCK, min(self.count, (block + 1) * BLOCK))
 
     def intact(self, mapping: mmap.mmap, checksums: dict[int, int]) -> set[int]:
-        """Return the blocks whose contents match their checksum, checked on all CPUs."""
+        """Return the blocks whose bytes match their checksum, computed on all CPUs.
+
+        Args:
+            mapping: the mapped file.
+            checksums: the expected CRC-32 of each block to check, by its number.
+        """
         view = memoryview(mapping)
 
         def is_intact(block: int) -> bool:
@@ -205,6 +214,7 @@ class Layout:
             ask_for(mapping, start, size)
             return zlib.crc32(view[start : start + size]) == checksums[block]
 
+        # Threads, because zlib.crc32 releases the GIL.
         with ThreadPoolExecutor(cpus()) as pool:
             results = dict(zip(checksums, pool.map(is_intact, checksums), strict=True))
         return {block for block, fine in results.items() if fine}
@@ -223,8 +233,8 @@ def map_file(file: Path) -> mmap.mmap:
 
 def ask_for(mapping: mmap.mmap, start: int, size: int) -> None:
     """Ask the system to read a part of a mapped file into memory, without waiting for it."""
-    # Not os.posix_fadvise: it releases the GIL, and another thread that keeps Python busy returns
-    # it after up to 5 ms, for each image: 300 images per second, against 16,000 with this.
+    # madvise keeps the GIL. os.posix_fadvise releases it, and if another thread is busy, waits up
+    # to 5 ms to get it back, for each image: 300 images per second instead of 16,000.
     if hasattr(mmap, "MADV_WILLNEED"):
         page = start - start % mmap.PAGESIZE
         mapping.madvise(mmap.MADV_WILLNEED, page, start + size - page)

@@ -1,4 +1,4 @@
-"""The form in which images become arrays: their mode, their window, and how they reach a size.
+"""Convert images to arrays of pixels: their mode, their window, and their resizing.
 
     mode "RGB"     (H, W, 3) uint8
     mode "L"       (H, W, 1) uint8, grey
@@ -8,8 +8,8 @@
                                       "crop"         the middle 300 x 300 pixels
                                       "letterbox"    64 x 48, black above and below
 
-torch_xla 2.9 cannot send uint16 to a device, so two bytes are sent per pixel, as for CT slices of
-int16, and `uint16_values` joins them there.
+torch_xla 2.9 cannot send uint16 to a device. So batches have two uint8 channels per 16-bit value,
+and `uint16_values` joins them on the device.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ _RESIZES = ("stretch", "crop", "letterbox")
 
 @dataclass(frozen=True)
 class PixelForm:
-    """The settings that decide the pixels of an image, besides its size.
+    """The settings that, together with a size, determine the pixels of an image.
 
     Attributes:
         mode: "RGB", "L" or "I;16".
@@ -52,13 +52,13 @@ class PixelForm:
 
     @classmethod
     def of_plan(cls, plan: dict) -> "PixelForm":
-        """Return the form in the plan of a pack."""
+        """Return the form that the plan of a pack has stored."""
         given = {name: plan[name] for name in ("mode", "resize") if plan.get(name)}
         window = plan.get("window")
         return cls(**given, window=tuple(window) if window else None)
 
     def plan(self) -> dict:
-        """Return the entries of a plan: the settings that are not the default."""
+        """Return the settings that are not the default, as entries of a pack's plan."""
         default = asdict(PixelForm())
         settings = {}
         for name, value in asdict(self).items():
@@ -73,13 +73,13 @@ class PixelForm:
 
 
 def image_size(size) -> tuple[int, int] | None:
-    """Return height and width; None for None.
+    """Return the argument size= as (height, width); None for None.
 
     Args:
-        size: a number for both, or (height, width).
+        size: one number for both, or (height, width), in pixels.
 
     Raises:
-        ValueError: it is neither, or a number is below 1.
+        ValueError: `size` is something else, or a number is below 1.
     """
     if size is None:
         return None
@@ -95,7 +95,7 @@ def image_size(size) -> tuple[int, int] | None:
 
 
 def size_in_plan(size) -> int | list[int] | None:
-    """Return a size as plans hold it: one number if height and width are equal."""
+    """Return a size for a plan in JSON: one number, or [height, width] if they differ."""
     sides = image_size(size)
     if sides is None:
         return None
@@ -110,14 +110,14 @@ def size_in_words(size) -> str:
 
 
 def resized(image, size: tuple[int, int], resize: str, *, nearest: bool = False):
-    """Return a Pillow image at a size (height, width).
+    """Resize a Pillow image to (height, width).
 
     Args:
-        image: of mode RGB, L or F.
-        size: height and width.
-        resize: "stretch" changes the aspect. "crop" keeps it, and cuts two sides off. "letterbox"
-            keeps it, and adds black, or class 0, at two sides.
-        nearest: True takes the nearest pixel, for masks; False interpolates bilinearly.
+        image: a Pillow image of mode RGB, L or F.
+        size: height and width in pixels.
+        resize: "stretch" changes the aspect ratio. "crop" preserves it, and cuts two sides off.
+            "letterbox" preserves it, and adds black, or class 0, at two sides.
+        nearest: True for the nearest pixel, as masks need; False for bilinear interpolation.
     """
     from PIL import Image, ImageOps
 
@@ -134,14 +134,17 @@ def resized(image, size: tuple[int, int], resize: str, *, nearest: bool = False)
     inner_height = max(1, round(image.height * scale))
     inner = image.resize((inner_width, inner_height), how)
     boxed = Image.new(image.mode, (width, height))
-    # As ImageOps.pad, which fails if a side becomes 0 pixels.
+    # The same as ImageOps.pad, which fails if a side becomes 0 pixels.
     left = round((width - inner_width) / 2)
     boxed.paste(inner, (left, round((height - inner_height) / 2)))
     return boxed
 
 
 def as_pixels(image):
-    """Return a Pillow image of mode RGB, L or F as (H, W, C) uint8; F holds 16 bits."""
+    """Return a Pillow image as (H, W, C) uint8: C is 3 for RGB, 1 for L, and 2 for F.
+
+    Mode F has values of 16 bits, which become their low and high bytes.
+    """
     import numpy
 
     array = numpy.array(image)
@@ -163,12 +166,12 @@ def as_image(pixels):
         return Image.fromarray(pixels)
     if channels == 1:
         return Image.fromarray(pixels[:, :, 0])
-    # As floats, because Pillow resizes "I;16" by the nearest pixel only.
+    # Floats, because Pillow can resize "I;16" only by nearest neighbour.
     return Image.fromarray(pixels.view("<u2")[:, :, 0].astype(numpy.float32))
 
 
 def byte_pairs(values):
-    """Return (H, W) of 16 bits as (H, W, 2) uint8, the low byte first."""
+    """Return 16-bit values, (H, W), as their bytes, (H, W, 2) uint8, the low byte first."""
     import numpy
 
     little = numpy.ascontiguousarray(values, "<u2")

@@ -1,8 +1,8 @@
-"""Run a task in several fresh Python processes, with a progress bar; raise their errors here.
+"""Run a task in several new Python processes with a progress bar, and raise their errors.
 
-Each process gets the state of the kernel and its job as two lines of JSON on stdin, prints into a
-log, and reports an error as a line of JSON on stdout. It ends when its parent ends, however that
-happens.
+Each process gets the state of the kernel and its job as two lines of JSON on stdin. Its output goes
+into a log, and it reports an error as a line of JSON on stdout. It ends when its parent ends, even
+if the parent is killed.
 """
 
 import builtins
@@ -24,11 +24,11 @@ from tpukit.datasets import kernel_state
 from tpukit.essentials.display import screen
 from tpukit.essentials.environment import cpus
 
-# Not joblib's loky (1.6.0): after a SIGKILL of the kernel its 2 workers and 2 trackers still ran at
-# 15 s. With a thread in each that watches the parent, KernelManager.restart_kernel(now=True) left
+# Not joblib's loky (1.6.0): 15 s after a SIGKILL of the kernel, its 2 workers and 2 trackers still
+# ran. With a thread in each that watches the parent, KernelManager.restart_kernel(now=True) left
 # its 8 semaphores in /dev/shm.
-# The path of the kernel is set before the first import of a package, but after that of tpukit,
-# which has to be the kernel's own.
+# The process sets the kernel's `sys.path` before it imports any package except tpukit. tpukit comes
+# first, from the folder argv[1], so that it is the version of the kernel.
 _CODE = """
 import json, sys
 kernel = json.loads(sys.stdin.buffer.readline())
@@ -40,14 +40,14 @@ from tpukit.datasets.processes import _run
 _run(sys.argv[2], kernel)
 """
 _PARENT_OF_TPUKIT = str(Path(__file__).resolve().parents[2])
-# One thread each: the threads of numpy's libraries would compete with the other processes.
+# One thread per process, because threads of numpy's libraries would compete with other processes.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-_LOG_SHOWN = 2000  # characters of the end of a log that an error shows
-_SECONDS_PER_ROUND = 0.1  # between two looks at the processes
+_LOG_SHOWN = 2000  # an error shows this many characters from the end of a log
+_SECONDS_PER_ROUND = 0.1  # between two checks of the processes
 
 
 def how_many(pieces: int, workers: int | None) -> int:
-    """Return the number of processes for `pieces` pieces: `workers`, or one per CPU."""
+    """Return the number of processes: `workers`, or one per CPU, but at most `pieces`."""
     return min(pieces, workers or cpus())
 
 
@@ -63,28 +63,30 @@ def run_in_processes(
     environ: Mapping[str, str] = os.environ,
     feeds: Sequence[Iterator[bytes]] = (),
 ) -> None:
-    """Run one fresh Python process per job, all at the same time, and wait for the last to end.
+    """Run one new Python process per job, all at the same time, and wait for the last to end.
 
-    They are not forks, because the kernel of a notebook has threads and may hold a device. They are
-    not started by multiprocessing's spawn, which runs the caller's script again. As with spawn,
-    they have the `sys.path` of this process. They also have its plugins of Pillow.
+    The processes are not forked, because the kernel of a notebook has threads and may use a device.
+    They are not started by multiprocessing's spawn either, because it runs the caller's script
+    again. They have the `sys.path` and the Pillow plugins of this process.
 
     Args:
         task: "package.module:function", called with the job as its only argument.
-        jobs: one per process, of values that JSON supports.
+        jobs: one job per process, of values that JSON supports.
         label: the name of the progress bar.
-        total: the result of `done()` at the end.
+        total: the result of `done()` when all jobs are finished.
         done: returns the progress of all processes together; called ten times per second.
         folder: the folder for `process-<n>.log`, the output of a process. The logs are removed if
             all processes end without an error.
         progress: "panel", "line", "text" or "off", as for `launch`; None chooses by environment.
-        environ: the environment of the processes; each uses one thread.
-        feeds: for each process the bytes that it reads from `sys.stdin.buffer`; () if they read
-            nothing. This process makes them, a piece of each in turn, and raises their errors.
+        environ: the environment of the processes. Variables that limit each process to one thread
+            are added.
+        feeds: one iterator per process, whose bytes the process reads from `sys.stdin.buffer`; ()
+            if the processes read nothing. This process calls the iterators in turn; their errors
+            are raised here.
 
     Raises:
-        ValueError, OSError: a task raised it, and all processes were ended; text and errno are
-            those of the task.
+        ValueError, OSError: the task of a process raised this error; text and errno are the same.
+            All processes were ended.
         RuntimeError: a process ended in any other way; the text has the end of its log.
     """
     logs = [Path(folder) / f"process-{rank}.log" for rank in range(len(jobs))]
@@ -97,11 +99,13 @@ def run_in_processes(
             open_feeds = list(zip(processes, feeds, strict=True))
         display = running.enter_context(screen(progress))
         while True:
+            # The statuses come first: a process that ends after this line is seen in the next pass,
+            # with its last items counted.
             statuses = [process.poll() for process in processes]
             display.bar(label, done(), total, unit="items")
             display.draw()
             for status, process, log in zip(statuses, processes, logs, strict=True):
-                if status:
+                if status:  # `running` ends the other processes on the way out
                     raise _failure(label, status, process.stdout.read(), log)
             if None not in statuses:
                 break
@@ -111,7 +115,7 @@ def run_in_processes(
 
 
 def _feed(open_feeds: list) -> None:
-    """Write a piece to each process in turn for a tenth of a second; wait if there is none."""
+    """Write pieces to all processes in turn for 0.1 s; without open feeds, only wait."""
     until = time.monotonic() + _SECONDS_PER_ROUND
     while open_feeds and time.monotonic() < until:
         for process, feed in list(open_feeds):
@@ -129,7 +133,7 @@ def _feed(open_feeds: list) -> None:
 
 @contextlib.contextmanager
 def _started(task: str, job: object, log: Path, environ: Mapping[str, str]):
-    """Start a process and give it its job; kill it at the end, if it still runs."""
+    """Start a process and send it its job; kill it at the end of the block if it still runs."""
     with log.open("wb") as printed:
         process = subprocess.Popen(
             [sys.executable, "-c", _CODE, _PARENT_OF_TPUKIT, task],
@@ -139,7 +143,7 @@ def _started(task: str, job: object, log: Path, environ: Mapping[str, str]):
             env={**environ, **_ONE_THREAD},
         )
     try:
-        with contextlib.suppress(BrokenPipeError):  # it has died already; its status shows why
+        with contextlib.suppress(BrokenPipeError):  # the process has ended; its status shows why
             for line in (kernel_state.state(), job):
                 process.stdin.write(json.dumps(line).encode() + b"\n")
             process.stdin.flush()
@@ -153,12 +157,20 @@ def _started(task: str, job: object, log: Path, environ: Mapping[str, str]):
 
 
 def _failure(label: str, status: int, report: bytes, log: Path) -> Exception:
-    """Return the exception of a process, with its type and text if it has reported one."""
+    """Return the exception to raise for a process that failed.
+
+    Args:
+        label: the name of the progress bar.
+        status: the exit status.
+        report: the line that `_as_report` made; b"" if the process reported no error.
+        log: the file with its output.
+    """
     printed = log.read_text(errors="replace")[-_LOG_SHOWN:]
     error = RuntimeError(f"a process of {label!r} ended with status {status}\n{printed}")
     if not report:
         return error
     raised = json.loads(report)
+    # The same error as if the task had run in this process; the log of the process is its cause.
     again = getattr(builtins, raised["type"])(raised["text"])
     again.errno = raised["errno"]
     again.__cause__ = error
@@ -172,10 +184,10 @@ def _run(task: str, kernel: dict) -> None:
         task: "package.module:function".
         kernel: the state of the parent, which was the first line.
     """
-    # Ctrl-C reaches all processes of a terminal, and the parent ends these.
+    # Ctrl-C sends SIGINT to all processes of a terminal. Ignore it, because the parent ends these.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     report = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # the output goes to the log
+    os.dup2(2, 1)  # from now on, stdout is the log, and `report` is the pipe to the parent
     job = json.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_parent, args=[report.fileno()], daemon=True).start()
     module, function = task.split(":")
@@ -190,7 +202,7 @@ def _run(task: str, kernel: dict) -> None:
 
 
 def _as_report(error: Exception) -> dict:
-    """Return an error as JSON, with its nearest built-in type: the parent can create that."""
+    """Return an error as a dict for JSON, with its nearest built-in type, for `_failure`."""
     for base in type(error).__mro__:
         if getattr(builtins, base.__name__, None) is base:
             break
@@ -198,7 +210,7 @@ def _as_report(error: Exception) -> dict:
 
 
 def _end_with_parent(report: int) -> None:
-    """End this process when the parent is gone, which closes the other end of `report`."""
+    """End this process as soon as the parent closes its end of the pipe `report`, as by dying."""
     poll = select.poll()
     poll.register(report, 0)  # 0: errors only, which are always reported
     poll.poll()

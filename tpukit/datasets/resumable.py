@@ -5,7 +5,8 @@
                 folder/00000-of-00002...       finished files
     finished    folder/manifest.json           written last; `unfinished` is removed
 
-A call with the same plan continues. A call with another plan raises if finished files are there.
+A call with the same plan continues. A call with another plan raises if the folder has finished
+files.
 """
 
 import contextlib
@@ -35,7 +36,7 @@ _OPENED_BY = {
 
 
 def fact(words: str, data: bytes) -> dict:
-    """Return an entry of a plan for much data: `words` for messages, and a digest to compare."""
+    """Return a plan's entry for large data: `words` for messages, and a digest to compare."""
     return {"words": words, "digest": hashlib.sha256(data).hexdigest()}
 
 
@@ -46,16 +47,16 @@ class ResumableFolder:
     outputs, and call `finish()`.
 
     Args:
-        folder: new, empty, or begun with a plan.
-        plan: all settings that the contents depend on, as values that JSON supports; not needed for
-            reading.
+        folder: a new folder, an empty one, or one that an earlier call has begun.
+        plan: all settings that determine the contents, as values that JSON supports. None if the
+            folder is only read.
 
     Attributes:
         kind: the kind of the contents, in messages and in the manifest's format.
-        version: the version of the format; raise it if older versions of tpukit cannot read the
-            folder.
+        version: the version of the format. Increase it if older versions of tpukit cannot read a
+            new folder.
         outputs: patterns of the names of the finished files and folders.
-        make: the call that makes it, for messages.
+        make: the call that makes such a folder, for messages.
         repair: the fix for a damaged folder, for messages; {folder} stands for the folder.
         manifest_name: the name of the file that is written last.
     """
@@ -83,8 +84,8 @@ class ResumableFolder:
 
         Raises:
             FileNotFoundError: there is no manifest.
-            ValueError: it is of another kind or version.
-            OSError: it is damaged.
+            ValueError: the manifest is of another kind or version.
+            OSError: the manifest is damaged.
         """
         try:
             data = (self.folder / self.manifest_name).read_bytes()
@@ -151,7 +152,12 @@ class ResumableFolder:
     def another(
         self, found: str | None, *, kind: type[TpukitError] = PathExistsError
     ) -> TpukitError | None:
-        """Return an error of this class for other contents; None if `found` is empty."""
+        """Return the error for a folder with other contents; None if `found` is empty.
+
+        Args:
+            found: the differences in words.
+            kind: the class of the error.
+        """
         if not found:
             return None
         state = "" if self.is_finished else ", not finished"
@@ -163,20 +169,23 @@ class ResumableFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Make the folder, and keep other processes out of it."""
+        """Make the folder, and lock it against other processes until the block ends."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with locks.lock_folder(self.folder):
             yield
 
     def find_outputs(self) -> list[Path]:
-        """Return the files that have the names of finished files."""
+        """Return the files in the folder whose names match `outputs`."""
         found = []
         for pattern in self.outputs:
             found += self.folder.glob(pattern)
         return found
 
     def unfinished_plan(self) -> dict | None:
-        """Return the plan of an unfinished folder; {} if it is being cleared, None if not begun."""
+        """Return the plan of an unfinished folder; None if there is no plan.
+
+        {} means that a call ended while it cleared the folder, or that the version is another.
+        """
         try:
             begun = json.loads((self.work / "plan.json").read_bytes())
         except FileNotFoundError:
@@ -189,7 +198,7 @@ class ResumableFolder:
         """Write the plan; remove the files of an earlier call if it had another plan.
 
         Args:
-            from_scratch: remove also the files of a call with the same plan.
+            from_scratch: True to remove also the files of an earlier call with the same plan.
 
         Raises:
             FileExistsError: the folder holds other files.
@@ -200,8 +209,8 @@ class ResumableFolder:
         self.remove_parts()
         if begun == self.plan and not self.is_finished and not from_scratch:
             return
-        # In this order, so that the folder is known as tpukit's, and as not finished, whenever this
-        # process is ended.
+        # This process may be killed at any line. In this order, the next call always sees a folder
+        # of tpukit that is not finished.
         self.work.mkdir(exist_ok=True)
         plan = self.work / "plan.json"
         write_file(plan, b"{}")
@@ -214,7 +223,7 @@ class ResumableFolder:
         write_file(plan, json.dumps({"format": self.format, "plan": self.plan}).encode())
 
     def _refuse_other_files(self) -> None:
-        """Raise FileExistsError if the folder holds files that no call of tpukit has written."""
+        """Raise FileExistsError if the folder has files that tpukit has not written."""
         others = sorted(path.name for path in self.folder.iterdir() if path != self.work)
         if self.work.exists():
             # An earlier call may have been ended before it had written the plan.
@@ -237,13 +246,13 @@ class ResumableFolder:
         shutil.rmtree(self.work, ignore_errors=True)
 
     def remove_parts(self) -> None:
-        """Remove the unfinished files of killed processes."""
+        """Remove the partly written files of killed processes."""
         remove_parts(self.folder)
         remove_parts(self.work)
 
 
 def _identity(value):
-    """Return the part of an entry of a plan that is compared."""
+    """Return the value by which two entries of plans are compared."""
     return value["digest"] if isinstance(value, dict) else value
 
 

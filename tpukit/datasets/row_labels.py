@@ -1,13 +1,13 @@
-"""Put labels of a table in the order of a pack's images, and predictions in that of the table.
+"""Reorder labels from a table's order to that of a pack's images, and predictions back.
 
-table    index   label          pack           labels
-         1       cat            row 2          those of index 5
-         2       dog            row 0          those of index 1
-         5       emu            row 1          those of index 2
+table    index   label          pack           label
+         1       cat            row 2          emu, of index 5
+         2       dog            row 0          cat, of index 1
+         5       emu            row 1          dog, of index 2
 
-A Series or DataFrame has a label for each row of the table that was packed. Its index shows whether
-they are the same rows: if rows were left out before packing, a column of the whole table has its
-labels at other positions.
+New labels in a Series or DataFrame must have the rows of the table that was packed. The index is
+compared, because a user may have removed rows from the table before packing: a column of the
+whole table has the labels of the remaining rows at other positions.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ class PackedRows:
     """The rows of the table, folder or dataset that was packed.
 
     Attributes:
-        count: the number of rows; also those of images that were left out.
+        count: the number of rows, including the rows of images that were left out.
         index: a digest of the table's index; "" for 0, 1, 2, ...
     """
 
@@ -30,7 +30,7 @@ class PackedRows:
 
 
 def rows_of(table) -> PackedRows:
-    """Return the rows of a DataFrame or Series."""
+    """Return the number of rows and the digest of the index of a DataFrame or Series."""
     index = table.index.tolist()
     digest = ""
     if index != list(range(len(index))):
@@ -39,10 +39,10 @@ def rows_of(table) -> PackedRows:
 
 
 def in_image_order(labels, packed: PackedRows, rows):
-    """Return a Series or DataFrame in the order of the images.
+    """Reorder the rows of a Series or DataFrame into the order of a pack's images.
 
     Args:
-        labels: one row per row of the table that was packed, with its index.
+        labels: one row per row of the table that was packed, with the same index.
         packed: the rows of that table.
         rows: (N,) the row of each image.
 
@@ -58,6 +58,7 @@ def in_image_order(labels, packed: PackedRows, rows):
             fix="labels.loc[table.index], with the table that was packed; "
             "or labels.to_numpy() in the order of the images, see .rows",
         )
+    # The same number of rows in another order would give every image a wrong label.
     if given.index != packed.index:
         raise InvalidValueError(
             "the labels have another index than the table that was packed",
@@ -70,11 +71,11 @@ def in_image_order(labels, packed: PackedRows, rows):
 
 
 def in_table_order(values, rows, packed: PackedRows):
-    """Return values of images in the order of the table's rows; see `StoredImages.in_table_order`.
+    """Reorder values of images into the order of the table; see `StoredImages.in_table_order`.
 
     Args:
-        values: (n, ...) numbers.
-        rows: (n,) the row of each.
+        values: (n, ...) numbers, one value or row per image.
+        rows: (n,) int, the table's row of each value.
         packed: the rows of the table.
     """
     import numpy
@@ -93,6 +94,7 @@ def in_table_order(values, rows, packed: PackedRows):
             found=f"row {is_taken.argmax()} has {is_taken.max()}",
             fix="values of one epoch, with each image once: predict(core, model, images)",
         )
+    # Rows without an image become NaN, which booleans and integers cannot store.
     are_missing = is_taken == 0
     if are_missing.any() and values.dtype.kind in "biu":
         values = values.astype(float)

@@ -1,9 +1,9 @@
-"""Read the files of a source by number, and recognise them when a pack is opened again.
+"""Read the files of a source by number, and detect files that have changed since `pack`.
 
-A pack keeps size, modification time and path of each file. If a size differs, the source has
-changed. A copy of a folder has other times and paths, so if only these differ, `find_changed`
-compares up to a hundred files with the pack, byte by byte. Comparing all would take as long as
-packing them.
+A pack stores size, modification time and path of each file. If a size differs, the source has
+changed. If only times and paths differ, the source may be a copy, so `find_changed` compares up to
+a hundred files with the pack, byte by byte. To compare all files would take as long as to pack
+them.
 """
 
 import math
@@ -14,16 +14,23 @@ from collections.abc import Callable, Iterable, Sequence
 
 from tpukit.datasets.masks import join
 
-_LOOKED_AT = 20_000  # files; on a network drive a look takes about a millisecond
-COMPARED = 100  # files whose times or places differ
-# An open without this flag would wait for a writer if the path is that of a pipe or a device.
+# `look_at` reads the sizes and times of this many files: about 1 ms per file on a network drive.
+_LOOKED_AT = 20_000
+COMPARED = 100  # `find_changed` compares the contents of this many files
+# Without this flag, `open` waits for a writer if the path is that of a pipe or a device.
 _FLAGS = getattr(os, "O_NONBLOCK", 0)
 
 
 class Files:
-    """The files of a source: `[n]` is the bytes of one file, joined with those of its mask."""
+    """The files of a source: `[n]` reads one file; with a mask, `join` of both files.
 
-    shape = None  # not known until they are decoded
+    Args:
+        names: the paths of the images.
+        root: the folder to which the paths are relative; "" for the current folder.
+        masks: the paths of the masks; None for no masks.
+    """
+
+    shape = None  # unknown, because the files are not decoded
     encoding = "jpeg"
 
     def __init__(self, names: Sequence[str], root: str, masks: Sequence[str] | None = None):
@@ -53,9 +60,9 @@ def _read(path: str) -> bytes:
 
 
 class Names:
-    """A sequence of names in a file, each ended by a zero byte, which no path can hold.
+    """A sequence of names in a memory-mapped file; a zero byte, which no path has, ends a name.
 
-    Two million names take 16 MB of memory instead of 200.
+    Two million names take 16 MB of memory, instead of 200 MB as a list.
     """
 
     def __init__(self, file):
@@ -80,16 +87,18 @@ class Names:
 
 
 def look_at(names: Sequence[str], root: str, masks: Sequence[str] = ()):
-    """Return row, size, time and path of the files, but of at most 20,000, evenly spread.
+    """Return number, size, time and path of at most 20,000 files, evenly spread.
 
     Args:
         names: the paths of the images, relative to the root.
-        root: a folder; "" for the current one.
-        masks: the paths of their masks; () for none. An image and its mask have the sum of their
-            sizes and the later of their times.
+        root: the folder to which the paths are relative; "" for the current folder.
+        masks: the paths of the masks; () for no masks. An image and its mask are one entry, with
+            the sum of their sizes and the later of their times.
 
     Returns:
-        A structured array; the size is -1 if there is no ordinary file.
+        A structured array with the fields "row", the position in `names`; "size" in bytes, -1
+        unless the path is that of a file; "time", the modification time in ns; and "place", a
+        CRC-32 of the absolute path.
     """
     import numpy
 
@@ -123,10 +132,11 @@ def find_changed(before, now, files: Files, is_packed: Callable[[int], bool] | N
     Args:
         before: the result of `look_at` when the files were packed.
         now: the result of `look_at` now.
-        files: the files now.
-        is_packed: returns True if the bytes of a file, by its number, are those in the pack; None
-            compares sizes only.
+        files: the files of the source.
+        is_packed: a function of a file's number that returns True if the bytes of the file equal
+            those in the pack; None to compare sizes only.
     """
+    # A size of -1 is that of a file that does not exist.
     is_there = (now["size"] >= 0) & (before["size"] >= 0)
     has_other_size = is_there & (now["size"] != before["size"])
     if has_other_size.any():
@@ -139,6 +149,8 @@ def find_changed(before, now, files: Files, is_packed: Callable[[int], bool] | N
     if is_packed is None:
         return None
     has_moved = (now["time"] != before["time"]) | (now["place"] != before["place"])
+    # A copy or a download changes times and paths, but not contents. Reading all files again would
+    # take as long as packing them, so a sample is compared.
     doubtful = now["row"][is_there & has_moved]
     step = math.ceil(len(doubtful) / COMPARED) or 1
     for row in doubtful[::step].tolist():

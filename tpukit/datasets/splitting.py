@@ -1,6 +1,6 @@
-"""Split images into two parts, or into folds, with no group in two of them.
+"""Split images into two parts, or into folds, so that no group is in two of them.
 
-The shares are as near as whole groups allow.
+Groups are never divided, so the shares of the parts are only as near as whole groups allow.
 """
 
 from typing import Any, NamedTuple
@@ -14,16 +14,17 @@ def split_by_group(groups, valid: float = 0.2, seed: int = 0, stratify=None):
     Args:
         groups: (N,) int, the group of each image.
         valid: the share of the images in the second part, between 0 and 1.
-        seed: decides the groups that are chosen.
+        seed: determines which groups are in the second part.
         stratify: (N,) classes, or (N, L) zeros and ones, whose shares should be the same in both
-            parts; None looks at the number of images only.
+            parts; None if only the number of images matters.
 
     Returns:
-        The images of each part, int64, in order. The shares are as near as whole groups allow.
+        The indices of the images in each part, two int64 arrays in ascending order. The shares are
+        as near as whole groups allow.
 
     Raises:
         ValueError: `valid` is out of range, there is only one group, or `stratify` has another
-            length or holds fractions.
+            length, has several columns with other numbers than 0 and 1, or has too many classes.
     """
     import numpy
 
@@ -40,6 +41,7 @@ def split_by_group(groups, valid: float = 0.2, seed: int = 0, stratify=None):
         )
     order = numpy.random.default_rng(seed).permutation(len(names))
     has_groups = len(names) < len(numbers)
+    # Single images with classes can be divided exactly, and without a search.
     if not has_groups and numpy.ndim(stratify) == 1:
         second = _every_nth(_checked(stratify, len(numbers)), order, valid)
         if 0 < second.sum() < len(second):
@@ -51,24 +53,25 @@ def split_by_group(groups, valid: float = 0.2, seed: int = 0, stratify=None):
 
 
 def folds_by_group(groups, count: int = 5, seed: int = 0, stratify=None) -> list[tuple]:
-    """Divide images into folds. Each fold is the validation part once.
+    """Divide images into folds that share no group; each fold is the validation part once.
 
-    Groups are placed one after the other, the largest first, each into the fold that has the fewest
-    images of the same kinds, as scikit-learn's StratifiedGroupKFold does. This works for several
-    labels per image, too.
+    The method is that of scikit-learn's StratifiedGroupKFold, for several labels per image too: the
+    groups are assigned one after the other, the largest first. Each group gets the fold that has
+    the fewest images of the same classes.
 
     Args:
         groups: (N,) int, the group of each image.
         count: the number of folds, 2 or more.
-        seed: decides the order of groups of one size.
+        seed: determines the order of groups of equal size.
         stratify: as for `split_by_group`.
 
     Returns:
-        `count` pairs of int64 arrays: the images to train on, and those to validate on, in order.
+        `count` pairs of int64 arrays in ascending order: the indices of the images to train on, and
+        of the images to validate on.
 
     Raises:
-        ValueError: there are fewer groups than folds, or `stratify` has another length or holds
-            fractions.
+        ValueError: there are fewer groups than folds, or `stratify` is not as for
+            `split_by_group`.
     """
     import numpy
 
@@ -88,9 +91,10 @@ def folds_by_group(groups, count: int = 5, seed: int = 0, stratify=None) -> list
 
 
 class _KindsInGroups(NamedTuple):
-    """The kinds of images in each group, sorted by the groups; the first kind is "all".
+    """The number of images of each kind in each group, as a sparse table sorted by group.
 
-    A table of all groups and kinds would take 10 GB for the 1,000 classes of ImageNet.
+    Kind 0 is "all images"; the other kinds are the classes or labels. A dense table of all groups
+    and kinds would take 10 GB for the 1,000 classes of ImageNet.
     """
 
     group: Any  # (n,) int
@@ -102,14 +106,14 @@ def _fold_of_each(found: _KindsInGroups, count: int, seed: int):
     """Return the fold of each group, (G,) int.
 
     Args:
-        found: the images of each group, of each kind.
+        found: the number of images of each kind in each group.
         count: the number of folds.
-        seed: decides the order of groups of one size.
+        seed: determines the order of groups of equal size.
     """
     import numpy
 
     totals = numpy.bincount(found.kind, found.images)
-    # A rare kind counts as much as a frequent one.
+    # Shares instead of numbers, so that a rare kind counts as much as a frequent one.
     shares = found.images / totals[found.kind]
     begins = numpy.flatnonzero(numpy.diff(found.group, prepend=-1))
     largest = numpy.maximum.reduceat(shares, begins)
@@ -121,7 +125,8 @@ def _fold_of_each(found: _KindsInGroups, count: int, seed: int):
     for group in order.tolist():
         part = slice(begins[group], ends[group])
         kinds = found.kind[part]
-        # The sum of squares over all folds, which is least if they are equal, grows by this.
+        # The sum over folds and kinds of held**2 is smallest if all folds are equal. Twice this dot
+        # product is what the group adds to that sum, apart from a term that is equal for all folds.
         fold = int((held[:, kinds] @ shares[part]).argmin())
         held[fold, kinds] += shares[part]
         fold_of[group] = fold
@@ -129,7 +134,7 @@ def _fold_of_each(found: _KindsInGroups, count: int, seed: int):
 
 
 def _kinds_in_groups(numbers, groups: int, stratify) -> _KindsInGroups:
-    """Return the images of each group of each kind, without the kinds that a group has not."""
+    """Return the number of images of each kind in each group, without the zeros."""
     import numpy
 
     if numpy.ndim(stratify) != 1:
@@ -137,6 +142,7 @@ def _kinds_in_groups(numbers, groups: int, stratify) -> _KindsInGroups:
         found = numpy.nonzero(counts)
         return _KindsInGroups(*found, counts[found])
     classes, count = _classes(_checked(stratify, len(numbers)))
+    # One integer per pair of group and kind; kind 0 is "all", and class k is kind k + 1.
     of_all = numbers * (count + 1)
     pairs, images = numpy.unique(
         numpy.concatenate([of_all, of_all + 1 + classes]), return_counts=True
@@ -145,7 +151,7 @@ def _kinds_in_groups(numbers, groups: int, stratify) -> _KindsInGroups:
 
 
 def _counts(numbers, groups: int, stratify):
-    """Return the images of each group, of each kind, (G, K); the first kind is "all"."""
+    """Return the number of images of each kind in each group, (G, K); kind 0 is "all"."""
     import numpy
 
     total = numpy.bincount(numbers, minlength=groups)[:, None]
@@ -157,7 +163,7 @@ def _counts(numbers, groups: int, stratify):
         columns = [numpy.bincount(numbers, label, groups) for label in values.T.astype(float)]
         return numpy.stack([total[:, 0], *columns], axis=1)
     classes, count = _classes(values)
-    # Floats, because the product of matrices in `_choose` is fast for them.
+    # Weights of 1.0 make the counts floats, for which the matrix product in `_choose` is fast.
     found = numpy.bincount(
         numbers * count + classes, numpy.ones(len(numbers)), minlength=groups * count
     )
@@ -165,9 +171,10 @@ def _counts(numbers, groups: int, stratify):
 
 
 def _every_nth(classes, order, share: float):
-    """Return the images of the second part, (N,) bool: every nth of each class in random order.
+    """Return whether each image is in the second part, (N,) bool: every nth of each class.
 
-    With a share of 0.25 they are images 2, 6, 10, ... of the images that are sorted by class.
+    With a share of 0.25, the second part has the images at positions 1, 5, 9, ... (from 0) of
+    `order` after a stable sort by class.
     """
     import numpy
 
@@ -179,24 +186,29 @@ def _every_nth(classes, order, share: float):
 
 
 def _choose(counts, share: float):
-    """Return the groups that give the share of all images, (G,) bool, mostly at random.
+    """Choose groups, mostly at random, that together have a share of the images; return (G,) bool.
 
-    It chooses kind by kind, the rarest first. Within a kind the first groups in their random order
-    are taken, up to the share, so that large groups are as likely as small ones. Then all choices
-    among the 14 groups nearest to that border are tried, and the nearest to the share is kept. The
-    most frequent kind comes last, because it can make up for the error of the others. A group that
-    is larger than the share is taken only if there are no others.
+    Each group belongs to the kind of which it has the largest share. Kinds are handled one after
+    the other, the rarest first. Of each kind:
+
+    1. Choose the first groups in their random order, up to the share of the images. So large groups
+       are as likely to be chosen as small ones.
+    2. Try all choices among the 14 groups nearest to that border, and use the one nearest to the
+       share.
+
+    The most frequent kind is last, because it can compensate the errors of the other kinds. A group
+    larger than the share is chosen only if there are no others.
 
     Args:
-        counts: (G, K), the images of each group in its random order, of each kind; the first kind
-            is "all".
-        share: the share of the images.
+        counts: (G, K), the number of images of each kind in each group, groups in random order;
+            kind 0 is "all".
+        share: the share of the images, between 0 and 1.
     """
     import numpy
 
     total = counts.sum(axis=0)
     weight = 1 / numpy.maximum(total, 1)  # a rare kind counts as much as a frequent kind
-    size = counts[:, 0].copy()  # a column of a thousand is read at a tenth of the speed
+    size = counts[:, 0].copy()  # contiguous; of 1,000 columns, one is read ten times as slowly
     fits = size <= share * total[0]
     kind_of = numpy.zeros(len(counts), int)
     if counts.shape[1] > 1:
@@ -205,11 +217,11 @@ def _choose(counts, share: float):
     # The groups of which all choices are tried: 2^14 = 16,384 choices, or 256 with many kinds.
     tried = 14 if len(kinds) <= 10 else 8
     if len(counts) <= tried:
-        # All choices of all groups can be tried. Kind by kind, the last would be taken blindly.
+        # With so few groups, try all choices of all groups at once, as if there were one kind.
         kind_of[:] = 0
         kinds = [0]
     chosen = numpy.zeros(len(counts), bool)
-    missing = numpy.zeros(len(total))  # images that are still to be chosen, of each kind
+    missing = numpy.zeros(len(total))  # the number of images of each kind still to be chosen
     for kind in kinds:
         groups = numpy.flatnonzero(kind_of == kind)
         groups = numpy.concatenate([groups[fits[groups]], groups[~fits[groups]]])
@@ -254,7 +266,7 @@ def _checked(stratify, count: int):
 
 
 def _check_zeros_and_ones(values) -> None:
-    """Raise ValueError if labels in several columns hold other numbers than 0 and 1."""
+    """Raise ValueError if labels in several columns have other numbers than 0 and 1."""
     import numpy
 
     is_wrong = ~numpy.isin(values, (0, 1))
@@ -267,10 +279,15 @@ def _check_zeros_and_ones(values) -> None:
 
 
 def _classes(values) -> tuple:
-    """Return the class of each image as (N,) int, and the number of classes."""
+    """Return the class number of each image, (N,) int, and the number of classes.
+
+    Raises:
+        ValueError: there are more classes than half of the images, as with a quantity.
+    """
     import numpy
 
     classes, numbers = numpy.unique(values, return_inverse=True)
+    # With one or two images per class, there is nothing to divide evenly.
     if len(classes) > max(2, len(values) // 2):
         raise InvalidValueError(
             f"stratify= has {len(classes):,} classes for {len(values):,} images",

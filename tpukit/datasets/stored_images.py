@@ -17,40 +17,41 @@ from tpukit.essentials.display import (
     first_few,
 )
 
-if TYPE_CHECKING:  # type checkers accept these images wherever torch takes a dataset
+if TYPE_CHECKING:  # so that type checkers accept these images as datasets of torch
     from torch.utils.data import Dataset
-else:  # torch is not imported for it
+else:  # torch, which is slow to import, is not needed at run time
     Dataset = object
 
-_FEW = 12  # names that are shown in a row of a table
+_FEW = 12  # the most names in a row of the HTML table
 
 
 class StoredImages(Dataset):
     """N images on disk, as a map-style dataset and as a source of whole batches.
 
-    A subclass has `shape`, `take`, and `_image`, which returns one image as a new array, (H, W, 3)
-    or (H, W, 4) uint8. For texts it has `_form`, the shape of the images, and `_size`, the number
-    and size of the files.
+    A subclass has `shape`, `take`, and `_image`, which returns one image as a new array, (H, W, C)
+    uint8. For `repr`, it has `_form`, the shape of the images, and `_size`, the number and size of
+    the files.
 
     Attributes:
         folder: the folder of the images.
         names: the names of the L labels, or of the classes, for `show_batch(names=...)`.
         labels: (N, L) float32; with classes (N,) int64, the class number of each image. The array
-            is read-only, but other labels can be assigned, `images.labels = ...`: one label, or
-            one row, per image. A pandas Series or DataFrame has those of the table that was packed,
-            and its index. A cache that is made afterwards has the assigned labels.
+            is read-only, but other labels can be assigned, `images.labels = ...`: an array with one
+            label or one row per image, or a pandas Series or DataFrame with the rows and the index
+            of the table that was packed. A cache that is made afterwards has the assigned labels.
         has_masks: True if each image has a mask; `take` then returns (n, H, W, 4), the fourth
             channel the mask.
-        groups: (N,) int32, the number of each image's group. Without groups each image is a group
-            together with its copies.
-        group_names: the names of these numbers; empty without groups.
+        groups: (N,) int32, the number of each image's group. Without groups=, an image and its
+            copies are a group.
+        group_names: the name of each group number; empty without groups=.
         classes: the names of the class numbers: sub-folders, words, or the classes of a dataset;
             empty without classes.
         rows: (N,) int64, the row of each image in the table, or the number of its item or file,
             from 0: `table.fold.to_numpy()[images.rows]` is the fold of each image.
-        source_rows: the number of rows, and a digest of the table's index.
-        made: the settings that decided the pixels, such as size and window, by their names in the
-            plan of the pack; empty for a cache from before they were kept.
+        source_rows: the number of rows of the table, and a digest of its index.
+        made: the settings that determined the pixels, such as size and window, by their names in
+            the plan of the pack; empty for caches of old versions of tpukit, which did not store
+            them.
     """
 
     def __init__(self, folder: Path, index, manifest: dict):
@@ -66,14 +67,14 @@ class StoredImages(Dataset):
         self.rows = numpy.ascontiguousarray(index["row"])
         table = manifest.get("table", {"count": int(self.rows.max(initial=-1)) + 1})
         self.source_rows = PackedRows(**table)
-        if "groups.npy" in manifest["files"]:  # equal images joined groups of the index
+        if "groups.npy" in manifest["files"]:  # copies of an image are in one group
             self.groups = numpy.load(folder / "groups.npy")
         if self.classes:
             self.names = self.classes
             labels = labels[:, 0].astype(numpy.int64)
         self._labels = self._stored_labels = labels
-        # A pickle, as for the processes of a DataLoader, holds only the folder and assigned labels,
-        # so it would lose changes made in place.
+        # Read-only, because a pickle, as for the processes of a DataLoader, has only the folder and
+        # the assigned labels, so it would lose changes in place.
         for array in (labels, self.groups, self.rows):
             array.setflags(write=False)
 
@@ -84,7 +85,7 @@ class StoredImages(Dataset):
 
     @property
     def labels(self):
-        """The labels of all images."""
+        """The labels of all images; see the class."""
         return self._labels
 
     @labels.setter
@@ -121,7 +122,7 @@ class StoredImages(Dataset):
         else:
             wrong = labels.reshape(-1)[0]
         fix = "leave images without a finite label out, or correct their labels"
-        if wrong in self.classes:
+        if wrong in self.classes:  # a name of a class in place of its number
             fix = "the numbers of these classes: [images.classes.index(word) for word in words]"
         raise InvalidValueError("labels must be finite numbers", found=repr(wrong), fix=fix)
 
@@ -141,13 +142,13 @@ class StoredImages(Dataset):
         return labels.astype(numpy.int64)
 
     def _relabelled(self) -> dict | None:
-        """Return the part of a pickle besides the path: labels that were assigned."""
+        """Return the assigned labels as the state of a pickle; None if none were assigned."""
         if self._labels is self._stored_labels:
             return None
         return {"_labels": self._labels}
 
     def labelled_as(self, other: "StoredImages") -> "StoredImages":
-        """Return these images with the labels that were assigned to their pack or cache."""
+        """Copy the labels that were assigned to `other`, the same images; return self."""
         self.__dict__.update(other._relabelled() or {})
         return self
 
@@ -192,42 +193,50 @@ class StoredImages(Dataset):
             ) from None
         if not -len(self) <= index < len(self):
             raise self._no_such_image(index)
-        index %= len(self)
+        index %= len(self)  # negative numbers count from the end
         image = torch.from_numpy(self._image(index)).permute(2, 0, 1).contiguous()
+        # A copy, so that writing to the tensor cannot change the labels of the pack.
         labels = torch.from_numpy(numpy.array(self.labels[index]))
         return split_masks(image, labels)
 
-    # For type checkers, torch's Subset takes sequences only, and numpy's arrays are none.
+    # Any, because torch's Subset is typed for sequences, which numpy's arrays are not.
     def split(self, valid: float = 0.2, seed: int = 0, *, stratify=False) -> tuple[Any, Any]:
-        """Return the images to train and to validate on; no group is on both sides.
+        """Return the indices of the images to train on and to validate on; they share no group.
 
-        A pack and its cache are split in the same way.
+        The same seed splits a pack and its cache in the same way.
 
         Args:
             valid: the share of the images to validate on, between 0 and 1.
-            seed: decides the groups that are chosen.
-            stratify: True gives both sides about the same share of each class, or of each label of
-                zeros and ones. Or other classes: (N,) in the order of the images, such as
-                `table.site.to_numpy()[images.rows]`, or a column of the table that was packed.
+            seed: determines which groups are for validation.
+            stratify: True for about the same share of each class, or of each label of zeros and
+                ones, in both parts; False for any shares. Or other classes: (N,) in the order of
+                the images, such as `table.site.to_numpy()[images.rows]`, or a column of the table
+                that was packed.
 
         Returns:
-            Two int64 arrays of indices, in order. See `split_by_group`, also for errors.
+            Two int64 arrays of indices in ascending order.
+
+        Raises:
+            ValueError: as for `split_by_group`.
         """
         return split_by_group(self.groups, valid, seed, stratify=self._kinds(stratify))
 
     def folds(self, count: int = 5, seed: int = 0, *, stratify=False) -> list[tuple]:
-        """Return the folds of a cross-validation; no group is in two of them.
+        """Return the folds of a cross-validation; no group is in two validation parts.
 
-        A pack and its cache are divided in the same way.
+        The same seed divides a pack and its cache in the same way.
 
         Args:
             count: the number of folds, 2 or more.
-            seed: decides the folds.
+            seed: determines which groups are in which fold.
             stratify: as for `split`.
 
         Returns:
-            `count` pairs of int64 arrays of indices, in order: the images to train on, and those
-            to validate on. See `folds_by_group`, also for errors.
+            `count` pairs of int64 arrays of indices in ascending order: the images to train on, and
+            the images to validate on.
+
+        Raises:
+            ValueError: as for `folds_by_group`.
         """
         return folds_by_group(self.groups, count, seed, stratify=self._kinds(stratify))
 
@@ -245,28 +254,30 @@ class StoredImages(Dataset):
         For a table that was packed: `table["probability"] = images.in_table_order(predictions)`.
 
         Args:
-            values: (n, ...) numbers, one per image; an array or a tensor on the CPU.
-            indices: (n,) the images that they belong to, such as a part of `split`; None for all.
+            values: (n, ...) numbers, one value or row per image; an array or a tensor on the CPU.
+            indices: (n,) the index of each value's image, such as a part of `split`; None if
+                `values` has one value for each of the N images.
 
         Returns:
             An array (rows, ...) with one entry for each row of the table, or for each item or file.
-            Rows without an image or a value are nan, and integers become floats for them.
+            Rows without an image or a value are nan. If there are such rows, integers become
+            floats.
 
         Raises:
-            ValueError: there are more or fewer values than images, or an image comes twice.
+            ValueError: there are more or fewer values than images, or an image has two values.
         """
         return in_table_order(
             values, self.rows if indices is None else self.rows[indices], self.source_rows
         )
 
     def __add__(self, other):
-        """Return torch's ConcatDataset of both, which is read as fast as one of them."""
+        """Return torch's ConcatDataset of both; tpukit reads it as fast as a single pack."""
         from torch.utils.data import ConcatDataset
 
         return ConcatDataset([self, other])
 
     def _indices(self, indices):
-        """Return the indices of some images as an array, checked."""
+        """Return indices as an (n,) array; IndexError or ValueError unless all are 0 to N - 1."""
         import numpy
 
         indices = numpy.asarray(indices)

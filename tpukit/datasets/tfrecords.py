@@ -8,10 +8,10 @@ A file is a sequence of records without a header or an end mark:
     checksum    4 bytes, of the payload
 """
 
-# This is our own reader, because the packages that need no TensorFlow miss damage that the tests
-# contain. Of 136 files with one flipped bit, tfrecord 1.14.6 and tfrecord-dataset 0.2.0 read 120
-# without an error. tfrecords 0.3.1 reads none of them, but it accepts a file that is empty or that
-# ends inside a length, names no record, and does not recognise gzip.
+# tpukit has its own reader, because the packages that need no TensorFlow do not detect all damage.
+# Of 136 files with one flipped bit, tfrecord 1.14.6 and tfrecord-dataset 0.2.0 read 120 without an
+# error. tfrecords 0.3.1 reports all 136, but it accepts a file that is empty or that ends inside a
+# length, its errors name no record, and it does not support gzip.
 
 import functools
 import gzip
@@ -27,7 +27,7 @@ from tpukit.essentials.display import InvalidValueError, PathNotFoundError, Syst
 
 _CHECKSUM = 4  # bytes
 _HEAD = 8 + _CHECKSUM  # bytes: the length and its checksum
-_EXACT = 2**24  # float32 holds every integer up to here
+_EXACT = 2**24  # float32 is exact for every integer up to this one
 
 
 def read_tfrecords(
@@ -45,9 +45,10 @@ def read_tfrecords(
     Args:
         files: one file, or several in the order in which to read them.
         image: the feature with the encoded image, usually a JPEG.
-        labels: the features with the labels, integers or floats, all values of each; () for data
-            without labels. Kaggle's flowers: `labels=("class",)`. Or one feature with the name of
-            the class, such as `labels="image/class/text"`; `pack(..., classes=)` numbers them.
+        labels: the features with the labels, integers or floats; all their values become labels.
+            () for data without labels. For Kaggle's flowers, `labels=("class",)`. Or one feature
+            with the name of the class, such as `labels="image/class/text"`: `pack(..., classes=)`
+            turns names into numbers.
 
     Returns:
         An iterable of `(bytes, (L,) float32 ndarray)` or `(bytes, word)`; each loop over it reads
@@ -56,7 +57,7 @@ def read_tfrecords(
     Raises:
         FileNotFoundError: a file does not exist.
         OSError: in the loop, a file is damaged, or is not a TFRecord file.
-        ValueError: there are no files; or, in the loop, a record lacks a feature, or has it with
+        ValueError: `files` is empty; or, in the loop, a record lacks a feature, or the feature has
             another type.
     """
     names = (files,) if isinstance(files, str | os.PathLike) else tuple(files)
@@ -100,9 +101,9 @@ class TFRecords:
         }
 
     def column(self, name: str) -> list:
-        """Return a feature of every record, one word or number each; it reads all files.
+        """Read all files, and return the value of one feature per record, a word or number.
 
-        `pack(..., groups="patient_id")` calls it.
+        `pack(..., groups="patient_id")` calls this method.
 
         Raises:
             OSError: a file is damaged.
@@ -118,7 +119,7 @@ class TFRecords:
     def __iter__(self) -> Iterator[tuple]:
         import numpy
 
-        first_form = None
+        first_form = None  # "a word" or "3 label values", which all records must share
         for file in self.files:
             for number, record in enumerate(records(file)):
                 where = f"record {number} of {file}"
@@ -151,7 +152,7 @@ class _Position(NamedTuple):
 
     file: str | os.PathLike
     number: int
-    offset: int  # byte at which it begins
+    offset: int  # the byte of the file at which the record begins
 
 
 def records(file: str | os.PathLike) -> Iterator[bytes]:
@@ -161,6 +162,7 @@ def records(file: str | os.PathLike) -> Iterator[bytes]:
         OSError: the file is empty, is truncated, or a checksum does not match.
     """
     with open(file, "rb") as plain:
+        # Compressed files often have the same ending as others, so their first bytes decide.
         start = plain.read(_HEAD)
         plain.seek(0)
         if not start:
@@ -181,14 +183,14 @@ def records(file: str | os.PathLike) -> Iterator[bytes]:
 def _is_gzip(start: bytes) -> bool:
     """Return whether a file with these first bytes is compressed with gzip.
 
-    The length of a record of about 550 KB may have the same first bytes. But the checksum of that
-    length matches, and in a gzip file it does not.
+    The length of a record of about 550 KB has the same first bytes as a gzip file. But in a
+    TFRecord file the length is followed by its checksum, and in a gzip file it is not.
     """
     return start[:3] == b"\x1f\x8b\x08" and not _fits(start[:8], start[8:])
 
 
 def _read_record(stream: BinaryIO, position: _Position) -> bytes | None:
-    """Return the payload of the next record, None at the end of the file."""
+    """Return the payload of the next record, checked; None at the end of the file."""
     file = position.file
     number = position.number
     try:
@@ -198,6 +200,7 @@ def _read_record(stream: BinaryIO, position: _Position) -> bytes | None:
         length = _length(head, position)
         data = stream.read(length)
         check = stream.read(_CHECKSUM)
+    # All the errors of Python's gzip for a stream that is damaged or ends early.
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         problem = f"{file} is damaged: its gzip stream breaks off in record {number}"
         raise _damaged(problem, str(error)) from error
@@ -214,13 +217,14 @@ def _read_record(stream: BinaryIO, position: _Position) -> bytes | None:
 
 
 def _length(head: bytes, position: _Position) -> int:
-    """Return the length of a record from its first 12 bytes."""
+    """Return the length of a record's payload from the record's first 12 bytes, checked."""
     file, number, offset = position
     if len(head) < _HEAD:
         evidence = f"{len(head)} bytes at byte {offset:,}, where its length and a checksum take 12"
         raise _damaged(f"{file} is cut short in record {number}", evidence)
     if _fits(head[:8], head[8:]):
         return int.from_bytes(head[:8], "little")
+    # A wrong checksum in the first record may also mean that the file is of another kind.
     if number > 0:
         problem = f"{file} is damaged where record {number} begins, at byte {offset:,}"
         raise _damaged(problem, "the checksum of its length does not match")
@@ -231,7 +235,7 @@ def _length(head: bytes, position: _Position) -> int:
 def _fits(data: bytes, check: bytes) -> bool:
     """Return whether four bytes are the masked CRC-32C of the data.
 
-    TFRecord masks it, as LevelDB's log does: a checksum of data that contains its own checksum
+    TFRecord uses the mask of LevelDB's log format, because a CRC of data that contains its own CRC
     would be weak.
     """
     import google_crc32c
@@ -295,7 +299,7 @@ def _image(features, name: str, where: str) -> bytes:
 
 
 def _values(features, name: str, where: str) -> list:
-    """Return the values of a label, numbers or words; raise if float32 cannot hold a number."""
+    """Return the values of a label, numbers or words; ValueError for integers above 2**24."""
     kind, values = _feature(features, name, where, call="read_tfrecords(files, labels=(...))")
     if kind == "bytes_list":
         try:
@@ -306,7 +310,7 @@ def _values(features, name: str, where: str) -> list:
                 found=_listed(features),
                 fix="read_tfrecords(files, labels=(...)) with features of numbers or words",
             ) from error
-    # A larger integer, usually an identifier, would change when it is stored as float32.
+    # float32 would change a larger integer, which is usually an identifier.
     if kind == "int64_list" and any(abs(value) > _EXACT for value in values):
         raise InvalidValueError(
             f"feature {name!r} of {where} is too large for a label, which is a float32",
@@ -344,7 +348,8 @@ def _listed(features) -> str:
     return ", ".join(parts) or "no feature at all"
 
 
-# tf.train.Example in protobuf's description of messages. Only the numbers and types matter.
+# tf.train.Example as a FileDescriptorProto in protobuf's text format. Only the field numbers and
+# types matter for parsing. Source: tensorflow/core/example/example.proto and feature.proto.
 _EXAMPLE = """
 name: "example.proto" package: "tf" syntax: "proto3"
 message_type { name: "BytesList"
@@ -373,9 +378,9 @@ message_type { name: "Example"
 
 @functools.cache
 def _example() -> type:
-    """Make the class of tf.train.Example, in its own pool.
+    """Make the message class of tf.train.Example in a new descriptor pool.
 
-    TensorFlow may register messages of the same name in the default pool.
+    In the default pool the name would clash with TensorFlow's own messages.
     """
     from google.protobuf import descriptor_pb2, message_factory, text_format
 

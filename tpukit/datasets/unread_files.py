@@ -1,11 +1,11 @@
-"""Name the kind of a file that Pillow does not open, and the line that reads it.
+"""Recognise kinds of files that Pillow cannot open, and give the line that reads them.
 
     "II*", a directory of tags      a TIFF of 64 x 64 pixels, 13 channels    tifffile.imread(file)
     "\\x93NUMPY"                     an array of numpy                        numpy.load(file)
     784 bytes of no format          pixels without a header                  numpy.frombuffer(...)
 
-A file that begins as one of Pillow's formats and cannot be opened is damaged: `unread_kind` returns
-None for it, and the file must be copied again.
+If a file begins like one of Pillow's formats but Pillow cannot open it, the file is damaged.
+`unread_kind` returns None for it, and the file must be copied again.
 """
 
 import io
@@ -14,14 +14,14 @@ from typing import NamedTuple
 
 from tpukit.essentials.display import InvalidValueError
 
-_TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # with + for files beyond 4 GiB
-_LEAST_SIDE = 8  # pixels: of smaller squares there are too many to say anything
+_TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # "+" for BigTIFF, of more than 4 GiB
+_LEAST_SIDE = 8  # pixels; the size of a shorter file is often that of a small square by chance
 _WIDTH, _HEIGHT, _CHANNELS = 256, 257, 277  # tags of a TIFF
-_PIECES = ((273, 279), (324, 325))  # tags of the places and lengths of its strips or tiles
+_PIECES = ((273, 279), (324, 325))  # tags of offsets and lengths, of strips and of tiles
 
 
 class UnreadKind(NamedTuple):
-    """A kind of file that is not a damaged image, and the fix."""
+    """The name of a kind of file that Pillow cannot open, and the fix."""
 
     name: str
     fix: str
@@ -43,9 +43,9 @@ _JPEG_XL = UnreadKind("JPEG XL", _opener("pillow_jxl_plugin", "import pillow_jxl
 
 
 class _Start(NamedTuple):
-    """The bytes by which a kind of file is recognised."""
+    """The bytes that identify a kind of file."""
 
-    place: int  # of the first of them
+    place: int  # the offset of the first of these bytes in the file
     data: bytes
     kind: UnreadKind
 
@@ -76,13 +76,15 @@ _STARTS = (
 
 
 def unread_kind(data: bytes, *, is_opened: bool) -> UnreadKind | None:
-    """Return the kind of a file that Pillow has not decoded; None if it is a damaged image.
+    """Return the kind of a file that Pillow could not decode; None for a damaged image.
 
     Args:
         data: the bytes of the file.
-        is_opened: True if Pillow has read its header, and failed after that.
+        is_opened: True if Pillow has read the header of the file, and failed after that.
     """
     data = bytes(data)
+    # In this order: the first bytes of a known kind are certain, and the guess by the contents is
+    # the least certain.
     for start in _STARTS:
         if data.startswith(start.data, start.place):
             return start.kind
@@ -96,7 +98,12 @@ def unread_kind(data: bytes, *, is_opened: bool) -> UnreadKind | None:
 
 
 def refuse_unread(data: bytes, *, is_opened: bool, error: Exception) -> None:
-    """Raise ValueError if a file that Pillow has not decoded is not a damaged image."""
+    """Raise ValueError if Pillow could not decode a file because it does not support its kind.
+
+    Args:
+        data, is_opened: as for `unread_kind`.
+        error: the error of Pillow, which becomes the cause.
+    """
     kind = unread_kind(data, is_opened=is_opened)
     if kind is not None:
         raise InvalidValueError(
@@ -112,7 +119,7 @@ def _begins_as_image(data: bytes) -> bool:
 
     Image.init()
     tests = [accept for _, accept in Image.OPEN.values() if accept is not None]
-    start = data[:16].ljust(16, b"\0")  # some expect so many bytes
+    start = data[:16].ljust(16, b"\0")  # some of these functions expect 16 bytes
     return any(accept(start) for accept in tests)
 
 
@@ -131,13 +138,13 @@ def _kind_of_tiff(data: bytes) -> UnreadKind | None:
         is_whole = all(place + length <= len(data) for place, length in pieces)
         pixels = f"{tags[_WIDTH]} x {tags[_HEIGHT]} pixels"
         channels = tags.get(_CHANNELS, 1)
-    except Exception:  # a directory of random bytes fails in as many ways as there are tags
+    except Exception:  # Pillow raises many types of errors for damaged tags
         return None
     if not is_whole:
         return None
     image = "tifffile.imread(file)"
     if channels > 3:
-        # Sentinel-2, as in EuroSAT: bands 4, 3 and 2 are red, green and blue.
+        # An example for Sentinel-2, as in EuroSAT: bands 4, 3 and 2 are red, green and blue.
         image += "[..., [3, 2, 1]]"
     noun = "channel" if channels == 1 else "channels"
     fix = f"%pip install tifffile; {_items(image)}; {_WINDOW}"
@@ -145,7 +152,7 @@ def _kind_of_tiff(data: bytes) -> UnreadKind | None:
 
 
 def _kind_of_pixels(data: bytes) -> UnreadKind | None:
-    """Return the kind of a file whose size is that of a square image's pixels, else None."""
+    """Return the kind of a file whose size is that of the pixels of a square image; else None."""
     for channels, shape in ((1, "{0}, {0}"), (3, "{0}, {0}, 3")):
         side = math.isqrt(len(data) // channels)
         is_square = channels * side * side == len(data)

@@ -1,5 +1,5 @@
-"""The thin helper that notebooks need. It runs without the other subpackages.
+"""The parts of tpukit that every launch needs. They work without the other subpackages.
 
-Its layers, from the bottom: display, environment, backends, data, launcher. A layer imports only
-from those before it. It imports other subpackages only inside `with optional_subpackage(...)`.
+The layers are, from the bottom: display, environment, backends, data, launcher. A layer imports
+only from the layers below it. Other subpackages are imported in `with optional_subpackage(...)`.
 """

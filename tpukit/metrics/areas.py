@@ -2,12 +2,14 @@
 
 Every measure has an interval from a bootstrap, which draws the samples again with replacement:
 
-    samples    a  b  c  d  e        a draw    a  a  c  d  d
-    weights    1  1  1  1  1                  2  0  1  2  0
+    samples              a  b  c  d  e
+    a draw               a  a  c  d  d
+    weights in the draw  2  0  1  2  0
 
-A draw is a weight per sample, so the order of the probabilities is computed once. If samples belong
-to groups, such as the images of a study, the bootstrap draws whole groups: samples of a group are
-nearly a single observation, and drawing them separately would make the interval too narrow.
+A draw only changes the weights of the samples, so the probabilities are sorted only once. If
+samples belong to groups, such as the images of a study, the bootstrap draws whole groups: the
+samples of a group are nearly a single observation, and drawing them one by one would make the
+interval too narrow.
 """
 
 from __future__ import annotations
@@ -29,29 +31,32 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas
 
-# Positive, or negative, groups. With fewer, a bootstrap draws the same ones again and again, and
-# shows no spread.
+# With fewer positive or negative groups, there is no interval: a bootstrap would draw the same few
+# groups again and again, and its spread would be too small.
 FEW = 5
-_GRID = 201  # places of a band from 0 to 1, in steps of 0.005
-_PERCENTILES = (2.5, 97.5)  # of the draws, for the limits of an interval
-_MOST_TRIES = 20  # per draw, because a draw with a single class has no curve and is repeated
+_GRID = 201  # points of a band from 0 to 1, in steps of 0.005
+_PERCENTILES = (2.5, 97.5)  # of the draws: the limits of a 95 % interval
+_MOST_TRIES = 20  # tries per draw: a draw with a single class has no curve and is repeated
 
 
 @dataclass(frozen=True)
 class Scores:
-    """The measures of a label, with intervals of 95 % from a bootstrap.
+    """The measures of a label, with 95 % intervals from a bootstrap.
 
-    The intervals are nan if there are too few groups, see `too_few`.
+    The intervals and bands are nan if there are too few groups, see `too_few`.
 
     Attributes:
-        positives, samples: numbers of the label.
+        positives: number of samples with the label.
+        samples: number of all samples.
         groups: number of groups.
-        positive_groups, negative_groups: groups with a positive sample, and with a negative one.
-        auroc, average_precision: of all samples.
+        positive_groups: number of groups with a positive sample.
+        negative_groups: number of groups with a negative sample.
+        auroc: area under the ROC curve of all samples.
+        average_precision: average precision of all samples.
         auroc_interval, average_precision_interval: (low, high), (2,) float64.
-        recall_band: (2, 201) true positive rate, low and high, at 201 false positive rates from 0
-            to 1.
-        precision_band: (2, 201) precision, low and high, at 201 recalls from 0 to 1.
+        recall_band: (2, 201) float64: low and high true positive rate, at 201 false positive rates
+            from 0 to 1.
+        precision_band: (2, 201) float64: low and high precision, at 201 recalls from 0 to 1.
     """
 
     positives: int
@@ -67,7 +72,9 @@ class Scores:
     precision_band: np.ndarray
 
     def too_few(self, group: str = "sample") -> str:
-        """Return in words which groups are too few for an interval; "" if there are enough.
+        """Return a text if there are too few groups for an interval: "only 3 positive studies".
+
+        The text is "" if there are at least 5 positive and 5 negative groups.
 
         Args:
             group: the name of a group, such as "study".
@@ -92,24 +99,26 @@ def auroc_table(
 ) -> pandas.DataFrame:
     """Return a table with a row per label: positives, and AUROC with its 95 % interval.
 
-    An area of 0.5 is guessing, 1 is perfect. Images of a study are nearly a single observation, so
-    pass the studies as `groups`: positives are then counted in groups, and the bootstrap draws
-    whole groups. A label with fewer than 5 positive or negative groups has no interval, and the
-    column "note" gives the reason. A label that every sample has, or that no sample has, gets no
-    area.
+    An AUROC of 0.5 is guessing, and 1 is perfect. Images of a study are nearly a single
+    observation, so pass the studies as `groups`: the bootstrap then draws whole groups, and the
+    table also has the number of positive groups. A label with fewer than 5 positive or fewer than 5
+    negative groups has no interval, and the column "note" gives the reason. A label that every
+    sample has, or no sample has, has no AUROC.
 
     Args:
         labels: (N, L) or (N,) zeros and ones.
-        probabilities: as `labels`; any scores are accepted, since only their order counts.
-        names: the names of the labels, as for `show_batch`.
+        probabilities: the same shape as `labels`; any scores are accepted, because only their order
+            counts.
+        names: the names of the L labels, as for `show_batch`. None: 0 to L - 1.
         groups: (N,) the study or patient of each sample; None if every sample is independent.
         group: the name of a group, such as "study".
-        resamples: draws of the bootstrap, 1 or more.
+        resamples: number of draws of the bootstrap, 1 or more.
         seed: the seed of the bootstrap.
 
     Returns:
-        A table whose index is the label, with the columns "positives", "positive groups" if
-        `groups` are given, "AUROC", "from", "to" and "note".
+        a table whose index is the label, with the columns "positives", "positive groups" if
+        `groups` are given, "AUROC", "from", "to" and "note". "from" and "to" are the limits of the
+        interval.
 
     Raises:
         ValueError: the shapes do not match, a label is neither 0 nor 1, or a probability is nan.
@@ -118,6 +127,7 @@ def auroc_table(
 
     labels = as_columns(labels)
     probabilities = as_columns(probabilities)
+    # Without names, the labels are numbered.
     names = names_in_order(range(labels.shape[1]) if names is None else names, "names")
     if labels.shape != probabilities.shape or len(names) != labels.shape[1]:
         shapes = f"{labels.shape}, {probabilities.shape} and {len(names)} names"
@@ -131,6 +141,7 @@ def auroc_table(
     rows = []
     for name, truth, chances in zip(names, labels.T, probabilities.T, strict=True):
         row = {"label": name.replace("_", " "), "positives": int(truth.sum())}
+        # Without both classes, a label has no ROC curve.
         if 0 < truth.sum() < len(truth):
             found = score(truth, chances, groups, resamples=resamples, seed=seed)
             row |= _measured(found, group="sample" if groups is None else group)
@@ -144,6 +155,7 @@ def auroc_table(
 
 
 def _measured(found: Scores, *, group: str) -> dict[str, object]:
+    """Return the columns of a label that has both classes."""
     low, high = found.auroc_interval
     few = found.too_few(group)
     return {
@@ -156,7 +168,7 @@ def _measured(found: Scores, *, group: str) -> dict[str, object]:
 
 
 def _unmeasured(truth: np.ndarray, groups: Any) -> dict[str, object]:
-    """Return the columns of a label that all samples have, or none."""
+    """Return the columns of a label that all samples have, or that no sample has."""
     import numpy as np
 
     positive_groups = set()
@@ -179,7 +191,15 @@ def score(
     resamples: int = 500,
     seed: int = 0,
 ) -> Scores:
-    """Measure one label that has both classes; the arguments and errors are `auroc_table`'s."""
+    """Return the measures of one label, with intervals from a bootstrap.
+
+    Args:
+        labels: (N,) or (N, 1) zeros and ones; both must occur.
+        probabilities, groups, resamples, seed: as for `auroc_table`.
+
+    Raises:
+        ValueError: as `auroc_table`, or all labels are equal.
+    """
     import numpy as np
     from sklearn.metrics import average_precision_score, roc_auc_score
 
@@ -189,7 +209,7 @@ def score(
         shapes = ((2,), (2,), (2, _GRID), (2, _GRID))
         intervals = [np.full(shape, np.nan) for shape in shapes]
     else:
-        # A draw changes the weights of the samples, but not their order.
+        # A draw changes the weights of the samples, but not their order. So sort them once.
         rank = np.unique(chances, return_inverse=True)[1]
         draws = drawn_weights(truth, numbers, resamples, seed=seed)
         curves = [_curve(truth, rank, weights) for weights in draws]
@@ -212,9 +232,18 @@ def score(
 
 
 def drawn_weights(truth, groups, resamples: int, *, seed: int) -> Iterator[np.ndarray]:
-    """Yield draws of whole groups: (N,) how often each sample is drawn.
+    """Yield draws of whole groups, each as the number of times that each sample is drawn.
 
-    Draws in which all samples have the same class are left out.
+    A draw in which all samples have the same class is replaced by another draw.
+
+    Args:
+        truth: (N,) zeros and ones.
+        groups: (N,) numbers of the groups, from 0.
+        resamples: number of draws.
+        seed: the seed of the draws.
+
+    Yields:
+        (N,) float64.
     """
     import numpy as np
 
@@ -224,6 +253,7 @@ def drawn_weights(truth, groups, resamples: int, *, seed: int) -> Iterator[np.nd
     for _ in range(_MOST_TRIES * resamples):
         if done == resamples:
             return
+        # Draw as many groups as there are, with replacement.
         drawn_groups = random.integers(count, size=count)
         times_drawn = np.bincount(drawn_groups, minlength=count)
         weights = times_drawn[groups].astype(float)
@@ -246,7 +276,9 @@ def _curve(truth, rank, weights) -> _Curve:
     """Return the measures of weighted samples.
 
     Args:
-        rank: the rank of each probability, from 0; equal probabilities have the same rank.
+        truth: (N,) zeros and ones.
+        rank: (N,) the rank of each probability, from 0; equal probabilities have the same rank.
+        weights: (N,) the number of times that each sample counts.
     """
     import numpy as np
 
@@ -256,10 +288,10 @@ def _curve(truth, rank, weights) -> _Curve:
     precision = counts.positive / (counts.positive + counts.negative)
     recall_from_0 = np.concatenate([[0.0], recall])
     false_rate_from_0 = np.concatenate([[0.0], false_rate])
-    # numpy 1 has no trapezoid.
+    # numpy 1 has only trapz; numpy 2 calls it trapezoid.
     area = np.trapezoid if hasattr(np, "trapezoid") else np.trapz
     grid = np.linspace(0, 1, _GRID)
-    # A place of the grid may be larger than an equal recall by a rounding error.
+    # Subtract a rounding error: a point of the grid may be slightly above an equal recall.
     first_with_recall = np.searchsorted(recall, grid - 1e-9)
     return _Curve(
         auroc=float(area(recall_from_0, false_rate_from_0)),
@@ -270,17 +302,24 @@ def _curve(truth, rank, weights) -> _Curve:
 
 
 class Thresholds(NamedTuple):
-    """The samples at or above each rank that occurs, from the highest rank down."""
+    """For each rank that occurs, from the highest down: the samples with this rank or more."""
 
     rank: np.ndarray
-    positive: np.ndarray  # weight of the positive samples
-    negative: np.ndarray
+    positive: np.ndarray  # total weight of the positive samples
+    negative: np.ndarray  # total weight of the negative samples
 
 
 def above_each(truth, rank, weights) -> Thresholds:
-    """Return the weights of positive and negative samples at or above each rank."""
+    """Return the total weights of positive and negative samples at or above each rank.
+
+    Args:
+        truth: (N,) zeros and ones.
+        rank: (N,) the rank of each probability, from 0.
+        weights: (N,) the number of times that each sample counts.
+    """
     import numpy as np
 
+    # Sums of weights by rank; `flatnonzero` leaves out the ranks that a draw does not contain.
     weight = np.bincount(rank, weights)
     positive = np.bincount(rank, weights * truth)
     negative = weight - positive
@@ -289,7 +328,7 @@ def above_each(truth, rank, weights) -> Thresholds:
 
 
 def middle_95(values) -> tuple[float, float]:
-    """Return (low, high), the middle 95 % of the draws of a bootstrap."""
+    """Return the limits (low, high) of the middle 95 % of the draws of a bootstrap."""
     import numpy as np
 
     low, high = np.percentile(values, _PERCENTILES).tolist()
@@ -297,7 +336,7 @@ def middle_95(values) -> tuple[float, float]:
 
 
 def sensitivity_text(sensitivity: float, interval: tuple[float, float] | None) -> str:
-    """Return a sensitivity and its interval in words: "sensitivity 0.84 (0.71 to 1.00)"."""
+    """Return a text with a sensitivity and its interval: "sensitivity 0.84 (0.71 to 1.00)"."""
     text = f"sensitivity {sensitivity:.2f}"
     if interval:
         low, high = interval

@@ -1,6 +1,7 @@
 """Find the sensitivity per exam at a number of false alarms per exam.
 
-A reader looks at every image that a network marks, and asks how many of them are healthy.
+A radiologist looks at every image that a network marks. Marked images that are negative are false
+alarms.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from tpukit.essentials.display import InvalidValueError
 from tpukit.metrics.areas import FEW, drawn_weights, middle_95, sensitivity_text
 from tpukit.metrics.samples import count_groups, one_label
 
-_ROUNDING = 1e-9  # false alarms that are more by this are not more
+_ROUNDING = 1e-9  # two numbers of false alarms that differ by less count as equal
 
 
 @dataclass(frozen=True)
@@ -21,12 +22,14 @@ class FalseAlarmPoint:
     """A threshold on the probability of an image, and its effect on the exams, or other groups.
 
     Attributes:
-        threshold: images with this probability or more are marked; infinity if none may be marked.
-        sensitivity: share of the groups with a positive image in which a positive image is marked.
-        false_alarms: marked negative images per group, over all groups.
-        interval: (low, high), the middle 95 % of the sensitivity in a bootstrap that draws whole
-            groups and chooses the threshold anew each time; None with fewer than 5 positive or
-            negative groups.
+        threshold: images with this probability or more are marked; infinity if no image may be
+            marked.
+        sensitivity: share of the groups with a positive image in which at least one positive image
+            is marked.
+        false_alarms: number of marked negative images, divided by the number of all groups.
+        interval: (low, high), the middle 95 % of the sensitivity in a bootstrap, which draws whole
+            groups and chooses a new threshold in each draw; None with fewer than 5 positive or
+            fewer than 5 negative groups.
     """
 
     threshold: float
@@ -50,19 +53,19 @@ def sensitivity_at_false_alarms(
 ) -> FalseAlarmPoint:
     """Return the sensitivity per exam at a number of false alarms per exam.
 
-    The threshold is the lowest that marks at most so many negative images, on the same samples.
-    It is a point of the FROC curve.
+    The result is a point of the FROC curve. Its threshold is the lowest with at most this number of
+    false alarms. The threshold is chosen and judged on the same samples.
 
     Args:
-        false_alarms: the most marked negative images per group, on average; 0 or more.
-        labels: (N,) zeros and ones of images.
-        probabilities: (N,) of the same images.
+        false_alarms: the allowed mean number of marked negative images per group, 0 or more.
+        labels: (N,) zeros and ones, for each image.
+        probabilities: (N,) the probability, or any score, of each image.
         groups: (N,) the exam of each image.
-        resamples: draws of the bootstrap, 1 or more.
-        seed: of the bootstrap.
+        resamples: number of draws of the bootstrap, 1 or more.
+        seed: the seed of the bootstrap.
 
     Raises:
-        ValueError: `false_alarms` is negative, or as `show_roc`.
+        ValueError: `false_alarms` is negative; or the other arguments are wrong as for `show_roc`.
     """
     import numpy as np
 
@@ -70,20 +73,24 @@ def sensitivity_at_false_alarms(
         fact = f"false_alarms must be a number per group, 0 or more, got {false_alarms}"
         raise InvalidValueError(fact, fix="false_alarms=1.0")
     truth, chances, numbers = one_label(labels, probabilities, groups)
-    found_at = np.full(numbers.max() + 1, -np.inf)  # of each group, its best positive image
+    # For each group, the highest probability of its positive images: an exam is found if this image
+    # is marked. -inf for a group without positive images.
+    found_at = np.full(numbers.max() + 1, -np.inf)
     np.maximum.at(found_at, numbers[truth == 1], chances[truth == 1])
     is_positive = np.isfinite(found_at)
+    # The negative images from the most probable down: these are marked first.
     order = np.argsort(-chances[truth == 0], kind="stable")
     alarms = chances[truth == 0][order]
     group_of_alarm = numbers[truth == 0][order]
 
     def limit(weights) -> float:
-        """Return the score of the first alarm that is one too many; -inf if there is none."""
+        """Return the probability of the first negative image that must not be marked, or -inf."""
         count = np.cumsum(weights[group_of_alarm])
         allowed = np.searchsorted(count, false_alarms * weights.sum() + _ROUNDING, side="right")
         return alarms[allowed] if allowed < len(alarms) else -math.inf
 
     def sensitivity(weights) -> float:
+        """Return the share of positive groups that are found, with a weight for each group."""
         weights_of_positive = weights * is_positive
         is_found = found_at > limit(weights)
         return float((weights_of_positive * is_found).sum() / weights_of_positive.sum())
@@ -91,6 +98,8 @@ def sensitivity_at_false_alarms(
     once = np.ones(len(found_at))
     interval = None
     if min(count_groups(truth, numbers)) >= FEW:
+        # Draws are weights of samples. All samples of a group have the same weight, so take that of
+        # the group's first sample.
         _, first = np.unique(numbers, return_index=True)
         draws = drawn_weights(truth, numbers, resamples, seed=seed)
         found = [sensitivity(weights[first]) for weights in draws]

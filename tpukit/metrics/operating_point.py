@@ -1,4 +1,4 @@
-"""Choose one threshold instead of a curve: the sensitivity at a given specificity."""
+"""Choose one point of a ROC curve: the highest sensitivity at a required specificity."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tpukit.essentials.display import InvalidValueError
 from tpukit.metrics.areas import FEW, above_each, drawn_weights, middle_95, sensitivity_text
 from tpukit.metrics.samples import count_groups, one_label
 
-_ROUNDING = 1e-9  # a specificity that is lower by this is not lower
+_ROUNDING = 1e-9  # two specificities that differ by less count as equal
 
 
 @dataclass(frozen=True)
@@ -18,14 +18,14 @@ class OperatingPoint:
     """A threshold on the probability, and its effect on the samples.
 
     Attributes:
-        threshold: probabilities of this value or more are a yes; infinity if no threshold that is
-            specific enough finds a positive sample.
-        sensitivity: share of the positive samples that are a yes.
-        specificity: share of the negative samples that are a no.
+        threshold: a sample with this probability or more is predicted positive; infinity if no
+            threshold with the required specificity finds a positive sample.
+        sensitivity: share of the positive samples that are predicted positive.
+        specificity: share of the negative samples that are predicted negative.
         asked: the required specificity.
-        interval: (low, high), the middle 95 % of the sensitivity in a bootstrap that draws whole
-            groups and chooses the threshold anew each time; None with fewer than 5 positive or
-            negative groups.
+        interval: (low, high), the middle 95 % of the sensitivity in a bootstrap, which draws whole
+            groups and chooses a new threshold in each draw; None with fewer than 5 positive or
+            fewer than 5 negative groups.
     """
 
     threshold: float
@@ -48,18 +48,19 @@ def sensitivity_at(
     resamples: int = 500,
     seed: int = 0,
 ) -> OperatingPoint:
-    """Return the highest sensitivity of any threshold that is specific enough.
+    """Return the highest sensitivity at a required specificity, and its threshold.
 
-    The threshold is chosen and judged on the same samples, as when a ROC curve is read.
-    Choose a threshold that you will use on other samples.
+    The threshold is chosen and judged on the same samples, as when a ROC curve is read. So the
+    sensitivity may be too high: to use a threshold, choose it on other samples than you report.
 
     Args:
-        specificity: the required specificity, 0 to 1; with 0.9, one negative sample in ten is a
-            false alarm.
+        specificity: the required specificity, 0 to 1. With 0.9, at most one negative sample in ten
+            is predicted positive.
         labels, probabilities, groups, resamples, seed: as for `show_roc`.
 
     Raises:
-        ValueError: the specificity is not in [0, 1], or as `show_roc`.
+        ValueError: `specificity` is not in [0, 1]; or the other arguments are wrong as for
+            `show_roc`.
     """
     import numpy as np
 
@@ -67,8 +68,8 @@ def sensitivity_at(
         fact = f"a specificity must be a share, 0 to 1, got {specificity}"
         raise InvalidValueError(fact, fix="0.9 for 90 %")
     truth, chances, numbers = one_label(labels, probabilities, groups)
-    # Ranks, because each drawing of the bootstrap weighs the same samples anew: they are sorted
-    # once.
+    # Each draw of the bootstrap only changes the weights of the samples. So compute the ranks of
+    # the probabilities only once.
     scores, rank = np.unique(chances, return_inverse=True)
     best = _best(truth, rank, np.ones(len(truth)), specificity=specificity)
     interval = None
@@ -87,12 +88,15 @@ def sensitivity_at(
 
 
 class _Best(NamedTuple):
-    rank: int | None  # of the threshold; None if it is above all probabilities
+    """The best threshold for weighted samples."""
+
+    rank: int | None  # rank of the threshold; None if the threshold is infinity
     sensitivity: float
     specificity: float
 
 
 def _best(truth, rank, weights, *, specificity: float) -> _Best:
+    """Return the threshold with the highest sensitivity at this specificity or above."""
     import numpy as np
 
     counts = above_each(truth, rank, weights)
@@ -101,7 +105,7 @@ def _best(truth, rank, weights, *, specificity: float) -> _Best:
     found = counts.positive[is_enough].max(initial=0)
     if found == 0:
         return _Best(None, sensitivity=0.0, specificity=1.0)
-    # Of all thresholds that find as many positive samples, the highest is the most specific.
+    # If several thresholds find the same positive samples, the highest one is the most specific.
     highest = int(np.searchsorted(counts.positive, found))
     sensitivity = counts.positive[highest] / counts.positive[-1]
     return _Best(counts.rank[highest], float(sensitivity), float(specificities[highest]))

@@ -1,4 +1,4 @@
-"""Sort predictions by their outcome, choose some, and draw them.
+"""Classify predictions by their outcome, choose examples of each, and draw them.
 
 label  probability  outcome at 0.5
 1      0.9          hit
@@ -30,20 +30,23 @@ _COLORS = {
     "true negative": look.COLORS[0],
 }
 
-# Inches: all images in a row, a title above an image, a note below it, the figure's last line.
-_IMAGES_WIDTH = 9.6
-_TITLE = 0.24
-_NOTE = 0.2
-_CAPTION = 0.24
+# Lengths in inches.
+_IMAGES_WIDTH = 9.6  # all images of a row
+_TITLE = 0.24  # above an image
+_NOTE = 0.2  # below an image
+_CAPTION = 0.24  # the last line of the figure
 
 
 def outcomes(labels: Any, probabilities: Any, *, threshold: float = 0.5) -> np.ndarray:
     """Return the outcome of each prediction: "hit", "miss", "false alarm" or "true negative".
 
     Args:
-        labels: (N,) zeros and ones, of a label.
-        probabilities: (N,) of that label, in [0, 1], not logits.
-        threshold: in [0, 1]; probabilities of this value or more are a yes.
+        labels: (N,) zeros and ones, of one label.
+        probabilities: (N,) the probabilities of this label, in [0, 1], not logits.
+        threshold: in [0, 1]; a sample with this probability or more is predicted positive.
+
+    Returns:
+        (N,) texts.
 
     Raises:
         ValueError: the shapes are not (N,), or differ; a label is neither 0 nor 1; or a probability
@@ -52,7 +55,7 @@ def outcomes(labels: Any, probabilities: Any, *, threshold: float = 0.5) -> np.n
     import numpy as np
 
     truth, chances, _ = one_label_with_threshold(labels, probabilities, threshold)
-    is_true = truth > 0.5
+    is_true = truth > 0.5  # the labels are 0.0 or 1.0
     is_yes = chances >= threshold
     return np.select([is_true & is_yes, is_true, is_yes], OUTCOMES[:3], default=OUTCOMES[3])
 
@@ -69,17 +72,23 @@ def choose_predictions(
 ) -> np.ndarray:
     """Return the indices of typical predictions of each outcome.
 
-    The predictions of an outcome are sorted and divided into equal parts; the middle of each part
-    is chosen. Hits come
-    first, then misses, false alarms and true negatives.
+    The predictions of an outcome are sorted by probability and divided into equal parts. The middle
+    prediction of each part is chosen. Hits come first, then misses, false alarms and true
+    negatives.
 
     Args:
-        labels, probabilities, threshold: as for `outcomes`.
-        hits, misses, false_alarms, true_negatives: the number of each outcome; all if there are
-            fewer.
+        labels: (N,) zeros and ones, of one label.
+        probabilities: (N,) the probabilities of this label, in [0, 1], not logits.
+        hits, misses, false_alarms, true_negatives: the number of predictions to choose of each
+            outcome. If there are fewer, all are chosen.
+        threshold: in [0, 1]; a sample with this probability or more is predicted positive.
+
+    Returns:
+        (K,) int64, to index images, labels and probabilities.
 
     Raises:
-        ValueError: as `outcomes`.
+        ValueError: the shapes are not (N,), or differ; a label is neither 0 nor 1; or a probability
+            or the threshold is outside [0, 1].
     """
     import numpy as np
 
@@ -108,24 +117,30 @@ def hardest_mistakes(
     """Return the indices of the most confident wrong predictions, the worst first.
 
     The worst mistakes often are labelling errors, broken images, or cases that the model has not
-    understood.
+    learned.
 
     Args:
-        labels, probabilities, threshold: as for `outcomes`.
-        limit: the most indices to return.
-        groups: (N,) the study or patient of each sample; at most one mistake per group is returned.
+        labels, probabilities, threshold: as for `choose_predictions`.
+        limit: the largest number of indices to return.
+        groups: (N,) the study or patient of each sample: at most one mistake per group is returned.
+            None: mistakes of the same group may be returned.
+
+    Returns:
+        (K,) int64, to index images, labels and probabilities.
 
     Raises:
-        ValueError: as `outcomes`, or a sample has no group.
+        ValueError: as `choose_predictions`, or a sample has no group.
     """
     import numpy as np
 
     words = outcomes(labels, probabilities, threshold=threshold)
+    # A miss with probability 0.1 has the error 0.9, and so has a false alarm with 0.9.
     errors = np.abs(as_array(labels) - as_array(probabilities)).ravel()
     wrong = np.flatnonzero((words == "miss") | (words == "false alarm"))
     wrong = wrong[np.argsort(-errors[wrong], kind="stable")]
     if groups is not None:
         numbers = group_numbers(groups, len(words))
+        # `wrong` is sorted, so the first mistake of a group is its worst.
         _, first_of_group = np.unique(numbers[wrong], return_index=True)
         wrong = wrong[np.sort(first_of_group)]
     return wrong[:limit]
@@ -140,19 +155,23 @@ def show_outcomes(
     notes: Any = None,
     limit: int = 12,
 ) -> Figure:
-    """Draw images, each under the name of its outcome.
+    """Draw images, each with its outcome (such as "miss") and its probability above it.
 
     Args:
-        images: as for `show_batch`; `images[:, 1:2]` is the second channel in grey.
-        labels: (N,) zeros and ones, of a label.
-        probabilities: (N,) of that label, in [0, 1].
-        threshold: probabilities of this value or more are a yes.
-        notes: N short texts, one under each image; None for none.
-        limit: the most images to draw.
+        images: as for `show_batch`; pass `images[:, 1:2]` to draw the second channel in grey.
+        labels: (N,) zeros and ones, of one label.
+        probabilities: (N,) the probabilities of this label, in [0, 1], not logits.
+        threshold: in [0, 1]; a sample with this probability or more is predicted positive.
+        notes: N short texts, one to write under each image; None for no texts.
+        limit: the largest number of images to draw; the first ones are drawn.
+
+    Returns:
+        a figure of matplotlib.
 
     Raises:
         TypeError: `images` is not an array, or has a dtype that cannot be drawn.
-        ValueError: the shapes do not match.
+        ValueError: the shapes do not match; a label is neither 0 nor 1; or a probability or the
+            threshold is outside [0, 1].
     """
     figure_inputs.at_least_one(limit=limit)
     pixels, caption = figure_inputs.pixels(images, limit, "show_outcomes")
@@ -198,10 +217,11 @@ class _Layout:
 
 def _layout(pixels: np.ndarray, *, has_notes: bool) -> _Layout:
     count = len(pixels)
-    # Up to four images stand in a row; with more of them, each gets less space.
+    # Up to four images share a row at full size; more images are smaller, up to six in a row.
     columns = count if count <= 4 else min(count, 6)
-    # One or two images are not drawn larger than four.
+    # With fewer than four images, each has the size that it would have with four.
     image_width = _IMAGES_WIDTH / max(columns, 4) - look.MARGIN
+    # Height by width. Very long images are drawn in a cell of limited height.
     aspect = pixels.shape[1] / pixels.shape[2]
     image_height = image_width * min(max(aspect, 0.4), 2.0)
     cell_height = _TITLE + image_height + look.MARGIN

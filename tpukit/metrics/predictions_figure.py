@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Inches.
+# Lengths in inches.
 _IMAGE_WIDTH = 1.8
 _BLOCK_WIDTH = (look.WIDTH - look.MARGIN) / 2 - look.MARGIN  # an image, the names and their bars
 _FEWEST_BARS_WIDTH = 1.4
@@ -49,9 +49,14 @@ def show_predictions(
         images, names, channel: as for `show_batch`.
         labels: (N, L) zeros and ones, or (N,) class numbers.
         probabilities: (N, L) in [0, 1], not logits.
-        limit: the most images to draw.
-        top: the most labels per image: its true labels first, then the most probable.
-        threshold: in [0, 1], a dotted line; probabilities of this value or more are a yes.
+        limit: the largest number of images to draw; the first ones are drawn.
+        top: the largest number of labels per image. The true labels of the image are chosen first,
+            then the most probable ones.
+        threshold: in [0, 1], drawn as a dotted line; a label with this probability or more is
+            predicted positive.
+
+    Returns:
+        a figure of matplotlib.
 
     Raises:
         TypeError: `images` is not an array, or has a dtype that cannot be drawn.
@@ -63,6 +68,7 @@ def show_predictions(
     truth = _truth(labels, chances)
     check_threshold(threshold)
     words = figure_inputs.label_names(names, chances.shape[1])
+    # Shorten long names, so that the bars keep at least `_FEWEST_BARS_WIDTH`.
     room_for_names = _BLOCK_WIDTH - _IMAGE_WIDTH - _FEWEST_BARS_WIDTH
     longest = min(max(map(len, words)), look.letters(room_for_names))
     words = [textwrap.shorten(word, longest, placeholder="…") for word in words]
@@ -96,7 +102,7 @@ def show_predictions(
 
 @dataclass(frozen=True)
 class _Layout:
-    """Blocks in up to two columns; all lengths are inches."""
+    """The sizes of the figure, in inches. A row has up to two blocks: an image with its bars."""
 
     images: int
     bars: int
@@ -110,6 +116,7 @@ class _Layout:
 
     @property
     def block_height(self) -> float:
+        # 0.19 inches per bar: room for a line of text.
         return max(self.image_height, 0.19 * self.bars)
 
     @property
@@ -122,7 +129,7 @@ class _Layout:
         return 2 * look.MARGIN + rows * (self.block_height + _BETWEEN_ROWS) + self.caption_height
 
     def _corner(self, index: int) -> tuple[float, float]:
-        """Return left and bottom of a block."""
+        """Return the left and the bottom edge of a block."""
         row, column = divmod(index, self.columns)
         left = look.MARGIN + column * (_BLOCK_WIDTH + look.MARGIN)
         top = self.height - look.MARGIN - row * (self.block_height + _BETWEEN_ROWS)
@@ -149,7 +156,7 @@ class _Layout:
 
 
 def _chances(probabilities: Any, images: int) -> np.ndarray:
-    """Return the probabilities as (N, L) in [0, 1]."""
+    """Return the probabilities as an array (N, L); raise if they are not in [0, 1]."""
     chances = figure_inputs.as_array(probabilities)
     if chances.ndim != 2 or len(chances) != images or not chances.shape[1]:
         raise InvalidValueError(
@@ -161,13 +168,14 @@ def _chances(probabilities: Any, images: int) -> np.ndarray:
 
 
 def _truth(labels: Any, chances: np.ndarray) -> np.ndarray:
-    """Return the true labels as (N, L) bool."""
+    """Return whether each label is true, (N, L) bool."""
     import numpy as np
 
     count = chances.shape[1]
+    # (N,) class numbers become one-hot rows, if all of them are below the number of columns.
     truth = figure_inputs.label_array(labels, len(chances))
     if truth.ndim == 1 and truth.max() < count:
-        truth = np.eye(count)[truth]  # class 2 of 3 becomes 0, 0, 1
+        truth = np.eye(count)[truth]  # class 2 of the classes 0, 1, 2 becomes (0, 0, 1)
     if truth.shape != chances.shape:
         found = f"{truth.shape[1]} columns" if truth.ndim == 2 else f"class {truth.max()}"
         fact = f"probabilities are of {count} labels, labels have {found}"
@@ -176,9 +184,9 @@ def _truth(labels: Any, chances: np.ndarray) -> np.ndarray:
 
 
 def _chosen(chances: np.ndarray, truth: np.ndarray, count: int) -> np.ndarray:
-    """Choose labels of an image: the true ones, then the most probable.
+    """Return the indices of an image's labels to draw: the true ones, then the most probable.
 
-    They stay in the order of the labels, so that images can be compared.
+    The indices are in ascending order, so that the bars of different images can be compared.
     """
     import numpy as np
 
@@ -187,7 +195,7 @@ def _chosen(chances: np.ndarray, truth: np.ndarray, count: int) -> np.ndarray:
 
 
 def _in_words(words: list[str], truth: np.ndarray, chances: np.ndarray, *, threshold: float) -> str:
-    """List the true labels and the wrong predictions of each image."""
+    """Return a text with the true labels and the wrong predictions of each image."""
     parts = []
     for index, row in enumerate(chances):
         part = f"{index + 1}: true are {_listed(words, row, truth[index].nonzero()[0])}"
@@ -205,19 +213,21 @@ def _listed(words: list[str], chances: np.ndarray, labels: Iterable[int]) -> str
 def _bars(
     axes: Axes, names: list[str], chances: np.ndarray, truth: np.ndarray, *, threshold: float
 ) -> None:
-    """Draw a bar per label: the whole range in grey, the probability in blue or hollow."""
+    """Draw a bar per label: its range in grey, its probability in blue if true, else hollow."""
     places = range(len(names))
     fills = [look.COLORS[0] if is_true else look.PAPER for is_true in truth]
     marks = ["●" if is_true else "○" for is_true in truth]
     ticks = [f"{name} {mark}" for name, mark in zip(names, marks, strict=True)]
+    # A grey bar from 0 to 1 behind each probability shows the range.
     axes.barh(places, 1, height=0.62, color=look.GRID, linewidth=0)
     axes.barh(places, chances, height=0.62, color=fills, edgecolor=look.COLORS[0], linewidth=1)
     axes.axvline(threshold, color=look.MUTED, linewidth=0.7, linestyle=(0, (1, 2)))
-    axes.set(xlim=(0, 1), ylim=(len(names) - 0.5, -0.5), xticks=[])
+    axes.set(xlim=(0, 1), ylim=(len(names) - 0.5, -0.5), xticks=[])  # the first label at the top
     axes.set_yticks(places, ticks)
     axes.tick_params(length=0, pad=3)
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
+    # Names and numbers of true labels are dark, the others are pale.
     labels = axes.get_yticklabels()
     for place, (label, chance, is_true) in enumerate(zip(labels, chances, truth, strict=True)):
         color = look.INK if is_true else look.MUTED

@@ -1,8 +1,8 @@
-"""Check the labels, probabilities and groups that measures and figures are given.
+"""Check labels, probabilities and groups: the arguments of all measures and figures.
 
-Every measure and every figure of this subpackage reads its arguments here, so that all of them
-report the same mistakes: two columns for a label, logits in place of probabilities, nan, and
-samples without a group.
+Every measure and every figure of this subpackage checks its arguments here. So all of them report
+the same mistakes: two columns for one label, logits instead of probabilities, nan, and samples
+without a group.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ if TYPE_CHECKING:
 
 
 class Samples(NamedTuple):
-    """The samples of a label, as arrays of shape (N,)."""
+    """The samples of one label, as arrays of shape (N,)."""
 
-    truth: np.ndarray  # 0 or 1
-    chances: np.ndarray
-    groups: np.ndarray  # numbers from 0
+    truth: np.ndarray  # float64: 0 or 1
+    chances: np.ndarray  # float64: probabilities or scores
+    groups: np.ndarray  # int64: the number of each sample's group, from 0
 
 
 def one_label(labels: Any, probabilities: Any, groups: Any = None) -> Samples:
-    """Check the samples of a label that some samples have and others lack.
+    """Check and return the samples of one label for a curve, which needs both classes.
 
     Args:
         labels: (N,) or (N, 1) zeros and ones.
-        probabilities: as `labels`; any scores without nan, since only their order counts.
+        probabilities: the same shape as `labels`; any scores without nan, because only their order
+            counts.
         groups: (N,) the study or patient of each sample; None if every sample is independent.
 
     Raises:
@@ -41,18 +42,18 @@ def one_label(labels: Any, probabilities: Any, groups: Any = None) -> Samples:
     if not 0 < truth.sum() < len(truth):
         have = f"{truth.sum():.0f} of {len(truth)} have it"
         raise InvalidValueError(
-            f"curves need samples with the label and without, and {have}",
+            f"a curve needs samples with the label and samples without it, but {have}",
             fix="a larger validation set, or another label",
         )
     return Samples(truth, chances, group_numbers(groups, len(truth)))
 
 
 def one_label_with_threshold(labels: Any, probabilities: Any, threshold: float) -> Samples:
-    """Check the samples of a label whose probabilities are compared with a threshold.
+    """Check and return the samples of one label, to compare probabilities with a threshold.
 
     Args:
         labels: (N,) or (N, 1) zeros and ones.
-        probabilities: as `labels`, in [0, 1], because a threshold has no meaning for logits.
+        probabilities: the same shape as `labels`; in [0, 1], not logits.
         threshold: in [0, 1].
 
     Raises:
@@ -67,13 +68,14 @@ def one_label_with_threshold(labels: Any, probabilities: Any, threshold: float) 
 
 
 def _one_column(labels: Any, probabilities: Any) -> tuple[np.ndarray, np.ndarray]:
-    # (N,) and (N, 1) are the same label.
+    """Return labels and probabilities, (N,) or (N, 1), as (N,); raise for other shapes."""
     truth = as_columns(labels)
     chances = as_columns(probabilities)
     if truth.ndim == chances.ndim == 2 and truth.shape[1] == chances.shape[1] == 1:
         if len(truth) == len(chances):
             return truth[:, 0], chances[:, 0]
         fix = "pass them of the same samples, in the same order"
+    # A softmax over two classes has two columns for one label.
     elif truth.shape[1:] == (1,) and chances.shape[1:] == (2,):
         fix = "probabilities[:, 1], the second class of two, whose label is 1"
     else:
@@ -85,7 +87,10 @@ def _one_column(labels: Any, probabilities: Any) -> tuple[np.ndarray, np.ndarray
 
 
 def check_yes_or_no(labels: np.ndarray) -> None:
-    """Raise InvalidValueError if a label is neither 0 nor 1: it may be a prediction."""
+    """Raise InvalidValueError if a label is neither 0 nor 1.
+
+    Other values are often predictions, passed in the wrong order.
+    """
     import numpy as np
 
     wrong = ~np.isin(labels, (0, 1))
@@ -98,11 +103,11 @@ def check_yes_or_no(labels: np.ndarray) -> None:
 
 
 def check_probabilities(chances: np.ndarray) -> None:
-    """Raise InvalidValueError if a value is nan, or outside [0, 1] as a logit is."""
+    """Raise InvalidValueError if a probability is nan or outside [0, 1], as logits are."""
     _refuse_nan(chances)
     if not ((chances >= 0) & (chances <= 1)).all():
         raise InvalidValueError(
-            f"probabilities lie in [0, 1], got [{chances.min():.4g}, {chances.max():.4g}]",
+            f"probabilities must be in [0, 1], got [{chances.min():.4g}, {chances.max():.4g}]",
             fix="if they are logits, pass torch.sigmoid(logits)",
         )
 
@@ -121,18 +126,22 @@ def _refuse_nan(chances: np.ndarray) -> None:
     if is_nan.any():
         found = f"{is_nan.sum()} of {is_nan.size} are nan"
         raise InvalidValueError(
-            "probabilities must be numbers", found=found, fix="look at the loss first"
+            "probabilities must not be nan",
+            found=found,
+            fix="find out in the training why the model returns nan: look at its loss first",
         )
 
 
 def group_numbers(groups: Any, count: int) -> np.ndarray:
-    """Return the number of each sample's group, (N,) from 0.
+    """Return the number of each sample's group, (N,) int64 from 0.
 
-    With `groups=None` each sample is its own group.
+    Args:
+        groups: (N,) names or numbers of the groups. None: each sample is its own group.
+        count: N, the number of samples.
 
     Raises:
-        ValueError: there is not one group per sample, or a sample has none. Otherwise all samples
-            without a patient would count as a single patient.
+        ValueError: the number of groups is not N, or a sample has no group (None, nan or an empty
+            text). All samples without a patient would otherwise count as a single patient.
     """
     import numpy as np
     import pandas
@@ -140,15 +149,18 @@ def group_numbers(groups: Any, count: int) -> np.ndarray:
     if groups is None:
         return np.arange(count)
     if hasattr(groups, "detach"):
-        groups = groups.detach().cpu().numpy()  # not as float, which would join large numbers
+        # Not `as_array`: as floats, large group numbers could become equal.
+        groups = groups.detach().cpu().numpy()
+    # A list has only a length. An array must have one dimension as well.
     shape = (len(groups), *getattr(groups, "shape", ())[1:])
     if shape != (count,):
         raise InvalidValueError(
             f"groups must be one per sample, ({count},), got {shape}",
             fix="pass them of the same samples, in the same order",
         )
-    # An empty text in a table is no name, and `factorize` numbers None with -1.
+    # An empty cell of a table may be read as "". Make it None, which `factorize` numbers -1.
     names = [None if isinstance(name, str) and not name.strip() else name for name in groups]
+    # As objects, because pandas would convert large numbers next to None to floats.
     numbers, _ = pandas.factorize(pandas.Series(names, dtype=object))
     missing = np.flatnonzero(numbers < 0)
     if len(missing):
@@ -161,9 +173,9 @@ def group_numbers(groups: Any, count: int) -> np.ndarray:
 
 
 def count_groups(truth, groups) -> tuple[int, int]:
-    """Return the numbers of groups with a positive sample, and of groups with a negative one.
+    """Return the number of groups with a positive sample, and of groups with a negative sample.
 
-    A bootstrap of groups needs some of each; a group may have both.
+    A group may count in both. A bootstrap needs several groups of each.
 
     Args:
         truth: (N,) zeros and ones.
@@ -175,12 +187,12 @@ def count_groups(truth, groups) -> tuple[int, int]:
 
 
 def as_array(values: Any) -> np.ndarray:
-    """Return a torch tensor on any device, or anything numpy takes, as an array of float64."""
+    """Convert a torch tensor on any device, or values that NumPy accepts, to float64."""
     return figure_inputs.as_array(values).astype(float, copy=False)
 
 
 def as_columns(values: Any) -> np.ndarray:
-    """Return an array (N, L); (N,) becomes one column."""
+    """Convert values to an array (N, L) of float64; values (N,) become (N, 1)."""
     array = as_array(values)
     if array.ndim == 1:
         return array[:, None]

@@ -32,35 +32,47 @@ def show_roc(
     resamples: int = 500,
     seed: int = 0,
 ) -> Figure:
-    """Draw the ROC curve of a label, and its precision against recall, with 95 % bands.
+    """Draw a label's ROC curve and its precision-recall curve, with 95 % bands.
 
-    The title gives the number of samples that have the label, and of groups with such a sample.
+    The title has the number of samples with the label, and the number of groups with such a sample.
 
     Samples of the same patient are not independent. Pass the patients as `groups`, so that the
-    bootstrap draws whole patients. Otherwise the band is too narrow. With fewer than 5 positive
-    or fewer than 5 negative groups, the title contains a warning, and no interval is drawn.
+    bootstrap draws whole patients; otherwise the band is too narrow. With fewer than 5 positive or
+    fewer than 5 negative groups, the title has a warning, and no band is drawn.
 
     Args:
-        labels, probabilities, groups, group, resamples, seed: as for `auroc_table`, of a label.
+        labels: (N,) zeros and ones, of one label.
+        probabilities: (N,) probabilities of this label, or any scores, because only their order
+            counts.
         name: the name of the label, for the title.
+        groups: (N,) the study or patient of each sample; None if every sample is independent.
+        group: the name of a group, such as "study".
         sample: the name of a sample, such as "exam".
-        specificity: a ring marks the highest sensitivity at this specificity or above, see
+        specificity: draw a ring at the highest sensitivity with this specificity or more, see
             `sensitivity_at`; None for no ring.
+        resamples: number of draws of the bootstrap, 1 or more.
+        seed: the seed of the bootstrap.
+
+    Returns:
+        a figure of matplotlib.
 
     Raises:
-        ValueError: the shapes do not match, a label is neither 0 nor 1, or all are equal.
+        ValueError: the shapes do not match, a label is neither 0 nor 1, all labels are equal, a
+            probability is nan, or a sample has no group.
     """
     found = score(labels, probabilities, groups, resamples=resamples, seed=seed)
+    # `score` has checked the arguments, so (N, 1) is the only other shape.
     truth = as_array(labels).ravel()
     chances = as_array(probabilities).ravel()
     counts = f"{found.positives:,} of {found.samples:,} {plural(sample)} positive"
     band = f"band: middle 95 % of {resamples} draws"
-    unit = sample  # that the bootstrap draws
+    unit = sample  # the name of the unit that the bootstrap draws
     if groups is not None:
         all_groups = counted(found.groups, group)
         counts += f", in {found.positive_groups:,} of {all_groups}"
         band += f" of whole {plural(group)}"
         unit = group
+    # Too few groups: the title says so, and the caption does not describe a band.
     few = found.too_few(unit)
     if few:
         few += ": too few to tell, and to draw an interval"
@@ -98,7 +110,7 @@ def _draw_roc(axes: Axes, truth: np.ndarray, chances: np.ndarray, found: Scores)
     false_rate, recall, _ = roc_curve(truth, chances)
     _draw_band(axes, found.recall_band, color=_BLUE)
     axes.plot(false_rate, recall, color=_BLUE, linewidth=1.8)
-    axes.plot([0, 1], [0, 1], **_DOTTED)
+    axes.plot([0, 1], [0, 1], **_DOTTED)  # guessing: both rates are equal
     axes.set_xlabel("false positive rate (1 - specificity)")
     axes.set_ylabel("true positive rate (sensitivity)")
     area = f"AUROC {found.auroc:.3f}{_interval(found, found.auroc_interval)}"
@@ -111,9 +123,10 @@ def _draw_precision(axes: Axes, truth: np.ndarray, chances: np.ndarray, found: S
     precision, recall, _ = precision_recall_curve(truth, chances)
     share = found.positives / found.samples
     _draw_band(axes, found.precision_band, color=_GREEN)
-    # scikit-learn's last point, precision 1 at recall 0, is no threshold, and is left out.
+    # Leave out scikit-learn's last point, precision 1 at recall 0: it belongs to no threshold.
     look_of_curve = {"color": _GREEN, "linewidth": 1.8, "drawstyle": "steps-post"}
     axes.plot(recall[:-1], precision[:-1], **look_of_curve)
+    # Guessing has a precision equal to the share of positive samples.
     axes.axhline(share, **_DOTTED)
     axes.set_xlabel("recall (sensitivity)")
     axes.set_ylabel("precision")
@@ -127,7 +140,7 @@ def _draw_band(axes: Axes, band: np.ndarray, *, color: str) -> None:
 
     low, high = band
     axes.fill_between(np.linspace(0, 1, len(low)), low, high, color=color, alpha=0.2, linewidth=0)
-    axes.set(xlim=(0, 1), ylim=(0, 1.02), aspect="equal")
+    axes.set(xlim=(0, 1), ylim=(0, 1.02), aspect="equal")  # room for a line at 1
     axes.grid(axis="x")
 
 
@@ -147,6 +160,7 @@ def _write_area(axes: Axes, text: str, *, guessing: str) -> None:
 def _draw_point(axes: Axes, point: OperatingPoint) -> None:
     """Draw a ring around the operating point, its interval, and its numbers."""
     false_rate = 1 - point.specificity
+    # The interval is of the sensitivity, so it is a vertical line.
     if point.interval:
         axes.plot([false_rate, false_rate], point.interval, color=_ORANGE, linewidth=1.6)
     axes.plot(
@@ -158,7 +172,7 @@ def _draw_point(axes: Axes, point: OperatingPoint) -> None:
         markeredgecolor=_ORANGE,
         markeredgewidth=1.8,
     )
-    words = str(point).replace(" at ", "\nat ")
+    words = str(point).replace(" at ", "\nat ")  # two short lines fit next to the curve
     small = {"color": _ORANGE, "fontsize": look.SMALL, "transform": axes.transAxes}
     axes.text(0.98, 0.13, words, ha="right", **small)
 

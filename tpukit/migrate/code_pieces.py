@@ -20,17 +20,21 @@ _SHELLS = {"bash", "sh", "shell", "script", "cmd", "system", "sx"}
 _FILES = {"writefile", "file"}
 _TEXTS = {"html", "HTML", "javascript", "js", "latex", "markdown", "svg", "perl", "ruby", "cython"}
 _NOT_PYTHON = _SHELLS | _FILES | _TEXTS | {"R", "sql"}
-_MOST_BROKEN = 25  # per cell; each line that Python refuses costs another run of the parser
+# The highest number of lines per cell that Python may refuse. Each one costs another run of the
+# parser over the whole cell.
+_MOST_BROKEN = 25
 # "%%time", "%%bash -e": the name and the rest of the line.
 _CELL_MAGIC = re.compile(r"\s*%%(\w+)[ \t]*(.*)")
-_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+$")  # `splitlines` also splits at a form feed
+# `str.splitlines` would also split at a form feed, which Python's parser does not count as an end.
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+$")
 # "!ls", "%matplotlib inline", "?print", "print??".
 _MAGIC = re.compile(r"\s*[!%]|\s*\?{1,2}[\w.*]+\s*$|\s*[\w.]+\?{1,2}\s*$")
 # "files = !ls", "a, b = %magic".
 _ASSIGNED = re.compile(r"(\s*[\w.]+(?:\s*,\s*[\w.]+)*\s*=\s*)[!%]")
 # "%time model(x)": Python follows the magic, and is checked.
 _RUNS_CODE = re.compile(r"(\s*)(%(?:time|timeit|prun|memit)\s+)(?=[A-Za-z_])")
-_SHELL_LINE = re.compile(r"(?:[^\n]*\\\r?\n)*[^\n]+")  # with the lines after a backslash
+# A shell command with the lines that continue it after a backslash.
+_SHELL_LINE = re.compile(r"(?:[^\n]*\\\r?\n)*[^\n]+")
 
 
 def split_lines(text: str) -> list[str]:
@@ -40,10 +44,18 @@ def split_lines(text: str) -> list[str]:
 
 @dataclass(eq=False)
 class Piece:
-    """A piece of code: its `text`, its `tree`, and its magics and shell lines by number.
+    """A piece of code that is parsed on its own: a cell, a script, or a cell inside a string.
 
-    It is the file's code cell `index`, with the number `cell` if Markdown counts (None in a
-    script). A cell inside a string reports the line of the string, `fixed_line`.
+    Attributes:
+        text: the code as it is in the file.
+        cell: the number of its cell in the notebook, from 1, with Markdown cells counted; None in
+            a script.
+        index: the number of its cell among the code cells of the file, from 0.
+        fixed_line: for a cell inside a string, the line of the string, which all its findings
+            report; 0 for other pieces.
+        tree: the syntax tree, without magics and without the lines that Python refuses.
+        shell: the magics and shell commands, by the number of their first line, from 1.
+        broken: the parser's message for each line that Python refuses, by the line's number.
     """
 
     text: str
@@ -52,7 +64,7 @@ class Piece:
     fixed_line: int = 0
     tree: ast.Module = field(default_factory=lambda: ast.Module(body=[], type_ignores=[]))
     shell: dict[int, str] = field(default_factory=dict)
-    broken: dict[int, str] = field(default_factory=dict)  # the parser's message, by line
+    broken: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self):
         self.lines = split_lines(self.text) or [""]
@@ -60,7 +72,7 @@ class Piece:
 
     @property
     def is_fixable(self) -> bool:
-        """Whether all of it is Python, and the file contains it as it is."""
+        """True if Python accepts every line, and the file contains the text as it is."""
         return not self.broken and not self.fixed_line
 
     def span(self, node: ast.AST) -> tuple[int, int]:
@@ -69,11 +81,14 @@ class Piece:
         return first, self._offset(node.end_lineno, node.end_col_offset)
 
     def _offset(self, line: int, column: int) -> int:
-        encoded = self.lines[line - 1].encode()[:column]  # columns of the parser count bytes
+        encoded = self.lines[line - 1].encode()[:column]  # the parser counts columns in bytes
         return self._starts[line - 1] + len(encoded.decode(errors="ignore"))
 
     def parse(self) -> None:
-        """Read the piece as Python, without its magics and the lines that Python refuses."""
+        """Parse the text, and fill `tree`, `shell` and `broken`.
+
+        The parser runs again after each line that it refuses, because it reports only the first.
+        """
         lines = [line.rstrip("\r\n") for line in self.lines]
         while len(self.broken) < _MOST_BROKEN:
             try:
@@ -90,16 +105,24 @@ class Piece:
                 self._set_aside(lines, number, message=str(error.args[0]))
 
     def _set_aside(self, lines: list[str], number: int, *, message: str) -> None:
-        """Replace a line that the parser refused with a placeholder."""
+        """Replace a line that the parser refused with a placeholder, and note what it was.
+
+        Args:
+            lines: the lines of the piece without their ends; changed in place.
+            number: the number of the refused line, from 1.
+            message: the parser's message, which is kept if the line is no magic.
+        """
         line = lines[number - 1]
         indent = re.match(r"\s*", line)[0]
         assigned = _ASSIGNED.match(line)
         if runs_code := _RUNS_CODE.match(line):
-            # As wide as the magic, so that columns stay as they are.
+            # The placeholder is as wide as the magic, so that the columns after it do not change.
             ones = "1" * (len(runs_code[2]) - len("if : "))
             lines[number - 1] = f"{indent}if {ones}: {line[runs_code.end() :]}"
         elif assigned or _MAGIC.match(line):
             self.shell[number] = _SHELL_LINE.match("\n".join(lines[number - 1 :]))[0]
+            # The lines after a backslash belong to the shell. They become empty instead of
+            # vanishing, so that the numbers of the lines below do not change.
             following = self.shell[number].count("\n")
             lines[number : number + following] = [""] * following
             lines[number - 1] = f"{assigned[1]}None" if assigned else f"{indent}pass"
@@ -109,7 +132,12 @@ class Piece:
 
 
 def pieces_of(texts: list[str], numbers: list[int | None]) -> list[list[Piece]]:
-    """Return the pieces in groups; the pieces of a group share one namespace."""
+    """Return the pieces of a file, parsed, in groups; the pieces of a group share one namespace.
+
+    Args:
+        texts: the code cells of a notebook, or the one text of a script.
+        numbers: the number of each cell in the notebook; [None] for a script.
+    """
     shared: list[Piece] = []
     groups = [shared]
     waiting = [Piece(*row) for row in zip(texts, numbers, range(len(texts)), strict=True)]
@@ -117,7 +145,7 @@ def pieces_of(texts: list[str], numbers: list[int | None]) -> list[list[Piece]]:
         magic = _CELL_MAGIC.match(piece.text) or ["", "", ""]
         is_script = numbers == [None] and not piece.fixed_line
         is_written = magic[1] in _FILES and magic[2].strip().endswith(".py")
-        if is_written:
+        if is_written:  # the script runs in a process of its own, so it shares no names
             groups.append([piece])
         else:
             shared.append(piece)
@@ -126,12 +154,12 @@ def pieces_of(texts: list[str], numbers: list[int | None]) -> list[list[Piece]]:
                 piece.shell[piece.text.count("\n", 0, found.start()) + 1] = found[0]
         if is_script or is_written or magic[1] not in _NOT_PYTHON:
             piece.parse()
-        waiting += _cells_in_strings(piece)
+        waiting += _cells_in_strings(piece)  # the loop goes on through these, however deep
     return groups
 
 
 def _cells_in_strings(piece: Piece) -> list[Piece]:
-    """Return the cells of nbconvert's get_ipython().run_cell_magic("time", "", "...")."""
+    """Return the cells that nbconvert wrote as get_ipython().run_cell_magic("time", "", "...")."""
     found = []
     for node in ast.walk(piece.tree):
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "run_cell_magic":

@@ -1,4 +1,4 @@
-"""`python -m tpukit lint old.ipynb`: old names in notebooks, scripts and folders, in a terminal."""
+"""`python -m tpukit lint old.ipynb` finds old names in notebooks, scripts and folders."""
 
 import argparse
 import os
@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.epilog = "Example: python -m tpukit lint old.ipynb --diff"
     add = parser.add_argument
-    add("files", nargs="+", type=Path, metavar="file", help="notebooks, scripts, or their folders")
+    add("files", nargs="+", type=Path, metavar="file", help="notebooks, scripts, or folders")
     add("--fix", action="store_true", help="write the renames that cannot change a meaning")
     add("--diff", action="store_true", help="print these renames by cell, and write nothing")
 
@@ -22,8 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     """Print the findings of each file and a summary, and return the exit status.
 
-    It is 0 without findings, 1 with findings, 2 if an input cannot be read. With --fix, only the
-    findings that remain count.
+    The status is 0 without findings, 1 with findings, and 2 if an input cannot be read. With
+    --fix, only the findings that remain count.
     """
     skipped: list[Path] = []
     errors: list[TpukitError] = []

@@ -1,7 +1,7 @@
 """Read the code cells of a notebook or a script, and write them back without other changes.
 
-json.loads does not return the position of a string in the file. The decoder here does, so that a
-fixed cell replaces only its own lines.
+`json.loads` does not return the position of a string in the file. The decoder of this module does,
+so a fixed cell replaces only its own lines, and the rest of the file is the same to the byte.
 """
 
 import io
@@ -22,7 +22,8 @@ from tpukit.essentials.display import (
 )
 from tpukit.migrate.code_pieces import split_lines
 
-# Folders of installed or built files, as ruff skips them; other environments have one of the marks.
+# The names of folders with installed or built files; ruff skips the same. An environment under
+# another name contains one of the marks.
 _SKIPPED = {"site-packages", "dist-packages", "node_modules", "__pypackages__"}
 _SKIPPED |= {"build", "_build", "dist", "venv"}
 _MARKS = ("pyvenv.cfg", "conda-meta")
@@ -33,13 +34,20 @@ _FIXES = {".ipynb": "open it in Jupyter and save it", ".py": "save it as UTF-8"}
 
 
 class _Placed(str):
-    """A string with its position in the JSON text, quotes included."""
+    """A string with the positions in the JSON text where it starts and ends, with its quotes."""
 
     start: int
     end: int
 
 
 def _placed(text: str, end: int, strict: bool = True) -> tuple[_Placed, int]:
+    """Read a string of the JSON text, as json's `scanstring` does, and note its position.
+
+    Args:
+        text: the whole JSON text.
+        end: the position after the opening quote; json gives it this name.
+        strict: whether control characters in the string are errors.
+    """
     value, after = scanstring(text, end, strict)
     placed = _Placed(value)
     placed.start = end - 1
@@ -54,9 +62,13 @@ _DECODER.scan_once = py_make_scanner(_DECODER)  # the scanner in C would ignore 
 
 
 class LintSource:
-    """A notebook or a script: the `texts` of its code cells, and their `numbers` from 1.
+    """A notebook or a script as it is on the disk.
 
-    The numbers include Markdown cells. A script has one text, with the number None.
+    Attributes:
+        path: the file.
+        texts: the code cells of a notebook, or the one text of a script.
+        numbers: the number of each of these cells in the notebook, from 1, with Markdown cells
+            counted; [None] for a script.
     """
 
     def __init__(self, path: Path):
@@ -65,7 +77,7 @@ class LintSource:
                 f"there is no file {path}", fix=f"pass a path relative to {Path.cwd()}"
             )
         if path.suffix not in _FIXES:
-            fix = "a file .ipynb or .py, or a folder"
+            fix = "pass a file that ends in .ipynb or .py, or a folder"
             raise InvalidValueError(f"{path} is not a notebook and not a script", fix=fix)
         self.path = path
         self.texts: list[str] = []
@@ -78,7 +90,7 @@ class LintSource:
             raise InvalidValueError(f"{path} cannot be read", found=error, fix=fix) from error
 
     def _read(self, data: bytes) -> None:
-        # The encoding of a script stands in its first lines; JSON is UTF-8.
+        # A script may name its encoding in its first two lines; JSON is UTF-8.
         self._encoding = tokenize.detect_encoding(io.BytesIO(data).readline)[0]
         self._text = data.decode(self._encoding)
         if self.path.suffix == ".py":
@@ -97,7 +109,11 @@ class LintSource:
                 self._cells.append(lines)
 
     def with_texts(self, texts: list[str]) -> bytes:
-        """Return the file with new texts; everything else is the same, byte by byte."""
+        """Return the bytes of the file with new texts; all other bytes are unchanged.
+
+        Args:
+            texts: one text for each text of `self.texts`.
+        """
         if not self._cells:
             return texts[0].encode(self._encoding)
         out = []
@@ -109,19 +125,21 @@ class LintSource:
         return "".join([*out, self._text[end:]]).encode(self._encoding)
 
     def _as_json(self, lines: list[_Placed], new: str) -> str:
-        """Return the JSON of a cell's new text, with the old JSON of each line that stays."""
+        """Return the JSON of a cell's new text, with the old JSON of each unchanged line."""
         known = {str(line): self._text[line.start : line.end] for line in lines}
+        # Some editors escape letters beyond ASCII. New lines do as the old ones of the cell do.
         is_ascii = "".join(known.values()).isascii()
         if len(lines) == 1:  # a cell may be a string instead of a list
             return json.dumps(new, ensure_ascii=is_ascii)
         for line in split_lines(new):
             known.setdefault(line, json.dumps(line, ensure_ascii=is_ascii))
+        # The comma, line end and indent between two lines of this cell.
         between = self._text[lines[0].end : lines[1].start]
         return between.join(map(known.__getitem__, split_lines(new)))
 
 
 def _is_python(book: object) -> bool:
-    """Return whether a notebook is in Python, or does not name its language."""
+    """Return True if a notebook is in Python, or does not name its language."""
     metadata = book.get("metadata") if isinstance(book, dict) else None
     kernel = metadata.get("kernelspec") if isinstance(metadata, dict) else None
     language = kernel.get("language") if isinstance(kernel, dict) else None
@@ -139,10 +157,12 @@ def _cells_of(book: dict) -> list[dict]:
 def files_in(
     paths: list[Path], *, skipped: list[Path], errors: list[TpukitError]
 ) -> Iterator[Path]:
-    """Give each file once, and the notebooks and scripts in folders.
+    """Yield each file, and the notebooks and scripts in each folder; no file twice.
 
-    `skipped` receives the folders that are not searched, but hidden folders are not listed.
-    `errors` receives an error for each folder that cannot be read.
+    Args:
+        paths: files and folders; files are not checked.
+        skipped: this list receives the folders that are not searched, except hidden ones.
+        errors: this list receives an error for each folder that cannot be read.
     """
     seen: set[Path] = set()
     for path in paths:
@@ -161,6 +181,7 @@ def _inside(folder: Path, skipped: list[Path], errors: list[TpukitError]) -> Ite
         visible = [Path(place, name) for name in sorted(folders) if not name.startswith(".")]
         environments = list(filter(_is_skipped, visible))
         skipped += environments
+        # os.walk goes on into the folders that this list still contains, in its order.
         folders[:] = [inner.name for inner in visible if inner not in environments]
         for name in sorted(names):
             file = Path(place, name)
@@ -169,4 +190,5 @@ def _inside(folder: Path, skipped: list[Path], errors: list[TpukitError]) -> Ite
 
 
 def _is_skipped(folder: Path) -> bool:
+    """Return True for a folder of installed or built files, or of a Python environment."""
     return folder.name in _SKIPPED or any((folder / mark).exists() for mark in _MARKS)

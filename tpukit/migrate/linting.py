@@ -1,4 +1,4 @@
-"""The findings in a file, and its text with the safe renames."""
+"""Find the old names in a file, and write the file with the safe renames."""
 
 import difflib
 import os
@@ -18,7 +18,11 @@ PAGE = "docs/from_torch_xla_1x.md"
 class LintReport:
     """The findings in a notebook or a script; printing the report shows them.
 
-    `texts` are the code cells, `fixed_texts` the same with the safe renames.
+    Attributes:
+        path: the file.
+        findings: in the order of the cells and lines.
+        texts: the code cells of a notebook, or the one text of a script.
+        fixed_texts: the same texts with the safe renames.
     """
 
     path: Path
@@ -40,7 +44,7 @@ class LintReport:
         return "\n".join(map(printable, lines))
 
     def diff(self) -> str:
-        """Return the lines that the safe renames change, cell by cell."""
+        """Return the safe renames as a unified diff of each cell that they change."""
         lines: list[str] = []
         for number, *texts in zip(self._source.numbers, self.texts, self.fixed_texts, strict=True):
             name = f"{self.path}: cell {number}" if number else str(self.path)
@@ -49,21 +53,22 @@ class LintReport:
         return "\n".join(map(printable, lines))
 
     def fix(self) -> bool:
-        """Write the safe renames into the file; return whether it had any.
+        """Write the safe renames into the file, and return True if there were any.
 
         Raises:
             SystemFailureError: the file or its folder is read-only, or the disk is full.
         """
         if self.fixed_texts == self.texts:
             return False
-        target = self.path.resolve()  # of a link the file, not the link
+        target = self.path.resolve()  # a link would be replaced instead of its file
         data = self._source.with_texts(self.fixed_texts)
         try:
             handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
             os.chmod(name, target.stat().st_mode & 0o7777)
-            os.replace(name, target)  # after a power cut the old file is there or the new
+            # The new file replaces the old one in one step, so a crash cannot leave half a file.
+            os.replace(name, target)
         except OSError as error:
             fix = f"chmod u+w {target.parent}"
             raise SystemFailureError(f"{target} cannot be written: {error}", fix=fix) from error
@@ -71,11 +76,16 @@ class LintReport:
 
 
 def lint(path: str | Path) -> LintReport:
-    """Find the names in a notebook or a script that have changed; write nothing.
+    """Find the names of torch_xla and of related libraries in a file that have changed.
+
+    The file is not written; `LintReport.fix` does that.
+
+    Args:
+        path: a notebook (.ipynb) or a script (.py).
 
     Raises:
         PathNotFoundError: the file does not exist.
-        InvalidValueError: it is not a notebook and not a script, or cannot be read.
+        InvalidValueError: the file is not a notebook and not a script, or it cannot be read.
     """
     source = LintSource(Path(path))
     texts = list(source.texts)
@@ -83,14 +93,16 @@ def lint(path: str | Path) -> LintReport:
     for pieces in pieces_of(source.texts, source.numbers):
         checker = Checker(pieces)
         findings += checker.findings
+        # From the last edit to the first, so that the positions of the others do not change.
         for edit in sorted(checker.edits, key=lambda edit: edit.start, reverse=True):
-            text = texts[edit.piece.index]  # from the last edit on, so that the others still fit
+            text = texts[edit.piece.index]
             texts[edit.piece.index] = text[: edit.start] + edit.new + text[edit.end :]
+    # Two nodes of the tree can give the same finding; `dict.fromkeys` keeps one of them.
     ordered = sorted(dict.fromkeys(findings), key=lambda one: (one.cell or 0, one.line))
     return LintReport(source.path, ordered, source.texts, fixed_texts=texts, _source=source)
 
 
 def printable(text: str) -> str:
-    """Return a line of text with its control characters escaped: they could drive a terminal."""
+    """Return a line with its control characters escaped, because a terminal would obey them."""
     unsafe = {char for char in text if not char.isprintable()} - {"\t"}
     return text.translate({ord(char): ascii(char)[1:-1] for char in unsafe})

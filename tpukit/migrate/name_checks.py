@@ -1,4 +1,4 @@
-"""The findings in the code of a file: names, arguments and methods that have changed."""
+"""Find the names, arguments, methods and environment variables in code that have changed."""
 
 import ast
 import re
@@ -24,10 +24,16 @@ _ENVIRON = re.compile(r"\benviron(\.(get|setdefault|pop|update))?$|\b(getenv|put
 
 @dataclass(frozen=True)
 class NameFinding:
-    """A finding: its cell (None in a script), its line, and its kind, an anchor on the docs page.
+    """A place in a file with a name that has changed.
 
-    `name` is the name in the code, `happened` describes the change and its version, and `write` is
-    the new code.
+    Attributes:
+        cell: the number of the cell in the notebook, from 1; None in a script.
+        line: the number of the line in the cell or the script, from 1.
+        kind: what has changed, such as "moved" or "removed"; an anchor on the docs page.
+        name: the name as the code has it.
+        happened: what has changed, and in which version.
+        write: the new code, or what to do.
+        is_fixable: whether `LintReport.fix` repairs it.
     """
 
     cell: int | None
@@ -40,7 +46,13 @@ class NameFinding:
 
 
 class _Found(NamedTuple):
-    """The verdict on a name in the code; `edits` is None if no fix is safe."""
+    """A name in the code and the verdict on it.
+
+    Attributes:
+        verdict: None if the name has not changed.
+        name: the name as the report shows it.
+        edits: the edits that repair it, [] if another finding's edit does; None if none is safe.
+    """
 
     verdict: Verdict | None
     name: str
@@ -48,11 +60,17 @@ class _Found(NamedTuple):
 
 
 class Checker:
-    """Collects the findings in pieces that share their names, and the edits that fix them."""
+    """The check of pieces that share one namespace; it runs when the object is made.
+
+    Attributes:
+        findings: what was found, in no certain order.
+        edits: the edits of all findings that a fix repairs, each once.
+    """
 
     def __init__(self, pieces: list[Piece]):
         self._names = Names(pieces)
         self._fixes = SafeFixes(self._names)
+        # A name that the code sets itself works, even if torch_xla no longer has it.
         self._patched = set(map(of_today, self._assigned_names()))
         self.findings: list[NameFinding] = []
         self.edits: set[Edit] = set()
@@ -60,9 +78,10 @@ class Checker:
             self._check(piece)
 
     def _assigned_names(self) -> Iterator[str]:
-        """Return the names that the code itself sets, as `xm.get_ordinal = xr.global_ordinal`."""
+        """Yield the names that the code itself sets, as in `xm.get_ordinal = xr.global_ordinal`."""
         for node in self._names.places:
-            # A dunder such as `__version__` is read by tools, and no library's own function.
+            # Names such as `__version__` do not count: tools read them, and no library defines a
+            # function under them.
             is_set = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
             if is_set and not node.attr.startswith("__"):
                 yield self._names.full_name(node)
@@ -71,7 +90,7 @@ class Checker:
         for line, text in piece.shell.items():
             self._check_shell(piece, line, text)
         for line, message in piece.broken.items():
-            verdict = Verdict("not-python", message, "mend the line")
+            verdict = Verdict("not-python", message, "correct the line")
             self._add(piece, line, _Found(verdict, piece.lines[line - 1].strip()[:100]))
         for node in ast.walk(piece.tree):
             for found in self._of_node(node):
@@ -105,13 +124,15 @@ class Checker:
                 yield from _of_variables(place, key)
             case ast.Compare(left=key, comparators=[place, *_]):
                 yield from _of_variables(place, key)
-            case ast.FunctionDef():
+            case ast.FunctionDef():  # a method of a class whose bases have it under another name
                 for base in getattr(self._names.parents[node], "bases", ()):
                     yield from self._of_method(node.name, self._full_name(base))
 
     # Names
 
     def _of_name(self, node: ast.Name | ast.Attribute) -> Iterator[_Found]:
+        # Of `xm.get_ordinal` only the whole name counts, not the `xm` inside; and a name that is
+        # assigned is the user's own.
         above = self._names.parents[node]
         is_read = isinstance(node.ctx, ast.Load) or getattr(node, "attr", "").startswith("__")
         if not is_read or isinstance(above, ast.Attribute):
@@ -128,7 +149,10 @@ class Checker:
             yield _Found(self._verdict(full), dotted(node), self._fixes.of_use(node))
 
     def _full_name(self, node: ast.AST) -> str:
-        """Return the full name of a name; for a star import, only if a table lists it as old."""
+        """Return the full name of a name; "" if it is the user's own.
+
+        A name that only a star import can have bound counts if a table lists it as old.
+        """
         name = dotted(node)
         known = self._names.full_name(node)
         if known or not name or name.partition(".")[0] in self._names.bindings:
@@ -144,18 +168,20 @@ class Checker:
         return tables.library_verdict(full) or tables.verdict_on(full)
 
     def _is_of_torch_tpu(self, full: str) -> bool:
-        # TorchTPU, another package, adds names to torch.
+        # The package torch_tpu adds names to torch that the tables list as invented.
         return full.startswith("torch.") and "torch_tpu" in self._names.bindings
 
     # Calls, environment variables, methods
 
     def _of_call(self, node: ast.Call) -> Iterator[_Found]:
+        """Yield what a call reads by a string: an attribute, a variable, or a shell command."""
         match node:
             case ast.Call(func=ast.Name("getattr"), args=[module, ast.Constant(str(leaf)), *_]):
                 full = f"{self._names.full_name(module)}.{leaf}"
                 yield _Found(self._verdict(full), ast.unparse(node))
         name = ast.unparse(node.func)
         if _ENVIRON.search(name):
+            # The keywords of `os.environ.update(XRT_TPU_CONFIG=...)` are names of variables too.
             keywords = [ast.Constant(keyword.arg) for keyword in node.keywords]
             yield from _of_variables(node.func, ast.List([*node.args[:1], *keywords]))
         if _SHELL_CALL.match(name) and node.args:
@@ -163,7 +189,12 @@ class Checker:
                 yield _Found(verdict, shown)
 
     def _arguments(self, node: ast.Call, full: str) -> Iterator[Verdict]:
-        """Give the verdicts on the arguments of a call, through functools.partial too."""
+        """Yield the verdicts on the arguments of a call, also of one by functools.partial.
+
+        Args:
+            node: the call.
+            full: the full name of the function that is called.
+        """
         args = node.args
         if full == "functools.partial" and args:
             full = self._names.full_name(args[0])
@@ -184,13 +215,14 @@ class Checker:
                 yield Verdict(rule["kind"], happened, rule["write"])
 
     def _of_method(self, name: str, base: str) -> Iterator[_Found]:
+        """Yield the verdict on a method by its name and the full name of its class's base."""
         methods = table("libraries", "methods").get(tables.library_name(base), {})
         if name in methods:
             yield _Found(Verdict("library", **methods[name]), name)
 
 
 def _is_old(rule: dict, text: str) -> bool:
-    """Return whether a rule lists the text of an argument as bad, or does not list it as good."""
+    """Return True if a rule lists an argument's text as bad, or does not list it as fine."""
     if "bad" in rule:
         return text in map(repr, rule["bad"])
     return text not in rule.get("fine", ())
@@ -203,7 +235,12 @@ def _strings(node: ast.AST) -> list[str]:
 
 
 def _of_variables(place: ast.expr, key: ast.AST) -> Iterator[_Found]:
-    """Give the verdict on each old environment variable at a place such as os.environ."""
+    """Yield the verdict on each old environment variable at a place such as os.environ.
+
+    Args:
+        place: the expression before the key, or the function that is called with it.
+        key: the expression with the names of the variables.
+    """
     if _ENVIRON.search(dotted(place)):
         for name in variables().keys() & set(_strings(key)):
             yield _Found(Verdict("environment", **variables()[name]), name)

@@ -1,4 +1,4 @@
-"""Find the full name behind a short one: the import or the assignment that gave it its value.
+"""Find the full name behind a short one, by the import or assignment that gave it its value.
 
     import torch_xla.core.xla_model as xm     binds xm to torch_xla.core.xla_model
     def step(xm): xm.mark_step()              here xm is the parameter, so nothing of torch_xla
@@ -18,11 +18,11 @@ from tpukit.migrate.name_tables import USUAL
 
 _COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | _COMPREHENSIONS
-_MOST_ALIASES = 5  # x = y and y = x would never end
+_MOST_ALIASES = 5  # assignments to follow: x = y and y = x would never end
 
 
 class Place(NamedTuple):
-    """The position of a node: the number of its piece of code, and its line and column there."""
+    """The position of a node: the index of its piece of code, and its line and column there."""
 
     piece: int
     line: int
@@ -31,23 +31,32 @@ class Place(NamedTuple):
 
 @dataclass(eq=False)
 class Binding:
-    """A value of a name: `full` from an import `statement`, or the `value` of an assignment."""
+    """A statement that gives a name its value.
+
+    Attributes:
+        name: the name.
+        full: the full name that an import gives it; "" for the user's own.
+        statement: the import; None for other statements.
+        value: the expression that an assignment gives it; None for other statements.
+        scope: the function or class around it; None at the top level.
+        place: the position of the statement.
+    """
 
     name: str
     full: str = ""
     statement: ast.Import | ast.ImportFrom | None = None
     value: ast.expr | None = None
-    scope: ast.AST | None = None  # None for the top level
+    scope: ast.AST | None = None
     place: Place = Place(0, 0, 0)
 
     @property
     def is_none(self) -> bool:
-        """Whether the value is the constant None."""
+        """True if the value is the constant None."""
         return isinstance(self.value, ast.Constant) and self.value.value is None
 
 
 def dotted(node: ast.AST) -> str:
-    """Return a name such as torch_xla.core.xla_model; "" for anything else."""
+    """Return the text of a name such as torch_xla.core.xla_model; "" for other expressions."""
     if isinstance(node, ast.Name):
         return node.id
     if not isinstance(node, ast.Attribute):
@@ -57,9 +66,13 @@ def dotted(node: ast.AST) -> str:
 
 
 def _usual_name(root: str, *, is_dotted: bool) -> str:
-    """Return the module that a name usually stands for if nothing binds it; "" for other names.
+    """Return the module that a name usually means if nothing binds it; "" for other names.
 
-    Helper files of Kaggle import these names, so a notebook may use them at once.
+    Helper files on Kaggle import these names, so a notebook may use them without an import.
+
+    Args:
+        root: the first part of a name.
+        is_dotted: whether other parts follow; the name alone may be anything.
     """
     if is_dotted or root == "torch_xla":
         return USUAL.get(root, "")
@@ -67,7 +80,17 @@ def _usual_name(root: str, *, is_dotted: bool) -> str:
 
 
 class Names:
-    """The bindings and the uses of names in pieces of code that share their names."""
+    """The bindings and the uses of names in pieces of code that share one namespace.
+
+    Attributes:
+        pieces: the pieces, in the order of the file.
+        parents: the parent of each node.
+        places: the position of each node.
+        bindings: the bindings of each name.
+        uses: the places where the code reads a name, by the name.
+        stars: the modules of star imports; "" for each %run and for each unreadable line, which
+            may bind any name too.
+    """
 
     def __init__(self, pieces: list[Piece]):
         self.pieces = pieces
@@ -75,12 +98,13 @@ class Names:
         self.places: dict[ast.AST, Place] = {}
         self.bindings: dict[str, list[Binding]] = {}
         self.uses: dict[str, list[ast.Name]] = {}
-        self.stars: list[str] = []  # modules of star imports; "" for %run and unreadable lines
+        self.stars: list[str] = []
         for number, piece in enumerate(pieces):
             runs = re.findall(r"(?m)^\s*%run\b", "\n".join(piece.shell.values()))
             self.stars += ["" for _ in (*runs, *piece.broken)]
             for node in ast.walk(piece.tree):
-                # Before `_read`, which looks at the nodes around. ast.walk comes to parents first.
+                # `_read` needs the nodes around this one. They are known already, because ast.walk
+                # yields a parent before its children.
                 self.parents |= dict.fromkeys(ast.iter_child_nodes(node), node)
                 line = getattr(node, "lineno", 0)
                 self.places[node] = Place(number, line, getattr(node, "col_offset", 0))
@@ -96,13 +120,18 @@ class Names:
             self.bindings.setdefault(binding.name, []).append(binding)
 
     def around(self, node: ast.AST, kinds: object) -> Iterator[ast.AST]:
-        """Give the nodes of some kinds around a node, the innermost first."""
+        """Yield the nodes of some kinds that contain a node, the innermost first."""
         while (node := self.parents.get(node)) is not None:
             if isinstance(node, kinds):
                 yield node
 
     def full_name(self, node: ast.AST, depth: int = 0) -> str:
-        """Return the full name that a dotted name stands for; "" for the user's own names."""
+        """Return the full name that a dotted name means; "" for the user's own names.
+
+        Args:
+            node: the name.
+            depth: the number of assignments that were followed to it.
+        """
         root, dot, rest = dotted(node).partition(".")
         binding = self.binding(node)
         if binding is None:
@@ -114,23 +143,26 @@ class Names:
         return full and f"{full}{dot}{rest}"
 
     def binding(self, node: ast.AST) -> Binding | None:
-        """Return the last binding of a name's root before it, in the innermost scope with any."""
+        """Return the binding that gave the root of a name its value; None if nothing binds it.
+
+        It is the last one before the name, in the innermost scope that has any.
+        """
         root = dotted(node).partition(".")[0]
         everywhere = self.bindings.get(root, [])
         candidates = self._in_innermost_scope(node, everywhere)
         if not candidates:
-            # An import in another function may be `global`.
+            # An import in another function may bind a name that is `global` there.
             candidates = [binding for binding in everywhere if binding.full]
         # `xm = None` follows an import that failed, so it says nothing about the module.
         with_value = [binding for binding in candidates if not binding.is_none]
         candidates = with_value or candidates
         before = [binding for binding in candidates if binding.place < self.places[node]]
-        # In a notebook a cell may run before one that stands above it, so a later binding is better
-        # than none.
+        # The cells of a notebook may run in any order, so a later binding is better than none.
         return max(before or candidates, key=lambda binding: binding.place, default=None)
 
     def _in_innermost_scope(self, node: ast.AST, bindings: list[Binding]) -> list[Binding]:
-        # Without classes: a method does not see the names of its class.
+        """Return the bindings in the innermost scope around a node that has any."""
+        # Classes do not count, because a method does not see the names of its class.
         scopes = [*self.around(node, _FUNCTIONS), None]  # None is the top level
         for scope in scopes:
             here = [binding for binding in bindings if binding.scope is scope]
@@ -139,15 +171,16 @@ class Names:
         return []
 
     def is_plain(self, root: str) -> bool:
-        """Return whether a root can only be a certain module, wherever the code reads it.
+        """Return True if a root can only be one module, wherever the code reads it.
 
-        Every binding is the same import at the top level, and the code uses the root only to read
-        names from it. So nothing assigns to it, patches it, passes it on or lists its names.
+        That is so if every binding is the same import at the top level, and the code uses the root
+        only to read names from it: nothing assigns to it, patches it, passes it on or lists its
+        names.
         """
         bindings = self.bindings.get(root, ())
         is_one_module = len({one.full for one in bindings}) == 1
         is_certain = is_one_module and not self.stars and all(map(self._is_at_top, bindings))
-        # A use such as `f(xm)` hands the module on, and `xm.x = 1` patches it.
+        # A use such as `f(xm)` passes the module on, and `xm.x = 1` patches it.
         return is_certain and all(map(self._is_read_from, self.uses.get(root, ())))
 
     def _is_at_top(self, binding: Binding) -> bool:
@@ -155,6 +188,7 @@ class Names:
         return isinstance(above, ast.Module) and self.pieces[binding.place.piece].is_fixable
 
     def _is_read_from(self, use: ast.Name) -> bool:
+        """Return True if a use of a root only reads a name from it, as `xm.get_ordinal`."""
         node = use
         while isinstance(above := self.parents[node], ast.Attribute):
             node = above
@@ -162,6 +196,12 @@ class Names:
 
 
 def _bindings(node: ast.AST, above: ast.AST | None) -> Iterator[Binding]:
+    """Yield the bindings that a node makes itself, without those of its children.
+
+    Args:
+        node: any node.
+        above: its parent, which has the value that a name is assigned.
+    """
     match node:
         case ast.Import(names=aliases):
             for alias in aliases:
@@ -187,8 +227,10 @@ def _bindings(node: ast.AST, above: ast.AST | None) -> Iterator[Binding]:
 
 
 def _assignment(name: str, statement: ast.AST | None) -> Binding:
+    """Return the binding of a name that a statement assigns or deletes."""
     match statement:
         case ast.Assign(value=ast.Call(func, [ast.Constant(str(full)), *_])):
+            # xm = importlib.import_module("torch_xla.core.xla_model")
             is_import = dotted(func).endswith("import_module")
             return Binding(name, full if is_import else "")
         case ast.Assign(value=value):

@@ -1,9 +1,10 @@
 """Look up whether a name has changed, in the tables of this folder.
 
-api.json has every name of torch_xla 2.8 and 2.9, and those that 2.2 to 2.9 removed.
-tools/torch_xla_api.py reads them from the packages. names.json explains the important names.
-invented.json has names that language models write, libraries.json the names of transformers,
-Lightning, accelerate and ignite.
+api.json         every name of torch_xla 2.8 and 2.9, and those that 2.2 to 2.9 removed;
+                 tools/torch_xla_api.py reads them from the packages
+names.json       the important old names of torch_xla, with an explanation and the new code
+invented.json    names that language models write, and that no release has had
+libraries.json   old names of transformers, Lightning, accelerate and ignite
 """
 
 import difflib
@@ -15,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-# Names that mean a module of torch_xla by custom.
+# Short names that notebooks use by convention for a module of torch_xla.
 USUAL = {
     "xm": "torch_xla.core.xla_model",
     "xmp": "torch_xla.distributed.xla_multiprocessing",
@@ -25,7 +26,13 @@ USUAL = {
 
 
 class Verdict(NamedTuple):
-    """The change of a name, and the code to write instead; `kind` is the docs page's anchor."""
+    """What has changed about a name.
+
+    Attributes:
+        kind: the kind of the change, such as "moved"; an anchor on the docs page.
+        happened: the change, and its version.
+        write: the code to write instead, or what to do.
+    """
 
     kind: str
     happened: str
@@ -34,7 +41,12 @@ class Verdict(NamedTuple):
 
 @functools.cache
 def table(name: str, part: str = "") -> dict:
-    """Return a table, or a part of it."""
+    """Return a table, or a part of it.
+
+    Args:
+        name: the name of its file, without ".json".
+        part: a key at the top of the table; "" for the whole table.
+    """
     found = json.loads(Path(__file__).with_name(f"{name}.json").read_text())
     return found[part] if part else found
 
@@ -45,7 +57,7 @@ def entry_of(full: str) -> dict:
 
 
 def parts_of(full: str) -> list[str]:
-    """Return the names that a name begins with, the longest first: a.b.c, a.b."""
+    """Return the names that a name begins with, the longest first: of a.b.c, a.b.c and a.b."""
     parts = full.split(".")
     return [".".join(parts[:end]) for end in range(len(parts), 1, -1)]
 
@@ -56,26 +68,27 @@ def longest_part(full: str, names: Mapping) -> str:
 
 
 def is_old_name(full: str) -> bool:
-    """Return whether a table lists a name as old, so that it may come from a star import."""
+    """Return True if a table lists a name as old, so that a star import may have bound it."""
     tables = (table("names", "names"), table("api", "_removed"), table("libraries", "names"))
     return any(full in names or of_today(full) in names for names in tables)
 
 
 @functools.cache
 def _moved_modules() -> dict[str, str]:
+    """Return the present path of each module that has moved, by its old path."""
     entries = table("names", "names").items()
     return {name: entry["module"] for name, entry in entries if "module" in entry}
 
 
 def of_today(full: str) -> str:
-    """Return a name with the present path of its module."""
+    """Return a name with the present path of its module, which may be the one it has."""
     moved = _moved_modules()
     part = longest_part(full, moved)
     return moved.get(part, "") + full.removeprefix(part)
 
 
 def is_in_both_releases(full: str) -> bool:
-    """Return whether torch_xla 2.8 and 2.9 both have this module or top-level name."""
+    """Return True if torch_xla 2.8 and 2.9 both have this module, or this name of a module."""
     modules = table("api")
     module, _, name = full.rpartition(".")
     if full in modules:
@@ -84,6 +97,7 @@ def is_in_both_releases(full: str) -> bool:
 
 
 def _names_of(module: str) -> list[str]:
+    """Return the names in a module, with those that it imports from another by a star."""
     entry = table("api")[module]
     others = [table("api")[other]["names"] for other in entry.get("all_of", ())]
     return sum(others, entry["names"])
@@ -91,7 +105,10 @@ def _names_of(module: str) -> list[str]:
 
 @functools.cache
 def _installed() -> str:
-    """Return the column of api.json for the installed torch_xla; "" without torch_xla."""
+    """Return the key in api.json of names that only the installed torch_xla has.
+
+    It is "only_2_8" or "only_2_9", and "" without torch_xla.
+    """
     try:
         major, minor = importlib.metadata.version("torch_xla").split(".")[:2]
     except importlib.metadata.PackageNotFoundError:
@@ -100,12 +117,17 @@ def _installed() -> str:
 
 
 def dead_part(full: str) -> str:
-    """Return a name up to the part that torch_xla lacks; "" if it has all parts, or for a class."""
+    """Return a name up to the first part that torch_xla does not have; "" if it has all parts.
+
+    The attributes of a class are not checked.
+    """
     if re.match(r"torch_xla_py\b|torch\.(xla|tpu)\b", full):
         return full  # the package's name of 2019, and modules that torch never had
     api = table("api")
     known, *parts = full.split(".")
     place = known
+    # Go down through the modules. The first part that is no module is a name of the last one, and
+    # the parts after it belong to a class or a function.
     for part in parts if known == "torch_xla" else ():
         known = f"{known}.{part}"
         module = api["_modules"].get(f"{place}.{part}", f"{place}.{part}")
@@ -121,6 +143,8 @@ def verdict_on(full: str) -> Verdict | None:
     """Return the change of a name of torch_xla; None if it has not changed."""
     today = of_today(full)
     dead = dead_part(full)
+    # An entry that was written by hand explains more than what the other tables can tell. The
+    # entry of a module that has moved says nothing about the name in it.
     for name in (full, today, dead):
         entry = entry_of(name)
         if "happened" in entry and "module" not in entry:
@@ -134,6 +158,12 @@ def verdict_on(full: str) -> Verdict | None:
 
 
 def _invented(full: str, dead: str) -> Verdict | None:
+    """Return the verdict on a name that no release has had, if the table lists it.
+
+    Args:
+        full: the name.
+        dead: its part up to the first one that torch_xla does not have.
+    """
     names = table("invented", "names")
     below = [name for name in names if name.startswith(f"{dead}.")]
     name = longest_part(full, names) or "".join(below[:1])
@@ -144,7 +174,11 @@ def _invented(full: str, dead: str) -> Verdict | None:
 
 
 def _removed(dead: str) -> Verdict:
-    """Return the verdict on a name that only the tables of the packages contain."""
+    """Return the verdict on a name that no table explains.
+
+    It names another module that has the same last part, an explained name that ends alike, or a
+    name of the same module that is spelled alike, in this order.
+    """
     api = table("api")
     module, _, name = dead.rpartition(".")
     part = longest_part(dead, api["_removed"])
@@ -161,11 +195,11 @@ def _removed(dead: str) -> Verdict:
     near = difflib.get_close_matches(name, api.get(module, {}).get("names", ()), n=1)
     if near and not part:
         return Verdict("invented", happened, f"perhaps {module}.{near[0]}")
-    return Verdict("removed", happened, "nothing replaces it: write out the lines that need it")
+    return Verdict("removed", happened, "nothing replaces it: rewrite the lines that need it")
 
 
 def library_name(full: str) -> str:
-    """Return a name as libraries.json has it: Lightning is one package under two names."""
+    """Return a name as libraries.json has it, because Lightning is a package under two names."""
     return re.sub(r"^lightning\.(pytorch\.)?", "pytorch_lightning.", full)
 
 
@@ -177,7 +211,7 @@ def library_verdict(full: str) -> Verdict | None:
 
 
 def argument_rules(full: str) -> list[dict]:
-    """Return the rules for the arguments of a function."""
+    """Return the rules for the arguments of a function, each with its kind of verdict."""
     kind = entry_of(full).get("kind")
     own = [{"kind": kind, **rule} for rule in entry_of(full).get("arguments", ())]
     others = table("libraries", "arguments").get(library_name(full), ())

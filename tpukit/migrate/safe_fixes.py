@@ -4,10 +4,9 @@
                                                       import torch_xla.core.xla_model as xm
     rank = xm.get_ordinal()                           rank = torch_xla.runtime.global_ordinal()
 
-Only the plain case is fixed: a dotted name whose root can only be a certain module
-(`Names.is_plain`), and names imported at the top level from a module that has moved. For everything
-else, the linter only gives advice. A fix adds no name but `torch_xla`, because a new alias could
-hide another name.
+Only two plain cases are fixed: a dotted name whose root can only be one module (`Names.is_plain`),
+and names imported at the top level from a module that has moved. For all other cases, the linter
+only gives advice. A fix adds no name but `torch_xla`, because a new alias could hide another name.
 """
 
 import ast
@@ -18,13 +17,14 @@ from tpukit.migrate.code_pieces import Piece
 from tpukit.migrate.name_scopes import Binding, Names, dotted
 from tpukit.migrate.name_tables import entry_of, is_in_both_releases, of_today
 
-# A handler may wait for the AttributeError of the old name, so a fix could change its branch.
-# Python 3.11 gives wrong positions inside an f-string.
+# Nothing is fixed inside these. The handler of a `try` may expect the AttributeError of the old
+# name, so a fix could change which branch runs. And Python 3.11 gives wrong positions inside an
+# f-string.
 _NOT_INSIDE = ast.Try | ast.TryStar | ast.JoinedStr
 
 
 class Edit(NamedTuple):
-    """A replacement in the text of a piece."""
+    """A replacement in the text of a piece: `new` takes the place of `text[start:end]`."""
 
     piece: Piece
     start: int
@@ -33,7 +33,7 @@ class Edit(NamedTuple):
 
 
 class SafeFixes:
-    """The edits that repair a finding; None if no edit is safe, [] if another edit repairs it."""
+    """Finds the edits that repair a finding: None if none is safe, [] if another edit does."""
 
     def __init__(self, names: Names):
         self._names = names
@@ -47,28 +47,32 @@ class SafeFixes:
         if not new or not self._names.is_plain(binding.name) or not self._is_plain_text(node):
             return None
         piece = self._piece(node)
-        if binding.full == "torch_xla":
+        if binding.full == "torch_xla":  # the root is torch_xla itself, perhaps under an alias
             return [Edit(piece, *piece.span(node), new.replace("torch_xla", binding.name, 1))]
         added = self._import_of_torch_xla(binding)
         return None if added is None else [*added, Edit(piece, *piece.span(node), new)]
 
     def _new_name(self, node: ast.AST) -> str:
-        """Return the new name if it means the same as the old name in this use, "" otherwise."""
+        """Return the new name if it means the same as the old one in this use; "" otherwise."""
         entry = entry_of(self._names.full_name(node))
         above = self._names.parents[node]
+        # Some functions took other arguments, so only a call without arguments is certain.
         is_bare_call = isinstance(above, ast.Call) and not above.args and not above.keywords
         has_same_meaning = is_bare_call or entry.get("call") == "any"
         return entry.get("rename", "") if has_same_meaning else ""
 
     def _is_plain_text(self, node: ast.AST) -> bool:
-        """Return whether the text of a node is its name alone, in code that can be replaced."""
+        """Return True if the text of a node is its name alone, in code that may be replaced."""
         piece = self._piece(node)
         start, end = piece.span(node)
         is_protected = any(self._names.around(node, _NOT_INSIDE))
         return piece.is_fixable and not is_protected and piece.text[start:end] == dotted(node)
 
     def _import_of_torch_xla(self, binding: Binding) -> list[Edit] | None:
-        """Return the edit that imports torch_xla above another import, [] if that is done."""
+        """Return the edit that imports torch_xla above the import of a binding.
+
+        The result is [] if the code imports torch_xla before it, and None if no edit is safe.
+        """
         known = self._names.bindings.get("torch_xla", [])
         if known and not self._names.is_plain("torch_xla"):
             return None
@@ -82,7 +86,7 @@ class SafeFixes:
         return [Edit(piece, start, start, f"import torch_xla{line_end}")]
 
     def of_import(self, statement: ast.Import | ast.ImportFrom) -> list[Edit] | None:
-        """Return the edit for an import of names from a module that has moved."""
+        """Return the edit for `from old.module import names`; None if it is not safe."""
         piece = self._piece(statement)
         is_at_top = isinstance(self._names.parents[statement], ast.Module)
         start, end = piece.span(statement)

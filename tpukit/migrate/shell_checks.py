@@ -1,11 +1,11 @@
-"""Shell lines and environment variables that set up a TPU in 2020, or replace the image's torch."""
+"""Find shell lines and environment variables that set up a TPU as in 2020, or replace torch."""
 
 import re
 from collections.abc import Iterator
 
 from tpukit.migrate.name_tables import Verdict, table
 
-_OLD = "it set a TPU of 2020 up; its servers and wheels are gone"
+_OLD = "it set up a TPU as in 2020; its servers and wheels are gone"
 _PINNED = "it replaces the image's torch or torch_xla, which belong together"
 _KEEP = "delete it: Colab's and Kaggle's TPU images have torch and torch_xla"
 # "pip install -U torch": the command, and the words up to the end of the command line.
@@ -21,7 +21,7 @@ _ALWAYS = re.compile(
     r"|.*(^|[/=])(torch|torchvision|torchaudio|torch_xla|libtpu)[-_][^/]*\.whl",
     re.I,
 )
-# Only with a version, or with an option that reinstalls.
+# Packages that replace the image's own only with a version, or with an option that reinstalls.
 _TORCH = re.compile(r"(torch|torchvision|torchaudio|torchtext|pytorch)(?![\w-])(.*)", re.I)
 _REPLACES = {
     "-U", "--upgrade", "--force-reinstall", "--ignore-installed", "-I", "--pre", "--reinstall"
@@ -29,7 +29,11 @@ _REPLACES = {
 
 
 def check_shell(text: str) -> Iterator[tuple[int, str, Verdict]]:
-    """Give the findings in a text for the shell: lines below the first, the line, the verdict."""
+    """Yield (lines below the first, the line, the verdict) for each finding in a shell command.
+
+    Args:
+        text: the command, with its lines after a backslash.
+    """
     if text.lstrip().startswith("#"):
         return
     setup = _SETUP.search(text)
@@ -45,12 +49,13 @@ def check_shell(text: str) -> Iterator[tuple[int, str, Verdict]]:
 
 
 def _line_of(word: str, text: str) -> tuple[int, str]:
+    """Return the number of the line with a word, from 0, and that line."""
     below = text.count("\n", 0, text.index(word))
     return below, text.split("\n")[below].strip()
 
 
 def variables() -> dict:
-    """Return the environment variables of the table."""
+    """Return the old environment variables of names.json, with what happened to each."""
     return table("names", "variables")
 
 
@@ -58,8 +63,7 @@ def _replacing_word(text: str) -> str:
     """Return the requirement that replaces torch or torch_xla; "" if none does."""
     for command, rest in _INSTALL.findall(text):
         words = re.findall(r"[^\s\\\"',\[\]()]+", rest)
-        # Without a version or such an option, `pip install torch` keeps the torch that is
-        # installed.
+        # Without a version or such an option, `pip install torch` keeps the installed torch.
         replaces = command in ("uninstall", "remove") or bool(_REPLACES.intersection(words))
         for word, following in zip(words, [*words[1:], ""], strict=True):
             torch = _TORCH.match(word)

@@ -1,7 +1,8 @@
 """The pulmonary-embolism walkthrough: labels, DICOM, phantoms, exams, and the challenge's score.
 
-An exam is one CT examination; the columns of the data set call it a study. Importing this package
-is fast: modules import torch, numpy and others in the functions that need them.
+The data set and the challenge are those of RSNA's STR Pulmonary Embolism Detection (2020). An exam
+is one CT examination; the columns of the data set call it a study. Importing this package is fast:
+functions import torch, numpy and others when they need them.
 """
 
 from tpukit.pe.activation import attention_in_mask, class_activation, occlusion

@@ -1,46 +1,48 @@
-"""The places of an image that a network used, and the share of them inside the embolus.
+"""Compute class activation maps, and the share of their mass that is inside the embolus.
 
-The embolus is known for phantoms only.
+The embolus is known only for phantoms.
 """
 
 from tpukit.essentials.display import InvalidValueError
 from tpukit.pe.labels import LABELS
 
-# Of a place, from its edge to its centre: the middle of the first of 8 pixels, which are the stride
-# of layer2.
+# The centre of an entry of a map, as a share of the stride from the entry's edge: the middle of the
+# first of 8 pixels, the stride of layer2.
 _CENTRE = 1 / 16
 
 
 def class_activation(model, label: str = LABELS[0], *, layer: str = "layer2"):
-    """Return a model that outputs class activation maps for one label, in place of logits.
+    """Return a model that outputs class activation maps (LayerCAM) of one label instead of logits.
 
-    `tpukit.predict` runs it as it runs the network, on every core:
+    `tpukit.predict` runs this model on every core, as it runs the network:
     `tpukit.predict(core, pe.class_activation(model), batches, preprocess=pe.normalize)`.
 
-    A map shows the places that raised the output, which need not be the reason that a radiologist
-    would give. Its resolution is that of the layer: at 128 pixels the four layers of a ResNet-34
-    have 32, 16, 8 and 4 places per side. Measured with a network that was trained on phantoms
-    (AUROC of the images 0.997; 38 slices): in 84 % of the maps of layer2 the highest place was
-    within 15 of 256 pixels of the embolus, in 53 % for layer1, and in 21 % for layer3. With
-    Grad-CAM it was 76 %, 45 % and 16 %, and 32 % for layer4. A network that judges by position
-    alone has the same map for all images, so compare a map with the mean map; see
-    `attention_in_mask`.
+    A map shows the parts of an image that raised the output. They need not be the reason that a
+    radiologist would give. The resolution of a map is that of the layer: at 128 pixels, the four
+    layers of a ResNet-34 have maps of 32, 16, 8 and 4 entries per side.
 
-    In a network such as a ResNet, whose strided layers have odd kernels with padding of half their
-    size, place i of a map is at pixel i times the stride. The functions that compare maps with
-    images use that.
+    Measured with a network that was trained on phantoms (AUROC of the images 0.997; 38 slices): the
+    maximum of the map was within 15 of 256 pixels of the embolus in 53 % of the maps of layer1,
+    84 % of layer2, and 21 % of layer3. With Grad-CAM it was 45 %, 76 %, 16 %, and 32 % of layer4. A
+    network that judges by position alone has the same map for all images, so compare a map with the
+    mean map; see `attention_in_mask`.
+
+    In a ResNet, the strided layers have odd kernels with padding of half their size. So the centre
+    of entry i of a map is at pixel i times the stride. The functions that compare maps with images
+    use that.
 
     Args:
-        model: a network with `LABELS` as outputs, such as `resnet34()`, in the worker.
+        model: a network with one output per label of `LABELS`, such as `resnet34()`; call
+            `class_activation` in the worker function.
         label: a member of `LABELS`.
-        layer: name of a module of the network.
+        layer: the name of a module of the network.
 
     Returns:
-        A torch.nn.Module from (N, 3, H, W), as `normalize` returns them, to (N, h, w) float32 maps,
-        0 or more.
+        A torch.nn.Module. Its input is (N, 3, H, W) float32, as `normalize` returns it; its output
+        is (N, h, w) float32 maps, 0 or more.
 
     Raises:
-        ValueError: there is no such label, or no such layer.
+        ValueError: the label or the layer does not exist.
     """
     from tpukit.pe.layer_cam import LayerCAM
 
@@ -58,24 +60,25 @@ def class_activation(model, label: str = LABELS[0], *, layer: str = "layer2"):
 
 
 def occlusion(model, label: str = LABELS[0], *, patches: int = 8):
-    """Return a model that outputs the fall of a logit when a patch is hidden, in place of logits.
+    """Return a model that outputs, for each patch, how much a logit falls if the patch is hidden.
 
-    It checks a few class activation maps by another method. Patch after patch is replaced by the
-    mean grey. A network that judges by position loses little wherever the embolus is hidden: then
-    the share inside the embolus is that of the mean map, see `attention_in_mask`.
+    Use it to check a few class activation maps by another method. The model replaces one patch
+    after the other by the mean grey. If a network judges by position, its logit falls little when
+    the embolus is hidden. The share inside the embolus is then that of the mean map; see
+    `attention_in_mask`.
 
     Args:
         model: as for `class_activation`.
         label: a member of `LABELS`.
-        patches: patches per side. An image takes `patches ** 2` passes of the network at once, so
-            the batches should be small.
+        patches: the number of patches per side. The network sees `patches ** 2` copies of each
+            image at once, so use small batches.
 
     Returns:
-        A torch.nn.Module from (N, 3, H, W), as `normalize` returns them, to (N, H, W) float32, 0 or
-        more, the same at all pixels of a patch.
+        A torch.nn.Module. Its input is (N, 3, H, W) float32, as `normalize` returns it; its output
+        is (N, H, W) float32, 0 or more, and equal at all pixels of a patch.
 
     Raises:
-        ValueError: there is no such label.
+        ValueError: the label does not exist.
     """
     from tpukit.pe.layer_cam import Occlusion
 
@@ -83,27 +86,29 @@ def occlusion(model, label: str = LABELS[0], *, patches: int = 8):
 
 
 def _output_of(label: str) -> int:
-    """Return the number of a label's output."""
+    """Return the index of a label among the outputs; ValueError for an unknown label."""
     if label not in LABELS:
         raise InvalidValueError(f"there is no label {label!r}", fix=f"one of {', '.join(LABELS)}")
     return LABELS.index(label)
 
 
 def attention_in_mask(maps, masks, others=None):
-    """Return the share of each map's mass inside its mask, and two baselines.
+    """Return the share of each map's sum that is inside its mask, and two baselines.
 
-    A map that is the same everywhere has a share inside that equals the area of the mask. A network
-    that judges by position alone reaches the share of the mean map. Therefore compare `in_mask`
-    with both.
+    Compare `in_mask` with both baselines. For a constant map, it equals `mask_area`. For a network
+    that judges by position alone, it is about `mean_map`.
 
     Args:
-        maps: (N, h, w), 0 or more, tensor or array; enlarged to the masks' size, bilinearly.
-        masks: (N, H, W), true inside.
-        others: (M, h, w) maps of all images, for the mean map; None for `maps`.
+        maps: (N, h, w) array or tensor of numbers, 0 or more. They are resized to the masks' size
+            by bilinear interpolation.
+        masks: (N, H, W) array, true inside the embolus.
+        others: (M, h, w) maps of more images, for the mean map; None for `maps`.
 
     Returns:
-        A DataFrame with a row per image, `in_mask`, `mean_map` and `mask_area`, 0 to 1. A value is
-        nan if the mask is empty, or if the map is 0 everywhere.
+        A DataFrame with one row per image. `in_mask` is the share of the map inside the mask,
+        `mean_map` that of the mean of `others`, and `mask_area` the share of the image that the
+        mask covers; all from 0 to 1. A value is nan if the mask is empty or the map is 0
+        everywhere.
 
     Raises:
         ValueError: the shapes do not match, or a map has negative values, nan or infinity.
@@ -113,7 +118,6 @@ def attention_in_mask(maps, masks, others=None):
 
     masks = np.asarray(masks).astype(bool)
     large = enlarge(maps, masks.shape)
-    # A network that answers by position alone has this map for every image.
     mean = enlarge(mean_map(maps if others is None else others)[None], (1, *masks.shape[1:]))
     area = masks.mean((1, 2))
     columns = {"in_mask": _share_inside(large, masks), "mean_map": _share_inside(mean, masks)}
@@ -121,7 +125,7 @@ def attention_in_mask(maps, masks, others=None):
 
 
 def mean_map(maps):
-    """Return the (h, w) mean of (N, h, w) maps, after each is scaled to the sum 1."""
+    """Return the mean, (h, w), of maps, (N, h, w), after each is scaled to a sum of 1."""
     import numpy as np
 
     array = _as_array(maps)
@@ -130,7 +134,7 @@ def mean_map(maps):
 
 
 def _share_inside(large, masks):
-    """Return (N,) the share of each map's mass inside its mask; nan if there is none."""
+    """Return the share of each map's sum inside its mask, (N,); nan if map or mask is 0."""
     import numpy as np
 
     mass = np.broadcast_to(large.sum((1, 2)), len(masks))
@@ -140,11 +144,13 @@ def _share_inside(large, masks):
 
 
 def enlarge(maps, shape: tuple):
-    """Return (N, h, w) maps as (N, H, W) float64, bilinearly; raises as `attention_in_mask`.
+    """Resize maps, (N, h, w), to `shape`, (N, H, W), bilinearly; return float64.
 
-    A place of a map belongs to the centre of its receptive field. That is the first of the pixels
-    that it covers and not their middle, which at 128 pixels would be 3.5 pixels too far to the
-    right.
+    An entry of a map is drawn at the centre of its receptive field. That is the first of the pixels
+    that the entry covers. Their middle would be 3.5 pixels too far right and down, for layer2.
+
+    Raises:
+        ValueError: as for `attention_in_mask`.
     """
     import numpy as np
     from PIL import Image
@@ -166,7 +172,7 @@ def enlarge(maps, shape: tuple):
     shift = 0.5 - _CENTRE
     box = (shift, shift, columns + shift, rows + shift)
     large = []
-    # The last column and row again: the box reaches beyond the last centre.
+    # Repeat the last column and row, because the box extends beyond the last centre.
     for values in np.pad(array, ((0, 0), (0, 1), (0, 1)), mode="edge"):
         image = Image.fromarray(values)
         large.append(image.resize((width, height), Image.Resampling.BILINEAR, box=box))

@@ -1,4 +1,4 @@
-"""A figure of the places that a network used, and of the edge of the embolus."""
+"""Draw class activation maps over slices, with the edge of the embolus."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_STRONGEST = 0.75  # opacity of the map at its highest place
+_STRONGEST = 0.75  # the opacity of a map at half of its maximum
 _TITLE = 0.4  # inches above each image
 _EDGE = "#7ddf8f"
 _HEADING = {"loc": "left", "fontsize": look.SMALL + 1, "color": look.INK, "pad": 4}
@@ -32,29 +32,29 @@ def show_activation(
     others: Any = None,
     limit: int = 5,
 ) -> Figure:
-    """Draw slices, and below each the same slice under its class activation map, in orange.
+    """Draw slices, and below each the same slice with its class activation map in orange.
 
-    Each map is drawn from 0 to its own highest value, so a weak map looks like a strong one:
-    compare its place, not its brightness. The third row has the mean map of all images. If a map
-    looks like the mean, the network may answer by position. The edge of the mask is green. Titles
-    give the share of the map's mass inside the mask, and the share of the image that the mask
-    covers, which is the share to expect by chance.
+    Each map is drawn from 0 to its own maximum, so a weak map looks like a strong one: compare the
+    positions and not the brightness. The third row has the mean map of all images. If a map looks
+    like the mean map, the network may answer by position. The edge of the mask is green. The titles
+    are the share of the map's sum inside the mask, and the share by chance, which is the share of
+    the image that the mask covers.
 
     Args:
         images: (N, C, H, W) as for `show_batch`; `images[:, 1:2]` is the embolism window in grey.
-        maps: (N, h, w) of the same images, from `class_activation`.
-        masks: (N, H', W') true inside the embolus; None if it is not known, as for patients.
-        probabilities: (N,) output of the network.
-        notes: N short texts, one under each column.
-        others: (M, h, w) maps of all images, for the mean map; None for `maps`.
-        limit: the most images to draw.
+        maps: (N, h, w), the maps of the same images, from `class_activation`.
+        masks: (N, H', W'), true inside the embolus; None if it is unknown, as for patients.
+        probabilities: (N,), the probabilities that the network predicts; None to omit them.
+        notes: N short texts, one under each column; None for no texts.
+        others: (M, h, w), the maps of more images, for the mean map; None for `maps`.
+        limit: the most images to draw, 1 or more.
 
     Returns:
         The figure.
 
     Raises:
-        TypeError: `images` is not an array, or cannot be drawn with its dtype.
-        ValueError: the shapes do not match one another.
+        TypeError: `images` is not an array, or its dtype cannot be drawn.
+        ValueError: the shapes do not match one another, or a map has negative or infinite values.
     """
     figure_inputs.at_least_one(limit=limit)
     pixels, _ = figure_inputs.pixels(images, limit, "show_activation")
@@ -70,6 +70,7 @@ def show_activation(
     if masks is not None:
         edges = as_array(masks)[:count] > 0.5
         inside = attention_in_mask(maps[:count], edges, others)
+    # All lengths are in inches.
     side = min(2.6, (look.WIDTH - look.MARGIN) / count - look.MARGIN)
     below = 0.06 if notes is None else 0.22
     width = count * (side + look.MARGIN) + look.MARGIN
@@ -106,7 +107,7 @@ def show_activation(
 
 
 def _check_lengths(images: Any, **others: Any) -> None:
-    """Raise unless all arguments that are given have one entry per image."""
+    """Raise ValueError unless each argument is None or has one entry per image."""
     wrong = []
     for name, values in others.items():
         if values is not None and len(values) != len(images):
@@ -120,7 +121,14 @@ def _check_lengths(images: Any, **others: Any) -> None:
 
 
 def _draw_column(figure: Figure, image: np.ndarray, *, left: float, side: float) -> list[Axes]:
-    """Draw an image three times, one below the other, at a distance from the left in inches."""
+    """Draw an image three times, one below the other; return the axes from top to bottom.
+
+    Args:
+        figure: the figure.
+        image: the pixels.
+        left: the distance of the column from the left edge in inches.
+        side: width and height of each image in inches.
+    """
     height = figure.get_figheight()
     column = []
     for row in (1, 2, 3):
@@ -131,7 +139,7 @@ def _draw_column(figure: Figure, image: np.ndarray, *, left: float, side: float)
 
 
 def _overlay(axes: Axes, large: np.ndarray) -> None:
-    """Draw a map over the image of the axes, transparent at 0."""
+    """Draw a map over the image of the axes: transparent at 0, light orange at the maximum."""
     from matplotlib.colors import LinearSegmentedColormap, to_rgb
 
     orange = to_rgb(look.COLORS[1])
@@ -142,7 +150,7 @@ def _overlay(axes: Axes, large: np.ndarray) -> None:
 
 
 def _draw_edge(both: Sequence[Axes], mask: np.ndarray) -> None:
-    """Draw the edge of a mask, which may be of another size, over the image of both axes."""
+    """Draw the edge of a mask over the image of each axes; the mask may have another size."""
     if not mask.any():
         return
     for axes in both:
@@ -152,7 +160,7 @@ def _draw_edge(both: Sequence[Axes], mask: np.ndarray) -> None:
 
 
 def _write_shares(axes: Axes, lower: Axes, row: Any) -> str:
-    """Write a row of `attention_in_mask` above a map and the mean map, and return it in words."""
+    """Write a row of `attention_in_mask` above a map and the mean map; return it as text."""
 
     inside = "no embolus"
     chance = ""

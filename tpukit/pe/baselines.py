@@ -1,18 +1,18 @@
-"""Answers for exams without a network that reads along the body: baselines to compare with."""
+"""Baselines for exam networks: pooled answers of slices, and answers without any image."""
 
 from tpukit.pe.challenge import IMAGE, STUDY
 from tpukit.pe.labels import EXAM_LABELS, LABELS, check_yes_or_no
 
 
 def pool_slices(table, probabilities):
-    """Return exam answers from a network for single images: the mean over the slices of an exam.
+    """Answer for exams by the mean of a network's probabilities over the slices of each exam.
 
     Args:
-        table: a row per image, with StudyInstanceUID and SOPInstanceUID.
-        probabilities: (N, 10) of the `LABELS`, in the order of the table.
+        table: a table with one row per image, with StudyInstanceUID and SOPInstanceUID.
+        probabilities: (N, 10), the probabilities of the `LABELS` for each row of the table.
 
     Returns:
-        A table as of `ExamSequences.table`.
+        A table of probabilities, as from `ExamSequences.table`.
     """
     import numpy as np
 
@@ -25,20 +25,19 @@ def pool_slices(table, probabilities):
 
 
 def position_prior(labels, table, bins: int = 20):
-    """Return answers without any image: the frequency of each label in other exams.
+    """Answer without any image, by the frequency of each label in other exams.
 
-    An image gets the frequency at its height in the body. Emboli lie at certain heights, so the
-    height alone gives some information.
+    The answer for an image is the frequency of emboli at its height in the body. Emboli are more
+    frequent at certain heights, so the height alone gives some information.
 
     Args:
-        labels: the labels of the exams to learn from: StudyInstanceUID, `position` and the
-            `LABELS`.
-        table: the table of the exams to answer for: StudyInstanceUID, SOPInstanceUID and
-            `position`.
-        bins: number of heights, from the lowest slice of an exam to the highest.
+        labels: a table of the exams whose frequencies are used: StudyInstanceUID, `position` and
+            the `LABELS`.
+        table: a table of the exams to answer for: StudyInstanceUID, SOPInstanceUID and `position`.
+        bins: the number of heights, from the lowest slice of an exam to the highest.
 
     Returns:
-        A table as of `ExamSequences.table`.
+        A table of probabilities, as from `ExamSequences.table`.
     """
     import numpy as np
 
@@ -47,18 +46,19 @@ def position_prior(labels, table, bins: int = 20):
     present = labels[LABELS[0]]
     count = np.bincount(known, minlength=bins)
     positive = np.bincount(known, weights=present, minlength=bins)
-    # With one more image of the mean frequency, a height without images has the mean.
+    # Add one image with the mean frequency to each height, so that a height without images gets the
+    # mean.
     frequency = (positive + present.mean()) / (count + 1)
     exams = labels.groupby(STUDY)[list(EXAM_LABELS)].first()
-    # With half an exam more with each label, and half without, no frequency is 0 or 1: those
-    # answers would have an infinite loss when they are wrong.
+    # Add half an exam with each label and half an exam without. So no frequency is 0 or 1, which
+    # would have an infinite loss when it is wrong.
     of_exams = (exams.sum() + 0.5) / (len(exams) + 1)
     answers = table[[STUDY, IMAGE]].reset_index(drop=True)
     return answers.assign(**{LABELS[0]: frequency[_height_bins(table, bins)]}, **of_exams)
 
 
 def _height_bins(table, bins: int):
-    """Return (N,) the bin of each slice by its height in the exam, from 0 for the lowest."""
+    """Return the bin of each slice by its height in its exam, (N,) int; 0 is the lowest."""
     import numpy as np
 
     heights = table.groupby(STUDY)["position"]

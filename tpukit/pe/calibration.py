@@ -1,7 +1,7 @@
-"""Calibrated probabilities: temperatures that are fitted on one fold and applied to another.
+"""Calibrate probabilities by temperatures that are fitted on one fold and applied to another.
 
-Of the answers 0.9 nine in ten should be true. If fewer are, the network is overconfident. A
-temperature T divides the logits:
+Among the answers with probability 0.9, nine in ten should be true. If fewer are true, the network
+is overconfident. A temperature T divides the logits:
 
     probability 0.9  ->  logit 2.2  ->  2.2 / T = 1.1 with T = 2  ->  probability 0.75
 """
@@ -13,22 +13,23 @@ from tpukit.metrics import FEW, count_groups
 from tpukit.pe.challenge import IMAGE_WEIGHT, STUDY, image_share, log_loss, match_tables
 from tpukit.pe.labels import EXAM_LABELS, LABELS
 
-# Bounds of a temperature: beyond them all answers would be right, or guesses.
-_LEAST = 1e-12  # of a probability, and of its distance from 1
+_LEAST = 1e-12  # probabilities are clipped to at least this, and at most 1 minus this
+# The bounds of a temperature. A lower one would make all answers 0 or 1, a higher one all 0.5.
 _LOWEST = 0.1
 _HIGHEST = 10.0
 
 
 @dataclass(frozen=True)
 class Temperatures:
-    """A temperature per label, found by `fit_temperatures`; logits are divided by it.
+    """One temperature per label, from `fit_temperatures`; `apply` divides logits by it.
 
-    Above 1 the answers were overconfident, and move towards 0.5. Below 1 they were underconfident.
-    No answer crosses 0.5, so consistent answers stay consistent.
+    With a temperature above 1, overconfident answers move towards 0.5. With one below 1,
+    underconfident answers move towards 0 or 1. No answer crosses 0.5, so consistent answers remain
+    consistent.
 
     Attributes:
-        values: temperature of each label of `pe.LABELS`.
-        studies: StudyInstanceUIDs of the exams that the temperatures were fitted on.
+        values: the temperature of each label of `pe.LABELS`.
+        studies: the StudyInstanceUIDs of the exams on which the temperatures were fitted.
         notes: for each label without a fitted temperature, the reason; its temperature is 1.
     """
 
@@ -41,19 +42,20 @@ class Temperatures:
         return f"Temperatures fitted on {len(self.studies):,} studies: {values}"
 
     def apply(self, table):
-        """Return a copy of a table with its ten answers at these temperatures.
+        """Return a copy of a table with calibrated probabilities of the ten labels.
 
         Args:
-            table: a row per image with StudyInstanceUID and the probabilities of `pe.LABELS`.
+            table: a table with one row per image, StudyInstanceUID and the probabilities of
+                `pe.LABELS`.
 
         Raises:
-            ValueError: the temperatures were fitted on an exam of the table, so the result would
-                not hold for other exams.
+            ValueError: the temperatures were fitted on an exam of the table, so a score of the
+                result would be too good.
         """
         import numpy as np
         from scipy.special import expit
 
-        # A fit looks good on its own exams, whatever it is worth.
+        # A fit always looks good on the exams on which it was fitted.
         both = self.studies & set(table[STUDY])
         if both:
             raise InvalidValueError(
@@ -71,21 +73,21 @@ class Temperatures:
 
 
 def fit_temperatures(labels, predictions) -> Temperatures:
-    """Find for each label the temperature with the smallest log loss on these exams.
+    """Find the temperature of each label that gives the smallest log loss on these exams.
 
-    An exam counts once for each of its nine answers. Images count as in the challenge's score, so
-    only images of positive exams count. A label keeps the temperature 1 if fewer than 5 exams have
-    it, or fewer than 5 lack it.
+    For an exam label, each exam has the same weight. For the image label, images have the weights
+    of the challenge's score, so only images of positive exams count. If fewer than 5 exams have a
+    label, or fewer than 5 exams do not have it, its temperature is 1.
 
     Args:
-        labels: a row per image with 0 and 1, see `challenge_loss`.
-        predictions: the same with probabilities.
+        labels: a table of zeros and ones, one row per image; see `challenge_loss`.
+        predictions: a table of probabilities for the same images.
 
     Returns:
         The temperatures.
 
     Raises:
-        ValueError: see `challenge_loss`.
+        ValueError: as for `challenge_loss`.
     """
     values = {}
     notes = {}
@@ -106,7 +108,7 @@ def _best_temperature(one: "Answers") -> float:
 
     logits = _logits(one.probabilities)
 
-    # The search is over logarithms, in which T = 1/2 and T = 2 are equally far from 1.
+    # The search is over the logarithm of T, because T = 1/2 and T = 2 are then equally far from 1.
     def cost(log_temperature):
         return one.mean(log_loss(one.truth, expit(logits / np.exp(log_temperature))))
 
@@ -116,10 +118,10 @@ def _best_temperature(one: "Answers") -> float:
 
 
 def _logits(probabilities):
-    """Return logits; probabilities of 0 and 1 get finite logits.
+    """Return the logits of probabilities; those of 0 and 1 are finite.
 
-    A float32 probability is exactly 1 from a logit of 17 on. The fit and its application must treat
-    it in the same way.
+    From a logit of 17 on, a float32 probability is exactly 1. `fit_temperatures` and `apply` use
+    this function, so that both treat such a probability in the same way.
     """
     import numpy as np
     from scipy.special import logit
@@ -128,19 +130,21 @@ def _logits(probabilities):
 
 
 def calibration_table(labels, before, after=None):
-    """Return the log loss of each label, and the log loss of its frequency alone.
+    """Return the log loss of each label, next to that of the label's frequency as the answer.
 
     Args:
-        labels: a row per image, with 0 and 1.
-        before: probabilities of the same images, from the network.
-        after: the same at other temperatures, or None.
+        labels: a table of zeros and ones, one row per image.
+        before: a table of the network's probabilities for the same images.
+        after: a table of calibrated probabilities for the same images; None for none.
 
     Returns:
-        A DataFrame with a row per label: "positives", "of", "frequency alone", "log loss",
-        "calibrated" if `after` is given, and "note" if the label is too rare to judge.
+        A DataFrame with one row per label. "positives" of "of" answers are true. "frequency alone"
+        is the log loss if each answer is the label's frequency, and "log loss" that of `before`.
+        "calibrated" is the log loss of `after`, if it is given. "note" is a text if the label is
+        too rare to judge, else "".
 
     Raises:
-        ValueError: see `challenge_loss`.
+        ValueError: as for `challenge_loss`.
     """
     import numpy as np
     import pandas as pd
@@ -149,7 +153,7 @@ def calibration_table(labels, before, after=None):
     calibrated = None if after is None else answers(labels, after)
     rows = []
     for number, one in enumerate(first):
-        # Somebody who answers each question by how often it is true; a network must do better.
+        # The baseline that a network must beat: each answer is the frequency of the label.
         frequency = np.full(len(one.truth), one.mean(one.truth))
         row = {
             "label": one.label.replace("_", " "),
@@ -166,13 +170,13 @@ def calibration_table(labels, before, after=None):
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers to one label with the truth: of images for the first label, else of exams."""
+    """The predicted and true answers of one label: N images for the first label, else N exams."""
 
-    label: str  # of `pe.LABELS`
-    probabilities: object  # (N,) float64
-    truth: object  # (N,) float64
-    exam: object  # (N,) the exam of each, counted from 0
-    weights: object  # (N,) of each in the mean
+    label: str  # a member of `pe.LABELS`
+    probabilities: object  # (N,) float64, the predicted answers
+    truth: object  # (N,) float64, 0 or 1
+    exam: object  # (N,) the number of each answer's exam, from 0
+    weights: object  # (N,) the weight of each answer in a mean
 
     def mean(self, values) -> float:
         """Return the weighted mean of (N,) values; nan if all weights are 0."""
@@ -183,11 +187,11 @@ class Answers:
         return float(np.average(values, weights=self.weights))
 
     def mean_loss(self) -> float:
-        """Return the weighted mean of the log loss."""
+        """Return the weighted mean of the log loss of all answers."""
         return self.mean(log_loss(self.truth, self.probabilities))
 
     def too_few(self) -> str:
-        """Return the reason if too few exams have the label, or lack it, to judge it; else ""."""
+        """Return the reason if fewer than `FEW` exams have the label, or lack it; else ""."""
         having, lacking = count_groups(self.truth, self.exam)
         few = []
         if having < FEW:
@@ -200,7 +204,7 @@ class Answers:
 
 
 def answers(labels, predictions) -> list[Answers]:
-    """Return the answers by label; images have the weights of the challenge, exams the weight 1."""
+    """Return the `Answers` of each label; images have the challenge's weights, exams weight 1."""
     import numpy as np
 
     truth, predicted = match_tables(labels, predictions)
@@ -209,8 +213,8 @@ def answers(labels, predictions) -> list[Answers]:
         probabilities=predicted.images,
         truth=truth.images,
         exam=truth.exam,
-        # In the challenge an image weighs as its exam has positive images; in a negative exam,
-        # nothing.
+        # In the challenge, the weight of an image is the share of positive images in its exam, so
+        # it is 0 in a negative exam.
         weights=IMAGE_WEIGHT * image_share(truth)[truth.exam],
     )
     exams = len(truth.studies)

@@ -1,4 +1,4 @@
-"""A figure of the calibration curve of each exam label: probabilities against frequencies."""
+"""Draw the calibration curve of each exam label: frequency against predicted probability."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_IN_A_POINT = 10  # the least exams per point of a curve
-_MOST_POINTS = 8  # of a curve
+_IN_A_POINT = 10  # a point of a curve has at least this many exams
+_MOST_POINTS = 8  # a curve has at most this many points
 _DOTTED = (0, (1, 2))
 _TICKS = [0, 0.5, 1]
 
@@ -21,9 +21,9 @@ _TICKS = [0, 0.5, 1]
 def show_calibration(labels: Any, before: Any, after: Any = None) -> Figure:
     """Draw the frequency of each of the nine exam labels against its predicted probability.
 
-    On the dotted line, three in ten of the exams with the probability 0.3 have the label. Each
-    point is ten exams or more, with the 95 % interval for that number (Wilson's). The small marks
-    below and above are the exams.
+    On the dotted line, probabilities are right: of the exams with the probability 0.3, three in ten
+    have the label. Each point stands for ten exams or more, with Wilson's 95 % interval. The small
+    marks are the exams, at the top if they have the label, else at the bottom.
 
     Args:
         labels, before, after: as for `calibration_table`.
@@ -32,7 +32,7 @@ def show_calibration(labels: Any, before: Any, after: Any = None) -> Figure:
         The figure.
 
     Raises:
-        ValueError: see `challenge_loss`.
+        ValueError: as for `challenge_loss`.
     """
     tables = [answers(labels, before)[1:]]  # without the first label, which is of images
     if after is not None:
@@ -58,7 +58,7 @@ def show_calibration(labels: Any, before: Any, after: Any = None) -> Figure:
 
 
 def _draw_panel(axes: Axes, of_label: list[Answers]) -> str:
-    """Draw a label, before and after; return its description in words."""
+    """Draw the curves of one label, before and after calibration; return a description."""
     axes.plot([0, 1], [0, 1], color=look.MUTED, linewidth=1, linestyle=_DOTTED)
     for one, color in zip(of_label, (look.COLORS[3], look.COLORS[1]), strict=False):
         _draw_curve(axes, one, color)
@@ -82,7 +82,7 @@ def _draw_panel(axes: Axes, of_label: list[Answers]) -> str:
 
 
 def _draw_curve(axes: Axes, one: Answers, color: str) -> None:
-    """Draw the curve of a label, and a mark per exam: above if it has the label, else below."""
+    """Draw the curve of a label, and a mark per exam: on top if it has the label, else below."""
     import numpy as np
     from scipy.stats import binomtest
 
@@ -92,6 +92,7 @@ def _draw_curve(axes: Axes, one: Answers, color: str) -> None:
         axes.plot(places, np.full(len(places), height), "|", color=color, **marks)
     if one.too_few():
         return
+    # Bins of equally many exams, by probability.
     order = np.argsort(one.probabilities, kind="stable")
     points = int(np.clip(len(order) // _IN_A_POINT, 1, _MOST_POINTS))
     bins = np.array_split(order, points)

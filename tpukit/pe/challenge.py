@@ -1,11 +1,11 @@
-"""The challenge's score: the log loss of every image and every exam, weighted.
+"""Compute the challenge's score: the weighted log loss of all images and all exams.
 
-An exam with four images, of which two are positive, counts
+The weights of an exam with four images, of which two are positive, are
 
-    its nine answers    by EXAM_WEIGHTS, 1.0 in total
-    each image          by IMAGE_WEIGHT x 2 / 4 = 0.037, so 0.147 in total
+    its nine answers    EXAM_WEIGHTS, 1.0 in total
+    each image          IMAGE_WEIGHT x 2 / 4 = 0.037, 0.147 in total
 
-and an exam without a positive image counts with its nine answers alone.
+In an exam without a positive image, only the nine answers count.
 
 Source of the weights: the evaluation page of the competition "RSNA STR Pulmonary Embolism
 Detection" (Kaggle, 2020).
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from tpukit.essentials.display import InvalidValueError
 from tpukit.pe.labels import EXAM_LABELS, IMAGE, LABELS, STUDY, check_columns, check_yes_or_no
 
-# Of the competition's metric, as its evaluation page lists them.
+# The weights on the competition's evaluation page.
 EXAM_WEIGHTS = {
     "negative_exam_for_pe": 0.0736196319,
     "rv_lv_ratio_gte_1": 0.2346625767,
@@ -30,28 +30,29 @@ EXAM_WEIGHTS = {
     "indeterminate": 0.09202453988,
 }
 WEIGHTS = [EXAM_WEIGHTS[name] for name in EXAM_LABELS]
-IMAGE_WEIGHT = 0.07361963  # of an image, times the share of positive images in its exam
-_LEAST = 1e-15  # a wrong probability of 0 would have an infinite log loss
-_SAME = 1e-6  # between the answers in the rows of an exam
+# An image's weight is this times the share of positive images in its exam.
+IMAGE_WEIGHT = 0.07361963
+_LEAST = 1e-15  # probabilities are clipped here: a wrong 0 would have an infinite log loss
+_SAME = 1e-6  # the answers in the rows of an exam may differ this much, by rounding
 
 
 @dataclass(frozen=True)
 class Exams:
-    """A table of answers, by exam."""
+    """The answers of a table: N rows, one per image, and E exams."""
 
     studies: object  # (E,) StudyInstanceUIDs, in order of appearance
     answers: object  # (E, 9) float64 in [0, 1], in the order of `EXAM_LABELS`
     images: object  # (N,) float64 in [0, 1], `pe_present_on_image` of each row of the table
-    exam: object  # (N,) integers, the exam of each row
+    exam: object  # (N,) integers, the index of each row's exam in `studies`
 
     def sums(self, values):
-        """Return the (E,) sums of (N,) values over the images of each exam."""
+        """Return the sum of the images' values, (N,), per exam, (E,)."""
         import numpy as np
 
         return np.bincount(self.exam, weights=values, minlength=len(self.studies))
 
     def counts(self):
-        """Return the (E,) number of images of each exam."""
+        """Return the number of images of each exam, (E,)."""
         import numpy as np
 
         return np.bincount(self.exam, minlength=len(self.studies))
@@ -61,9 +62,9 @@ def exams_of(table, name: str = "table") -> Exams:
     """Arrange a table by exam, and check its answers.
 
     Args:
-        table: a row per image: StudyInstanceUID, SOPInstanceUID, and the ten `LABELS` as
-            probabilities. The labels of an exam are the same in all of its rows, as in the table of
-            `read_labels`.
+        table: a table with one row per image and the columns StudyInstanceUID, SOPInstanceUID, and
+            the ten `LABELS` with probabilities. The nine exam labels must be the same in all rows
+            of an exam, as in the table of `read_labels`.
         name: the name of the table, for messages.
 
     Raises:
@@ -88,6 +89,7 @@ def exams_of(table, name: str = "table") -> Exams:
     if (exam < 0).any():
         row = int((exam < 0).argmax())
         raise InvalidValueError(f"a StudyInstanceUID is missing in the {name}", found=f"row {row}")
+    # The row in which each exam occurs first. Its answers must be those of all other rows.
     first_row = np.full(len(studies), len(exam))
     np.minimum.at(first_row, exam, np.arange(len(exam)))
     answers = values[first_row, 1:]
@@ -105,7 +107,7 @@ def exams_of(table, name: str = "table") -> Exams:
 
 
 def _probabilities(table, name: str):
-    """Return (N, 10) float64, the answers of a table; raise if one is not a probability."""
+    """Return the ten answers of each row, (N, 10) float64; ValueError if one is not in [0, 1]."""
     import numpy as np
 
     values = table[list(LABELS)].to_numpy(np.float64)
@@ -122,7 +124,7 @@ def _probabilities(table, name: str):
 
 
 def challenge_loss(labels, predictions) -> float:
-    """Return the challenge's score, a weighted log loss; 0.5 everywhere gives ln 2 = 0.693.
+    """Compute the challenge's score, a weighted log loss; 0.5 everywhere gives ln 2 = 0.693.
 
     Lower is better. The nine answers for each exam have the weights `EXAM_WEIGHTS`. Each image has
     the weight `IMAGE_WEIGHT` times the share of positive images in its exam, so the images of a
@@ -131,16 +133,16 @@ def challenge_loss(labels, predictions) -> float:
     `exam_loss` is the same for tensors, to train an `ExamNetwork`.
 
     Args:
-        labels: a row per image with 0 and 1, as `read_labels` returns them. Labels are the first
-            argument, as in scikit-learn.
-        predictions: the same with probabilities, in any order; see `exams_of`.
+        labels: a table of zeros and ones with one row per image, as `read_labels` returns it.
+            Labels are the first argument, as in scikit-learn.
+        predictions: a table of probabilities for the same images, in any order; see `exams_of`.
 
     Returns:
-        The score.
+        The score, 0 or more.
 
     Raises:
-        ValueError: a label is neither 0 nor 1; the tables do not have the same images and exams; or
-            see `exams_of`.
+        ValueError: a label is neither 0 nor 1; the tables have different images or exams; or a
+            table is not as `exams_of` needs it.
     """
     if isinstance(labels, Mapping):
         raise InvalidValueError(
@@ -155,19 +157,22 @@ def challenge_loss(labels, predictions) -> float:
 
 
 def exam_loss(outputs: Mapping, targets: Mapping):
-    """Return the challenge's score as a loss, for `fit`: outputs come first, as in PyTorch.
+    """Compute the challenge's score as a loss for `fit`; outputs come first, as in PyTorch.
 
     Args:
-        outputs: logits of an `ExamNetwork` for B exams: (B, A) "answers" and (B, S) "images". The
-            nine answers of the challenge have its weights; any other labels have equal weights.
-        targets: the targets of `ExamSequences`: "answers" and "images" in [0, 1], and (B, S)
-            "image_weight", the weight of all images in each part of an exam.
+        outputs: the logits of an `ExamNetwork` for B exams: "answers", (B, A), and "images",
+            (B, S). Nine answers get the weights of the challenge; another number of answers, the
+            same weight each.
+        targets: the targets of `ExamSequences`: "answers", (B, A), and "images", (B, S), in [0, 1];
+            and "image_weight", (B, S), the sum of the weights of all images in each part of an
+            exam.
 
     Returns:
         () float32.
 
     Raises:
-        ValueError: the targets have no "image_weight": the arguments were exchanged.
+        ValueError: the targets have no "image_weight", probably because the arguments were
+            exchanged.
     """
     from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
@@ -179,7 +184,8 @@ def exam_loss(outputs: Mapping, targets: Mapping):
         )
     answers = cross_entropy(outputs["answers"], targets["answers"], reduction="none").sum(0)
     images = cross_entropy(outputs["images"], targets["images"], reduction="none")
-    # Python numbers: a tensor of weights would be copied to the device in every step.
+    # Python numbers become constants of the graph. A tensor of weights would be copied to the
+    # device in every step.
     weights = WEIGHTS
     if len(answers) != len(WEIGHTS):
         weights = [1 / len(answers) for _ in answers]
@@ -190,7 +196,11 @@ def exam_loss(outputs: Mapping, targets: Mapping):
 
 
 def match_tables(labels, predictions) -> tuple[Exams, Exams]:
-    """Return labels and predictions in the order of the labels; raises as `challenge_loss`."""
+    """Return labels and predictions as `Exams`, both in the order of the labels.
+
+    Raises:
+        ValueError: as for `challenge_loss`.
+    """
     truth = exams_of(labels, "labels")
     check_yes_or_no(labels, LABELS)
     predicted = exams_of(_in_order_of(predictions, labels), "predictions")
@@ -206,12 +216,12 @@ def match_tables(labels, predictions) -> tuple[Exams, Exams]:
 
 
 def image_share(exams: Exams):
-    """Return (E,) the share of positive images per exam; of probabilities, the expected share."""
+    """Return the share of positive images per exam, (E,); for probabilities, the expected share."""
     return exams.sums(exams.images) / exams.counts()
 
 
 def log_loss(truth, predicted):
-    """Return the log loss of each answer, unweighted; `truth` may be a probability, too."""
+    """Return the unweighted log loss of each answer; `truth` is in [0, 1], not only 0 or 1."""
     import numpy as np
 
     predicted = np.clip(predicted, _LEAST, 1 - _LEAST)

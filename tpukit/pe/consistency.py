@@ -1,14 +1,14 @@
-"""Answers without contradictions: the rules of the challenge, checked and enforced.
+"""Check the challenge's rules of consistency, and change answers that break them.
 
-A probability above 0.5 is a yes. To enforce the rules, an answer moves just across 0.5 and no
-further. For an exam with a positive image and these answers:
+A probability above 0.5 is a yes. `make_consistent` moves an answer just across 0.5 and no further.
+An exam with a positive image that is also a negative exam has two consistent versions:
 
                           before    negative version    positive version
     positive image        0.6       0.5                 0.6
     negative_exam         0.7       0.7                 0.5
     central_pe            0.4       0.4                 0.500001
 
-The version with the smaller loss is kept; the answers before the change are taken as the truth.
+The result is the version with the smaller loss, if the answers before the change were the truth.
 """
 
 from tpukit.pe.challenge import (
@@ -24,29 +24,29 @@ from tpukit.pe.challenge import (
 from tpukit.pe.labels import EXAM_LABELS, LABELS
 from tpukit.pe.rules import AGES, LOCATIONS, NO_EMBOLUS, RATIOS, RULES, broken_rules
 
-_NO = 0.5  # the largest probability that counts as no
-_YES = 0.5 + 1e-6  # a yes that costs little
+_NO = 0.5  # the largest probability that counts as a no
+_YES = 0.5 + 1e-6  # just above 0.5, so that the change to a yes costs little
 
 
 def broken_by(exams: Exams) -> dict:
-    """Return for each of `RULES` the (E,) bool of the exams that break it."""
-    # One array of (E,) per label.
+    """Return, for each rule of `RULES`, whether each exam breaks it, (E,) bool."""
     yes = dict(zip(EXAM_LABELS, (exams.answers > 0.5).T, strict=True))
     return broken_rules(yes, exams.sums(exams.images > 0.5) > 0)
 
 
 def check_consistency(table):
-    """Return the rules that exams break.
+    """Return a table of the exams that break rules of consistency, with these rules.
 
     Args:
-        table: a row per image, with probabilities or labels; see `challenge_loss`.
+        table: a table of probabilities or labels, one row per image; see `challenge_loss`.
 
     Returns:
-        A DataFrame with `StudyInstanceUID`, `rule` and the text of the rule as `says`, in the order
-        of the exams; empty if no rule is broken.
+        A DataFrame with one row per exam and broken rule, in the order of the exams. Its columns
+        are `StudyInstanceUID`, `rule`, and `says`, the text of the rule. It is empty if no rule is
+        broken.
 
     Raises:
-        ValueError: see `challenge_loss`.
+        ValueError: as for `challenge_loss`.
     """
     import pandas as pd
 
@@ -61,21 +61,21 @@ def check_consistency(table):
 
 
 def make_consistent(table):
-    """Return the table without contradictions, changed as little as the challenge's score allows.
+    """Return a copy of a table in which no exam breaks a rule, at the smallest cost in score.
 
-    Each exam that breaks a rule has a nearest version in which all is negative, and a nearest one
-    with an embolus. Each answer stays, or moves just across 0.5. The version with the
-    smaller loss against the unchanged answers is kept. The published first place does the same.
-    Exams that break no rule do not change.
+    For each exam that breaks a rule, there are two candidates: the nearest version without an
+    embolus, and the nearest version with one. In both, each answer is unchanged or moves just
+    across 0.5. `make_consistent` chooses the version with the smaller loss against the unchanged
+    answers, as the published first place does. Exams that break no rule do not change.
 
     Args:
-        table: a row per image with probabilities; see `challenge_loss`.
+        table: a table of probabilities, one row per image; see `challenge_loss`.
 
     Returns:
-        A copy of the table with changed answers.
+        A copy of the table with consistent answers.
 
     Raises:
-        ValueError: see `challenge_loss`.
+        ValueError: as for `challenge_loss`.
     """
     import numpy as np
 
@@ -84,6 +84,7 @@ def make_consistent(table):
     negative = _negative(exams)
     positive = _positive(exams)
     is_negative_cheaper = _cost(exams, negative) <= _cost(exams, positive)
+    # The masks of exams become masks of images by `exams.exam`, the exam of each image.
     answers = exams.answers
     images = exams.images
     for version, chosen in (
@@ -96,7 +97,7 @@ def make_consistent(table):
 
 
 def _cost(exams: Exams, version: Exams):
-    """Return (E,) the loss of a version if the answers before the change were the truth."""
+    """Return the loss that a version adds per exam, (E,), if the unchanged answers were true."""
     answers = log_loss(exams.answers, version.answers) - log_loss(exams.answers, exams.answers)
     images = log_loss(exams.images, version.images) - log_loss(exams.images, exams.images)
     return answers @ WEIGHTS + IMAGE_WEIGHT * image_share(exams) * exams.sums(images)
@@ -124,9 +125,10 @@ def _positive(exams: Exams) -> Exams:
     _move_cheapest(answers, AGES, has_both_ages, to=_NO)
     has_no_location = (_part(answers, LOCATIONS) <= 0.5).all(axis=1)
     _move_cheapest(answers, LOCATIONS, has_no_location, to=_YES)
-    # The image with the highest probability costs the least to raise.
+    # At least one image must be positive. To raise the image with the highest probability costs
+    # the least.
     images = exams.images.copy()
-    # By exam, then by probability: the last of each exam is its highest.
+    # Sorted by exam, then by probability, so the last image of each exam has the highest one.
     order = np.lexsort((images, exams.exam))
     highest = order[np.cumsum(exams.counts()) - 1]
     images[highest] = np.maximum(images[highest], _YES)
@@ -152,19 +154,19 @@ def _exactly_one(answers, names) -> None:
 
 
 def _move_cheapest(answers, names, exams, *, to: float) -> None:
-    """In some exams, set the one of several answers to a value that costs the least.
+    """In each chosen exam, set one of several answers to a value: the answer that costs least.
 
     Args:
         answers: (E, 9), changed in place.
         names: the names of the answers to choose from.
-        exams: (E,) bool, the exams to change.
-        to: the new value.
+        exams: (E,) bool, True for the exams to change.
+        to: the new value of the answer.
     """
     import numpy as np
 
     part = _part(answers, names)
     weights = np.array([EXAM_WEIGHTS[name] for name in names])
-    # What the new value adds to the loss if the old answer were the truth.
+    # The loss that the new value would add if the old answer were the truth.
     cost = (log_loss(part, np.full_like(part, to)) - log_loss(part, part)) * weights
     column = np.array(_columns(names))[cost.argmin(axis=1)]
     answers[exams, column[exams]] = to

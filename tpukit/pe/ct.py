@@ -1,26 +1,26 @@
-"""CT slices as images: Hounsfield units through the windows of the JPEG set, or through others.
+"""Convert CT slices to images by windows, and int16 pixels back to Hounsfield units.
 
-A window has a level and a width. With level 40 and width 400, units from -160 to 240 become 0 to
-255; everything below is black, everything above is white.
+A window has a level and a width in Hounsfield units (HU). With level 40 and width 400, values from
+-160 to 240 HU become 0 to 255; lower values become black, higher values white.
 """
 
 from tpukit.datasets import uint16_values
 from tpukit.essentials.display import InvalidValueError
 
-# Level and width in Hounsfield units, in the order red, green, blue, as in Kaggle's JPEG set of 256
-# pixels.
+# Level and width of each window in HU, in the order red, green, blue, as in Kaggle's JPEG data set
+# of 256 pixels.
 WINDOWS = {"lung": (-600, 1500), "embolism": (100, 700), "mediastinum": (40, 400)}
 
 
 def three_windows(hounsfield):
-    """Convert a slice to red, green and blue through the lung, embolism and mediastinal windows.
+    """Convert a slice to RGB: the lung window in red, embolism in green, mediastinum in blue.
 
     Args:
         hounsfield: (H, W) array in Hounsfield units, as `read_dicom` returns it; air is -1000,
             water 0.
 
     Returns:
-        (H, W, 3) uint8: 0 up to level - width / 2, 255 from level + width / 2 on.
+        (H, W, 3) uint8: in each window, 0 up to level - width / 2, 255 from level + width / 2 on.
 
     Raises:
         ValueError: the array is not (H, W).
@@ -39,7 +39,7 @@ def three_windows(hounsfield):
 
 
 def see(hounsfield, level: float, width: float):
-    """Convert float32 Hounsfield units of any shape to uint8, through a single window."""
+    """Convert float32 Hounsfield units of any shape to uint8 by one window, in HU."""
     import numpy as np
 
     lowest = level - width / 2
@@ -69,4 +69,4 @@ def hounsfield(images):
             fix='pass a batch of pack_dicom(..., form="int16") as core.batches yields it',
         )
     values = uint16_values(images)
-    return values - 65536 * (values >= 32768)
+    return values - 65536 * (values >= 32768)  # the values are those of two's complement

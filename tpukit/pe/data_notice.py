@@ -1,4 +1,4 @@
-"""The notice for every picture: not for clinical use, the licence of the data, or phantoms."""
+"""The notice that each figure needs: not for clinical use, and the data's licence or origin."""
 
 import html
 from pathlib import Path
@@ -28,7 +28,9 @@ class Notice(str):
 
 
 def notice(folder) -> Notice:
-    """Return the notice for pictures of this data: its use, and its licence or its origin.
+    """Return the notice for figures of a folder's data: not for clinical use, and the licence.
+
+    For phantoms, the notice says how they were made in place of a licence.
 
     Args:
         folder: the folder of the data: a folder that `phantom` wrote, or the competition's files.

@@ -2,12 +2,12 @@
 
     stored value 1024  ->  1024 * RescaleSlope + RescaleIntercept = 1024 * 1 - 1024 = 0 HU, water
 
-A file has at most 65,536 different values, so `hounsfield_table` converts all of them once, and a
-slice is a look-up in this table.
+Stored values have 16 bits. `hounsfield_table` converts all 65,536 values once, and each pixel is
+looked up in this table.
 
-A faster reader is not used: dicomsdl 0.109.4 reads 2 to 4 times as many slices per second (6,268
-against 1,667 uncompressed, 321 against 144 with JPEG Lossless), but a truncated file ends the
-process (SIGSEGV, 7 of 7), and packing spends most of its time elsewhere.
+dicomsdl 0.109.4 would read 2 to 4 times as many slices per second (6,268 instead of 1,667
+uncompressed, 321 instead of 144 with JPEG Lossless). It is not used, because it ends the process at
+a truncated file (SIGSEGV, 7 of 7), and packing spends most of its time elsewhere.
 """
 
 import functools
@@ -28,25 +28,26 @@ from tpukit.pe import jpeg_12_bits
 from tpukit.pe.ct import see
 
 AIR = -1000  # HU
-# The first words of the reasons why a whole DICOM file is no CT slice in Hounsfield units.
+# An undamaged DICOM file may be something other than a CT slice in Hounsfield units. The reason in
+# `_other_kind` then begins with one of these words.
 OTHER_KINDS = (
     *("modality ", "localizers", "secondary captures", "reports", "RescaleType "),
     "colours ",
 )
-# RescaleType of Hounsfield units; US is "unspecified", which some scanners write for them.
+# Values of RescaleType for Hounsfield units. Some scanners write US, "unspecified".
 _HOUNSFIELD = ("", "HU", "HU_MOD", "US")
 _CT_IMAGES = ("1.2.840.10008.5.1.4.1.1.2", "1.2.840.10008.5.1.4.1.1.2.1")  # CT, and enhanced CT
 _BIG_ENDIAN = "1.2.840.10008.1.2.2"
 _SECONDARY_CAPTURE = "1.2.840.10008.5.1.4.1.1.7"
-# The first bytes of a data set without preamble: group 2, or group 8 with its usual first elements.
+# The first bytes of a data set without preamble: a tag of group 2, or a usual first tag of group 8.
 _FIRST_ELEMENTS = (b"\2\0\0\0", b"\x08\0\0\0", b"\x08\0\5\0", b"\x08\0\x08\0", b"\x08\0\x16\0")
 _PREAMBLE = 128  # bytes before the letters DICM
-_DEFAULTS = {"RescaleSlope": 1.0, "RescaleIntercept": 0.0}  # of the DICOM standard
+_DEFAULTS = {"RescaleSlope": 1.0, "RescaleIntercept": 0.0}  # used if the elements are missing
 
-# The packages that decode a transfer syntax for pydicom, in addition to pydicom itself and Pillow
-# (uncompressed, RLE, mostly JPEG 2000):
+# The packages to install for each transfer syntax. pydicom and Pillow decode only uncompressed
+# pixels, RLE, and most of JPEG 2000:
 # https://pydicom.github.io/pydicom/stable/guides/plugin_table.html
-# python-gdcm has a BSD licence. The other package for JPEG and JPEG-LS, pylibjpeg-libjpeg, is under
+# For JPEG and JPEG-LS, python-gdcm has a BSD licence. The alternative, pylibjpeg-libjpeg, is under
 # the GPL and takes twice as long.
 _JPEG = "1.2.840.10008.1.2.4."
 _GDCM = (50, 51, 57, 70, 80, 81, 90, 91)
@@ -61,25 +62,28 @@ DECODERS = {
 
 
 class ModalityTable(NamedTuple):
-    """The Hounsfield units of stored values, for a scanner whose scale is not linear."""
+    """A Modality LUT: the Hounsfield units of stored values if their scale is not linear."""
 
     first: int  # the stored value of the first entry
-    entries: tuple[int, ...]
+    entries: tuple[int, ...]  # the Hounsfield units of first, first + 1, ...
 
 
 @dataclass(frozen=True)
 class Scale:
-    """The meaning of the stored values of a slice; nearly always the same in a whole series."""
+    """The conversion of a slice's stored values to Hounsfield units.
 
-    signed: bool  # PixelRepresentation is 1
-    bits: int  # BitsStored: the bits above may belong to an overlay
+    It is nearly always the same in a whole series.
+    """
+
+    signed: bool  # True if PixelRepresentation is 1
+    bits: int  # BitsStored; higher bits may be those of an overlay
     slope: float
     intercept: float  # Hounsfield units are stored values times slope plus intercept
-    padding: tuple[int, int] | None  # lowest and highest stored value of pixels not measured
-    table: ModalityTable | None = None  # in the place of slope and intercept
+    padding: tuple[int, int] | None  # the two ends of the range of values that mean "not measured"
+    table: ModalityTable | None = None  # replaces slope and intercept
 
     def units(self, values):
-        """Return the float32 Hounsfield units of an array of stored values."""
+        """Return the Hounsfield units of an array of stored values, float32 of the same shape."""
         import numpy as np
 
         if self.table is None:
@@ -95,29 +99,29 @@ class Scale:
 
 @dataclass(frozen=True)
 class StoredSlice:
-    """A CT slice as it is stored."""
+    """The stored values of a CT slice, and what is needed to convert and turn them."""
 
     codes: object  # (H, W) uint16, the stored values modulo 65,536
     scale: Scale
-    orientation: tuple[float, ...] | None  # the directions of a row and of a column, six numbers
+    orientation: tuple[float, ...] | None  # six numbers, the directions of a row and of a column
 
 
 def read_dicom(path):
     """Read a CT slice from a DICOM file, in Hounsfield units.
 
     Hounsfield units are stored values times RescaleSlope plus RescaleIntercept, or are looked up in
-    the Modality LUT. If the file lacks both, 1 and 0 are used, with a warning. A missing Modality
-    causes a warning, too. Pixels that PixelPaddingValue marks as not measured are not denser than
-    air.
+    the Modality LUT. If the file has no LUT, the defaults of missing elements are slope 1 and
+    intercept 0, with a warning. A missing Modality causes a warning too. Pixels that
+    PixelPaddingValue marks as not measured get at most the value of air.
 
     Args:
-        path: the path of the file; it contains a single grey slice.
+        path: the path of a file with a single grey slice.
 
     Returns:
         (H, W) float32 Hounsfield units.
 
     Raises:
-        ImportError: pydicom, or a package that decodes this file, is not installed.
+        ModuleNotFoundError: pydicom, or a package that decodes this file, is not installed.
         ValueError: the file is not DICOM, or not a single grey CT slice.
         OSError: the file is truncated or damaged, or cannot be read.
     """
@@ -126,12 +130,17 @@ def read_dicom(path):
 
 
 def read_slice(path, *, warn: bool = False) -> StoredSlice:
-    """Read a CT slice as it is stored; raises as `read_dicom` does."""
+    """Read the stored values of a CT slice; errors are those of `read_dicom`.
+
+    Args:
+        path: the path of the file.
+        warn: True to warn about defaults for missing elements.
+    """
     pydicom = load_pydicom()
     try:
         file = open_dataset(path)
         if "Modality" not in file and "Rows" not in file:
-            # pydicom ignores everything in a compressed file that is truncated.
+            # pydicom returns an empty data set for a truncated file with deflate compression.
             raise EOFError("it ends too early, or has no header")
         check_decoder(file.file_meta.TransferSyntaxUID, path)
         scale, missing = find_scale(file, path)
@@ -163,14 +172,18 @@ def not_decoded(path, error: Exception) -> SystemFailureError:
 
 
 def is_dicom(path) -> bool:
-    """Return whether the content of a file is DICOM, with or without the 128 bytes of preamble."""
+    """Return whether the first bytes of a file are those of DICOM, with or without a preamble."""
     with open(path, "rb") as file:
         start = file.read(_PREAMBLE + 4)
     return start[_PREAMBLE:] == b"DICM" or start.startswith(_FIRST_ELEMENTS)
 
 
 def open_dataset(path, **options):
-    """Read a data set; old consoles wrote files without preamble, or without meta information.
+    """Read a DICOM data set, also without a preamble or file meta information, as old files are.
+
+    Args:
+        path: the path of the file.
+        options: arguments of `pydicom.dcmread`.
 
     Raises:
         pydicom.errors.InvalidDicomError: the content is not DICOM.
@@ -178,7 +191,7 @@ def open_dataset(path, **options):
     pydicom = load_pydicom()
     try:
         file = pydicom.dcmread(path, **options)
-    except pydicom.errors.InvalidDicomError:  # it lacks the preamble, or is something else
+    except pydicom.errors.InvalidDicomError:  # there is no preamble, or the file is not DICOM
         if not is_dicom(path):
             raise
         file = pydicom.dcmread(path, force=True, **options)
@@ -191,7 +204,8 @@ def open_dataset(path, **options):
 
 
 def _warn_of_defaults(file, missing: list[str]) -> None:
-    """Warn if a file lacks its modality, slope or intercept; the warning points to the caller."""
+    """Warn if a file has no modality, slope or intercept."""
+    # stacklevel 4 is the caller of `read_dicom`.
     if not file.get("Modality"):
         warnings.warn("a slice has no Modality; it is treated as CT", stacklevel=4)
     if missing:
@@ -217,10 +231,10 @@ def not_a_slice(path, found: str) -> NotACTSliceError:
 
 
 def load_pydicom():
-    """Return pydicom, version 3 or later.
+    """Import pydicom, version 3 or later, and return the module.
 
     Raises:
-        ImportError: it is not installed, or is too old; the fix installs it.
+        ModuleNotFoundError: pydicom is not installed, or is too old.
     """
     try:
         import pydicom
@@ -235,7 +249,12 @@ def load_pydicom():
 
 
 def check_decoder(syntax: str, path) -> None:
-    """Raise ImportError unless an installed package decodes pixels of this transfer syntax."""
+    """Raise ModuleNotFoundError unless an installed package decodes this transfer syntax.
+
+    Args:
+        syntax: the UID of the transfer syntax.
+        path: a file that uses it, for the message.
+    """
     name = undecodable(str(syntax))
     if name is None:
         return
@@ -250,20 +269,20 @@ def check_decoder(syntax: str, path) -> None:
 
 
 def found_in(error: Exception) -> str:
-    """Return the evidence of an error of this module in one line, for another message."""
+    """Return one line that describes an error of this module, for another message."""
     return getattr(error, "found", "") or str(error).partition("\n")[0] or type(error).__name__
 
 
 @functools.cache
 def undecodable(syntax: str) -> str | None:
-    """Return the name of a transfer syntax that no installed package decodes, else None."""
+    """Return the name of a transfer syntax if no installed package decodes it; else None."""
     pydicom = load_pydicom()
     uid = pydicom.uid.UID(syntax)
     if uid == pydicom.uid.DeflatedExplicitVRLittleEndian:
         return None
     try:
         is_available = pydicom.pixels.get_decoder(uid).is_available
-        if uid == jpeg_12_bits.SYNTAX:  # Pillow would be available, and take 8 bits only
+        if uid == jpeg_12_bits.SYNTAX:  # pydicom reports Pillow, which decodes only 8 bits
             is_available = jpeg_12_bits.has_gdcm()
         if is_available:
             return None
@@ -273,10 +292,10 @@ def undecodable(syntax: str) -> str | None:
 
 
 def find_scale(file, path) -> tuple[Scale, list[str]]:
-    """Return the scale of a file, and the names of slope and intercept that it lacks.
+    """Return the scale of a file, and the names of its missing elements of slope and intercept.
 
     Raises:
-        ValueError: the file is not a CT, or its scale is not usable.
+        ValueError: the file is not a CT slice, or slope or intercept is not finite or slope is 0.
     """
     table = _find_table(file)
     missing = []
@@ -316,7 +335,7 @@ def _refuse_other_kind(file, missing: list[str], path) -> None:
 
 
 def _other_kind(file) -> str:
-    """Return the kind of an image that has no Hounsfield units, in the words of `OTHER_KINDS`."""
+    """Return the kind of a file without Hounsfield units, in words of `OTHER_KINDS`; "" for CT."""
     modality = file.get("Modality") or "CT"
     rescale_type = file.get("RescaleType") or ""
     if file.get("ModalityLUTSequence"):
@@ -339,14 +358,14 @@ def _other_kind(file) -> str:
 
 
 def _find_table(file) -> ModalityTable | None:
-    """Return the Modality LUT of a file; None if it has a slope and an intercept instead."""
+    """Return the Modality LUT of a file; None if the file has no such table."""
     if not file.get("ModalityLUTSequence"):
         return None
     item = file.ModalityLUTSequence[0]
     count, first, _ = item.LUTDescriptor
-    count = count or 65536  # 16 bits cannot hold this number
+    count = count or 65536  # DICOM writes 0 for 65,536 entries: PS3.3, section C.11.1.1.1
     if file.get("PixelRepresentation") == 1 and first >= 32768:
-        first -= 65536  # written without its sign
+        first -= 65536  # a signed value that the file declares as unsigned
     entries = item.LUTData
     if isinstance(entries, bytes):
         order = ">" if file.file_meta.TransferSyntaxUID == _BIG_ENDIAN else "<"
@@ -355,6 +374,7 @@ def _find_table(file) -> ModalityTable | None:
 
 
 def _find_padding(file) -> tuple[int, int] | None:
+    """Return the two ends of the range of padding values; None without PixelPaddingValue."""
     first = file.get("PixelPaddingValue")
     if not isinstance(first, int):
         return None
@@ -368,7 +388,7 @@ def _find_padding(file) -> tuple[int, int] | None:
 def hounsfield_table(scale: Scale):
     """Return the Hounsfield units of every stored value, (65536,) float32, read-only.
 
-    Looking the pixels up is faster than computing them.
+    To look each pixel up in this table is faster than to compute its value.
     """
     import numpy as np
 
@@ -376,21 +396,27 @@ def hounsfield_table(scale: Scale):
     values = codes.view(np.int16) if scale.signed else codes
     spare = 16 - scale.bits
     if spare and not scale.padding:
-        # Decoders leave an overlay in the bits above BitsStored, if the pixels are compressed.
+        # The bits above BitsStored may have an overlay, which decoders do not remove from
+        # compressed pixels. Two shifts remove these bits and extend the sign.
         values = (codes << spare).view(values.dtype) >> spare
     units = scale.units(values)
     if scale.padding:
-        # Files write -2000 also as 63536, in the header and in the pixels. Read as unsigned, it
-        # would be denser than everything else in the picture.
+        # Some files write -2000 as 63536, in the header and in the pixels. As an unsigned value, it
+        # would be denser than everything else in the image.
         ends = np.array([end % 65536 for end in scale.padding], np.uint16).view(values.dtype)
         is_padding = (values >= ends.min()) & (values <= ends.max())
         as_signed = scale.units(codes.view(np.int16))
         units[is_padding] = np.minimum(units, np.minimum(as_signed, AIR))[is_padding]
-    units.flags.writeable = False  # all slices of a series share it
+    units.flags.writeable = False  # the cache returns the same array for all slices of a series
     return units
 
 
 @functools.lru_cache(maxsize=64)
 def window_table(scale: Scale, level: float, width: float):
-    """Return the windowed grey level of each 16-bit stored value, (65536,) uint8."""
+    """Return the grey level of every stored value in a window, (65536,) uint8.
+
+    Args:
+        scale: the scale of the slice.
+        level, width: the window in Hounsfield units.
+    """
     return see(hounsfield_table(scale), level, width)

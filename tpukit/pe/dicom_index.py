@@ -1,4 +1,4 @@
-"""Find the DICOM file of each image, and its place along the body, by the headers.
+"""Find the DICOM file of each image and the image's position along the body, by the headers.
 
 SOPInstanceUID    path                    position    odd (with missing="keep")
 1a2b...           train/x/y/0001.dcm      -210.5
@@ -30,9 +30,11 @@ from tpukit.pe.series import (
     without_others,
 )
 
-_FIELDS = {STUDY: "study", SERIES: "series"}  # of a header, by the column of the labels
+_FIELDS = {STUDY: "study", SERIES: "series"}  # the field of a header for each column of the labels
 _COPY_AGAIN = "copy them again, if they are slices"
-ADVICE = {  # for facts of `find_places`; `check_exams` finds missing and shared places by position
+# The advice of `check_exams` for facts of `find_places`. It is not for missing slices and shared
+# positions, which `check_exams` finds itself.
+ADVICE = {
     TURNED: "nothing",
     TILTED: "nothing: positions are along the normal of the slices",
     NO_ORIENTATION: "look at one: slices of another plane would be in a wrong order",
@@ -54,31 +56,35 @@ def index_dicom(
 ):
     """Add three columns to the labels: `path`, `position` along the body, and `number`.
 
-    A file is found by its header, so its name does not matter. The position is in mm, from the feet
-    to the head, by ImagePositionPatient; the numbers of the slices do not matter. Files without a
-    row, and files of another modality than CT, are ignored, and their number is printed.
-    `check_exams` collects everything unusual in a single table.
+    The header identifies the image of a file, so the names of files do not matter. The position is
+    in mm, from the feet to the head, by ImagePositionPatient and not by InstanceNumber. Files
+    without a row in the labels, and files of another modality than CT, are ignored, and their
+    number is printed. `check_exams` collects everything unusual in a single table.
 
     Args:
-        labels: as `read_labels` returns them, or the competition's test.csv: only the three
-            identifiers are read.
-        folder: train, the folder that contains the study folders.
-        missing: "raise" if a row has no file, or "drop" to leave such rows out and print how many.
-            "keep" returns all rows, with a column `odd`: the problem with the image, "" for none.
-        cache: folder for the headers. The next call, or one after an interruption, reads only the
-            files that are new or have changed. None to read all of them.
-        workers, progress: as for `pack_dicom`.
+        labels: the table of `read_labels`, or the competition's test.csv: only the three
+            identifiers are necessary.
+        folder: the folder that contains the study folders, named train in the competition.
+        missing: "raise" for a FileNotFoundError if a row has no file. "drop" to leave such rows out
+            and print their number. "keep" to return all rows with one more column, `odd`, which has
+            the problem with the image, or "".
+        cache: a folder that stores the headers, so that the next call, also after an interruption,
+            reads only new and changed files. None to read all headers in each call.
+        workers: the number of processes that read headers; None for one per CPU.
+        progress: as for `pack_dicom`.
 
     Returns:
-        A copy of the labels with a new index, `path` (str), `position` (float) and `number` (the
-        InstanceNumber, float), sorted by study, series and position. For an odd image they are ""
-        and NaN. `pack_dicom` takes the table as labels, and then reads no header again.
+        A copy of the labels with a new index and the columns `path` (str), `position` (float) and
+        `number` (the InstanceNumber, float), sorted by study, series and position. If `odd` names a
+        problem, `path` is "", and `position` and `number` are NaN. If the table is the labels of
+        `pack_dicom`, it does not read the headers again.
 
     Raises:
-        FileNotFoundError: the folder does not exist or contains no DICOM file, or a row has none.
-        ValueError: two files hold the same image, an image has no position, or its file has another
-            exam than the labels.
-        ImportError: pydicom is not installed.
+        FileNotFoundError: the folder does not exist or contains no DICOM file, or a row has no
+            file.
+        ValueError: two files contain the same image, an image has no position, or its file has
+            another study or series than the labels.
+        ModuleNotFoundError: pydicom is not installed.
     """
     import numpy as np
 
@@ -110,7 +116,8 @@ def index_dicom(
             noticed.append([f"{count:,} {fact}", f"series {first}", advice])
     paths = [os.path.join(folder, names[file]) for file in headers["file"].tolist()]
     if keep:
-        # The header was not read, so the name of the file is the only identifier.
+        # These headers could not be read. If a file has the name of its image, as in the
+        # competition, the reason can be given in the row of the image.
         reasons = {Path(names[number]).stem: reason for number, reason in others}
         table = _with_odd(_no_file(labels, reasons), rows, headers, position=position, paths=paths)
     else:
@@ -138,9 +145,11 @@ def notice_others(folder, names: list[str], others: list) -> list[list[str]]:
 
 
 def _no_file(labels, reasons: dict[str, str]):
-    """Return all rows without path and position, as if none had a file.
+    """Return the labels as if no row had a file: without path and position, and with `odd`.
 
-    `reasons` has, by the name of the file, the reason why it is not a CT slice.
+    Args:
+        labels: a row per image.
+        reasons: by the name of a file without its ending, the reason why it is not a CT slice.
     """
     import numpy as np
 
@@ -157,7 +166,15 @@ def _no_file(labels, reasons: dict[str, str]):
 
 
 def _with_odd(table, rows, headers, *, position, paths: list[str]):
-    """Return a table of `_no_file` with path and position in `rows`, or the reason for none."""
+    """Return a table of `_no_file` with the paths and positions that exist, or else the problem.
+
+    Args:
+        table: the result of `_no_file`.
+        rows: (n,) the row of each header in the table.
+        headers: (n,) of `header_type`.
+        position: (n,) mm; not finite for a slice without a position.
+        paths: the path of each header's file.
+    """
     import numpy as np
 
     is_unscaled = headers["unscaled"]
@@ -165,10 +182,10 @@ def _with_odd(table, rows, headers, *, position, paths: list[str]):
     syntaxes = np.unique(headers["syntax"])
     compressed = [syntax for syntax in syntaxes if undecodable(syntax.decode())]
     is_compressed = np.isin(headers["syntax"], compressed)
-    # DICOM's default would differ from the scale of the other slices of the series.
+    # If other slices of the series have a scale, DICOM's default would be another one.
     lacks_scale = is_unscaled & np.isin(headers["series"], scaled_series)
     found = table.iloc[rows]
-    problems = {  # the last that applies is reported
+    problems = {  # if several apply, the last of them is reported
         "it has no place in the body": ~np.isfinite(position),
         "it is compressed, and no installed package decodes it": is_compressed,
         "its file says that it is of another study": _is_elsewhere(found, headers, STUDY),
@@ -193,12 +210,12 @@ def _with_odd(table, rows, headers, *, position, paths: list[str]):
 
 
 def _is_elsewhere(labels, headers, column: str):
-    """Return (N,) bool, whether study or series differ between the labels and the files."""
+    """Return whether study or series, the column, differs between labels and headers, (N,) bool."""
     return as_in_headers(labels[column]) != headers[_FIELDS[column]]
 
 
 def _check_once(headers, names: list[str]) -> None:
-    """Raise if two headers have the same image; they are sorted by image."""
+    """Raise ValueError if two headers, which are sorted by image, have the same image."""
     repeats = headers["image"][1:] == headers["image"][:-1]
     if repeats.any():
         first = int(repeats.argmax())
@@ -207,7 +224,7 @@ def _check_once(headers, names: list[str]) -> None:
 
 
 def _check_identifiers(labels, headers, names: list[str]) -> None:
-    """Raise if an image has another study or series in its file than in the labels."""
+    """Raise ValueError if study or series of an image differs between its file and the labels."""
     for column, field in _FIELDS.items():
         differs = _is_elsewhere(labels, headers, column)
         if differs.any():
@@ -223,7 +240,7 @@ def _check_identifiers(labels, headers, names: list[str]) -> None:
 
 
 def _check_places(position, headers, names: list[str]) -> None:
-    """Raise if an image has no position along the body."""
+    """Raise ValueError if an image has no position along the body."""
     import numpy as np
 
     nowhere = np.flatnonzero(~np.isfinite(position))

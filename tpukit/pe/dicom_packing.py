@@ -3,9 +3,9 @@
     scans/a/1.dcm, 2.dcm, ...     headers -> order along the body -> rows of the pack
     scans/b/1.dcm, ...            pixels  -> one JPEG or int16 image per slice, read once
 
-The headers decide the rows: which slices belong to a series, their order from the feet to the head,
-and the labels of each slice. This takes minutes, so it is done once, by `_Slices.look`, after the
-folder of the pack has been chosen. An interrupted call finds the rows there.
+The headers determine the rows of the pack: the slices of each series, their order from the feet to
+the head, and the labels of each slice. To read all headers takes minutes. So `_Slices.look` does it
+after the folder of the pack has been chosen, and stores the results there for a later call.
 """
 
 import json
@@ -65,59 +65,64 @@ def pack_dicom(
 ):
     """Pack a folder of CT series, one image per slice, without another copy of the DICOM files.
 
-    All headers are read first, then every slice once. The slices of a series lie together in the
-    pack, from the feet to the head by ImagePositionPatient. Images that are stored mirrored, upside
-    down or lying are turned. Files of another modality than CT are left out. Unusual series are
-    printed. If the call is interrupted, the same call continues. If all is packed, it only compares
-    the names and sizes of the files.
+    `pack_dicom` reads all headers first, then every slice once. In the pack, the slices of a series
+    follow each other from the feet to the head, by ImagePositionPatient. Images that are stored
+    mirrored, upside down or lying are turned. Files of another modality than CT are left out.
+    `pack_dicom` prints anything unusual about series. If the call is interrupted, the same call
+    continues. If everything is packed, the call only compares the names and sizes of the files.
 
-    On phantoms, which are noisier than patients, a JPEG of 256 pixels takes 18.6 kB: 33 GB for the
-    1,790,594 slices of the RSNA competition. As int16 it takes 131 kB, or 235 GB in all; at 128
-    pixels 33 kB, or 59 GB.
+    A JPEG of 256 pixels takes 18.6 kB, measured on phantoms, which are noisier than patients. For
+    the 1,790,594 slices of the RSNA competition that is 33 GB. An int16 image takes 131 kB, or
+    235 GB for all slices; at 128 pixels 33 kB, or 59 GB.
 
     Args:
-        folder: a folder; every file in it and in its sub-folders whose name ends in .dcm or has no
-            ending is a slice.
+        folder: a folder. The slices are all files in it and in its sub-folders whose names end in
+            .dcm or .dicom, and all other files whose first bytes are those of DICOM.
         to: a new or empty folder, or one in which the same pack was begun; or several folders, as
             for `tpukit.pack`.
         labels: the table of `read_labels` or `read_exams`, or some of its rows, joined by
-            SOPInstanceUID. Images without a row are left out, and counted. None packs all slices
-            without labels. The table of `index_dicom` also names the file and position of each
-            image, so no header is read again.
-        window: None for the lung, embolism and mediastinal windows as red, green and blue. Or one
-            window, by name ("lung", "embolism", "mediastinum") or as (level, width) in Hounsfield
-            units, of the slice below, the slice itself and the slice above. At the end of a series
-            the slice itself takes the place of the missing slice.
-        crop: None for whole slices; "lungs" cuts all slices of a series to one box around the
-            lungs, see `lung_box`, found in 16 slices along the body. A series in which no box is
-            found stays whole.
-        size: height and width in pixels, by Pillow's bilinear filter; the aspect is not kept. Or
-            several sizes: the first that fits into one of the folders is used, see
-            `PackedImages.shape`.
-        form: "jpeg", or "int16" for Hounsfield units, which `hounsfield` returns on the device.
-        missing: "raise" if a row has no file, or "drop" to leave out such rows and print how many.
-        damaged: "raise"; or "skip" to leave out damaged slices, with one window also the
-            adjacent slices, up to a tenth of all; or the share that may be left out, such as 0.5.
-            `PackedImages.skipped` lists the slices whose header could be read.
+            SOPInstanceUID. Images without a row are left out, and their number is printed. None to
+            pack all slices without labels. The table of `index_dicom` also has the file and
+            position of each image, so `pack_dicom` does not read the headers again.
+        window: None for the lung, embolism and mediastinal windows of a slice as red, green and
+            blue. Or one window for three slices, the slice below, the slice itself and the slice
+            above: a name ("lung", "embolism", "mediastinum") or (level, width) in Hounsfield units.
+            At the ends of a series, the slice itself replaces the missing slice.
+        crop: None for whole slices; "lungs" to cut all slices of a series to one box around the
+            lungs. `lung_box` finds it in 16 slices along the body. If it finds no box, the series
+            is not cut.
+        size: height and width in pixels, by Pillow's bilinear filter, which changes the aspect
+            ratio of images that are not square. Or several sizes: `pack_dicom` uses the first for
+            which one of the folders has enough space; see `PackedImages.shape`.
+        form: "jpeg"; or "int16" to store Hounsfield units, which `hounsfield` restores on the
+            device.
+        missing: "raise" for a FileNotFoundError if a row has no file, or "drop" to leave out such
+            rows and print their number.
+        damaged: "raise" for an OSError at the first damaged slice. "skip" to leave out damaged
+            slices, up to a tenth of all; with one window also the slices next to them. Or the share
+            that may be left out, such as 0.5. `PackedImages.skipped` lists the slices whose header
+            could be read.
         progress: as for `tpukit.pack`.
         columns: the columns of `labels` that are labels; () for a table without labels.
         options: `PackOptions(shard_size, workers, quality)`; the other options are not supported.
-            `quality` is that of the JPEGs, 1 to 95, by default 85. Colours are not subsampled,
-            because they are three separate images. With quality 85 each image is nearer to the
-            original than with quality 90 and subsampled colours, and the file is 10 % larger.
+            `quality` is that of the JPEGs, 1 to 95; None for 85. Colours are not subsampled,
+            because they are three separate images. Quality 85 without subsampling is nearer to the
+            original than quality 90 with it, and the file is 10 % larger.
 
     Returns:
         The finished `PackedImages`: (3, size, size) uint8 per slice, or (2, size, size) with int16.
-        Its `rows` are the rows of `labels`; without labels, they are the slices' numbers in their
-        order. Its groups are the studies.
+        Its `rows` are the rows of `labels`; without labels, 0, 1, 2, ... in the packed order. Its
+        groups are the studies.
 
     Raises:
         ValueError: an argument is not as above, none of the files is a CT slice, or too many slices
             are damaged.
         FileNotFoundError: there is no DICOM file in the folder, or a row has no file.
-        OSError: a file is damaged, named in the message; or the disk is full.
-        FileExistsError: `to` holds another pack, or other files.
-        ImportError: pydicom, a decoder that these files need, or array_record is not installed.
+        DiskFullError: the disk is too small for the pack.
+        OSError: a file is damaged, and the message names it; or the disk became full.
+        FileExistsError: `to` contains another pack, or other files.
+        ModuleNotFoundError: pydicom, a decoder that these files need, or array_record is not
+            installed.
     """
     sizes = list(size) if isinstance(size, Sequence) else [size]
     sizes = [whole_number("size", pixels, 1) for pixels in sizes]
@@ -137,7 +142,7 @@ def pack_dicom(
     else:
         names = _files_outside(folder, to)
     settings = {"pixels": sizes[0], "window": _window(window), "form": form}
-    # Only settings that have an effect, so that the others do not make it another pack.
+    # Only settings that have an effect, so that calls which differ in another one share a pack.
     if form == "jpeg":
         settings["quality"] = int(quality)
     if crop is not None:
@@ -203,7 +208,7 @@ def _check_form(form: str, *, quality: int, missing: str, crop: str | None, wind
 
 
 def _files_outside(folder, to) -> list[str]:
-    """Return the files of the folder, without those of packs that lie in it."""
+    """Return the DICOM files of the folder, without the files of packs inside the folder."""
     places = [to] if isinstance(to, str | os.PathLike) else to
     packs = tuple(os.path.relpath(place, folder) + os.sep for place in places)
     return [name for name in find_files(folder) if not name.startswith(packs)]
@@ -228,9 +233,9 @@ def _window(window) -> list[float] | None:
 
 
 def _indexed(labels, folder) -> list[str] | None:
-    """Return the names of an index's images relative to the folder.
+    """Return the paths of the files in the table of `index_dicom`, relative to the folder.
 
-    None if the labels are not an index of files in this folder.
+    None if the labels are another table, or have a file outside this folder.
     """
     columns = {"path", "position", "SeriesInstanceUID", "StudyInstanceUID"}
     if labels is None or not columns <= {*labels.columns} or labels["position"].isna().any():
@@ -246,16 +251,16 @@ def _indexed(labels, folder) -> list[str] | None:
 
 @dataclass(frozen=True)
 class _Slices:
-    """The slices to pack, and how their rows are found.
+    """The slices to pack; `look` finds their rows.
 
     Attributes:
         folder: the folder of the DICOM files.
-        names: the files, relative to the folder.
+        names: the paths of the files, relative to the folder.
         labels, columns: as for `pack_dicom`.
-        indexed: the file of each row of an index; None if the headers must be read.
+        indexed: the file of each row of `index_dicom`; None if the headers must be read.
         settings: the entries of the plan of the pack.
         share: the share of the files that may be damaged.
-        workers, progress: for reading the headers.
+        workers, progress: as for `read_headers`.
     """
 
     folder: object
@@ -269,12 +274,12 @@ class _Slices:
     progress: str | None
 
     def source(self) -> PackSource:
-        """Return the description of the pack; its rows are not known yet."""
+        """Return the description of the source without its rows, which `look` adds."""
         count = len(self.names)
         label_names = []
         table = None
         if self.labels is not None:
-            count = min(count, len(self.labels))
+            count = min(count, len(self.labels))  # files without a row are not packed
             label_names = self.columns
             table = rows_of(self.labels)
         return PackSource(
@@ -292,19 +297,26 @@ class _Slices:
         )
 
     def look(self, work: Path) -> PackSource:
-        """Return the description with the rows of all slices, and write the neighbours of each."""
+        """Return the description with the rows of all slices; write the files that `Slices` reads.
+
+        Args:
+            work: the folder for these files, inside the folder of the pack.
+        """
         if any(work.parent.glob("*.array_record")):
-            # Files that were copied again since then change neither the rows nor their order.
+            # Shards are finished, so the rows must not change, even if files were copied again.
             group_names = json.loads((work / "studies.json").read_text())
             return replace(self.source(), group_names=group_names)
-        # Nothing is packed yet, so files that have changed are arranged again.
+        # Nothing is packed yet, so determine the rows again: files may have changed.
         (work / "rows.npy").unlink(missing_ok=True)
         if self.indexed is not None:
             return self._lay_out(*self._by_index(), work)
         return self._lay_out(*self._by_headers(work), work)
 
     def _by_index(self) -> tuple:
-        """Return headers with the columns that an index has, their rows, and their order."""
+        """Return headers from the table of `index_dicom`, their rows in it, and their order.
+
+        Only the fields study, series and file of the headers are set.
+        """
         import numpy
 
         labels = self.labels
@@ -320,7 +332,7 @@ class _Slices:
         return headers, numpy.arange(len(labels)), order
 
     def _by_headers(self, work: Path) -> tuple:
-        """Read all headers; return them, their rows in the labels, and their order."""
+        """Read all headers; return them, the row of each in the labels, and their order."""
         import numpy
 
         headers, others = read_headers(self.folder, self.names, work, self.workers, self.progress)
@@ -344,7 +356,14 @@ class _Slices:
         return headers, rows, order
 
     def _lay_out(self, headers, rows_in_table, order, work: Path) -> PackSource:
-        """Return the description with rows and names; write the files that `Slices` reads."""
+        """Return the description with rows and names; write the files that `Slices` reads.
+
+        Args:
+            headers: (N,) of `header_type`.
+            rows_in_table: (N,) the row of each header in the labels.
+            order: (N,) the indices of the headers in the packed order.
+            work: the folder for the files.
+        """
         import numpy
 
         headers = headers[order]
@@ -360,6 +379,8 @@ class _Slices:
             rows["labels"] = self.labels[self.columns].to_numpy("float32")[numbers]
         is_other_study = headers["study"][1:] != headers["study"][:-1]
         is_other_series = headers["series"][1:] != headers["series"][:-1]
+        # Study and series together identify a series, because some anonymisers give all series the
+        # same identifier.
         is_last = numpy.append(is_other_study | is_other_series, True)
         self._write_neighbours(numbers, is_last, work)
         names = [""] * (numbers.max() + 1)
@@ -370,7 +391,11 @@ class _Slices:
         return replace(self.source(), rows=rows, names=tuple(names), group_names=group_names)
 
     def _write_neighbours(self, numbers, is_last, work: Path) -> None:
-        """Write for each row the rows of the slices below and above, and with a crop its series.
+        """Write neighbours.npy and, with a crop, order.npy and series.npy.
+
+        neighbours.npy has, for each row, the rows of the slices below and above. order.npy has the
+        rows in the order along the body, and series.npy, for each row, where its series begins and
+        ends in order.npy.
 
         Args:
             numbers: (N,) the row of each slice, in the order along the body.
@@ -379,6 +404,7 @@ class _Slices:
         """
         import numpy
 
+        # A slice at the end of its series has no neighbour there, and is its own neighbour instead.
         is_first = numpy.roll(is_last, 1)
         below = numpy.roll(numbers, 1)
         above = numpy.roll(numbers, -1)
@@ -399,7 +425,7 @@ class _Slices:
 
 
 def _facts(names: list[str], labels, columns: list[str]) -> dict:
-    """Return the entries of a plan that identify these slices."""
+    """Return the entries of a pack's plan that identify files and labels."""
     files = "\0".join(names).encode(errors="surrogateescape")
     labels_fact = fact("no labels", b"")
     if labels is not None:
@@ -413,13 +439,13 @@ def _facts(names: list[str], labels, columns: list[str]) -> dict:
 
 
 def _report_others(folder, names, others, *, share: float, slices: int) -> None:
-    """Print the number of files that are not CT slices; raise if there are too many.
+    """Print the number of files that are not CT slices; raise an error if there are too many.
 
     Args:
-        folder, names: the files.
-        others: the number of each file that is not a CT slice, and the reason.
-        share: the share of the files that may be something else than CT slices.
-        slices: the number of slices.
+        folder, names: the folder and all files in it.
+        others: [number of the file, reason] for each file that is not a CT slice.
+        share: the largest share of the files that may be damaged.
+        slices: the number of CT slices.
     """
     if slices:
         others = without_others(folder, names, others)
@@ -435,7 +461,7 @@ def _report_others(folder, names, others, *, share: float, slices: int) -> None:
         )
     lost = len(others) / len(names)
     if lost > share:
-        enough = math.ceil(100 * lost) / 100
+        enough = math.ceil(100 * lost) / 100  # rounded up, so that the fix is enough
         if lost <= share_of("skip"):
             enough = '"skip"'
         raise SystemFailureError(

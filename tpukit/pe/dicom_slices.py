@@ -1,7 +1,7 @@
-"""Read the slices of a DICOM pack: each is decoded once, put upright, cropped, resized and encoded.
+"""Read the slices for a DICOM pack: decode each once, crop, resize, turn and encode it.
 
-The processes of `pack_dicom` make a `Slices` each. `SliceWeight` estimates the size of the pack
-before, from a sample of the slices.
+Each process of `pack_dicom` makes a `Slices`. Before, `SliceWeight` estimates the size of the pack
+from a sample of the slices.
 """
 
 import io
@@ -18,16 +18,23 @@ from tpukit.pe.dicom import found_in, hounsfield_table, read_slice, window_table
 from tpukit.pe.lungs import lung_box
 from tpukit.pe.series import turn
 
-LOOKS = 16  # slices per series in which the lungs are searched
-_WEIGHED = 64  # slices in the sample of `SliceWeight`: under a second
-_PLANES = 16  # decoded slices to keep: each is used three times, by threads that read ahead
-_BOXES = 4  # lung boxes to keep, one per series
+LOOKS = 16  # the number of slices per series in which the lungs are searched
+_WEIGHED = 64  # the number of slices in the sample of `SliceWeight`, which takes under a second
+# The number of decoded slices in memory. Each is used for three images, by threads that read ahead.
+_PLANES = 16
+_BOXES = 4  # the number of lung boxes in memory, one per series
 
 
 class Slices:
-    """The stored form of each slice of a pack.
+    """The slices of a pack as they are stored; the `PackSource.reader` of `pack_dicom`.
 
-    `slices[row]` is a JPEG, or int16 as (size, size, 2) uint8 with the low byte first.
+    `slices[row]` is the bytes of a JPEG, or of int16 pixels: (size, size, 2) uint8 with the low
+    byte first.
+
+    Args:
+        work: the folder with the files that `_Slices.look` wrote.
+        root: the folder of the DICOM files.
+        plan: the settings of the pack.
     """
 
     def __init__(self, work: Path, root: str, plan: dict):
@@ -56,7 +63,7 @@ class Slices:
         except (OSError, ValueError) as error:
             if getattr(error, "errno", None) in NOT_DAMAGE:
                 raise
-            # In one line, with the file's name: the damaged file may be a neighbouring slice.
+            # One line with the name of the file, which may be that of an adjacent slice.
             raise ValueError(found_in(error)) from error
 
     def _stored(self, row: int) -> bytes:
@@ -89,15 +96,15 @@ class Slices:
         return self._box((start, stop))
 
     def _find_box(self, ends: tuple[int, int]):
-        """Find the lungs of the series between these positions, in some of its slices."""
+        """Find the lungs in some slices of the series order[start:stop]; None for no box."""
         start, stop = ends
         rows = [int(self._order[start + place]) for place in spread(stop - start, LOOKS)]
-        # A generator: one slice at a time is in memory.
+        # Generators, so that only one slice at a time is in memory.
         slices = (self._hounsfield(row) for row in rows)
         return lung_box(units for units in slices if units is not None)
 
     def _hounsfield(self, row: int):
-        """Return a slice in Hounsfield units; None if damaged, which `__getitem__` reports."""
+        """Return a slice in Hounsfield units; None for a damaged one: `__getitem__` reports it."""
         try:
             stored = read_slice(self.name(row))
         except (OSError, ValueError) as error:
@@ -110,8 +117,10 @@ class Slices:
 class SliceWeight:
     """Estimate the bytes per slice of a pack, as `PackSource.weight`.
 
-    Attributes:
-        count: the most slices that the pack can have.
+    Args:
+        root: the folder of the DICOM files.
+        names: the paths of the files, relative to the root.
+        count: the most slices that the pack can have; also an attribute.
     """
 
     def __init__(self, root, names: Sequence[str], count: int):
@@ -120,27 +129,33 @@ class SliceWeight:
         self._names = names
 
     def at_most(self, plan: dict) -> int:
-        """Return the largest possible number of bytes of an image, without reading an image.
+        """Return the largest possible number of bytes per image, without reading an image.
 
-        No JPEG of quality 95 or less is larger than its pixels.
+        It is the number of bytes of the pixels. No JPEG of quality 95 or less is larger.
         """
         channels = 3 if plan["form"] == "jpeg" else 2
         return plan["pixels"] ** 2 * channels
 
     def sample(self, plan: dict) -> list[int]:
-        """Return the bytes of some slices, uncropped; a crop to the lungs takes 4 % more."""
+        """Return the number of bytes of some encoded slices.
+
+        They are not cropped, which would take longer. Slices cropped to the lungs take 4 % more.
+        """
         if plan["form"] == "int16":
             return [self.at_most(plan)]
         sizes = []
         for row in spread(len(self._names), _WEIGHED):
             try:
                 sizes.append(len(_encoded(self._image(row, plan), plan["quality"])))
-            except (OSError, ValueError):  # packing reports it
+            except (OSError, ValueError):  # `pack_dicom` reports the damaged slice later
                 continue
         return sizes
 
     def smaller(self, plan: dict) -> Iterator[tuple[str, str, dict]]:
-        """Yield arguments that make a smaller pack: name, code, and the change of the plan."""
+        """Yield arguments of `pack_dicom` that make a smaller pack, the largest pack first.
+
+        Each is the name of the argument, its code, and the changed entries of the plan.
+        """
         for quality in (70, 50):
             if quality < plan.get("quality", 0):
                 yield "quality", f"options=PackOptions(quality={quality})", {"quality": quality}
@@ -153,8 +168,8 @@ class SliceWeight:
 
         if plan["window"] is None:
             return self._read(row, plan, tuple(WINDOWS.values()))
-        # In the order of names the next slices are of the same series, but not adjacent. Adjacent
-        # slices would be a little more alike.
+        # Names next to each other are usually of one series, but not of adjacent slices. Adjacent
+        # slices are a little more similar, so the estimate is rather too high.
         last = len(self._names) - 1
         rows = (row, min(row + 1, last), max(row - 1, 0))
         return Image.merge("RGB", [self._read(near, plan, (plan["window"],)) for near in rows])
@@ -165,19 +180,20 @@ class SliceWeight:
 
 def _encoded(image, quality: int) -> bytes:
     encoded = io.BytesIO()
-    # Colours keep their full resolution: they are different slices or windows.
+    # No subsampling of colours, because they are different slices or windows.
     image.save(encoded, "JPEG", quality=quality, subsampling=0)
     return encoded.getvalue()
 
 
 def to_windows(path, size: int, windows: tuple, crop: tuple | None = None):
-    """Read a slice upright, through one window as a grey Pillow image or through three as RGB.
+    """Read a slice in one window as a grey Pillow image, or in three windows as RGB, upright.
 
     Args:
         path: the path of the DICOM file.
         size: height and width of the result in pixels.
         windows: one or three pairs (level, width) in Hounsfield units.
-        crop: left, top, right and bottom, 0 to 1, of the slice as it is stored; None for all of it.
+        crop: left, top, right and bottom of the slice as stored, each from 0 to 1; None for the
+            whole slice.
     """
     import numpy
     from PIL import Image
@@ -192,7 +208,11 @@ def to_windows(path, size: int, windows: tuple, crop: tuple | None = None):
 
 
 def to_hounsfield(path, size: int, crop: tuple | None = None):
-    """Read a slice upright, as (size, size) little-endian int16 Hounsfield units."""
+    """Read a slice as Hounsfield units, (size, size) little-endian int16, upright.
+
+    Args:
+        path, size, crop: as for `to_windows`.
+    """
     import numpy
     from PIL import Image
 
@@ -203,7 +223,7 @@ def to_hounsfield(path, size: int, crop: tuple | None = None):
 
 
 def _upright(image, size: int, crop: tuple | None, *, orientation: tuple | None):
-    """Crop an image, resize it and put it upright."""
+    """Crop and resize a Pillow image, and turn it upright by its DICOM orientation."""
     from PIL import Image
 
     box = None
@@ -221,7 +241,10 @@ def _upright(image, size: int, crop: tuple | None, *, orientation: tuple | None)
 
 
 class _Recent:
-    """Call a function once per argument from several threads, and keep the most recent results."""
+    """A cache of a function's most recent results, for several threads.
+
+    If two threads ask for the same argument, one calls the function, and the other waits for it.
+    """
 
     def __init__(self, function: Callable, keep: int):
         self._function = function

@@ -1,10 +1,10 @@
-"""Write the frames of enhanced CT files as classic CT files, which everything else here reads.
+"""Write the frames of enhanced CT files as classic CT files, which `tpukit.pe` can read.
 
     all.dcm, 300 frames    ->    all/00001.dcm, all/00002.dcm, ...    one slice per file
 
-pydicom reads the frames, and their functional groups hold place, orientation, spacing and scale.
-highdicom would read the same, but by default it applies real-world value maps and inverts
-MONOCHROME1, which is wrong for Hounsfield units.
+pydicom reads the frames. Position, orientation, spacing and scale of a frame are in its functional
+groups. highdicom is not used: by default it applies real-world value maps and inverts MONOCHROME1,
+which is wrong for Hounsfield units.
 """
 
 import copy
@@ -22,7 +22,8 @@ from tpukit.pe.dicom import (
 from tpukit.pe.series import find_files
 
 _CT_IMAGE = "1.2.840.10008.5.1.4.1.1.2"
-# Of a frame: its own, or shared by all frames. The first two are required.
+# The functional groups of a frame, which may also be shared by all frames. The first two are
+# required.
 _GROUPS = (
     "PlanePositionSequence",
     "PlaneOrientationSequence",
@@ -34,22 +35,22 @@ _GROUPS = (
 def split_enhanced(folder, to) -> int:
     """Write each frame of the enhanced CT files in a folder as a CT file of one slice.
 
-    The files are not compressed: 512 KB for a slice of 512 x 512. The SOPInstanceUID of a slice is
-    that of its file, a colon, and the number of the frame from 1: "1.2.3:1". Files of one frame are
-    left out. A second call writes the same files again.
+    The new files are not compressed: 512 KB for a slice of 512 x 512 pixels. The SOPInstanceUID of
+    a slice is that of its file, a colon, and the number of the frame from 1, such as "1.2.3:1".
+    Files of one frame are left out. A second call writes the same files again.
 
     Args:
         folder: a folder with DICOM files, also in its sub-folders.
-        to: the folder for the slices, outside of `folder`; made if it is missing.
+        to: the folder for the slices, outside of `folder`; it is made if it does not exist.
 
     Returns:
         The number of slices.
 
     Raises:
-        ValueError: a frame has no place or orientation.
+        ValueError: a frame has no position or orientation.
         FileNotFoundError: there is no DICOM file in the folder.
         OSError: a file is damaged, or the disk is full.
-        ImportError: pydicom, or a decoder that these files need, is not installed.
+        ModuleNotFoundError: pydicom, or a decoder that these files need, is not installed.
     """
     pydicom = load_pydicom()
     count = 0
@@ -68,12 +69,12 @@ def split_enhanced(folder, to) -> int:
 
 
 def _write_frames(file, path, folder: Path) -> int:
-    """Write the frames of a file; return their number."""
+    """Write each frame of a file as a slice into a folder; return the number of frames."""
     import pydicom
 
     folder.mkdir(parents=True, exist_ok=True)
     number = 0
-    # "1.2.3:1" is no valid identifier, but only this package reads these files.
+    # By the standard, "1.2.3:1" is not a valid identifier, but only `tpukit.pe` reads these files.
     with pydicom.config.disable_value_validation():
         try:
             for number, pixels in enumerate(pydicom.pixels.iter_pixels(file, raw=True), start=1):
@@ -87,13 +88,21 @@ def _write_frames(file, path, folder: Path) -> int:
 
 
 def _slice_of(file, number: int, pixels, path):
-    """Return a frame as a data set of one slice."""
+    """Return a frame as a DICOM data set of one slice.
+
+    Args:
+        file: the data set of the enhanced CT.
+        number: the number of the frame, from 1.
+        pixels: (H, W), the stored values of the frame.
+        path: the path of the file, for messages.
+    """
     import pydicom
 
     slice_ = pydicom.Dataset()
     for element in file:
         if element.VR != "SQ" and element.keyword not in ("PixelData", "NumberOfFrames"):
             slice_.add(copy.copy(element))
+    # What is equal for all frames is in the shared groups, everything else in those of the frame.
     shared = file.SharedFunctionalGroupsSequence[0]
     frame = file.PerFrameFunctionalGroupsSequence[number - 1]
     for name in _GROUPS:
@@ -103,6 +112,7 @@ def _slice_of(file, number: int, pixels, path):
         elif name in _GROUPS[:2]:
             raise not_a_slice(path, f"frame {number} has no {name}")
     slice_.SOPClassUID = _CT_IMAGE
+    # All frames share the identifier of the file, and each slice needs its own.
     slice_.SOPInstanceUID = f"{file.SOPInstanceUID}:{number}"
     slice_.InstanceNumber = number
     slice_.BitsAllocated = 8 * pixels.dtype.itemsize

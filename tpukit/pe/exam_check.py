@@ -1,10 +1,10 @@
 """Find everything unusual about the exams of a table, before anything is packed or trained.
 
-Positions along the body, of an exam with the usual step 1.25 mm:
+Positions along the body in mm, in an exam whose usual step is 1.25 mm:
 
     0.0   1.25   1.25   2.5   5.0
                ^            ^
-               equal        a slice is missing: the step is more than 1.5 times the usual one
+               equal        a slice is missing: the step is more than 1.5 times the usual step
 """
 
 from collections.abc import Iterator
@@ -12,49 +12,52 @@ from typing import NamedTuple
 
 from tpukit.pe.labels import IMAGE, SERIES, STUDY, check_columns
 
-_WIDE = 1.5  # times the usual step between slices
-_SAME = 0.01  # mm: positions are rounded when they are written
+_WIDE = 1.5  # if a step is longer than this many usual steps, a slice is missing
+_SAME = 0.01  # mm; positions that differ by less are equal, because files have rounded positions
 
 
 class Irregularity(NamedTuple):
-    """A kind of irregularity, and the exams of a table that have it."""
+    """A kind of irregularity in the exams of a table."""
 
-    found: str
-    evidence: str
-    fix: str
+    found: str  # the number of exams and the irregularity, in words
+    evidence: str  # an example
+    fix: str  # the advice
 
 
 class _Exams(NamedTuple):
     """The rows of a table, sorted by exam and along the body."""
 
-    number: object  # (N,) the exam of each row, from 0
+    number: object  # (N,) the number of each row's exam, from 0
     starts: object  # (E + 1,) the first row of each exam, then N
     position: object  # (N,) float64
-    number_in_exam: object  # (N,) float64 InstanceNumber, NaN if the table has none
-    study: object  # (N,) identifiers
-    series: object
-    image: object
+    number_in_exam: object  # (N,) float64, the InstanceNumber; NaN if the table has none
+    study: object  # (N,) StudyInstanceUID
+    series: object  # (N,) SeriesInstanceUID
+    image: object  # (N,) SOPInstanceUID
 
 
 def check_exams(table):
     """Return a table of everything unusual about exams, with an example and advice.
 
-    Exams are irregular if they have several series, slices at equal positions, a gap because a
-    slice is missing, or a spacing that changes, although the slices are numbered without a gap. For
-    a table of `index_dicom` the result also lists files of other modalities than CT, files that are
-    not slices, incomplete headers, and series that are stored lying, mirrored or upside down.
+    An exam is irregular if it has several series, slices at equal positions, or a gap because a
+    slice is missing. It is also irregular if the spacing changes although the slices are numbered
+    without a gap. For a table of `index_dicom` or `read_exams`, the result also lists files of
+    other modalities than CT, files that are not slices, incomplete headers, and series that are
+    stored lying, mirrored or upside down.
 
-    The table is not changed. `ExamSequences(..., irregular="keep")` reads irregular exams in the
-    order of their positions; a submission must contain answers for them.
+    A submission must have answers for irregular exams too. `ExamSequences(..., irregular="keep")`
+    reads them in the order of their positions.
 
     Args:
-        table: as `index_dicom` and `index_images` return it, or some of its rows.
+        table: the table of `index_dicom`, `index_images` or `read_exams`, or some of its rows. It
+            is not changed.
 
     Returns:
-        A DataFrame with "found", "for instance" and "what to do"; empty if nothing is unusual.
+        A DataFrame with the columns "found", "for instance" and "what to do"; empty if nothing is
+        unusual.
 
     Raises:
-        ValueError: the column of an identifier or of the position is missing.
+        ValueError: the table lacks the column of an identifier or of the position.
     """
     import pandas as pd
 
@@ -78,14 +81,14 @@ def find_irregular(table) -> Iterator[Irregularity]:
     usual = _usual_steps(exams, steps)
     is_equal = steps < _SAME
     is_wide = steps > np.maximum(_WIDE * usual, _SAME)
-    # A scanner may change the spacing within an exam: then the numbers of the slices have no gap.
+    # A scanner may change the spacing within an exam. Then InstanceNumber has no gap.
     is_next = abs(np.diff(exams.number_in_exam)) == 1
     for wrong, fact, fix in (
         (is_equal, "have slices at equal positions", "leave out the rows of one of them"),
         (is_wide & ~is_next, "lack a slice", "copy its file again, and give it a row"),
         (is_wide & is_next, "change their spacing", "nothing, if your network allows for it"),
     ):
-        # A step from one exam to the next is none.
+        # Without the steps from one exam to the next.
         rows = np.flatnonzero(wrong & is_within)
         if len(rows):
             count = len(np.unique(exams.number[rows]))
@@ -103,7 +106,7 @@ def _sort(table) -> _Exams:
     number = exam[order]
     return _Exams(
         number=number,
-        # Also one after the last exam, so that each has an end.
+        # + 2, so that `starts` also has the end of the last exam.
         starts=np.searchsorted(number, np.arange(number.max(initial=-1) + 2)),
         position=position[order],
         number_in_exam=_numbers(table)[order],
@@ -114,7 +117,7 @@ def _sort(table) -> _Exams:
 
 
 def _numbers(table):
-    """Return (N,) float64 InstanceNumber of each row; NaN if the table has no column "number"."""
+    """Return the InstanceNumber of each row, (N,) float64; NaN without a column "number"."""
     import numpy as np
 
     if "number" not in table:
@@ -125,7 +128,7 @@ def _numbers(table):
 def _several_series(exams: _Exams) -> Iterator[Irregularity]:
     import numpy as np
 
-    # The series of the first row of each row's exam.
+    # For each row, the series of the first row of its exam.
     first_series = exams.series[exams.starts[exams.number]]
     rows = np.flatnonzero(exams.series != first_series)
     if len(rows):
@@ -139,7 +142,7 @@ def _several_series(exams: _Exams) -> Iterator[Irregularity]:
 
 
 def _usual_steps(exams: _Exams, steps):
-    """Return (N - 1,) the usual step of the exam of each step, 0 if all its positions are equal."""
+    """Return, for each step, the usual step of its exam, (N - 1,); 0 if all positions are equal."""
     import numpy as np
 
     usual = []
@@ -152,7 +155,7 @@ def _usual_steps(exams: _Exams, steps):
 
 
 def _describe(exams: _Exams, row: int, usual: float) -> str:
-    """Return in words the positions of two slices, that of this row and the next."""
+    """Return a text with the positions of the slice in this row and of the next slice."""
     first = f"{exams.image[row]} at {exams.position[row]:g}"
     second = f"{exams.image[row + 1]} at {exams.position[row + 1]:g}"
     step = f"whose slices are {usual:g} apart"

@@ -1,4 +1,4 @@
-"""A figure of the probability of an embolus along the body, with a panel per exam."""
+"""Draw the probability of an embolus along the body, with a panel per exam."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _EMBOLUS = LABELS[0]
-_MARKED = 40  # slices: in longer exams the points of the curve would touch
+_MARKED = 40  # in exams of more slices, the points of the curve would touch, so none are drawn
 _DASHED = (0, (4, 2))
 _DOTTED = (0, (1, 2))
 
 
 @dataclass(frozen=True)
 class _Shown:
-    """The optional parts of the figure."""
+    """The settings of all panels."""
 
-    consistent: bool
-    attention: bool
-    threshold: float
+    consistent: bool  # True to draw the consistent probabilities
+    attention: bool  # True to draw the attention
+    threshold: float  # the probability of the dotted line
 
 
 def show_exams(
@@ -44,25 +44,27 @@ def show_exams(
     """Draw the probability of an embolus along the body, and the slices that truly show one.
 
     Half of the panels show exams with an embolus, ordered from many slices with an embolus to few.
-    The other half show exams without an embolus, with the highest probability first, because these
-    are the errors.
+    The other half show exams without an embolus. The exam with the highest probability comes first,
+    because a high probability is an error there.
 
     Args:
-        labels: table of the predicted images with StudyInstanceUID, position and
-            pe_present_on_image, as `index_images` makes it.
-        probabilities: (N,) of pe_present_on_image, in the order of the table.
-        consistent: (N,) the same after `make_consistent`, drawn as a thin line; None for none.
-        attention: (N,) the weight of each slice in the answers about its exam, 0 or more; None for
-            none. Drawn in green, with the height 1 at its maximum.
+        labels: the table of the predicted images with StudyInstanceUID, position and
+            pe_present_on_image, as from `index_images`.
+        probabilities: (N,), the predicted probabilities of pe_present_on_image, in the order of
+            the table.
+        consistent: (N,), the probabilities after `make_consistent`, drawn as a thin line; None to
+            omit them.
+        attention: (N,), the weight of each slice in the answers about its exam, 0 or more, drawn in
+            green with its maximum at the height 1; None to omit it.
         limit: the most exams to draw.
-        threshold: drawn as a dotted line.
+        threshold: the probability of a dotted line.
 
     Returns:
         The figure.
 
     Raises:
-        ValueError: the table lacks a column, the numbers are not one per row, a label is neither 0
-            nor 1, or an attention is negative.
+        ValueError: the table lacks a column, an argument does not have one number per row, a label
+            is neither 0 nor 1, or an attention is negative.
     """
     table = _table(labels, probabilities, consistent, attention=attention)
     sick, sound = _choose(table, limit)
@@ -78,7 +80,7 @@ def show_exams(
             share = _draw_exam(axes, table[table[STUDY] == study], shown)
             if share:
                 shares.append(f"{study[:6]} {share}")
-        for axes in grid.flat[len(chosen) :]:
+        for axes in grid.flat[len(chosen) :]:  # the last row may have fewer exams than columns
             axes.set_visible(False)
         small = {"fontsize": look.SMALL, "color": look.MUTED}
         figure.supylabel("probability of an embolus", **small)
@@ -98,7 +100,7 @@ def show_exams(
 
 
 def _table(labels: Any, probabilities: Any, consistent: Any, *, attention: Any) -> pd.DataFrame:
-    """Check the arguments; return a table by exam and position, with a column for each argument."""
+    """Check the arguments of `show_exams`; return one table, sorted by exam and position."""
     count = len(labels)
     check_probabilities(as_array(probabilities))
     weights = None
@@ -129,13 +131,13 @@ def _table(labels: Any, probabilities: Any, consistent: Any, *, attention: Any) 
         weight=0.0 if weights is None else weights,
     )
     table = table.sort_values([STUDY, "position"])
-    if table.position.dtype.kind == "f":  # mm, of DICOM files: the figure counts slices
+    if table.position.dtype.kind == "f":  # mm from DICOM files; the figure needs slice numbers
         table["position"] = table.groupby(STUDY).cumcount()
     return table
 
 
 def _choose(table: pd.DataFrame, limit: int) -> tuple:
-    """Return the exams to draw: with an embolus, and without."""
+    """Return the exams to draw: those with an embolus, and those without."""
     import numpy as np
 
     by_exam = table.groupby(STUDY)
@@ -143,6 +145,7 @@ def _choose(table: pd.DataFrame, limit: int) -> tuple:
     highest = by_exam.probability.max()
     sick = positive[positive > 0].sort_values(ascending=False, kind="stable").index
     sound = highest[positive == 0].sort_values(ascending=False, kind="stable").index
+    # More than half of the panels for exams with an embolus, if there are few without one.
     half = limit - min(limit // 2, len(sound))
     spread = np.linspace(0, len(sick) - 1, min(half, len(sick))).round().astype(int)
     sick = sick[spread]
@@ -150,7 +153,7 @@ def _choose(table: pd.DataFrame, limit: int) -> tuple:
 
 
 def _draw_exam(axes: Axes, exam: pd.DataFrame, shown: _Shown) -> str:
-    """Draw the panel of an exam; return the share of attention on its embolus, in words, if any."""
+    """Draw the panel of an exam; return the share of its attention on the embolus, or ""."""
     places = exam.position.to_numpy()
     is_positive = exam[_EMBOLUS].to_numpy() == 1
     count = int(is_positive.sum())
@@ -169,7 +172,7 @@ def _draw_exam(axes: Axes, exam: pd.DataFrame, shown: _Shown) -> str:
             axes.set_title(share, loc="right", **small)
     mark = {"marker": "o", "markersize": 3} if len(places) <= _MARKED else {}
     axes.plot(places, exam.probability, color=look.COLORS[0], linewidth=1.5, zorder=3, **mark)
-    if shown.consistent:  # below the other line, so it shows only if they differ
+    if shown.consistent:  # zorder below the blue line, so this line is visible only if they differ
         style = {"color": look.INK, "linewidth": 1, "linestyle": _DASHED, "zorder": 2.5}
         axes.plot(places, exam.consistent, **style)
     axes.axhline(shown.threshold, color=look.MUTED, linewidth=0.8, linestyle=_DOTTED)

@@ -1,9 +1,9 @@
-"""Networks for exams: a ResNet that also returns its features, and a GRU that reads them in order.
+"""Networks for exams: a ResNet that returns the features of slices, and a GRU that reads them.
 
     images (N, 3, H, W) -> SliceFeatures -> features (N, F) -> ExamSequences -> (B, S, 2F)
     (B, S, 2F) -> ExamNetwork -> answers (B, 9), images (B, S), attention (B, S)
 
-The module imports torch.
+This module imports torch, so `tpukit.pe` imports it only when it is needed.
 """
 
 import torch
@@ -19,11 +19,12 @@ from tpukit.pe.labels import EXAM_LABELS
 class SliceFeatures(nn.Module):
     """A trained ResNet that returns the input of its last layer together with its logits.
 
-    Takes the input of the ResNet. Returns {"features": (N, F), "logits": (N, outputs)}; F is 512
-    for a ResNet-34. The parameters are shared with the ResNet.
+    The input is that of the ResNet, (N, 3, H, W) float32. The output is {"features": (N, F),
+    "logits": (N, outputs)}, float32; F is 512 for a ResNet-34. The parameters are those of the
+    ResNet, not copies.
 
     Args:
-        resnet: a ResNet of torchvision or `resnet34`, with its last layer in `fc`.
+        resnet: a ResNet of torchvision or `resnet34`, whose last layer is `fc`.
     """
 
     def __init__(self, resnet: nn.Module):
@@ -39,23 +40,24 @@ class SliceFeatures(nn.Module):
 
 
 class ExamNetwork(nn.Module):
-    """Answer for whole exams with a bidirectional GRU along the body.
+    """A network that predicts the labels of whole exams with a bidirectional GRU along the body.
 
-    Each slice gets an answer, and the exam gets nine. The nine answers come from two summaries of
-    the exam: the maximum over its slices, and their mean weighted by attention, which the network
-    computes per slice. The design is a small version of the published first place. XLA unrolls the
-    GRU: S parts are S steps of one graph in each direction. Therefore all exams are divided into
-    the same, moderate number of parts.
+    It predicts one label per part of an exam, and nine labels of the exam. The nine come from two
+    summaries of the exam: the maximum over its parts, and the mean weighted by attention, which the
+    network computes per part. The design is a small version of the published first place. XLA
+    unrolls the GRU: S parts are S steps of one graph in each direction. Therefore all exams are
+    divided into the same, moderate number of parts.
 
-    Takes (B, S, 2F) float32, as `ExamSequences` returns them: mean and maximum of each part.
-    Returns logits, "answers" (B, answers), by default in the order of `EXAM_LABELS`, and "images"
-    (B, S), and "attention" (B, S), which adds up to 1 over an exam.
+    The input is (B, S, 2F) float32, as from `ExamSequences`: mean and maximum of each part. The
+    output is a dict of float32: the logits "answers", (B, answers), by default in the order of
+    `EXAM_LABELS`; the logits "images", (B, S); and "attention", (B, S), whose sum over an exam is
+    1.
 
     Args:
         features: F, the number of features per slice.
-        hidden: width of the GRU in each direction.
-        dropout: share of the numbers that are dropped in training, before and after the GRU.
-        answers: number of labels per exam.
+        hidden: the width of the GRU in each direction.
+        dropout: the share of the numbers that are dropped in training, before and after the GRU.
+        answers: the number of labels per exam.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class ExamNetwork(nn.Module):
         answers: int = len(EXAM_LABELS),
     ):
         super().__init__()
-        pooled = 2 * features
+        pooled = 2 * features  # the mean and the maximum of each feature over a part
         layers = [
             nn.LayerNorm(pooled),
             nn.Dropout(dropout),
@@ -85,7 +87,7 @@ class ExamNetwork(nn.Module):
         self.register_load_state_dict_pre_hook(_check_weights)
 
     def forward(self, features: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the logits of the exams and of their slices, and the attention."""
+        """Return the logits of exams, the logits of their parts, and the attention."""
         along, _ = self.gru(self.enter(features))
         along = self.leave(along)
         attention = self.attend(along).squeeze(2).softmax(1)
@@ -96,7 +98,11 @@ class ExamNetwork(nn.Module):
 
 
 def _check_weights(network: ExamNetwork, weights: dict, prefix: str, *_) -> None:
-    """Raise for the weights of a network with another number of features per part."""
+    """Raise ValueError for weights of a network with another number of features per part.
+
+    It is a hook that `load_state_dict` calls first, because torch's own error would not say why the
+    sizes differ.
+    """
     given = weights.get(f"{prefix}enter.0.weight")
     own = network.enter[0].weight
     if given is None or given.shape == own.shape:

@@ -1,12 +1,14 @@
-"""Exams for a network that reads along the body, each divided into the same number of parts.
+"""Turn exams into sequences of equal length, for a network that reads along the body.
 
-Exams of 60 and of 600 slices become equally long, so that a batch has a single shape. With 4 parts:
+Each exam is divided into the same number of parts, so that exams of 60 and of 600 slices have one
+shape in a batch. With 4 parts:
 
     6 slices, from the feet    0  1  2  3  4  5        3 slices    0  1  2
     part of each slice         0  0  1  2  2  3        slice of each part    0  0  1  2
 
-The features of a part are the mean over its slices, followed by the maximum. An embolus on two
-slices does not vanish in the maximum. If slices are fewer than parts, a slice is in several parts.
+The features of a part are the mean over its slices, followed by their maximum. The maximum shows an
+embolus on one or two slices, which the mean may hide. If an exam has fewer slices than parts, a
+slice is in several parts.
 """
 
 from collections.abc import Sequence
@@ -19,7 +21,7 @@ from tpukit.pe.labels import EXAM_LABELS, LABELS, SERIES, check_columns, check_y
 
 
 class _Pairs(NamedTuple):
-    """Which slices of an exam belong to which parts, as pairs in the order of the body."""
+    """The pairs of a slice and a part that contains it, for one exam, along the body."""
 
     slices: object  # (n,) integers
     parts: object  # (n,) integers, ascending
@@ -34,22 +36,23 @@ class ExamSequences:
 
     Item i is `(features, targets)`, or `features` alone if the table has no labels:
 
-    - features: (slices, 2F) float32; the mean over the slices of a part, then their maximum.
-    - targets: a dict for `exam_loss`. "answers" are the labels of the exam in the order of
-      `answers`. "images" (slices,) is the share of positive slices in each part, and
-      "image_weight" (slices,) the weight of each part in the loss.
+    - features: (slices, 2F) float32; for each part, the mean over its slices, then their maximum.
+    - targets: a dict of float32 for `exam_loss`. "answers", (A,), are the labels of the exam in the
+      order of `answers`. "images", (slices,), is the share of positive slices in each part.
+      "image_weight", (slices,), is the weight of each part in the loss.
 
     Args:
-        table: a row per image, in any order, as `index_images` and `index_dicom` return it: the
-            three identifiers, `position`, and all columns of labels or none of them.
-        features: (N, F), of the image in each row of the table.
-        slices: parts per exam.
-        irregular: "raise" an error if an exam has two series, two slices at one place, or a gap
-            because a slice is missing. "keep" uses its slices in the order of their positions, and
-            prints how many exams are irregular. `check_exams` lists them before.
-        answers: columns with the labels of an exam.
-        image_label: column with the label of each image; None if only exams have labels. Then
-            "image_weight" is 0.
+        table: a table with one row per image, in any order, as from `index_images` and
+            `index_dicom`: the three identifiers, `position`, and all columns of labels or none.
+        features: (N, F) array or tensor, the features of the image in each row of the table.
+        slices: the number of parts per exam.
+        irregular: "raise" for a ValueError if an exam has two series, two slices at the same
+            position, or a gap because a slice is missing. "keep" to use its slices in the order of
+            their positions, and print the number of irregular exams. `check_exams` lists these
+            exams.
+        answers: the columns with the labels of an exam.
+        image_label: the column with the label of each image; None if only exams have labels, so
+            that "image_weight" is 0.
 
     Attributes:
         studies: (E,) StudyInstanceUIDs; exam i of the dataset is studies[i].
@@ -82,7 +85,7 @@ class ExamSequences:
         exam, self.studies = pd.factorize(table[STUDY], sort=True)
         position = table["position"].to_numpy(np.float64)
         self._order = np.lexsort((position, exam))  # by exam, then along the body
-        # Exam i has the places starts[i] to starts[i + 1] of the order.
+        # The rows of exam i are order[starts[i] : starts[i + 1]].
         self._starts = np.searchsorted(exam[self._order], np.arange(len(self.studies) + 1))
         _check_order(table, irregular)
         self._identifiers = table[[STUDY, IMAGE]].reset_index(drop=True)
@@ -91,7 +94,7 @@ class ExamSequences:
         name = "exam" if "exam" in table else STUDY
         self._names = pd.Index(table[name].iloc[first], name=name)
         if self._has_labels:
-            # In the order of the slices, so that an exam's are adjacent.
+            # In the same order, so that the labels of an exam are adjacent.
             self._labels = table[self._answers].to_numpy(np.float32)[self._order]
             self._present = np.zeros(len(table), np.float32)
             if image_label is not None:
@@ -109,9 +112,8 @@ class ExamSequences:
         pairs = self._divide(end - start)
         rows = self._order[start:end][pairs.slices]
         features = torch.as_tensor(self._features[rows], dtype=torch.float32).numpy()
-        first = np.searchsorted(pairs.parts, np.arange(self.slices))  # pair of each part
-        # Slices of each part, as a column beside the features.
-        count = np.bincount(pairs.parts)[:, None]
+        first = np.searchsorted(pairs.parts, np.arange(self.slices))  # the first pair of each part
+        count = np.bincount(pairs.parts)[:, None]  # the number of slices of each part, (S, 1)
         # `reduceat` sums from each first pair to the next one, without a loop over the parts.
         mean = np.add.reduceat(features, first) / count
         highest = np.maximum.reduceat(features, first)
@@ -123,14 +125,20 @@ class ExamSequences:
         return pooled, {"answers": answers} | self._targets(self._present[start:end], pairs, first)
 
     def _targets(self, present, pairs: _Pairs, first) -> dict:
-        """Return the targets of an exam's parts: `present` are the labels of its slices."""
+        """Return the targets of the parts of an exam.
+
+        Args:
+            present: (n,) the labels of the exam's slices, along the body.
+            pairs: the pairs of slices and parts.
+            first: (S,) the index of the first pair of each part.
+        """
         import numpy as np
         import torch
 
         count = np.bincount(pairs.parts)
         images = np.add.reduceat(present[pairs.slices], first) / count
-        # As in the challenge, each image has the weight of its exam's share of positive images. A
-        # slice in several parts is divided among them.
+        # As in the challenge, the weight of an image is the share of positive images in its exam.
+        # If a slice is in several parts, its weight is divided among them.
         share_of_slice = 1 / np.bincount(pairs.slices)[pairs.slices]
         weight = IMAGE_WEIGHT * present.mean() * np.add.reduceat(share_of_slice, first)
         return {
@@ -139,26 +147,30 @@ class ExamSequences:
         }
 
     def _divide(self, count: int) -> _Pairs:
-        """Return pairs of slice and part: each slice once, or each part if slices are fewer."""
+        """Return the pairs of slices and parts for an exam of `count` slices.
+
+        Each slice is in one pair; if there are fewer slices than parts, each part is in one pair.
+        """
         import numpy as np
 
         if count >= self.slices:
             slices = np.arange(count)
-            # Rounded down, so that the parts differ by one slice at most.
+            # Rounded down, so that the sizes of parts differ by at most one slice.
             return _Pairs(slices, slices * self.slices // count)
         parts = np.arange(self.slices)
         return _Pairs(parts * count // self.slices, parts)
 
     def table(self, outputs):
-        """Return the answers for every image, for `challenge_loss` and `make_consistent`.
+        """Return the predicted probabilities of every image and its exam, for `challenge_loss`.
 
         Args:
-            outputs: logits of an `ExamNetwork` for all exams, as `predict` returns them: (E, 9)
-                "answers" and (E, S) "images".
+            outputs: the logits of an `ExamNetwork` for all exams, as `predict` returns them:
+                "answers", (E, A), and "images", (E, S).
 
         Returns:
-            A DataFrame with a row per row of the given table, in its order: StudyInstanceUID,
-            SOPInstanceUID, and the label of images and those of exams as probabilities.
+            A DataFrame with the rows of the table that was given, in the same order, for
+            `challenge_loss` and `make_consistent`. Its columns are StudyInstanceUID,
+            SOPInstanceUID, and the probabilities of the image label and of each answer.
         """
         import numpy as np
         from scipy.special import expit
@@ -174,14 +186,16 @@ class ExamSequences:
         return self._identifiers.assign(**columns)
 
     def by_exam(self, outputs):
-        """Return the answers for every exam, for a CSV file: `by_exam(outputs).to_csv(path)`.
+        """Return the predicted probabilities of every exam.
+
+        For a CSV file: `by_exam(outputs).to_csv(path)`.
 
         Args:
             outputs: as for `table`.
 
         Returns:
-            A DataFrame with a row per exam of `studies`, and the probability of each label. Its
-            index is the column `exam` of the table, if it has one, else the StudyInstanceUID.
+            A DataFrame with one row per exam of `studies` and one column per answer. Its index is
+            the column `exam` of the table that was given, or else the StudyInstanceUID.
         """
         import numpy as np
         import pandas as pd
@@ -191,9 +205,10 @@ class ExamSequences:
         return pd.DataFrame(answers, self._names, self._answers)
 
     def to_slices(self, values):
-        """Return (E, S) numbers of parts as (N,) numbers, one per row of the table.
+        """Convert numbers of the parts of all exams, (E, S), to one number per row of the table.
 
-        A slice in several parts gets their mean.
+        A slice gets the number of its part, and a slice in several parts the mean of their numbers.
+        The result is (N,) float64.
         """
         import numpy as np
 
@@ -207,7 +222,7 @@ class ExamSequences:
 
 
 def _check_table(table, features, answers: list[str], image_label: str | None) -> bool:
-    """Raise unless rows are complete and match the features; return whether they have labels."""
+    """Raise ValueError unless rows are complete and match the features; return True for labels."""
     import numpy as np
 
     names = [*answers]
@@ -246,7 +261,7 @@ def _check_table(table, features, answers: list[str], image_label: str | None) -
 
 
 def _check_answers(table, names: list[str]) -> None:
-    """Raise unless the labels of an exam are the same in all of its rows."""
+    """Raise ValueError unless the labels of each exam are the same in all of its rows."""
     first = table.groupby(STUDY)[names].transform("first").to_numpy()
     differs = (table[names].to_numpy() != first).any(axis=1)
     if differs.any():
@@ -258,7 +273,7 @@ def _check_answers(table, names: list[str]) -> None:
 
 
 def _check_order(table, irregular: str) -> None:
-    """Raise for exams that are not a single series with even steps, or print their number."""
+    """Raise ValueError for irregular exams, or print their number; see `ExamSequences`."""
     for found, evidence, fix in find_irregular(table):
         if irregular == "raise":
             keep = 'take the exams as they are: ExamSequences(..., irregular="keep")'

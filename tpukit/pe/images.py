@@ -1,4 +1,4 @@
-"""The JPEG files of a pulmonary-embolism set: found in a single scan, and read one by one.
+"""Find the JPEG files of the pulmonary-embolism data set in one scan, and read them one by one.
 
 train-jpegs/<StudyInstanceUID>/<SeriesInstanceUID>/<position>_<SOPInstanceUID>.jpg
 """
@@ -30,14 +30,15 @@ class _File(NamedTuple):
 def index_images(labels, folder, *, missing: str = "raise"):
     """Add two columns to the labels: the `path` of each image, and its `position` along the body.
 
-    Scans `<folder>/<StudyInstanceUID>/<SeriesInstanceUID>/<position>_<SOPInstanceUID>.jpg` once,
-    and only the folders of the exams in `labels`. Files without a row are ignored, and their number
-    is printed.
+    `index_images` scans `<folder>/<StudyInstanceUID>/<SeriesInstanceUID>/` of the exams in `labels`
+    once, for files `<position>_<SOPInstanceUID>.jpg`. Files without a row in the labels are
+    ignored, and their number is printed.
 
     Args:
-        labels: as `read_labels` returns them.
-        folder: train-jpegs, the folder that contains the study folders.
-        missing: "raise" an error if a row has no file, or "drop" such rows and print how many.
+        labels: the table of `read_labels`.
+        folder: the folder that contains the study folders, named train-jpegs in the data set.
+        missing: "raise" for a FileNotFoundError if a row has no file, or "drop" to leave such rows
+            out and print their number.
 
     Returns:
         A copy of the labels with a new index, `path` (str) and `position` (int, 0 for the first
@@ -45,7 +46,7 @@ def index_images(labels, folder, *, missing: str = "raise"):
 
     Raises:
         FileNotFoundError: the folder does not exist or contains no image, or a row has no file.
-        ValueError: two files hold the same image.
+        ValueError: two files have the name of the same image.
     """
     check_missing(missing)
     if not Path(folder).is_dir():
@@ -60,7 +61,7 @@ def index_images(labels, folder, *, missing: str = "raise"):
     columns = [labels[name] for name in IDS]
     keys = [_Key(*ids) for ids in zip(*columns, strict=True)]
     found = [files[key] for key in keys if key in files]
-    # A table of some of the images is usual, so these files are no error.
+    # Files without a row are no error, because users often pass only some rows of the labels.
     unused = len(files) - len(found)
     if unused:
         print(f"{unused} images in {folder} have no row in the labels and are not used")
@@ -79,7 +80,7 @@ def index_images(labels, folder, *, missing: str = "raise"):
 
 
 def _no_images(folder, studies) -> PathNotFoundError:
-    # Most often the folder above or below was passed, so the error shows its contents.
+    # The usual mistake is to pass a folder one level too high or too low, so show its contents.
     inside = [entry.name for entry in _entries(folder)][:3] or "an empty folder"
     return PathNotFoundError(
         f"{folder} contains no image of the {len(studies)} studies in the labels",
@@ -89,9 +90,9 @@ def _no_images(folder, studies) -> PathNotFoundError:
 
 
 def _scan(folder, studies) -> dict[_Key, _File]:
-    """Return the images of these exams in a folder."""
-    # One scan of the folder above, because `is_dir` for each study is a request to the disk: 7,279
-    # in the competition.
+    """Return the file of each image of these exams in a folder."""
+    # List the folder once, because `is_dir` for each study would be a request to the disk: 7,279 in
+    # the competition.
     existing = {entry.name for entry in _entries(folder) if entry.is_dir()}
     files = {}
     for study in studies:
@@ -116,7 +117,7 @@ def _scan(folder, studies) -> dict[_Key, _File]:
 
 
 def _files_of(study_folder: str) -> Iterator[tuple[str, os.DirEntry]]:
-    """Yield the name of the series and the file, for all files of an exam."""
+    """Yield (name of the series, file) for all files in the folder of an exam."""
     for series in _entries(study_folder):
         if series.is_dir():
             for entry in _entries(series.path):
@@ -136,8 +137,8 @@ class PEImages:
     `tpukit.datasets.decode`.
 
     Args:
-        table: as `index_images` returns it, or some of its rows.
-        size: height and width in pixels; None keeps the size of the files.
+        table: the table of `index_images`, or some of its rows.
+        size: height and width in pixels; None for the size of the files.
 
     Raises:
         ValueError: the table has no `path` column, or lacks a label.

@@ -1,8 +1,8 @@
-"""Decode JPEG Extended of 12 bits with GDCM, for pydicom.
+"""Add a decoder of 12-bit JPEG Extended to pydicom, by GDCM.
 
-pydicom 3.0.2 has two decoders for this transfer syntax: Pillow takes 8 bits only, and pydicom's own
-use of GDCM refuses more than 8, although GDCM decodes them. A test fails when pydicom decodes them
-without this module.
+pydicom 3.0.2 has two decoders for this transfer syntax. Pillow supports only 8 bits. pydicom's
+plugin for GDCM rejects more than 8 bits, although GDCM can decode them. A test fails as soon as
+pydicom decodes 12 bits without this module.
 """
 
 import contextlib
@@ -11,24 +11,24 @@ import importlib.util
 
 # JPEG Extended, process 2 and 4 (DICOM PS3.6, annex A).
 SYNTAX = "1.2.840.10008.1.2.4.51"
-DECODER_DEPENDENCIES = {SYNTAX: ("gdcm>=3.0.10",)}  # pydicom reads it of each module with a decoder
+DECODER_DEPENDENCIES = {SYNTAX: ("gdcm>=3.0.10",)}  # pydicom reads this name from each plugin
 _LABEL = "gdcm_12_bits"
 
 
 @functools.cache
 def add_decoder() -> None:
-    """Add this module to pydicom's decoders, once per process; any number of threads may call."""
+    """Add this module to pydicom's decoders, once per process; threads may call it at once."""
     from pydicom.pixels import get_decoder
     from pydicom.uid import UID
 
-    # `functools.cache` lets in all threads that call before the first has returned. pydicom refuses
-    # a label that it has, so that the others find the decoder of the first.
+    # If threads call this function at once, `functools.cache` runs it in each. pydicom raises
+    # ValueError for a label that exists, so only the first thread adds the decoder.
     with contextlib.suppress(ValueError):
         get_decoder(UID(SYNTAX)).add_plugin(_LABEL, (__name__, "decode"))
 
 
 def is_available(uid: str) -> bool:
-    """Return whether `decode` takes this transfer syntax; pydicom calls it."""
+    """Return whether `decode` supports this transfer syntax; pydicom calls this function."""
     return uid in DECODER_DEPENDENCIES and has_gdcm()
 
 
@@ -36,16 +36,16 @@ def has_gdcm() -> bool:
     """Return whether python-gdcm is installed."""
     try:
         return importlib.util.find_spec("gdcm") is not None
-    except ValueError:  # a test puts None in the place of the module
+    except ValueError:  # raised if sys.modules has None for the module, as in a test
         return False
 
 
 def decode(source: bytes, runner) -> bytes:
-    """Return the pixels of a frame as little-endian bytes; pydicom calls it.
+    """Decode a frame, and return its pixels as little-endian bytes; pydicom calls this function.
 
     Args:
-        source: the JPEG.
-        runner: pydicom's `DecodeRunner`, with the size and the bits of the frame.
+        source: the bytes of the JPEG.
+        runner: pydicom's `DecodeRunner`, which has the size and the number of bits of the frame.
     """
     import gdcm
 
@@ -64,4 +64,5 @@ def decode(source: bytes, runner) -> bytes:
     image.SetPhotometricInterpretation(grey)
     image.SetTransferSyntax(gdcm.TransferSyntax(gdcm.TransferSyntax.JPEGExtendedProcess2_4))
     image.SetPixelFormat(gdcm.PixelFormat(1, 16, bits, bits - 1, runner.pixel_representation))
+    # GDCM's Python binding returns the buffer as a str with surrogates for non-UTF-8 bytes.
     return image.GetBuffer().encode("utf-8", "surrogateescape")

@@ -1,7 +1,7 @@
-"""The labels of the RSNA STR 2020 pulmonary-embolism set: read, checked, and split into folds.
+"""Read, check and split the labels of the RSNA STR 2020 pulmonary-embolism data set.
 
-An exam is one CT examination. The data set calls it a study, so the columns do, too. A row is one
-image: pe_present_on_image belongs to the image, all other labels are the same in the whole exam.
+An exam is one CT examination. The data set and its columns call it a study. A row is one image:
+pe_present_on_image is the label of the image, and all other labels are those of the whole exam.
 """
 
 import warnings
@@ -32,7 +32,7 @@ COLUMNS = (  # of train.csv, in its order
     "central_pe",
     "indeterminate",
 )
-QUALITY = (  # are not predicted
+QUALITY = (  # quality flags, which networks do not predict
     "qa_motion",
     "qa_contrast",
     "flow_artifact",
@@ -61,19 +61,19 @@ _COPY_AGAIN = "copy it again from the competition's data"
 def read_labels(path, *, inconsistent: str = "raise"):
     """Read train.csv, and check that its labels are complete and consistent.
 
-    The labels of an exam are the same on all of its images, and break none of
-    `tpukit.pe.rules.RULES`.
+    Labels are consistent if those of an exam are the same on all of its images, and break no rule
+    of `tpukit.pe.rules.RULES`.
 
     Args:
-        path: train.csv, or the folder that contains it.
-        inconsistent: "raise" an error if exams break a rule, or "drop" these exams and print how
-            many.
+        path: the path of train.csv, or of the folder that contains it.
+        inconsistent: "raise" for a ValueError if the labels of exams are not consistent, or "drop"
+            to leave these exams out and print their number.
 
     Returns:
         A DataFrame with all columns of the file, in the order of the file; labels are uint8.
 
     Raises:
-        FileNotFoundError: there is no such file, or no train.csv in the folder.
+        FileNotFoundError: the file does not exist, or the folder has no train.csv.
         ValueError: the file is empty, a column or value is missing, a label is neither 0 nor 1, an
             image is listed twice, or the labels of an exam contradict each other.
     """
@@ -82,6 +82,7 @@ def read_labels(path, *, inconsistent: str = "raise"):
     file = _find_file(Path(path))
     table = _read_table(file)
     _check_values(table, file)
+    # The first three columns are identifiers. The labels are 0 or 1 by now, so uint8 has room.
     table = table.astype(dict.fromkeys(COLUMNS[3:], "uint8"))
     contradictions = _contradictions(table)
     if not contradictions:
@@ -103,7 +104,7 @@ def read_labels(path, *, inconsistent: str = "raise"):
 
 
 def _find_file(path: Path) -> Path:
-    """Return train.csv; raise if neither the path nor its folder has it."""
+    """Return the path of train.csv; FileNotFoundError if it is neither `path` nor in it."""
     file = path / "train.csv" if path.is_dir() else path
     if file.is_file():
         return file
@@ -123,8 +124,8 @@ def _read_table(file: Path):
 
     try:
         with warnings.catch_warnings():
-            # With one more field in every row, pandas would make the first column the index, and
-            # shift the others by one. It only warns.
+            # If every row has one field more than the header, pandas uses the first column as the
+            # index and shifts all others by one. It only warns, so make the warning an error.
             warnings.simplefilter("error", pd.errors.ParserWarning)
             return pd.read_csv(file, dtype=dict.fromkeys(IDS, str), index_col=False)
     except pd.errors.EmptyDataError:
@@ -138,6 +139,7 @@ def _read_table(file: Path):
 
 
 def _file_kind(file: Path) -> str:
+    """Return the kind of a file by its first bytes, for messages."""
     with open(file, "rb") as begun:
         start = begun.read(4)
     kinds = {
@@ -169,7 +171,7 @@ def _check_values(table, file: Path) -> None:
                 fix=f"fill these rows in, or drop them: {drop}",
             )
     for name in COLUMNS[3:]:
-        # A single word in a column makes pandas read the whole column as text.
+        # to_numeric, because pandas reads a whole column as text if a single value is a word.
         rows = table.index[~pd.to_numeric(table[name], errors="coerce").isin([0, 1])]
         if len(rows):
             found = first_few(f"{table.at[row, name]} in row {row}" for row in rows)
@@ -190,7 +192,7 @@ def _check_values(table, file: Path) -> None:
 
 
 def _contradictions(table) -> dict[str, list[str]]:
-    """Return each contradiction in the labels of exams, in words, with the exams that have it."""
+    """Return the exams with contradictory labels, by the contradiction in words."""
     groups = table.groupby(STUDY, sort=False)[list(LABELS)]
     exam = groups.max()
     lowest = groups.min()
@@ -210,23 +212,24 @@ def assign_folds(
     stratify: str | None = None,
     groups: str = STUDY,
 ):
-    """Add a column `fold`, 0 to folds - 1, so that all images of an exam have the same one.
+    """Add a column `fold`, from 0 to folds - 1, so that no exam is in two folds.
 
-    The same table gives the same folds every time. All folds have about the same number of images.
+    The same table always gives the same folds. All folds have about the same number of images.
 
     Args:
-        labels: as `read_labels` returns them.
-        folds: number of folds.
-        stratify: a column that should have about the same share in all folds, such as
-            "pe_present_on_image"; None for none.
-        groups: the column whose values are never in two folds: "patient" of `read_exams`, if a
-            patient may have several exams.
+        labels: the table of `read_labels` or `read_exams`, one row per image.
+        folds: the number of folds, 2 or more.
+        stratify: a column of zeros and ones whose mean should be about the same in all folds, such
+            as "pe_present_on_image"; None to balance only the number of images.
+        groups: a column; each of its values is in one fold only. Pass "patient" for a table of
+            `read_exams` if a patient may have several exams.
 
     Returns:
-        A copy of the labels with the column.
+        A copy of the table with the column `fold`, int8.
 
     Raises:
-        ValueError: `folds` is below 2, there are fewer exams than folds, or no such column.
+        ValueError: `folds` is below 2, there are fewer groups than folds, or a column does not
+            exist.
     """
     import numpy as np
     import pandas as pd
@@ -255,8 +258,8 @@ def assign_folds(
     else:
         splitter = StratifiedGroupKFold(folds)
         classes = labels[stratify]
-    # By exam: adjacent slices are nearly the same image, so a split between them would hide
-    # overfitting.
+    # Whole exams, because adjacent slices are nearly the same image: if they were in different
+    # folds, overfitting would remain undetected.
     fold = np.empty(len(labels), np.int8)
     for number, (_, rows) in enumerate(splitter.split(study, classes, groups=study)):
         fold[rows] = number
@@ -268,8 +271,8 @@ def check_columns(table, wanted: Iterable[str], what: str, *, fix: str = "") -> 
 
     Args:
         table: a DataFrame.
-        wanted: names of the columns.
-        what: beginning of the message, such as "the labels have".
+        wanted: the names of the columns.
+        what: the beginning of the message, such as "the labels have".
         fix: the fix of the error.
     """
     missing = [name for name in wanted if name not in table.columns]

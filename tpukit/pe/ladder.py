@@ -1,6 +1,6 @@
-"""A figure of challenge losses: your own, and those that others reported on patients.
+"""Draw challenge losses: your own, and those that others reported on patients.
 
-Scores on phantoms have their own column, because phantoms are an easier task than patients.
+Your losses have a column of their own, because phantoms are an easier task than patients.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Reported losses on the challenge's test set, on its private part unless the name says "public".
-# Sources, in this order: Inoichan's slides of his solution; seculayer/AutoAPE-challenge4;
-# Inoichan's slides; TheoViel/kaggle_rsna_pe; the repositories of KeremTurgutlu and of yuval6957 on
-# GitHub. No loss of the first and the second place was found.
+# The first is computed. The sources of the others, in this order: Inoichan's slides of his
+# solution; seculayer/AutoAPE-challenge4; Inoichan's slides; TheoViel/kaggle_rsna_pe; the
+# repositories of KeremTurgutlu and of yuval6957 on GitHub. No loss of the first and second place
+# was found.
 RUNGS = {
     "0.5 for everything": math.log(2),
     "no image: how often at which slice": 0.33,
@@ -30,28 +31,28 @@ RUNGS = {
     "7th: features and a transformer": 0.157,
 }
 _MARKS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
-_APART = 0.045  # share of the axis' height that a line of text takes
-_LEFT = 0.02  # of the column of reported losses
-_RIGHT = 1.04  # of the column of your own
+_APART = 0.045  # the height of a line of text as a share of the axis
+_LEFT = 0.02  # the left edge of the column of reported losses; the x axis is from 0 to 2
+_RIGHT = 1.04  # the left edge of the column of your losses
 
 
 def show_ladder(scores: Mapping[str, float], *, data: str = "phantoms") -> Figure:
     """Draw your challenge losses, and those that others reported for the challenge's test set.
 
-    Lower is better. Your losses and the reported losses each have a column. Scores on phantoms
-    belong to an easier task. They can show that a method is better than another on phantoms, but
-    not how it compares with the reported losses.
+    Lower is better. Your losses and the reported losses have separate columns. Phantoms are an
+    easier task than patients. Losses on phantoms can show that one method is better than another on
+    phantoms, but they cannot be compared with the reported losses.
 
     Args:
-        scores: `challenge_loss` by the name of the method.
-        data: the data of these scores: "phantoms", or patients in words, such as "a fifth of the
-            training set".
+        scores: the `challenge_loss` of each method, by the method's name.
+        data: the data of these scores: "phantoms", or a text about patients, such as "a fifth of
+            the training set".
 
     Returns:
         The figure.
 
     Raises:
-        ValueError: there is no score, or a score is not a finite number above 0.
+        ValueError: `scores` is empty, or a score is not a finite number above 0.
     """
     wrong = {}
     for name, value in scores.items():
@@ -63,6 +64,7 @@ def show_ladder(scores: Mapping[str, float], *, data: str = "phantoms") -> Figur
             fix='{"exam model": pe.challenge_loss(labels, predictions)}',
         )
     everything = [*scores.values(), *RUNGS.values()]
+    # Space below the lowest mark and above the highest one, for their text.
     low = 0.85 * min(everything)
     high = 1.15 * max(everything)
     with look.style():
@@ -101,9 +103,15 @@ def _draw_column(
     words: str,
     line: str,
 ) -> None:
-    """Draw scores as rungs from `left` on, with their names at the same height if there is room.
+    """Draw a column of scores, each a line with its number and name.
 
-    `words` and `line` are the colors.
+    If the texts of two scores would overlap, they are moved apart, and the lines are bent.
+
+    Args:
+        axes: matplotlib's axes with a logarithmic y axis.
+        left: the left edge of the column on the x axis.
+        scores: the loss of each method, by its name.
+        words, line: the colors of texts and lines.
     """
     low, high = map(math.log, axes.get_ylim())
     ordered = sorted(scores.items(), key=lambda item: item[1])
@@ -118,12 +126,15 @@ def _draw_column(
 
 
 def _spread(places: list[float]) -> list[float]:
-    """Return ascending places, moved apart until a line of text fits between them.
+    """Move ascending heights apart until they differ by a line of text, and return them.
 
-    With 0.50, 0.51 and 0.60 the first two become 0.4825 and 0.5275.
+    For example, 0.50, 0.51 and 0.60 become 0.4825, 0.5275 and 0.60.
+
+    Args:
+        places: heights as shares of the axis.
     """
     places = list(places)
-    for _ in range(200):  # a pair that moves apart may come too close to the next ones
+    for _ in range(200):  # repeat, because a pair that moves apart may come too close to the next
         for index in range(len(places) - 1):
             lacking = _APART - (places[index + 1] - places[index])
             if lacking > 0:

@@ -1,47 +1,48 @@
-"""Class activation maps and occlusion: the places of an image that raise an output of a network.
+"""Class activation maps and occlusion: find the parts of an image that raise a network's output.
 
-This is LayerCAM (Jiang et al., IEEE Transactions on Image Processing 2021, doi
-10.1109/TIP.2021.3089943). Each place of a layer's output is multiplied by its own gradient if that
-is positive, and the products are summed over the channels:
+LayerCAM is by Jiang et al., IEEE Transactions on Image Processing 2021, doi
+10.1109/TIP.2021.3089943. Each entry of a layer's output is multiplied by its own gradient, or by 0
+if that is negative. The map is the sum of these products over the channels:
 
     outputs (C, h, w)   2.0   1.0      gradients   0.5   -1.0      map   1.0   0.0
 
-Grad-CAM averages the gradient over all places first. In early layers, whose features are small,
-little of the map remains then. The packages grad-cam and captum are not used because neither
+Grad-CAM averages the gradient over all positions first, which leaves little of the map in early
+layers, whose features are small. The packages grad-cam and captum are not used, because neither
 Colab's nor Kaggle's TPU image has them, and a worker must be able to run this module.
 
-Occlusion (Zeiler and Fergus, ECCV 2014) needs no gradient: it hides a part of the image, and looks
-how much the output falls.
+Occlusion (Zeiler and Fergus, ECCV 2014) needs no gradient: it hides one part of the image after the
+other, and measures how much the output falls.
 
-The module imports torch; `class_activation` and `occlusion` import it.
+This module imports torch; `class_activation` and `occlusion` import it when they are called.
 """
 
 import torch
 
 
 class LayerCAM(torch.nn.Module):
-    """A network that returns the activation map of one of its outputs, in place of the outputs.
+    """A network that returns the class activation map of one output instead of its outputs.
 
     Args:
-        network: from (N, 3, H, W) to (N, L) logits.
-        layer: a module of the network, with the output (N, C, h, w).
-        output: index of the output, 0 to L - 1.
+        network: a network with the input (N, 3, H, W) and the output (N, L) logits.
+        layer: a module of the network with the output (N, C, h, w).
+        output: the index of the output, 0 to L - 1.
     """
 
     def __init__(self, network: torch.nn.Module, layer: torch.nn.Module, output: int):
         super().__init__()
         self.network = network
         self.output = output
-        # In a list, because a module would be registered, and so averaged and moved, twice.
+        # In a list: as an attribute, the layer would be registered a second time as a submodule.
         self._layer = [layer]
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the (N, h, w) float32 maps of (N, 3, H, W) images, 0 or more.
+        """Return the maps, (N, h, w) float32, 0 or more, of images, (N, 3, H, W).
 
-        Gradients are computed even if the caller has switched them off.
+        Gradients are computed even under `torch.no_grad()`.
         """
         outputs = []
 
+        # Make the layer's output a leaf, so that only the layers after it are differentiated.
         def keep(module, inputs, output):
             outputs.append(output.detach().requires_grad_())
             return outputs[-1]
@@ -59,11 +60,11 @@ class LayerCAM(torch.nn.Module):
 
 
 class Occlusion(torch.nn.Module):
-    """A network that returns, for each part of an image, the fall of an output without that part.
+    """A network that returns how much an output falls if a part of the image is hidden.
 
     Args:
-        network: from (N, 3, H, W) to (N, L) logits.
-        output: index of the output, 0 to L - 1.
+        network: a network with the input (N, 3, H, W) and the output (N, L) logits.
+        output: the index of the output, 0 to L - 1.
         patches: the number of patches per side.
     """
 
@@ -74,11 +75,11 @@ class Occlusion(torch.nn.Module):
         self.patches = patches
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return (N, H, W) float32, the fall of the logit, 0 or more, at all pixels of a patch."""
+        """Return the fall of the logit, (N, H, W) float32, 0 or more, equal within a patch."""
         height, width = images.shape[2:]
         row = torch.arange(height, device=images.device) * self.patches // height
         column = torch.arange(width, device=images.device) * self.patches // width
-        patch_of = row[:, None] * self.patches + column
+        patch_of = row[:, None] * self.patches + column  # (H, W), the number of each pixel's patch
         patches = torch.arange(self.patches**2, device=images.device)
         is_shown = patch_of != patches[:, None, None]
         # Hidden pixels are 0, which is the mean grey of normalised images.

@@ -1,4 +1,4 @@
-"""Rows of the labels whose image is not in the folder: an error, or left out with a message."""
+"""Handle rows of labels whose image has no file: raise an error, or leave them out and print."""
 
 from collections.abc import Sequence
 
@@ -22,16 +22,16 @@ def leave_out(
     call: str,
     kind: str = "image",
 ) -> None:
-    """Print that the rows of images without a file are left out, if there are any.
+    """Raise an error for images without a file, or print the number of rows that are left out.
 
     Args:
-        gone: identifiers of the images without a file.
-        wanted: number of rows.
-        missing: "raise", "drop", or "keep", which prints nothing.
+        gone: the identifiers of the images without a file; if it is empty, nothing happens.
+        wanted: the number of rows.
+        missing: "raise" for an error, "drop" to print, or "keep" to do nothing.
         folder: the folder that was searched.
         found: the contents of the folder, in words.
-        call: beginning of the call that leaves the rows out, without its `missing`.
-        kind: the noun for an entry of a row, singular, such as "image".
+        call: the beginning of the user's call without its argument `missing`, for the fix.
+        kind: the noun for an entry of a row, in the singular, such as "image".
 
     Raises:
         FileNotFoundError: `missing` is "raise", or no row has a file.
@@ -50,20 +50,22 @@ def leave_out(
 
 
 def as_in_headers(uids):
-    """Return (N,) bytes of identifiers, as headers store them.
-
-    An identifier that a DICOM file cannot contain matches no header.
-    """
+    """Return identifiers as an (N,) array of bytes, the dtype in which headers store them."""
     import numpy
 
     return numpy.array([str(uid).encode() for uid in uids], "S")
 
 
 def match_headers(headers, labels, missing: str, *, folder, call: str) -> tuple:
-    """Find the header of each image of the labels; see `leave_out` for images without one.
+    """Find the header of each image of the labels; see `leave_out` for images without a header.
+
+    Args:
+        headers: (N,) of `header_type`.
+        labels: a table with one row per image.
+        missing, folder, call: as for `leave_out`.
 
     Returns:
-        The headers of the labelled images, and the row of each in the labels. Rows ascend.
+        The headers of the labelled images, and the row of each header in the labels, ascending.
     """
     import numpy
 
@@ -71,6 +73,7 @@ def match_headers(headers, labels, missing: str, *, folder, call: str) -> tuple:
     headers = headers[headers["image"].argsort(kind="stable")]
     places = numpy.searchsorted(headers["image"], wanted)
     is_there = numpy.zeros(len(wanted), bool)
+    # searchsorted gives the place where an identifier would be, which may be after the last header.
     if len(headers):
         places = places.clip(max=len(headers) - 1)
         is_there = headers["image"][places] == wanted

@@ -1,4 +1,4 @@
-"""The network of the walkthrough, a ResNet with one output per label; its input on the device."""
+"""Build the network of the walkthrough, a ResNet-34, and prepare its input on the device."""
 
 import pickle
 from pathlib import Path
@@ -6,7 +6,8 @@ from pathlib import Path
 from tpukit.essentials.display import InvalidValueError, PathNotFoundError, check_flag
 from tpukit.pe.labels import LABELS
 
-# Of ImageNet, red, green and blue in [0, 1], as torchvision's weights expect them.
+# Mean and standard deviation of ImageNet's red, green and blue in [0, 1], which torchvision's
+# weights expect.
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 FILE = "resnet34-b627a593.pth"  # torchvision's ResNet34_Weights.IMAGENET1K_V1
@@ -15,22 +16,22 @@ _HEAD = ("fc.weight", "fc.bias")
 
 
 def resnet34(weights: str | Path | None = None, *, outputs: int = 10, pool_first: bool = False):
-    """Build a ResNet-34 with a logit per label, pretrained on ImageNet if weights are available.
+    """Build a ResNet-34 with one logit per label, pretrained on ImageNet if a file has the weights.
 
-    It never downloads. Without `weights` it uses torchvision's file in torch's cache, if there is
-    one. Otherwise the network starts from random weights, and tpukit prints that.
+    `resnet34` never downloads. Without `weights` it uses torchvision's file in torch's cache, if it
+    exists. Otherwise the network starts from random weights, and tpukit prints that.
 
     Args:
-        weights: file with the state dict of a ResNet-34. Its last layer is used only if it has
-            `outputs` rows.
-        outputs: number of logits, one per label in the order of `LABELS`.
-        pool_first: in training on XLA the stem pools before its BatchNorm. It is the same function
-            with other rounding, and by the estimates of the TPU's compiler a step takes a twelfth
-            fewer cycles; see `tpukit.pe.stem`. False: torchvision's order.
+        weights: the path of a file with the state dict of a ResNet-34; None for torchvision's file
+            in torch's cache. The last layer of the file is used only if it has `outputs` rows.
+        outputs: the number of logits, one per label in the order of `LABELS`.
+        pool_first: True to pool before the BatchNorm of the stem, in training on XLA. The result is
+            the same except for rounding. By the estimates of the TPU's compiler, a step takes a
+            twelfth fewer cycles; see `tpukit.pe.stem`. False for torchvision's order.
 
     Returns:
-        A torch.nn.Module from (N, 3, H, W) float32, as `normalize` returns them, to (N, outputs)
-        logits.
+        A torch.nn.Module. Its input is (N, 3, H, W) float32, as `normalize` returns it; its output
+        is (N, outputs) float32 logits.
 
     Raises:
         FileNotFoundError: the file `weights` does not exist.
@@ -74,7 +75,7 @@ def normalize(images):
         images: (N, 3, H, W) uint8 in [0, 255].
 
     Returns:
-        (N, 3, H, W) float32, minus ImageNet's mean, divided by its standard deviation.
+        (N, 3, H, W) float32: the images minus ImageNet's mean, divided by its standard deviation.
 
     Raises:
         ValueError: the images are not (N, 3, H, W) uint8.
@@ -90,11 +91,11 @@ def normalize(images):
 
 
 def _constant(values: tuple[float, ...], device):
-    """Return values of the three channels as (1, 3, 1, 1), a constant of the graph.
+    """Return one value per channel as (1, 3, 1, 1), times 255, as a constant of the graph.
 
-    A tensor made on the host would be copied to the device in every step. All channels are one
-    array: for 128 images of 128 x 128 on a v5e the compiler counts 77,000 cycles, and 132,000 if
-    the channels are separated and stacked again.
+    The constant is made on the device, because a tensor from the host would be copied in every
+    step. It is one array for all channels: for 128 images of 128 x 128 pixels on a v5e, the
+    compiler estimates 77,000 cycles, and 132,000 if the channels are normalised one by one.
     """
     import torch
 
@@ -105,12 +106,12 @@ def _constant(values: tuple[float, ...], device):
 def augment(**changes):
     """Return the walkthrough's `Augment`, to call on (images, labels) before `normalize`.
 
-    A flip exchanges the labels of the left and the right side. It also moves the heart to the other
-    side, which is rare in patients but does no harm here. Sizes vary by a quarter, because scanners
-    have different fields of view.
+    It flips half of the images, and exchanges their labels of the left and the right side. A flip
+    also moves the heart to the other side, which is rare in patients but does no harm here. Sizes
+    vary by a quarter, because scanners have different fields of view.
 
     Args:
-        changes: arguments of `Augment` that replace these.
+        changes: arguments of `Augment` that replace or extend those of the walkthrough.
 
     Returns:
         The `Augment`; call it on the device.
@@ -127,7 +128,11 @@ def augment(**changes):
 
 
 def _load(model, file: Path) -> None:
-    """Copy a state dict from a file into the model, except a last layer of another size."""
+    """Copy a state dict from a file into the model, except for a last layer of another size.
+
+    Raises:
+        ValueError: the file does not contain the state dict of a ResNet-34.
+    """
     state = _read_state(file)
     given = _shapes(state)
     own = model.state_dict()
@@ -143,6 +148,7 @@ def _load(model, file: Path) -> None:
             found=f"{type(state).__name__} of {len(given)} tensors; {counts}",
             fix=f"pass {whole}, not a dict that contains it",
         )
+    # A last layer of another size has other classes, so it keeps its random values.
     random_head = {name: own[name] for name in differing}
     model.load_state_dict(state | random_head)
 
@@ -159,7 +165,7 @@ def _shapes(state: object) -> dict[str, tuple]:
 
 
 def _read_state(file: Path):
-    """Return the contents of a file of weights; code in it is not run."""
+    """Load a file of weights on the CPU without running code in it; ValueError if it fails."""
     import torch
 
     try:

@@ -1,7 +1,7 @@
-"""Adjacent slices as channels, as the best solutions of the challenge used them.
+"""Make images of three adjacent slices as channels, as the challenge's best solutions did.
 
-positions of a series    0  1  2  5        channels of the slice at 2    those at 1, 2 and 5
-                                           channels of the slice at 5    those at 2, 5 and 5
+positions of a series    0  1  2  5        channels of the slice at 2    slices at 1, 2 and 5
+                                           channels of the slice at 5    slices at 2, 5 and 5
 """
 
 from tpukit.essentials.display import InvalidValueError
@@ -13,27 +13,28 @@ from tpukit.pe.labels import IDS, SERIES
 class NeighbouringSlices:
     """Images whose channels are the slice below, the slice itself and the slice above.
 
-    All three are seen through one window. The images are packed or cached before, in any order: the
-    positions in the table decide which slices are adjacent. At the end of a series the slice itself
-    takes the place of the missing one, as in `pack_dicom`. If slices are missing, the next existing
-    slice is used.
+    All three channels have the same window. The images were packed or cached in any order, because
+    the positions in the table determine which slices are adjacent. At the ends of a series, the
+    slice itself replaces the missing slice, as in `pack_dicom`. If slices are missing within a
+    series, the next existing slice is used.
 
-    `core.batches` and Subset take it as they take `images`. From a cache it reads a sixth as fast
-    as the images alone (13,000 against 83,000 images per second of 64 pixels, one thread of a busy
-    machine). From a pack, it decodes three slices per image, so build a cache.
+    `[i]` is `(image, labels)`: a (3, H, W) uint8 tensor, and the labels of `images[i]`.
+    `core.batches` and Subset support these images like `images`. From a cache, they are read a
+    sixth as fast as `images` alone (13,000 instead of 83,000 images per second of 64 pixels, one
+    thread of a busy machine). From a pack, each image needs three decoded slices, so build a cache.
 
     Args:
-        images: `PackedImages` or a `CachedImages` with three windows as channels.
-        labels: the table that was packed, with `position`, as `index_images` makes it.
+        images: `PackedImages` or `CachedImages` with three windows as channels.
+        labels: the table that was packed, with `position`, as from `index_images`.
         window: "lung", "embolism" or "mediastinum".
 
     Attributes:
         shape: (height, width, 3).
-        labels, names, rows, groups, group_names: of `images`.
+        labels, names, rows, groups, group_names: those of `images`.
 
     Raises:
-        ValueError: there is no such window, the images are not of this table, the table has no
-            positions, or two slices of a series have the same position.
+        ValueError: the window does not exist, the images were packed from another table, the table
+            has no positions, or two slices of a series have the same position.
     """
 
     def __init__(self, images, labels, window: str = "embolism"):
@@ -58,7 +59,7 @@ class NeighbouringSlices:
                 fix="pass the table that was packed, as pe.index_images(labels, folder) made it",
             )
         self._images = images
-        # The windows are the channels of a packed image, in this order.
+        # The channels of a packed image are the windows in this order.
         self._channel = list(WINDOWS).index(window)
         self.shape = images.shape
         self.labels = images.labels
@@ -84,16 +85,21 @@ class NeighbouringSlices:
         return torch.from_numpy(np.moveaxis(pixels, -1, 0).copy()), labels
 
     def take(self, indices, out=None):
-        """Return (n, H, W, 3) uint8, the three slices of each index; in `out` if it is given."""
+        """Return the images of these indices, (n, H, W, 3) uint8, in their order.
+
+        Args:
+            indices: (n,) integers, 0 to N - 1.
+            out: an array (n, H, W, 3) uint8 to write into; None for a new one.
+        """
         import numpy as np
 
-        # A slice that several images need is read once.
+        # `unique`, so that a slice which several images need is read once.
         wanted, place = np.unique(self._three(indices), return_inverse=True)
         planes = self._images.take(wanted)[..., self._channel]
         return np.stack(list(planes[place.reshape(3, -1)]), axis=-1, out=out)
 
     def read_ahead(self, indices) -> None:
-        """Let the images prepare to read these indices and the adjacent ones, if they can."""
+        """Ask a cache to read the slices of these images into memory, without waiting."""
 
         if hasattr(self._images, "read_ahead"):
             self._images.read_ahead(self._three(indices).reshape(-1))
@@ -107,9 +113,9 @@ class NeighbouringSlices:
 
 
 def _adjacent(table) -> tuple:
-    """Return two arrays (N,): for each row, the number of the row with the slice below, and above.
+    """Return the rows with the slice below and the slice above each row, two (N,) arrays.
 
-    At the end of a series it is the row's own number.
+    At the ends of a series, it is the row itself.
     """
     import numpy as np
     import pandas as pd
@@ -117,7 +123,7 @@ def _adjacent(table) -> tuple:
     position = table["position"].to_numpy(np.float64)
     series, _ = pd.factorize(pd.MultiIndex.from_frame(table[[STUDY, SERIES]]))
     order = np.lexsort((position, series))
-    # Pairs of rows that follow each other in the order; some are of two series.
+    # All pairs of rows that are adjacent in the order, including those of two series.
     lower = order[:-1]
     upper = order[1:]
     is_same_series = series[lower] == series[upper]
@@ -129,7 +135,7 @@ def _adjacent(table) -> tuple:
             found=f"{row[IMAGE]} of study {row[STUDY]} at {row.position}",
             fix="leave out those that are wrong",
         )
-    # First each row itself, which stays so at the ends of a series.
+    # Begin with each row itself, which remains at the ends of a series.
     below = np.arange(len(table))
     above = np.arange(len(table))
     below[upper[is_same_series]] = lower[is_same_series]

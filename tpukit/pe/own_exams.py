@@ -1,4 +1,4 @@
-"""Your own CT exams: a folder of DICOM files, and a table with a label per exam or per image.
+"""Read your own CT exams: a folder of DICOM files, and a table with labels of exams or images.
 
     exam,embolus            image,embolus
     scan-017,1              1.2.840.113619.2.1,0
@@ -19,9 +19,9 @@ from tpukit.pe.labels import IMAGE, SERIES, STUDY, check_yes_or_no
 from tpukit.pe.missing_images import check_missing, leave_out
 from tpukit.pe.series import find_files, find_places, read_headers, series_numbers, without_copies
 
-ON_IMAGE = "_on_image"  # ending of the column of a label that is given per image
-_KEYS = (STUDY, "AccessionNumber", "folder")  # what a table may call an exam
-# Read once per series, for the table that people edit.
+ON_IMAGE = "_on_image"  # the ending of a column with the labels of images instead of exams
+_KEYS = (STUDY, "AccessionNumber", "folder")  # a table of labels may name exams by one of these
+# Elements that `_with_facts` reads from one header per series.
 _FACTS = ("PatientID", "AccessionNumber", "SeriesDescription")
 _ORDER = [STUDY, SERIES, "position", "number"]
 
@@ -42,26 +42,30 @@ def read_exams(
 
     Args:
         folder: the folder of the exams. Files and folders may have any names.
-        labels: path of a CSV file, or a DataFrame. Its column `exam` holds the StudyInstanceUID,
-            the AccessionNumber, or the name of the exam's folder directly below `folder`. Or its
-            column `image` holds the SOPInstanceUID, or the name of the file. A column `patient`
-            replaces PatientID. All other columns are labels, 0 or 1. None for exams without labels.
-        series: a part of the SeriesDescription of the series to take, if exams have several.
-        missing: "raise" if a row has no exam or image, or "drop" to leave it out.
-        workers, progress: as for `pack_dicom`.
+        labels: the path of a CSV file, or a DataFrame; None for exams without labels. The table
+            has one of two columns. `exam` is the StudyInstanceUID, the AccessionNumber, or the name
+            of the exam's folder directly below `folder`. `image` is the SOPInstanceUID, or the name
+            of the file. A column `patient` replaces PatientID. All other columns are labels, 0 or
+            1.
+        series: a part of the SeriesDescription, which selects one series if exams have several;
+            None if each exam has one series.
+        missing: "raise" for a FileNotFoundError if the folder does not have the exam or image of a
+            row, or "drop" to leave such rows out.
+        workers: the number of processes that read headers; None for one per CPU.
+        progress: as for `pack_dicom`.
 
     Returns:
-        A DataFrame with a row per slice, sorted by exam and along the body: the three identifiers,
-        `exam`, `patient`, `description` of the series, `path`, `position` in mm, `number`
-        (InstanceNumber), and a uint8 column per label. A label of images is named
-        `<label>_on_image`; then `<label>` is 1 if the exam has a positive image. `check_exams`
-        lists anything unusual.
+        A DataFrame with one row per slice, sorted by exam and along the body. Its columns are the
+        three identifiers, `exam`, `patient`, `description` of the series, `path`, `position` in mm,
+        `number` (InstanceNumber), and a uint8 column per label. If the table has labels of images,
+        their columns are named `<label>_on_image`, and `<label>` is 1 if the exam has a positive
+        image. Pass the result to `check_exams`, which lists anything unusual.
 
     Raises:
-        FileNotFoundError: there is no DICOM file, or a row has no exam or image.
+        FileNotFoundError: the folder has no DICOM file, or not the exam or image of a row.
         ValueError: the table is not as above, a label is neither 0 nor 1, an exam has several
             series and `series` does not select one of them, or no file is a CT slice.
-        ImportError: pydicom, or a decoder that these files need, is not installed.
+        ModuleNotFoundError: pydicom, or a decoder that these files need, is not installed.
     """
     check_missing(missing)
     load_pydicom()
@@ -80,7 +84,10 @@ def read_exams(
 
 
 def _find_slices(folder, workers: int | None, progress: str | None):
-    """Return identifiers, path, position and number of the CT slices in a folder."""
+    """Return a table with identifiers, path, position and number of the CT slices in a folder.
+
+    Its `attrs["noticed"]` lists anything unusual, for `check_exams`.
+    """
     import numpy as np
     import pandas as pd
 
@@ -99,11 +106,11 @@ def _find_slices(folder, workers: int | None, progress: str | None):
     position, facts = find_places(headers, series)
     for fact, (count, first) in facts.items():
         print(f"{count:,} {fact}; series {first}")
-        if fact in ADVICE:  # the others are printed, or found by `check_exams`
+        if fact in ADVICE:  # `check_exams` finds all other facts itself
             noticed.append([f"{count:,} {fact}", f"series {first}", ADVICE[fact]])
     has_place = np.isfinite(position)
     is_placed = np.bincount(series, weights=has_place)[series] > 0
-    # A series without any place keeps the order of its numbers.
+    # In a series where no slice has a position, InstanceNumber determines the order.
     position = np.where(is_placed, position, headers["number"])
     uids = {STUDY: "study", SERIES: "series", IMAGE: "image"}
     columns = {name: np.char.decode(headers[field]) for name, field in uids.items()}
@@ -119,7 +126,10 @@ def _find_slices(folder, workers: int | None, progress: str | None):
 
 
 def _with_facts(table, folder):
-    """Add patient, AccessionNumber, folder and description, read from a header per series."""
+    """Add the columns patient, AccessionNumber, folder and description of each series.
+
+    They are read from one header per series.
+    """
     import pandas as pd
 
     rows = []
@@ -136,20 +146,25 @@ def _with_facts(table, folder):
         count = facts[STUDY][nameless].nunique()
         print(f"{count:,} exams have no PatientID: each counts as a separate patient")
         facts["patient"] = facts["patient"].mask(nameless, facts[STUDY])
-    noticed = table.attrs
+    noticed = table.attrs  # `merge` loses the attributes
     table = table.merge(facts, on=[STUDY, SERIES], how="left")
     table.attrs.update(noticed)
     return table
 
 
 def _read_labels(labels):
-    """Return a table of labels, checked; identifiers are text."""
+    """Read and check a table of labels; return it with identifiers as text and uint8 labels.
+
+    Raises:
+        ValueError: the table has not exactly one of the columns `exam` and `image`, has no label,
+            or has a missing, repeated or wrong value.
+    """
     import pandas as pd
 
     source = "the table"
     if isinstance(labels, str | os.PathLike):
         source = os.fspath(labels)
-        texts = dict.fromkeys(("exam", "image", "patient"), str)  # 0017 stays 0017
+        texts = dict.fromkeys(("exam", "image", "patient"), str)  # as a number, 0017 would be 17
         labels = pd.read_csv(labels, dtype=texts, skipinitialspace=True)
     keys = [name for name in ("exam", "image") if name in labels]
     names = label_names(labels)
@@ -181,13 +196,20 @@ def _read_labels(labels):
 
 
 def label_names(labels) -> list[str]:
-    """Return the columns of a table of labels that are labels."""
+    """Return the names of a table's labels: all columns except exam, image and patient."""
     return [name for name in labels.columns if name not in ("exam", "image", "patient")]
 
 
 def _join_exams(table, labels, missing: str, *, folder):
-    """Return the slices of the exams that the labels name, with their labels."""
+    """Return the slices of the exams in the labels, with these labels.
+
+    Args:
+        table: the slices of all exams.
+        labels: a table with the column `exam`.
+        missing, folder: as for `read_exams`.
+    """
     wanted = set(labels["exam"])
+    # The kind of identifier in the column `exam` is the one that matches most exams.
     found = {key: wanted & set(table[key]) for key in _KEYS}
     key = max(_KEYS, key=lambda name: len(found[name]))
     examples = [f"{name} {first_few(table[name].unique(), 2)}" for name in _KEYS]
@@ -214,10 +236,18 @@ def _join_exams(table, labels, missing: str, *, folder):
 
 
 def _join_images(table, labels, missing: str, *, folder):
-    """Return the slices that the labels name, with their labels and those of their exams."""
+    """Return the slices in the labels, with the labels of images and the maxima of exams.
+
+    Args:
+        table: the slices of all exams.
+        labels: a table with the column `image`.
+        missing, folder: as for `read_exams`.
+    """
     files = table["path"].map(os.path.basename)
     wanted = set(labels["image"])
     key = table[IMAGE]
+    # The table may name images by their SOPInstanceUID or by their file. The
+    # names that find more images are used.
     if len(wanted & set(files)) > len(wanted & set(key)):
         key = files
         twice = files[files.duplicated() & files.isin(wanted)]
@@ -235,6 +265,7 @@ def _join_images(table, labels, missing: str, *, folder):
     _print_unused(table, key.isin(wanted), folder)
     table = _merge(table.assign(exam=table[STUDY], image=key), labels, "image")
     for name in label_names(labels):
+        # An exam has a finding if any of its images has it.
         of_exam = table.groupby(STUDY)[name].transform("max")
         table = table.assign(**{f"{name}{ON_IMAGE}": table[name], name: of_exam})
     return table.drop(columns="image")
@@ -248,7 +279,7 @@ def _print_unused(table, is_used, folder) -> None:
 
 
 def _merge(table, labels, key: str):
-    """Return the slices with labels; a column "patient" of the labels has precedence."""
+    """Join labels to slices by a column; a column "patient" of the labels replaces the slices'."""
     noticed = table.attrs
     if "patient" in labels:
         table = table.drop(columns="patient")
@@ -258,7 +289,11 @@ def _merge(table, labels, key: str):
 
 
 def _one_series(table, series: str | None):
-    """Return one series of each exam; raise if an exam has several and `series` selects none."""
+    """Return the slices of one series per exam.
+
+    Raises:
+        ValueError: no series of an exam has `series` in its description, or several series remain.
+    """
     if series is not None:
         is_chosen = table["description"].str.contains(series, regex=False)
         lost = set(table["exam"]) - set(table["exam"][is_chosen])

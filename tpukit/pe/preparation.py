@@ -1,8 +1,8 @@
-"""The preparation of the images that a network was trained on, saved with its weights.
+"""Save with a network's weights how its training images were prepared, to prepare others likewise.
 
-preparation = Preparation.of(records)        at the end of training
+preparation = Preparation.of(images)         # at the end of training
 json.dump(preparation.as_dict(), file)
-Preparation.read(json.load(file)).pack(...)  other slices, prepared in the same way
+Preparation.read(json.load(file)).pack(...)  # packs other slices with the same settings
 """
 
 from collections.abc import Mapping
@@ -13,20 +13,21 @@ from tpukit.essentials.display import InvalidValueError
 from tpukit.pe.dicom_packing import pack_dicom
 from tpukit.pe.model import MEAN, STD
 
-_FIXED = {"orientation": "upright", "mean": MEAN, "std": STD}  # no argument of tpukit changes them
+# Settings that no argument of tpukit changes. They are saved for other versions of tpukit.
+_FIXED = {"orientation": "upright", "mean": MEAN, "std": STD}
 
 
 @dataclass(frozen=True)
 class Preparation:
     """All settings that, together with the slice, determine the pixels of an image.
 
-    A network is useful only with images of the same preparation as in its training.
+    A network works only on images that are prepared like those in its training.
 
     Attributes:
-        size, window, crop, form, quality: as for `pack_dicom`; the window as level and width.
-        image_size: height and width in pixels at which the pack is decoded.
+        size, window, crop, form, quality: as for `pack_dicom`; the window as (level, width).
+        image_size: height and width in pixels to which the images of the pack are decoded.
         orientation: "upright", because `pack_dicom` turns images upright.
-        mean, std: of `normalize`.
+        mean, std: the constants of `normalize`, one number per channel.
     """
 
     size: int
@@ -41,11 +42,11 @@ class Preparation:
 
     @classmethod
     def of(cls, images) -> "Preparation":
-        """Return the preparation of the `PackedImages` of `pack_dicom`, or of their `CachedImages`.
+        """Return the preparation of images from `pack_dicom`, as `PackedImages` or `CachedImages`.
 
         Raises:
-            ValueError: `pack_dicom` did not make the images, or an earlier version made the cache,
-                which did not record the preparation.
+            ValueError: `pack_dicom` did not make the images; or an earlier version of tpukit, which
+                did not record the preparation, made the cache.
         """
         made = getattr(images, "made", {})
         if not hasattr(images, "made"):
@@ -54,7 +55,7 @@ class Preparation:
                 found="images that are put together from several slices",
                 fix="Preparation.of(the single slices); save the other settings beside it",
             )
-        if "pixels" not in made:
+        if "pixels" not in made:  # only the packs of `pack_dicom` have this entry
             raise InvalidValueError(
                 f"{images.folder} does not record how its images were made from DICOM slices",
                 found=made
@@ -73,13 +74,14 @@ class Preparation:
 
     @classmethod
     def read(cls, values: Mapping) -> "Preparation":
-        """Return the preparation that was saved with a network.
+        """Return the preparation with these values, which were saved with a network.
 
         Args:
-            values: as `as_dict` returns them.
+            values: the result of `as_dict`, also after a round trip through JSON.
 
         Raises:
-            ValueError: a value is unknown or missing, or tpukit does not support it.
+            ValueError: a name is unknown or missing, or this version of tpukit does not support a
+                value.
         """
         names = [field.name for field in fields(cls)]
         unknown = [name for name in values if name not in names]
@@ -92,9 +94,9 @@ class Preparation:
             )
         read = {}
         for name, value in values.items():
-            # JSON has no tuples, and a list would differ from the tuple of a default.
+            # JSON turns tuples into lists, which are not equal to the tuples of `_FIXED`.
             read[name] = tuple(value) if isinstance(value, list) else value
-        # These have no argument, so `pack` could not follow other values.
+        # `pack` has no arguments for these settings, so other values are not supported.
         differences = _differences({name: read[name] for name in _FIXED}, _FIXED)
         if differences:
             raise InvalidValueError(
@@ -105,14 +107,14 @@ class Preparation:
         return cls(**read)
 
     def as_dict(self) -> dict:
-        """Return all fields in a form that JSON can hold."""
+        """Return all fields as values that JSON supports, for `read`."""
         values = {}
         for name, value in asdict(self).items():
             values[name] = list(value) if isinstance(value, tuple) else value
         return values
 
     def pack(self, folder, to, labels=None, **options):
-        """Pack other slices in the same way.
+        """Pack other slices with the same settings.
 
         Args:
             folder, to, labels: as for `pack_dicom`.
@@ -143,6 +145,6 @@ def _listed(names: list[str]) -> str:
 
 
 def _differences(trained: Mapping, given: Mapping) -> str:
-    """Return the differences of two preparations in words, "" for none."""
+    """Return the differences of two preparations in words; "" if they are equal."""
     differing = [name for name in trained if trained[name] != given[name]]
     return "; ".join(f"{name} {trained[name]}, here {given[name]}" for name in differing)

@@ -2,9 +2,9 @@
 
     show_study(images, labels, study, predictions=answers)
 
-First the rows of the exam are put in the order of the body. Then the predictions are joined to them
-by SOPInstanceUID. A long exam is thinned: the slider reaches the most important slice of each of
-its stretches. `slice_viewer` makes the page.
+`show_study` sorts the rows of the exam along the body, and joins the predictions to them by
+SOPInstanceUID. It divides a long exam into stretches, and shows the most important slice of each.
+`slice_viewer` makes the page.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ if TYPE_CHECKING:
     import numpy as np
     from matplotlib.figure import Figure
 
-_SIDE = 256  # pixels of each window in the page
-_MONTAGE = 12  # slices of the overview and of the montage
-_WIDE = 1.5  # times the usual step between slices: a slice is missing there; as in `exam_check`
+_SIDE = 256  # width and height in pixels of each window on the page
+_MONTAGE = 12  # the number of slices in the overview and in the montage
+# If a step between slices is longer than this many usual steps, a slice is missing, as in
+# `exam_check`.
+_WIDE = 1.5
 _TITLES = 0.3  # inches above each slice of the montage
 _HEADER = 0.55  # inches of the montage for its title and its note
 _EMBOLUS = LABELS[0]
-_PROBABILITY = f"predicted {_EMBOLUS}"  # a column of `_join`, as all predicted labels
-_FLAGS = {  # notes of the readers who labelled the exams; no network predicts them
+_PROBABILITY = f"predicted {_EMBOLUS}"  # the column that `_join` makes of the prediction
+_FLAGS = {  # quality flags by the radiologists who labelled the exams; no network predicts them
     "qa_motion": "motion",
     "qa_contrast": "poor contrast",
     "flow_artifact": "flow artefact",
@@ -43,17 +45,17 @@ _FLAGS = {  # notes of the readers who labelled the exams; no network predicts t
 
 
 class SliceFacts(NamedTuple):
-    """The facts about a slice."""
+    """The facts about one slice that the viewer and the montage show."""
 
     number: int  # in its series, from 1
-    present: bool  # the labels show an embolus on it
-    probability: float | None  # of an embolus; None without predictions
-    words: str
+    present: bool  # True if the slice has an embolus by the labels
+    probability: float | None  # the predicted probability of an embolus; None without predictions
+    words: str  # the description of the slice
 
 
 @dataclass(repr=False, eq=False)
 class ReadStudy(Study):
-    """An exam with a slider, made by `pe.show_study`; `montage()` draws a picture of it for print.
+    """An exam with a slider, made by `pe.show_study`; `montage()` draws a figure for print.
 
     Attributes:
         pixels: (n, H, W) uint8, the middle window of each slice.
@@ -66,11 +68,11 @@ class ReadStudy(Study):
     title: str = ""
 
     def montage(self) -> Figure:
-        """Draw the slices of the overview through the middle window.
+        """Draw twelve slices of the exam in the middle window, and return the figure.
 
-        The exam is divided into twelve stretches, and the most important slice of each is drawn: a
-        slice with an embolus, if there is one, then the slice with the highest probability. The
-        highest probability of the whole exam is always included.
+        The exam is divided into twelve stretches, and the most important slice of each is drawn.
+        This is the slice with the highest probability of the whole exam, if it is in the stretch;
+        else a slice with an embolus; else the slice with the highest probability in the stretch.
         """
         columns = min(6, len(self.overview))
         rows = math.ceil(len(self.overview) / columns)
@@ -85,6 +87,7 @@ class ReadStudy(Study):
                     figure,
                     self.pixels[index],
                     left=look.MARGIN + column * (side + look.MARGIN),
+                    # 0.25 inches of the header are above the slices, the rest is below them.
                     bottom=height - 0.25 - (row + 1) * (side + _TITLES),
                     width=side,
                     height=side,
@@ -116,7 +119,7 @@ class ReadStudy(Study):
 
 
 def _write_title(axes, fact: SliceFacts) -> None:
-    """Write number and probability above a slice, and draw a line below it if it has an embolus."""
+    """Write number and probability above a slice; mark an embolus by a line below the slice."""
     style = {"fontsize": look.SMALL, "pad": 3}
     axes.set_title(f"slice {fact.number}", loc="left", color=look.MUTED, **style)
     if fact.probability is not None:
@@ -127,7 +130,13 @@ def _write_title(axes, fact: SliceFacts) -> None:
 
 
 def _draw_sides_and_scale(axes, *, has_sides: bool, scale: float) -> None:
-    """Draw R and L at the edges of a slice, and the scale bar at its bottom, in white."""
+    """Draw R and L at the edges of a slice and the scale bar at its bottom, in white.
+
+    Args:
+        axes: matplotlib's axes with the slice.
+        has_sides: True to draw R and L, the patient's right and left.
+        scale: the length of the scale bar as a share of the slice's width; 0 for no bar.
+    """
     text = {"color": "white", "fontsize": look.SMALL, "va": "center", "transform": axes.transAxes}
     if has_sides:
         axes.text(0.02, 0.5, "R", ha="left", **text)
@@ -138,7 +147,7 @@ def _draw_sides_and_scale(axes, *, has_sides: bool, scale: float) -> None:
 
 
 def _window_in_words(view: str) -> str:
-    """Return the level and the width of a view in Hounsfield units; "" if it is no window."""
+    """Return level and width of a window in Hounsfield units; "" for a view without a window."""
     if view not in WINDOWS:
         return ""
     level, width = WINDOWS[view]
@@ -159,37 +168,38 @@ def show_study(
 ) -> ReadStudy:
     """Show an exam in three windows, with the probability of an embolus along the body.
 
-    A slider moves through the slices, without a kernel; after a click, the arrow keys do the same.
-    A page without scripts shows twelve slices; `.montage()` draws them for print. The notebook
-    stores about 40 KB per slice. Slices with an embolus and the slice with the highest probability
-    are never left out. A button goes to the slice with the highest probability.
+    A slider moves through the slices, also without a kernel. After a click on the viewer, the arrow
+    keys move the slider. A page without scripts shows twelve slices, and `.montage()` draws these
+    for print. The notebook stores about 40 KB per slice. Slices with an embolus and the slice with
+    the highest probability are never left out, and a button goes to the latter.
 
     Args:
-        images: the pack of these labels, as `PackedImages` or a `CachedImages`; or (N, 3, H, W)
+        images: the pack of these labels, as `PackedImages` or `CachedImages`; or (N, 3, H, W)
             uint8 with one image per row of `labels`. The channels are the `views`.
-        labels: table of `index_images` or `index_dicom`: a row per image with `position`. Labels
-            and quality flags are shown if it has their columns.
-        study: StudyInstanceUID of the exam.
-        predictions: a row per image with SOPInstanceUID and pe_present_on_image, the probability.
-            Optional columns are the exam labels, "consistent", which is pe_present_on_image after
-            `make_consistent`, and "attention", the weight of the slice, 0 or more. None for none.
-        series: SeriesInstanceUID, required if the exam has several series.
-        views: names of the three channels. For a pack of one window: "slice below", "slice",
-            "slice above".
-        field_of_view: width of an image in mm, PixelSpacing times Columns, for a scale bar. None
-            draws none.
-        upright: True if the patient's right is on the left side of the images, as `pack_dicom`
-            turns them: R and L then mark the sides. False draws no letters.
-        limit: the most slices of the slider. A longer exam is divided into this many stretches. The
-            slider then has the most important slice of each (see `montage`), and all slices with an
+        labels: the table of `index_images` or `index_dicom`: one row per image, with the column
+            `position`. The viewer shows labels and quality flags if the table has their columns.
+        study: the StudyInstanceUID of the exam.
+        predictions: a table with one row per image, with the columns SOPInstanceUID and
+            pe_present_on_image, the probability. Optional columns are the exam labels;
+            "consistent", which is pe_present_on_image after `make_consistent`; and "attention", the
+            weight of the slice, 0 or more. None for no predictions.
+        series: a SeriesInstanceUID; required if the exam has several series.
+        views: the names of the three channels. For a pack of one window, pass "slice below",
+            "slice", "slice above".
+        field_of_view: the width of an image in mm, PixelSpacing times Columns, for a scale bar.
+            None for no scale bar.
+        upright: True if the patient's right is on the left side of the images, as after
+            `pack_dicom`; R and L then mark the sides. False for no letters.
+        limit: the number of stretches into which a longer exam is divided, 1 or more. The slider
+            then has the slice with the highest probability of each stretch, and all slices with an
             embolus.
 
     Returns:
         The viewer, which a notebook displays.
 
     Raises:
-        ValueError: there is no such exam, it has several series and `series` is None, the images
-            contain none of its slices, or a column, a label or a prediction is missing.
+        ValueError: the exam does not exist; it has several series and `series` is None; `images`
+            has none of its slices; or a column, a label or a prediction is missing.
     """
     import numpy as np
 
@@ -207,6 +217,7 @@ def show_study(
         rule = f"the highest of {limit} stretches, and all with an embolus"
         notes.append(f"the slider takes {len(numbers)} of {count}: {rule}")
     table = table.iloc[numbers]
+    # Only the pixels of the shown slices are read: an exam has hundreds, and the page stores each.
     pixels = _pixels(images, places[numbers], len(views))
     records = zip(numbers.tolist(), table.to_dict("records"), strict=True)
     facts = [_facts_of(row, number, count) for number, row in records]
@@ -234,7 +245,7 @@ def show_study(
 
 
 def slices_of(labels: Any, study: str, series: str | None = None):
-    """Return the rows of a series of an exam in the order of the body; raises as `show_study`."""
+    """Return the rows of one series of an exam, sorted along the body; errors as `show_study`."""
     fix = "pe.index_images(labels, folder), or of DICOM files pe.index_dicom(labels, folder)"
     check_columns(labels, (STUDY, IMAGE, "position"), "the labels have", fix=fix)
     rows = labels.assign(_row=range(len(labels)))
@@ -246,6 +257,7 @@ def slices_of(labels: Any, study: str, series: str | None = None):
             found=f"{labels[STUDY].nunique():,} others, such as {example}",
         )
     rows = _one_series(rows, study, series)
+    # Slices without a position come last, and equal positions keep the order of the table.
     rows = rows.sort_values("position", kind="stable")
     names = [name for name in LABELS if name in rows]
     for name in names:
@@ -261,7 +273,11 @@ def slices_of(labels: Any, study: str, series: str | None = None):
 
 
 def _one_series(rows: Any, study: str, series: str | None):
-    """Return the rows of a series; raise if it must be named, or is not in the exam."""
+    """Return the rows of a series of an exam.
+
+    Raises:
+        ValueError: the exam has several series and `series` is None, or has no such series.
+    """
     names = rows[SERIES].unique().tolist() if SERIES in rows else [None]
     if series is None and len(names) > 1:
         raise InvalidValueError(
@@ -278,9 +294,10 @@ def _one_series(rows: Any, study: str, series: str | None):
 
 
 def _irregularities(positions: np.ndarray) -> list[str]:
-    """Count the slices with a shared position, and the slices that are missing between others.
+    """Return notes on slices with the same position, and on missing slices between others.
 
-    With the positions 0, 1, 1, 2, 5 the usual step is 1: one position is shared, two are missing.
+    With the positions 0, 1, 1, 2, 5 the usual step is 1: one slice has the position of another one,
+    and two slices, at 3 and 4, are missing.
     """
     import numpy as np
 
@@ -293,7 +310,7 @@ def _irregularities(positions: np.ndarray) -> list[str]:
     apart = steps[steps > 0]
     if not len(apart):
         return notes
-    usual = np.quantile(apart, 0.5, method="lower")  # as in exam_check
+    usual = np.quantile(apart, 0.5, method="lower")  # the lower median, as in `exam_check`
     wide = steps[steps > _WIDE * usual]
     missing = int((np.round(wide / usual) - 1).sum())
     if missing:
@@ -303,7 +320,10 @@ def _irregularities(positions: np.ndarray) -> list[str]:
 
 
 def _find_images(images: Any, labels: Any, rows: Any, notes: list[str]) -> tuple:
-    """Return the rows that have an image, and the index of each image; append to the notes."""
+    """Return the rows of an exam that have an image, and the index of each row's image.
+
+    If slices of the exam are not among the images, a note is appended to `notes`.
+    """
     import numpy as np
 
     is_pack = hasattr(images, "take") and hasattr(images, "rows")
@@ -314,6 +334,8 @@ def _find_images(images: Any, labels: Any, rows: Any, notes: list[str]) -> tuple
                 fix="pass the table that was packed, or an image for each row",
             )
         return rows, rows["_row"].to_numpy()
+    # A pack knows the rows of its images in the table that was packed. Another table could have the
+    # same number of rows, but a shorter one is certainly wrong.
     least = images.rows.max(initial=-1) + 1
     if least > len(labels):
         raise InvalidValueError(
@@ -321,7 +343,7 @@ def _find_images(images: Any, labels: Any, rows: Any, notes: list[str]) -> tuple
             f"{len(labels):,}",
             fix="pass the table that was packed, all of it",
         )
-    image_of_row = np.full(len(labels), -1)
+    image_of_row = np.full(len(labels), -1)  # -1 for a row whose image was left out
     image_of_row[images.rows] = np.arange(len(images.rows))
     places = image_of_row[rows["_row"].to_numpy()]
     is_packed = places >= 0
@@ -338,9 +360,10 @@ def _find_images(images: Any, labels: Any, rows: Any, notes: list[str]) -> tuple
 
 
 def _join(rows: Any, predictions: Any):
-    """Return the rows with "consistent", "attention" and "predicted ..." for each predicted label.
+    """Join the predictions to the rows of an exam, by SOPInstanceUID.
 
-    The true labels keep their plain names.
+    A predicted label becomes the column "predicted <label>"; the true label remains in the column
+    "<label>". The columns "consistent" and "attention" are joined under the same names.
     """
     import pandas as pd
 
@@ -350,6 +373,8 @@ def _join(rows: Any, predictions: Any):
     new_names = {name: f"predicted {name}" for name in LABELS if name in predictions}
     others = [name for name in ("attention", "consistent") if name in predictions]
     columns = [*new_names.values(), *others]
+    # The labels and the predictions have columns of the same names, so those of the predictions get
+    # new names before the join.
     by_image = predictions.rename(columns=new_names).drop_duplicates(IMAGE).set_index(IMAGE)
     found = by_image[columns].reindex(rows[IMAGE])
     joined = rows.assign(**{name: found[name].to_numpy() for name in columns})
@@ -372,7 +397,7 @@ def _join(rows: Any, predictions: Any):
 
 
 def _probabilities(table: Any) -> np.ndarray:
-    """Return the (n,) probability of each slice, 0 without predictions."""
+    """Return the predicted probability of each slice, (n,); zeros without predictions."""
     import numpy as np
 
     if _PROBABILITY not in table:
@@ -381,7 +406,7 @@ def _probabilities(table: Any) -> np.ndarray:
 
 
 def _has_embolus(table: Any) -> np.ndarray:
-    """Return (n,) bool by the labels, False without them."""
+    """Return whether each slice has an embolus by the labels, (n,) bool; False without labels."""
     import numpy as np
 
     if _EMBOLUS not in table:
@@ -397,13 +422,16 @@ def _reached_slices(table: Any, limit: int) -> np.ndarray:
         return np.arange(len(table))
     reached = [*highest(_probabilities(table), limit), *np.flatnonzero(_has_embolus(table))]
     if "consistent" in table:
-        # If all slices have the same probability, `make_consistent` raises a single one of them.
+        # If all probabilities are equal, `make_consistent` raises only one of them: show it too.
         reached.append(table.consistent.argmax())
     return np.unique(reached)
 
 
 def _importance(table: Any) -> np.ndarray:
-    """Return the importance of each slice: highest probability 4, embolus 2, plus probability."""
+    """Return the importance of each slice, (n,): its probability, plus 2 for an embolus.
+
+    The slices with the highest probability of the exam get 4 more.
+    """
 
     probabilities = _probabilities(table)
     is_highest = probabilities == probabilities.max()
@@ -411,11 +439,11 @@ def _importance(table: Any) -> np.ndarray:
 
 
 def _pixels(images: Any, places: np.ndarray, views: int) -> np.ndarray:
-    """Return (n, views, H, W) uint8, the images with these indices."""
+    """Return the images with these indices, (n, views, H, W) uint8."""
     import numpy as np
 
     if hasattr(images, "rows"):
-        found = np.moveaxis(images.take(places), -1, 1)
+        found = np.moveaxis(images.take(places), -1, 1)  # `take` returns (n, H, W, C)
     else:
         if hasattr(images, "detach"):
             images = images.detach().cpu()
@@ -430,7 +458,7 @@ def _pixels(images: Any, places: np.ndarray, views: int) -> np.ndarray:
 
 
 def _facts_of(row: dict, number: int, count: int) -> SliceFacts:
-    """Return the facts about a slice, `number` of `count`, from 0."""
+    """Return the facts about a slice; `number`, from 0, is its position in a series of `count`."""
     present = row.get(_EMBOLUS) == 1
     probability = row.get(_PROBABILITY)
     words = [f"slice {number + 1} of {count}"]
@@ -442,7 +470,7 @@ def _facts_of(row: dict, number: int, count: int) -> SliceFacts:
 
 
 def _curves(table: Any) -> list[Curve]:
-    """Return the curves along the body: attention, probabilities, and these made consistent."""
+    """Return the curves along the body: attention, probabilities and consistent probabilities."""
     curves = []
     if "attention" in table:
         heights = table.attention / (table.attention.max() or 1)
@@ -474,7 +502,7 @@ def _heading(row: Any) -> str:
 
 
 def _answers(truth: Any, predicted: Any) -> str:
-    """Return the nine answers about the exam as HTML: the true ones and the predicted ones."""
+    """Return the nine labels of the exam as HTML: the truth and the predicted probability."""
     cells = []
     for name in EXAM_LABELS:
         probability = predicted.get(f"predicted {name}")
@@ -491,7 +519,7 @@ def _answers(truth: Any, predicted: Any) -> str:
 
 
 def _answer(words: str, truth: int | None, probability: float | None) -> str:
-    """Return an answer as HTML: a dot for the truth, a number and a bar for the probability."""
+    """Return an exam label as HTML: a dot for the truth, a number and bar for the probability."""
     dot = ""
     if truth is not None:
         dot = "&#9679;" if truth == 1 else "&#9675;"

@@ -3,7 +3,7 @@
 Source: the hosts' own check of submissions (Kaggle, competition discussion 183473).
 """
 
-# Groups of labels that exclude each other, or belong together, in the competition's rules.
+# Groups of labels in the competition's rules.
 RATIOS = ("rv_lv_ratio_gte_1", "rv_lv_ratio_lt_1")
 LOCATIONS = ("central_pe", "rightsided_pe", "leftsided_pe")
 AGES = ("chronic_pe", "acute_and_chronic_pe")
@@ -19,12 +19,12 @@ RULES = {
 
 
 def broken_rules(yes, positive) -> dict:
-    """Return for each of `RULES` the (E,) bool of the exams that break it.
+    """Return, for each rule of `RULES`, whether each exam breaks it, (E,) bool.
 
     Args:
-        yes: (E,) bool for each of `labels.EXAM_LABELS`, true if the answer is yes; a mapping or a
-            DataFrame.
-        positive: (E,) bool, true if the exam has a positive image.
+        yes: a mapping or DataFrame from each label of `labels.EXAM_LABELS` to (E,) bool, True if
+            the answer is yes.
+        positive: (E,) bool, True if the exam has a positive image.
     """
 
     def how_many(names):

@@ -1,11 +1,11 @@
-"""The headers of a folder of DICOM files: read in several processes, then sorted along the body.
+"""Read the headers of a folder of DICOM files, and sort the slices of each series along the body.
 
-`find_files` lists the files that may be DICOM. `read_headers` makes one record of `header_type` per
-slice, and keeps them on disk in chunks of 256 files. `arrange` returns the order along the body.
+`find_files` lists the files that may be DICOM. `read_headers` reads them in several processes,
+makes one record of `header_type` per slice, and stores the records on disk in chunks of 256 files.
+`arrange` returns the order along the body.
 
-Positions along the body are measured along the normal of the slices, in mm. For axial slices that
-is from the feet to the head: ImagePositionPatient (x, y, z) and rows and columns along x and y give
-the place z.
+The position of a slice along the body is its ImagePositionPatient, projected on the normal of the
+slices, in mm. For axial slices that is the coordinate z, from the feet to the head.
 """
 
 import functools
@@ -31,8 +31,9 @@ from tpukit.pe.dicom import (
     open_dataset,
 )
 
-CHUNK = 256  # files whose headers are stored together; an interrupted process loses at most so many
-READ_AHEAD = 4  # threads per process: on a network drive, opening a file takes longer than reading
+# The headers of this many files are stored together; an interrupted process loses at most these.
+CHUNK = 256
+READ_AHEAD = 4  # threads per process; on a network drive, opening a file takes longer than reading
 # Peculiarities of series, in the words in which `pack_dicom` prints and records them.
 UNSCALED = "slices without RescaleSlope or RescaleIntercept: 1 and 0, DICOM's defaults, are taken"
 UNNAMED = "slices without a Modality: they are treated as CT"
@@ -43,21 +44,27 @@ NO_ROOM_FOR_AIR = "slices whose values cannot hold air; RescaleIntercept is prob
 SCALES = "series whose slices differ in RescaleSlope or RescaleIntercept"
 NO_ORIENTATION = "slices without an orientation: axial slices are assumed"
 TILTED = "series with a tilted gantry: the slices are not stacked along their normal"
-_NO_PLACE = "slices without a place: they come first, in the order of their InstanceNumber"
+_NO_PLACE = "slices without a position: they come first, in the order of their InstanceNumber"
 _OTHER_ORIENTATION = "slices of another orientation than their series, such as a localizer"
-_SAME_PLACE = "slices at the place of another one of their series"
+_SAME_PLACE = "slices at the same position as another slice of their series"
 _MISSING = "slices are missing between others of their series"
 _SPACING = "series whose spacing changes, though their slices are numbered without a gap"
 _DESCENDING = "series numbered from the head to the feet, the left or the back: put in order"
 
-_ENDINGS = (".dcm", ".dicom")  # files with other names are DICOM if their content is
-_AXIAL_DIRECTIONS = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
-_HIGHEST_FOR_AIR = -500.0  # a slice whose lowest value is higher has none for air, -1000
-_TILT = 0.5  # mm that the slices of a series may be shifted across their normal
-_SAME_ORIENTATION = 0.02  # per number, -1 to 1: scanners write them with small differences
-_SAME_STEP = 0.01  # mm: positions are rounded when they are written
-_WIDE = 1.5  # times the usual step: a slice is missing there; as in `exam_check`
-_AXIAL = 0.7  # of 1 for a slice exactly across the body
+# Files with these endings are read as DICOM. Of other files, the first 132 bytes decide.
+_ENDINGS = (".dcm", ".dicom")
+_AXIAL_DIRECTIONS = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)  # a row to the left, a column to the back
+# HU. A slice whose lowest possible value is higher than this cannot have air, which is -1000 HU.
+_HIGHEST_FOR_AIR = -500.0
+_TILT = 0.5  # mm; the slices of a series may be shifted this far at right angles to their normal
+# Each of the six numbers of an orientation, -1 to 1, may differ this much: scanners round them.
+_SAME_ORIENTATION = 0.02
+_SAME_STEP = 0.01  # mm; positions in files are rounded
+# If a step between slices is longer than this many usual steps, a slice is missing; as in
+# `exam_check`.
+_WIDE = 1.5
+# An image is axial if its normal's component along the body is at least this; 1 is exactly axial.
+_AXIAL = 0.7
 # Keys: rows and columns exchanged; left and right mirrored; up and down mirrored.
 _TURNS = {
     (False, False, False): None,
@@ -70,7 +77,7 @@ _TURNS = {
     (True, True, True): "TRANSVERSE",
 }
 _IDS = ("StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID")
-# Only these are parsed: a header has hundreds of elements.
+# pydicom parses only these elements, to save time: a header has hundreds.
 _TAGS = [
     *_IDS,
     "Modality",
@@ -93,14 +100,14 @@ _TAGS = [
 
 
 def find_files(folder) -> list[str]:
-    """Return the names of the DICOM files in a folder and its sub-folders, sorted; at least one.
+    """Return the paths of the DICOM files in a folder and its sub-folders, sorted.
 
-    Files that end in .dcm or .dicom are returned; of other files the first 132 bytes decide. The
-    files that are left out are counted by their ending, and printed. Hidden files and DICOMDIR are
-    ignored, and links to folders are not followed.
+    Files that end in .dcm or .dicom are returned. Other files are returned if their first 132 bytes
+    are those of DICOM. The number of files that are left out is printed, by their ending. Hidden
+    files and DICOMDIR are ignored, and links to folders are not followed.
 
     Raises:
-        FileNotFoundError: there is no such folder, or it contains no such file.
+        FileNotFoundError: the folder does not exist, or it contains no DICOM file.
         OSError: a folder in it cannot be listed.
     """
     folder = os.fspath(folder)
@@ -128,14 +135,14 @@ def find_files(folder) -> list[str]:
 
 
 def _all_files(folder: str) -> tuple[list[str], list[str]]:
-    """Return the files in a folder and its sub-folders, but no hidden ones, and linked folders."""
+    """Return all files below a folder that are not hidden, and all links to folders."""
 
     def give_up(error: OSError):
         raise error
 
     found = []
     links = []
-    # Without `onerror`, os.walk leaves out folders that cannot be listed, and their slices.
+    # Without `onerror`, os.walk would silently skip folders that cannot be listed.
     for inner, folders, files in os.walk(folder, onerror=give_up):
         links += [name for name in folders if os.path.islink(os.path.join(inner, name))]
         folders[:] = sorted(name for name in folders if name[0] != "." and name != "__MACOSX")
@@ -145,7 +152,7 @@ def _all_files(folder: str) -> tuple[list[str], list[str]]:
 
 
 def _print_left_out(folder: str, others: list[str], links: list[str]) -> None:
-    """Print how many files and links to folders are not read."""
+    """Print the number of files that are not DICOM, and of links to folders."""
     if others:
         print(
             f"left out {len(others):,} files in {folder} that are not DICOM: {_by_ending(others)}"
@@ -156,7 +163,7 @@ def _print_left_out(folder: str, others: list[str], links: list[str]) -> None:
 
 
 def _is_dicom_file(path: str) -> bool:
-    # By the ending first, so that most files are not opened.
+    # The ending first, because it takes time to open a file.
     if path.lower().endswith(_ENDINGS):
         return True
     return os.path.isfile(path) and is_dicom(path)
@@ -169,16 +176,25 @@ def _by_ending(names: list[str]) -> str:
 
 
 def header_type(longest: int = 64):
-    """Return the dtype of a stored header; missing positions and orientations are NaN.
+    """Return the numpy dtype of a stored header.
 
-    `file` is the number of the file. `position` is the centre of the first pixel in mm; it grows to
-    the patient's left, back and head. `orientation` holds the directions of a row and of a column.
-    `scale` is slope and intercept. `airless` marks unsigned values with an
-    intercept too high to represent air. `unscaled` marks a header without slope or intercept,
-    `unnamed` a header without modality.
+    The fields are:
+
+    - `file`: the number of the file.
+    - `study`, `series`, `image`, `syntax`: the identifiers of study, series, image and transfer
+      syntax.
+    - `number`: the InstanceNumber; 0 if it is missing.
+    - `position`: the centre of the first pixel in mm, toward the patient's left, back and head; NaN
+      if it is missing.
+    - `orientation`: the directions of a row and of a column; NaN if they are missing.
+    - `shape`: rows and columns.
+    - `scale`: slope and intercept.
+    - `airless`: True if the lowest possible value is too high for air.
+    - `unscaled`: True if slope or intercept is missing.
+    - `unnamed`: True if the modality is missing.
 
     Args:
-        longest: bytes of the longest identifier. DICOM allows 64, but some tools write more.
+        longest: the bytes of the longest identifier. DICOM allows 64, but some tools write more.
     """
     import numpy
 
@@ -225,28 +241,30 @@ def read_headers(
     *,
     decoders: bool = True,
 ):
-    """Read the headers of files, except those that an earlier call left in `work`.
+    """Read the headers of DICOM files; reuse those that an earlier call has stored in `work`.
 
     Args:
-        folder: contains the files.
-        names: the names of the files, as `find_files` returns them.
-        work: folder for the chunks, which a later call uses again.
-        workers: number of processes; None for one per core.
+        folder: the folder with the files.
+        names: the paths of the files in the folder, as `find_files` returns them.
+        work: the folder for the chunks, which a later call uses again.
+        workers: the number of processes; None for one per CPU.
         progress: as for `launch`.
-        decoders: check that an installed package decodes each transfer syntax.
+        decoders: True to check that an installed package decodes each transfer syntax.
 
     Returns:
-        (N,) of `header_type`, and a list of [number of the file, reason] of files that are not CT
-        slices. Damaged files are in this list.
+        (N,) of `header_type`, and a list of [number of the file, reason] for the files that are
+        damaged or are not CT slices.
 
     Raises:
-        ImportError: pydicom is not installed, or no installed package decodes one of the files.
+        ModuleNotFoundError: pydicom is not installed, or no installed package decodes one of the
+            files.
     """
     import numpy
 
     load_pydicom()
     chunks = range(math.ceil(len(names) / CHUNK))
     work.mkdir(parents=True, exist_ok=True)
+    # The chunks of an earlier call are valid only for the same files.
     _forget_changed(folder, names, work)
     workers = how_many(len(chunks), workers)
     run_in_processes(
@@ -263,6 +281,8 @@ def read_headers(
     for chunk in chunks:
         others += json.loads(_chunk_file(work, chunk, "json").read_text())
     if decoders:
+        # One file of each transfer syntax is enough to find a missing decoder, before hours of
+        # packing.
         syntaxes, first = numpy.unique(headers["syntax"], return_index=True)
         for syntax, file in zip(syntaxes, headers["file"][first], strict=True):
             check_decoder(syntax.decode(), os.path.join(folder, names[file]))
@@ -272,14 +292,14 @@ def read_headers(
 def _forget_changed(folder, names: list[str], work: Path) -> None:
     """Remove the chunks of files that have changed since their headers were read.
 
-    Of more than 20,000 files, only so many are looked at, evenly spread; see `look_at`.
+    Of more than 20,000 files, only 20,000 are compared, evenly spread; see `look_at`.
     """
     import numpy
 
     encoded = Names.encode(names)
     file = work / "files"
     if not file.exists() or file.read_bytes() != encoded:
-        # The chunks count the files of another list.
+        # The list of files is another one, so the numbers in the chunks are those of other files.
         for other in [*work.glob("headers-*"), *work.glob("looks-of-headers.npy")]:
             other.unlink()
         write_file(file, encoded)
@@ -297,9 +317,10 @@ def _chunk_file(work: Path, chunk: int, ending: str) -> Path:
 
 
 def _read_chunks(job: list) -> None:
-    """Read every `workers`th chunk, in a process.
+    """Read the chunks of one process, and store them; `run_in_processes` calls it.
 
-    The list of others is written last: its file marks a complete chunk.
+    The process of rank r reads the chunks r, r + workers, r + 2 * workers and so on. Of each chunk
+    it writes the headers first, then the list of other files, which marks a complete chunk.
     """
     import numpy
     import pydicom
@@ -309,7 +330,7 @@ def _read_chunks(job: list) -> None:
     names = Names(work / "files")
     for chunk in range(rank, math.ceil(count / CHUNK), workers):
         done = _chunk_file(work, chunk, "json")
-        # A chunk with damaged files is read again: they may have been copied again since.
+        # A chunk with damaged files is read again, because the user may have replaced the files.
         if done.exists() and done.read_bytes() == b"[]":
             continue
         numbers = range(chunk * CHUNK, min((chunk + 1) * CHUNK, count))
@@ -320,7 +341,7 @@ def _read_chunks(job: list) -> None:
             results = list(zip(numbers, run_ahead(reads, READ_AHEAD), strict=True))
         headers = [(number, *read) for number, read in results if isinstance(read, _Header)]
         others = [[number, reason] for number, reason in results if isinstance(reason, str)]
-        longest = 64  # characters of an identifier by the standard; some exports have more
+        longest = 64  # the standard's limit for identifiers; some exports have longer ones
         for header in headers:
             longest = max(longest, *map(len, header[1:5]))
         stored = numpy.array(headers, header_type(longest))
@@ -329,7 +350,12 @@ def _read_chunks(job: list) -> None:
 
 
 def _read_header(path: str) -> _Header | str:
-    """Return a header, or the reason why the file is not a CT slice."""
+    """Return the header of a file, or the reason why the file is not a CT slice.
+
+    Raises:
+        ModuleNotFoundError: pydicom is not installed.
+        OSError: the file cannot be read, as on a network drive that disconnected.
+    """
     import pydicom
 
     try:
@@ -351,7 +377,7 @@ def _read_header(path: str) -> _Header | str:
             unscaled=bool(missing),
             unnamed=not file.get("Modality"),
         )
-    except OSError:  # of a network drive; the file is not damaged
+    except OSError:  # as from a network drive; the file is not damaged
         raise
     except pydicom.errors.InvalidDicomError:
         return f"not a DICOM file ({os.path.getsize(path):,} bytes)"
@@ -362,7 +388,7 @@ def _read_header(path: str) -> _Header | str:
 
 
 def _lowest(scale: Scale) -> float:
-    """Return the lowest Hounsfield units that a slice of this scale can hold."""
+    """Return the lowest value in Hounsfield units that the pixels of a slice can have."""
     if scale.table is not None:
         return min(scale.table.entries)
     if scale.signed:
@@ -371,12 +397,21 @@ def _lowest(scale: Scale) -> float:
 
 
 def _numbers(file, name: str, *, count: int) -> list[float]:
-    """Return the numbers of a tag; `count` times NaN if it is missing or empty."""
+    """Return the numbers of a DICOM element; `count` times NaN if it is missing or empty."""
     return [float(number) for number in file.get(name) or [math.nan] * count]
 
 
 def without_others(folder, names: list[str], others: list) -> list:
-    """Print the other kinds of files, such as reports, and return the remaining non-slices."""
+    """Print the number of undamaged files of other kinds, such as reports; return the other files.
+
+    Args:
+        folder: the folder, for the text.
+        names: the paths of all files.
+        others: the list that `read_headers` returns.
+
+    Returns:
+        The entries of `others` for damaged files.
+    """
     for files, example in of_other_kinds(names, others):
         reason = "only slices of CT have Hounsfield units"
         print(f"left out {files} in {folder}, for instance {example}: {reason}")
@@ -384,7 +419,7 @@ def without_others(folder, names: list[str], others: list) -> list:
 
 
 def of_other_kinds(names: list[str], others: list) -> list[tuple[str, str]]:
-    """Return the number of undamaged files of each other kind, in words, and an example."""
+    """Return a pair of texts for each kind of file that is not a CT slice: count and example."""
     found = {}
     for number, reason in others:
         if reason.startswith(OTHER_KINDS):
@@ -393,7 +428,7 @@ def of_other_kinds(names: list[str], others: list) -> list[tuple[str, str]]:
 
 
 def without_copies(headers):
-    """Return the headers without the later files of the same image."""
+    """Return the headers without second files of an image, and print the number of these files."""
     import numpy
 
     _, first = numpy.unique(headers["image"], return_index=True)
@@ -413,18 +448,22 @@ def series_numbers(headers):
 
     study = numpy.unique(headers["study"], return_inverse=True)[1]
     uids, series = numpy.unique(headers["series"], return_inverse=True)
-    # Sorting pairs of texts would take numpy many times as long as sorting these numbers.
+    # One integer per pair, because numpy sorts integers many times as fast as pairs of texts.
     return numpy.unique(study * len(uids) + series, return_inverse=True)[1]
 
 
 def arrange(headers) -> tuple:
-    """Sort slices by series, and along the body in each.
+    """Sort slices by series, and within each series along the body.
 
-    The numbers of the slices and the position of the patient do not matter. Slices without a
-    position, or with another orientation than most of their series, come first, sorted by number.
+    The order does not depend on InstanceNumber or on how the patient lay. Slices without a
+    position, or with another orientation than most of their series, come first in their series,
+    sorted by InstanceNumber.
+
+    Args:
+        headers: (N,) of `header_type`.
 
     Returns:
-        (N,) the order, and sentences on anything unusual.
+        The order, (N,) indices of headers; and sentences about anything unusual.
     """
     import numpy
 
@@ -436,16 +475,16 @@ def arrange(headers) -> tuple:
 
 
 def find_places(headers, series) -> tuple:
-    """Return the place of each slice along the body, and anything unusual.
+    """Return the position of each slice along the body, and the facts that are unusual.
 
     Args:
         headers: (N,) of `header_type`.
         series: (N,) the number of each header's series, from 0.
 
     Returns:
-        (N,) mm, -inf for slices without a position, or of another orientation than most of their
-        series; and a dict from each unusual fact to the number
-        of its occurrences and the first series that has it.
+        The positions, (N,) in mm, -inf for slices without a position or with another orientation
+        than most of their series; and a dict from each unusual fact to the number of its
+        occurrences and the first series that has it.
     """
     import numpy
 
@@ -463,7 +502,7 @@ def find_places(headers, series) -> tuple:
 
 
 def _along_body(slices) -> tuple:
-    """Return the positions of the slices of a series, and the count of each fact."""
+    """Return the positions of the slices of one series in mm, and the count of each fact."""
     import numpy
 
     place = numpy.full(len(slices), -numpy.inf)
@@ -486,7 +525,8 @@ def _along_body(slices) -> tuple:
     is_usual = (abs(orientations[has_place] - directions) < _SAME_ORIENTATION).all(1)
     rows = numpy.flatnonzero(has_place)[is_usual]
     normal = numpy.cross(directions[:3], directions[3:])
-    # To the left, the back or the head, as the axes of DICOM point.
+    # The sign of the largest component decides, so that the normal points to the left, the back or
+    # the head, as the axes of DICOM do.
     normal *= numpy.sign(normal[abs(normal).argmax()])
     place[rows] = slices["position"][rows] @ normal
     noticed[_OTHER_ORIENTATION] = (~is_usual).sum()
@@ -496,7 +536,11 @@ def _along_body(slices) -> tuple:
 
 
 def _is_tilted(positions, normal) -> bool:
-    """Return whether (N, 3) positions are shifted across the normal of their slices."""
+    """Return whether the first and last slice, of positions (N, 3), are shifted off the normal.
+
+    On a scanner with a tilted gantry, the slices are stacked along the table and not along their
+    normal.
+    """
     import numpy
 
     along = positions @ normal
@@ -505,7 +549,12 @@ def _is_tilted(positions, normal) -> bool:
 
 
 def _steps(place, number) -> dict:
-    """Return how often each fact about the steps between slices occurs in a series."""
+    """Return the number of occurrences of each fact about the steps between slices.
+
+    Args:
+        place: (N,) the positions of the slices of a series, in mm.
+        number: (N,) their InstanceNumber.
+    """
     import numpy
 
     steps = numpy.diff(numpy.sort(place))
@@ -515,6 +564,7 @@ def _steps(place, number) -> dict:
     usual = numpy.quantile(steps[is_step], 0.5, method="lower")  # as in exam_check
     wide = steps[steps > _WIDE * usual]
     has_numbers = numpy.ptp(number) > 0
+    # If the numbers have no gap, the scanner has changed its spacing, and no slice is missing.
     is_numbered_through = (numpy.diff(numpy.sort(number)) == 1).all()
     missing = (numpy.round(wide / usual) - 1).sum()
     return {
@@ -526,7 +576,7 @@ def _steps(place, number) -> dict:
 
 
 def _usual_orientation(orientations):
-    """Return the (6,) most frequent orientation of (N, 6), the mean over its rounding errors."""
+    """Return the most frequent of (N, 6) orientations, as the (6,) mean of nearly equal ones."""
     import numpy
 
     rounded = orientations.round(2)
@@ -536,18 +586,19 @@ def _usual_orientation(orientations):
 
 
 def turn(orientation) -> str | None:
-    """Return the transposition of Pillow that puts an axial image upright; None for none.
+    """Return the Pillow transposition that turns an axial image upright; None if it is upright.
 
-    Upright is the view of radiologists: the patient's back below, the left side on the right. If a
-    patient lies on the belly or on a side, or feet first, the image may be stored in another way.
-    The labels name left and right, so it must be turned. Images of other planes are not turned.
+    Upright is the view of radiologists: the patient's back is at the bottom, and the patient's left
+    on the right side of the image. If a patient lies on the belly or on a side, or feet first, the
+    file may have the image mirrored or turned. Labels name left and right, so such images must be
+    turned. For images of other planes the result is None.
 
     Args:
-        orientation: six numbers, the directions of a row and of a column, each as (left, back,
-            head).
+        orientation: (6,) the directions of a row and of a column, each as (left, back, head).
     """
     row_left, row_back = orientation[:2]
     column_left, column_back = orientation[3:5]
+    # The component of the normal along the body: the cross product's third number.
     if abs(row_left * column_back - row_back * column_left) < _AXIAL:
         return None
     is_lying = abs(row_back) + abs(column_left) > abs(row_left) + abs(column_back)

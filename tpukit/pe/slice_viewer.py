@@ -1,15 +1,15 @@
-"""An exam with a slider: one large slice, and an overview of the others.
+"""Show an exam with a slider: one large slice, and an overview of other slices.
 
-The slices are encoded once, as JPEG, into HTML with a few lines of script. The slider needs no
-kernel: it moves while the kernel trains, in a saved notebook, and in a page made by nbconvert.
-A slider of ipywidgets would work in none of these. A page that runs no scripts shows the overview.
+The slices are encoded once, as JPEG, into HTML with a few lines of JavaScript. The slider needs no
+kernel: it moves while the kernel trains, in a saved notebook, and in a page made by nbconvert. A
+slider of ipywidgets would work in none of these. A page without scripts shows only the overview.
 
-The slider keeps space for the slices that it leaves out. With slices 1, 3 and 4 of an exam:
+If slices are left out, the slider has gaps of their width. With slices 1, 3 and 4 of an exam:
 
     numbers   1          3        4
-    edges     0    1.5   3   4      (in slices, from the beginning of the first one)
+    edges     0    1.5   3   4      (in slices, from the beginning of the first slice)
 
-With these edges the script finds the slice for a position of the slider.
+By these edges the script finds the slice for a position of the slider.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from tpukit.essentials.display import figure_style as look
 if TYPE_CHECKING:
     import numpy as np
 
-_LARGE = 384  # pixels of the page: the width of the large slice
-_VIEW = 256  # pixels of the page: its width if several views are side by side
-_LARGEST = 512  # pixels of a stored slice: the page never shows more
-_QUALITY = 85  # of the JPEG: a grey slice of 256 x 256 takes about 12 KB
-_STRIP = 56  # pixels of the page: the height of the curve along the body
+_LARGE = 384  # CSS pixels; the width of the large slice
+_VIEW = 256  # CSS pixels; the width of each view, if several are side by side
+_LARGEST = 512  # pixels; a larger slice is reduced before it is stored
+_QUALITY = 85  # of the JPEG; a grey slice of 256 x 256 pixels takes about 12 KB
+_STRIP = 56  # CSS pixels; the height of the curves above the slider
 
-# The script sets up every element with this identifier once, because JupyterLab can show an output
-# in two places. It stops the propagation of the keys that it handles: JupyterLab reads an arrow key
-# in any output as "the next cell".
+# JupyterLab can show an output twice, so the script sets up each element with this identifier once.
+# It stops the propagation of the keys that it handles, because JupyterLab uses an arrow key in any
+# output to go to another cell.
 _SCRIPT = """
 for (const exam of document.querySelectorAll('[data-study="ID"]:not([data-ready])')) {
   exam.dataset.ready = "yes";
@@ -90,13 +90,13 @@ for (const exam of document.querySelectorAll('[data-study="ID"]:not([data-ready]
 
 @dataclass(frozen=True)
 class Curve:
-    """Numbers along the body, drawn above the slider."""
+    """A curve of one number per slice, drawn above the slider."""
 
-    name: str
+    name: str  # for the legend
     values: Sequence[float]  # one per slice, 0 to 1; nan leaves a gap
     color: str = look.COLORS[0]
-    filled: bool = False  # fills the area below the values, without a line
-    dashed: bool = False  # a thin dashed line
+    filled: bool = False  # True for a filled area below the values, without a line
+    dashed: bool = False  # True for a thin dashed line
 
 
 @dataclass(repr=False, eq=False)
@@ -104,19 +104,22 @@ class Study:
     """The slices of an exam as HTML with a slider, made by `show_slices`.
 
     Attributes:
-        images: JPEGs in base64, one per slice. One may hold several views of a slice, side by side.
+        images: JPEGs in base64, one per slice. A JPEG may have several views of a slice, side by
+            side.
         words: a description of each slice.
-        marked: numbers of the slices that are marked in orange.
-        mark: the meaning of the mark; empty for none.
-        overview: the slices that are shown next to the large one, and without scripts.
-        caption: the text below everything.
+        marked: the indices in `images` of the slices that are marked in orange.
+        mark: the meaning of the mark; "" if no slice can be marked.
+        overview: the indices in `images` of the slices beside the large slice; a page without
+            scripts shows only these.
+        caption: the text at the bottom.
         numbers: the number of each slice in its series, from 1.
-        views: titles of the views in each image; empty if an image is one picture.
-        view_notes: a short text for each view, such as its window; empty for none.
-        has_sides: whether R and L mark the patient's right and left, beside the titles.
-        scale: the share of a view's width that takes `SCALE_BAR` mm; 0 if it is not known.
-        curves: drawn above the slider.
-        jump: the slice that a button goes to; None for no button.
+        views: the titles of the views in each image; empty for a single view.
+        view_notes: a short text for each view, such as its window; empty for no texts.
+        has_sides: True if R and L beside the titles mark the patient's right and left.
+        scale: the length of the scale bar, `SCALE_BAR` mm, as a share of a view's width; 0 for no
+            scale bar.
+        curves: the curves above the slider.
+        jump: the index of the slice to which a button goes; None for no button.
         above, below: HTML to insert above the slices and below the slider.
     """
 
@@ -147,7 +150,7 @@ class Study:
         edges = " ".join(f"{edge:g}" for edge in self._edges())
         slices = "".join(self._slice(index) for index in range(len(self.images)))
         if self.views:
-            display = "block"  # the large slice is wide: the overview comes below it
+            display = "block"  # the large slice is wide, so the overview is below it
             columns = 6
         else:
             display = "flex"
@@ -168,9 +171,9 @@ class Study:
         )
 
     def _edges(self) -> list[float]:
-        """Return the place along the body at which each slice begins, then the end of the last one.
+        """Return where each slice begins on the slider, in slices, and where the last one ends.
 
-        The slices next to a gap extend to its middle.
+        The two slices beside a gap both extend to the middle of the gap.
         """
         first = self.numbers[0] - 0.5
         last = self.numbers[-1] + 0.5
@@ -178,7 +181,7 @@ class Study:
         return [edge - first for edge in (first, *between, last)]
 
     def _stage(self) -> str:
-        """Return the large slice with its slider, hidden until the script shows it."""
+        """Return HTML for the large slice and its slider, hidden until the script runs."""
         edges = self._edges()
         start = self._first_shown()
         middle = (edges[start] + edges[start + 1]) / 2
@@ -199,7 +202,7 @@ class Study:
         )
 
     def _view_title(self, index: int) -> str:
-        """Return the title of a view, with its note, between the letters of the sides."""
+        """Return HTML for the title and the note of a view, between the letters R and L."""
         note = self.view_notes[index] if self.view_notes else ""
         right, left = ("R", "L") if self.has_sides else ("", "")
         parts = [right, html.escape(self.views[index]), html.escape(note), left]
@@ -215,7 +218,7 @@ class Study:
         return f'<div style="{style};white-space:nowrap">{SCALE_BAR} mm</div>'
 
     def _first_shown(self) -> int:
-        """Return the slice at which the slider starts."""
+        """Return the index of the slice at which the slider starts."""
         if self.jump is not None:
             return self.jump
         if self.marked:
@@ -223,7 +226,7 @@ class Study:
         return len(self.images) // 2
 
     def _button(self) -> str:
-        """Return the button that goes to the highest slice; empty if there is none to go to."""
+        """Return HTML for a button that goes to the slice `jump`; "" if `jump` is None."""
         if self.jump is None:
             return ""
         return (
@@ -232,7 +235,7 @@ class Study:
         )
 
     def _legend(self) -> str:
-        """Return the colors of the marks and the curves, with their meaning."""
+        """Return HTML for the legend: the color and the meaning of the mark and of each curve."""
         meanings = [(curve.color, curve.name) for curve in self.curves]
         if self.mark:
             meanings.insert(0, (look.COLORS[1], self.mark))
@@ -244,7 +247,7 @@ class Study:
         return "&emsp;".join(entries)
 
     def _track(self) -> str:
-        """Return the strip above the slider: a bar with the marks, and the curves, if any."""
+        """Return HTML for the strip above the slider: a bar with the marks, and the curves."""
         edges = self._edges()
         pieces = []
         for index, (start, end) in enumerate(itertools.pairwise(edges)):
@@ -253,7 +256,7 @@ class Study:
         bar = f'<div style="display:flex;height:6px">{"".join(pieces)}</div>'
         if not self.curves:
             return f'<div data-part="track" style="margin:8px 7px 0">{bar}</div>'
-        # Plain lines are drawn last, so that they lie above the others.
+        # SVG draws in this order, so plain lines come last to be on top.
         in_order = sorted(self.curves, key=lambda curve: not (curve.filled or curve.dashed))
         lines = "".join(_draw_curve(curve, edges) for curve in in_order)
         dashes = "stroke='currentColor' stroke-opacity='.4' stroke-dasharray='2 3'"
@@ -268,12 +271,15 @@ class Study:
         )
 
     def _slice(self, index: int) -> str:
-        """Return a slice of the overview; also a hidden one, which the script reads there."""
+        """Return HTML for a slice of the overview.
+
+        A slice that is not in the overview is hidden; the script reads its image from there.
+        """
         words = html.escape(self.words[index])
         edge = look.COLORS[1] if index in self.marked else "transparent"
         display = "block" if index in self.overview else "none"
-        # Of several views only the middle one is shown, by properties that JupyterLab's sanitizer
-        # keeps.
+        # Of several views, the overview shows only the middle one. JupyterLab's sanitizer allows
+        # these CSS properties.
         views = max(1, len(self.views))
         shift = 100 * (views // 2)
         place = f"width:{100 * views}%;max-width:none;margin-left:-{shift}%;display:block"
@@ -292,14 +298,14 @@ _THIN = "fill='none' vector-effect='non-scaling-stroke'"
 
 
 def _draw_curve(curve: Curve, edges: Sequence[float]) -> str:
-    """Draw a curve over slices between these edges as SVG: 0 at the bottom, 1 at the top."""
+    """Return a curve as an SVG path: x in slices by `edges`, y from 0, the bottom, to 1."""
     steps = []
     is_drawing = False
     for (start, end), value in zip(itertools.pairwise(edges), curve.values, strict=True):
         if math.isnan(value):
             is_drawing = False
             continue
-        height = f"{1 - value:.3f}"
+        height = f"{1 - value:.3f}"  # y in SVG grows downwards
         middle = f"{(start + end) / 2:g}"
         if curve.filled:
             steps.append(f"M{start:g} 1V{height}H{end:g}V1Z")
@@ -313,7 +319,7 @@ def _draw_curve(curve: Curve, edges: Sequence[float]) -> str:
 
 
 def _paint(curve: Curve) -> str:
-    """Return the SVG attributes of a curve."""
+    """Return the SVG attributes for the fill or the line of a curve."""
     if curve.filled:
         return f"fill='{curve.color}' fill-opacity='.35'"
     width = "stroke-width='2' stroke-linecap='round'"
@@ -333,31 +339,31 @@ def show_slices(
 ) -> Study:
     """Show the slices of an exam with a slider, and an overview of some of them.
 
-    Click the viewer once, then the arrow keys move the slider. The notebook stores all slices that
-    the slider reaches: about 12 KB per grey slice of 256 x 256 pixels. If the slider or the
-    overview leaves slices out, those with the first label are preferred.
+    After a click on the viewer, the arrow keys move the slider. The notebook stores all slices of
+    the slider, about 12 KB per grey slice of 256 x 256 pixels. If the slider or the overview leaves
+    slices out, it prefers to keep slices with the first label.
 
     Args:
         images: `(N, C, H, W)` in the order of the body, as for `show_batch`.
-        labels: `(N, L)` of zeros and ones, or `(N,)` class numbers; None for none. With `(N, L)`,
+        labels: `(N, L)` zeros and ones, or `(N,)` class numbers; None for no labels. With `(N, L)`,
             slices with the first label are marked in orange.
-        names: as for `show_batch`.
-        channel: draw only this channel, in grey.
-        limit: a longer exam is divided into this many stretches; the slider reaches one slice of
-            each.
-        overview: number of slices that are shown next to the large one, and in a page that runs no
-            scripts.
+        names: the names of the labels, as for `show_batch`.
+        channel: the only channel to draw, in grey; None for all channels.
+        limit: the most slices on the slider, 1 or more. A longer exam is divided into this many
+            stretches, and the slider has one slice of each.
+        overview: the number of slices beside the large slice, 1 or more; a page without scripts
+            shows only these.
 
     Returns:
         The viewer, which a notebook displays.
 
     Raises:
-        TypeError: `images` is not an array, or cannot be drawn with its dtype.
+        TypeError: `images` is not an array, or its dtype cannot be drawn.
         ValueError: `images` has another shape, is empty, or contains nan or infinity; labels or
-            names do not match the images; there is no such channel.
+            names do not match the images; the channel does not exist.
     """
     figure_inputs.at_least_one(limit=limit, overview=overview)
-    # `figure_inputs.pixels` refuses images without a length.
+    # `figure_inputs.pixels` raises later if the images have no length.
     count = len(images) if getattr(images, "shape", ()) else 1
     titles = [""] * count
     marked = set()
@@ -373,7 +379,8 @@ def show_slices(
     some = images if len(kept) == count else images[kept]
     pixels, caption = figure_inputs.pixels(some, len(kept), "show_slices", channel)
     is_marked = [index in marked for index in kept]
-    form = caption[caption.index(",") :]  # after the number of images, which `kept` has changed
+    # Without the number of images, which counts only the kept ones.
+    form = caption[caption.index(",") :]
     return Study(
         images=[as_jpeg(image) for image in pixels],
         words=[_describe(index, count, titles[index]) for index in kept],
@@ -391,9 +398,13 @@ def _describe(index: int, count: int, title: str) -> str:
 
 
 def highest(values, stretches: int) -> list[int]:
-    """Divide (N,) values into `stretches` stretches; return the index of the highest value of each.
+    """Divide values into stretches of equal length, and return the index of each one's maximum.
 
-    Of equal values it takes the value nearest to the middle of the stretch.
+    Of equal values, the one nearest to the middle of the stretch counts.
+
+    Args:
+        values: (N,) numbers.
+        stretches: the number of stretches; if it is more than N, N.
     """
     import numpy as np
 
@@ -407,11 +418,11 @@ def highest(values, stretches: int) -> list[int]:
 
 
 def as_jpeg(pixels: np.ndarray, largest: tuple[int, int] = (_LARGEST, _LARGEST)) -> str:
-    """Encode an image as JPEG in base64, reduced to at most this width and height.
+    """Encode an image as JPEG in base64, reduced to at most `largest`.
 
     Args:
         pixels: `(H, W)` or `(H, W, 3)`, uint8 or floats in [0, 1].
-        largest: width and height in pixels; smaller images keep their size.
+        largest: the largest width and height in pixels; smaller images are not resized.
     """
     import numpy as np
     from PIL import Image

@@ -1,14 +1,15 @@
-"""A ResNet's stem that pools before its BatchNorm, which then has a quarter of the values.
+"""A ResNet whose stem pools before its BatchNorm, which then normalises a quarter of the values.
 
-BatchNorm and ReLU keep the order of a channel's values, or reverse it if the channel's weight is
-negative. So pooling can come first, if the channels with a negative weight change their sign. The
-convolution's weights do that at no cost:
+BatchNorm and ReLU preserve the order of a channel's values, or reverse it if the BatchNorm weight
+of the channel is negative. So pooling can come first, if the sign of channels with a negative
+weight is changed. `conv'` does that at no cost, because it multiplies its own weights by -1:
 
     maxpool(relu(batchnorm(conv(x)))) = relu(normalize(maxpool(conv'(x))))
 
-Mean and variance are still those of all values. It is the same function, with the same gradients;
-rounding differs. (Where a weight is exactly zero all values of a window end as the same number, so
-that pooling has no one gradient: here the weight gets the largest value's, and not the first's.)
+Mean and variance are still those of all values. The function and its gradients are the same, except
+for rounding, and except for weights of exactly 0. There all values of a pooling window become
+equal, so the gradient of the pooling is not unique: torchvision's order uses the first value, and
+this order the largest.
 
 By the estimates of the TPU's compiler it saves a twelfth of a ResNet-34's step, see
 `benchmarks/preflight.py`.
@@ -23,9 +24,9 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 class PoolingFirst(ResNet):
-    """torchvision's ResNet with another order in its stem, in training on XLA."""
+    """torchvision's ResNet whose stem pools before its BatchNorm, in training on XLA."""
 
-    devices = ("xla",)  # on a CPU it is not faster
+    devices = ("xla",)  # on a CPU this order is not faster
 
     def _forward_impl(self, x):
         is_training = x.device.type in self.devices and self.bn1.training
@@ -36,7 +37,7 @@ class PoolingFirst(ResNet):
         return self.fc(torch.flatten(self.avgpool(x), 1))
 
     def _has_plain_stem(self) -> bool:
-        """Return whether the stem has torchvision's layers, without hooks that would be skipped."""
+        """Return whether the stem has torchvision's layers, without hooks: `_stem` calls none."""
         layers = (self.conv1, self.bn1, self.relu, self.maxpool)
         if [type(layer) for layer in layers] != [nn.Conv2d, nn.BatchNorm2d, nn.ReLU, nn.MaxPool2d]:
             return False
@@ -52,7 +53,17 @@ class PoolingFirst(ResNet):
 
 
 def _stem(conv, norm, pool, x):
-    """Return what ReLU gets, (N, C, H, W), and update the running statistics of a BatchNorm2d."""
+    """Return convolved, pooled and normalised images, the input of the stem's ReLU.
+
+    The running statistics of the BatchNorm2d are updated, as in its own forward.
+
+    Args:
+        conv, norm, pool: the layers of the stem.
+        x: (N, 3, H, W) images.
+
+    Returns:
+        (N, C, H / 4, W / 4) in the dtype of the convolution's output.
+    """
     signs = torch.where(norm.weight.detach() < 0, -1.0, 1.0).to(norm.weight.dtype)
     x = conv._conv_forward(x, conv.weight * signs.view(-1, 1, 1, 1), None)
     count = x.numel() // x.shape[1]
@@ -62,12 +73,13 @@ def _stem(conv, norm, pool, x):
             f"Expected more than 1 value per channel when training, got input size {x.size()}"
         )
     mean = wide.mean((0, 2, 3))
-    # Of two sums, as XLA does it for every BatchNorm: one pass, which it puts into the convolution.
+    # The mean of squares minus the square of the mean, as XLA computes it for every BatchNorm: both
+    # sums need one pass, which XLA fuses with the convolution.
     variance = ((wide * wide).mean((0, 2, 3)) - mean * mean).clamp(min=0)
     with torch.no_grad():
         norm.num_batches_tracked.add_(1)
-        running_mean = mean * signs  # of the convolution without the changed signs
-        running_var = variance * (count / (count - 1))  # of n - 1 values, as in BatchNorm2d
+        running_mean = mean * signs  # the mean of the convolution with its original signs
+        running_var = variance * (count / (count - 1))  # unbiased, as in BatchNorm2d
         norm.running_mean.lerp_(running_mean.to(norm.running_mean.dtype), norm.momentum)
         norm.running_var.lerp_(running_var.to(norm.running_var.dtype), norm.momentum)
     scale = norm.weight * signs * torch.rsqrt(variance + norm.eps)

@@ -1,4 +1,4 @@
-"""submission.csv of the challenge: a line for every image, and nine for every exam.
+"""Write and read submission.csv of the challenge: one line per image, and nine per exam.
 
 id,label
 <SOPInstanceUID>,0.13
@@ -14,18 +14,19 @@ from tpukit.pe.consistency import broken_by
 from tpukit.pe.labels import EXAM_LABELS, LABELS
 from tpukit.pe.rules import RULES
 
-_EXAMS_A_PART = 500  # exams per part of the file; a part is in memory as a whole
+_EXAMS_A_PART = 500  # exams that are written at once, to limit the memory
 
 
 def write_submission(table, path) -> Path:
-    """Write submission.csv: a line for each image, and nine lines for each exam.
+    """Write submission.csv with one line per image and nine lines per exam; return its path.
 
-    The file has another name until it is complete. Numbers are written with all digits, so that a
-    value just above 0.5 stays above 0.5.
+    Until the file is complete, its name ends in .unfinished. Numbers are written with all digits,
+    so that a value just above 0.5 remains above 0.5.
 
     Args:
-        table: a row per image with probabilities, from `make_consistent`; see `challenge_loss`.
-        path: the path of the file. On Kaggle its name is submission.csv, in the working folder.
+        table: a table of probabilities with one row per image, from `make_consistent`; see
+            `challenge_loss`.
+        path: the path of the file. Kaggle expects the name submission.csv in the working folder.
 
     Returns:
         The path.
@@ -41,6 +42,7 @@ def write_submission(table, path) -> Path:
     exams = exams_of(table)
     _check_rules(exams, "the table", "pe.write_submission(pe.make_consistent(table), path)")
     images = table[IMAGE].to_numpy()
+    # The rows of the table sorted by exam; those of exam k are by_exam[starts[k] : starts[k + 1]].
     by_exam = np.argsort(exams.exam, kind="stable")
     starts = np.concatenate([[0], exams.counts().cumsum()])
     count = len(exams.studies)
@@ -61,20 +63,20 @@ def write_submission(table, path) -> Path:
 def read_submission(path, images):
     """Read submission.csv, and check it as the platform does.
 
-    It checks that every id occurs once, each label is a probability, and no exam contradicts
-    itself.
+    `read_submission` checks that every id occurs once, that each label is a probability, and that
+    no exam breaks a rule of consistency.
 
     Args:
         path: the path of the file.
-        images: table with StudyInstanceUID and SOPInstanceUID of every image to answer: the
-            competition's test.csv, or labels.
+        images: a table with the columns StudyInstanceUID and SOPInstanceUID and a row for every
+            image to predict: the competition's test.csv, or labels.
 
     Returns:
-        A row per image of `images`, in their order, with StudyInstanceUID, SOPInstanceUID and the
-        ten `LABELS`, as `challenge_loss` takes it.
+        A table with one row per row of `images`, in the same order, with StudyInstanceUID,
+        SOPInstanceUID and the ten `LABELS`: the predictions for `challenge_loss`.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: the file does not exist.
         ValueError: the columns are not id and label; an id is missing, unknown or listed twice; a
             label is missing, not a number, or outside [0, 1]; or an exam breaks a rule of
             consistency.
@@ -84,9 +86,12 @@ def read_submission(path, images):
 
     lines, labels = _read_lines(path)
     exam, studies = pd.factorize(images[STUDY])
+    # The questions in the order of the result: all images, then the nine of each exam.
     wanted = np.concatenate([images[IMAGE].to_numpy(object), _exam_ids(studies)])
     given = pd.Index(lines["id"])
     repeated = given[given.duplicated()]
+    # get_indexer needs unique ids, and gives -1 for a question without an answer. If an id is
+    # repeated, the error below ends the function.
     rows = given.drop_duplicates().get_indexer(wanted)
     absent = wanted[rows < 0]
     unknown = given[~given.isin(wanted)]
@@ -114,7 +119,7 @@ def read_submission(path, images):
 
 
 def _read_lines(path) -> tuple:
-    """Return the lines of a submission as text, and (N,) their labels as float64."""
+    """Return the lines of a submission as a table of text, and their labels, (N,) float64."""
     import numpy as np
     import pandas as pd
 
@@ -129,7 +134,8 @@ def _read_lines(path) -> tuple:
             f"the columns of {path} are not id,label",
             found=",".join(map(str, lines.columns)),
         )
-    # to_numeric decides which texts are numbers, but its values lose a digit with pandas 2.2.
+    # to_numeric only finds the texts that are numbers. Its values lose a digit with pandas 2.2, so
+    # numpy converts the texts.
     is_number = pd.to_numeric(lines["label"], errors="coerce").notna()
     labels = lines["label"].where(is_number, "nan").to_numpy(np.float64)
     is_probability = (labels >= 0) & (labels <= 1)  # nan is not
@@ -145,7 +151,7 @@ def _read_lines(path) -> tuple:
 
 
 def _exam_ids(studies) -> list[str]:
-    """Return the ids of the nine answers of each exam."""
+    """Return the ids of the nine lines of each exam, exam by exam."""
     ids = []
     for study in studies:
         ids += [f"{study}_{name}" for name in EXAM_LABELS]
@@ -153,7 +159,7 @@ def _exam_ids(studies) -> list[str]:
 
 
 def _check_rules(exams, source, fix: str) -> None:
-    """Raise if the answers of an exam break a rule of consistency."""
+    """Raise ValueError if the answers of an exam break a rule of consistency."""
     broken = {rule: which for rule, which in broken_by(exams).items() if which.any()}
     if not broken:
         return

@@ -16,7 +16,7 @@ from tpukit.preflight.libtpu import fetch_libtpu
 from tpukit.preflight.step_report import preflight
 from tpukit.profiling import find_tpu
 
-_MOST_NAMES = 12  # functions of a file that an error lists
+_MOST_NAMES = 12  # an error lists at most this many functions of a file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,20 +28,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("function", help=f"{function}, of which the cells up to the function are run")
     chips = "such as v5e-1, v5e-8, v6e-8, v3-8 (default: v5e-8)"
     add("--chip", default="v5e-8", help=chips)
-    add("--shard", choices=["fsdp"], help="for a model that one chip cannot hold: as in launch")
+    shard = "split a model that is too large for one chip over all chips, as launch(shard=...)"
+    add("--shard", choices=["fsdp"], help=shard)
     arguments = "arguments of the function, as a list: '[3, 0.1]'"
     add("--args", default="[]", metavar="JSON", help=arguments)
     add("--libtpu", metavar="VERSION", help="0.0.17 for Kaggle, 0.0.21.1 for Colab")
     add("--fetch", action="store_true", help="download libtpu first, if it is not here")
     add("--samples", type=int, help="samples per epoch, for the cost of an epoch")
-    keep = "leave the compiled step there, for launch(compile_cache=FOLDER)"
+    keep = "write the compiled step into this folder, for launch(compile_cache=FOLDER)"
     add("--keep", metavar="FOLDER", help=keep)
     figure = "draw the memory and the time of the step into a PNG or PDF file"
     add("--figure", metavar="FILE", help=figure)
 
 
 def run(given: argparse.Namespace) -> int:
-    """Print the preflight, and return the exit status: 1 if the step does not fit."""
+    """Print the preflight; return the exit status, 1 if the step needs too much memory."""
     chip = find_tpu(given.chip)  # checked before the function's file runs, which may take a while
     function = find_function(given.function)
     if given.fetch:
@@ -62,13 +63,14 @@ def run(given: argparse.Namespace) -> int:
 
 
 def find_function(name: str) -> Callable:
-    """Return the function that "file.py:name", "module:name" or "notebook.ipynb:name" names.
+    """Return the function of a name such as "file.py:train", "module:train" or "file.ipynb:train".
 
-    A file or a module is imported. In a notebook, the cells up to the function are run.
+    A Python file or module is imported. Of a notebook, the cells up to the function are run.
 
     Raises:
-        ValueError: there is no such function, or the code before it does not run.
-        FileNotFoundError: there is no such file.
+        ValueError: the function or module does not exist, or the code before the function raises an
+            error.
+        FileNotFoundError: the file does not exist.
     """
     place, _, function = name.rpartition(":")
     if not place or not function.isidentifier():
@@ -96,7 +98,7 @@ def _scope(place: str, function: str) -> dict:
         return _scope_of_module(place)
     if not file.is_file():
         raise PathNotFoundError(
-            f"there is no file {place}", fix=f"the path from here, {Path.cwd()}"
+            f"there is no file {place}", fix=f"pass a path relative to {Path.cwd()}"
         )
     if file.suffix == ".py":
         return _scope_of_file(file)
@@ -107,11 +109,11 @@ def _scope_of_module(name: str) -> dict:
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
-        # Another name is missing if the module was found and imports something that is absent.
+        # If `error.name` is another module, `name` exists, but imports a module that is missing.
         is_missing = name == error.name or name.startswith(f"{error.name}.")
         if not is_missing:
             raise
-        fix = "a module that `python -c 'import ...'` finds, or a file: train.py:train"
+        fix = "name a module that Python can import from here, or a file: train.py:train"
         raise InvalidValueError(f"there is no module {name}", fix=fix) from error
     return vars(module)
 
@@ -125,15 +127,15 @@ def _scope_of_file(file: Path) -> dict:
         spec.loader.exec_module(module)
     except SyntaxError as error:
         line = (error.text or "").strip()
-        fact = f"{file} is no Python: {error.msg}"
+        fact = f"{file} is not valid Python: {error.msg}"
         raise InvalidValueError(fact, found=f"line {error.lineno}: {line}") from error
     return vars(module)
 
 
 def _scope_of_notebook(file: Path, function: str) -> dict:
-    """Run the code cells up to the last that defines the function.
+    """Run the code cells of a notebook up to the last cell that defines the function.
 
-    IPython translates %, %% and ! as in Jupyter.
+    IPython translates lines with %, %% and ! as in Jupyter.
     """
     shell = _shell()
     cells = load_notebook(file)["cells"]
@@ -143,7 +145,7 @@ def _scope_of_notebook(file: Path, function: str) -> dict:
     if len(defining) > 1:
         numbers = ", ".join(map(str, defining))
         print(f"{file.name} defines {function} in code cells {numbers}: the last one is used")
-    last = defining[-1] if defining else 0  # no cell is run for a function that there is not
+    last = defining[-1] if defining else 0  # if no cell defines the function, run none
     for number, text in enumerate(texts[:last], start=1):
         try:
             with shell.builtin_trap:  # defines get_ipython and display
@@ -160,7 +162,7 @@ def _scope_of_notebook(file: Path, function: str) -> dict:
 
 
 def _shell():
-    """Return an IPython shell without a history, which is not the `get_ipython()` of anything."""
+    """Return an IPython shell without a history, separate from the shell of this process."""
     try:
         from IPython.core.interactiveshell import InteractiveShell
         from traitlets.config import Config
@@ -169,7 +171,8 @@ def _shell():
         raise NotInstalledError(fact, fix="pip install ipython") from error
     with tempfile.TemporaryDirectory() as folder:  # for the shell's profile
         no_history = Config(HistoryManager={"enabled": False})
-        # IPython puts the module into sys.modules, in which __main__ is this command.
+        # A module of another name, because IPython adds it to sys.modules, where __main__ is this
+        # command.
         module = types.ModuleType("notebook")
         shell = InteractiveShell(ipython_dir=folder, config=no_history, user_module=module)
     shell.user_ns["__name__"] = "__main__"

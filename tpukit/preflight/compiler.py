@@ -1,16 +1,16 @@
 """Compile a graph for a TPU with libtpu, in a separate process, and cache the result.
 
-libtpu may end its process with SIGABRT, or need more memory than the machine has. Its process is
-therefore a small C program, `tpukit-compile`. It compiles `module.hlo` for a topology without a
-chip, and leaves files in its working folder.
+libtpu may end its process with SIGABRT, or need more memory than the machine has. So it runs in a
+small C program, `tpukit-compile`. This program compiles `module.hlo` for a topology without a chip,
+and writes files into its working folder:
 
     numbers      lines of "name value": bytes of memory, flops, bytes accessed
     optimized    the compiled program as HLO, with an estimate of cycles for each operation
-    kept/        the program as a launch caches it, if the caller wants it
-    error        the step that failed and the compiler's message
+    kept/        the program as a launch caches it, if the caller passes `kept`
+    error        the call that failed, and the compiler's message
 
-A complete folder is renamed into the cache, named after a digest of everything that the result
-depends on. Therefore a killed process never leaves half a result.
+A complete folder is moved into the cache by a rename, so a killed process never leaves a partial
+result there. The name of the folder is a digest of everything that determines the result.
 """
 
 import contextlib
@@ -37,16 +37,16 @@ from tpukit.preflight.recording import Graph, PreflightError
 from tpukit.profiling import Tpu
 from tpukit.simulator import CompileCache, cache_folder, program
 
-_LOOK_SECONDS = 0.2  # between two looks at the compiler's process
-_FILES = ("numbers", "optimized", "facts")  # that the process of the compiler writes
-_UNITS = " KMGT"  # of the compiler's sizes: the place of a letter is the power of 1024
+_LOOK_SECONDS = 0.2  # between two checks of the compiler's process
+_FILES = ("numbers", "optimized", "facts")  # the files of a complete result
+_UNITS = " KMGT"  # units of the compiler's sizes; the index of a letter is the power of 1024
 
 
 class CompileError(PreflightError):
-    """The TPU's compiler refused a graph.
+    """The TPU's compiler could not compile a graph.
 
     Attributes:
-        words: the compiler's own message.
+        words: the compiler's message.
     """
 
     words = ""
@@ -56,8 +56,8 @@ class OutOfMemoryError(CompileError):
     """The graph needs more memory than a core has.
 
     Attributes:
-        needed: bytes of HBM by the compiler's message; None if it names none.
-        limit: bytes that the graph may use; None if the message names none.
+        needed: the bytes of HBM in the compiler's message; None if the message has no number.
+        limit: the bytes that the graph may use; None if the message has no number.
     """
 
     needed: int | None = None
@@ -66,20 +66,20 @@ class OutOfMemoryError(CompileError):
 
 @dataclass(frozen=True)
 class Compiled:
-    """A graph compiled by libtpu; bytes are HBM per core.
+    """A graph that libtpu has compiled; bytes are those of HBM per core.
 
     Attributes:
-        chip: the TPU that it was compiled for.
-        libtpu: the compiler's version.
-        seconds: the seconds of the compilation.
-        argument_bytes: weights, the optimizer's state and the batch.
-        output_bytes: the results, such as the new weights.
-        alias_bytes: outputs that are written over arguments.
-        temporary_bytes: intermediate results.
-        code_bytes: the program itself.
-        flops, bytes_accessed: by the compiler's cost analysis of the whole program.
-        optimized: the program as it would run, as libtpu's HloModuleProtoWithConfig.
-        is_cached: whether it came from the cache.
+        chip: the TPU for which the graph was compiled.
+        libtpu: the version of the compiler.
+        seconds: the duration of the compilation.
+        argument_bytes: bytes of the arguments: weights, the optimizer's state and the batch.
+        output_bytes: bytes of the results, such as the new weights.
+        alias_bytes: bytes of the results that overwrite arguments.
+        temporary_bytes: bytes of intermediate results.
+        code_bytes: bytes of the program itself.
+        flops, bytes_accessed: the result of the compiler's cost analysis of the whole program.
+        optimized: the optimised program, a serialised HloModuleProtoWithConfig of libtpu.
+        is_cached: True if the result came from the cache.
     """
 
     chip: Tpu
@@ -97,7 +97,7 @@ class Compiled:
 
     @property
     def hbm_bytes(self) -> int:
-        """HBM that one run of the program takes."""
+        """The bytes of HBM that one run of the program needs."""
         arguments_and_outputs = self.argument_bytes + self.output_bytes - self.alias_bytes
         return arguments_and_outputs + self.temporary_bytes + self.code_bytes
 
@@ -126,7 +126,7 @@ class _Job:
 
     @property
     def bounds(self) -> str:
-        """The bounds of the host's chips, which libtpu needs only for a single chip."""
+        """The number of chips per axis of the host, which libtpu needs only for a single chip."""
         return "1,1,1" if self.chip.chips == 1 else ""
 
     @property
@@ -135,7 +135,7 @@ class _Job:
         machine = f"{self.chip.topology} {self.bounds} {self.libtpu} {self.flags}"
         key = hashlib.sha256()
         for part in (self.module, self.options, machine.encode()):
-            # With its length, so that other parts with the same joined bytes have another key.
+            # With the length, so that different parts with the same joined bytes have other keys.
             key.update(len(part).to_bytes(8, "little") + part)
         return key.hexdigest()[:32]
 
@@ -155,17 +155,18 @@ def compile_graph(
     """Compile a graph for a chip, or return the cached result of the same graph.
 
     Args:
-        graph: from `record`, for the number of cores of the chip.
-        chip: the TPU to compile for.
+        graph: a graph from `record`, recorded for the number of cores of the chip.
+        chip: the TPU for which to compile.
         flags: the LIBTPU_INIT_ARGS of the compiler.
         label: the name of the graph in messages.
-        kept: the folder that also gets the compiled program, as a launch would keep it there.
+        kept: a folder into which the compiled program is also written, in the format of a launch's
+            compilation cache; None for no such folder.
         libtpu, progress, timeout: as in `preflight`.
-        environ: for the cache folder.
+        environ: the environment variables that determine the cache folder.
 
     Raises:
-        OutOfMemoryError: a core has too little memory.
-        CompileError: the compiler refused the graph, or its process was ended.
+        OutOfMemoryError: the graph needs more memory than a core has.
+        CompileError: the compiler could not compile the graph, or its process was killed.
         LibtpuNotFoundError: see `find_libtpu`.
     """
     version = libtpu or platform_version()
@@ -195,9 +196,10 @@ def compile_graph(
         if kept:
             (folder / "kept").mkdir(mode=0o700)
             command.append(kept.library._name)
-            shutil.rmtree(cached, ignore_errors=True)  # of a call that kept nothing
+            shutil.rmtree(cached, ignore_errors=True)  # the result of a call without `kept`
         _compile(job, command, folder, title=title)
-        with contextlib.suppress(OSError):  # another process has just compiled the same graph
+        # OSError: another process has compiled the same graph meanwhile, and its result is used.
+        with contextlib.suppress(OSError):
             os.rename(folder, cached)
         if kept and not _hand_on(cached, kept):
             fact = f"libtpu {version} cannot write the program that it has compiled"
@@ -206,7 +208,7 @@ def compile_graph(
 
 
 def _hand_on(cached: Path, kept: CompileCache) -> bool:
-    """Copy the compiled program to the folder of kept programs; return False if there is none."""
+    """Copy the compiled program from the cache to the folder `kept`; False if there is none."""
     files = list(cached.glob("kept/*.pjrt"))
     for file in files:
         with write_whole(kept.folders[0] / file.name) as copy:
@@ -215,7 +217,7 @@ def _hand_on(cached: Path, kept: CompileCache) -> bool:
 
 
 def _remove_left_behind(folder: Path) -> None:
-    """Remove the folders of processes that were killed while they compiled."""
+    """Remove the temporary folders of processes that were killed during a compilation."""
     for found in folder.glob("compiling-*"):
         pid = found.name.split("-")[1]
         is_running = pid.isdigit() and Path(f"/proc/{pid}").exists()
@@ -241,7 +243,11 @@ def _read(folder: Path, chip: Tpu, *, is_cached: bool) -> Compiled:
 
 
 def _compile(job: _Job, command: list[str], folder: Path, *, title: str) -> None:
-    """Run the compiler's process in a folder, which then has all files of a result."""
+    """Run the compiler's process in a folder; at the end the folder has all files of a result.
+
+    Raises:
+        CompileError: the compilation failed, or took longer than the job's timeout.
+    """
     module = folder / "module.hlo"
     module.write_bytes(job.module)
     (folder / "options.pb").write_bytes(job.options)
@@ -259,7 +265,7 @@ def _compile(job: _Job, command: list[str], folder: Path, *, title: str) -> None
         try:
             most_memory = _wait(process, job, title=title)
         finally:
-            if process.poll() is None:
+            if process.poll() is None:  # an interrupt of the notebook, or the timeout
                 process.kill()
                 process.wait()
     if process.returncode:
@@ -272,11 +278,11 @@ def _compile(job: _Job, command: list[str], folder: Path, *, title: str) -> None
 
 
 def _environment(flags: str) -> dict[str, str]:
-    """Return the variables of the compiler's process, without the user's own for TPUs."""
+    """Return the environment of the compiler's process, without the user's variables for TPUs."""
     variables = {
-        # No look-ups, no lock on chips that are not there, no log files. The topology decides the
-        # target; with a v4, v5p or v6e as the accelerator libtpu needs a file of such a machine,
-        # and ends with SIGABRT.
+        # libtpu must not query a metadata server, lock chips or write log files. The accelerator
+        # type is always a v5e, because the topology determines the target: for v4, v5p or v6e,
+        # libtpu would need a file that only such a machine has, and ends with SIGABRT.
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_ACCELERATOR_TYPE": "v5litepod-8",
         "TPU_WORKER_ID": "0",
@@ -292,15 +298,20 @@ def _environment(flags: str) -> dict[str, str]:
 
 
 def _wait(process: subprocess.Popen, job: _Job, *, title: str) -> int:
-    """Show progress until the process ends; return the most host memory that it had, in bytes."""
+    """Show progress until the process ends; return its peak host memory in bytes.
+
+    Raises:
+        CompileError: the process took longer than the job's timeout.
+    """
     began = time.monotonic()
     most = 0
     with screen(job.progress) as display:
         while process.poll() is None:
             seconds = time.monotonic() - began
             if job.timeout is not None and seconds > job.timeout:
-                fact = f"{title}: no end after {job.timeout:g} s"
-                raise CompileError(fact, fix="a larger timeout")
+                fact = f"{title}: not finished after {job.timeout:g} s"
+                raise CompileError(fact, fix="pass a larger timeout=")
+            # Noted while the process runs, because afterwards the system no longer has it.
             most = max(most, _peak_memory(process.pid))
             display.status(f"{title}: {seconds:.0f} s, {human_size(most)} of host memory")
             display.draw()
@@ -310,7 +321,7 @@ def _wait(process: subprocess.Popen, job: _Job, *, title: str) -> int:
 
 
 def _peak_memory(pid: int) -> int:
-    """Return the most host memory that a process has had, in bytes; 0 if it has ended."""
+    """Return the peak host memory of a process so far, in bytes; 0 if the process has ended."""
     with contextlib.suppress(OSError):
         found = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text())
         return int(found[1]) * 1024 if found else 0
@@ -320,12 +331,20 @@ def _peak_memory(pid: int) -> int:
 class _Ended(NamedTuple):
     """The end of the compiler's process."""
 
-    status: int
-    printed: str
-    most_memory: int  # bytes of the host
+    status: int  # the exit status; negative for a signal
+    printed: str  # the output
+    most_memory: int  # the peak host memory in bytes
 
 
 def _failure(ended: _Ended, error: Path, *, title: str, chip: Tpu) -> CompileError:
+    """Return the error for a process that failed.
+
+    Args:
+        ended: the end of the process.
+        error: the path of the file `error`, which exists if libtpu itself reported an error.
+        title: the text on the compilation, for the message.
+        chip: the TPU.
+    """
     if error.is_file():
         step, _, words = error.read_text(errors="replace").partition("\n")
         return _refusal(step, words.strip(), title=title, chip=chip)
@@ -334,11 +353,13 @@ def _failure(ended: _Ended, error: Path, *, title: str, chip: Tpu) -> CompileErr
     if ended.status > 0:
         fact = f"{title}, and ended with status {ended.status}"
         return CompileError(fact, found=found, words=ended.printed)
+    # A negative status is the signal that ended the process. The system sends SIGKILL if memory is
+    # short, and libtpu's failed assertions send SIGABRT.
     name = signal.Signals(-ended.status).name
     fix = "report this with the graph: the compiler failed; another version of libtpu may not"
     if name == "SIGKILL":
         cause = "most likely the machine ran out of memory"
-        fix = f"{cause}: close other notebooks, or take a machine with more"
+        fix = f"{cause}: close other notebooks, or use a machine with more memory"
     used = f"it had {human_size(ended.most_memory)} of host memory"
     free = f"{human_size(available_memory())} are available now"
     return CompileError(
@@ -349,15 +370,23 @@ def _failure(ended: _Ended, error: Path, *, title: str, chip: Tpu) -> CompileErr
     )
 
 
-# "Used 17.54G of 15.75G hbm", in the error of a program that needs too much memory.
+# libtpu's message for a program that needs too much memory: "Used 17.54G of 15.75G hbm".
 _USED = re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm")
-# In place of that, if a single array is larger than the memory (bytes).
+# libtpu's message if a single array is larger than the memory; sizes are in bytes.
 _ONE_ARRAY = re.compile(r"Allocation \(size=(\d+)\) would exceed memory \(size=(\d+)\)")
 
 
 def _refusal(step: str, words: str, *, title: str, chip: Tpu) -> CompileError:
-    """Return the error for a message of the compiler; `step` is the call of libtpu that failed."""
+    """Return the error for a message of the compiler.
+
+    Args:
+        step: the call of libtpu that failed: "load", "topology", "compile" or another one.
+        words: the compiler's message.
+        title: the text on the compilation, for the message.
+        chip: the TPU.
+    """
     first = words.splitlines()[0][:400] if words else "nothing"
+    # libtpu has no codes for its reasons, so its words decide.
     is_memory = "RESOURCE_EXHAUSTED" in words or "Ran out of memory" in words
     if "hbm" in words and (is_memory or _ONE_ARRAY.search(words)):
         return _does_not_fit(first, words, chip)
@@ -365,7 +394,8 @@ def _refusal(step: str, words: str, *, title: str, chip: Tpu) -> CompileError:
     fixes = {
         "load": "fetch it again: remove its folder, then tpukit.preflight.fetch_libtpu()",
         "topology": f"another version or chip: this version of libtpu does not know {topology}",
-        "compile": "another operation than it names: a TPU lacks it, or lacks it for this type",
+        "compile": "replace the operation in the compiler's message: a TPU does not support it, or "
+        "not for this dtype",
     }
     return CompileError(
         f"{title}, and failed at: {step}",

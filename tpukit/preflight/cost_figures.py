@@ -1,6 +1,7 @@
 """Draw a preflight: the memory of a core, and the time of a step by operation.
 
-`found` is a `Preflight`, and `costs` are its operations that have an estimate of cycles.
+In all functions, `found` is a `Preflight`, and `costs` are those of its most expensive operations
+that have an estimate of cycles.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _COLORS = {
 def preflight_figure(found) -> Figure:
     """Return a figure: the memory of a core as one bar, and the most expensive operations below.
 
-    If the step does not fit, only its memory is known.
+    If the step needs too much memory, there is no program, so the figure has only the bar.
     """
     costs = [cost for cost in found.operations if cost.cycles]
     with look.style():
@@ -89,7 +90,7 @@ def _draw_time(axes: Axes, found, costs: Sequence) -> None:
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     for direction in dict.fromkeys(cost.direction for cost in costs):
-        # A bar of no length, which only adds the direction to the legend.
+        # A bar of length 0, to add the direction to the legend.
         axes.barh([0], [0], color=_COLORS[direction], label=direction or "no module")
     axes.legend(loc="lower right")
     axes.set_xlabel(f"% of the step's {found.cycles:,} estimated cycles (not compared with a chip)")

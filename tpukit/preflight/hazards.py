@@ -1,7 +1,8 @@
-"""Find operations of a training step that are slow or wrong on a TPU.
+"""Find operations of a training step that are slow on a TPU.
 
-They show in the graph that torch_xla sends to the compiler, and in torch_xla's counters: fallbacks
-to the host, types of 64 bits, shapes that depend on values, graphs that are cut or compiled again.
+These are operations that run on the host, 64-bit dtypes, shapes that depend on values, and graphs
+that are cut or compiled again. They are found in the graphs that torch_xla sends to the compiler,
+and in torch_xla's counters.
 """
 
 from collections import Counter
@@ -12,22 +13,22 @@ from tpukit.essentials.display import Finding
 from tpukit.preflight.hlo import Array, Operation, Program, read_program
 from tpukit.preflight.recording import Recording
 
-_LARGE = 1024  # elements: a 64-bit scalar, such as a step counter or a random seed, costs nothing
-_MOST_NAMES = 3  # operations that are named in a finding
-_NOT_RESULTS = ("parameter", "get-tuple-element", "tuple", "bitcast")  # they write no new array
+# Elements. Smaller 64-bit arrays, such as a step counter or a random seed, cost nothing.
+_LARGE = 1024
+_MOST_NAMES = 3  # a finding names at most this many operations
+_NOT_RESULTS = ("parameter", "get-tuple-element", "tuple", "bitcast")  # these write no new array
 
 
 @dataclass(frozen=True)
 class _WideType:
-    """A type of 64 bits, which a TPU computes slowly."""
+    """A 64-bit dtype, with which a TPU computes slowly."""
 
-    type: str  # in HLO
-    name: str  # in torch
-    reason: str
-    instead: str
+    type: str  # the name in HLO
+    name: str  # the name in torch
+    reason: str  # why a TPU is slow
+    instead: str  # the dtype to use
 
 
-# By their names in HLO.
 _WIDE_TYPES = (
     _WideType(
         "f64",
@@ -45,7 +46,7 @@ _WIDE_TYPES = (
 
 
 def find_hazards(recording: Recording) -> list[Finding]:
-    """Return a finding for each problem of a step, or a single finding if there is none."""
+    """Return a finding for each problem of a step; one finding with the state "ok" for none."""
     programs = [read_program(graph.module) for graph in recording.graphs]
     found = [*_optimizer(recording), *_recompiles(recording)]
     found += [*_cut(recording), *_fallbacks(recording)]
@@ -71,35 +72,35 @@ def _optimizer(recording: Recording) -> list[Finding]:
     """Warn if the graphs may not be those of a training step."""
     if not recording.has_optimizer:
         fact = "no optimizer stepped in the run"
-        meaning = "so this is no training step but the largest graph there was"
-        fix = "a loop with core.optimizer_step(optimizer), or fit"
+        meaning = "so this is not a training step but the largest graph of the run"
+        fix = "train in a loop with core.optimizer_step(optimizer), or by fit"
         return [Finding("optimizer", "warning", f"{fact}, {meaning}", fix=fix)]
     if not recording.is_steady and not recording.recompiled:
         fact = "the function ended before its step came back unchanged; this is the last step"
-        fix = "more data or epochs: at least five steps"
+        fix = "train on more data or epochs: at least five steps"
         return [Finding("steady step", "warning", fact, fix=fix)]
     return []
 
 
 def _recompiles(recording: Recording) -> list[Finding]:
-    """Report the worst hazard on a TPU: seconds to minutes of compiling, again and again."""
+    """Warn of graphs that are compiled again, the worst hazard: each takes seconds to minutes."""
     if not recording.recompiled:
         return []
     reason, fix = recording.reason
     graphs = f"{recording.recompiled} graphs were compiled again"
     fact = f"{graphs} after the second of {recording.steps} steps, each for seconds to minutes"
-    fix = fix or "the same shapes in every step"
+    fix = fix or "use the same shapes in every step"
     return [Finding("recompiles", "warning", f"{fact}\n{reason}".rstrip(), fix=fix)]
 
 
 def _cut(recording: Recording) -> list[Finding]:
-    """Report a step of several graphs, which is expected only with several `core.step()`."""
+    """Report several graphs per step, which is expected only with several `core.step()`."""
     graphs = len(recording.graphs)
     syncs = recording.syncs
     if graphs == 1:
         return []
     if graphs <= syncs:
-        # Accumulated gradients and the networks of a GAN take several core.step() per step.
+        # Accumulated gradients and the networks of a GAN need several core.step() per step.
         fact = f"{graphs} graphs, each of a core.step(), per step of the optimizers"
         return [Finding("graphs a step", "ok", fact)]
     run = f"one step runs {graphs} graphs"
@@ -117,12 +118,12 @@ def _fallbacks(recording: Recording) -> list[Finding]:
         return []
     names = ", ".join(sorted(name.removeprefix("aten::") for name in counters))
     fact = f"computed on the host, because torch_xla has no such operation: {names}"
-    fix = "another operation, or the same before the batch is sent"
+    fix = "use another operation, or apply it on the host before the batch is sent"
     return [Finding("fallbacks", "warning", fact, fix=fix)]
 
 
 def _wide(wide: _WideType, programs: Sequence[Program], recording: Recording) -> list[Finding]:
-    """Warn of large arrays of a type of 64 bits, with the two modules that have most of them."""
+    """Warn of large arrays of a 64-bit dtype, with the two modules that have most of them."""
     operations = [each for each in _everywhere(programs) if _has_large(each, wide.type)]
     if not operations:
         return []

@@ -1,4 +1,4 @@
-"""Read HLO modules, the programs that torch_xla gives to the compiler and that libtpu returns.
+"""Read HLO modules, the programs that torch_xla sends to the compiler and that libtpu returns.
 
 An HLO module is a protobuf message. A message is a sequence of fields, each with a number:
 
@@ -6,9 +6,9 @@ An HLO module is a protobuf message. A message is a sequence of fields, each wit
     computation    2 instruction, 2 instruction, ..., 5 id of the computation
     instruction    1 name, 2 opcode, 3 shape, 7 metadata, ...
 
-This module reads the wire format itself instead of using `google.protobuf`, which moves the fields
-that it does not know to the end of a message (seen with version 7.36). `without_sources` must keep
-their order, because a compiled program is found again by a digest of these bytes (`program_key.c`).
+This module reads the wire format itself. `google.protobuf` moves fields that it does not know to
+the end of a message (seen with version 7.36). `without_sources` must not change their order,
+because the key of a compiled program in the cache is a digest of these bytes (`program_key.c`).
 
 The numbers of the fields are those of xla/service/hlo.proto and xla/xla_data.proto (OpenXLA), which
 never reuses a number.
@@ -91,10 +91,10 @@ _LENGTH_DELIMITED = 2
 _FIXED_LENGTHS = {1: 8, 5: 4}
 
 
-# Operations that only name an array.
+# Operations that read and write no data.
 _WITHOUT_TRAFFIC = ("bitcast", "constant", "get-tuple-element", "parameter", "tuple")
 
-# Names of PrimitiveType in order; "" has no counterpart in an array.
+# The names of PrimitiveType in order; "" is a value that arrays do not have.
 _TYPE_NAMES = (
     *("", "pred", "s8", "s16", "s32", "s64", "u8", "u16", "u32", "u64", "f16", "f32", "f64"),
     *("", "", "c64", "bf16", "token", "c128"),
@@ -106,12 +106,12 @@ class Array:
     """An array of a program: its type, such as "bf16", its dimensions, and its layout in memory.
 
     Attributes:
-        minor_to_major: dimensions from the fastest in memory to the slowest.
-        tiles: the tile to which the two minor dimensions are padded, innermost last; empty if
-            nothing is padded.
-        in_hbm: False if the array lies in the core's own fast memory.
-        is_dynamic: whether a dimension has only an upper bound.
-        width: bytes per element.
+        minor_to_major: the dimensions from the one that changes fastest in memory to the slowest.
+        tiles: the tile to whose multiples the minor dimensions are padded, the innermost last;
+            empty if nothing is padded.
+        in_hbm: False if the array is in the core's on-chip memory.
+        is_dynamic: True if a dimension has only an upper bound.
+        width: the bytes per element.
     """
 
     type: str
@@ -127,16 +127,17 @@ class Array:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the elements."""
+        """The bytes of all elements, without padding."""
         return math.prod(self.dimensions) * self.width
 
     @property
     def padded_bytes(self) -> int:
-        """Bytes in memory with full tiles: f32[8,64] in tiles of (8, 128) takes 8 * 128 * 4."""
+        """The bytes in memory with padding: f32[8,64] in tiles of (8, 128) takes 8 * 128 * 4."""
         order = self.minor_to_major or tuple(reversed(range(len(self.dimensions))))
         sizes = [self.dimensions[axis] for axis in order]
         for axis, tile in zip(range(len(sizes)), reversed(self.tiles), strict=False):
             sizes[axis] = math.ceil(sizes[axis] / tile) * tile
+        # A tile may have more axes than the array, which is then padded to them.
         axes_of_tile_alone = max(0, len(self.tiles) - len(sizes))
         elements = math.prod(sizes) * math.prod(self.tiles[:axes_of_tile_alone])
         return elements * self.width
@@ -147,17 +148,19 @@ class Operation:
     """An instruction of a program.
 
     Attributes:
-        name: unique in the program.
-        opcode: such as "fusion" or "convolution".
+        name: the name, unique in the program.
+        opcode: the opcode, such as "fusion" or "convolution".
         arrays: the results.
-        scope: the last part of the op_name that `scopes` wrote, such as "call12"; "" if none.
-        op_type: torch's operation, such as "aten::convolution"; "" if unknown.
-        source: "file:line" that torch_xla saw; "" if unknown.
-        cycles: the compiler's estimate; None if it gives none.
-        called: the numbers of the computations that it runs, as a fusion does.
-        id: within its computation.
-        operands: the ids of the operations whose results it reads.
-        flops: of its own product, a convolution or a dot; those of `called` are not in it.
+        scope: the last part of the op_name that `scopes` wrote, such as "call12"; "" if there is
+            none.
+        op_type: the operation of torch, such as "aten::convolution"; "" if unknown.
+        source: "file:line" of the Python code, by torch_xla; "" if unknown.
+        cycles: the compiler's estimate of cycles; None if there is none.
+        called: the numbers of the computations that the operation runs, as a fusion does.
+        id: the number of the operation in its computation.
+        operands: the ids of the operations whose results this operation reads.
+        flops: the FLOPs of the operation if it is a convolution or a dot, without those of
+            `called`; else 0.
     """
 
     name: str
@@ -175,9 +178,10 @@ class Operation:
 
 @dataclass(frozen=True)
 class Program:
-    """A module: the operations of each computation by its number.
+    """An HLO module.
 
     Attributes:
+        computations: the operations of each computation, by the computation's number.
         entry: the number of the computation that is the program itself.
     """
 
@@ -194,7 +198,7 @@ class Program:
         return {operation.id: operation for operation in self.operations}
 
     def flops(self, operation: Operation) -> int:
-        """Return the FLOPs of the products of an operation, with those of a fusion."""
+        """Return the FLOPs of all convolutions and dots in an operation, also inside a fusion."""
         total = operation.flops
         for number in operation.called:
             for part in self.computations.get(number, ()):
@@ -204,13 +208,13 @@ class Program:
     def hbm_bytes(self, operation: Operation) -> int:
         """Return the bytes in HBM that an operation of the program itself reads and writes.
 
-        Each operand counts in full, also if the operation reads only a slice of it.
+        The whole of each operand counts, even if the operation reads only a slice of it.
         """
         if operation.opcode in _WITHOUT_TRAFFIC or operation.opcode.endswith("-done"):
             return 0
         arrays = list(operation.arrays)
         if operation.opcode.endswith("-start"):
-            arrays = arrays[:1]  # then come the operand once more, and a flag
+            arrays = arrays[:1]  # the other results are the operand once more, and a flag
         for number in dict.fromkeys(operation.operands):
             arrays += self._by_id[number].arrays
         return sum(array.bytes for array in arrays if array.in_hbm)
@@ -241,9 +245,10 @@ def read_program(code: bytes) -> Program:
 
 
 def _unwrapped(code: bytes) -> bytes:
-    """Return the HloModuleProto inside of an HloModuleProtoWithConfig, or `code` if it is none.
+    """Return the HloModuleProto inside an HloModuleProtoWithConfig; return another `code` as it is.
 
-    Field 1 of a module is its name. The name is not a message that contains a computation.
+    Field 1 of an HloModuleProtoWithConfig is the module. Field 1 of a plain module is its name,
+    which is not a message with computations.
     """
     first = next(_fields(code), None)
     if first is None or first.number != _WRAPPED_MODULE or not isinstance(first.value, bytes):
@@ -256,7 +261,12 @@ def _unwrapped(code: bytes) -> bytes:
 
 
 def _operation(fields: "Message", arrays: dict[int, list[Array]]) -> Operation:
-    """Return an instruction as an operation; `arrays` has the results of its computation by id."""
+    """Return an instruction as an `Operation`.
+
+    Args:
+        fields: the HloInstructionProto.
+        arrays: the results of each instruction of the computation, by the instruction's id.
+    """
     number = fields.last(_ID, default=0)
     return Operation(
         name=fields.text(_NAME),
@@ -278,10 +288,13 @@ def _flops(fields: "Message", arrays: dict[int, list[Array]]) -> int:
         return 0
     left, right = (arrays[number][0].dimensions for number in fields.integers(_OPERANDS)[:2])
     (result,) = arrays[fields.last(_ID, default=0)]
+    # Each number of the result is a sum of products: a multiplication and an addition per product.
     if opcode == "dot":
         axes = Message(fields.last(_DOT_AXES, default=b""))
         summed = math.prod(left[axis] for axis in axes.integers(_LEFT_SUMMED))
         return 2 * math.prod(result.dimensions) * summed
+    # Of a convolution, products with the padding do not count. So the places of the window are
+    # counted along each axis.
     axes = Message(fields.last(_CONVOLUTION_AXES, default=b""))
     window = Message(fields.last(_WINDOW, default=b"")).every(_WINDOW_DIMENSIONS)
     places = 1
@@ -300,16 +313,21 @@ def _flops(fields: "Message", arrays: dict[int, list[Array]]) -> int:
 
 
 def _window_places(dimension: bytes, input_size: int, output_size: int) -> int:
-    """Return how often an element of a window lies on an element of the input, along one axis.
+    """Return the number of multiplications of a convolution along one axis.
 
-    Padding, and the zeros between the elements of a dilated input, are not computed.
+    It is the number of pairs of a window's position and an element of the window that is over an
+    element of the input. Padding, and the zeros between elements of a dilated input, do not count.
+
+    Args:
+        dimension: a WindowDimension.
+        input_size, output_size: the sizes of input and output along this axis.
     """
     fields = Message(dimension)
     stride = fields.last(_STRIDE, default=1)
     dilation = fields.last(_WINDOW_DILATION, default=1)
     input_dilation = fields.last(_INPUT_DILATION, default=1)
     low = fields.last(_PADDING_LOW, default=0)
-    if low >= 2**63:  # a negative number
+    if low >= 2**63:  # protobuf writes a negative number as a 64-bit two's complement
         low -= 2**64
     end = (input_size - 1) * input_dilation + 1
     places = 0
@@ -321,7 +339,7 @@ def _window_places(dimension: bytes, input_size: int, output_size: int) -> int:
 
 
 def _cycles(config: str) -> int | None:
-    """Return the compiler's estimate from the JSON text that libtpu keeps for an instruction."""
+    """Return the estimate of cycles in an instruction's backend config, a JSON text of libtpu."""
     if '"estimated_cycles"' not in config:
         return None
     found = json.loads(config)
@@ -330,7 +348,7 @@ def _cycles(config: str) -> int | None:
 
 
 def _origin(metadata: bytes) -> dict[str, str]:
-    """Return the fields of an `Operation` that name the call it came from."""
+    """Return the fields scope, op_type and source of an `Operation`, from its OpMetadata."""
     fields = Message(metadata)
     scopes = [part for part in fields.text(_OP_NAME).split("/") if part.startswith("call")]
     innermost = scopes[-1] if scopes else ""
@@ -360,7 +378,8 @@ def _arrays(shape: bytes | None) -> Iterator[Array]:
         name,
         fields.integers(_DIMENSIONS),
         minor_to_major=layout.integers(_MINOR_TO_MAJOR),
-        # The first tile pads. A second, such as (2, 1) of bfloat16, packs what is inside of it.
+        # Only the first tile pads. A second tile, such as (2, 1) for bfloat16, reorders elements
+        # inside of the first.
         tiles=tiles[0] if tiles else (),
         in_hbm=layout.last(_MEMORY_SPACE, default=0) == 0,
         is_dynamic=any(fields.integers(_IS_DYNAMIC)),
@@ -383,9 +402,9 @@ def _width(name: str) -> int:
 
 
 def without_sources(code: bytes) -> bytes:
-    """Return a module without files and lines: its operations name their scope and type only.
+    """Return a module without the files and lines of its operations.
 
-    So an edit elsewhere in a notebook does not change the graph of a step.
+    So the digest of a step's graph does not change when other lines of a notebook are edited.
     """
     kept = [field.whole for field in _fields(code) if field.number != _STACK_FRAMES]
     return _rewritten(b"".join(kept), _COMPUTATION, _computation_without_sources)
@@ -405,7 +424,7 @@ def _metadata_without_source(metadata: bytes) -> bytes:
 
 
 def _rewritten(message: bytes, number: int, change: Callable[[bytes], bytes]) -> bytes:
-    """Return a message in which `change` was applied to every field of that number."""
+    """Return a message after applying `change` to the content of every field with this number."""
     out = bytearray()
     for field in _fields(message):
         if field.number == number:
@@ -418,7 +437,7 @@ def _rewritten(message: bytes, number: int, change: Callable[[bytes], bytes]) ->
 
 
 class Message:
-    """The values of a protobuf message by the numbers of their fields.
+    """A protobuf message: the values of each field, by the number of the field.
 
     Raises:
         ValueError, IndexError: the bytes are not protobuf.
@@ -434,7 +453,7 @@ class Message:
         return self._values.get(number, [])
 
     def last(self, number: int, *, default):
-        """Return the value of a field that is not repeated: the last, as protobuf defines."""
+        """Return the last value of a field, which counts if it is not repeated; or `default`."""
         return self.every(number)[-1] if number in self._values else default
 
     def text(self, number: int) -> str:
@@ -454,11 +473,12 @@ class Message:
 
 class _Field(NamedTuple):
     number: int
-    value: int | bytes  # the integer of a varint, the content of any other kind
-    whole: bytes  # the field as it stands in the message, with its tag
+    value: int | bytes  # the integer if the field is a varint; else the bytes of its content
+    whole: bytes  # all bytes of the field, with its tag
 
 
 def _fields(message: bytes) -> Iterator[_Field]:
+    """Yield the fields of a message: https://protobuf.dev/programming-guides/encoding/"""
     at = 0
     while at < len(message):
         start = at
@@ -489,9 +509,9 @@ def _unpacked(content: bytes) -> list[int]:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """Return the integer that begins at a byte, and the byte after its end.
+    """Return the integer that begins at the offset `at`, and the offset after its last byte.
 
-    A byte has 7 bits of the number, the lowest first. Bit 7 is set if another byte follows.
+    Each byte has 7 bits of the number, the lowest bits first. Bit 7 is set if another byte follows.
     """
     value = 0
     shift = 0

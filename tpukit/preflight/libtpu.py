@@ -1,7 +1,7 @@
 """Find or download libtpu, the TPU's compiler, in the version of a platform.
 
-libtpu is not installed as a package, because its wheel would replace that of the image.
-`fetch_libtpu` extracts the needed file from the wheel into the user's cache folder.
+libtpu is not installed as a package, because that would replace the libtpu of the machine's image.
+`fetch_libtpu` extracts only the library from the wheel, into the user's cache folder.
 """
 
 import importlib.metadata
@@ -21,14 +21,14 @@ from tpukit.essentials.environment import RELEASES, MachineInfo
 from tpukit.preflight.recording import PreflightError
 from tpukit.simulator import cache_folder
 
-# The library does not depend on Python, though its newer wheels name a version.
+# Newer wheels have a Python version in their names, but the library does not depend on it.
 _WHEEL = (
     "--only-binary=:all:",
     "--python-version=3.12",
     "--platform=manylinux_2_31_x86_64",
     "--no-deps",
 )
-_NEEDED = 560 * 2**20  # bytes: for a moment both the wheel and the file out of it are on the disk
+_NEEDED = 560 * 2**20  # bytes of disk for the wheel and the library, which exist at the same time
 
 
 class LibtpuNotFoundError(PreflightError):
@@ -36,14 +36,14 @@ class LibtpuNotFoundError(PreflightError):
 
 
 def platform_version() -> str:
-    """Return libtpu's version for this machine's torch; the newest for a torch without one."""
+    """Return libtpu's version for this machine's torch; for an unknown torch, the newest."""
     torch = (MachineInfo.read().versions.get("torch") or "").partition("+")[0]
     newest = list(RELEASES.values())[-1]
     return RELEASES.get(torch, newest).libtpu[-1]
 
 
 def find_libtpu(version: str | None = None, *, environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the file of libtpu in a version: the copy of `fetch_libtpu`, or the image's own.
+    """Return the path of libtpu in a version: the copy of `fetch_libtpu`, or the installed one.
 
     Args:
         version, environ: as in `fetch_libtpu`.
@@ -67,19 +67,19 @@ def find_libtpu(version: str | None = None, *, environ: Mapping[str, str] = os.e
 
 
 def fetch_libtpu(version: str | None = None, *, environ: Mapping[str, str] = os.environ) -> Path:
-    """Download libtpu from the package index, and return its file; nothing is installed.
+    """Download libtpu from the package index without installing it, and return its path.
 
-    If this machine has the version already, nothing is downloaded. The folder is `tpukit/libtpu` in
-    the user's cache folder; you may remove it at any time.
+    If this machine has the version already, nothing is downloaded. The file is in `tpukit/libtpu`
+    in the user's cache folder; you may remove that folder at any time.
 
     Args:
-        version: such as "0.0.17", Kaggle's, or "0.0.21.1", Colab's; None for the version that
-            belongs to this machine's torch.
-        environ: for the cache folder, and pip's own variables.
+        version: the version of libtpu: "0.0.17" for Kaggle, "0.0.21.1" for Colab; None for the
+            version that belongs to this machine's torch.
+        environ: the environment variables, which determine the cache folder and pip's settings.
 
     Raises:
-        LibtpuNotFoundError: it cannot be downloaded, or the disk has no room for it.
-        ValueError: `version` is not a version.
+        LibtpuNotFoundError: libtpu cannot be downloaded, or the disk is too small.
+        ValueError: `version` is not a version number.
     """
     version = _checked(version)
     try:
@@ -97,7 +97,7 @@ def fetch_libtpu(version: str | None = None, *, environ: Mapping[str, str] = os.
         part = folder / "libtpu.so"
         _extract(_download(version, folder, environ), part)
         kept.parent.mkdir(mode=0o700, exist_ok=True)
-        os.replace(part, kept)  # so that the file is whole or absent
+        os.replace(part, kept)  # so that the file is either complete or absent
     return kept
 
 
@@ -107,7 +107,7 @@ def _check_space(version: str, folder: Path) -> None:
         raise LibtpuNotFoundError(
             f"there is no room for libtpu {version}",
             found=f"{human_size(free)} free in {folder}, and it takes {human_size(_NEEDED)}",
-            fix="free some, or set XDG_CACHE_HOME to a folder on another disk",
+            fix="delete files, or set XDG_CACHE_HOME to a folder on another disk",
         )
 
 
@@ -131,9 +131,9 @@ def _place(version: str, environ: Mapping[str, str]) -> Path:
 
 
 def _installed(version: str) -> Path | None:
-    """Return the file of the installed package, if it has this version.
+    """Return the library of the installed package if it has this version; else None.
 
-    The package is not imported, because that would set variables and load the library.
+    The package is not imported, because that would set environment variables and load the library.
     """
     try:
         installed = importlib.metadata.version("libtpu")
@@ -147,7 +147,7 @@ def _installed(version: str) -> Path | None:
 
 
 def _download(version: str, folder: Path, environ: Mapping[str, str]) -> Path:
-    """Download the wheel with pip, which knows the user's package index."""
+    """Download the wheel with pip, which uses the user's package index; return its path."""
     command = [sys.executable, "-m", "pip", "download", "--quiet"]
     command += ["--disable-pip-version-check", "--no-cache-dir", *_WHEEL]
     command += ["--dest", str(folder), f"libtpu=={version}"]
@@ -162,6 +162,7 @@ def _download(version: str, folder: Path, environ: Mapping[str, str]) -> Path:
     wheels = list(folder.glob("*.whl"))
     if pip.returncode == 0 and wheels:
         return wheels[0]
+    # pip's last line has the reason.
     printed = [line for line in pip.stderr.splitlines() if line.strip()]
     printed = printed or ["it printed nothing"]
     place = _place(version, environ).parent

@@ -1,14 +1,14 @@
 """Record the graphs of a training step, as a single core of a TPU would send them to its compiler.
 
-`record` starts one worker process on the simulator. torch_xla takes it for core 0 of a TPU, and so
-traces, averages and cuts graphs in the same way. The simulator writes each new graph to a
-folder and each run to a log, but runs no large graph. The worker function passes three stages:
+`record` starts one worker process on the simulator. For torch_xla, the simulator is core 0 of a
+TPU, so it makes the same graphs as on a TPU. The simulator writes each new graph to a folder and
+each run to a log, but does not compute large graphs. The worker process has three stages:
 
 1. `StepMarks` follows the steps until the same programs have run three times.
-2. `StepClock` measures for about ten steps how long the host takes to record one.
-3. The process sends its facts to the kernel, which ends it.
+2. `StepClock` measures, for about ten steps, how long the host takes to record a step.
+3. The process sends its facts to the kernel, and the kernel ends the process.
 
-`_read` then finds the step in the log, see `cycles`, and reads its graphs from the folder.
+Then `_read` finds the step in the log, see `cycles`, and reads its graphs from the folder.
 """
 
 import functools
@@ -56,7 +56,7 @@ from tpukit.simulator import Imagined, why_not
 
 
 class PreflightError(TpukitError, RuntimeError):
-    """A step cannot be recorded or compiled on this machine."""
+    """This machine cannot record or compile a step."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class Graph:
     """A graph as torch_xla sends it to the compiler.
 
     Attributes:
-        module: HloModuleProto, serialised.
-        options: CompileOptionsProto, serialised: the number of replicas and their devices.
-        beside: bytes of the other tensors on the device while the graph ran, without padding.
+        module: a serialised HloModuleProto.
+        options: a serialised CompileOptionsProto, with the number of replicas and their devices.
+        beside: bytes of all tensors on the device that the graph does not use, without padding.
     """
 
     module: bytes = field(repr=False)
@@ -76,10 +76,10 @@ class Graph:
 
 @dataclass(frozen=True)
 class OtherShape:
-    """The step of batches of another shape: its graphs, and the tensors that it takes."""
+    """The step for batches of another shape."""
 
-    graphs: tuple[Graph, ...]
-    batches: tuple[Transfer, ...]
+    graphs: tuple[Graph, ...]  # the graphs of the step, in order
+    batches: tuple[Transfer, ...]  # (shape, dtype) of each tensor of a batch
 
 
 @dataclass(frozen=True)
@@ -87,24 +87,29 @@ class Recording:
     """The step of a worker function: everything that a core runs between two optimizer steps.
 
     Attributes:
-        graphs: the graphs of one step, in order: of all networks of a GAN, of all batches whose
-            gradients are accumulated.
-        is_steady: whether a step was repeated without a new graph before the run ended.
-        has_optimizer: whether an optimizer stepped; if not, `graphs` is the largest graph that ran.
-        steps: steps seen.
-        syncs: `core.step()` blocks per step. If a step has more graphs, something cuts them.
-        shapes: with batches of several shapes, as with `buckets`, the steps of the other shapes;
-            `graphs` belongs to the largest.
-        recompiled: graphs compiled after the second step, except those for such shapes.
-        reason: the difference that caused the first of these graphs, and the fix.
-        places: the calls that scopes in the graphs name; see `scopes`.
-        counters: torch_xla's counters at the end, by name; "aten::" are fallbacks to the host.
-        batches: the batches per step: (shape, dtype) of each tensor.
-        is_from_loop: whether they are those of `core.batches`; if not, they are the largest
-            tensors that came from the host.
-        flags: the LIBTPU_INIT_ARGS of a launch on that machine.
-        host_seconds: processor time of Python and torch_xla per step on this machine; None if
-            unknown.
+        graphs: the graphs of one step, in order. They include all networks of a GAN, and all
+            batches whose gradients are accumulated.
+        is_steady: True if a step was repeated without a new graph before the run ended.
+        has_optimizer: True if an optimizer made a step. If not, `graphs` is the largest graph that
+            ran.
+        steps: the number of recorded steps.
+        syncs: the number of `core.step()` blocks per step. If a step has more graphs than blocks,
+            something cuts the graphs.
+        shapes: the steps for other batch shapes, if there are several shapes, as with `buckets`;
+            `graphs` is the step for the largest shape.
+        recompiled: the number of graphs that were compiled after the second step, without those for
+            other batch shapes.
+        reason: the difference that caused the first of these graphs, and the fix; two "" if there
+            are no such graphs.
+        places: the Python calls to which scopes in the graphs refer; see `scopes`.
+        counters: torch_xla's counters at the end, by name. Names that begin with "aten::" are
+            operations that torch_xla ran on the host.
+        batches: for each batch of a step, (shape, dtype) of each tensor.
+        is_from_loop: True if `batches` came from `core.batches`. If not, they are the largest
+            tensors from the host.
+        flags: the LIBTPU_INIT_ARGS of a launch on a machine with this TPU.
+        host_seconds: the processor time of Python and torch_xla per step on this machine, in
+            seconds; None if unknown.
     """
 
     graphs: tuple[Graph, ...]
@@ -133,18 +138,20 @@ def record(
 ) -> Recording:
     """Run `fn(core, *args)` as core 0 of a simulated chip until its step repeats.
 
-    The function runs in its own process, as in a launch, and with the same data. No large graph
-    runs: losses and all other values that come back from the device are zeros. `core.save` and
-    `fit` write nothing, and if the function itself writes, it gets an error; see `guard_files`.
+    The function runs in a process of its own, as in a launch, and with the same data. The simulator
+    does not compute large graphs: losses and all other values from the device are zeros.
+    `core.save` and `fit` write nothing. If the function itself writes to a file, an error is
+    raised; see `guard_files`.
 
     Args:
         fn: the worker function; `*args`, `shard`, `timeout` and `progress` as in `preflight`.
         chip: the TPU to simulate.
 
     Raises:
-        PreflightError: this machine cannot simulate a TPU, or the function ended without a graph.
+        PreflightError: this machine cannot simulate a TPU, or the function ended before it ran a
+            graph.
         WorkerError: the function raised an error.
-        RuntimeInUseError: this process has started the XLA runtime, or is a worker.
+        RuntimeInUseError: this process has started the XLA runtime, or is a worker process.
     """
     host = MachineInfo.read()
     _check_simulator(host)
@@ -158,8 +165,7 @@ def record(
             processes=1,
             is_dry_run=True,
             generation=chip.generation,
-            # Sharded, all chips are a single core; otherwise each core has its own copy of the
-            # model.
+            # With `shard`, all chips are one core of a run; otherwise each core is a replica.
             world_size=1 if shard else chip.cores,
             chips=chip.cores if shard else 1,
             accelerator=chip.accelerator_type,
@@ -196,7 +202,7 @@ def _run(topology: Imagined, task: Task, *, progress: str | None) -> dict:
 
 
 def _watched(fn: Callable, folder: Path, core: Core, *args: object) -> dict:
-    """Run the worker function in the worker process, and return its facts for the kernel."""
+    """Run the worker function in the worker process, and return the facts about its step."""
     guard_files(folder)
     leave_large_tensors_empty()
     return _Watcher(core, folder).run(fn, *args)
@@ -205,7 +211,7 @@ def _watched(fn: Callable, folder: Path, core: Core, *args: object) -> dict:
 class _Watcher:
     """Watch a worker function, and send the facts when its step has repeated and was timed.
 
-    The kernel ends this process when it has the facts.
+    The kernel ends this process as soon as it receives the facts.
     """
 
     def __init__(self, core: Core, folder: Path) -> None:
@@ -214,13 +220,14 @@ class _Watcher:
         self._folder = folder
         self._log = folder / "log"
         self._places, end_naming = name_operations()
-        # Naming operations takes longer than recording them, so it ends before the clock starts.
+        # To name operations takes longer than to record them, so naming ends before the clock
+        # starts.
         self._clock = StepClock(before=end_naming)
         self._marks = StepMarks(core.backend, self._log)
         self._facts_of_step: dict = {}
 
     def run(self, fn: Callable, *args: object) -> dict:
-        """Run the function. Return its facts if it ends before its step repeats."""
+        """Run the function; return the facts if the function ends before its step repeats."""
         self._backend.after_sync = self._after_sync
         self._marks.after_step = self._after_step
         try:
@@ -228,7 +235,7 @@ class _Watcher:
             self._backend.sync()
             self._backend.wait()
         except BaseException:
-            # If the step is known, a loss of zero may be the reason for the end of the function.
+            # If the step is already known, the error does not matter: a loss of zero may cause it.
             if not self._clock.is_started:
                 raise
         if self._clock.is_started:
@@ -240,15 +247,15 @@ class _Watcher:
         self._clock.after_sync()
         self._marks.after_sync()
         if self._clock.ended.is_set():
-            threading.Event().wait()  # forever: the kernel gets the facts, and ends this process
+            threading.Event().wait()  # until the kernel has the facts and ends this process
 
     def _after_step(self) -> None:
         if self._clock.is_started:
             return
         if self._marks.are_steady() or self._marks.are_enough():
-            self._facts_of_step = self._facts()  # whatever the function does next
+            self._facts_of_step = self._facts()  # now, because the function may change them later
             self._clock.start()
-            # The loop must continue, because the clock measures its next steps.
+            # In a thread, because the function must continue: the clock measures its next steps.
             threading.Thread(target=self._send, daemon=True).start()
 
     def _send(self) -> None:
@@ -273,10 +280,9 @@ _ONE_SHAPE = "batches of one shape: core.batches with drop_last=True; for severa
 
 
 def _reason(backend, folder: Path, found: Sequence[Cycle]) -> tuple[str, str]:
-    """Return the difference that made a step compile again, and the fix.
+    """Return the difference that caused a new compilation, and the fix; two "" if there is none.
 
-    Only the first such step has lines of Python, because operations are named only in the first
-    steps.
+    Only the first such step counts, because only the first steps have lines of Python.
     """
     for before, after in recompiled(found):
         if before.inputs != after.inputs:
@@ -306,6 +312,7 @@ def _read(folder: Path, facts: dict) -> Recording:
             fix="the function must run a step: in a loop over core.batches, with core.step(), "
             "or fit",
         )
+    # Without an optimizer there are no cycles, and the largest program is taken for the step.
     found = cycles(log, facts.pop("marks"))
     step = main_cycle(found) or _largest(runs, folder)
     beside = _bytes_beside(found[SETTLED:] or [step])
@@ -330,7 +337,7 @@ def _read(folder: Path, facts: dict) -> Recording:
 
 
 def _largest(runs: Sequence[Ran], folder: Path) -> Cycle:
-    """Return the run of the largest graph as a step; the last if several are equal."""
+    """Return the run of the largest graph as a step; of equal graphs, the last run."""
 
     def size(run: Ran) -> int:
         return (folder / f"{run.program}.hlo").stat().st_size
@@ -339,7 +346,7 @@ def _largest(runs: Sequence[Ran], folder: Path) -> Cycle:
 
 
 def _bytes_beside(found: Iterable[Cycle]) -> dict[int, int]:
-    """Return the most bytes of other tensors on the device, by program."""
+    """Return, for each program, the most bytes of tensors on the device that it does not use."""
     most: dict[int, int] = {}
     for cycle in found:
         for run in cycle.runs:

@@ -1,12 +1,14 @@
-"""Draw a step on the roofline of its chip, and name its limit.
+"""Draw a step on the roofline of its chip, and find what limits its time.
 
-A chip computes at most `peak` FLOP/s, and its memory gives at most `bandwidth` bytes per second. An
-operation with few FLOPs per byte, its *arithmetic intensity*, cannot reach the peak:
+A chip computes at most `peak` FLOP/s, and its memory transfers at most `bandwidth` bytes per
+second. The *arithmetic intensity* of an operation is its FLOPs per byte. If it is low, the
+operation cannot reach the peak:
 
     FLOP/s <= min(peak, intensity * bandwidth)
 
-On logarithmic axes that is a slope and a flat roof, which meet at peak / bandwidth: 241 FLOP per
-byte on a v5e. Samuel Williams and others, "Roofline" (2009), doi:10.1145/1498765.1498785.
+On logarithmic axes these are a slope and a flat roof, which meet at the intensity peak / bandwidth:
+241 FLOP per byte on a v5e. Source: Samuel Williams and others, "Roofline" (2009),
+doi:10.1145/1498765.1498785.
 """
 
 from __future__ import annotations
@@ -38,18 +40,20 @@ _ADVICE = {
     "operations": "larger layers, and channels that are multiples of 128, fill the units of the "
     "chip",
 }
-_FILLED = 0.5  # of a limit: a step that reaches less of both is held up within its operations
+# If a step reaches less than this share of both the compute and the memory limit, its time is lost
+# inside of its operations.
+_FILLED = 0.5
 
 
 class Point(NamedTuple):
     """An operation on the roofline.
 
     Attributes:
-        name: of its module.
+        name: the name of the module that made the operation, or the operation's opcode.
         direction: "forward", "backward" or "optimizer"; "" if unknown.
-        intensity: FLOP per byte of HBM.
-        rate: FLOP per second.
-        share: of the cycles of the step, 0 to 1.
+        intensity: FLOPs per byte of HBM.
+        rate: FLOPs per second.
+        share: the share of the cycles of the step, 0 to 1.
     """
 
     name: str
@@ -60,10 +64,10 @@ class Point(NamedTuple):
 
 
 def points(found) -> list[Point]:
-    """Return the most expensive operations of a `Preflight` that contain a product.
+    """Return the most expensive operations of a `Preflight` that have a convolution or a dot.
 
-    All of an operation's arrays may be in the core's fast memory. Such a point is at the right
-    edge, at ten times the intensity from which on compute is the limit.
+    If all arrays of an operation are in on-chip memory, its intensity is infinite. Its point is
+    drawn at the right edge, at ten times the intensity at which slope and roof meet.
     """
     edge = 10 * found.chip.flops / found.chip.bandwidth
     drawn = []
@@ -81,9 +85,13 @@ def points(found) -> list[Point]:
 
 
 def limit(found) -> tuple[str, str]:
-    """Return the limit of a step, and a sentence about it with the line to write.
+    """Return what limits the time of a step, and a sentence with the numbers and advice.
 
-    The limit is "compute", "memory", "operations", "host", "input" or "links".
+    Args:
+        found: a `Preflight` whose step was compiled.
+
+    Returns:
+        "compute", "memory", "operations", "host", "input" or "links"; and the sentence.
     """
     chip = found.seconds
     samples = (found.batch_size or 0) * found.chip.cores
@@ -97,7 +105,7 @@ def limit(found) -> tuple[str, str]:
         verb = "are" if slowest == "links" else "is"
         return slowest, f"the {slowest} {verb} the limit: {times}; {_ADVICE[slowest]}"
     compute = found.flops_share
-    # Not `bandwidth_share`, in which the compiler also counts bytes in fast memory.
+    # Not `bandwidth_share`, because in that the compiler also counts bytes in on-chip memory.
     memory = min(1.0, found.hbm_traffic / (chip * found.chip.bandwidth))
     name = "compute" if compute >= memory else "memory"
     share = max(compute, memory)
@@ -113,13 +121,13 @@ def roofline_figure(found, *, step_seconds: float | None = None) -> Figure:
     """Return a figure: the step and its most expensive operations under the chip's roofline.
 
     Args:
-        found: a `Preflight` whose step fits.
+        found: a `Preflight` whose step was compiled.
         step_seconds: the measured time of the same step on the chip. The figure then shows the
             measured step below the estimated one, and its title compares the two times.
 
     Raises:
-        InvalidValueError: the step does not fit, so nothing was compiled; or `step_seconds` is not
-            positive.
+        InvalidValueError: the step needs too much memory, so nothing was compiled; or
+            `step_seconds` is not positive.
     """
     if step_seconds is not None and not step_seconds > 0:
         raise InvalidValueError(
@@ -164,7 +172,7 @@ def roofline_figure(found, *, step_seconds: float | None = None) -> Figure:
         if measured is not None:
             hollow = {"color": look.INK, "markerfacecolor": look.PAPER, "markersize": 8}
             axes.plot(measured.intensity, measured.rate / 1e12, "D", **hollow)
-        # Empty lines, for the legend: its markers have one size.
+        # Lines without points, so that all markers in the legend have the same size.
         for direction in dict.fromkeys(point.direction for point in drawn):
             axes.plot([], [], "o", color=_COLORS[direction], label=direction or "no module")
         axes.plot([], [], "D", color=look.INK, label="the whole step")

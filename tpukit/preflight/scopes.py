@@ -1,4 +1,4 @@
-"""Name the operations of a graph after the module and the line of Python that recorded them."""
+"""Find the module and the line of Python that recorded each operation of a graph."""
 
 import os
 import sys
@@ -12,22 +12,22 @@ _KIT = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 class Call(NamedTuple):
-    """A call of Python that recorded operations."""
+    """A call of a module or an optimizer that recorded operations."""
 
-    module: str  # name of the module, or class of the optimizer
-    line: str  # "file:line" outside of torch and tpukit
+    module: str  # the name of the module, or the class of the optimizer
+    line: str  # "file:line" of the call in the user's code
     direction: str  # "forward", "backward" or "optimizer"
 
 
 def name_operations() -> tuple[list[Call], Callable[[], None]]:
-    """From here on, name each recorded operation by the call that records it.
+    """From now on, give each recorded operation a scope that refers to the call that recorded it.
 
-    In the graph the scope of an operation is "call12", and entry 12 of the list is that call. The
-    backward pass of a module begins with the gradient of its output. Operations outside of a module
-    count for the module before them.
+    The scope of an operation in the graph is, for example, "call12": entry 12 of the returned list
+    is the call. The backward pass of a module begins with the gradient of its output. An operation
+    outside of modules gets the scope of the module before it.
 
     Returns:
-        The list of calls, which grows during the run, and a function that ends the naming. Call
+        The list of calls, which grows during the run; and a function that ends the naming. Call
         that function between two steps.
     """
     namer = _Namer()
@@ -37,8 +37,8 @@ def name_operations() -> tuple[list[Call], Callable[[], None]]:
 class _Namer:
     """Follow the calls of modules and optimizers through torch's hooks.
 
-    A scope holds from `_enter` to the next `_enter`. Forward passes nest, so a stack remembers the
-    module to which a child returns.
+    A scope lasts from `_enter` to the next `_enter`. Forward passes are nested, so a stack has the
+    module to which each child returns.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class _Namer:
         self._numbers: dict[Call, int] = {}
         self._stack: list[Call | None] = [None]
         self._names: dict[int, str] = {}  # of modules, by id
-        self._scope = None  # torch_xla's object, whose life is the scope
+        self._scope = None  # torch_xla's scope object; the scope ends when it is deleted
         self._inside = (str(Path(torch.__file__).parent), _KIT)
         self._engine = torch.autograd.Variable._execution_engine
         self._handles = (
@@ -69,7 +69,7 @@ class _Namer:
         self._enter(None)
 
     def _enter(self, call: Call | None) -> None:
-        self._scope = None  # leave the old scope before entering the new
+        self._scope = None  # end the old scope before the new one begins
         if call is None:
             return
         if call not in self._numbers:
@@ -91,7 +91,7 @@ class _Namer:
         for name, part in module.named_modules():
             kind = type(part).__name__
             if name[-1:].isdigit():
-                name = f"{name} {kind}"  # "3" in a Sequential says less than "layer1.0.conv1"
+                name = f"{name} {kind}"  # a number alone, as in a Sequential, does not say much
             self._names.setdefault(id(part), name or kind)
 
     def _after_forward(self, module, _inputs, outputs) -> None:
@@ -103,7 +103,7 @@ class _Namer:
             function.register_prehook(lambda _gradients: self._before_backward(call))
 
     def _before_backward(self, call: Call) -> None:
-        self._engine.queue_callback(self._return)  # at the end of the whole backward pass
+        self._engine.queue_callback(self._return)  # called at the end of the whole backward pass
         self._enter(call)
 
     def _before_optimizer(self, optimizer, _args, _kwargs) -> None:
@@ -112,7 +112,7 @@ class _Namer:
 
 
 def _line_outside(inside: tuple[str, ...]) -> str:
-    """Return the innermost line that is neither torch's nor tpukit's, as "file:line"."""
+    """Return "file:line" of the innermost frame that is neither in torch nor in tpukit."""
     frame = sys._getframe(1)
     while frame.f_back and frame.f_code.co_filename.startswith(inside):
         frame = frame.f_back

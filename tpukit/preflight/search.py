@@ -1,10 +1,10 @@
 """Run several preflights: find the largest batch that fits, and show variants in a table.
 
-The memory of a step grows nearly in proportion to the batch. A straight line through two compiled
-sizes therefore leads to a third that is close to the limit. For example, with 16 GiB:
+The memory of a step grows nearly linearly with the batch. A straight line through two compiled
+batch sizes therefore predicts a third one that is close to the limit. For example, with 16 GiB:
 
-    batch      128        680, in proportion    1,032, by the line through both
-    memory     2.9 GiB    10.6 GiB              15.5 GiB, which is enough
+    batch size    128        680, in proportion to 128    1,032, by the line through both
+    memory        2.9 GiB    10.6 GiB                     15.5 GiB, close enough to the limit
 """
 
 import math
@@ -16,10 +16,11 @@ from tpukit.essentials.display import InvalidValueError, Table, human_size
 from tpukit.preflight.step_report import Preflight, preflight
 from tpukit.profiling import Tpu, find_tpu
 
-_AIM = 0.97  # of the memory: the line is not exact
-_ENOUGH = 0.95  # of the memory: no larger batch is tried if one takes this much
-_CLOSE = 0.03  # of the batch: no batch is tried between two that are this close
-_LARGEST_STEP = 64  # times the first batch: a small one says little about the growth
+_AIM = 0.97  # share of the memory; the next batch should take this much, as the line is not exact
+_ENOUGH = 0.95  # share of the memory; if a batch takes this much, the search ends
+_CLOSE = 0.03  # share of the batch; no size is tried between two sizes that are closer than this
+# The second size is at most this many times the first: a small batch says little about the growth.
+_LARGEST_STEP = 64
 
 
 @dataclass(frozen=True, repr=False)
@@ -27,9 +28,9 @@ class LargestBatch(Table):
     """The largest batch that fits, and the sizes that were compiled to find it.
 
     Attributes:
-        batch_size: samples per core, or of the whole run with `shard`; 0 if even the smallest does
-            not fit.
-        tried: the preflights, by batch size.
+        batch_size: the number of samples per core, or of the whole run with `shard`; 0 if even the
+            smallest batch needs too much memory.
+        tried: the preflight of each batch size that was compiled.
     """
 
     batch_size: int
@@ -37,7 +38,7 @@ class LargestBatch(Table):
 
     @property
     def title(self) -> str:
-        """The outcome in a line."""
+        """The result in one line."""
         first = next(iter(self.tried.values()))
         core = f"a {first.chip.generation} core"
         if not self.batch_size:
@@ -80,15 +81,15 @@ def largest_batch(
         *args: further arguments of `train`, after the batch size.
         chip, shard, libtpu, progress: as in `preflight`. With `shard` the batch is for the whole
             run.
-        start: the batch to begin with.
-        multiple: batches are multiples of this; a TPU computes 8 rows at a time.
-        compiles: the most sizes to compile, at least 2.
+        start: the first batch size to compile, 1 or more.
+        multiple: batch sizes are multiples of this, 1 or more; a TPU computes 8 rows at a time.
+        compiles: the most batch sizes to compile, 2 or more.
 
     Returns:
         The largest batch that fits, with all preflights.
 
     Raises:
-        ValueError: a number is too small, or there is no such chip.
+        ValueError: a number is too small, or the chip does not exist.
         PreflightError, WorkerError: as in `preflight`.
     """
     if min(start, multiple) < 1 or compiles < 2:
@@ -101,6 +102,7 @@ def largest_batch(
     options = {"chip": tpu, "shard": shard, "libtpu": libtpu, "progress": progress}
     tried: dict[int, Preflight] = {}
     size = max(1, start // multiple) * multiple
+    # A compilation takes up to minutes, so each size is chosen by the results so far.
     while size is not None and size not in tried and len(tried) < compiles:
         tried[size] = preflight(train, size, *args, **options)
         size = _next_size(tried, tpu, multiple)
@@ -114,7 +116,13 @@ class _Point(NamedTuple):
 
 
 def _next_size(tried: dict[int, Preflight], chip: Tpu, multiple: int) -> int | None:
-    """Return the size to compile next, or None if the answer is accurate enough."""
+    """Return the batch size to compile next; None if the result is accurate enough.
+
+    Args:
+        tried: the preflight of each batch size so far.
+        chip: the TPU.
+        multiple: batch sizes are multiples of this.
+    """
     fits = max((size for size, found in tried.items() if found.fits), default=0)
     fails = min((size for size, found in tried.items() if not found.fits), default=math.inf)
     is_full = fits and tried[fits].hbm_bytes >= _ENOUGH * chip.hbm
@@ -123,14 +131,21 @@ def _next_size(tried: dict[int, Preflight], chip: Tpu, multiple: int) -> int | N
     size = int(_guess(tried, chip, fits, fails=fails)) // multiple * multiple
     if fits < size < fails:
         return size
-    # The line leads to no new size, so double it, or halve the interval.
+    # The line predicts no new size, so double the size, or halve the interval.
     other = 2 * fits if fails == math.inf else (fits + fails) / 2
     size = int(other) // multiple * multiple
     return size if fits < size < fails else None
 
 
 def _guess(tried: dict[int, Preflight], chip: Tpu, fits: int, *, fails: float) -> float:
-    """Return the batch that would take the memory of a core, by a line through known sizes."""
+    """Return the batch size that would fill the memory of a core, by a line through two sizes.
+
+    Args:
+        tried: the preflight of each batch size so far.
+        chip: the TPU.
+        fits: the largest size that fits; 0 for none.
+        fails: the smallest size that needs too much memory; infinity for none.
+    """
     known = []
     for size, found in sorted(tried.items()):
         if not found.too_large or found.too_large.needed:
@@ -140,9 +155,10 @@ def _guess(tried: dict[int, Preflight], chip: Tpu, fits: int, *, fails: float) -
         return fails / 2
     if len(known) == 1:
         (point,) = known
-        # This is too small if much of the memory does not grow with the batch.
+        # The result is too small if much of the memory does not depend on the batch.
         in_proportion = point.size * aim / max(1, point.memory)
         return min(in_proportion, _LARGEST_STEP * point.size)
+    # The two sizes next to the limit: the last two if all fit, else the first two.
     if known[-1].size <= fits or len(known) == 2:
         lower, upper = known[-2:]
     else:
@@ -155,7 +171,7 @@ def _guess(tried: dict[int, Preflight], chip: Tpu, fits: int, *, fails: float) -
 
 @dataclass(frozen=True, repr=False)
 class Variants(Table):
-    """Preflights in a table, with the compiler's estimates.
+    """A table of preflights, one per row, with the compiler's estimates.
 
     Only the column "this host" depends on the machine on which the preflights ran.
     """
@@ -209,15 +225,19 @@ def _host_column(found: Preflight) -> str:
         return "unknown"
     text = f"{seconds * 1e3:.1f} ms"
     if seconds > found.seconds:
-        text += ", longer"  # than the chip takes, so the chip would wait
+        text += ", longer"  # longer than the step, so the chip would wait
     return text
 
 
 def compare_preflights(variants: Sequence[Preflight] | dict[str, Preflight]) -> Variants:
-    """Show preflights in a table: float32 and bfloat16, batch sizes, v2-8 to v6e-8.
+    """Show preflights in a table, such as those of two dtypes, batch sizes or chips.
 
     Args:
-        variants: from `preflight`; a dict names them, a sequence numbers them.
+        variants: results of `preflight`: a dict with their names, or a sequence, which numbers them
+            from 1.
+
+    Returns:
+        The table, which a notebook displays.
 
     Raises:
         ValueError: `variants` is empty.

@@ -1,7 +1,7 @@
 """Measure how long the host takes to record a training step.
 
 This is the time of Python, PyTorch and torch_xla, without the time of the device. The device
-computes a step while the host records the next, so it waits if the host takes longer.
+computes a step while the host records the next one, so the device waits if the host takes longer.
 """
 
 import statistics
@@ -10,26 +10,26 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-_STEPS = 9  # whose median is taken
-_FEWEST_STEPS = 3  # if a step takes long
-_SECONDS = 5.0  # after which the fewest steps are enough
-_MOST_SECONDS = 15.0  # after which no step is waited for
+_STEPS = 9  # the number of steps for the median
+_FEWEST_STEPS = 3  # the number of steps that is enough after `_SECONDS`
+_SECONDS = 5.0
+_MOST_SECONDS = 15.0  # after this time, the clock waits for no further step
 
 
 @dataclass(frozen=True)
 class _Step:
-    seconds: float
+    seconds: float  # the processor time of the step
     optimizers: frozenset[int]  # the ids of the optimizers that stepped
 
 
 class StepClock:
-    """The processor time that a thread uses between two steps of its optimizers.
+    """Measure the processor time that a thread uses between two optimizer steps.
 
     Args:
-        before: called once, before the first step that counts.
+        before: a function that is called once, before the first step that counts.
 
     Attributes:
-        ended: set when there are enough steps, or no more will come.
+        ended: an event that is set when enough steps are measured, or when the function has ended.
     """
 
     def __init__(self, before: Callable[[], None]) -> None:
@@ -38,15 +38,15 @@ class StepClock:
         register_optimizer_step_post_hook(lambda optimizer, *_: self._stepped.add(id(optimizer)))
         self._before = before
         self._sees_graphs = False
-        self._began: float | None = None  # when steps began to count
-        self._last: float | None = None  # when the last of them ended, by the clock of the thread
-        self._stepped: set[int] = set()  # ids of the optimizers that stepped since then
+        self._began: float | None = None  # the time of `start`
+        self._last: float | None = None  # the thread's processor time at the end of the last step
+        self._stepped: set[int] = set()  # ids of the optimizers that stepped since the last graph
         self._steps: list[_Step] = []
         self.ended = threading.Event()
 
     @property
     def is_started(self) -> bool:
-        """Whether the measurement has started."""
+        """True if the measurement has started."""
         return self._began is not None
 
     def start(self) -> None:
@@ -54,17 +54,18 @@ class StepClock:
         self._began = time.monotonic()
 
     def wait(self) -> None:
-        """Wait until there are enough steps, for a limited time.
+        """Wait until enough steps are measured, at most 15 s.
 
-        If the function cuts its graphs without `core.step()`, no end of a step will be seen.
+        Without `core.step()` in the function, no end of a graph is seen, so there is no wait.
         """
         self.ended.wait(_MOST_SECONDS if self._sees_graphs else 0)
 
     @property
     def seconds(self) -> float | None:
-        """The median time of a step.
+        """The median processor time of a step in seconds.
 
-        None if too few were seen, or if steps of several optimizers alternate, as with a GAN.
+        None if too few steps were measured, or if the steps of several optimizers alternate, as in
+        a GAN.
         """
         if len(self._steps) < _FEWEST_STEPS:
             return None
@@ -73,7 +74,7 @@ class StepClock:
         return statistics.median(step.seconds for step in self._steps)
 
     def after_sync(self) -> None:
-        """Note the end of a graph, which ends a step if an optimizer has stepped since the last."""
+        """Handle the end of a graph: it ends a step if an optimizer has stepped in the graph."""
         self._sees_graphs = True
         now = time.thread_time()
         if not self._stepped:

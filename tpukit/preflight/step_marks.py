@@ -1,7 +1,8 @@
-"""Mark the ends of a training's steps in the simulator's log, while the training runs.
+"""Mark the ends of training steps in the simulator's log, while the training runs.
 
-A step ends at the end of the graph in which an optimizer has stepped. A loop without an optimizer
-that writes to its parameters itself counts as well: their version numbers have changed.
+A step ends at the end of the graph in which an optimizer has stepped. In a loop without an
+optimizer, it ends at the end of a graph in which the loop itself has written to parameters, which
+changes their version numbers.
 """
 
 import gc
@@ -12,21 +13,25 @@ from typing import NamedTuple
 
 from tpukit.preflight.cycles import PATIENCE, Mark, cycles, is_steady, read_log
 
-_MOST_STEPS = 40  # of a training in which no step comes back
-_MOST_SYNCS = 500  # of a function without an optimizer
-_BY_HAND = 0  # the number of the optimizer that a loop without one does not have
+_MOST_STEPS = 40  # the search ends after this many steps if no step repeats
+_MOST_SYNCS = 500  # the search ends after this many graphs without an optimizer step
+_BY_HAND = 0  # stands for the number of the optimizer in a loop without an optimizer
 
 
 class _Parameter(NamedTuple):
-    reference: weakref.ref
-    version: int  # torch increases it when the parameter is written in place
+    reference: weakref.ref  # weak, so that parameters can be freed
+    version: int  # `_version`, which torch increases at each write in place
 
 
 class StepMarks:
-    """A mark in the log after each graph in which an optimizer has stepped.
+    """The marks in the log, one after each graph in which an optimizer has stepped.
 
-    `after_step` is called after each mark. If torch_xla cuts the graphs without `core.step()`,
-    everything between two steps counts as a single graph.
+    `after_step` is called after each mark. If the loop cuts its graphs without `core.step()`,
+    everything between two optimizer steps counts as a single graph.
+
+    Args:
+        backend: the backend of the core.
+        log: the path of the simulator's log.
     """
 
     def __init__(self, backend, log: Path) -> None:
@@ -37,27 +42,27 @@ class StepMarks:
         self.after_step: Callable[[], None] = lambda: None
         self._backend = backend
         self._log = log
-        self._stepped: set[int] = set()  # numbers of the optimizers, since the last mark
+        self._stepped: set[int] = set()  # numbers of the optimizers that stepped since a mark
         self._optimizers: list = []  # kept alive, so that no other optimizer gets the same id
-        self._parameters: dict[int, _Parameter] = {}  # that a loop may write to itself
-        self._syncs = 0  # since the last mark
+        self._parameters: dict[int, _Parameter] = {}  # by id, for a loop without an optimizer
+        self._syncs = 0  # the number of graphs since the last mark
         register_optimizer_step_post_hook(lambda optimizer, *_: self._step(optimizer))
         self._forward_hook = register_module_forward_pre_hook(self._before_forward)
 
     def are_steady(self) -> bool:
-        """Return whether the last step was a repetition, and every optimizer has stepped."""
+        """Return whether the last step has repeated often, and every optimizer has stepped."""
         if not is_steady(cycles(read_log(self._log), self.all)):
             return False
         return len(self.all) > PATIENCE or not self._has_idle_optimizer()
 
     def are_enough(self) -> bool:
-        """Return whether it is useless to wait longer for a step that repeats."""
+        """Return whether to stop the search, because so many steps ran without a repetition."""
         if self._syncs >= _MOST_SYNCS:
             return True
         return len(cycles(read_log(self._log), self.all)) >= _MOST_STEPS
 
     def after_sync(self) -> None:
-        """Note the end of a graph."""
+        """Handle the end of a graph: add a mark if an optimizer has stepped in it."""
         stepped = self._stepped or self._written_by_hand()
         self._syncs += 1
         self._stepped = set()
@@ -78,18 +83,19 @@ class StepMarks:
     def _step(self, optimizer) -> None:
         number = self._number(optimizer)
         if number in self._stepped:
-            # No graph has ended since its last step: the loop calls torch_xla itself to cut them.
+            # The optimizer has stepped twice without the end of a graph in between, so the loop
+            # cuts its graphs by torch_xla itself. Then each optimizer step gets a mark.
             self._mark(self._stepped)
             self._stepped = set()
         self._stepped.add(number)
 
     def _number(self, optimizer) -> int:
-        """Return the number of an optimizer, from 1. Optimizers are compared by identity."""
+        """Return the number of an optimizer, from 1; a new optimizer gets the next number."""
         for number, known in enumerate(self._optimizers, start=1):
             if known is optimizer:
                 return number
         self._optimizers.append(optimizer)
-        self._forward_hook.remove()  # this loop does not write to its parameters itself
+        self._forward_hook.remove()  # a loop with an optimizer needs no watch on parameters
         return len(self._optimizers)
 
     def _before_forward(self, module, _inputs) -> None:
@@ -99,6 +105,7 @@ class StepMarks:
                 self._parameters.setdefault(id(parameter), found)
 
     def _written_by_hand(self) -> set[int]:
+        """Return {_BY_HAND} if a loop without an optimizer has written to a parameter; else {}."""
         if self._optimizers:
             return set()
         before = self._parameters
@@ -112,7 +119,7 @@ class StepMarks:
         return {_BY_HAND} if is_written else set()
 
     def _has_idle_optimizer(self) -> bool:
-        """Return whether an optimizer for this device exists that has not stepped."""
+        """Return whether an optimizer for this device exists but has not stepped yet."""
         from torch.optim import Optimizer
 
         known = set(map(id, self._optimizers))

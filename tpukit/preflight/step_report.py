@@ -3,8 +3,8 @@
     worker function --record()--> graphs --compile_graph()--> programs --Preflight--> a table
 
 `preflight` runs the worker function on a simulated TPU, which records the graphs of one training
-step. libtpu, the TPU's own compiler, compiles each graph and returns a program with its memory and
-an estimate of cycles for each operation. `Preflight` adds these numbers up and judges them:
+step. libtpu, the TPU's own compiler, compiles each graph to a program, and estimates its memory and
+the cycles of each operation. `Preflight` adds these numbers up and judges them:
 
     ok       memory  fits: arguments ... MiB, temporaries ... MiB, code ... MiB: ... GiB per core
     ok       step    ... cycles, ... ms at 1.5 GHz, ... samples/s on all cores
@@ -44,8 +44,8 @@ from tpukit.preflight.scopes import Call
 from tpukit.profiling import Tpu, find_tpu
 from tpukit.simulator import open_compile_cache
 
-_MOST_OPERATIONS = 10  # in a table
-# Operations of HLO that wait for other chips.
+_MOST_OPERATIONS = 10  # the most operations in a table
+# HLO operations that wait for other chips.
 _COLLECTIVES = (
     "all-reduce",
     "all-gather",
@@ -53,11 +53,13 @@ _COLLECTIVES = (
     "all-to-all",
     "collective-permute",
 )
-_BATCH_MULTIPLE = 8  # a suggested batch size is a multiple of this: a TPU computes 8 rows at a time
-_WASTED_SHARE = 0.2  # of the memory: less padding than this is not worth a warning
-_WASTED_BYTES = 2**20  # nor is it if no single array wastes this much
-_RECORDING_SECONDS = 900.0  # the limit for recording, if the user gives none
-# libtpu estimates operations only: see the finding "step".
+_BATCH_MULTIPLE = 8  # suggested batch sizes are multiples of this: a TPU computes 8 rows at a time
+# The report warns of padding if it is at least this share of the memory of results, and if at least
+# one array has this many bytes of padding.
+_WASTED_SHARE = 0.2
+_WASTED_BYTES = 2**20
+_RECORDING_SECONDS = 900.0  # the limit for the recording if `timeout` is None
+# libtpu estimates only the operations, not their launches.
 BASIS = "an estimate, not compared with a chip: the compiler's cycles, without launches and waits"
 
 
@@ -66,14 +68,14 @@ class Cost:
     """An operation of the compiled step, and its cost.
 
     Attributes:
-        operation: as the compiler wrote it.
-        cycles: the compiler's estimate.
+        operation: the operation in the compiled program.
+        cycles: the compiler's estimate for one run of the operation.
         share: the share of the cycles of the step, 0 to 1.
-        module: the module of the model that it came from, or the optimizer; "" if unknown.
-        line: "file:line" of Python; "" if unknown.
+        module: the module of the model, or the optimizer, that made the operation; "" if unknown.
+        line: "file:line" of the Python code that made the operation; "" if unknown.
         direction: "forward", "backward" or "optimizer"; "" if unknown.
-        flops: of its products: convolutions and dots.
-        hbm_bytes: of its operands and results in HBM.
+        flops: the FLOPs of the convolutions and dots in the operation.
+        hbm_bytes: the bytes of the operands and results that are in HBM.
     """
 
     operation: Operation
@@ -89,32 +91,33 @@ class Cost:
 class _Peak(NamedTuple):
     """The moment at which a core uses the most memory."""
 
-    program: Compiled  # the program that runs
-    others: int  # bytes of the tensors that it does not use, and of the code of other programs
+    program: Compiled  # the program that runs at this moment
+    others: int  # bytes of tensors that the program does not use, and of other programs' code
 
     @property
     def bytes(self) -> int:
+        """The bytes of HBM in use."""
         return self.program.hbm_bytes + self.others
 
 
 @dataclass(frozen=True, repr=False)
 class Preflight(Findings):
-    """The compiler's facts about a training step on a TPU: a table; `figure()` draws it.
+    """The compiler's facts about a training step on a TPU, as a table; `figure()` draws them.
 
-    Bytes are HBM per core. Times are estimates that were not compared with a chip.
+    Bytes are those of HBM per core. Times are estimates that were not compared with a chip.
 
     Attributes:
         chip: the TPU.
-        recording: the step.
-        compiled: libtpu's program of each graph; empty if one of them does not fit.
-        too_large: the compiler's refusal if the step does not fit, else None.
-        samples: samples per epoch, if known.
+        recording: the recorded step.
+        compiled: libtpu's program of each graph; empty if a graph needs too much memory.
+        too_large: the compiler's error if the step needs too much memory; else None.
+        samples: the number of samples per epoch; None if unknown.
         pipeline: measured samples per second of the input pipeline, for all cores; None if unknown.
-        dollars: per hour, of the whole TPU.
-        shapes: the programs for batches of each other shape in the recording.
+        dollars: the price of the whole TPU per hour.
+        shapes: for each batch shape other than the largest, the programs of its step.
         shard: as in `launch`.
-        cut: if the model does not fit one chip, the same step with `shard="fsdp"`; None if that
-            could not be compiled.
+        cut: the same step with `shard="fsdp"`, if the memory of one core is too small for the
+            model; None if it is not, or if that step could not be compiled.
     """
 
     chip: Tpu
@@ -130,7 +133,7 @@ class Preflight(Findings):
 
     @property
     def subject(self) -> str:
-        """The TPU, the batch and the compiler, for the title of the table."""
+        """The title of the table, with the TPU, the batch and the compiler."""
         parts = [f"preflight for {self.chip.name}"]
         if self.shard:
             parts.append("one model over its chips")
@@ -142,7 +145,7 @@ class Preflight(Findings):
 
     @property
     def fits(self) -> bool:
-        """Whether a core has the memory for the step."""
+        """True if a core has enough memory for the step."""
         return self.too_large is None and self.hbm_bytes <= self.chip.hbm
 
     @property
@@ -152,14 +155,14 @@ class Preflight(Findings):
 
     @property
     def hbm_bytes(self) -> int:
-        """The most memory that is in use at any time, in bytes.
+        """The largest number of bytes of HBM in use at any time.
 
-        It is the sum of a graph's arguments and temporaries, all other tensors that are alive, and
-        the code of all graphs. If a single graph does not fit, it is the number in the compiler's
-        message.
+        It is the sum of a graph's arguments and temporaries, of all other tensors on the device,
+        and of the code of all graphs. If the compiler could not compile a graph for lack of memory,
+        it is the number in the compiler's message.
         """
         if self.too_large is not None:
-            # The compiler does not always name a number, but it is more than the core has.
+            # The compiler's message has not always a number. Then it is more than the core has.
             return self.too_large.needed or self.chip.hbm + 1
         return self._peak.bytes
 
@@ -171,7 +174,7 @@ class Preflight(Findings):
             graphs += shape.graphs
         for compiled in self.shapes:
             programs += compiled
-        # A graph that runs several times per step has one program.
+        # By `id`, because a graph that runs several times per step has a single program.
         code = sum({id(program): program.code_bytes for program in programs}.values())
         peaks = [
             _Peak(program, others=graph.beside + code - program.code_bytes)
@@ -181,12 +184,12 @@ class Preflight(Findings):
 
     @property
     def cycles(self) -> int:
-        """The compiler's estimate for the step, without collectives."""
+        """The compiler's estimate of the step's cycles, without collectives."""
         return sum(program.cycles for program in self.compiled)
 
     @property
     def seconds(self) -> float:
-        """The compiler's estimate at the clock of the chip; NaN if the step does not fit."""
+        """The estimated seconds of a step at the chip's clock; NaN if it needs too much memory."""
         if not self.compiled:
             return math.nan
         return self.cycles / self.chip.clock
@@ -200,10 +203,10 @@ class Preflight(Findings):
 
     @property
     def host_seconds(self) -> float:
-        """Seconds per step of one of this machine's processors; NaN if unknown.
+        """Seconds that a processor of this machine takes to record a step; NaN if unknown.
 
-        The cores of a v2 or v3 chip are threads of the same process, which needs this time for each
-        core, one after the other.
+        The two cores of a v2 or v3 chip are threads of one process, which records their steps one
+        after the other, so this is the time for both.
         """
         seconds = self.recording.host_seconds
         if seconds is None:
@@ -212,7 +215,7 @@ class Preflight(Findings):
 
     @property
     def host_samples_per_second(self) -> float:
-        """Samples per second of all cores, if the host were the limit; NaN if unknown."""
+        """Samples per second of all cores if only the host limits them; NaN if unknown."""
         if not self.batch_size:
             return math.nan
         return self.batch_size * self.chip.cores / self.host_seconds
@@ -284,7 +287,7 @@ class Preflight(Findings):
 
     @property
     def collective_bytes(self) -> int:
-        """Bytes per core and step through collectives. The estimates do not contain their time."""
+        """Bytes per core and step through collectives, whose time is not in the estimates."""
         total = 0
         for compiled in self.compiled:
             for operation in _collectives(compiled.program):
@@ -293,14 +296,15 @@ class Preflight(Findings):
 
     @cached_property
     def hbm_traffic(self) -> int:
-        """Bytes that the operations of a step read and write in HBM, without fast memory."""
+        """Bytes that the operations of a step read and write in HBM, not in on-chip memory."""
         return sum(cost.hbm_bytes for cost in self._costs)
 
     @property
     def link_seconds(self) -> float:
-        """Seconds per step of the collectives on the links, if nothing overlaps; 0 on one core.
+        """Seconds per step of the collectives on the links between chips; 0 on one chip.
 
-        It is the time of an all-reduce of these bytes in a ring; see `tpukit.preflight.scaling`.
+        It is the time of an all-reduce of `collective_bytes` in a ring, as if nothing ran at the
+        same time; see `tpukit.preflight.scaling`.
         """
         return all_reduce_seconds(self.collective_bytes, self.chip.generation, self.chip.chips)
 
@@ -348,7 +352,8 @@ class Preflight(Findings):
                 of `tpukit.profiling.report`. The figure shows it below the compiler's estimate.
 
         Raises:
-            InvalidValueError: the step does not fit, or `step_seconds` is not positive.
+            InvalidValueError: the step needs too much memory, so there is no program; or
+                `step_seconds` is not positive.
         """
         return roofline_figure(self, step_seconds=step_seconds)
 
@@ -384,7 +389,7 @@ class Preflight(Findings):
         return Finding("memory", "failure", f"does not fit: {fact}", fix=self._memory_fix())
 
     def _compiler_refusal(self) -> str:
-        """Return the compiler's numbers, and the first line of its message."""
+        """Return the needed and the available memory, and the compiler's first line."""
         needed = self.too_large.needed
         limit = self.too_large.limit
         fact = "does not fit: "
@@ -413,9 +418,9 @@ class Preflight(Findings):
         return self.cut is not None and self.cut.fits
 
     def _smaller_batch(self) -> str:
-        """Return an upper bound of the batch size, by proportion.
+        """Return a fix with an upper bound of the batch size, as if all memory grew with the batch.
 
-        The weights do not shrink with the batch, so a batch that fits is smaller.
+        The memory of the weights does not depend on the batch, so the largest batch is smaller.
         """
         limit = self.chip.hbm
         if self.too_large and self.too_large.limit:
@@ -443,7 +448,7 @@ class Preflight(Findings):
         return fact
 
     def _batch(self) -> str:
-        """Return the axis that counts the samples, and the tensors that it is taken from."""
+        """Return a text on the tensor whose dimension 0 is the number of samples."""
         source = "of core.batches"
         if not self.recording.is_from_loop:
             source = "the largest tensors from the host, because no core.batches made them"
@@ -454,7 +459,10 @@ class Preflight(Findings):
         return f"samples: {times}dimension 0 of {size} {dtype}, {source}"
 
     def _shapes(self) -> list[Finding]:
-        """Return a row per batch shape, as with buckets; all other rows are about the largest."""
+        """Return a row per batch shape, if there are several, the largest shape first.
+
+        All other rows of the table are about the largest shape.
+        """
         if not self.shapes:
             return []
         steps = [(self.recording.batches, self.compiled)]
@@ -486,7 +494,7 @@ class Preflight(Findings):
         if math.isnan(self.host_seconds):
             return []
         fact = f"a processor of this machine records a step in {self.host_seconds * 1e3:.1f} ms, "
-        # torch_xla records the next step while the device computes.
+        # torch_xla records the next step while the device computes, so only the slower one counts.
         if self.host_seconds <= self.seconds:
             return [Finding("host", "ok", f"{fact}while the core computes the one before")]
         waiting = 1 - self.seconds / self.host_seconds
@@ -536,7 +544,7 @@ class Preflight(Findings):
         price = f"${self.dollars:.2f} per hour ({PRICES_OF})"
         if math.isnan(self.samples_per_second):
             return price
-        # A chip costs as much per hour if it waits for the host or the input.
+        # The price per hour is the same while a chip waits for the host or the input.
         rate = _least(self.rate, self.pipeline or math.nan)
         per_million = _dollars_per_million(rate, self.dollars)
         text = f"{price}: ${_digits(per_million)} for a million samples"
@@ -566,36 +574,41 @@ def preflight(
     """Compile a worker function's training step for a TPU, on a machine without one.
 
     The function runs as core 0 of that TPU until its step repeats, without large computations; see
-    `tpukit.preflight.recording.record`. libtpu, the TPU's own compiler, then compiles the step in
-    its own process. That takes seconds to minutes, but only once per graph, because results are
+    `tpukit.preflight.recording.record`. Then libtpu, the TPU's own compiler, compiles the step in a
+    separate process. That takes seconds to minutes, but only once per graph, because results are
     cached in the user's cache folder.
 
-    No file changes: `core.save` and `fit` write nothing. If the function itself writes outside of a
-    temporary folder, as with `torch.save`, `preflight` raises an error that names the line.
+    No file changes: `core.save` and `fit` write nothing. If the function itself writes to a file
+    outside of a temporary folder, as by `torch.save`, `preflight` raises an error with the line.
 
     Args:
         train: the worker function, as for `launch`: `train(core, *args)`.
         *args: further arguments of `train`.
-        chip: such as "v5e-8" (Kaggle), "v5e-1" (Colab), "v6e-1", "v3-8".
-        shard: as in `launch`: "fsdp" uses all chips as a single core. Large arrays then have a
-            shape, but no memory.
-        libtpu: the compiler's version: "0.0.17" for Kaggle, "0.0.21.1" for Colab; by default the
-            version that belongs to this machine's torch. `tpukit.preflight.fetch_libtpu` downloads
-            it.
-        samples: samples per epoch, for the cost of an epoch.
-        pipeline: measured samples per second of your input pipeline, for all cores.
-        prices: dollars per hour by chip, such as {"v5e-8": 9.6}, in place of the list prices; names
-            as for `chip`.
-        keep: a folder for the compiled step, in the form of `launch(..., compile_cache=folder)`, to
-            copy to a machine with such a TPU. Not tested on hardware: see
+        chip: the name of the TPU, such as "v5e-8" (Kaggle), "v5e-1" (Colab), "v6e-1", "v3-8".
+        shard: as in `launch`: "fsdp" to use all chips as a single core; None for data parallelism.
+            With "fsdp", large arrays of the function have a shape, but no memory.
+        libtpu: the version of the compiler: "0.0.17" for Kaggle, "0.0.21.1" for Colab; None for
+            the version that belongs to this machine's torch. `tpukit.preflight.fetch_libtpu`
+            downloads it.
+        samples: the number of samples per epoch, for the cost of an epoch; None to omit that.
+        pipeline: measured samples per second of your input pipeline, for all cores; None if
+            unknown.
+        prices: dollars per hour by the name of the chip, such as {"v5e-8": 9.6}, to replace list
+            prices; None for the list prices.
+        keep: a folder for the compiled step, to copy to a machine with such a TPU and to use there
+            as `launch(..., compile_cache=folder)`; None for no folder. Not tested on hardware: see
             docs/compilation_cache.md.
         progress: as in `launch`.
-        timeout: seconds for the recording, and again for the compiler. None: 900 s, and no limit.
+        timeout: the limit in seconds for the recording, and again for the compiler. None for 900 s
+            for the recording, and no limit for the compiler.
+
+    Returns:
+        The `Preflight`, a table that a notebook displays.
 
     Raises:
-        ValueError: there is no such chip, also in `prices`, or others can write to `keep`.
-        PreflightError: the step cannot be recorded here. Subclasses are LibtpuNotFoundError and
-            CompileError.
+        ValueError: a chip does not exist, also in `prices`; or other users can write to `keep`.
+        PreflightError: the step cannot be recorded or compiled here. Subclasses are
+            LibtpuNotFoundError and CompileError.
         WorkerError: the worker function raised an error, or would have changed a file.
     """
     tpu = find_tpu(chip)
@@ -603,8 +616,8 @@ def preflight(
         fix = 'preflight(..., shard="fsdp")'
         raise InvalidValueError(f'shard must be "fsdp" or None, got {shard!r}', fix=fix)
     if tpu.cores == 1:
-        shard = None  # as in launch: there is nothing to shard over
-    # Checked first, because the rest takes minutes.
+        shard = None  # as in `launch`, because a single core cannot be sharded
+    # Check these arguments first, because the rest takes minutes.
     own_prices = {find_tpu(name).name: price for name, price in (prices or {}).items()}
     kept = open_compile_cache([Path(keep).absolute()], print) if keep is not None else None
     seconds = timeout or _RECORDING_SECONDS
@@ -614,10 +627,11 @@ def preflight(
     try:
         steps = _compile_steps(recording, tpu, kept=kept, **shared)
     except OutOfMemoryError as error:
-        steps = [()]  # a step without programs
+        steps = [()]  # one step, without programs
         too_large = error
     if too_large and not shard and _could_fit_sharded(recording, tpu):
-        with contextlib.suppress(WorkerError, PreflightError):  # the chips may not divide the batch
+        # An error is no failure here: for example, the batch may not be divisible by the chips.
+        with contextlib.suppress(WorkerError, PreflightError):
             cut = preflight(train, *args, chip=tpu, shard="fsdp", **shared)
     return Preflight(
         tpu,
@@ -634,9 +648,10 @@ def preflight(
 
 
 def _compile_steps(recording: Recording, chip: Tpu, **given) -> list[tuple[Compiled, ...]]:
-    """Compile the step, then the steps of the other batch shapes.
+    """Compile the step, then the steps of the other batch shapes; return each step's programs.
 
-    Each graph is compiled once: with accumulated gradients a step runs the same graph many times.
+    Each graph is compiled only once. For example, with accumulated gradients a step runs the same
+    graph many times.
     """
     steps = [recording.graphs, *(shape.graphs for shape in recording.shapes)]
     options = {"flags": recording.flags, **given}
@@ -656,12 +671,16 @@ def _compile_steps(recording: Recording, chip: Tpu, **given) -> list[tuple[Compi
 
 
 def _could_fit_sharded(recording: Recording, chip: Tpu) -> bool:
-    """Return whether the weights and the optimizer's state are a large part of the memory."""
-    # If they are small, the batch is too large, and sharding the weights would not help.
+    """Return whether a graph's arguments take more than half of a core's memory.
+
+    These are mostly the weights and the optimizer's state. If they take less, the batch is too
+    large, and it would not help to shard the weights.
+    """
     return chip.cores > 1 and max(map(_parameter_bytes, recording.graphs)) > chip.hbm / 2
 
 
 def _parameter_bytes(graph: Graph) -> int:
+    """Return the bytes of the arguments of a graph."""
     total = 0
     for operation in read_program(graph.module).operations:
         if operation.opcode == "parameter":
@@ -670,9 +689,9 @@ def _parameter_bytes(graph: Graph) -> int:
 
 
 def _call_of(operation: Operation, program: Program, places: tuple[Call, ...]) -> Call:
-    """Return the call that an operation came from.
+    """Return the Python call that made an operation.
 
-    A fusion without a scope gets the scope of most of its parts.
+    A fusion without a scope gets the scope that most of its parts have.
     """
     scope = operation.scope
     if not scope:
@@ -690,7 +709,7 @@ def _call_of(operation: Operation, program: Program, places: tuple[Call, ...]) -
 def _collectives(program: Program) -> Iterator[Operation]:
     """Yield each collective once.
 
-    An asynchronous collective occurs in every fusion that starts, continues or ends it; only the
+    An asynchronous collective occurs in every fusion that starts, continues or ends it. Only the
     fusion that starts it counts.
     """
     for operation in program.operations:
@@ -704,9 +723,10 @@ def _collectives(program: Program) -> Iterator[Operation]:
 
 
 def _continues_collective(operation: Operation) -> bool:
+    """Return whether a fusion continues or ends a collective that another fusion has started."""
     if operation.name.startswith("async-collective-done"):
         return True
-    # The compiler hands a flag of this type from the start to the end of a collective.
+    # The compiler passes a flag, a scalar u32, from the start of a collective to its end.
     has_flag = any(str(array) == "u32[]" for array in operation.arrays)
     return has_flag and not operation.name.startswith("async-collective-start")
 
@@ -716,7 +736,7 @@ def _bytes_sent(batches: Iterable[Transfer]) -> int:
 
 
 def _written(batches: tuple[Transfer, ...]) -> str:
-    """Write each kind of batch once: "(4, 64) int32, (4, 1) float32"."""
+    """Return the tensors of each different batch: "(4, 64) int32, (4, 1) float32"."""
     tensors: list[str] = []
     for group in dict.fromkeys(batches):
         tensors += [f"{shape} {dtype}" for shape, dtype in group]

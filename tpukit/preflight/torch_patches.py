@@ -1,6 +1,6 @@
 """Patches of torch in the process that records a step; each is listed in docs/in_sync.md.
 
-That process records one step and ends. Nothing that it computes is a result.
+That process records one step and ends. No value that it computes is a result.
 
 check_torch_save
     changes     `torch.serialization._open_zipfile_writer`
@@ -11,20 +11,24 @@ check_torch_save
 
 leave_large_tensors_empty
     changes     `torch.Tensor.normal_` and `torch.Tensor.uniform_`
-    because     the weights of a large model would take minutes to draw and memory to hold
+    because     the random weights of a large model would take minutes and much memory
     upstream    none; `torch.device("meta")` needs changes in the user's code
     until       a step can be recorded without weights
 """
 
 from collections.abc import Callable
 
-_LARGE = 2**24  # elements: 64 MiB of float32, from which a tensor is not filled with random numbers
+_LARGE = 2**24  # elements; larger tensors, 64 MiB of float32, are not filled with random numbers
 
 
 def check_torch_save(check: Callable[[object], None]) -> None:
     """Call a function on the file of each `torch.save`, before it is opened.
 
-    `torch.save` may have been imported under any name, so the function that it calls is patched.
+    Other modules may have imported `torch.save` under any name, so the function that `torch.save`
+    calls is patched.
+
+    Args:
+        check: a function of the path or file object; it raises an error to refuse the file.
     """
     import torch.serialization
 
@@ -38,10 +42,10 @@ def check_torch_save(check: Callable[[object], None]) -> None:
 
 
 def leave_large_tensors_empty() -> None:
-    """Do not fill large tensors with random numbers in this process.
+    """From now on, do not fill large tensors with random numbers in this process.
 
-    Untouched memory takes no space. No value matters, because nothing that comes back from the
-    device is a result.
+    The system gives memory to a process only when it is written, so such tensors take no space.
+    Their values do not matter, because no value from the simulated device is a result.
     """
     import torch
 

@@ -1,13 +1,13 @@
 """Draw a machine with TPU chips, its processes, and the path of a training step to a chip.
 
-The picture has four parts, from top to bottom. Each has a function here.
+The figure has four parts, from top to bottom, each with a function in this module:
 
 - host: the notebook's kernel, and the worker processes that it forks.
-- chips: a chip below each process, and the links between them.
-- step: lines of Python, a graph, a program of the chip.
-- shapes: the time of a chip with equal shapes, and with another last batch.
+- chips: a chip below each process, and the links between chips.
+- step: lines of Python become a graph, and the graph a program of the chip.
+- shapes: the time of a chip if all batches are equal, and if the last batch is smaller.
 
-The unit of all coordinates is an inch, from the lower left corner.
+All coordinates are in inches from the lower left corner.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _SMALL = 8.5
 _BODY = 9.5
 _TITLE = 14.0
 
-# The processes and their chips stand in columns between these two.
+# The processes and their chips are in columns, which begin here and have this width together.
 _FIRST_COLUMN = 3.05
 _COLUMNS_WIDTH = 6.55
-_FEWEST_COLUMNS = 4  # so that a single chip is not drawn eight times as wide
+_FEWEST_COLUMNS = 4  # a chip has at most a quarter of the width, so that one chip is not too wide
 
 Point = tuple[float, float]
 
@@ -56,11 +56,14 @@ Point = tuple[float, float]
 def draw_tpu(name: str = "v5e-8") -> Figure:
     """Draw a machine with TPU chips: its processes, its chips, and the path of a training step.
 
-    It need not be this machine: only the name is used.
+    The machine need not be this one: only the name is used.
 
     Args:
-        name: Google's name of the machine. "v5e-8" is Kaggle's, "v5e-1" and "v6e-1" are Colab's;
-            "v3-8" has two cores per chip.
+        name: Google's name of the machine: "v5e-8" for Kaggle, "v5e-1" and "v6e-1" for Colab; the
+            chips of "v3-8" have two cores each.
+
+    Returns:
+        The matplotlib figure.
 
     Raises:
         ValueError: no machine with one host has this name.
@@ -98,7 +101,7 @@ def _columns(chips: int) -> _Columns:
 
 
 class _Canvas:
-    """A figure that pyplot does not know, with axes over all of it whose unit is an inch."""
+    """A figure outside of pyplot, with axes over its whole area whose unit is an inch."""
 
     def __init__(self) -> None:
         self.figure = figure_style.new_figure(_WIDTH, _HEIGHT)
@@ -107,7 +110,7 @@ class _Canvas:
         self.axes.spines[:].set_visible(False)
 
     def text(self, at: Point, words: str, *, size: float = _SMALL, **options: object) -> None:
-        """Write at a point, which is the left end of the text or, with `ha`, its middle or end."""
+        """Write a text whose left end, or with `ha` whose middle or right end, is at a point."""
         look = {
             "va": "center",
             "color": _BLACK,
@@ -148,7 +151,7 @@ class _Canvas:
 
 
 def _draw_host(canvas: _Canvas, kind: Generation, columns: _Columns) -> None:
-    """Draw the host: the notebook's kernel, and the processes forked from it."""
+    """Draw the host with the notebook's kernel and the processes that are forked from it."""
     canvas.box((_LEFT, 5.45), (9.5, 1.7), fill=_FILL, edge=_RULE)
     heading = "host: processors, memory and disk; all Python runs here"
     canvas.text((0.4, 6.98), heading, color=_GRAY)
@@ -275,7 +278,7 @@ def _draw_step(canvas: _Canvas) -> None:
 
 
 def _draw_graph(canvas: _Canvas, y: float) -> None:
-    """Draw six operations: two inputs, one that joins them, two more, and the result."""
+    """Draw a graph of six operations at the height `y`: two inputs, three steps, one result."""
     nodes = [
         (3.95, y + 0.22),
         (3.95, y - 0.22),
@@ -291,7 +294,7 @@ def _draw_graph(canvas: _Canvas, y: float) -> None:
 
 
 def _draw_shapes(canvas: _Canvas) -> None:
-    """Draw the time of a chip if all batches are equal, and if an epoch's last is smaller."""
+    """Draw the time of a chip if all batches are equal, and if an epoch's last one is smaller."""
     equal = ["compile", *[128] * 13]
     smaller_last = ["compile", *[128] * 4, "compile again", 37, *[128] * 3]
     _draw_time(canvas, "each batch has\n128 images", equal, y=1.42)
@@ -313,7 +316,7 @@ def _draw_time(canvas: _Canvas, words: str, blocks: list[str | int], *, y: float
             label = f"{block}: the chip waits"
             color = _GRAY
         else:
-            width = 0.12 + 0.28 * block / 128
+            width = 0.12 + 0.28 * block / 128  # a step takes longer with more images
             canvas.box((left, y - 0.17), (width, 0.34), fill=_ORANGE, edge=_ORANGE, rounding=0.02)
             label = str(block)
             color = "white"

@@ -1,10 +1,10 @@
-"""Keep the user's files unchanged while preflight runs a worker function.
+"""Prevent changes of the user's files while preflight runs a worker function.
 
-Three layers refuse a change, because each of them sees only a part:
+There are three layers, because each detects only some changes:
 
-    Python's audit hook    Python's own functions: open, os.remove, sqlite3.connect, ...
-    a patch of torch.save  the file that C++ opens for it
-    Landlock, in Linux     libraries in C and other programs
+    Python's audit hook    changes by Python's own functions: open, os.remove, sqlite3.connect, ...
+    a patch of torch.save  the file that torch.save opens in C++
+    Landlock, in Linux     changes by libraries in C and by other programs
 """
 
 import contextlib
@@ -22,9 +22,9 @@ from tpukit.preflight.torch_patches import check_torch_save
 
 # Flags of `open` with which a file may be changed or created.
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-# Python's audit events of functions that change files. Each path has the place of its argument and
-# the place of the folder's descriptor, to which a relative path belongs (`dir_fd`); None if the
-# function takes none. The event of opening a file also has flags, see `_audit`.
+# Python's audit events of functions that change files. For each path, the index of the path in the
+# event's arguments, and the index of its `dir_fd`, the open folder to which a relative path
+# belongs; None if there is no `dir_fd`. The event "open" also has flags, see `_audit`.
 _CHANGES = {
     "os.remove": ((0, 1),),
     "os.rmdir": ((0, 1),),
@@ -37,8 +37,9 @@ _CHANGES = {
     "os.utime": ((0, 3),),
     "sqlite3.connect": ((0, None),),
 }
-_NO_FOLDER = -1  # the audit events' dir_fd if the caller gave none
-# Folders for downloads, by the documentation of huggingface_hub, timm, torch.hub and kagglehub.
+_NO_FOLDER = -1  # the value of dir_fd in audit events if the caller passed none
+# Variables of folders for downloads, by the documentation of huggingface_hub, timm, torch.hub and
+# kagglehub.
 _CACHE_VARIABLES = (
     "HF_HOME",
     "HF_HUB_CACHE",
@@ -48,42 +49,42 @@ _CACHE_VARIABLES = (
     "TORCH_HOME",
     "XDG_CACHE_HOME",
 )
-_DEVICES = ("/dev", "/proc")  # with /dev/shm, through which processes communicate
+_DEVICES = ("/dev", "/proc")  # includes /dev/shm, through which processes communicate
 
 # Numbers of system calls, and of an option of prctl.
 _LANDLOCK_CREATE = 444
 _LANDLOCK_ADD = 445
 _LANDLOCK_RESTRICT = 446
 _NO_NEW_PRIVILEGES = 38
-# linux/landlock.h: the rights to change anything in a folder, by the version that introduced them.
+# The rights to change files and folders, by the Landlock version that introduced them; from
+# linux/landlock.h.
 _RIGHTS = {1: 0x1FF2, 2: 0x2000, 3: 0x4000}
 _VERSION_QUERY = 1  # a flag of _LANDLOCK_CREATE
 _RULE_OF_A_FOLDER = 1  # a kind of rule for _LANDLOCK_ADD
 
 
 class FileChangeError(TpukitError, PermissionError):
-    """The worker function would change a file, although values in a preflight are not results."""
+    """The worker function has tried to change a file during a preflight."""
 
 
 def guard_files(folder: Path) -> None:
-    """From now on, refuse all changes of files outside of `folder` in this process.
+    """From now on, prevent all changes of files outside of `folder` in this process.
 
-    Temporary files go to `folder`. The user's cache folders may be written as well, for downloaded
-    weights: `~/.cache`, and those that `HF_HOME`, `TORCH_HOME` and similar variables name. The
-    guard cannot be removed.
+    Temporary files are written to `folder`. Changes in the user's cache folders are also allowed,
+    for downloaded weights: `~/.cache`, and the folders in `HF_HOME`, `TORCH_HOME` and similar
+    variables. The guard cannot be removed.
 
-    Python's own functions and `torch.save` raise `FileChangeError` with the line that tried.
-    Libraries in C and other programs get a PermissionError from the kernel, if it has Landlock
-    (Linux 5.13).
+    Python's own functions and `torch.save` raise `FileChangeError` with the user's line. Libraries
+    in C and other programs get a PermissionError from Linux, if it has Landlock (Linux 5.13).
     """
     tempfile.tempdir = str(folder)
     os.environ["TMPDIR"] = str(folder)
-    sys.dont_write_bytecode = True
+    sys.dont_write_bytecode = True  # else an import of the function would write .pyc files
     allowed = tuple(os.path.realpath(place) for place in (folder, *_caches(), *_DEVICES))
 
     def check(path: object, dir_fd: int = _NO_FOLDER) -> None:
         if not isinstance(path, (str, bytes, os.PathLike)):
-            return  # the number of an open file
+            return  # the descriptor of an open file, which was checked when it was opened
         path = os.fsdecode(path)
         if dir_fd != _NO_FOLDER:
             path = os.path.join(_folder_of(dir_fd), path)
@@ -102,7 +103,7 @@ def _caches() -> list[Path]:
         if os.environ.get(variable):
             caches.append(Path(os.environ[variable]).expanduser())
     for cache in caches:
-        # The kernel's rule (Landlock) is for a folder that exists.
+        # Make the folder, because Landlock supports rules only for folders that exist.
         with contextlib.suppress(OSError):
             cache.mkdir(parents=True, exist_ok=True)
     return caches
@@ -118,14 +119,14 @@ def _folder_of(descriptor: int) -> str:
 
 
 def _audit(check: Callable[..., None], event: str, arguments: tuple) -> None:
-    """Check the paths of an audit event that changes files."""
+    """Call `check` for each path that an audit event is about to change."""
     if event == "open":
         flags = arguments[2]
         if isinstance(flags, int) and flags & _WRITES:
             check(arguments[0])
     elif event == "os.mkdir":
         path, _, dir_fd = arguments
-        # mkdir(exist_ok=True) of an existing folder changes nothing.
+        # If the folder exists, as with mkdir(exist_ok=True), nothing changes.
         if dir_fd != _NO_FOLDER or not os.path.isdir(path):
             check(path, dir_fd)
     elif event in _CHANGES:
@@ -161,9 +162,9 @@ def _refusal(path: str) -> FileChangeError:
 
 
 def _restrict_by_the_kernel(allowed: Iterable[str]) -> None:
-    """Let Linux refuse changes elsewhere by this thread, its threads and its programs.
+    """Let Linux prevent changes outside of the folders `allowed`, if it has Landlock.
 
-    Nothing happens if Linux does not have Landlock.
+    The restriction is for this thread, and for the threads and programs that it starts from now on.
     """
     call = ctypes.CDLL(None).syscall
     version = call(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), _VERSION_QUERY)
@@ -172,13 +173,13 @@ def _restrict_by_the_kernel(allowed: Iterable[str]) -> None:
     rights = sum(added for since, added in _RIGHTS.items() if since <= version)
     ruleset = call(_LANDLOCK_CREATE, ctypes.byref(ctypes.c_uint64(rights)), ctypes.c_size_t(8), 0)
     for folder in allowed:
-        with contextlib.suppress(OSError):  # there is no such folder
+        with contextlib.suppress(OSError):  # the folder does not exist
             place = os.open(folder, os.O_PATH)
             # struct landlock_path_beneath_attr: the rights, then the folder.
             rule = rights.to_bytes(8, sys.byteorder) + place.to_bytes(4, sys.byteorder)
             call(_LANDLOCK_ADD, ruleset, _RULE_OF_A_FOLDER, rule, 0)
             os.close(place)
-    # Linux requires it: otherwise a program with more rights could be confused by the restriction.
+    # Linux requires this option, because a setuid program could misbehave under the restriction.
     ctypes.CDLL(None).prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     call(_LANDLOCK_RESTRICT, ruleset, 0)
     os.close(ruleset)

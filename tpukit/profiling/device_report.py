@@ -1,8 +1,8 @@
 """Report the reasons why a device is slow, each with its fix.
 
-The numbers come from counters of torch_xla and of the backend: compilations, copies to
-and from the host, operations without a lowering, waits, memory. Each function here judges one of
-them against a limit, and returns a `Finding`.
+The numbers come from counters of torch_xla and of the backend: compilations, copies to and from the
+host, operations without a lowering, waits and memory. Each function here compares a number with a
+limit, and returns a `Finding`.
 """
 
 import statistics
@@ -13,18 +13,20 @@ from tpukit.essentials.display import Finding, Findings, InvalidValueError, coun
 from tpukit.essentials.environment import peak_memory
 from tpukit.essentials.launcher import Batches, Core
 
-# A training needs 2 graphs for its step, an evaluation 1. Copies, averages and gathers have small
-# graphs of their own.
+# Limits of the findings: a larger number is a warning.
+# A training needs 2 graphs for its step, and an evaluation 1. Copies, averages and gathers need
+# further small graphs.
 _MANY_GRAPHS = 12
 _MANY_COPIES = 0.5  # copies to the host per step; each waits until the device has finished its work
-_LONG_WAIT = 0.1  # of the time of a loop: waiting for data
-_FULL = 0.9  # of the memory of the device
-_LONG_COMPILE = 0.5  # of the time of a process: compiling
-# Of the time in steps: the host waits for the device. Near 0, the device has finished before the
-# next step is recorded, and is idle. With large enough steps the host is ahead, and waits in each.
+_LONG_WAIT = 0.1  # share of a loop's time in which it waits for data
+_FULL = 0.9  # share of the device's memory that is used
+_LONG_COMPILE = 0.5  # share of a process's time in which it compiles
+# Share of the time in steps in which the host waits for the device; a smaller share is a warning.
+# Near 0, the device has finished before the next step is recorded, and is idle. If steps are large
+# enough, the host is ahead, and waits in each step.
 _SHORT_DEVICE_WAIT = 0.25
-_FEW_STEPS = 20  # are not enough to judge the batch size
-# The shape of their result depends on values.
+_FEW_STEPS = 20  # with fewer steps, the batch size is not judged
+# Operations whose result has a shape that depends on values.
 _BY_VALUE = {
     "nonzero",
     "masked_select",
@@ -38,7 +40,7 @@ _BY_VALUE = {
 
 @dataclass(frozen=True, repr=False)
 class Report(Findings):
-    """A table of how the process of a core has used its time so far.
+    """A table of findings about the speed and memory of a core's process so far.
 
     Attributes:
         subject: the core and its device.
@@ -51,16 +53,18 @@ class Report(Findings):
     step_seconds: float | None = None
 
     def roofline(self, planned):
-        """Return a matplotlib figure: the measured step under the roofline of its chip.
+        """Draw the measured step under the roofline of its chip; return a figure of matplotlib.
 
-        Call it in the notebook, with the report that the worker function returned. Counters cannot
-        tell how many bytes an operation moves, so the operations come from the compiler.
+        Call it in the notebook, on the report that the worker function returned. The counters do
+        not contain the bytes that an operation moves, so the operations come from the compiler's
+        report, `planned`.
 
         Args:
-            planned: what `tpukit.preflight.preflight` returned for the same step and chip.
+            planned: the result of `tpukit.preflight.preflight` for the same step and chip.
 
         Raises:
-            InvalidValueError: no step was measured, or the step of `planned` does not fit.
+            InvalidValueError: the report has no step; or `planned` has no program, because its step
+                needs too much memory.
         """
         if self.step_seconds is None:
             raise InvalidValueError(
@@ -72,15 +76,18 @@ class Report(Findings):
 
 
 def report(core: Core, batches: Batches | None = None) -> Report:
-    """Report how the process of a core has used its time, and how to use less.
+    """Report how a core's process has used its time, and how to make it faster.
 
-    The report copies no tensor and waits for nothing. On plain CPU and CUDA there is little to
-    count, because nothing is compiled.
+    The report copies no tensor and does not wait for the device. On plain CPU and CUDA, it has only
+    a few findings, because nothing is compiled.
 
     Args:
-        core: in the worker function.
+        core: this core; call `report` in the worker function.
         batches: the batches of the loop. If they are given, the report contains the time that the
             loop waited for data, as a share of the time since the core started.
+
+    Returns:
+        a `Report`, which a notebook shows as a table.
     """
     backend = core.backend
     metrics = backend.metrics()
@@ -113,7 +120,7 @@ class _Metrics:
 
     @property
     def reads(self) -> int:
-        """Number of calls of .item(), which float() and `if` call."""
+        """Number of calls of .item(); float() and an `if` on a tensor call it, too."""
         return self.count("aten::_local_scalar_dense")
 
     def fallbacks(self) -> dict[str, int]:
@@ -129,6 +136,7 @@ class _Metrics:
 
 
 def _without_graphs(backend) -> Finding:
+    """Return the finding for a device without a compiler."""
     kind = backend.device.type.upper()
     effect = "nothing is compiled, recompiled or moved to the host"
     fact = f"none: {kind} operations run one by one, so {effect}"
@@ -150,6 +158,7 @@ def _of_graphs(core: Core, metrics: _Metrics) -> list[Finding]:
 
 
 def _compiles(backend, metrics: _Metrics) -> Finding:
+    # torch_xla counts a program that the compilation cache has loaded as compiled. So subtract it.
     loaded, loading_seconds = backend.loads()
     _, compiling_seconds = backend.compiles()
     count = metrics.count("CompileTime") - loaded
@@ -185,9 +194,11 @@ def _compile_time(backend, seconds: float) -> list[Finding]:
 
 
 def _batch_size(backend, metrics: _Metrics, step: float | None) -> list[Finding]:
-    """Judge by the host's wait for the device whether the batch is large enough.
+    """Judge whether the batch is large enough: the host should wait for the device in each step.
 
     Args:
+        backend: the backend of the core.
+        metrics: the counters of torch_xla.
         step: seconds per step; None if unknown.
     """
     if not step or metrics.steps < _FEW_STEPS:
@@ -195,9 +206,9 @@ def _batch_size(backend, metrics: _Metrics, step: float | None) -> list[Finding]
     reads_numbers = metrics.count("TransferFromDeviceTime") > _MANY_COPIES * metrics.steps
     is_dry_run_of_several = backend.world_size > 1 and not backend.in_graph
     if reads_numbers or backend.shares_process or is_dry_run_of_several:
-        return []  # such a loop waits for other reasons: for a number, or for other cores
-    # torch_xla waits for the step before in the next sync. It cannot wait longer than the step,
-    # except in the first steps, which compile.
+        return []  # the host also waits for numbers or for other cores, so the wait proves nothing
+    # In a sync, torch_xla waits for the previous step. A wait cannot be longer than the step, but
+    # for the first steps, which compile. So `min` below limits it to the step.
     by_torch_xla = metrics.seconds("DeviceLockWait")
     by_stopwatch = 0.0
     if backend.waits:
@@ -221,7 +232,8 @@ def _copies_to_host(backend, metrics: _Metrics) -> Finding:
         fact += f"; {metrics.reads:,} for .item(), float() or an `if`"
     by_loop = count
     if backend.world_size > 1 and not backend.in_graph:
-        # A dry run on several cores averages gradients in the memory of the host; a TPU does not.
+        # A dry run on several cores averages gradients in host memory, which a TPU does not. So
+        # count only the copies that .item() makes.
         by_loop = metrics.reads
     if by_loop != count:
         fact += "; this includes the dry run's own averaging"
@@ -245,6 +257,8 @@ def _fallbacks(metrics: _Metrics) -> Finding:
     found = metrics.fallbacks()
     if not found:
         return Finding("fallbacks", "ok", "none: every operation runs on the device")
+    # XLA cannot compute a result whose shape depends on values. Other operations only lack a
+    # lowering, so their fix is another one.
     fixes = []
     by_value = ", ".join(sorted(_BY_VALUE & found.keys()))
     if by_value:
@@ -269,7 +283,7 @@ def _waiting(share: float) -> Finding:
 
 
 def _use(core: Core) -> list[Finding]:
-    """Name the model's FLOP/s, if `fit` or `Core.counting_flops` has counted a step."""
+    """Return the model's FLOP/s, if `fit` or `Core.counting_flops` has counted a step."""
     if core.tflops_per_second is None:
         return []
     fact = f"{core.tflops_per_second:.3g} TFLOP/s per chip in the last steps"
@@ -282,8 +296,8 @@ def _memory(backend) -> list[Finding]:
     peak_of_host = human_size(peak_memory() or None)
     host = Finding("host memory", "ok", f"{peak_of_host} at most in this process")
     if backend.chips > 1:
-        reason = "because one process has all"
-        fact = f"no chip's memory is counted, {reason}; `tpukit.preflight.preflight` knows it"
+        reason = "because one process has all chips"
+        fact = f"no chip's memory is counted, {reason}; `tpukit.preflight.preflight` reports it"
         return [Finding("device memory", "ok", fact), host]
     device = backend.memory()
     if not device:

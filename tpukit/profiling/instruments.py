@@ -1,7 +1,7 @@
 """Read torch_xla's graphs, and record a profile of host and device.
 
-This is the part of torch_xla that only `measure` and `preflight` need. The part that every run
-needs is in `tpukit.essentials.backends`.
+The calls of torch_xla in this module are needed only for measurements and for preflight. The calls
+that every run needs are in `tpukit.essentials.backends`.
 """
 
 import contextlib
@@ -13,24 +13,27 @@ from pathlib import Path
 
 
 def graph_key(tensors: list) -> bytes:
-    """Return the hash of the graph that torch_xla has recorded for these tensors."""
+    """Return the hash of the graph that torch_xla has recorded to compute these tensors."""
     import torch_xla
 
     return torch_xla._XLAC._get_graph_hash(tensors)  # 2 ms for a ResNet-34's step
 
 
 def graph_text(tensors: list) -> str:
-    """Return the graph that torch_xla has recorded for these tensors as HLO text."""
+    """Return the graph that torch_xla has recorded to compute these tensors, as HLO text."""
     import torch_xla
 
     return torch_xla._XLAC._get_xla_tensors_hlo(tensors)  # 60 ms for a ResNet-34's step
 
 
 def record_lines(wanted: bool) -> None:
-    """Record the line of Python of every operation from here on, for `graph_text`; or stop it.
+    """Record the line of Python code of every further operation, for `graph_text`; or stop it.
 
-    No lines are recorded if the name of a file of the program is not valid UTF-8, as "Ä" in
-    Latin-1. torch_xla 2.9 would raise "error unpacking string as utf-8" in every operation.
+    No lines are recorded if the name of a source file is not valid UTF-8, such as "Ä" in Latin-1.
+    torch_xla 2.9 would raise "error unpacking string as utf-8" in every operation.
+
+    Args:
+        wanted: True to record lines, False to stop.
     """
     import torch_xla
 
@@ -38,48 +41,52 @@ def record_lines(wanted: bool) -> None:
 
 
 def _files_of_code() -> Iterator[str]:
-    """Yield the files of all functions that are running in this thread, and of all modules."""
+    """Yield the source files of all functions on this thread's stack, and of all modules."""
     frame = sys._getframe()
     while frame:
         yield frame.f_code.co_filename
         frame = frame.f_back
     for module in tuple(sys.modules.values()):
-        # A lazy module would load itself if it were asked for an attribute.
+        # Not `getattr(module, "__file__")`: reading an attribute makes a lazy module load itself.
         file = getattr(module, "__dict__", {}).get("__file__")
         if isinstance(file, str):
             yield file
 
 
 def _is_unicode(name: str) -> bool:
-    """Return whether a name came from valid UTF-8; Python keeps other bytes as lone surrogates."""
+    """Return whether a file's name is valid UTF-8; Python decodes other bytes as surrogates."""
     return not re.search("[\ud800-\udfff]", name)
 
 
 def named(name: str):
-    """Name the operations in the graph as long as the returned object lives; names nest."""
+    """Add a name to the operations that are recorded as long as the returned object exists.
+
+    Names may be nested.
+    """
     import torch_xla
 
     return torch_xla._XLAC.profiler.scope_pusher(name)
 
 
 class Trace:
-    """A recording of the host, and of a GPU, by torch.profiler; it begins at once.
+    """A recording of the host, and of a GPU, by torch.profiler; it starts at once.
 
     Args:
-        backend: the core's backend.
-        folder: for the file `trace.json.gz`.
+        backend: the backend of the core.
+        folder: the folder for the file `trace.json.gz`.
     """
 
     def __init__(self, backend, folder: Path):
         from torch.profiler import ProfilerActivity, profile
 
-        # A torch for CUDA logs an error line if there is no driver, though nothing is wrong.
+        # Without a driver, a torch built for CUDA logs an error line, though nothing is wrong.
         os.environ.setdefault("KINETO_LOG_LEVEL", "5")
         activities = [ProfilerActivity.CPU]
         if backend.device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
         self._folder = folder
-        # There is one cycle only. Without this, torch 2.11 warns that it would clear earlier ones.
+        # acc_events: torch 2.11 otherwise warns that each cycle clears the one before. Here there
+        # is only one cycle.
         self._trace = profile(activities=activities, acc_events=True)
         self._trace.start()
 
@@ -96,11 +103,11 @@ class Trace:
 
 
 class XlaTrace(Trace):
-    """A recording of host and device by torch_xla; it begins at once.
+    """A recording of host and device by torch_xla; it starts at once.
 
     Args:
         backend: not used.
-        folder: for the files.
+        folder: the folder for the files.
     """
 
     def __init__(self, backend, folder: Path):
@@ -112,13 +119,13 @@ class XlaTrace(Trace):
         """Return a context whose time is a step in the recording."""
         import torch_xla
 
-        # TensorBoard groups by these two arguments.
+        # TensorBoard groups events into steps by these two arguments.
         return torch_xla._XLAC.profiler.TraceMe("step", step_num=number, _r=1)
 
     def stop(self) -> None:
-        """End the recording when the device is done, and write it.
+        """End the recording when the device has finished its work, and write it.
 
-        It is written for TensorBoard and as a Chrome trace.
+        torch_xla writes files for TensorBoard, and a Chrome trace.
         """
         import torch_xla.core.xla_model as xm
         from torch_xla.debug import profiler
@@ -127,5 +134,5 @@ class XlaTrace(Trace):
         try:
             profiler.stop_trace()
         finally:
-            # A recording that could not be written would prevent the next.
+            # If writing has failed, torch_xla would otherwise refuse the next recording.
             profiler._profile_state.reset()

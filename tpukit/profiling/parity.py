@@ -1,12 +1,12 @@
 """Compare the outputs of a model's layers on the device with those on the host.
 
-A device computes products with fewer bits, so its outputs differ. The host therefore runs the model
-a second time, with the factors of every product rounded as the device rounds them. If a layer's
-difference is of the same size, the device's precision explains it:
+A device computes products with fewer bits, so its outputs differ from the host's. Therefore the
+host runs the model a second time, with the factors of every product rounded as on the device. This
+shows how large a difference the device's precision explains:
 
-    layer      host     host, rounded    device    difference    explained up to
-    conv       1.250    1.252            1.253     0.003         0.013            ok
-    head       0.500    0.501            0.300     0.200         0.006            wrong
+    layer      host     host, rounded    device    host - device    explained up to
+    conv       1.250    1.252            1.253     0.003            0.013            ok
+    head       0.500    0.501            0.300     0.200            0.006            wrong
 """
 
 import contextlib
@@ -18,21 +18,22 @@ from typing import NamedTuple
 from tpukit.essentials.display import InvalidValueError, Table
 from tpukit.essentials.launcher import Core, launch
 
-# Significant bits.
+# Significant bits of a number in these formats.
 _FLOAT32_BITS = 24
 _BFLOAT16_BITS = 8
 _TF32_BITS = 11
-# With three and six bfloat16 products, by the name in torch_xla.backends.set_mat_mul_precision.
+# A TPU computes a float32 product as three ("high") or six ("highest") bfloat16 products. The names
+# are those of torch_xla.backends.set_mat_mul_precision.
 _BITS_OF_PRECISION = {"high": 14, "highest": 22}
 
-# The largest of many rounding errors differs between two computers that round alike but add up in
-# another order.
+# The limit is this factor times the effect of rounding on the host: even if two computers round
+# alike, they add in different orders, so their largest errors differ.
 _FACTOR = 4
-# Of a layer's largest value, without any rounded product: sums in another order, and a device's own
-# exp and rsqrt.
+# The limit without rounded products, as a share of a layer's largest value: the device adds in
+# another order, and has its own exp and rsqrt.
 _FLOAT32_ERROR = 2.0**-14
-# The arguments of torch's operations that are factors of a product. A term that is added to the
-# product is not rounded.
+# For each operation of torch, the positions of the arguments that are factors of a product. A term
+# that is added to the product is not rounded.
 _FACTORS = {
     "mm": (0, 1),
     "bmm": (0, 1),
@@ -54,12 +55,12 @@ class LayerDifference:
     """The difference between the outputs of a layer on the device and on the host.
 
     Attributes:
-        name: as in `model.named_modules()`, with "(2)" for the second call and "[0]" for the first
-            of several outputs.
-        kind: the layer's class.
-        difference: the largest absolute difference; infinite if only one side is not finite, or if
-            both are not finite but unequal.
-        relative: the same divided by the largest absolute value on the host.
+        name: the layer's name in `model.named_modules()`, with "(2)" for its second call and "[0]"
+            for the first of several outputs.
+        kind: the name of the layer's class.
+        difference: the largest absolute difference. It is infinite if a value is infinite or NaN on
+            only one side, or if two such values are unequal.
+        relative: `difference` divided by the largest absolute value on the host.
         explained: the largest absolute difference that the device's precision explains.
     """
 
@@ -77,13 +78,13 @@ class LayerDifference:
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Table):
-    """A model on a device compared with the same model on the host: a table.
+    """The result of `compare`: a table with a row per layer.
 
     Attributes:
-        layers: in the order of their computation; the model's own output is the last.
-        device: in words.
-        bits: significant bits that the device's products keep of a float32: 8 are bfloat16, 24 are
-            all.
+        layers: the differences in the order of computation; the last is the output of the model.
+        device: a description of the device.
+        bits: significant bits to which the device rounds the float32 factors of products: 8 for
+            bfloat16, 24 for no rounding.
     """
 
     layers: tuple[LayerDifference, ...]
@@ -92,12 +93,15 @@ class Comparison(Table):
 
     @property
     def first(self) -> LayerDifference | None:
-        """The first layer whose difference is not explained; the layers after it inherit it."""
+        """The first layer whose difference is not explained; None if there is none.
+
+        Later layers use its output, so their differences may follow from it.
+        """
         return next((layer for layer in self.layers if not layer.is_explained), None)
 
     @property
     def title(self) -> str:
-        """The outcome in a line."""
+        """A line with the device, its precision, and the first layer beyond the limit."""
         if self.bits == _FLOAT32_BITS:
             precision = "float32 explains"
         else:
@@ -132,21 +136,29 @@ def compare(
 ) -> Comparison:
     """Run a model on the host in float32 and on a core, and compare it layer by layer.
 
-    Both run in evaluation mode without gradients, in a worker; the given model is not changed. A
-    layer is a module that calls no other module. An operation outside of layers, such as the sum
-    of a skip connection, affects the output of the next layer, or of the model.
+    Both runs are in a worker, in evaluation mode and without gradients; the given model is not
+    changed. A layer is a module that calls no other module. The effect of an operation outside of
+    layers, such as the sum of a skip connection, appears in the output of the next layer or of the
+    model.
 
-    The device's precision explains a difference up to this limit: four times the effect of rounded
-    factors on the layer's output, plus one such rounding of its largest value. The limit is at
-    least 2**-14 of that value, because the device adds in another order and has its own exp. On a
-    TPU, the factors are rounded to bfloat16; on XLA:CPU and CPUs they are not, so that the limit
-    is much smaller.
+    The device's precision explains a difference up to a limit, which is the sum of
+
+    - four times the effect of rounded factors on the layer's output, measured on the host;
+    - one rounding of the output's largest value, if the layer has a product;
+    - 2**-14 of this value, because the device adds in another order and has its own exp.
+
+    On a TPU, factors are rounded to bfloat16. On XLA:CPU and on CPUs, they are not rounded, so the
+    limit is much smaller.
 
     Args:
         model: a torch.nn.Module on the CPU.
-        batch: the arguments of the model: a tensor, a tuple, or a dict of them by name. A few
-            samples are enough: the output of every layer is stored three times.
+        batch: the arguments of the model: a tensor, a tuple of arguments, or a dict of keyword
+            arguments. Pass a few samples only, because the output of every layer is stored three
+            times.
         backend, matmul_precision, timeout: as in `launch`.
+
+    Returns:
+        a `Comparison`, which a notebook shows as a table.
 
     Raises:
         TypeError: the model is not a module.
@@ -163,7 +175,7 @@ def compare(
 
 
 class _Compared(NamedTuple):
-    """The result of the worker."""
+    """The differences, and the device's significant bits, as the worker returns them."""
 
     layers: tuple[LayerDifference, ...]
     bits: int
@@ -174,6 +186,7 @@ def _compared(core: Core, model, batch, precision: str | None) -> _Compared:
     from torch.utils import _pytree as tree
 
     bits = _product_bits(core.backend, precision)
+    # Copies, because `_layer_outputs` adds hooks and changes the mode.
     on_host = _layer_outputs(copy.deepcopy(model), batch)
     with _rounded_products(bits):
         rounded = _layer_outputs(copy.deepcopy(model), batch)
@@ -200,9 +213,9 @@ def _compared(core: Core, model, batch, precision: str | None) -> _Compared:
 
 
 def _product_bits(backend, precision: str | None) -> int:
-    """Return the significant bits that products keep of their float32 factors."""
+    """Return the significant bits to which a device rounds the float32 factors of products."""
     if backend.device.type == "cuda":
-        # torch uses TF32 in convolutions by default.
+        # By default, torch uses TF32 in convolutions only. But the limit of all layers allows TF32.
         return _FLOAT32_BITS if precision == "highest" else _TF32_BITS
     is_chip = backend.in_graph
     if not is_chip:
@@ -216,11 +229,13 @@ class _Layer(NamedTuple):
 
 
 def _judge(layer: _Layer, *, host, rounded, device, bits: int) -> LayerDifference:
+    """Return the difference of a layer's outputs on host and device, and the limit for it."""
     largest = _largest_finite(host)
     by_rounding = _difference(host, rounded)
     explained = _FACTOR * by_rounding + _FLOAT32_ERROR * largest
+    # Only if the layer has a product: add one rounding of the largest value.
     if by_rounding:
-        explained += 2.0**-bits * largest  # one rounding of the largest value
+        explained += 2.0**-bits * largest
     difference = _difference(host, device)
     relative = difference / largest if largest else float(difference > 0)
     return LayerDifference(
@@ -233,7 +248,7 @@ def _judge(layer: _Layer, *, host, rounded, device, bits: int) -> LayerDifferenc
 
 
 def _difference(one, other) -> float:
-    """Return the largest absolute difference; equal infinities and two NaN do not differ."""
+    """Return the largest absolute difference. Equal infinities, and two NaN, count as equal."""
     import torch
 
     one = one.double()
@@ -254,14 +269,12 @@ def _largest(values) -> float:
 
 
 def _layer_outputs(model, batch) -> dict[_Layer, object]:
-    """Return a copy of every layer's output tensors, in the order of their computation.
-
-    The stack `calls_others` has an entry for each module that is being called, the innermost last.
-    The entry is True if the module has called another one, so that it is not a layer.
-    """
+    """Return copies of the output tensors of all layers and of the model, in computation order."""
     import torch
 
     outputs: dict[_Layer, object] = {}
+    # A stack with an entry for each module whose forward is running, the innermost last. An entry
+    # is True if this module has called another module, so it is not a layer.
     calls_others = [False]
     names = {module: name or "the model" for name, module in model.named_modules()}
 
@@ -289,7 +302,7 @@ def _layer_outputs(model, batch) -> dict[_Layer, object]:
 
 
 def _keep(outputs: dict[_Layer, object], layer: _Layer, output: object) -> None:
-    """Add the output tensors of a call under names that no other call has."""
+    """Add copies of a call's output tensors to `outputs`, under names that no other call has."""
     import torch
     from torch.utils import _pytree as tree
 
@@ -308,9 +321,9 @@ def _is_call_of(known: str, name: str) -> bool:
 
 @contextlib.contextmanager
 def _no_shortcuts() -> Iterator[None]:
-    """Let transformer layers call their parts.
+    """Make transformer layers call their submodules in the block.
 
-    Otherwise, on a CPU in evaluation mode, a single fused call replaces them.
+    On a CPU in evaluation mode, torch would otherwise replace them by a single fused operation.
     """
     import torch
 
@@ -324,10 +337,10 @@ def _no_shortcuts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _rounded_products(bits: int) -> Iterator[None]:
-    """Round the factors of every float32 product to `bits` significant bits.
+    """Round the factors of every float32 product in the block to `bits` significant bits.
 
-    Sums stay float32. Attention runs as two separate products, because a fused operation would hide
-    them.
+    Sums stay float32. Attention is computed by two separate products, because the factors in a
+    fused operation could not be rounded.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -339,6 +352,7 @@ def _rounded_products(bits: int) -> Iterator[None]:
 
 
 def _rounding_mode(rounded: Callable):
+    """Return a TorchDispatchMode that applies `rounded` to the factors of every product."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Rounding(TorchDispatchMode):
@@ -356,8 +370,8 @@ def _rounding_mode(rounded: Callable):
 def _rounded(value, bits: int):
     """Round a float32 tensor to `bits` significant bits; return anything else unchanged.
 
-    A float32 has 24 significant bits. Adding half of the last kept bit and clearing the bits below
-    rounds to the nearest; a tie goes to the even one, as in hardware.
+    It rounds to the nearest number, and in a tie to the even one, as hardware does: it adds nearly
+    half of the last kept bit, or exactly half if this bit is 1, and clears the lower bits.
     """
     import torch
 

@@ -11,15 +11,15 @@ from tpukit.profiling.instruments import Trace, XlaTrace
 
 
 class Profile:
-    """A recording of a core.
+    """The recording of a core.
 
     Args:
-        folder: as the attribute.
-        trace: the recording that has begun; None on a core that is not recorded.
+        folder: the folder of this core's files; None on a core that is not recorded.
+        trace: the recording that has started; None on a core that is not recorded.
 
     Attributes:
-        folder: the folder of this core's files; None on a core that is not recorded.
-        files: the files that were written, once the recording has ended.
+        folder: as the argument.
+        files: the files of the recording; empty until the recording has ended.
     """
 
     def __init__(self, folder: Path | None, trace: Trace | None = None):
@@ -30,7 +30,7 @@ class Profile:
         self._span = contextlib.ExitStack()
 
     def mark(self) -> None:
-        """End a step of the recording and begin the next; `core.step` calls it."""
+        """End a step of the recording and begin the next step. `core.step` calls it at its end."""
         self._span.close()
         self._span.enter_context(self._trace.step(self._begun))
         self._begun += 1
@@ -38,27 +38,30 @@ class Profile:
 
 @contextlib.contextmanager
 def profile(core, folder: str | os.PathLike, *, ranks: Collection[int] = (0,)) -> Iterator[Profile]:
-    """Record the work and the waits of host and device during the steps in this block.
+    """Record the work and the waits of host and device during the steps in a block.
 
-    Ten to fifty steps are enough. Begin after the first few steps, which compile. A recording stays
-    in memory until it ends; a thousand steps take hundreds of MB. It is written even if the block
-    raises, and core.print names its files.
+    Record ten to fifty steps, and begin after the first few steps, which compile. A recording stays
+    in memory until it ends; a thousand steps need hundreds of MB. Its files are written even if the
+    block raises an error, and `core.print` prints their names.
 
         with tpukit.profiling.profile(core, "runs/trace"):
             for images, labels in itertools.islice(batches, 20):
                 with core.step():
                     ...
 
-    On CPU and CUDA it is a Chrome trace, made by torch.profiler; on a TPU torch_xla makes it, for
-    TensorBoard as well.
+    On CPU and CUDA, torch.profiler writes a Chrome trace. On a TPU, torch_xla writes a Chrome trace
+    and files for TensorBoard.
 
     Args:
-        core: in the worker function.
-        folder: the files of this recording go into `core-<rank>/` in it.
+        core: this core; call `profile` in the worker function.
+        folder: the files are written into the subfolder `core-<rank>/` of this folder.
         ranks: the cores to record; other cores run the block without recording.
 
+    Yields:
+        a `Profile` with the folder, and after the block with the files.
+
     Raises:
-        OSError: the folder cannot be written to, which is checked before the block runs, or the
+        OSError: the folder cannot be written to, which is checked before the block runs; or the
             disk is full.
         RuntimeError: this core is already being recorded.
     """
@@ -72,8 +75,9 @@ def profile(core, folder: str | os.PathLike, *, ranks: Collection[int] = (0,)) -
             "this core is already being recorded: a profile cannot be inside another",
             fix="one `with tpukit.profiling.profile(...)` around all the steps",
         )
-    # The profilers themselves fail at the end only, when the recording would be lost.
+    # Check now: the profilers write only at the end, and an error would lose the recording.
     _check_writable(own_folder)
+    # To list only the files of this recording at the end.
     earlier = _times_written(own_folder)
     kind = XlaTrace if backend.traced else Trace
     trace = kind(backend, own_folder)
@@ -94,13 +98,17 @@ def profile(core, folder: str | os.PathLike, *, ranks: Collection[int] = (0,)) -
             written = _times_written(own_folder).items() - earlier.items()
             recording.files = sorted(path for path, _ in written)
             core.print(_how_to_open(recording, folder), everywhere=True)
-    # Not reached if the block raised: its error is more important.
+    # If the block has raised an error, that error goes on, and this line is not reached.
     if unwritten:
         raise _not_written(own_folder, unwritten) from unwritten
 
 
 def _times_written(folder: Path) -> dict[Path, int]:
-    """Return when each file was written: a recording may replace the file of an earlier one."""
+    """Return each file's modification time in nanoseconds.
+
+    A recording may replace a file of an earlier recording, so its name is not enough to see that it
+    is new.
+    """
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {path: path.stat().st_mtime_ns for path in files}
 
@@ -124,7 +132,7 @@ def _not_written(folder: Path, error: Exception) -> OSError:
 
 def _how_to_open(recording: Profile, folder: str | os.PathLike) -> str:
     traces = [str(file) for file in recording.files if file.name.endswith(".json.gz")]
-    steps = recording._begun - 1  # the last step was begun, but nothing followed
+    steps = recording._begun - 1  # `mark` has begun a last step, which did not run
     text = f"recorded {counted(steps, 'step')}: open {', '.join(traces)} at https://ui.perfetto.dev"
     if any(file.name.endswith(".xplane.pb") for file in recording.files):
         command = f"`tensorboard --logdir {folder}`"

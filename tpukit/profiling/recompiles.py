@@ -1,12 +1,12 @@
 """Find out why a step was compiled again.
 
 The reason is another shape of the batch, another constant in the graph, another operation, or a
-tensor that was kept from an earlier step. Two graphs are compared as HLO text, without the numbers
-of their operations:
+tensor that was kept from an earlier step. To find it, the graphs of two steps are compared as HLO
+text, without the numbers in the names of operations (such as .3 in %c.3):
 
     before    %c.3 = f32[] constant(0.1)    %m.4 = f32[8] multiply(%x.1, %b.2)
     after     %c.3 = f32[] constant(0.2)    %m.4 = f32[8] multiply(%x.1, %b.2)
-    result    "the constant 0.1 became 0.2", and the line of Python
+    result    "the constant 0.1 became 0.2", and the line of Python code
 """
 
 import itertools
@@ -19,30 +19,33 @@ from pathlib import Path
 from tpukit.essentials.display import explain
 from tpukit.profiling.instruments import graph_key, graph_text, record_lines
 
-# The first step creates the optimizer's state, so the second has another graph; from the third on
-# the graph stays the same.
+# The first step creates the optimizer's state, so the second step has another graph. From the third
+# step on, the graph stays the same.
 _SETTLED = 3
-_MOST_MESSAGES = 5  # a loop that compiles in every step would fill the notebook
+_MOST_MESSAGES = 5  # limit: a loop that compiles in every step would fill the notebook
+# A line of HLO text: "%m.4 = f32[8] multiply(%x.1, %b.2), ...". The groups are the shape, the kind
+# of operation, and the rest.
 _OPERATION = re.compile(r"^\s*(?:ROOT )?%?[\w.-]+ = (\([^)]*\)|\S+) ([\w-]+)\((.*)$")
-# The numbers of operations, which shift with every added operation.
+# The numbers in names and of parameters: one more operation changes all that follow.
 _NUMBERS = re.compile(r"(%[A-Za-z_-]+)[\d.]*|(?<=parameter\()\d+")
 _SOURCE = re.compile(r'source_file="((?:[^"\\]|\\.)+)" source_line=(\d+)')
 # XLA writes a file's name with absl::CEscape: "Ä" is \303\204, one escape per byte of its UTF-8.
 _ESCAPE = re.compile(rb"\\([0-7]{3}|.)")
-_ESCAPED = {b"n": b"\n", b"r": b"\r", b"t": b"\t"}  # any other sign stands for itself
-_NEAR = 50  # lines of a graph
-# A message names the line of user code that called tpukit.
+_ESCAPED = {b"n": b"\n", b"r": b"\r", b"t": b"\t"}  # any other escaped character means itself
+_NEAR = 50  # lines of a graph in which `_place` looks for a line of Python
+# Files in this folder are skipped: a message names the line of user code that called tpukit.
 _KIT = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 class RecompileMonitor:
-    """Find the steps that were compiled again, and the difference that caused it.
+    """Finds the steps that were compiled again, and the difference that caused it.
 
-    On a CPU and on CUDA it does nothing, because nothing is compiled there.
+    On a CPU and on CUDA, it does nothing, because nothing is compiled there.
 
-    It costs 10 microseconds per step (measured) until a compilation is not explained by the shapes
-    of the batch. From then on it identifies the graph of every step, which takes 2 ms for a
-    ResNet-34, and compares a new graph with the one before.
+    At first, it compares only the shapes of the batches, which takes 10 microseconds per step
+    (measured). If they do not explain a compilation, it computes a hash of every further step's
+    graph, which takes 2 ms for a ResNet-34. If the hash is new, it compares the graph with the
+    graph before.
 
         monitor = RecompileMonitor(core.backend)
         for step, batch in enumerate(batches):
@@ -54,9 +57,9 @@ class RecompileMonitor:
                 core.print(message)
 
     Args:
-        backend: the core's backend.
-        settled: number of first steps in which compilations are expected.
-        shapes: number of different batch shapes; the first step on each of them may compile.
+        backend: the backend of the core.
+        settled: number of steps at the beginning in which compilations are expected, 3 by default.
+        shapes: number of different batch shapes; the first step with each of them may compile.
 
     Attributes:
         recompiles: number of unexpected compilations.
@@ -72,23 +75,26 @@ class RecompileMonitor:
         self._shapes: tuple | None = None  # of the last batch
         self._seen_shapes: set[tuple] = set()
         self._checks_graphs = False
-        # A step may be cut into several graphs: the number in a key is the position of the graph in
-        # its step.
+        # By the position of a graph in its step, because a step may be cut into several graphs.
         self._seen_graphs: set[tuple[int, bytes]] = set()
         self._texts: dict[int, str] = {}
 
     @property
     def compiles(self) -> int:
-        """All graphs that this process has compiled so far; 0 if the backend compiles nothing."""
+        """Number of graphs that this process has compiled so far; 0 without a compiler."""
         graphs, _ = self._backend.compiles() or (0, 0.0)
         return graphs
 
     def expect(self) -> None:
-        """Accept the compilation of the next step; `end_step` does not report it."""
+        """Expect a compilation in the next step, so that `end_step` does not report it."""
         self._settled = self._steps + 1
 
     def start_step(self, batch: object) -> None:
-        """Begin a step on this batch: tensors, nested in any way."""
+        """Begin a step.
+
+        Args:
+            batch: the tensors of the step's batch, nested in any way.
+        """
         self._compiles_before = self._backend.compiles()
         if self._compiles_before is None:
             return
@@ -99,26 +105,27 @@ class RecompileMonitor:
         self._changes: list[str] = []
 
     def check_graph(self, model, *tensors) -> None:
-        """Compare the graph that the step has recorded with those of earlier steps.
+        """Compare the graph that the step has recorded with the graphs of earlier steps.
 
-        Call it at the end of the step, before the graph runs. If something cuts the graph, as the
-        averaging of gradients does in a dry run on several cores, call it before that as well.
+        Call it at the end of the step, before the graph runs. In a dry run on several cores, the
+        averaging of gradients cuts the graph: call it before the averaging as well.
 
         Args:
-            model: its parameters, gradients and buffers belong to the graph.
-            tensors: other tensors of the graph, such as the loss.
+            model: the model, whose parameters, gradients and buffers are in the graph.
+            *tensors: other tensors of the graph, such as the loss.
         """
         if not self._checks_graphs:
             return
         parameters = list(model.parameters())
-        # A graph is everything that these tensors depend on. The gradients are among them because
-        # the optimizer has not used them yet.
+        # The graph contains all operations on which these tensors depend. Gradients must be listed,
+        # because the optimizer has not used them yet.
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         tensors = [*tensors, *gradients, *parameters, *model.buffers()]
         position = self._checks
         self._checks += 1
         key = (position, graph_key(tensors))
-        if key in self._seen_graphs:  # only a new graph is worth the time for its text
+        # The text of a ResNet-34's graph takes 60 ms, so only new graphs are written as text.
+        if key in self._seen_graphs:
             return
         self._seen_graphs.add(key)
         text = graph_text(tensors)
@@ -127,7 +134,15 @@ class RecompileMonitor:
         self._changes.append(difference(earlier, text) if earlier else "")
 
     def end_step(self, step: int) -> str | None:
-        """End the step; return a message if it was compiled again, the first five times."""
+        """End the step; return a message if the step was compiled again.
+
+        Args:
+            step: the number of the step, for the message.
+
+        Returns:
+            a message with the reason and the fix; None if the step was not compiled again, if its
+            compilation was expected, or after five messages.
+        """
         if self._compiles_before is None:
             return None
         graphs, seconds = self._backend.compiles()
@@ -135,7 +150,7 @@ class RecompileMonitor:
         is_known_shape = self._shapes in self._seen_shapes
         self._seen_shapes.add(self._shapes)
         batch = self._batch
-        self._batch = None  # so that its memory can be freed
+        self._batch = None  # release the batch's memory
         self._steps += 1
         is_expected = not is_known_shape and len(self._seen_shapes) <= self._shapes_expected
         if graphs == graphs_before or self._steps <= self._settled or is_expected:
@@ -165,7 +180,8 @@ class RecompileMonitor:
     def _reason(self) -> str | None:
         """Return why a step on a batch of a known shape was compiled again; None if unknown."""
         if not self._checks_graphs:
-            self._enable_graph_checks(True)  # from the next step: the graph of this one has run
+            # The graph of this step has run already, so only later graphs can be compared.
+            self._enable_graph_checks(True)
             again = "if it happens again, the graph will show what changed"
             return f"the shape of the batch was seen before; {again}"
         if not self._checks:
@@ -177,29 +193,31 @@ class RecompileMonitor:
             fix = "compute or keep it in every step, or after the step, from what the step returns"
             fact = f"{known}, so another tensor was computed or kept in this step"
             return explain(fact, fix=fix)
-        # The first graph of a position has none to compare it with.
+        # An empty text means that there was no earlier graph to compare with.
         return next((change for change in self._changes if change), None)
 
 
 def difference(before: str, after: str) -> str:
-    """Return the result of `what_differs` as a message."""
+    """Return the first difference between two graphs and its fix as one message."""
     fact, fix = what_differs(before, after)
     return explain(fact, fix=fix)
 
 
 def what_differs(before: str, after: str) -> tuple[str, str]:
-    """Return the first difference between two graphs, and the fix.
+    """Return (the first difference between two graphs, its fix).
 
     Args:
-        before, after: the graphs as HLO text; with lines, see `record_lines`, the difference names
-            the line of Python that recorded it.
+        before: the earlier graph as HLO text.
+        after: the later graph as HLO text. If the texts contain source lines, see `record_lines`,
+            the result names the line of Python that recorded the difference.
     """
     old = _operations(before)
     new = _operations(after)
     gone = Counter(old) - Counter(new)
     come = Counter(new) - Counter(old)
     if any(_kind(line) != "constant" for line in come):
-        # The divisor of a mean changes with the shape, and is not the cause.
+        # If a shape changes, constants change with it, such as the divisor of a mean. These are not
+        # the cause, so leave them out.
         gone = _without_constants(gone)
         come = _without_constants(come)
     if not gone and not come:
@@ -207,6 +225,7 @@ def what_differs(before: str, after: str) -> tuple[str, str]:
         return fact, "call the parts of the model in one order"
     now = next((line for line in new if line in come), None)
     was = None
+    # Only graphs with the same number of operations have an old operation that became the new one.
     if now and len(old) == len(new):
         was = next((line for line in old if line in gone and _kind(line) == _kind(now)), None)
     if was is None:
@@ -234,13 +253,13 @@ def _without_constants(lines: Counter[str]) -> Counter[str]:
 
 
 def _operations(text: str) -> list[str]:
-    """Return the operations of a graph, in order, without metadata and numbering."""
+    """Return the lines of a graph that are operations, in order, as `_without_numbers` does."""
     lines = map(_without_numbers, text.splitlines())
     return [line for line in lines if _OPERATION.match(line)]
 
 
 def _without_numbers(line: str) -> str:
-    """Return an operation without metadata and numbering, so that equal operations are equal."""
+    """Remove metadata and numbers from an operation, so that equal operations have equal texts."""
     operation = line.split(", metadata={")[0]
     return _NUMBERS.sub(r"\1", operation)
 
@@ -254,7 +273,7 @@ def _arguments(line: str) -> str:
 
 
 def _described(line: str) -> str:
-    """Write an operation as `slice f32[4,5]`, with its attributes."""
+    """Return an operation as a short text: `slice f32[4,5]`, and its attributes in brackets."""
     shape, kind, rest = _OPERATION.match(line).groups()
     without_layout = re.sub(r"{[0-9,]*}", "", shape)
     _, end_of_arguments, attributes = rest.rpartition("), ")
@@ -264,14 +283,16 @@ def _described(line: str) -> str:
 
 
 def _place(text: str, line: str) -> str:
-    """Return the line of Python that recorded an operation, outside of torch and tpukit.
+    """Return the line of user code that recorded an operation: ", near `loss = ...`", or "".
 
-    If that operation has no line, the line of one of the next operations is returned.
+    If the operation has no line outside of torch and tpukit, the line of one of the next 50
+    operations is used.
     """
     import torch
 
     inside = (str(Path(torch.__file__).parent), _KIT)
     lines = text.splitlines()
+    # `line` has no numbers, so look for it among the lines without numbers.
     plain = list(map(_without_numbers, lines))
     start = plain.index(line) if line in plain else len(lines)
     for match in filter(None, map(_SOURCE.search, lines[start : start + _NEAR])):
@@ -284,7 +305,7 @@ def _place(text: str, line: str) -> str:
 
 
 def _file_name(escaped: str) -> str:
-    """Return the name of a file that HLO text writes with escapes."""
+    """Decode the name of a file, which HLO text writes with escapes."""
 
     def unescaped(escape: re.Match) -> bytes:
         content = escape[1]

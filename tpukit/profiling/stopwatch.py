@@ -1,4 +1,4 @@
-"""Time the sections of a step; each ends when the device has finished its work."""
+"""Measure the times of a step's sections, each with the work that it gives to the device."""
 
 import contextlib
 import statistics
@@ -9,13 +9,13 @@ from tpukit.essentials.display import InvalidValueError
 
 
 class Stopwatch:
-    """Time the sections of a step, each until the device is done with it.
+    """Measures the time of each section of a step until the device has finished it.
 
-    A device works while the program continues, and torch_xla begins only at the end of a step.
-    Therefore every section ends with a wait, which takes time as well: the device is idle while the
-    host prepares the next section, and on XLA one graph becomes several, which cannot be optimised
-    together. The sum of the sections is larger than the step without them; `benchmarks/unet.py`
-    measures both.
+    A device works while the program continues, and torch_xla starts the device only at the end of a
+    step. Therefore every section ends with a wait for the device. These waits make the step slower:
+    the device is idle while the host prepares the next section. On XLA, the step's graph is also
+    cut into several graphs, which cannot be optimised together. So the sum of the sections is
+    larger than the time of the step without a stopwatch; `benchmarks/unet.py` measures both.
 
         watch = tpukit.profiling.Stopwatch(core)
         for images, targets in watch.each("load", batches):
@@ -28,10 +28,11 @@ class Stopwatch:
         return watch.medians(skip=2)
 
     Args:
-        core: in the worker function.
+        core: this core; use the stopwatch in the worker function.
 
     Attributes:
-        seconds: the seconds of every pass, by section, in the order of their first pass.
+        seconds: for each section, the seconds of each time that it ran. The sections are in the
+            order in which they ran first.
     """
 
     def __init__(self, core):
@@ -40,21 +41,22 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def section(self, name: str) -> Iterator[None]:
-        """Time this block, and the work that it gives to the device."""
+        """Measure the time of the block, with the work that it gives to the device."""
         began = time.perf_counter()
         yield
+        # On XLA, this also runs the operations that the block has recorded.
         self._backend.wait()
         self.seconds.setdefault(name, []).append(time.perf_counter() - began)
 
     def each(self, name: str, batches: Iterable) -> Iterator:
-        """Yield the batches; time the wait for each, including its transfer to the device."""
+        """Yield the batches; measure the wait for each, with its transfer to the device."""
         batches = iter(batches)
         end = object()
         while True:
             with self.section(name):
                 batch = next(batches, end)
             if batch is end:
-                self.seconds[name].pop()  # the wait for the end was not for a batch
+                self.seconds[name].pop()  # the last wait has returned no batch
                 return
             yield batch
 
@@ -62,10 +64,11 @@ class Stopwatch:
         """Return the median seconds of every section.
 
         Args:
-            skip: number of first passes to leave out, because they may have compiled.
+            skip: number of times to leave out at the beginning of each section, because the first
+                steps compile.
 
         Raises:
-            ValueError: a section was not timed more often than `skip`.
+            ValueError: a section has run only `skip` times or fewer.
         """
         short = [name for name, times in self.seconds.items() if len(times) <= skip]
         if short:

@@ -1,4 +1,4 @@
-"""Know the TPUs of a host by the names that people use, and the facts of each."""
+"""List the TPUs of single hosts, such as "v5e-8", with their properties."""
 
 import difflib
 from collections.abc import Collection
@@ -7,27 +7,28 @@ from dataclasses import dataclass
 from tpukit.essentials.display import InvalidValueError
 from tpukit.essentials.environment import GENERATIONS
 
-_MOST_CHIPS = 8  # of a host
+_MOST_CHIPS = 8  # in a host
 
 
 @dataclass(frozen=True)
 class Tpu:
-    """A TPU of a host.
+    """The TPU chips of one host.
 
-    Its name counts chips for v5e and v6e, and TensorCores for the others: a v3-8 has four chips.
+    The number in a name counts chips for v5e and v6e, and TensorCores for all others: a v5e-8 has
+    eight chips, but a v3-8 has four chips with two TensorCores each.
 
     Attributes:
-        name: such as "v5e-8".
-        generation: such as "v5e".
-        chips: chips of the host.
-        cores: devices that PyTorch sees, each with its own worker.
-        hbm: bytes of memory per core.
-        flops: the peak of bfloat16 operations per second and core.
-        bandwidth: the peak of bytes of memory per second and core.
-        clock: cycles per second.
-        topology: libtpu's name, such as "v5e:2x4".
+        name: the usual name, such as "v5e-8".
+        generation: the generation, such as "v5e".
+        chips: number of chips.
+        cores: number of devices that PyTorch sees; each has its own worker.
+        hbm: bytes of device memory (HBM) per core.
+        flops: peak of bfloat16 floating-point operations per second and core.
+        bandwidth: peak of bytes per second and core, between a core and its memory.
+        clock: clock cycles per second.
+        topology: the name in libtpu, such as "v5e:2x4".
         accelerator_type: the name in the Cloud TPU API, gcloud and SkyPilot.
-        dollars: approximate price of all chips per hour; see PRICES_OF.
+        dollars: approximate price of all chips per hour, in US dollars; see PRICES_OF.
     """
 
     name: str
@@ -82,29 +83,32 @@ def find_tpu(
     among: Collection[str] = tuple(TPUS),
     without: str = "there is no TPU",
 ) -> Tpu:
-    """Return the TPU of a name, which may have the form of Google's tools.
+    """Return the TPU with a name; the names of Google's tools are accepted as well.
 
     Args:
-        name: such as "v5e-8", "v5litepod-8" or "tpu-v5litepod-8".
-        among: the names to accept.
-        without: the beginning of the error if a known TPU is not accepted.
+        name: a name, such as "v5e-8", "v5litepod-8" or "tpu-v5litepod-8"; or a `Tpu`, which is
+            returned.
+        among: the accepted names. The default is all known names.
+        without: the beginning of the error message if the name is known but not accepted.
 
     Raises:
-        ValueError: the name is not accepted; the message has the nearest.
+        ValueError: the name is not accepted. The message has the most similar accepted name.
     """
     if isinstance(name, Tpu):
         return name
+    # Google's tools write "v5litepod-8" or "tpu-v5litepod-8" for a v5e-8.
     known = str(name).strip().lower().removeprefix("tpu-")
     known = known.replace("v5litepod", "v5e").replace("v5lite", "v5e")
     if known in among:
         return TPUS[known]
+    # Three reasons: the name is unknown, known but not accepted here, or of several hosts.
     generation, _, size = known.partition("-")
     fact = f"there is no TPU {name!r}"
     if known in TPUS:
         fact = f"{without} {known}"
     if size.isdigit() and int(size) > _MOST_CHIPS and generation in GENERATIONS:
         fact = f"{name} is no TPU of one host, and tpukit works with those only"
-    # The machine of Kaggle, if the name is like none.
+    # If no name is similar, recommend Kaggle's machine.
     nearest = difflib.get_close_matches(known, among, n=1) or ["v5e-8"]
     raise InvalidValueError(
         fact,

@@ -1,7 +1,7 @@
 """Compile the simulated libtpu from its C sources, once, into the user's cache folder.
 
-The simulated library passes its calls on to a PJRT plugin for the CPU, from the package
-xla_cpu_pjrt, and adds the TPU's topology and collectives.
+The simulated library passes most calls of torch_xla on to a PJRT plugin for the CPU, of the package
+xla_cpu_pjrt. It adds the TPU's topology and collectives.
 """
 
 import os
@@ -14,9 +14,9 @@ from pathlib import Path
 
 from tpukit.accelerators import BuildError, compiled, why_no_compiler
 
-# Versions of the plugin's PJRT C API that the sources were compiled for and run with. Within a
-# major version a plugin's table of functions only grows, but its answers differ: 0.106 and 0.115
-# hung with an early form of the simulator.
+# The versions of the plugin's PJRT C API that the sources were compiled for and tested with. Within
+# a major version a plugin's table of functions only grows, but the functions change what they do:
+# with 0.106 and 0.115, an early form of the simulator waited forever.
 BUILT_FOR = ((0, 81),)
 
 _SOURCES = Path(__file__).parent
@@ -33,8 +33,8 @@ class Plugin:
     """The PJRT plugin for the CPU.
 
     Attributes:
-        library: its file.
-        headers: the folder of pjrt_c_api.h.
+        library: the path of the plugin's file.
+        headers: the folder that contains pjrt_c_api.h.
         version: the version of its PJRT C API, (major, minor); None if the header does not contain
             it.
     """
@@ -45,16 +45,17 @@ class Plugin:
 
 
 def find_plugin(path: Iterable[str] | None = None) -> Plugin | None:
-    """Return the plugin of the package xla_cpu_pjrt, or None.
+    """Return the plugin of the package xla_cpu_pjrt; None if the package is not installed.
 
     Args:
-        path: the folders of packages; None for `sys.path`.
+        path: the folders with packages; None for `sys.path`.
     """
     for entry in sys.path if path is None else path:
         folder = Path(entry or ".").absolute() / "xla_plugins" / "xla_cpu_pjrt"
         library = folder / "xla_cpu_pjrt.so"
         header = folder / "include" / "pjrt_c_api.h"
         if library.is_file() and header.is_file():
+            # The header defines the two numbers, major before minor.
             numbers = [int(number) for number in _VERSION.findall(header.read_text())]
             version = (numbers[0], numbers[1]) if len(numbers) == 2 else None
             return Plugin(library, header.parent, version)
@@ -68,13 +69,14 @@ def why_not(
     system: str = sys.platform,
     machine: str | None = None,
 ) -> str | None:
-    """Return why this machine cannot simulate a TPU, and the fix, in a line; None if it can.
+    """Return one line with what prevents a simulation here, and the fix; None if nothing does.
 
-    Nothing is compiled here, so an error of the compiler shows only in `library`.
+    This function compiles nothing, so only `library` can find errors of the compiler.
 
     Args:
         path, environ: as in `library`.
-        system, machine: Python's names of the machine; None for this machine.
+        system: the operating system, as `sys.platform` names it.
+        machine: the kind of processor, as `platform.machine` names it; None for this machine's.
     """
     missing = _missing(path, environ, system=system, machine=machine or platform.machine())
     return ": ".join(missing) if missing else None
@@ -87,10 +89,10 @@ def _missing(
     system: str,
     machine: str,
 ) -> tuple[str, str] | None:
-    """Return the first missing part and the fix, as `why_no_compiler` does."""
+    """Return (what is missing, the fix) for the first missing part; None if nothing is missing."""
     if (system, machine) != ("linux", "x86_64"):
         fact = f"torch_xla runs on Linux on x86-64 only, and this is {system} on {machine}"
-        return fact, "use such a machine"
+        return fact, "use a machine with Linux on x86-64"
     plugin = find_plugin(path)
     if plugin is None:
         return "the PJRT plugin for the CPU is not installed", _INSTALL
@@ -103,6 +105,7 @@ def _missing(
 
 
 def _written(version: tuple[int, int] | None) -> str:
+    """Return a version as messages have it, such as "0.81"."""
     if version is None:
         return "no version"
     major, minor = version
@@ -115,11 +118,12 @@ def library(
     environ: Mapping[str, str] = os.environ,
     sources: Path = _SOURCES,
 ) -> Path:
-    """Return the file of the simulated libtpu. The first call compiles it in about three seconds.
+    """Return the path of the simulated libtpu. The first call compiles it in about three seconds.
 
     Args:
-        path: the folders of packages; None for `sys.path`.
-        environ: CC and PATH for the compiler, XDG_CACHE_HOME and HOME for the cache folder.
+        path: the folders with packages; None for `sys.path`.
+        environ: the variables CC and PATH, for the compiler, and XDG_CACHE_HOME and HOME, for the
+            cache folder.
         sources: the folder of the C sources.
 
     Raises:
@@ -136,10 +140,10 @@ def program(
     path: Iterable[str] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Path:
-    """Return the file that a folder of C sources makes with the plugin's header.
+    """Return the path of the file that is compiled from C sources and the plugin's header.
 
     Args:
-        name: the name of the file; with ".so" it is a library.
+        name: the name of the file; one that ends in ".so" is a library, others are programs.
         sources, path, environ: as in `library`.
 
     Raises:

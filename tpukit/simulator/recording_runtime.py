@@ -1,7 +1,7 @@
 """Run a worker function as a single core of a simulated TPU, and record its programs.
 
-No large program runs. The simulated libtpu writes each program to a folder and each run to a log,
-see `record.c`. `preflight` reads both.
+The simulated libtpu (`record.c`) writes each program to a folder, and a line per run to a log.
+`preflight` reads both. Large programs are only recorded, and do not run.
 """
 
 import contextlib
@@ -27,12 +27,12 @@ from tpukit.simulator.shapes import dry_run, environment
 
 @dataclass(frozen=True)
 class Imagined(Topology):
-    """A machine on which one core runs; the other cores are assumed to do the same.
+    """A machine of which one core runs; the other cores are assumed to do the same.
 
     Attributes:
-        world_size: cores of the machine, 1 to 8.
-        accelerator: Google Cloud's name of the machine, such as v5litepod-8.
-        folder: for the programs and the log.
+        world_size: the number of cores of the machine, 1 to 8.
+        accelerator: Google Cloud's name of the machine, such as "v5litepod-8".
+        folder: the folder that receives the programs and the log.
     """
 
     world_size: int = 1
@@ -41,21 +41,21 @@ class Imagined(Topology):
 
 
 class _Recording:
-    """A core whose large programs do not run, so values from it are no results.
+    """A core whose large programs do not run, so the values from it have no meaning.
 
-    A mixin that stands before `Tpu` or `ShardedTpu`.
+    A mixin: in a class's bases it comes before `Tpu` or `ShardedTpu`, whose methods it replaces.
     """
 
     is_recording = True
 
     def __init__(self, *chips: int) -> None:
         super().__init__(*chips)
-        # Each is a tuple of (size, dtype) for tensors that belong together.
+        # An entry is a tuple with (shape, dtype) of each tensor of a batch or of a transfer.
         self._batches: list[tuple] = []
         self._sent: list[tuple] = []
 
     def wait_for_launches(self) -> None:
-        """Wait until all programs have run; unlike `wait`, add nothing to them."""
+        """Wait until all launched programs have run; unlike `wait`, launch nothing."""
         import torch_xla.core.xla_model as xm
 
         xm.wait_device_ops()
@@ -72,15 +72,20 @@ class _Recording:
         self._batches.append(self._shapes_of(tree.tree_leaves(batch)))
 
     def take_notes(self) -> tuple[tuple, tuple]:
-        """Return the batches of `core.batches`, and all transfers, since the last call."""
+        """Return what was noted since the last call: the batches of `core.batches`, all transfers.
+
+        Each batch and each transfer is a tuple with (shape, dtype) of each of its tensors.
+        """
+        # A background thread may append during these lines. Its entry is in the old list or in the
+        # new one, but is not lost, because no list is copied or emptied.
         batches = self._batches
-        sent = self._sent  # a background thread may append meanwhile, to the old or the new list
+        sent = self._sent
         self._batches = []
         self._sent = []
         return tuple(batches), tuple(sent)
 
     def _shapes_of(self, leaves: list) -> tuple:
-        """Return (size, dtype) of the tensors, as a chip gets its part of them."""
+        """Return (shape, dtype) of each chip's part of the tensors; scalars are left out."""
         import torch
 
         shapes = []
@@ -91,7 +96,13 @@ class _Recording:
         return tuple(shapes)
 
     def text_of(self, program: Path) -> str:
-        """Return a recorded program as HLO text, with the lines of Python that torch_xla noted."""
+        """Return the HLO text of a recorded program.
+
+        The text names the line of Python of each operation, as far as torch_xla noted it.
+
+        Args:
+            program: the path of the recorded file.
+        """
         import torch_xla.core.xla_builder as xb
 
         computation = xb.computation_from_module_proto("step", program.read_bytes())
@@ -103,16 +114,16 @@ class RecordingTpu(_Recording, Tpu):
 
     @staticmethod
     def part_of(shape: tuple) -> tuple:
-        """Return the shape of a chip's part of a batch."""
+        """Return the shape of a chip's part of a batch; here a chip gets all of it."""
         return shape
 
 
 class RecordingShardedTpu(_Recording, ShardedTpu):
-    """All chips as a single core."""
+    """All chips of the machine, which torch_xla's SPMD mode shows as a single core."""
 
 
 class RecordingRuntime(SimulatorRuntime):
-    """One process that torch_xla takes for core 0 of a TPU; `preflight` uses it, and no launch."""
+    """One process that torch_xla takes for core 0 of a TPU. Only `preflight` uses it."""
 
     name = "xla:recording"
     backend = RecordingTpu
@@ -125,7 +136,7 @@ class RecordingRuntime(SimulatorRuntime):
     def meeting_point(self, topology: Imagined) -> Iterator[dict[str, str]]:
         shape = dry_run(topology.world_size * topology.chips)
         plugin = find_plugin().library
-        # One process needs no shared memory.
+        # There is only one process, so it needs no memory to communicate with others.
         machine = environment(shape, library=library(), plugin=plugin, memory="")
         yield machine | {"SIMULATOR_RECORD": str(topology.folder)}
 
@@ -138,7 +149,8 @@ class RecordingRuntime(SimulatorRuntime):
         meeting_point,
     ) -> None:
         play(meeting_point)
-        # torch_xla's flags for the compiler depend on the kind of chip; the trace does not.
+        # The recorded programs do not depend on the kind of chip, but the flags for libtpu's
+        # compiler do. preflight compiles the programs with the flags in this file.
         is_sharded = topology.chips > 1
         flags = libtpu_flags(topology.accelerator, topology.generation, sharded=is_sharded)
         (topology.folder / "flags").write_text(flags)
@@ -150,15 +162,17 @@ class RecordingRuntime(SimulatorRuntime):
 
 
 def libtpu_flags(accelerator: str, generation: str, *, sharded: bool = False) -> str:
-    """Return the LIBTPU_INIT_ARGS of a launch on a machine.
+    """Return the value of LIBTPU_INIT_ARGS, libtpu's flags, that a launch on a machine would have.
 
     Args:
         accelerator: Google Cloud's name of the machine, such as "v5litepod-8".
-        generation: such as "v5e"; "" for the flags of torch_xla alone.
+        generation: the kind of chip, such as "v5e"; "" for the flags of torch_xla alone.
         sharded: whether one process has all chips.
     """
     import torch_xla
 
+    # torch_xla appends its flags to the variable in the environment, so the three variables get
+    # their old values back afterwards. The first one keeps torch_xla from asking a metadata server.
     with (
         variable_set("TPU_SKIP_MDS_QUERY", "1"),
         variable_set("TPU_ACCELERATOR_TYPE", accelerator),

@@ -1,8 +1,8 @@
 """Run torch_xla's own TPU client on CPU processes, with a simulated libtpu.
 
-torch_xla loads the library that TPU_LIBRARY_PATH names. `environment` in `shapes` names the
-simulated library there, and describes a machine with chips, so torch_xla takes the same code path
-as on a TPU: a process per chip, with its collectives inside the graph.
+torch_xla loads the library that the environment variable TPU_LIBRARY_PATH names. `environment` of
+shapes.py names the simulated library there, and describes a machine with chips. So torch_xla runs
+the same code as on a TPU: a process per chip, with the collectives inside the graph.
 """
 
 import contextlib
@@ -23,7 +23,8 @@ from tpukit.essentials.backends import (
 from tpukit.simulator.build import find_plugin, library, why_not
 from tpukit.simulator.shapes import dry_run, environment, meeting_place
 
-# torch_xla sets these for each worker with setdefault, so a value found here would go to all.
+# torch_xla sets these for each worker, but only those that have no value. A value in this process
+# would go to every worker.
 _OF_EACH_WORKER = (
     "CLOUD_TPU_TASK_ID",
     "TPU_CHIPS_PER_PROCESS_BOUNDS",
@@ -36,7 +37,7 @@ _OF_EACH_WORKER = (
 
 
 class SimulatorRuntime(Runtime):
-    """A CPU process per simulated v5e chip; torch_xla's own collectives run, in the graph."""
+    """A CPU process per simulated v5e chip, with torch_xla's own collectives in the graph."""
 
     name = "xla:simulator"
     dry_run_of = "xla"
@@ -57,12 +58,12 @@ class SimulatorRuntime(Runtime):
 
     def load(self, topology: Topology) -> None:
         super().load(topology)
-        library()  # compiled here, before the run's time is counted
+        library()  # compiles on the first call, here because the run's time does not count yet
         import_torch_xla("CPU")
 
     @contextlib.contextmanager
     def meeting_point(self, topology: Topology) -> Iterator[dict[str, str]]:
-        """Yield the variables with which torch_xla sees the machine."""
+        """Yield the environment variables by which torch_xla finds the simulated machine."""
         shape = dry_run(topology.cores * topology.chips)
         plugin = find_plugin().library
         with meeting_place() as memory:  # inherited by the workers, which are forks
@@ -84,7 +85,12 @@ class SimulatorRuntime(Runtime):
 
 
 def play(machine: dict[str, str]) -> None:
-    """Let torch_xla see this machine in this process, in place of earlier settings."""
+    """Set the environment variables of this process so that torch_xla finds a simulated machine.
+
+    Args:
+        machine: the variables, from `shapes.environment`. Earlier settings of a machine are
+            deleted.
+    """
     for variable in _OF_EACH_WORKER:
         os.environ.pop(variable, None)
     os.environ |= machine

@@ -9,7 +9,7 @@ from pathlib import Path
 from tpukit.essentials.display import InvalidValueError
 from tpukit.profiling import find_tpu
 
-# As one host of a v5e has at most.
+# One host of v5e chips has at most eight.
 _MOST_CORES = 8
 
 
@@ -17,11 +17,13 @@ _MOST_CORES = 8
 class Shape:
     """A machine with TPU chips.
 
-    torch_xla starts a process per chip, with one device thread per core of it.
+    torch_xla starts a process per chip, and in it a thread per core of the chip.
 
     Attributes:
-        chips: number of chips of the machine.
-        cores: number of cores per chip; 2 on v2 and v3.
+        name: the name of the machine in messages, such as "kaggle v5e-8".
+        generation: the kind of chip, such as "v5e".
+        chips: the number of chips of the machine.
+        cores: the number of cores per chip: 2 on v2 and v3, otherwise 1.
         environ: the environment variables that the image of such a machine sets.
     """
 
@@ -33,7 +35,12 @@ class Shape:
 
 
 def dry_run(cores: int) -> Shape:
-    """Return a machine of 1 to 8 v5e chips with one core each; Google builds none with 3, 5 or 7.
+    """Return a machine of v5e chips, each with one core.
+
+    All numbers are possible, although Google builds no machine with 3, 5 or 7 chips.
+
+    Args:
+        cores: the number of chips, 1 to 8.
 
     Raises:
         ValueError: the number is not 1 to 8.
@@ -41,6 +48,7 @@ def dry_run(cores: int) -> Shape:
     if not 1 <= cores <= _MOST_CORES:
         fact = f"the simulator has 1 to 8 cores, got {cores}"
         raise InvalidValueError(fact, fix="pass a number from 1 to 8")
+    # The arrangement of the chips in x, y and z; torch_xla derives each chip's place from it.
     bounds = {4: "2,2,1", 6: "2,3,1", 8: "2,4,1"}.get(cores, f"{cores},1,1")
     environ = _image(f"v5litepod-{cores}", bounds)
     return Shape(f"dry run of {cores}", "v5e", chips=cores, environ=environ)
@@ -49,6 +57,9 @@ def dry_run(cores: int) -> Shape:
 def torch_tpu_dry_run(cores: int) -> Shape:
     """Return a machine of v4 chips for TorchTPU, which treats a chip as a single core.
 
+    Args:
+        cores: the number of chips: 1, 2, 4 or 8.
+
     Raises:
         ValueError: the number is not 1, 2, 4 or 8.
     """
@@ -56,17 +67,25 @@ def torch_tpu_dry_run(cores: int) -> Shape:
     if bounds is None:
         fact = f"TorchTPU runs on 1, 2, 4 or 8 chips, got {cores}"
         raise InvalidValueError(fact, fix="pass one of these numbers")
-    # The name of a v4 machine counts TensorCores, two per chip.
+    # The number in the name of a v4 machine counts TensorCores, of which a chip has two.
     environ = _image(f"v4-{2 * cores}", bounds)
     return Shape(f"TorchTPU on {cores}", "v4", chips=cores, environ=environ)
 
 
 def _image(accelerator: str, bounds: str, **others: str) -> dict[str, str]:
+    """Return the environment variables that the image of a TPU machine sets.
+
+    Args:
+        accelerator: Google Cloud's name of the machine, such as "v5litepod-8".
+        bounds: the number of chips along x, y and z, such as "2,4,1".
+        others: the variables that only this image sets.
+    """
     return {
         "TPU_ACCELERATOR_TYPE": accelerator,
         "TPU_CHIPS_PER_HOST_BOUNDS": bounds,
         "TPU_HOST_BOUNDS": "1,1,1",
-        # torch_xla reads these variables instead of a metadata server, which is not here.
+        # With this, torch_xla reads the variables below instead of asking a metadata server, which
+        # only Google Cloud has.
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_WORKER_ID": "0",
         "TPU_WORKER_HOSTNAMES": "localhost",
@@ -74,8 +93,9 @@ def _image(accelerator: str, bounds: str, **others: str) -> dict[str, str]:
     }
 
 
-# Colab's and Kaggle's variables by their images and by users' dumps, August 2026. Colab's one chip
-# advertises the bounds of four, and Kaggle's address is not an address.
+# The variables of Colab and Kaggle, from their images and from lists that users have published
+# (August 2026). They contain errors: Colab's one chip has the bounds of four chips, and Kaggle's
+# "local" is not an address.
 _KAGGLE = {"TPU_PROCESS_ADDRESSES": "local", "ISTPUVM": "1"}
 _COLAB = {"COLAB_TPU_1VM": "1"}
 _IMAGES = {
@@ -88,6 +108,7 @@ _IMAGES = {
 
 
 def _shape(name: str, environ: Mapping[str, str]) -> Shape:
+    """Return the machine of an image; the last word of its name is Google's name of the TPU."""
     tpu = find_tpu(name.split()[-1])
     cores_per_chip = tpu.cores // tpu.chips
     return Shape(name, tpu.generation, chips=tpu.chips, cores=cores_per_chip, environ=environ)
@@ -97,17 +118,18 @@ SHAPES = {name: _shape(name, environ) for name, environ in _IMAGES.items()}
 
 
 def environment(shape: Shape, *, library: Path, plugin: Path, memory: str) -> dict[str, str]:
-    """Return the variables with which torch_xla's workers see this machine.
+    """Return the environment variables by which torch_xla's workers find a simulated machine.
 
-    They hold for the workers of one run at a time: those of the run before must have ended.
+    Only one run at a time may use the same `memory`: the workers of the run before must have ended.
     torch_xla sets other variables for each worker (TPU_PROCESS_BOUNDS, CLOUD_TPU_TASK_ID and so
     on), which must not be set already.
 
     Args:
         shape: the machine.
-        library: the simulated libtpu.
-        plugin: the PJRT plugin for the CPU.
-        memory: through which the processes communicate, from `meeting_place`.
+        library: the path of the simulated libtpu.
+        plugin: the path of the PJRT plugin for the CPU.
+        memory: the path of the file through which the processes communicate, from
+            `meeting_place`; "" for a single process.
     """
     return {
         **shape.environ,
@@ -124,10 +146,11 @@ def environment(shape: Shape, *, library: Path, plugin: Path, memory: str) -> di
 def meeting_place() -> Iterator[str]:
     """Yield the path of a file in memory that this process and its forks share.
 
-    The path is for SIMULATOR_MEMORY. Forks inherit the open file, so this process may close it.
+    The path is the value of SIMULATOR_MEMORY. Forks inherit the open file, so they keep it after
+    this process has closed it.
 
-    The system frees the file when the last process that has it open ends, also when all of them are
-    killed. A file in /dev/shm would be left behind in that case, and is limited to the size of
+    The system frees the file when the last process that has it open ends, even if all of them are
+    killed. A file in /dev/shm would remain in that case. Its size would also be limited to that of
     /dev/shm, 64 MB in a container.
     """
     file = os.memfd_create("tpukit-simulator")

@@ -41,7 +41,8 @@ class SimulatedTorchTpuRuntime(TorchTpuRuntime):
 
     def load(self, topology: Topology) -> None:
         super().load(topology)
-        simulated = str(library())  # compiled here, before the run's time is counted
+        simulated = str(library())  # compiles on the first call, before the run's time counts
+        # torch_tpu reads the variable when it is imported, so setting it later has no effect.
         is_other = os.environ.get("TPU_LIBRARY_PATH") != simulated
         if "torch_tpu" in sys.modules and is_other:
             raise TpukitRuntimeError(
@@ -57,7 +58,7 @@ class SimulatedTorchTpuRuntime(TorchTpuRuntime):
         plugin = find_plugin().library
         with super().meeting_point(topology) as address, meeting_place() as memory:
             machine = environment(shape, library=library(), plugin=plugin, memory=memory)
-            machine["TF_CPP_MIN_LOG_LEVEL"] = "1"  # otherwise the plugin logs a line per program
+            machine["TF_CPP_MIN_LOG_LEVEL"] = "1"  # at "0" the plugin logs a line per program
             yield address, machine
 
     def start(
@@ -73,13 +74,18 @@ class SimulatedTorchTpuRuntime(TorchTpuRuntime):
         address, machine = meeting_point
         play(machine)
         show_chips(topology.cores)
-        # Otherwise attention is a kernel in the chips' own code.
+        # TorchTPU's flash attention is a kernel in machine code of the chips, which the CPU's
+        # plugin cannot run.
         torch.backends.cuda.enable_flash_sdp(False)
         super().start(body, topology, process=process, meeting_point=address)
 
 
 def show_chips(chips: int) -> None:
-    """Let torch_tpu find this many v4 chips on the PCI bus and in /dev/vfio."""
+    """Make torch_tpu believe that this machine has v4 chips.
+
+    Args:
+        chips: the number of chips that torch_tpu's search of the PCI bus returns.
+    """
     for place in HARDWARE:
         inside(place)  # raises if this version of torch_tpu does not have it
     hardware = importlib.import_module("torch_tpu._internal.utils.hardware")

@@ -1,4 +1,4 @@
-"""Training: fit, evaluate, predict, schedules, checkpoints, resume."""
+"""Train, evaluate and predict on all cores; schedule the learning rate; save and resume runs."""
 
 from tpukit.profiling import parse_duration
 from tpukit.training import schedules

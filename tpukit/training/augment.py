@@ -7,11 +7,12 @@ Catmull and Smith rotated images in 1980 ("3-D transformations of images in scan
 
     image    --  each row: shear and scale  -->    --  each column: the same  -->    rotated image
 
-On a TPU each row is resampled by a product with its own matrix. The compiler computes these
-matrices inside the product and stores none of them. For 128 images of 128 x 128 it estimates 0.94 M
-cycles, a sixteenth of ResNet-34's step (libtpu 0.0.42, v5e; not tested on hardware). Gathering the
-pixels instead would be 25 million reads of one number each. The compiler has no estimate for those;
-at one per cycle they take longer than that step.
+On a TPU, each row is resampled by a matrix product with a matrix of its own. The compiler computes
+these matrices inside the product and stores none of them. For 128 images of 128 x 128, it estimates
+0.94 M cycles, a sixteenth of ResNet-34's step (libtpu 0.0.42, v5e; not tested on hardware).
+Gathering the pixels instead would need 25 million reads of one number each. The compiler has no
+estimate for these reads; at one read per cycle, they would take longer than the step of the
+ResNet-34.
 """
 
 import math
@@ -22,13 +23,13 @@ from typing import NamedTuple
 
 from tpukit.essentials.display import InvalidValueError, names_in_order
 
-_RANGES = {  # the largest value of each number, and its meaning for messages
-    "translate": (0.5, "a share of the image; 0.06 is up to 8 of 128 pixels"),
+_RANGES = {  # the largest value of each number, and an example with its meaning, for messages
+    "translate": (0.5, "0.06, a share of the image: up to 8 of 128 pixels"),
     # Beyond 45 degrees rows would have to be read as columns.
-    "degrees": (45, "degrees to either side, for instance 10"),
-    "brightness": (1, "a share of white; 0.1 is up to 26 of 255 grey levels"),
-    "contrast": (1, "a share; 0.1 is 0.9 to 1.1 times as much"),
-    "flip": (1, "a probability; 0.5 flips every second image on average"),
+    "degrees": (45, "10, for up to 10 degrees to either side"),
+    "brightness": (1, "0.1, a share of white: up to 26 of 255 grey levels"),
+    "contrast": (1, "0.1, for 0.9 to 1.1 times the contrast"),
+    "flip": (1, "0.5, a probability: every second image on average"),
 }
 # A TPU rounds the factors of a product to bfloat16, which is exact for multiples of 1/128 up to 1.
 _STEPS_PER_PIXEL = 128
@@ -38,17 +39,17 @@ _STEPS_PER_PIXEL = 128
 class Augment:
     """Change each image of a batch at random: `images, targets = augment(images, targets)`.
 
-    Masks among the targets, (N, H, W) of the images' height and width, are moved, scaled, rotated
-    and flipped with their images; each pixel takes the nearest class. Masks may be alone, or in a
-    dict or tuple of targets.
+    If the targets contain masks, (N, H, W) with the images' height and width, each mask is moved,
+    scaled, rotated and flipped with its image. Each pixel of it gets the nearest pixel's class. The
+    targets may be a mask, or a dict or tuple with masks.
 
-    A flip exchanges left and right. If labels name a side, `swap_labels` must exchange them as
-    well. Without it such a label is wrong on every flipped image, and no error shows it; therefore
-    `flip` is off by default.
+    A flip exchanges left and right. If a label names a side, such as "left lung", `swap_labels`
+    must exchange the two labels as well. Otherwise these labels are wrong for every flipped image,
+    without an error; therefore `flip` is off by default.
 
     Call it inside the step, on uint8 images, before they are normalised. The random numbers are
-    uniform and drawn on the device, which `launch(seed=...)` seeds differently on each core. They
-    do not change the graph, so it is compiled once.
+    uniform and drawn on the device, which `launch(seed=...)` seeds differently on each core. New
+    random numbers do not change the graph, so it is compiled only once.
 
     The names are those of torchvision's `RandomAffine` and `ColorJitter`. Two changes differ from
     torchvision, because they imitate the window of a CT image: `brightness` is added and not
@@ -59,7 +60,8 @@ class Augment:
             is drawn from [-translate, translate].
         scale: (smallest, largest) size, within 0.5 to 1.5: (0.9, 1.1) is 0.9 to 1.1 times as large.
             None is off.
-        degrees: the largest rotation, 0 (off) to 45. Drawn from [-degrees, degrees].
+        degrees: the largest rotation in degrees, 0 (off) to 45. Each rotation is drawn from
+            [-degrees, degrees].
         brightness: the largest change of brightness, as a share of white, 0 (off) to 1. A number
             from [-brightness, brightness] times white is added, as by another level of a CT window.
         contrast: the largest change of contrast, as a share, 0 (off) to 1. The distance from
@@ -68,8 +70,9 @@ class Augment:
         flip: the probability of a left-right flip, 0 (off) to 1.
         fill: the class number of a mask outside of the image, -256 to 255. 0 is usually the
             background; 255 is ignored with `ignore_index=255`. Images are 0 outside.
-        swap_labels: pairs of labels that a flip exchanges: columns, or names if `names` is given.
-            In a dict of targets those of "labels". Class numbers in a mask are not exchanged.
+        swap_labels: pairs of labels that a flip exchanges, as column numbers, or as names if
+            `names` is given. If the targets are a dict, its entry "labels" has the columns. Class
+            numbers in a mask are not exchanged.
         names: the names of all labels, in the order of their columns.
 
     Raises:
@@ -88,11 +91,11 @@ class Augment:
     names: Sequence[str] = ()
 
     def __post_init__(self):
-        for name, (most, meaning) in _RANGES.items():
+        for name, (most, example) in _RANGES.items():
             value = getattr(self, name)
             if not _is_number(value) or not 0 <= value <= most:
                 raise InvalidValueError(
-                    f"{name} must be 0 (off) to {most}, got {value!r}", fix=f"it is {meaning}"
+                    f"{name} must be 0 (off) to {most}, got {value!r}", fix=f"{name}={example}"
                 )
         _check_scale(self.scale)
         is_whole = isinstance(self.fill, int) and not isinstance(self.fill, bool)
@@ -112,15 +115,16 @@ class Augment:
 
         Args:
             images: (N, C, H, W) uint8 in [0, 255], or of a float dtype in [0, 1].
-            labels: (N, L) of any dtype, (N, H, W) masks of whole numbers from -256 to 255, or a
-                dict or tuple of both; other objects are returned unchanged, if `swap_labels` is
-                empty.
+            labels: the targets: labels (N, L) of any dtype, masks (N, H, W) of whole numbers from
+                -256 to 255, or a dict or tuple of both. If `swap_labels` is empty, other targets
+                are returned unchanged.
 
         Returns:
-            A tuple of both, of the same shapes and dtypes, on the same device.
+            (images, labels), with the same shapes and dtypes, on the same device.
 
         Raises:
-            ValueError: images or labels have another shape or dtype.
+            ValueError: the images have another shape or dtype; or `swap_labels` is given, and the
+                labels are not (N, L).
         """
         import torch
 
@@ -129,20 +133,21 @@ class Augment:
             drawn = self._draw(images)
             labels = self._change_targets(labels, images, drawn)
             changed = self._move(images, drawn)
-            # Last, so that black inside and outside of the image stays the same grey level.
+            # Change the brightness last, so that black of the border and of the image stay equal.
             changed = self._light(changed, drawn, is_uint8=images.dtype == torch.uint8)
             return changed.to(images.dtype), labels
 
     def _draw(self, images) -> "_Drawn":
         """Draw the random numbers of all images.
 
-        Numbers of changes that are off are drawn, too, so that switching a change off does not
-        alter the numbers of the others.
+        They are drawn for changes that are off, too. So if one change is switched off, the random
+        numbers of the other changes stay the same.
         """
         import torch
 
         height, width = images.shape[2:]
         draws = torch.rand(7, len(images), dtype=torch.float32, device=images.device)
+        # Six numbers from -1 to 1. The seventh, for the flip, stays a number from 0 to 1.
         turn, zoom, right, down, contrast, brightness = 2 * draws[:6] - 1
         smallest, largest = self.scale or (1, 1)
         return _Drawn(
@@ -158,7 +163,7 @@ class Augment:
         )
 
     def _move(self, images, drawn: "_Drawn", *, nearest: bool = False):
-        """Return (N, C, H, W) images, flipped, rotated, scaled and moved."""
+        """Return images (N, C, H, W), flipped, rotated, scaled and moved."""
         import torch
 
         if self.flip:
@@ -196,7 +201,7 @@ class Augment:
         is_mask = len(shape) in (3, 4) and shape[0] == len(images)
         if not is_mask or shape[-2:] != tuple(images.shape[2:]):
             return target
-        # `_move` fills with 0, so `fill` is 0 for a moment.
+        # `_move` fills the border with 0. So subtract `fill` before, and add it afterwards.
         masks = (target.float() - self.fill).view(len(images), -1, *shape[-2:])
         moved = self._move(masks, drawn, nearest=True) + self.fill
         return moved.to(target.dtype).view(shape)
@@ -210,6 +215,7 @@ class Augment:
             return labels
         shape = tuple(getattr(labels, "shape", ()))
         columns = len(self.names)
+        # Without names, the labels must at least have the largest column of `swap_labels`.
         if not columns:
             columns = max([max(opposites) + 1, *shape[1:]])
         if shape != (len(flipped), columns):
@@ -219,7 +225,7 @@ class Augment:
                 fix="pass the labels of these images, one column per label; "
                 "class numbers cannot be swapped",
             )
-        # Not labels[:, order]: the list of numbers would be copied to the device in every step.
+        # Not labels[:, order], because the list `order` would be copied to the device in each step.
         mirrored = [labels[:, opposites.get(column, column)] for column in range(columns)]
         return torch.where(flipped.view(-1, 1), torch.stack(mirrored, dim=1), labels)
 
@@ -236,17 +242,18 @@ class _Drawn(NamedTuple):
 def warp(images, *, turn, zoom, right, down, nearest=False):
     """Rotate and scale every image about its centre and shift it, each by its own numbers.
 
-    Interpolates linearly between pixels, along rows and then along columns; pixels from outside are
-    0. The result is as sharp as that of `grid_sample`. For rotations of up to 10 degrees it differs
-    from it by 0.1 grey levels on average in smooth images, and by 1.6 in pure noise.
+    It interpolates linearly between pixels, first along rows and then along columns; pixels from
+    outside the image are 0. The result is as sharp as that of `grid_sample`. For rotations of up to
+    10 degrees, the two results differ by 0.1 grey levels on average in smooth images, and by 1.6 in
+    pure noise.
 
     Args:
         images: (N, C, H, W) of any dtype.
-        turn: (N,) float32, radians, counter-clockwise, at most pi / 4 to either side.
+        turn: (N,) float32, radians, counter-clockwise, -pi / 4 to pi / 4.
         zoom: (N,) float32, above 0; 2 makes objects twice as large.
-        right: (N,) float32, pixels.
-        down: (N,) float32, pixels.
-        nearest: True takes the nearest pixel, for whole class numbers from -256 to 256.
+        right: (N,) float32, shift to the right in pixels.
+        down: (N,) float32, downward shift in pixels.
+        nearest: True uses the nearest pixel, for whole class numbers from -256 to 256.
 
     Returns:
         (N, C, H, W) float32.
@@ -255,14 +262,14 @@ def warp(images, *, turn, zoom, right, down, nearest=False):
 
     turn, zoom, right, down = (number.view(-1, 1, 1) for number in (turn, zoom, right, down))
     height, width = images.shape[2:]
-    # Both count from the centre of the image.
+    # Coordinates of pixels, with 0 at the centre of the image.
     rows = torch.arange(height, dtype=torch.float32, device=images.device) - (height - 1) / 2
     columns = torch.arange(width, dtype=torch.float32, device=images.device) - (width - 1) / 2
     x = columns - right
     y = rows - down
-    # The pixel at (x, y) shows the image at ((x cos - y sin) / zoom, (x sin + y cos) / zoom).
-    # Within one row of the image the column depends on x alone, so every row can be resampled on
-    # its own, and then every column.
+    # The new pixel at (x, y) shows the image at ((x cos - y sin) / zoom, (x sin + y cos) / zoom).
+    # In a given row of the image, the column to read depends on x alone. So first each row is
+    # resampled with its own columns, and then each column of the result with its own rows.
     column_read = x / (zoom * turn.cos()) - turn.tan() * rows.view(-1, 1)
     row_read = (y * turn.cos() + x.transpose(1, 2) * turn.sin()) / zoom
     images = _read(images.float(), column_read, nearest)
@@ -271,12 +278,15 @@ def warp(images, *, turn, zoom, right, down, nearest=False):
 
 
 def _read(rows, places, nearest=False):
-    """Resample (N, C, R, S) rows at (N, R, T) places from their centre, into (N, C, R, T)."""
+    """Resample rows (N, C, R, S) at places (N, R, T); return (N, C, R, T).
+
+    A place is a distance in pixels from the centre of a row. All channels use the same places.
+    """
     centre = (rows.shape[3] - 1) / 2
     if nearest:
         places = (places + centre).round() - centre
-    # Bytes and weights are exact in bfloat16 (whole numbers up to 256, multiples of 1/128 up to 1),
-    # so the weights sum to 1, and an image that does not move is unchanged.
+    # Round places to 1/128 pixel. Then bytes and weights are exact in bfloat16 (whole numbers up to
+    # 256, multiples of 1/128 up to 1), the weights sum to 1, and an unmoved image is unchanged.
     places = (places * _STEPS_PER_PIXEL).round() / _STEPS_PER_PIXEL + centre
     if rows.device.type == "xla":
         return _multiply(rows, places)
@@ -284,20 +294,20 @@ def _read(rows, places, nearest=False):
 
 
 def _multiply(rows, places):
-    """Resample by one S x T matrix per row, with two weights in each column.
+    """Resample each row by a product with its own matrix (S, T), which has two weights per column.
 
-    This is affordable only if a compiler computes the matrices inside the product.
+    This is fast only if a compiler computes the matrices inside the product, as XLA does on a TPU.
     """
     import torch
 
     pixels = torch.arange(rows.shape[3], dtype=torch.float32, device=rows.device)
     weights = (1 - (places.unsqueeze(2) - pixels.unsqueeze(1)).abs()).clamp(min=0)
-    # In this order: with the weights on the left, the product takes six times as many cycles.
+    # Multiply by the weights from the right: from the left, the product takes six times the cycles.
     return (rows.transpose(1, 2) @ weights).transpose(1, 2)
 
 
 def _gather(rows, places):
-    """Interpolate between the two pixels next to every place: the same result without a product."""
+    """Interpolate between the two pixels next to each place: `_multiply` without a product."""
     import torch
 
     size = rows.shape[3]
@@ -335,12 +345,15 @@ def _check_images(images) -> None:
     shape = tuple(getattr(images, "shape", ()))
     found = f"{kind} {shape} {getattr(images, 'dtype', '')}"
     is_batch = isinstance(images, torch.Tensor) and images.ndim == 4
+    # Images have at most 4 channels: (N, 224, 224, 3) has its channels in the wrong position.
     are_channels_last = is_batch and shape[3] <= 4 < shape[1]
     if not is_batch or are_channels_last:
         raise InvalidValueError(
             f"augment takes (N, C, H, W) tensors, got {found}",
             fix="if the batch is (N, H, W, C), pass images.permute(0, 3, 1, 2)",
         )
+    # Two uint8 channels are the low and the high byte of 16-bit pixels. Interpolating the bytes
+    # separately would give wrong values.
     if images.dtype == torch.uint8 and shape[1] == 2:
         raise InvalidValueError(
             "augment cannot move images of two bytes per pixel: it would mix low and high bytes",
@@ -356,9 +369,13 @@ def _check_images(images) -> None:
 
 
 def _opposites(swap_labels, names) -> dict[int, int]:
-    """Return {column: column to swap with} of the labels that a flip exchanges.
+    """Return {column: its opposite column} for the labels that a flip exchanges.
 
-    For example {6: 8, 8: 6} for ((6, 8),); ValueError for an invalid `swap_labels`.
+    For example, the result for ((6, 8),) is {6: 8, 8: 6}.
+
+    Raises:
+        ValueError: `swap_labels` does not consist of pairs of different labels, or `names` lacks a
+            label.
     """
     names = names_in_order(names, "names", words=False)
     opposites = {}
@@ -368,6 +385,7 @@ def _opposites(swap_labels, names) -> dict[int, int]:
                 f"swap_labels must be pairs of labels, got {swap_labels!r}",
                 fix="swap_labels=((one, other),), with a comma after a single pair",
             )
+        # Convert names to column numbers. A text that is left is not in `names`.
         columns = [names.index(label) if label in names else label for label in pair]
         for label in columns:
             if isinstance(label, str) or not 0 <= label < (len(names) or math.inf):

@@ -1,14 +1,14 @@
-"""Copy a run's checkpoints to a second folder, which outlives the machine.
+"""Copy a run's checkpoints to a backup folder, which outlives the machine.
 
-A thread copies while training continues. A newer checkpoint replaces one that waits:
+A thread copies while training continues. Only the newest checkpoint waits for the thread:
 
     step 100 is saved    the thread copies step 100
     step 200 is saved    step 200 waits
-    step 300 is saved    step 300 waits in its place: step 200 is not copied
+    step 300 is saved    step 300 waits instead of step 200, which is never copied
     step 100 is copied   the thread copies step 300
 
-So a slow backup has fewer checkpoints, and training never waits for it. An error is printed once,
-and the next checkpoint is tried again.
+So a slow backup gets fewer checkpoints, and training never waits for it. If a copy fails, a line is
+printed once, and the next checkpoint is copied when it is complete.
 """
 
 import contextlib
@@ -38,29 +38,30 @@ from tpukit.training.checkpoints import (
 )
 
 _BEST = "best.pt"
-_COMPILED = "compiled"  # the folder of compiled programs that travels with a run
-_PIECE = 2**20  # bytes
-# Without a byte copied. Every drive or bucket that took longer was gone.
+_COMPILED = "compiled"  # the folder of compiled programs in a run's folder and in its backup
+_PIECE = 2**20  # bytes that are read at once
+# A copy without progress for this long is given up. Every drive or bucket that took longer was
+# gone.
 _QUIET_SECONDS = 60.0
-# The end of a run waits this long for a copy that makes progress.
+# At the end of a run, wait at most this long for a copy that makes progress.
 _LONGEST_SECONDS = 600.0
 
 
 class Backup:
-    """Copies of the newest two checkpoints, of best.pt and of compiled programs.
+    """Copies the newest two checkpoints, best.pt and compiled programs to a backup.
 
-    No error of the backup ends a training. One run at a time may use it. Programs that
-    `launch(compile_cache=folder / "compiled")` keeps in the run's folder are copied, too, and
-    come back.
+    An error of the backup during training does not end the training. Only one run at a time may use
+    a backup. The compilation cache of `launch(compile_cache=folder / "compiled")` is in the run's
+    folder, so its programs are copied, too, and `take` copies them back.
 
     Args:
-        address: a folder, whose parent exists; or a URL that fsspec supports, "gs://bucket/run".
-        say: called with one line, also from the thread.
-        alive: called while a core waits for the backup, so that the watchdog does not report a
-            hang.
+        address: a folder whose parent exists; or a URL that fsspec supports, "gs://bucket/run".
+        say: function that is called with one line of text, also from the thread.
+        alive: function that is called repeatedly while a core waits for the backup, so that the
+            watchdog does not report a hang.
 
     Attributes:
-        seconds: the duration of the longest copy so far.
+        seconds: duration of the longest copy so far.
 
     Raises:
         NotInstalledError: the package for this kind of URL is missing.
@@ -83,16 +84,16 @@ class Backup:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._waiting: Path | None = None  # the checkpoint to copy next
-        self._latest: Path | None = None  # the last one that was offered
-        self._copied: str | None = None  # the name of the last one that the backup has
+        self._latest: Path | None = None  # the last checkpoint that was offered
+        self._copied: str | None = None  # the name of the newest checkpoint that the backup has
         self._best: int | None = None  # modification time of the best.pt that the backup has
         self._problem = ""  # the last error, until a copy succeeds
         self._is_ended = False  # the run has ended: print nothing more
-        self._is_abandoned = False  # `take` has given up: a late answer must change nothing
-        self._moved = time.monotonic()  # when the last byte was copied
+        self._is_abandoned = False  # `take` has given up: its thread must not write any more
+        self._moved = time.monotonic()  # time of the last progress of a copy
 
     def offer(self, path: Path) -> None:
-        """Copy a complete checkpoint, and the best.pt next to it, in the background."""
+        """Copy a complete checkpoint, and the best.pt in its folder, in the background."""
         with self._lock:
             self._waiting = self._latest = path
             quiet = time.monotonic() - self._moved
@@ -102,7 +103,7 @@ class Backup:
                 self._complain(f"the backup {self.address} has not moved for {quiet:.0f} s")
 
     def close(self, seconds: float = _LONGEST_SECONDS) -> None:
-        """Wait for the last copy, at most `seconds`, and print which checkpoint is missing."""
+        """Wait for the last copy, at most `seconds`; print if the backup lacks the newest one."""
         self._wait(seconds)
         if self._latest and self._latest.name != self._copied:
             missing = self._latest.name
@@ -119,7 +120,11 @@ class Backup:
         self._thread.start()
 
     def _wait(self, seconds: float) -> bool:
-        """Wait for the thread; return False if time is up, or if nothing was copied for long."""
+        """Wait until the thread ends.
+
+        Returns False if it has not ended after `seconds`, or has made no progress for
+        `_QUIET_SECONDS`.
+        """
         thread = self._thread
         began = time.monotonic()
         while thread and thread.is_alive():
@@ -127,6 +132,7 @@ class Backup:
             self._alive()
             now = time.monotonic()
             is_late = now - self._moved > _QUIET_SECONDS or now - began > seconds
+            # It may have ended between the two lines above.
             if thread.is_alive() and is_late:
                 return False
         return True
@@ -150,12 +156,12 @@ class Backup:
         began = time.monotonic()
         try:
             self._place.connect()
-            # First, so that a run that resumes from the checkpoint finds the weights that its
-            # history calls the best.
+            # Copy best.pt first: a run that resumes from the checkpoint needs the weights of the
+            # epoch that its history calls the best.
             self._copy_best(path.with_name(_BEST))
             self._place.put(path, self._note_move)
-        except Exception as error:  # of any kind: from a drive, a bucket, a network or fsspec
-            if path.exists():  # if not, a newer one is complete, and waits
+        except Exception as error:  # drives, buckets, networks and fsspec raise errors of any type
+            if path.exists():  # otherwise it was replaced by a newer checkpoint, which is next
                 self._complain(
                     f"{path.name} was not copied to the backup {self.address}: {_reason(error)}"
                 )
@@ -165,8 +171,8 @@ class Backup:
         if self._problem and not self._is_ended:
             self._say(f"the backup {self.address} works again, and has {path.name}")
         self._problem = ""
-        # The next copy tries both again. If removing never works, the backup fills up; without
-        # the programs, the next machine compiles.
+        # Ignore errors of both, because the next copy tries them again. If removing never works,
+        # the backup fills up, and a copy fails. Without the programs, the next machine compiles.
         with contextlib.suppress(Exception):
             self._remove_older(path.name)
         with contextlib.suppress(Exception):
@@ -181,9 +187,9 @@ class Backup:
             self._best = written
 
     def _remove_older(self, newest: str) -> None:
-        """Remove all checkpoints of earlier steps except the newest.
+        """Remove old checkpoints: keep `newest`, and the newest of the steps before it.
 
-        Checkpoints of later steps stay: they are damaged, or belong to another run.
+        Checkpoints of later steps are not removed: they are damaged, or belong to another run.
         """
         last = step_of(newest)
         older = {}
@@ -191,6 +197,7 @@ class Backup:
             step = step_of(name)
             if name != newest and step is not None and step <= last:
                 older[name] = step
+        # Keep one checkpoint of an earlier step: the newest one may turn out to be damaged.
         kept = max((step for step in older.values() if step < last), default=None)
         for name, step in older.items():
             if step != kept:
@@ -201,6 +208,7 @@ class Backup:
         if not programs:
             return
         self._programs.connect()
+        # A program's name is its key, so a file with this name has the same contents.
         copied = self._programs.names()
         for program in programs:
             if program.name not in copied:
@@ -209,15 +217,21 @@ class Backup:
     def _complain(self, text: str) -> None:
         """Print a problem, unless the copy before failed as well."""
         if not self._problem and not self._is_ended:
-            self._say(f"{text}; training goes on, and the next checkpoint is tried again")
+            self._say(f"{text}; training goes on, and the next checkpoint will be copied")
         self._problem = text
 
     def take(self, checkpoints: CheckpointStore, *, resume: bool = True) -> None:
-        """Copy the newest complete checkpoint and best.pt to the folder, unless it has newer ones.
+        """Copy the backup's newest complete checkpoint and best.pt to the folder of the run.
+
+        Nothing is copied if the folder has a checkpoint of the same or a later step.
+
+        Args:
+            checkpoints: the checkpoints in the folder of the run.
+            resume: whether the run may continue from the backup.
 
         Raises:
-            CheckpointError: the folder's disk is full.
-            OSError: the backup cannot be read, and the folder has nothing to continue from.
+            CheckpointError: the checkpoint cannot be written to the folder of the run.
+            OSError: the backup cannot be read, and the folder has no complete checkpoint.
             ValueError: the backup has a newer checkpoint, and `resume` is False.
         """
         own = checkpoints.newest_step()
@@ -238,7 +252,9 @@ class Backup:
         if not errors:
             return
         error = errors[0]
-        is_lost = own < 0  # to begin anew could lose the run in the backup
+        # Without a checkpoint in the folder the run would start from scratch, and its checkpoints
+        # would later replace those in the backup.
+        is_lost = own < 0
         if isinstance(error, InvalidValueError | CheckpointError):
             raise error
         if is_lost and isinstance(error, PathNotFoundError):
@@ -259,8 +275,10 @@ class Backup:
         self._place.connect()
         names = self._place.names()
         if resume and _COMPILED in names:
-            with contextlib.suppress(Exception):  # without them, the programs are compiled
+            with contextlib.suppress(Exception):  # without the cache, the programs are compiled
                 self._take_programs(checkpoints.folder / _COMPILED)
+        # Checkpoints of later steps than the folder's newest; the newest of them that is complete
+        # is copied.
         newer = {}
         for name in names:
             step = step_of(name)
@@ -280,9 +298,7 @@ class Backup:
                 self._copied = name
                 self._say(f"{name} is taken from the backup {self.address}")
                 return
-            self._say(
-                f"checkpoint {name} in the backup is skipped: damaged, its checksum is another"
-            )
+            self._say(f"checkpoint {name} in the backup is skipped: damaged, its checksum is wrong")
 
     def _take_programs(self, folder: Path) -> None:
         self._programs.connect()
@@ -292,7 +308,7 @@ class Backup:
                 f"{unsafe}, and a program is code; use a backup_dir of your own"
             )
             return
-        # For this user alone, because its files are loaded as code.
+        # Only this user may write to the folder, because its files are loaded as code.
         folder.mkdir(mode=0o700, exist_ok=True)
         for name in self._programs.names():
             path = folder / name
@@ -319,7 +335,7 @@ class Backup:
             for piece in (place or self._place).pieces(name):
                 self._note_move()
                 yield piece
-        # As another type, because the writer takes an OSError for one of its own folder.
+        # Raise another type: the writer reports an OSError as an error of the run's own folder.
         except OSError as error:
             raise TpukitRuntimeError(f"{name} cannot be read: {_reason(error)}") from error
         if self._is_abandoned:
@@ -333,7 +349,7 @@ def _place(address: str) -> "_Folder | _Url":
 
 
 class _Folder:
-    """A backup in a folder: of a mounted drive or bucket, or of another disk."""
+    """A backup in a folder of a mounted drive or bucket, or of another disk."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -342,8 +358,8 @@ class _Folder:
     def connect(self) -> None:
         if self._is_connected:
             return
-        # The parents are not made. Below a drive that is not mounted, they would be folders of
-        # this machine, and lost with it.
+        # Do not create parents: if the drive is not mounted, they would be folders of this machine,
+        # and lost with it.
         if not self.folder.is_dir() and not self.folder.parent.is_dir():
             raise PathNotFoundError(
                 f"the backup cannot be made: there is no folder {self.folder.parent}",
@@ -353,7 +369,8 @@ class _Folder:
                 ),
             )
         self.folder.mkdir(mode=0o755, exist_ok=True)
-        for part in self.folder.glob(".*.unfinished"):  # of a machine that was taken away
+        # Remove incomplete copies of a machine that was taken away.
+        for part in self.folder.glob(".*.unfinished"):
             with contextlib.suppress(OSError):
                 part.unlink()
         self._is_connected = True
@@ -373,7 +390,8 @@ class _Folder:
             while piece := source.read(_PIECE):
                 copy.write(piece)
                 moved()
-        # Programs that others can change would not be taken back. Some drives have no modes.
+        # `_take_programs` does not load programs that other users can change. Some drives have no
+        # modes and raise an error.
         with contextlib.suppress(OSError):
             os.chmod(self.folder / file.name, 0o644)
 
@@ -389,7 +407,7 @@ class _Folder:
 
 
 class _Url:
-    """A backup that fsspec reaches. A bucket has an object when all of it has arrived."""
+    """A backup at a URL, through fsspec. A bucket has an object only when it is complete."""
 
     def __init__(self, address: str):
         self.address = address
@@ -455,17 +473,18 @@ class _Url:
 
 
 def _is_whole_zip(path: Path) -> bool:
-    """Return whether a file of `torch.save` is whole.
+    """Return whether the checksums in a file of `torch.save` are right.
 
-    `torch.load` does not compare the checksums in the file.
+    `torch.load` does not compare them.
     """
     try:
         return zipfile.ZipFile(path).testzip() is None
-    except Exception:  # of a damaged file: BadZipFile, EOFError, NotImplementedError and others
+    except Exception:  # a damaged file raises BadZipFile, EOFError, NotImplementedError and others
         return False
 
 
 def _reason(error: BaseException) -> str:
+    """Return an error of the backup as one short line."""
     if isinstance(error, TpukitError):
         return error.fact
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

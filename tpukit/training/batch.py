@@ -7,21 +7,21 @@ from collections.abc import Callable, Mapping
 from tpukit.essentials.data import Batches
 from tpukit.essentials.display import InvalidTypeError, InvalidValueError
 
-# The keys of a mapping that may hold its targets. Hugging Face's models and datasets use the
-# first two.
+# The keys under which a batch that is a mapping may have its targets. Hugging Face's models and
+# datasets use the first two.
 TARGETS = ("labels", "label", "targets", "target")
-_IGNORE_INDEX = -100  # of torch's cross entropy, if a loss has none of its own
+_IGNORE_INDEX = -100  # the default of torch's cross entropy, for a loss without this attribute
 _LONGEST_TEXT = 40  # characters of a text that an error shows
 
 
 def inputs_and_targets(batch: object) -> tuple:
     """Return (inputs, targets) of a batch: its first two parts, or a mapping and its "labels".
 
-    `FurtherParts` has the others.
+    `FurtherParts` returns the third and later parts.
 
     Raises:
-        TypeError: the batch has no targets, or holds something that is not a tensor; the message
-            names its key.
+        TypeError: the batch has no targets, or contains a value that is not a tensor. The message
+            names the key of this value.
     """
     import torch
 
@@ -52,11 +52,16 @@ class FurtherParts:
     """The parts of a batch after (inputs, targets), which the loss gets as further arguments.
 
     Samples of three parts, such as (inputs, targets, weight), need a loss of three arguments.
-    Batches of tuples from buckets have a mask of the data as a last part. A loss gets it too,
-    unless it has no argument left for it and ignores the value of the padding.
+    If a dataset of tuples is batched with buckets, a mask is added as the last part of each batch.
+    The loss gets the mask, too. It may lack a parameter for the mask if it ignores the value with
+    which targets are padded.
+
+    Args:
+        batches: the batches of the run, from `core.batches`.
+        loss: the loss of `fit`.
 
     Raises:
-        ValueError: the loss would count the padding.
+        ValueError: the loss has no parameter for the mask, and would count the padding.
     """
 
     def __init__(self, batches: Batches, loss: Callable):
@@ -71,12 +76,12 @@ class FurtherParts:
         """Return the further parts of a batch.
 
         Raises:
-            TypeError: the loss takes another number of arguments.
+            TypeError: the loss has another number of parameters than the batch has parts.
         """
         if not isinstance(batch, list | tuple) or len(batch) < 3:
             return ()
         further = tuple(batch[2:])
-        # As many as the loss takes, the mask included.
+        # Count the mask first: a loss that can take it gets it.
         if self._wanted in (len(further), math.inf):
             return further
         if self._may_drop_mask:
@@ -100,8 +105,8 @@ class FurtherParts:
 def _further_arguments(loss: Callable) -> float:
     """Return the number of arguments that a loss takes after (outputs, targets).
 
-    An optional argument counts only if its name says so, because torch's functions have the class
-    weights in that position. The number is infinite for a loss of *args.
+    A parameter with a default counts only if it is named like a mask or like sample weights: the
+    third parameter of torch's functions is the class weights. The number is infinite for *args.
     """
     try:
         parameters = inspect.signature(getattr(loss, "forward", loss)).parameters.values()
@@ -121,8 +126,8 @@ def _is_per_sample(parameter: inspect.Parameter) -> bool:
 
 
 def _ignores_padding(pad: Mapping | None, loss: Callable) -> bool:
-    """Return whether targets are padded with the value that the loss leaves out."""
-    pads = pad or {}
+    """Return whether targets are padded with the value that the loss ignores."""
+    pads = pad or {}  # by index of the part: 1 is the targets
     return 1 in pads and pads[1] == getattr(loss, "ignore_index", _IGNORE_INDEX)
 
 
@@ -141,7 +146,7 @@ def inputs_only(batch: object) -> tuple:
     """Return (inputs, None) of a batch, with or without targets.
 
     Raises:
-        TypeError: the inputs hold something that is not a tensor.
+        TypeError: the inputs contain a value that is not a tensor.
     """
     inputs = _first_part(batch)
     _check_tensors(inputs)
@@ -159,17 +164,18 @@ def _first_part(batch: object) -> object:
 
 
 def call(model, inputs: object) -> object:
-    """Return the model's outputs.
+    """Return the model's outputs; pass a mapping as keyword arguments.
 
-    A mapping is passed by name, with its targets only if `forward` has such an argument.
+    The targets in a mapping are passed only if `forward` has a parameter with their key.
 
     Raises:
-        TypeError: `forward` has no argument with the name of an input.
+        TypeError: the mapping has a key, other than that of its targets, that is not a parameter
+            of `forward`.
     """
     if not isinstance(inputs, Mapping):
         return model(inputs)
     parameters = inspect.signature(model.forward).parameters
-    # A forward of **kwargs may take any name, also those of targets.
+    # A forward with **kwargs may accept every key, also those of the targets.
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return model(**inputs)
     unknown = [name for name in inputs if name not in parameters and name not in TARGETS]
@@ -195,6 +201,7 @@ def _check_tensors(batch: object) -> None:
         found = type(leaf).__name__
         if isinstance(leaf, str):
             found += f" {leaf[:_LONGEST_TEXT]!r}"
+        # In a mapping, the outermost key is the name of a column that the user can remove.
         keys = [part.key for part in path if hasattr(part, "key")]
         place = f"of the key {keys[0]!r}" if keys else f"at {tree.keystr(path)}"
         column = str(keys[0]) if keys else "text"

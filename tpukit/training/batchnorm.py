@@ -1,4 +1,4 @@
-"""Give BatchNorm the statistics of the global batch: of the local batches of all cores together."""
+"""Let BatchNorm use the statistics of the global batch: of all cores' local batches together."""
 
 from tpukit.essentials.display import InvalidTypeError
 
@@ -8,26 +8,26 @@ def sync_batchnorm(core, module):
 
         model = core.model(sync_batchnorm(core, network))
 
-    Use it for local batches of fewer than about 16 samples, which are too small to be normalised
-    alone. It costs four small collectives per layer and step, two forward and two backward, so it
-    does not pay for larger batches. In training all cores must call the module together, with local
-    batches of the same size, as `core.batches` makes them. The repeated samples that fill the last
-    step count as they do in plain BatchNorm. In evaluation, and on one core, it is plain BatchNorm.
+    Use it for local batches of fewer than about 16 samples, whose own mean and variance are too
+    noisy. It costs four small collectives per layer and step, two forward and two backward, so it
+    is not worthwhile for larger batches. In training, all cores must call the module together, with
+    local batches of the same size, as `core.batches` makes them. The repeated samples that fill the
+    last step count, as in plain BatchNorm. In evaluation, and on one core, the layers work as plain
+    BatchNorm.
 
-    The names in the state dict stay the same, weights load in both directions, and a layer is
-    still an instance of its old class. `torch.nn.SyncBatchNorm`, which runs on CUDA only, is
-    accepted as well.
+    The keys of the state dict stay the same, so a plain model and a changed one can load each
+    other's weights. A layer is still an instance of its old class. `torch.nn.SyncBatchNorm`, which
+    runs on CUDA only, is accepted as well.
 
     Args:
         core: this core.
-        module: before or after `core.model`.
+        module: a module with BatchNorm layers, before or after `core.model`.
 
     Returns:
-        the module.
+        the same module.
 
     Raises:
-        TypeError: a layer is another kind of BatchNorm, whose own forward would be lost, or it is
-            lazy.
+        TypeError: the class of a BatchNorm layer overrides `forward`, or a layer is lazy.
     """
     from torch import nn
     from torch.nn.modules.batchnorm import _BatchNorm
@@ -36,7 +36,7 @@ def sync_batchnorm(core, module):
     for name, layer in module.named_modules():
         if not isinstance(layer, _BatchNorm):
             continue
-        # A cell that is run twice passes a layer whose class is synchronised already.
+        # If the user runs the cell again, the layer's class is a `Synced...` class already.
         kind = getattr(type(layer), "unsynced", type(layer))
         if isinstance(layer, nn.modules.lazy.LazyModuleMixin):
             raise _refused(
@@ -50,8 +50,8 @@ def sync_batchnorm(core, module):
                 f"{kind.__name__}, whose class overrides forward",
                 fix="a plain BatchNorm there",
             )
-        # Another class, not another layer: references to the layer stay valid, and so does
-        # `isinstance`.
+        # Change the layer's class, and do not replace the layer: references to the layer and
+        # `isinstance` then stay valid.
         layer.__class__ = _synced(kind, core, average)
     return module
 
@@ -68,7 +68,7 @@ def unsynced_layers(module) -> list:
 
 
 def unsync_batchnorm(layers) -> None:
-    """Make layers plain BatchNorm again, in place."""
+    """Undo `sync_batchnorm` for these layers, in place."""
     for layer in layers:
         layer.__class__ = getattr(type(layer), "unsynced", type(layer))
 
@@ -82,7 +82,7 @@ def _refused(name: str, found: str, *, fix: str) -> InvalidTypeError:
 
 
 def _synced(kind: type, core, average) -> type:
-    """Return a subclass of a BatchNorm that normalises with the global batch in training."""
+    """Return a subclass of a BatchNorm class that normalises with global statistics in training."""
     import torch
     from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -93,9 +93,9 @@ def _synced(kind: type, core, average) -> type:
         axes = [0, *range(2, x.ndim)]
         shape = [1, -1] + [1] * (x.ndim - 2)
         wide = x.to(torch.promote_types(x.dtype, torch.float32))  # under autocast, x is bfloat16
-        # The mean first, then the squares of the differences from it. That takes one collective
-        # more than mean(x^2) - mean^2, which in float32 is wrong by 1 % if the mean is 400
-        # standard deviations, and can be negative.
+        # Compute the mean first, then the mean of squared differences from it. This needs one
+        # collective more than mean(x^2) - mean^2. But in float32 that formula is wrong by 1 % if
+        # the mean is 400 standard deviations, and its result can be negative.
         mean = average(wide.mean(axes))
         centred = wide - mean.view(shape)
         variance = average(centred.square().mean(axes))
@@ -103,10 +103,11 @@ def _synced(kind: type, core, average) -> type:
             with torch.no_grad():
                 self.num_batches_tracked.add_(1)
                 part = self.momentum
+                # As in torch, momentum=None means the plain average over all batches.
                 if part is None:
                     part = 1.0 / self.num_batches_tracked
-                # Running statistics hold the unbiased variance, as torch's do; normalising uses
-                # the biased one.
+                # As in torch, running_var is the unbiased variance, but a batch is normalised with
+                # the biased variance.
                 count = core.world_size * x.numel() / x.shape[1]
                 unbiased = variance * (count / (count - 1))
                 self.running_mean.add_(part * (mean - self.running_mean))
@@ -123,7 +124,7 @@ def _synced(kind: type, core, average) -> type:
 
 
 def _differentiable_mean(core):
-    """Return a function for the mean over the cores, in the backward pass as well."""
+    """Return a differentiable function: the mean of a tensor over the cores."""
     import torch
 
     class Mean(torch.autograd.Function):

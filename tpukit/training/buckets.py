@@ -1,4 +1,4 @@
-"""Batches of a few fixed lengths, for samples whose length varies: text, audio, series."""
+"""Make batches of a few fixed lengths from samples of many lengths: text, audio, time series."""
 
 import functools
 import math
@@ -12,23 +12,23 @@ from tpukit.essentials.display import InvalidValueError
 
 @dataclass(frozen=True)
 class Buckets:
-    """The lengths that samples are padded to. In each step all cores have the same length.
+    """The lengths that samples are padded to. In each step, all cores have the same length.
 
-    A TPU compiles a step once per length. With a few lengths, short samples are not computed at the
-    length of the longest.
+    A TPU compiles a step once per length. With several lengths, short samples need not be padded
+    to the length of the longest sample.
 
     Args:
         lengths: the lengths of batches, such as (64, 128, 256).
-        pad: the parts of a sample to pad, with the value to fill in. By key if samples are
-            mappings: `{"input_ids": 0, "attention_mask": 0, "labels": -100}`. By position if they
-            are tuples: `{0: 0, 1: -100}`. Other parts are stacked unchanged. None pads the first
-            part of a tuple, or a sample that is a single tensor, with 0. Mappings need `pad`.
-        axis: the axis of these parts that varies: 0 for (length,) and (length, features), -1 for
-            sound of shape (channels, length).
-        sizes: the length of every sample, before any cut. With None, every core reads every sample
-            once to measure it. If that takes long, compute them in the notebook.
-        truncate: cut samples longer than the largest length at their end. Otherwise such a sample
-            is an error.
+        pad: the parts of a sample to pad, each with its fill value. If samples are mappings, by
+            key: `{"input_ids": 0, "attention_mask": 0, "labels": -100}`. If they are tuples, by
+            position: `{0: 0, 1: -100}`. Other parts are stacked unchanged. None: pad the first part
+            of a tuple, or a sample that is a single tensor, with 0. Mappings need `pad`.
+        axis: the dimension of these parts that varies: 0 for (length,) and (length, features), -1
+            for sound of shape (channels, length).
+        sizes: the length of every sample, before truncation. None: every core reads every sample
+            once to measure its length. If this takes long, compute `sizes` in the notebook.
+        truncate: True cuts the end of samples that are longer than the largest length. False
+            raises an error for such a sample.
 
     Raises:
         ValueError: the lengths are not whole numbers above 0 in ascending order.
@@ -44,7 +44,7 @@ class Buckets:
         lengths = (self.lengths,)
         if isinstance(self.lengths, Sequence):
             lengths = tuple(self.lengths)
-        # Lengths first, because a text among them could not be sorted.
+        # Check the types before the order, because a text among numbers could not be sorted.
         are_lengths = bool(lengths) and all(map(_is_length, lengths))
         if not are_lengths or list(lengths) != sorted(set(lengths)):
             raise InvalidValueError(
@@ -54,11 +54,11 @@ class Buckets:
         object.__setattr__(self, "lengths", lengths)
 
     def sampler(self, plain: ShardedSampler, dataset: MapDataset) -> "BucketSampler":
-        """Return a sampler that divides the epochs of another by the lengths of the samples."""
+        """Return a sampler with the samples of another, grouped into steps by their lengths."""
         return BucketSampler(**vars(plain), bucket_of=self.measure(dataset), lengths=self.lengths)
 
     def measure(self, dataset: MapDataset):
-        """Return the number of the bucket of every sample, (N,) int64.
+        """Return for every sample the index of its bucket in `lengths`: (N,) int64.
 
         Raises:
             ValueError: a sample is longer than the largest length, or `sizes` belongs to another
@@ -68,7 +68,7 @@ class Buckets:
 
         sizes = self.sizes
         if sizes is None:
-            # The random numbers that the dataset draws here must not be missing in the training.
+            # Restore the random generators afterwards: measuring must not change the training.
             with seeded_in_turn((0,)):
                 sizes = [self._size(dataset[sample], sample) for sample in range(len(dataset))]
         sizes = numpy.asarray(sizes)
@@ -89,16 +89,24 @@ class Buckets:
                 f"bucket is {self.lengths[-1]}{others}",
                 fix=f"buckets=({more}), or cut them: tpukit.Buckets({self.lengths}, truncate=True)",
             )
+        # The smallest length that is long enough; the largest for samples to truncate.
         return numpy.minimum(numpy.searchsorted(self.lengths, sizes), len(self.lengths) - 1)
 
     def collate(self, items: list, samples: list[int], length: int) -> object:
-        """Return items as a batch of this length, with a mask of the positions that hold data.
+        """Return items as a batch of this length, with a mask of the positions that are data.
 
-        The mask is (B, length). For mappings it is the entry "attention_mask", int64, unless they
-        have that entry. Otherwise it is bool, and the last part of the batch.
+        The mask is (B, length), True or 1 for data and False or 0 for padding. If items are
+        mappings, it is added as the entry "attention_mask", int64, unless they have this entry.
+        Otherwise it is bool, and the last part of the batch.
+
+        Args:
+            items: the samples of the batch.
+            samples: their indices in the dataset.
+            length: the length to pad to.
 
         Raises:
-            ValueError: an item is longer than this length, or than its entry in `sizes`.
+            ValueError: an item is longer than `length`, because its length has changed or its entry
+                in `sizes` is wrong.
         """
         import torch
 
@@ -109,6 +117,7 @@ class Buckets:
             padded.append(item)
             sizes.append(size)
         batch = collate(padded, samples)
+        # (length,) positions are compared with (B, 1) sizes: True where a position has data.
         mask = torch.arange(length) < torch.tensor(sizes)[:, None]
         if isinstance(batch, Mapping):
             return batch if "attention_mask" in batch else {**batch, "attention_mask": mask.long()}
@@ -117,11 +126,11 @@ class Buckets:
         return batch, mask
 
     def _size(self, item: object, sample: int) -> int:
-        """Return the length of an item: that of its longest padded part."""
+        """Return the length of an item: the length of its longest padded part."""
         return max(part.shape[self.axis] for part, _ in self._parts(item, sample).values())
 
     def _padded(self, item: object, sample: int, length: int) -> tuple:
-        """Return an item padded to this length, and the data's length in its first padded part."""
+        """Return an item padded to `length`, and the length before padding of its first part."""
         import torch
 
         parts = self._parts(item, sample)
@@ -148,15 +157,17 @@ class Buckets:
             parts[key] = torch.cat([part, part.new_full(shape, value)], dim=axis)
         if isinstance(item, Mapping):
             return {**item, **parts}, first
+        # Without `pad`, a list of numbers is one part, and not a tuple of parts.
         if isinstance(item, list | tuple) and not (self.pad is None and _is_numbers(item)):
             return tuple(parts.get(place, part) for place, part in enumerate(item)), first
         return parts[0], first
 
     def _parts(self, item: object, sample: int) -> dict:
-        """Return {key: (tensor, pad value)} of the parts of an item that are padded.
+        """Return {key: (tensor, fill value)} of the parts of an item that are padded.
 
         Raises:
-            ValueError: `pad` is missing, names a part that an item lacks, or a part has no length.
+            ValueError: `pad` is missing; the item has no part that `pad` names; or a part has no
+                dimension `axis`.
         """
         import torch
 
@@ -170,6 +181,7 @@ class Buckets:
             named = self.pad or {0: 0}
             found = {0: item}
         if not named or not set(named) <= found.keys():
+            # For the fix: all parts of this sample that have a length.
             missing = "no pad"
             if named:
                 missing = f"sample {sample} has no {min(set(named) - found.keys(), key=str)!r}"
@@ -196,12 +208,12 @@ class Buckets:
 
 
 def _check_fill_value(key: object, part, value: float) -> None:
-    """Raise if the dtype of a part cannot hold the value that fills it up."""
+    """Raise if the dtype of a part cannot represent the fill value."""
     import torch
 
     kept = torch.tensor(value).to(part.dtype).item()
     if part.is_floating_point():
-        # Rounding is fine, of 0.1 too, and nan may be wanted; only an overflow is not.
+        # Rounding, as of 0.1, and nan are allowed. Only an overflow to infinity is an error.
         is_changed = math.isfinite(kept) != math.isfinite(value)
     else:
         is_changed = kept != value
@@ -218,29 +230,30 @@ def _check_fill_value(key: object, part, value: float) -> None:
 
 @dataclass(frozen=True, eq=False)
 class BucketSampler(ShardedSampler):
-    """Divide an epoch so that in a step all cores have samples of about the same length.
+    """Groups the samples of an epoch so that in a step all cores have about the same length.
 
     The samples of an epoch are those of a `ShardedSampler`, sorted by bucket and cut into steps:
 
         lengths of the samples    3 3 4 4 4 | 7 8 8
         steps of two              3 3,  4 4,  4 7,  8 8
 
-    Samples of a bucket that do not fill a step go to the next larger bucket. So only the last step
-    needs padding samples, and `drop_last` leaves out less than a step.
+    If the last samples of a bucket do not fill a step, the step is completed with samples of the
+    next larger bucket. So only the last step needs padding samples, and `drop_last` leaves out
+    less than a step.
 
-    Then the steps are shuffled, but a step of every length comes first, the longest first of all.
-    So all graphs are compiled early, and a lack of memory shows at once.
+    Then the steps are shuffled, but one step of every length comes first, in descending order of
+    length. So all graphs are compiled early, and a lack of memory raises an error at once.
 
     Without shuffling, `places` returns the positions of the outputs in the dataset.
 
     Attributes:
-        bucket_of: (count,) int64, the number of the bucket of every sample.
+        bucket_of: (count,) int64, for every sample the index of its bucket.
         lengths: the lengths of the buckets.
     """
 
     bucket_of: object = field(default=None, repr=False)
     lengths: tuple[int, ...] = ()
-    # The inherited methods would not compare the buckets.
+    # Compare by identity: a dataclass's own methods cannot compare or hash the array `bucket_of`.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
@@ -260,11 +273,15 @@ class BucketSampler(ShardedSampler):
         return [self.lengths[bucket] for bucket in left]
 
     def shapes(self) -> list[int]:
-        """Return the lengths that the steps of the first epoch have."""
+        """Return the different lengths of the steps in the first epoch, in ascending order."""
         return sorted(set(self.step_lengths()))
 
     def places(self, step: int):
-        """Yield (rows, places), as for any sampler."""
+        """Yield (rows, places): the rows of a step's outputs, and their places in the result.
+
+        Padding rows are left out, and `places` are positions in the dataset. With a `limit`, only
+        the first steps are computed, so their rows are placed one after another.
+        """
         import numpy
 
         steps = _arranged(self, 0, 0)[0]
@@ -273,11 +290,11 @@ class BucketSampler(ShardedSampler):
         yield rows, (steps[step][rows] if self.limit is None else slice(before, before + len(rows)))
 
     def seen(self) -> int:
-        """Return the number of samples in an epoch in order, without the padding."""
+        """Return the number of samples in an unshuffled epoch, without the padding."""
         return int((_arranged(self, 0, 0)[0][: self.steps()] < self.count).sum())
 
     def in_words(self) -> str:
-        """Return in words how many graphs of a step these lengths make."""
+        """Return a line about the lengths of the batches and the number of graphs to compile."""
         lengths = self.shapes()
         shapes = "one shape, so one graph"
         if len(lengths) > 1:
@@ -288,13 +305,16 @@ class BucketSampler(ShardedSampler):
         )
 
     def checksum(self) -> int:
-        """Return a checksum of the lengths, to compare two samplers."""
+        """Return a checksum of all samples' buckets, to compare two samplers."""
         return zlib.crc32(self.bucket_of.tobytes())
 
 
-@functools.lru_cache(maxsize=2)  # an epoch asks several times
+@functools.lru_cache(maxsize=2)  # several methods need it in every epoch
 def _arranged(sampler: BucketSampler, epoch: int, seed: int) -> tuple:
-    """Return the positions of all cores, (steps, samples_per_step), and the bucket of each step."""
+    """Return the positions of all cores in an epoch, and the bucket of each step.
+
+    The positions are (steps, samples_per_step) int64, and the buckets are (steps,) int64.
+    """
     import numpy
 
     plain = ShardedSampler(
@@ -307,15 +327,19 @@ def _arranged(sampler: BucketSampler, epoch: int, seed: int) -> tuple:
     )
     count = plain.steps()
     positions = numpy.arange(count * sampler.samples_per_step)
+    # The bucket of the sample at each position of the epoch.
     buckets = sampler.bucket_of[sampler.samples(positions, epoch=epoch, seed=seed)]
     buckets[sampler.count :] = len(sampler.lengths)  # padding comes last
+    # A stable sort keeps the shuffled order of the samples within a bucket.
     steps = positions[numpy.argsort(buckets, kind="stable")].reshape(count, -1)
+    # The bucket of a step is the largest of its samples' buckets; padding does not count.
     real = numpy.where(buckets == len(sampler.lengths), -1, buckets)
     of_step = real[steps].max(axis=1)
     order = numpy.arange(count)
     if sampler.shuffle:
         order = numpy.random.default_rng((seed, epoch, 1)).permutation(count)
-    _, first = numpy.unique(of_step[order], return_index=True)  # one of every length, to the front
+    # Move one step of every length to the front, the longest first.
+    _, first = numpy.unique(of_step[order], return_index=True)
     order = numpy.concatenate([order[first[::-1]], numpy.delete(order, first)])
     return steps[order], of_step[order]
 

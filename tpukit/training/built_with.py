@@ -1,12 +1,13 @@
 """Compare the settings of optimizer and scheduler with those that a resumed run began with.
 
 torch's `load_state_dict` replaces the arguments of a scheduler by those in the state, without a
-message. So a checkpoint holds the values that both had when `fit` was called:
+message. So a checkpoint contains the values that optimizer and scheduler had when the run's first
+`fit` was called:
 
     {"optimizer": [{"lr": 0.1, "momentum": 0.9}], "scheduler": {"T_max": 20, "eta_min": 0.0}}
 
-A value that only changes during the training, such as a momentum in a cycle, is equal in both
-checkpoints.
+A resumed run compares them with the values of its new optimizer and scheduler. Values that only
+change during the training, such as the momentum of a cycle, therefore do not differ.
 """
 
 from collections import Counter
@@ -14,8 +15,8 @@ from collections.abc import Mapping
 
 from tpukit.essentials.display import InvalidValueError, first_few
 
-# Positions and results, which differ if the scheduler has been stepped before `fit`. `base_lrs`
-# is the learning rate of the optimizer, which `_groups` has.
+# Entries of a scheduler's state that are not arguments: positions and results, which differ if the
+# scheduler was stepped before `fit`; and `base_lrs`, which `_groups` compares as the optimizer's.
 _POSITIONS = {
     "T_cur",
     "T_i",
@@ -34,7 +35,7 @@ _SHOWN = 3  # differences in an error
 
 
 def values_as_built(optimizer, scheduler) -> dict[str, object]:
-    """Return the values that an optimizer and a scheduler were made with, for a checkpoint."""
+    """Return, for a checkpoint, the values that optimizer and scheduler were made with."""
     values = {}
     if scheduler is not None:
         values = _plain(scheduler.state_dict())
@@ -42,7 +43,12 @@ def values_as_built(optimizer, scheduler) -> dict[str, object]:
 
 
 def changed_settings(saved: list[dict], given: list[dict]) -> str:
-    """Return the optimizer's settings that differ: `lr 0.1 is used, not 0.01`; or nothing."""
+    """Return the settings of an optimizer that differ, as `lr 0.1 is used, not 0.01`; else "".
+
+    Args:
+        saved: the settings of each parameter group, from the checkpoint.
+        given: the settings of the same groups in this run.
+    """
     differences = []
     for before, now in zip(saved, given, strict=True):
         for name, value in now.items():
@@ -52,29 +58,30 @@ def changed_settings(saved: list[dict], given: list[dict]) -> str:
 
 
 def check_scheduler(saved: Mapping, given: Mapping, *, kind: str, path) -> None:
-    """Raise if a scheduler was built with other values than the one in a checkpoint.
+    """Raise if a scheduler was built with other values than the scheduler in a checkpoint.
 
     Args:
         saved: the entry "scheduler" of `values_as_built`, from the checkpoint.
         given: the same entry for the scheduler of this run.
-        kind: name of its class, for the message.
+        kind: the name of the scheduler's class, for the message.
         path: the path of the checkpoint.
 
     Raises:
-        ValueError: a value differs; the message has both and the line to write.
+        ValueError: a value differs. The message has both values and the line to write.
     """
     before = _by_path(saved)
     now = _by_path(given)
     different = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     if not different:
         return
-    # A private list follows from an argument, as OneCycleLR's phases from its total_steps.
+    # Show private entries only if no public one differs: they usually follow from an argument, as
+    # OneCycleLR's phases follow from total_steps.
     public = [name for name in different if not name.rpartition(".")[2].startswith("_")]
     shown = public or different
     found = [f"{name}={before.get(name)}, here {name}={now.get(name)}" for name in shown]
     arguments = ", ".join(f"{name}={before.get(name)!r}" for name in shown[:_SHOWN])
     line = f"{kind}(optimizer, {arguments})"
-    if any("." in name for name in shown):  # of a scheduler within another
+    if any("." in name for name in shown):  # a scheduler within another: no single line makes it
         line = f"a {kind} with {arguments}"
     raise InvalidValueError(
         f"{path} was saved with other values of the {kind}",
@@ -87,10 +94,10 @@ def check_scheduler(saved: Mapping, given: Mapping, *, kind: str, path) -> None:
 
 
 def follow_own_function(scheduler) -> None:
-    """Set the learning rate of a LambdaLR after its state was loaded.
+    """Recompute the learning rate of a LambdaLR whose state was loaded, with its own functions.
 
-    The functions of the earlier run computed the rate in the state. A state holds no functions, so
-    the run continues with those of this scheduler, such as a cosine of more steps.
+    The rate in the state comes from the functions of the earlier run, which the state does not
+    contain. This run continues with its own functions, such as a cosine over more steps.
     """
     import torch
 
@@ -107,8 +114,12 @@ def check_length(scheduler, steps: int) -> None:
     """Raise before the first step if a scheduler ends before the run does.
 
     Args:
-        scheduler: any; torch's OneCycleLR raises an error after its `total_steps`.
-        steps: calls of `scheduler.step()` that are left in this run.
+        scheduler: any scheduler. Only those with `total_steps` end: torch's OneCycleLR raises an
+            error in the step after it.
+        steps: number of calls of `scheduler.step()` that are left in this run.
+
+    Raises:
+        InvalidValueError: a scheduler, or a scheduler in it, has fewer steps left.
     """
     for part, needed in _steps_of_parts(scheduler, steps):
         if needed > part.total_steps:
@@ -120,10 +131,10 @@ def check_length(scheduler, steps: int) -> None:
 
 
 def _steps_of_parts(scheduler, steps: int) -> list[tuple]:
-    """Return the schedulers with an end, and how often each is stepped until the run ends.
+    """Return each scheduler with `total_steps`, and its number of steps at the end of the run.
 
-    A SequentialLR with the milestones 5 and 9 steps its parts 4, 3 and `end - 9` times: at a
-    milestone the next part starts, which is no step of it.
+    A SequentialLR with the milestones 5 and 9 steps its parts 4, 3 and `end - 9` times: a part's
+    start at a milestone is not a step of the part.
     """
     end = _steps_done(scheduler) + steps
     if getattr(scheduler, "total_steps", None) is not None:
@@ -135,6 +146,7 @@ def _steps_of_parts(scheduler, steps: int) -> list[tuple]:
         for part in parts:
             found += _steps_of_parts(part, steps)
         return found
+    # Part i runs from starts[i] to stops[i], in steps of the whole scheduler.
     starts = [0, *milestones]
     stops = [milestone - 1 for milestone in milestones] + [end]
     for part, start, stop in zip(parts, starts, stops, strict=True):
@@ -145,19 +157,21 @@ def _steps_of_parts(scheduler, steps: int) -> list[tuple]:
 
 
 def _steps_done(scheduler) -> int:
-    # -1 until a SequentialLR reaches the part; a ChainedScheduler has none.
+    # `last_epoch` is -1 until a SequentialLR reaches the part, and missing in a ChainedScheduler.
     return max(0, getattr(scheduler, "last_epoch", 0))
 
 
 def _groups(optimizer) -> list[dict]:
-    """Return the plain settings of each parameter group.
+    """Return the settings of each parameter group that are plain values.
 
     If a scheduler changes the learning rate, the setting is the rate before the first change. A
-    OneCycleLR or CyclicLR replaces the optimizer's learning rate and momentum, so they do not
-    count.
+    OneCycleLR or CyclicLR replaces the optimizer's learning rate and momentum, so these are left
+    out.
     """
     groups = []
     for group in optimizer.param_groups:
+        # A scheduler of torch stores the first learning rate as "initial_lr". OneCycleLR and
+        # CyclicLR also store "max_lr" and "max_momentum".
         values = {**group, "lr": group.get("initial_lr", group["lr"])}
         left_out = {"initial_lr"}
         if "max_lr" in group:
@@ -173,7 +187,10 @@ def _groups(optimizer) -> list[dict]:
 
 
 def _plain(value: object) -> object:
-    """Return the numbers and texts of a scheduler's state, without its positions; else None."""
+    """Return a scheduler's state with its numbers and texts only, without its positions.
+
+    Any other value in it, such as a function, becomes None.
+    """
     if isinstance(value, Counter):  # the milestones of a MultiStepLR
         return sorted(value.elements())
     if isinstance(value, Mapping):
@@ -186,15 +203,16 @@ def _plain(value: object) -> object:
 
 
 def _by_path(value: object, path: str = "") -> dict[str, object]:
-    """Return the leaves of nested values by their path: {"_schedulers.0.T_max": 20}."""
+    """Return nested values as a flat dict from path to value: {"_schedulers.0.T_max": 20}."""
     items = None
     if isinstance(value, Mapping):
         items = value.items()
     elif isinstance(value, list | tuple):
+        # A list of numbers, such as milestones, is one value. A list of states is not.
         has_parts = any(isinstance(part, Mapping) for part in value)
         if has_parts:
             items = enumerate(value)
-    if items is None:  # a leaf; an empty mapping has none
+    if items is None:
         return {path: value}
     leaves = {}
     for name, part in items:

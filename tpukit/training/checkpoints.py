@@ -1,13 +1,13 @@
-"""Checkpoints that survive a kill at any moment.
+"""Save checkpoints so that a kill at any moment leaves the earlier checkpoints usable.
 
 A thread writes a checkpoint while training continues. The file gets its final name when it is
-complete, and the name holds the checksum of the content:
+complete, and the name contains the checksum of the contents:
 
-    .step-00001200.4711.unfinished       process 4711 is writing it, or was killed doing so
+    .step-00001200.4711.unfinished       process 4711 is writing it, or was killed while writing
     step-00001200-1a2b3c4d.pt            complete; the CRC-32 of the file is 1a2b3c4d
-    step-00001200-best-1a2b3c4d.pt       the same, of the best epoch so far
+    step-00001200-best-1a2b3c4d.pt       complete, and the best epoch so far
 
-So every reader can check whether a file is whole, on any machine and without other files.
+So every reader can check whether a file is complete, on any machine and without other files.
 """
 
 import contextlib
@@ -25,22 +25,22 @@ from tpukit.essentials.display import InvalidTypeError, InvalidValueError, Tpuki
 from tpukit.essentials.environment import write_whole
 from tpukit.essentials.launcher import save_tensors
 
-# step-00000120-best-1f3a9c07.pt: the checksum of the contents is a part of the name, so a file that
-# was cut off is recognised without a second file.
+# step-00000120-best-1f3a9c07.pt: the name contains the checksum of the contents, so a truncated
+# file is recognised without a second file.
 _NAME = re.compile(r"step-(?P<step>\d{8,})(?P<best>-best)?-(?P<crc32>[0-9a-f]{8})\.pt")
-# The process of an interrupted or killed run is gone within this time. Therefore the same cell
-# can be run again at once.
+# `one_run` waits this long for another run's lock. An interrupted or killed run releases it within
+# this time, so the user can run the same cell again at once.
 _SECONDS_TO_WAIT = 5.0
 _BYTES_PER_READ = 2**20
 
 
 class CheckpointError(TpukitError, OSError):
-    """A checkpoint, or its folder, cannot be written."""
+    """A checkpoint or the folder of the checkpoints cannot be written, or another run uses it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A checkpoint that was read, with the right checksum.
+    """A checkpoint that was read, and whose checksum is right.
 
     Attributes:
         path: the path of the file.
@@ -55,10 +55,10 @@ class Checkpoint:
 
 @dataclass(frozen=True, order=True)
 class _File:
-    """A complete file; sorted by step, and files of the same step by time."""
+    """A checkpoint file with its final name; sorted by step, then by modification time."""
 
     step: int
-    written: int  # nanoseconds; of two files of one step the later one counts
+    written: int  # modification time in nanoseconds: of two files of one step, the later counts
     best: bool
     crc32: int
     path: Path
@@ -67,20 +67,20 @@ class _File:
 class CheckpointStore:
     """The checkpoints in a folder: saves in the background, keeps the newest few and the best.
 
-    A file is a plain `torch.save`: `torch.load(path, weights_only=True)` reads it on any machine.
-    Other files in the folder are left alone. One process at a time saves, core 0; others may
-    read. Call `close()` before the worker function returns: a save that is not complete by then
-    is lost.
+    `torch.save` writes each file, and `torch.load(path, weights_only=True)` reads it on any
+    machine. Other files in the folder are left alone. Only one process at a time may save, usually
+    core 0; other processes may read. Call `close()` before the worker function returns: a save that
+    is not complete by then is lost.
 
     Args:
         folder: created if it does not exist. Unfinished files of killed processes are removed.
         keep_last: number of newest checkpoints to keep, at least 1, in addition to the best. An
-            old one is removed when a new one is complete, so the disk holds up to
-            `keep_last` + 2.
-        on_saved: called with the path of each complete file, from the thread that wrote it.
+            old checkpoint is removed when a new one is complete, so the disk needs space for
+            `keep_last` + 2 checkpoints.
+        on_saved: function that the writing thread calls with the path of each complete file.
 
     Raises:
-        CheckpointError: the folder cannot be made, or cannot be written to.
+        CheckpointError: the folder cannot be created, or cannot be written to.
         ValueError: `keep_last` is less than 1.
     """
 
@@ -100,7 +100,7 @@ class CheckpointStore:
         self._on_saved = on_saved
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None  # of the thread, until `close` raises it
-        self._damaged: set[Path] = set()
+        self._damaged: set[Path] = set()  # files whose checksum was wrong when they were read
         reason = _make_writable(self.folder)
         if reason is not None:
             raise CheckpointError(
@@ -114,46 +114,49 @@ class CheckpointStore:
 
     @property
     def paths(self) -> list[Path]:
-        """The complete files, the newest last; checksums are not compared."""
+        """The paths of the complete files, the newest last; checksums are not compared."""
         return [file.path for file in self._files()]
 
     def save(self, state: dict, *, step: int, best: bool = False) -> None:
         """Save a state in the background; wait only for an earlier save that is not complete.
 
-        The thread writes while training continues. So pass copies of tensors, not the model's
-        own. A second save of a step replaces the first.
+        A thread writes the file while training continues. So pass copies of tensors, not the
+        model's own tensors. A second save of the same step replaces the first.
 
         Args:
             state: dicts, lists and tuples of plain values and tensors in host memory, as in a
                 state_dict.
-            step: training steps done, 0 or more.
-            best: whether this is the best so far. It is kept until a better one is saved.
+            step: number of training steps done, 0 or more.
+            best: whether this is the best checkpoint so far. It is kept until a better checkpoint
+                is saved.
 
         Raises:
-            CheckpointError: the save before this one failed, for example on a full disk. This
-                save was not begun.
-            TypeError: the state holds something that `torch.load(weights_only=True)` would
-                refuse; the message names its key.
-            ValueError: the folder holds a later step, or a tensor is not in host memory.
+            CheckpointError: the previous save failed, for example because the disk is full. The
+                new save has not started.
+            TypeError: the state contains a value that `torch.load(weights_only=True)` does not
+                load. The message names the key of this value.
+            ValueError: the folder has a checkpoint of a later step, or a tensor is not in host
+                memory.
         """
         _check_state(state, "state")
         if step < 0:
             raise ValueError(f"step must be a number of training steps, 0 or more, got {step}")
         self.close()
         self._check_order(step)
-        # A new thread for each save, not a pool. A pool made before a fork has no thread in the
-        # child, and its first task there would wait forever.
+        # Each save has a new thread. A thread pool that was made before a fork has no thread in the
+        # child process, and its first task there would wait forever.
         self._thread = threading.Thread(
             target=self._write, args=(state, step, best), name="tpukit-checkpoint"
         )
         self._thread.start()
 
     def close(self) -> None:
-        """Wait until the last save is complete; saving again afterwards is allowed.
+        """Wait until the last save is complete. You may save again afterwards.
 
         Raises:
-            CheckpointError: that save failed, for example because the disk is full or the folder
-                is gone. It is raised once, and names the newest complete checkpoint.
+            CheckpointError: the last save failed, for example because the disk is full or the
+                folder was removed. This error is raised only once. It names the newest complete
+                checkpoint.
         """
         if self._thread:
             self._thread.join()
@@ -163,9 +166,10 @@ class CheckpointStore:
             raise error
 
     def _check_order(self, step: int) -> None:
-        """Raise if the folder holds a checkpoint of a later step.
+        """Raise if the folder has a checkpoint of a later step.
 
-        `newest` would not find the new checkpoint, and the next save would remove it.
+        Otherwise `newest` would return the later checkpoint and not the new one, and the next save
+        would remove the new one.
         """
         later = [
             file for file in self._files() if file.step > step and file.path not in self._damaged
@@ -179,7 +183,7 @@ class CheckpointStore:
             )
 
     def _write(self, state: dict, step: int, best: bool) -> None:
-        """Write a checkpoint; an error is kept for `close`, since this runs in a thread."""
+        """Write a checkpoint in the thread; store an error, so that `close` can raise it."""
         unfinished = self._unfinished(step)
         mark = "-best" if best else ""
         file = None
@@ -194,29 +198,35 @@ class CheckpointStore:
             ):
                 file = _ChecksummedFile(binary)
                 save_tensors(state, file)
-            # If this step was damaged, a resumed run has written the same bytes again.
+            # A resumed run may write the same bytes, and so the same name, as a damaged file had.
             self._damaged.discard(path())
             self._prune()
             self._on_saved(path())
         except Exception as error:
             written = file.bytes if file else 0
-            # torch raises an error about positions in the file in place of the disk's own.
+            # If the disk raises an error, torch replaces it by one about positions in the file.
             cause = file.error if file and file.error else error
             self._error = self._explained(cause, step=step, written=written)
 
     def receive(self, name: str, pieces: Iterable[bytes]) -> bool:
-        """Write a checkpoint of another folder, such as the backup, under its name.
+        """Write a checkpoint from another folder, such as the backup, into this folder.
+
+        Args:
+            name: the name of the checkpoint's file.
+            pieces: the contents of the file, in order.
 
         Returns:
-            whether it was complete; a damaged one is not kept.
+            whether the checksum is right; if it is wrong, no file is written.
 
         Raises:
-            CheckpointError: it could not be written.
+            CheckpointError: the file could not be written.
         """
         described = _NAME.fullmatch(name)
         step = int(described["step"])
         unfinished = self._unfinished(step)
         file = None
+        # `locks.claim` shows other processes that this unfinished file is in use. `write_whole`
+        # renames it when the block ends, and removes it after an error, such as a wrong checksum.
         try:
             with (
                 locks.claim(unfinished),
@@ -238,9 +248,10 @@ class CheckpointStore:
         return self.folder / f".step-{step:08}.{os.getpid()}.unfinished"
 
     def _explained(self, error: Exception, *, step: int, written: int) -> Exception:
-        """Return the error of a write as a `CheckpointError` with fact, evidence and fix."""
+        """Convert an OSError of a write to a `CheckpointError`; add a note to any other error."""
         paths = self.paths
         newest = f"the newest complete one is {paths[-1].name if paths else 'none'}"
+        # Not an error of the disk: keep its type, because it may be a defect to report.
         if not isinstance(error, OSError):
             error.add_note(f"this was the checkpoint of step {step:,}; {newest}")
             return error
@@ -259,41 +270,46 @@ class CheckpointStore:
         return explained
 
     def _prune(self) -> None:
-        """Remove all files but the last few and the best; damaged files are left alone."""
+        """Remove all checkpoints except the newest `keep_last` and the best.
+
+        Damaged files are left alone.
+        """
         files = [file for file in self._files() if file.path not in self._damaged]
+        # A step may have two files, for example with and without "-best": the later file counts.
         last_of_step = {file.step: file for file in files}
         last = list(last_of_step.values())[-self.keep_last :]
         best = [file for file in files if file.best][-1:]
         for file in files:
             if file not in (*last, *best):
-                # Windows does not remove a file that another process reads. The next save
-                # tries again.
+                # Windows cannot remove a file that another process reads. The next save tries
+                # again.
                 with contextlib.suppress(OSError):
                     file.path.unlink()
 
     def newest(self, *, say: Callable[[str], object] = print) -> Checkpoint | None:
-        """Load the newest checkpoint that is whole; None if there is none.
+        """Load the newest checkpoint whose checksum is right; None if there is none.
 
-        Damaged ones stay where they are, and `say` gets a line for each.
+        Damaged checkpoints are skipped but not removed, and `say` is called with a line for each.
         """
         import torch
 
         file = self._newest_whole(say)
         if file is None:
             return None
-        # The file is whole. So an error here has another cause, such as too little memory, and
-        # an older checkpoint would only hide it.
+        # The checksum is right. So an error here has another cause, such as too little memory, and
+        # must not be hidden by loading an older checkpoint.
         state = torch.load(file.path, map_location="cpu", weights_only=True)
         return Checkpoint(file.path, file.step, state)
 
     def newest_step(self) -> int:
-        """Return the step of the newest checkpoint that is whole, without loading it; or -1."""
+        """Return the step of the newest checkpoint whose checksum is right; -1 without one."""
         file = self._newest_whole(lambda line: None)
         return file.step if file else -1
 
     def _newest_whole(self, say: Callable[[str], object]) -> _File | None:
         if self._thread:  # `save` and `close` raise its error, if it has one
             self._thread.join()
+        # From the newest file back, until a checksum is right.
         for file in reversed(self._files()):
             reason = _damage(file)
             if reason is None:
@@ -325,12 +341,13 @@ class CheckpointStore:
 
 @contextlib.contextmanager
 def one_run(folder: Path, *, say: Callable[[str], object]) -> Iterator[None]:
-    """Lock a folder, so that no other run saves in it.
+    """Lock a folder during the block, so that no other run saves in it.
 
-    Some network drives and Windows have no locks: then `say` gets a line, and the run continues.
+    Some network drives and Windows do not support locks. There, `say` is called with a line, and
+    the run continues.
 
     Raises:
-        CheckpointError: another run has locked the folder; the message names its process.
+        CheckpointError: another run has locked the folder; the message names that run's process.
     """
     path = folder / ".run.lock"
     with contextlib.ExitStack() as held:
@@ -354,11 +371,11 @@ def step_of(name: str) -> int | None:
 
 
 class DamagedCheckpointError(TpukitError):
-    """A file does not hold what was written to it."""
+    """The contents of a file do not match its checksum."""
 
 
 def _make_writable(folder: Path) -> str | None:
-    """Make a folder; return the reason if it cannot be written to."""
+    """Create a folder; return None, or the reason why it cannot be written to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -380,7 +397,7 @@ def _damage(file: _File) -> str | None:
 
 
 def _check_state(value: object, place: str) -> None:
-    """Raise now for everything that `torch.load(weights_only=True)` would refuse later."""
+    """Raise for values that `torch.load(weights_only=True)` does not load, and device tensors."""
     import collections
 
     import torch
@@ -389,8 +406,8 @@ def _check_state(value: object, place: str) -> None:
         *(type(None), bool, int, float, complex, str, bytes, bytearray),
         *(torch.dtype, torch.device),
     )
-    # By exact type: numpy.float64 is a subclass of float, a namedtuple one of tuple, and neither
-    # loads.
+    # Compare exact types: numpy.float64 is a subclass of float, and a namedtuple is a subclass of
+    # tuple, but torch.load loads neither.
     kind = type(value)
     if kind in (dict, collections.OrderedDict, collections.Counter):
         for key, part in value.items():
@@ -419,12 +436,12 @@ def _check_state(value: object, place: str) -> None:
 
 
 class _ChecksummedFile:
-    """A file for `torch.save` that computes the CRC-32 of all that is written to it, in order.
+    """A file for `torch.save` that computes the CRC-32 of the bytes that are written to it.
 
     Attributes:
-        crc32: of everything so far.
-        bytes: written so far.
-        error: the first error of the disk. torch raises another one in its place.
+        crc32: the CRC-32 of all bytes so far.
+        bytes: the number of bytes so far.
+        error: the disk's first error, because torch replaces it by an error of its own.
     """
 
     def __init__(self, file):

@@ -1,6 +1,6 @@
-"""Checks before the first step.
+"""Check the arguments of `fit` before the first step, and find layers that do not learn.
 
-They find mistakes that would cost an epoch, or train nothing without an error.
+Without these checks, the mistakes would appear only after an epoch, or not at all.
 """
 
 import math
@@ -22,9 +22,10 @@ from tpukit.essentials.launcher import Core
 
 
 def check_batches(name: str, batches: object) -> None:
-    """Raise unless batches come from `core.batches`: only these divide the data among cores."""
+    """Raise unless batches come from `core.batches`, which divides the data among the cores."""
     if isinstance(batches, Batches):
         return
+    # Write the fix with the dataset and the batch size of the DataLoader that was passed.
     options = ", shuffle=True, drop_last=True" if name == "train" else ""
     size = getattr(batches, "batch_size", None) or 32
     dataset = "loader.dataset" if hasattr(batches, "dataset") else "dataset"
@@ -40,24 +41,30 @@ _trained_on = weakref.WeakKeyDictionary()
 
 
 def remember_classes(model, train: Batches) -> None:
-    """Note the names of the classes that a model trains on, for `check_classes`."""
+    """Store the class names of a model's training data, for `check_classes`."""
     _trained_on[model] = _classes(train.dataset)
 
 
 def check_classes(model, batches: Batches, what: str) -> None:
     """Raise if a dataset numbers its classes in another way than the training data.
 
-    Otherwise right answers would count as wrong. It cannot compare if `fit` has not trained the
-    model in this launch, or if a dataset does not name its classes.
+    Otherwise right answers would count as wrong. Nothing is compared if `fit` has not trained the
+    model in this launch, or if one of the datasets has no list `classes`.
+
+    Args:
+        model: the model to evaluate.
+        batches: the batches to evaluate it on.
+        what: "validation" or "evaluation", for the message.
     """
     trained = _trained_on.get(model)
     given = _classes(batches.dataset)
     if not trained or not given or trained == given:
         return
+    # Report the first class that differs; if none differs, one of the lists is longer.
     found = f"{len(trained)} and {len(given)} classes"
     for number, (here, there) in enumerate(zip(trained, given, strict=False)):
         if here != there:
-            found = f"class {number} is {here!r}, {there!r}"
+            found = f"class {number} is {here!r} in the training data, {there!r} in the {what} data"
             break
     raise InvalidValueError(
         f"the training data and the {what} data number their classes differently",
@@ -67,7 +74,8 @@ def check_classes(model, batches: Batches, what: str) -> None:
 
 
 def _classes(dataset) -> list:
-    """Return the names of a dataset's classes, through Subset and ConcatDataset; empty if none."""
+    """Return a dataset's class names, also within Subset and ConcatDataset; [] without names."""
+    # `inside` returns the datasets in a Subset or ConcatDataset; it is empty for other datasets.
     parts = inside(dataset)
     if not parts:
         names = getattr(dataset, "classes", None)
@@ -92,7 +100,7 @@ def check_numbers(
     accumulate_grad_batches: int,
     bf16: bool,
 ) -> None:
-    """Raise for wrong types, and for numbers with which `fit` would not train."""
+    """Raise for arguments of `fit` that have a wrong type or are out of range."""
     check_flag("bf16", bf16)
     check_count("epochs", epochs)
     check_count("accumulate_grad_batches", accumulate_grad_batches)
@@ -100,7 +108,7 @@ def check_numbers(
         check_count("steps_per_epoch", steps_per_epoch, otherwise="None for all the data")
     if max_grad_norm is not None:
         check_number("max_grad_norm", max_grad_norm, fix="max_grad_norm=1.0, or None")
-    # `not ... > 0`, because NaN is refused as well.
+    # `not ... > 0` and not `<= 0`, so that NaN raises the error, too.
     if max_grad_norm is not None and not max_grad_norm > 0:
         raise InvalidValueError(
             f"max_grad_norm must be a number above 0, got {max_grad_norm}",
@@ -109,9 +117,9 @@ def check_numbers(
 
 
 def check_parameters(core: Core, model, loss, optimizer) -> None:
-    """Raise unless the optimizer trains this model, on this core's device.
+    """Raise unless the optimizer trains this model, and model and loss are on the core's device.
 
-    Print the parameters that it leaves out.
+    Print the trainable parameters of model and loss that are not in the optimizer.
     """
     of_model = dict(model.named_parameters())
     if not any(parameter.requires_grad for parameter in of_model.values()):
@@ -124,18 +132,20 @@ def check_parameters(core: Core, model, loss, optimizer) -> None:
         )
     _check_device(core, "model", model)
     _check_device(core, "loss", loss)
+    # Compare parameters by id: two different parameters may have equal values.
     held = []
     for group in optimizer.param_groups:
         held += group["params"]
     ids = {id(parameter) for parameter in held}
     if not any(id(parameter) in ids for parameter in of_model.values()):
         raise InvalidValueError(
-            "the optimizer holds none of the model's parameters: it would train others",
+            "the optimizer holds none of the model's parameters: it would train other parameters",
             found=f"{len(held)} parameters in it, none of them among the model's {len(of_model)}",
             fix="make it after core.model, which returns a copy: "
             "torch.optim.Adam(model.parameters())",
         )
     of_loss = [(f"loss.{name}", parameter) for name, parameter in _parameters(loss)]
+    # A loss with parameters, such as a learned temperature, needs them in the optimizer as well.
     left_out = [
         name
         for name, parameter in [*of_model.items(), *of_loss]
@@ -158,11 +168,12 @@ def _check_device(core: Core, what: str, module: object) -> None:
 def check_statistics(core: Core, model) -> None:
     """Raise if a layer has counted batches, but its running statistics have not changed.
 
-    An evaluation would use mean 0 and variance 1. Seen on TorchTPU 0.2.0, on which a launch
-    corrects BatchNorm, but not other layers with running statistics.
+    An evaluation would use mean 0 and variance 1. This happened with TorchTPU 0.2.0. There, a
+    launch corrects BatchNorm, but not other layers with running statistics.
     """
     layers = {}
     for name, layer in model.named_modules():
+        # With momentum=0, the statistics stay as they are on purpose.
         has_mean = getattr(layer, "running_mean", None) is not None
         counts = getattr(layer, "num_batches_tracked", None) is not None
         if has_mean and counts and layer.momentum != 0:
@@ -191,10 +202,10 @@ def _parameters(module: object) -> list[tuple[str, object]]:
 
 @dataclass(frozen=True)
 class Best:
-    """How two epochs are compared.
+    """The rule that decides which of two epochs is better.
 
     Attributes:
-        column: the column of the history.
+        column: the column of the history that is compared.
         lower: whether lower numbers are better.
     """
 
@@ -202,11 +213,17 @@ class Best:
     lower: bool
 
     def is_better(self, row: dict, than: dict | None) -> bool:
-        """Return whether an epoch is better than the best so far; NaN never is."""
+        """Return whether an epoch is better than the best so far; an epoch with NaN never is.
+
+        Args:
+            row: the epoch's row of the history.
+            than: the row of the best epoch so far; None if there is none.
+        """
         value = row[self.column]
         best = math.nan
         if than is not None:
             best = than.get(self.column, math.nan)
+        # Without a number to compare with, any number but NaN is the best.
         if math.isnan(value) or math.isnan(best):
             return not math.isnan(value)
         return value < best if self.lower else value > best
@@ -215,14 +232,23 @@ class Best:
 def best_of(
     core: Core, column: str, mode: str | None, *, metrics: Iterable[str], valid: bool
 ) -> Best:
-    """Return how epochs are compared. If the name of the column decides, that is printed once.
+    """Return the rule that decides which epoch is best.
+
+    If the name of a metric decides that higher or lower is better, print a line.
+
+    Args:
+        core: this core.
+        column: `monitor` of `fit`.
+        mode: `mode` of `fit`.
+        metrics: the names of the metrics.
+        valid: whether `fit` has validation data.
 
     Raises:
-        ValueError: there will be no such column, or neither `mode` nor its name decides which
-            numbers are better.
+        ValueError: the history will have no such column; or `mode` is None, and the column's name
+            does not show which numbers are better.
     """
     if not valid and column == "valid_loss":
-        column = "train_loss"  # `valid_loss` is the default of `monitor`, and there is no such set
+        column = "train_loss"  # `valid_loss` is the default of `monitor`, also without `valid`
     columns = ["train_loss"]
     if valid:
         columns += ["valid_loss", *(f"valid_{name}" for name in metrics)]
@@ -238,7 +264,7 @@ def best_of(
         )
     if mode is not None:
         return Best(column, lower=mode == "min")
-    direction = better(column)  # "low", "high" or None
+    direction = better(column)  # "low", "high", or None for an unknown name
     if direction is None:
         raise InvalidValueError(
             f"the name {column} does not show whether lower or higher is better",
@@ -246,7 +272,7 @@ def best_of(
         )
     if not column.endswith("_loss"):
         core.print(
-            f'the best epoch is that with the {direction}est {column}; mode="min" or "max" '
-            "decides otherwise"
+            f"the best epoch is that with the {direction}est {column}; to choose otherwise, pass "
+            'mode="min" or "max"'
         )
     return Best(column, lower=direction == "low")

@@ -1,12 +1,13 @@
-"""The parts of the time of an epoch, the part to work on, and both as one stacked bar.
+"""Divide the time of an epoch into parts, recommend the part to improve, and draw them as a bar.
 
     device        9.0 s    the device computes
-    input         6.0 s    the loop waits for batches; the largest, so the text says `workers=`
+    input         6.0 s    the loop waits for batches; the largest part besides the device, so the
+                           advice is `workers=`
     compile       5.0 s
                  20.0 s    the epoch
 
-The parts are those of core 0 and add up to the time of the epoch. The host prepares a step while
-the device computes the one before; such a second counts as one of the device.
+The times are measured on core 0, and they add up to the time of the epoch. While the device
+computes a step, the host prepares the next step. This time counts as "device" only.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ _FIXES = {
     "checkpoints": 'save less often, with Checkpoints(folder, save_every="30m")',
     "other": "use longer epochs, because fit compares the cores after each",
 }
-_ENOUGH = 0.8  # of the time: then the other parts are too small to work on
-# Of the time of steps: if the host waits that long for the device, the device is always busy.
+# If the device computes for this share of the time, the other parts are too small to improve.
+_ENOUGH = 0.8
+# If the host waits for the device for this share of the time of steps, the device is always busy.
 _HOST_IS_AHEAD = 0.1
 _COLORS = {
     "device": look.COLORS[2],
@@ -49,14 +51,14 @@ _COLORS = {
 
 
 class EpochClock:
-    """Measures the parts of the epochs of one `fit`; exactly one part is running at any time.
+    """Measures the parts of the epochs of one `fit`. At any time, exactly one part is measured.
 
     Args:
-        backend: of this core, which counts the seconds of its compilations.
-        wait_seconds: returns the seconds in which loops have waited for batches so far.
-        host_seconds: returns the processor seconds of this thread in steps so far.
-        device_seconds: returns the seconds in which programs ran on the device so far; None if
-            that is unknown.
+        backend: the backend of this core, which counts the seconds of its compilations.
+        wait_seconds: function that returns the total seconds in which loops waited for batches.
+        host_seconds: function that returns the total processor seconds of this thread in steps.
+        device_seconds: function that returns the total seconds in which programs ran on the
+            device; None if they are unknown.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class EpochClock:
         self.start_epoch()
 
     def start_epoch(self) -> None:
-        """Forget the epoch before, and begin to measure."""
+        """Set all times to 0, and begin to measure the part "other"."""
         self._seconds = dict.fromkeys([*PARTS, "steps"], 0.0)
         self._part = "other"
         self._since = time.monotonic()
@@ -81,7 +83,10 @@ class EpochClock:
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Add the time within to "steps", "evaluation" or "checkpoints", not to an outer part."""
+        """Count the time of the block as "steps", "evaluation" or "checkpoints".
+
+        Blocks may be nested: the time of an inner block does not count for the outer block.
+        """
         outer = self._part
         self._switch(name)
         try:
@@ -90,7 +95,10 @@ class EpochClock:
             self._switch(outer)
 
     def end_epoch(self) -> dict[str, float]:
-        """Return the seconds of each part of the epoch."""
+        """Return the seconds of each part of the epoch so far.
+
+        The time of steps is divided into "input", "device" and "host".
+        """
         self._switch("other")
         seconds = dict(self._seconds)
         steps = seconds.pop("steps")
@@ -99,6 +107,7 @@ class EpochClock:
             None if end is None else end - start
             for end, start in zip(now, self._before, strict=True)
         )
+        # The wait for batches is a part of the time of steps. Compilations are left out of it.
         seconds["input"] = min(waited, steps)
         steps -= seconds["input"]
         seconds["device"] = self._device_seconds(steps, on_host, on_device)
@@ -106,11 +115,19 @@ class EpochClock:
         return seconds
 
     def _device_seconds(self, steps: float, on_host: float, on_device: float | None) -> float:
-        """Return the part of the time of steps in which the device computed."""
+        """Return the seconds of steps in which the device computed; estimate them if necessary.
+
+        Args:
+            steps: seconds of steps, without the time that the loop waited for batches.
+            on_host: processor seconds of this thread in steps.
+            on_device: seconds in which programs ran on the device; None if unknown.
+        """
         if on_device is not None:
             return min(on_device, steps)
         if self._backend.device.type == "cpu":
             return steps  # the host is the device
+        # Without a counter of the device: in the time that this thread does not compute, it waits
+        # for the device. If it waits often, the device is never idle.
         idle = max(0.0, steps - on_host)
         if idle >= _HOST_IS_AHEAD * steps:
             return steps
@@ -120,7 +137,8 @@ class EpochClock:
         now = time.monotonic()
         compiled = self._compile_seconds()
         elapsed = now - self._since
-        # Two cores of a process, as on v2 and v3, may compile at the same time.
+        # On v2 and v3, two cores of a process may compile at the same time, and the seconds of both
+        # are counted. So they may be more than the elapsed time.
         compiling = min(elapsed, compiled - self._compiled)
         self._seconds[self._part] += elapsed - compiling
         self._seconds["compile"] += compiling
@@ -135,12 +153,15 @@ class EpochClock:
 
 
 def total_time(rows: list[dict[str, float]]) -> dict[str, float]:
-    """Return the seconds of each part over several epochs."""
+    """Return the total seconds of each part over several rows of `History.times`."""
     return {part: sum(row.get(part, 0.0) for row in rows) for part in PARTS}
 
 
 def part_to_work_on(seconds: dict[str, float]) -> str:
-    """Return the part that costs most, besides a device that is busy for most of the time."""
+    """Return the part to improve: the largest besides "device".
+
+    If the device computes for 80 % of the time or more, return "device".
+    """
     whole = sum(seconds.values())
     if seconds["device"] >= _ENOUGH * whole:
         return "device"
@@ -149,10 +170,10 @@ def part_to_work_on(seconds: dict[str, float]) -> str:
 
 
 def time_advice(seconds: dict[str, float]) -> str:
-    """Return a sentence: the part to work on, its share, and the line to write.
+    """Return a sentence with the part to improve, its share of the time, and the line to write.
 
     Args:
-        seconds: of each part, from `total_time`.
+        seconds: the seconds of each part, from `total_time`.
     """
     part = part_to_work_on(seconds)
     share = seconds[part] / (sum(seconds.values()) or 1)
@@ -160,13 +181,16 @@ def time_advice(seconds: dict[str, float]) -> str:
 
 
 def show_time(history) -> Figure:
-    """Draw where the time of a run went, as one stacked bar, with the part to work on.
+    """Draw the time of a run as one bar of its parts, with advice on the part to improve.
 
     Args:
-        history: from `fit`.
+        history: the `History` of `fit`.
+
+    Returns:
+        a figure of matplotlib.
 
     Raises:
-        InvalidValueError: no epoch is finished.
+        InvalidValueError: the history has no finished epoch.
     """
     if not history.times:
         raise InvalidValueError(

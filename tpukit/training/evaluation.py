@@ -19,9 +19,10 @@ from tpukit.training.metrics import StreamedMetrics, as_classes, has_state, sepa
 from tpukit.training.prediction import check_order, evaluating, host_steps, in_dataset_order
 from tpukit.training.weighted_loss import Loss, as_loss
 
-# A loss with more than this stays on the device. Weights of classes and temperatures have less.
+# A loss whose tensors have more bytes, such as a teacher network, is computed on the device. Class
+# weights and temperatures have fewer bytes.
 _LARGE_LOSS_BYTES = 2**20
-_MOST_OBJECTS = 5_000  # that are searched for the tensors of a loss
+_MOST_OBJECTS = 5_000  # limit of the search for a loss's tensors
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,9 @@ class Evaluation:
     """A model's outputs for a dataset, its loss and metrics; the same on every core.
 
     Attributes:
-        loss: the loss of all samples together, as if they were one batch.
-        metrics: the other numbers, by name.
+        loss: the loss of all samples together, as if they were one batch. With
+            `keep_outputs=False` it is the mean of the batches' losses, weighted by their samples.
+        metrics: the value of each metric, by name.
         outputs: (N, ...) on the CPU, float32 or wider, in dataset order; nested as the model's
             outputs. None with `keep_outputs=False`.
         targets: (N, ...) on the CPU, in dataset order, nested as the dataset's. None with
@@ -69,49 +71,54 @@ def evaluate(
         found = evaluate(core, model, loss, core.batches(images, batch_size=64))
         found.loss, found.outputs.shape
 
-    Outputs and targets of all cores are gathered in the step, copied to the host every 32 steps
-    or 256 MB, and put into dataset order, without the padding of the last step. There, the loss and
-    the metrics are computed from all samples at once. So they do not depend on the number of cores,
-    even if the loss is not a plain mean. Every core holds all N outputs and targets.
+    In every step, the outputs and targets of all cores are gathered. They are copied to the host
+    every 32 steps or 256 MB, and sorted into dataset order, without the padding of the last step.
+    On the host, the loss and the metrics are computed from all samples at once. So they do not
+    depend on the number of cores, even if the loss is not a plain mean. Every core has all N
+    outputs and targets.
 
-    With `keep_outputs=False` nothing is gathered. Each core updates torchmetrics' metrics with
-    its own samples, step by step, and at the end their states are combined. The loss is then the
-    mean of the steps' losses, weighted by their samples. It equals the loss of all samples only
-    if that is a plain mean over them. With class weights or `ignore_index` it is not: return
-    `(total, weight)` from the loss, or use a metric in its place.
+    With `keep_outputs=False`, nothing is gathered. Each core updates torchmetrics' metrics with its
+    own samples, step by step, and at the end their states are combined. The loss is then the mean
+    of the batches' losses, weighted by their samples. If the loss is not a plain mean over the
+    samples, as with class weights or `ignore_index`, this is not the loss of all samples. In this
+    case let the loss return `(total, weight)`, or use a metric instead.
 
     Batches reach the model and the loss as in `fit`. The loss and the metrics get outputs and
-    targets with their nesting. An output without an axis, such as a loss that the model computes
-    itself, is None here, because it cannot be joined exactly: compute it from the other outputs.
+    targets with their nesting. An output without dimensions, such as a loss that the model
+    computes itself, is replaced by None, because it includes the padding. Compute the loss from the
+    other outputs instead.
 
-    The mode of the model's layers is restored afterwards.
+    Afterwards, each layer of the model has the mode (training or evaluation) that it had before.
 
     Args:
         core: this core.
-        model: from a batch's inputs to outputs (B, ...), or to a tuple or dict of such tensors.
-        loss: from (outputs, targets) to one number, or to `(total, weight)`. A module is copied to
-            the CPU first.
-            With more than 1 MiB of weights, such as those of a frozen teacher, it stays on the
-            device, and the loss is computed for `batch_size` samples at a time and averaged over
-            the samples. This holds for functions with such modules in their closure, too.
-        batches: `core.batches(dataset, batch_size=...)`, not shuffled, nothing dropped.
-        metrics: functions of (outputs, targets), or torchmetrics' metrics, by name; see `fit`.
-        preprocess: changes the inputs on the device, as in `fit`.
+        model: module from a batch's inputs to outputs (B, ...), or to a tuple or dict of such
+            tensors.
+        loss: function of (outputs, targets) that returns one number, or `(total, weight)`. A loss
+            that is a module is copied to the CPU. If a loss has more than 1 MiB of tensors, such as
+            the weights of a frozen teacher, it is computed on their device instead: for
+            `batch_size` samples at a time, and averaged over all samples. These tensors may also
+            be in a module that the loss function refers to.
+        batches: `core.batches(dataset, batch_size=...)`, without `shuffle` and `drop_last`.
+        metrics: for each name a function of (outputs, targets), or a metric of torchmetrics; see
+            `fit`. None: no metrics.
+        preprocess: function from a batch's inputs to the model's inputs, as in `fit`.
         bf16: run the forward pass under autocast to bfloat16.
         keep_outputs: gather and return all outputs and targets. Use False if they do not fit
             into memory.
 
     Raises:
-        ValueError: the batches are shuffled or leave samples out; their classes are numbered in
-            another way than those that `fit` trained this model on; an output has no axis of
-            samples; or a metric is not one number.
-        TypeError: a batch, or an output of the model, has an unknown type; or a metric cannot be
-            updated step by step.
+        ValueError: the batches are shuffled or leave samples out; the dataset numbers its classes
+            differently from the dataset that `fit` trained this model on; an output has no
+            dimension of samples; or the loss or a metric is not one number.
+        TypeError: a batch or an output of the model has an unsupported type; or, with
+            `keep_outputs=False`, a metric cannot be updated step by step.
     """
     metrics = separate_metrics(core, metrics or {})
     check_flag("bf16", bf16)
     check_flag("keep_outputs", keep_outputs)
     check_classes(model, batches, "evaluation")
+    # After a loop of the user's, each core's BatchNorm has the statistics of its own batches only.
     core.average_buffers(model)
     core.internal.agreement.compare(
         "in evaluate", modules={"": model}, data=batches.facts(), layers=False
@@ -139,7 +146,7 @@ def evaluate_synced(
     label: str | None = "valid",
     **options: object,
 ) -> Evaluation:
-    """Do the work of `evaluate` for a model whose buffers are in sync already.
+    """Evaluate as `evaluate` does, with a model whose float buffers are in sync already.
 
     Args:
         core: this core.
@@ -148,20 +155,22 @@ def evaluate_synced(
         batches: as in `evaluate`.
         metrics: as in `evaluate`.
         keep_outputs: as in `evaluate`.
-        label: the label of the progress bar; None for no bar.
-        options: further options of `host_steps`.
+        label: the label of the progress bar; None for no progress bar.
+        options: further options of `host_steps`: `preprocess`, `bf16` and `between_steps`.
     """
     import torch
 
     check_order("evaluate", batches.sampler)
+    # Decide where to compute the loss. A small module is copied to the host, next to the outputs. A
+    # large loss, and a function with tensors on the device, are computed where their tensors are.
     own = _tensors_of(loss)
     is_large = sum(tensor.nbytes for tensor in own) > _LARGE_LOSS_BYTES
     on_device = [tensor for tensor in own if tensor.device.type != "cpu"]
-    copied = set()  # to the host, with a module
+    copied = set()  # ids of the tensors that `_loss_on_host` copies to the host with their module
     if isinstance(loss, torch.nn.Module):
         copied = {id(tensor) for tensor in (*loss.parameters(), *loss.buffers())}
     needs_device = any(id(tensor) not in copied for tensor in on_device)
-    # With shard=..., rows that do not fill a part could not be divided over the chips.
+    # Not with shard=...: the last part may have too few rows to be divided over the chips.
     is_large = is_large and core.chips == 1
     if is_large or needs_device:
         compute = _loss_with_its_tensors(core, loss, is_on_device=bool(on_device))
@@ -169,6 +178,7 @@ def evaluate_synced(
         compute = _loss_on_host(loss)
     streamed = None if keep_outputs else StreamedMetrics(core, metrics or {})
     gather = core.gather if keep_outputs else torch.Tensor.detach
+    # `split` adds the further arguments of the loss to the targets, so that they are gathered too.
     split = FurtherParts(batches, loss).split
     steps = host_steps(core, model, batches, split, gather=gather, label=label, **options)
     with evaluating(model):
@@ -190,7 +200,7 @@ def evaluate_synced(
 
 
 def _loss_on_host(loss: Callable) -> Callable[..., Loss]:
-    """Return the loss for outputs and targets in host memory."""
+    """Return the loss as a function of outputs and targets in host memory, computed on the host."""
     import torch
 
     if isinstance(loss, torch.nn.Module):
@@ -200,17 +210,18 @@ def _loss_on_host(loss: Callable) -> Callable[..., Loss]:
 
 
 def _tensors_of(loss: Callable) -> list:
-    """Return the tensors that a loss computes with besides its arguments, as far as it names them.
+    """Return the tensors that a loss can use besides its arguments.
 
-    They are the weights, buffers and other tensors of a module. Those of a function are in its
-    closure, its defaults, and the globals that it names; those of a method are the attributes that
-    it names. Functions and modules among them are searched as well.
+    For a module these are its parameters, buffers and other attributes. For a function, they are in
+    its closure, its defaults, and the globals that its code names. For a method, they are in
+    the attributes that its code names. Functions and modules found there are searched as well.
     """
     import torch
 
     tensors = []
     seen = set()
     waiting = [loss]
+    # A search through all objects that the loss refers to, with a limit for very large ones.
     while waiting and len(seen) < _MOST_OBJECTS:
         value = waiting.pop()
         if id(value) in seen:
@@ -224,7 +235,7 @@ def _tensors_of(loss: Callable) -> list:
 
 
 def _parts_of(value: object) -> list:
-    """Return the values with which a part of a loss may compute."""
+    """Return the values that a part of a loss can use; for a tensor or a number, none."""
     import torch
 
     if isinstance(value, torch.nn.Module):
@@ -248,7 +259,11 @@ def _parts_of(value: object) -> list:
 
 
 def _variables_of(function: types.FunctionType) -> list:
-    """Return the closure and defaults of a function, and the globals that its code names."""
+    """Return the values of a function's closure and defaults, and of globals that its code names.
+
+    Attributes of these values are included if the code names them. Functions of torch and tpukit
+    are not searched, because they refer to no tensors of the user's.
+    """
     if (function.__module__ or "").partition(".")[0] in ("torch", "tpukit"):
         return []
     names = _names_in(function.__code__)
@@ -263,11 +278,12 @@ def _variables_of(function: types.FunctionType) -> list:
 
 
 def _attributes(owner: object, names: set[str]) -> list:
-    """Return the attributes and methods of an object that code names, as in `core.state.loss`."""
+    """Return those attributes and methods of an object that are in `names`: `core.state.loss`."""
     import torch
 
     if isinstance(owner, types.ModuleType | type | types.FunctionType):
         return []
+    # A module stores parameters, buffers and submodules in separate dicts.
     own = dict(getattr(owner, "__dict__", {}))
     if isinstance(owner, torch.nn.Module):
         own |= {**owner._parameters, **owner._buffers, **owner._modules}
@@ -284,7 +300,7 @@ def _attributes(owner: object, names: set[str]) -> list:
 
 
 def _names_in(code: types.CodeType | None) -> set[str]:
-    """Return the names of globals and attributes in code, and in the functions defined in it."""
+    """Return the names of globals and attributes in code and in the functions defined in it."""
     if code is None:
         return set()
     names = set(code.co_names)
@@ -295,13 +311,19 @@ def _names_in(code: types.CodeType | None) -> set[str]:
 
 
 def _loss_with_its_tensors(core: Core, loss, *, is_on_device: bool) -> Callable[..., Loss]:
-    """Return the loss for outputs and targets in host memory, computed where its tensors are."""
+    """Return the loss as a function of host tensors that computes where the loss's tensors are.
+
+    Args:
+        core: this core.
+        loss: a function or a module.
+        is_on_device: whether outputs and targets must be sent to the device.
+    """
     import torch
 
     is_module = isinstance(loss, torch.nn.Module)
 
     def compute(*parts) -> Loss:
-        call = functools.partial(watched_loss, loss)  # it checks indices of tensors on the host
+        call = functools.partial(watched_loss, loss)  # checks labels, which needs host tensors
         if is_on_device:
             call = loss
             parts = _on_device(core, parts)
@@ -313,9 +335,10 @@ def _loss_with_its_tensors(core: Core, loss, *, is_on_device: bool) -> Callable[
 
 
 def _on_device(core: Core, parts: tuple) -> tuple:
-    """Return nested tensors on the device; None stays None."""
+    """Send nested tensors to the device and return them; None stays None."""
     from torch.utils import _pytree as tree
 
+    # Send all tensors in one transfer, and put them back between the Nones.
     leaves, structure = tree.tree_flatten(parts)
     sent = iter(core.to_device([leaf for leaf in leaves if leaf is not None]))
     leaves = [None if leaf is None else next(sent) for leaf in leaves]
@@ -323,7 +346,11 @@ def _on_device(core: Core, parts: tuple) -> tuple:
 
 
 def _loss_in_parts(core: Core, loss: Callable[..., Loss], rows: tuple, *, size: int) -> float:
-    """Return the mean of a loss over rows in equal parts that the cores share. Collective."""
+    """Return the mean of a loss over all rows, computed `size` rows at a time. Collective.
+
+    The cores take turns: with 2 cores and `size` 64, core 1 computes rows 64-127, 192-255 and so
+    on.
+    """
     from torch.utils import _pytree as tree
 
     outputs, targets, further = rows
@@ -332,6 +359,7 @@ def _loss_in_parts(core: Core, loss: Callable[..., Loss], rows: tuple, *, size: 
     for first in range(core.rank * size, count, core.world_size * size):
         last = min(first + size, count)
 
+        # Defaults bind the values of this iteration, because a closure would see later ones.
         def part(leaf, first=first, last=last):
             return None if leaf is None else leaf[first:last]
 
@@ -341,14 +369,14 @@ def _loss_in_parts(core: Core, loss: Callable[..., Loss], rows: tuple, *, size: 
 
 
 class _WeightedSums:
-    """The totals of a loss over the samples of this core, and their weights."""
+    """Sums of a loss's totals and weights, over samples of this core."""
 
     def __init__(self) -> None:
         self._total = 0.0
         self._weight = 0.0
 
     def add(self, loss: Loss, *, samples: int) -> None:
-        """Add a loss; one without a weight is the mean over so many samples."""
+        """Add a loss. A loss without a weight must be the mean over this number of samples."""
         if loss.weight is None:
             loss = Loss(samples * float(loss.total), samples)
         self._total += float(loss.total)
@@ -366,8 +394,8 @@ class _WeightedSums:
 def _from_core_0(core: Core, numbers: tuple) -> tuple:
     """Return core 0's numbers on every core. Collective.
 
-    A metric may draw random numbers, or read a clock or a file of its host. But every core chooses
-    the best epoch by these numbers, and all must choose the same.
+    A metric may draw random numbers, or read a clock or a file of its host, and so differ between
+    cores. But every core chooses the best epoch by these numbers, and all must choose the same.
     """
     if core.world_size == 1 or core.backend.is_recording:
         return numbers
@@ -382,12 +410,13 @@ def _streamed(
     loss: Callable[..., Loss],
     metrics: StreamedMetrics,
 ) -> Evaluation:
-    """Return the `Evaluation` without outputs: each core sees its own samples only."""
+    """Return the `Evaluation` for `keep_outputs=False`: each core uses its own samples only."""
     from torch.utils import _pytree as tree
 
     sums = _WeightedSums()
     for step, positions in zip(steps, sampler.positions(), strict=True):
-        real = int((positions < sampler.count).sum())  # the rest is padding
+        # Positions from `sampler.count` on are padding, which fills the last step of each core.
+        real = int((positions < sampler.count).sum())
         if not real:
             continue
 
@@ -405,7 +434,7 @@ def _streamed(
 
 
 def _loss(value: object) -> Loss:
-    """Return the value of a loss; raise if it is None or not one number."""
+    """Return a loss function's result as a `Loss`; raise if it is None or not one number."""
     return as_loss(value if isinstance(value, tuple) else _one_number("the loss", value))
 
 
@@ -430,6 +459,7 @@ def _one_number(name: str, value: object) -> float:
             fix="a function for each of its numbers: "
             f"lambda outputs, targets: {name}(outputs, targets)[{part!r}]",
         )
+    # A torchmetrics metric with average=None returns a number per class.
     size = value.numel() if hasattr(value, "numel") else 1
     if size != 1 or not hasattr(value, "__float__"):
         found = type(value).__name__
@@ -443,7 +473,7 @@ def _one_number(name: str, value: object) -> float:
 
 
 def _of_all(core: Core, metric: Callable, outputs, targets) -> object:
-    """Return a metric of all samples at once."""
+    """Return the value of a metric for all samples at once."""
     if has_state(metric):  # torchmetrics
         metric.reset()
         targets = as_classes(metric, targets)
@@ -452,5 +482,6 @@ def _of_all(core: Core, metric: Callable, outputs, targets) -> object:
     except RuntimeError:
         if all(tensor.device.type == "cpu" for tensor in _tensors_of(metric)):
             raise
-    # Weights on the device, as those of the loss itself, do not go with outputs on the host.
+    # The metric has tensors on the device, as a loss that is also a metric has. So send it the
+    # outputs.
     return metric(*_on_device(core, (outputs, targets)))

@@ -1,7 +1,7 @@
 """The options of `fit` that travel together: `FitOptions`, `Checkpoints` and `EarlyStopping`.
 
-Each checks its values when it is made. An `EarlyStopping(patience=0)` in the notebook therefore
-raises in the notebook, and not later in a worker.
+Each class checks its values when an object is made. An `EarlyStopping(patience=0)` in the notebook
+therefore raises in the notebook, and not later in a worker process.
 """
 
 import os
@@ -21,24 +21,26 @@ class FitOptions:
 
     Attributes:
         scheduler_interval: "step" if the scheduler counts optimizer steps, "epoch" if it counts
-            epochs. A ReduceLROnPlateau is always stepped after an epoch, with `monitor`.
+            epochs. `fit` always steps a ReduceLROnPlateau after an epoch, with the value of
+            `monitor`.
         keep_outputs: gather all outputs in an evaluation. Use False if they do not fit into
             memory; see `evaluate`.
-        augment_from: first epoch with augmentation. From then on, earlier epochs cannot be the
-            best. With little data a network learns faster from unchanged images at first. On a TPU
-            the step is compiled once more in that epoch.
-        averaged_model: `torch.optim.swa_utils.AveragedModel` of the model, or timm's `ModelEmaV3`,
-            updated after every step; it is evaluated and kept in place of the model. Make it after
-            `core.model` and without `device=`. With device="xla" its counter is on the device, and
-            Python compares it with 0: two copies to the host per step, which cut the step into
-            three graphs (measured on torch_xla 2.9).
-        on_epoch_end: called on every core with the `History` after each epoch. If it returns True
-            on any core, training stops. A run that resumes between two epochs calls it at once,
-            so a run that was stopped stays stopped.
+        augment_from: first epoch with augmentation, from 1. With little data, a network at first
+            learns faster from unchanged images. From this epoch on, an earlier epoch cannot be the
+            best. On a TPU, the step is compiled once more in this epoch.
+        averaged_model: `torch.optim.swa_utils.AveragedModel` of the model, or timm's `ModelEmaV3`.
+            `fit` updates it after every step, evaluates it instead of the model, and saves it in
+            `best.pt`. Make it after `core.model` and without `device=`. With device="xla", its
+            counter is on the device, and its Python code compares the counter with 0. These two
+            copies to the host per step cut the step into three graphs (measured on torch_xla 2.9).
+        on_epoch_end: function that `fit` calls on every core with the `History` after each epoch.
+            If it returns True on any core, training stops. A run that resumes between two epochs
+            calls it before it trains, so a run that it has stopped stays stopped.
         log_every: optimizer steps between two copies of the losses to the host.
-        same_seed: draw the same random numbers of the host on every core in a step. For models that
-            skip layers at random, as LayerDrop does: on TPU chips all cores must run one program.
-            Augmentation and random numbers of the device still differ; see `Core.same_seed`.
+        same_seed: give every core the same random numbers of the host in a step. Use it for models
+            that skip layers at random, as LayerDrop does, because on TPU chips all cores must run
+            the same program. Augmentation and random numbers of the device still differ between
+            the cores; see `Core.same_seed`.
 
     Raises:
         ValueError: a value is out of range.
@@ -72,16 +74,16 @@ class FitOptions:
 
 @dataclass(frozen=True)
 class EarlyStopping:
-    """Set when `fit` stops early, and which weights the model then has.
+    """Choose when `fit` stops early, and which weights the model has at the end.
 
-    `EarlyStopping(patience=None, restore_best_weights=True)` trains to the last epoch, and then
-    restores the best one.
+    `EarlyStopping(patience=None, restore_best_weights=True)` trains all epochs, and then restores
+    the weights of the best epoch.
 
     Attributes:
-        patience: stop after this many epochs in a row without a better `monitor`, at least 1.
-            None: do not stop early.
-        restore_best_weights: at the end, give the model, or the averaged model, the weights of
-            the best epoch.
+        patience: stop after this number of epochs in a row in which `monitor` was not better than
+            in the best epoch, at least 1. None: do not stop early.
+        restore_best_weights: at the end, load the best epoch's weights into the model, or into the
+            averaged model if there is one.
 
     Raises:
         ValueError: `patience` is less than 1.
@@ -99,25 +101,27 @@ class EarlyStopping:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Where `fit` saves a run, and how it resumes it. One run at a time may use the folder.
+    """Choose where `fit` saves checkpoints, how often, and whether it resumes from them.
+
+    Only one run at a time may use the folder.
 
     Attributes:
-        folder: the folder of the checkpoints, and of `best.pt` with the best epoch's weights, on
-            this machine. It is created if it does not exist.
-        keep_last: number of newest checkpoints to keep, in addition to the best.
-        save_every: time between checkpoints: "90s", "10m", "1h30m" or seconds. A checkpoint is
-            also saved after every epoch, and before its evaluation.
-        backup_dir: second folder that outlives the machine: on a mounted drive or bucket, or
+        folder: folder on this machine for the checkpoints, and for `best.pt` with the best epoch's
+            weights. It is created if it does not exist.
+        keep_last: number of newest checkpoints to keep, in addition to the best epoch's.
+        save_every: time between checkpoints: "90s", "10m", "1h30m" or seconds. `fit` also saves
+            a checkpoint at the end of each epoch, before and after the evaluation.
+        backup_dir: backup folder, which outlives the machine: on a mounted drive or bucket, or
             "gs://bucket/run" and other URLs of fsspec. A thread copies the newest two checkpoints
-            and `best.pt` to it. A run without a newer complete checkpoint in `folder` continues
-            from the backup. If a copy fails, `fit` prints it and continues. At the end, `fit` waits
-            for the last copy, but no longer than a minute without progress. See
-            `tpukit.training.run_folder`.
+            and `best.pt` to it. If the backup has the newest complete checkpoint, a run continues
+            from the backup. If a copy fails, `fit` prints the reason and continues. At the end,
+            `fit` waits for the last copy, but stops waiting after a minute without progress. See
+            `tpukit.training.run_folder`. None: no backup.
         resume: continue from the newest complete checkpoint in the folder or the backup, if there
-            is one. With False, `fit` raises if there is one.
+            is one. With False, `fit` raises an error if there is a checkpoint.
 
     Raises:
-        ValueError: a value is out of range, or the backup is the folder itself.
+        ValueError: a value is out of range, or `backup_dir` is the same folder as `folder`.
         TypeError: a value has the wrong type.
     """
 
@@ -130,7 +134,7 @@ class Checkpoints:
     def __post_init__(self):
         _check_folder(self.folder)
         check_count("keep_last", self.keep_last)
-        parse_duration(self.save_every, "save_every")
+        parse_duration(self.save_every, "save_every")  # raises for a text that is no duration
         check_flag("resume", self.resume)
         if self.backup_dir is None:
             return
@@ -139,6 +143,7 @@ class Checkpoints:
                 f"backup_dir must be a folder or a URL, got {self.backup_dir!r}",
                 fix='backup_dir="gs://bucket/run", or the folder of a mounted drive',
             )
+        # A backup in the same folder would be lost with the machine.
         if absolute(self.folder) == absolute(self.backup_dir):
             raise InvalidValueError(
                 "backup_dir must be another folder than folder",
@@ -165,6 +170,7 @@ def as_early_stopping(given: object) -> EarlyStopping:
         return EarlyStopping()
     if isinstance(given, EarlyStopping):
         return given
+    # True would count as the number 1.
     if isinstance(given, Integral) and not isinstance(given, bool):
         return EarlyStopping(patience=given)
     raise InvalidTypeError(
@@ -196,7 +202,8 @@ def _check_folder(folder: object) -> None:
             f"folder must be a path, got {folder!r}",
             fix='Checkpoints("run"); to save nothing: fit(..., checkpoints=None)',
         )
-    # A path would make folders "gs:" and "bucket" here, and they would end with this machine.
+    # As a path, "gs://bucket" would create folders "gs:" and "bucket" here, and the checkpoints
+    # would be lost with this machine.
     if "://" in os.fspath(folder):
         raise InvalidValueError(
             f"folder must be a path on this machine, got {os.fspath(folder)!r}",

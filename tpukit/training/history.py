@@ -1,4 +1,4 @@
-"""The numbers of a training: a row per log interval and a row per epoch."""
+"""Store the numbers of a training: a row per log interval and a row per epoch."""
 
 import html
 import itertools
@@ -22,31 +22,39 @@ _FORMATS = {
 
 @dataclass(repr=False)
 class History:
-    """The numbers of a training, the same on every core.
+    """The numbers of a training. Losses and metrics are the same on every core; times are not.
 
         history = fit(core, model, optimizer, loss, batches, epochs=3)
         pandas.DataFrame(history.epochs)
 
     Attributes:
-        intervals: a row every `log_every` steps: step; epoch; train_loss, the mean over the cores
-            and the interval; lr, of the last step; samples_per_second, of all cores together;
-            seconds, of training, without evaluations and saves; data_wait, the share of these
-            seconds in which the loop waited for batches; compiles, the number of graphs so far;
-            memory, the peak of the process in bytes; tflops_per_second, per chip, of the forward
-            and backward passes; mfu, the share of the chip's peak that this is, 0 to 1. A row has
-            no mfu if the peak is not known, as in a dry run, and neither of the two if an
-            operation could not be counted. docs/speed.md defines both.
-        epochs: a row per epoch: epoch; step; train_loss; valid_loss; the metrics; lr, of its last
-            step; samples_per_second, tflops_per_second and mfu, of this epoch, computed as those
-            of the run; seconds, with the evaluation.
-        times: a row per epoch: the seconds of core 0 by part: device, host, input (waiting for
-            batches), compile, evaluation, checkpoints, other. `tpukit.training.show_time` draws
-            them.
-        best: the row of the best epoch; None before there is one.
+        intervals: a row every `log_every` steps, and at the end of an epoch. Its columns are
+
+            - step and epoch, at the end of the interval;
+            - train_loss, the mean over the cores and the steps of the interval;
+            - lr, the learning rate of the last step;
+            - samples_per_second, of all cores together;
+            - seconds of training, without evaluations and saves;
+            - data_wait, the share of these seconds in which the loop waited for batches, 0 to 1;
+            - compiles, the number of graphs compiled so far;
+            - memory, the peak memory of the process in bytes;
+            - tflops_per_second, TFLOP/s per chip of the forward and backward passes. It is missing
+              if an operation could not be counted;
+            - mfu, tflops_per_second divided by the chip's peak, 0 to 1. It is also missing if the
+              peak is not known, as in a dry run. docs/speed.md defines both.
+        epochs: a row per epoch. Its columns are epoch; step; train_loss; valid_loss; the metrics,
+            as valid_<name>; lr, of the last step; samples_per_second, tflops_per_second and mfu,
+            without intervals in which a graph was compiled; seconds, with the evaluation.
+        times: a row per epoch, with the seconds of core 0 in each part: device, host, input
+            (waiting for batches), compile, evaluation, checkpoints, other.
+            `tpukit.training.show_time` draws them.
+        best: the row of the best epoch, with the name of the deciding column in "by"; None as long
+            as no epoch has a number in this column.
         stopped: the reason if the training ended before its last epoch; otherwise None.
-        resumed: the checkpoint that it continued from; None if it began at the start.
+        resumed: the name of the checkpoint that this call of `fit` has continued from; otherwise
+            None.
         cores: the number of cores that trained.
-        of: "images" or "samples", the unit of the rates.
+        of: "images" or "samples": the unit of samples_per_second.
     """
 
     intervals: list[dict] = field(default_factory=list)
@@ -60,30 +68,31 @@ class History:
 
     @property
     def samples_per_second(self) -> float:
-        """Samples of all cores together per second of training, the rate of a run.
+        """The throughput of the run: samples of all cores together per second of training.
 
-        It contains no evaluations and no saves. Log intervals in which a graph was compiled are
-        left out, unless there are no others.
+        Evaluations and saves are not included. Log intervals in which a graph was compiled are left
+        out, unless there are no others.
         """
         return steady_mean(self.intervals, "samples_per_second")
 
     @property
     def tflops_per_second(self) -> float:
-        """TFLOP/s per chip of the same log intervals; NaN if they are not known."""
+        """TFLOP/s per chip, in the log intervals of `samples_per_second`; NaN if unknown."""
         return steady_mean(self.intervals, "tflops_per_second")
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs utilisation of the same log intervals, 0 to 1; NaN if it is not known."""
+        """Model FLOPs utilisation, 0 to 1, in the same log intervals; NaN if unknown."""
         return steady_mean(self.intervals, "mfu")
 
     @property
     def rows(self) -> list[dict]:
         """The rows of intervals and epochs, in the order of steps.
 
-        A row of an epoch does not repeat the columns of its intervals. TFLOP/s are left out,
-        because their curve is that of the samples per second.
+        A row of an epoch has only the columns that its intervals lack, and "step". TFLOP/s are left
+        out, because their curve has the same form as that of samples_per_second.
         """
+        # The columns of intervals are drawn from the intervals, which have more points.
         of_intervals = set()
         for row in self.intervals:
             of_intervals |= row.keys()
@@ -93,7 +102,7 @@ class History:
         return sorted([*intervals, *epochs], key=lambda row: row["step"])
 
     def state_dict(self) -> dict:
-        """Return what a checkpoint keeps."""
+        """Return the rows for a checkpoint."""
         return {
             "intervals": self.intervals,
             "epochs": self.epochs,
@@ -125,9 +134,14 @@ class History:
         return "\n".join([table, *notes])
 
     def _table(self, method: str, heading: Callable[[str], str] = str, **options: object) -> str:
-        """Return the epochs as a table, as a method of pandas' DataFrame writes it.
+        """Return the epochs as a table in text or HTML; "" before the end of the first epoch.
 
         A cell is empty if an epoch has no such number.
+
+        Args:
+            method: the method of pandas' DataFrame that writes the table.
+            heading: function from a column's name to its heading.
+            **options: further arguments of this method.
         """
         import pandas
 
@@ -159,7 +173,7 @@ class History:
     def _throughput(self) -> str:
         seconds = sum(row["seconds"] for row in self.intervals)
         waited = sum(row["data_wait"] * row["seconds"] for row in self.intervals)
-        # A clock may not have moved between two very short log points.
+        # Between two very close log points, the clock may show the same time: avoid 0 / 0.
         share = waited / (seconds or 1)
         rate = f"{self.samples_per_second:,.0f} {self.of}/s on {counted(self.cores, 'core')}"
         graphs = counted(self.intervals[-1]["compiles"], "graph")
@@ -176,17 +190,22 @@ def _without(row: dict, names: set[str]) -> dict:
 
 
 def steady_mean(intervals: list[dict], name: str) -> float:
-    """Return the mean of a rate over the time of log intervals; NaN if none has it.
+    """Return the mean of a rate, weighted by the time of log intervals; NaN if no row has it.
 
     Intervals in which a graph was compiled are left out, unless there are no others.
+
+    Args:
+        intervals: rows of `History.intervals`.
+        name: the column of the rate.
     """
-    # The first interval has the compilation of the first step, so it counts as unsteady.
+    # Start at 0, so that the first interval, in which the first step is compiled, is left out.
     compiles = [0, *(row["compiles"] for row in intervals)]
     steady = [
         row
         for row, (before, after) in zip(intervals, itertools.pairwise(compiles), strict=True)
         if before == after
     ]
+    # A short run may compile in every interval: then all of them count.
     used = [row for row in steady or intervals if name in row]
     seconds = sum(row["seconds"] for row in used)
     if not seconds:

@@ -1,11 +1,11 @@
-"""The curves of a run, in a figure.
+"""Draw the curves of a run in a figure.
 
 {"train_loss": [0.9, 0.5], "valid_loss": [1.0, 0.6], "lr": [0.1, 0.1], "base_rate_loss": 0.8}
 
-_read           the axis, the series, the single numbers, and notes on the rest
+_read           finds the axis, the series and the single numbers, and notes all other entries
 _what_varies    "lr" stays the same, so it becomes a text below the panels
 _kind           train_loss and valid_loss are both "loss", so they share a panel
-_draw_panel     curves, rings and dotted lines; base_rate_loss is a dotted line in "loss"
+_draw_panel     draws curves, rings and dotted lines; base_rate_loss is a dotted line in "loss"
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_AXES = ("step", "epoch")  # candidates for the horizontal axis; the first in the history is used
-# First words of a column, as in `valid_loss` or `test_auroc`.
+_AXES = ("step", "epoch")  # columns for the horizontal axis; "step" is preferred
+# Words in the names of columns, as in `valid_loss` or `test_auroc`.
 _VALIDATION = ("valid", "val", "validation", "test", "eval", "dev")
 _SPLITS = ("train", "training", *_VALIDATION)
 _NOISY = 50  # points; longer series are drawn pale, with their moving mean on top
-_MOST_MARKED = 12  # points; a series with more has no marks
+_MOST_MARKED = 12  # points; a longer series has no marks
 _DOTTED = (0, (1, 2))
 
 
 class _Measure(NamedTuple):
-    """A measure of `fit` as the figure shows it."""
+    """The name and unit with which the figure shows a measure of `fit`."""
 
     words: str
     unit: str
-    factor: float  # how many of the unit are 1 in the history
+    factor: float  # the value in this unit is the value in the history times this factor
 
 
 _MEASURES = {
@@ -54,7 +54,7 @@ _MEASURES = {
 
 
 class _Points(NamedTuple):
-    """A series: places on the horizontal axis, and values."""
+    """A series: positions on the horizontal axis and values, (N,) float64 each."""
 
     x: np.ndarray
     y: np.ndarray
@@ -68,7 +68,7 @@ class _History:
         axis: name of the horizontal axis.
         series: the curves by name.
         levels: single numbers by name.
-        notes: what cannot be drawn, and why.
+        notes: for each entry that cannot be drawn, its name and the reason.
     """
 
     axis: str
@@ -78,16 +78,16 @@ class _History:
 
 
 def show_history(history: Any) -> Figure:
-    """Draw what varied in a run: the loss in a large panel, every other measure in a small panel.
+    """Draw the curves of a run: the loss in a large panel, other measures in small panels.
 
-    Series share a panel if their names differ only in train, valid, val, test or eval:
-    `train_loss` and `valid_loss` do, and `lr` has its own panel. The horizontal axis is "step", or
-    "epoch" if there is no "step". If a series is shorter than the axis, its points are spread
-    evenly, and the last is at the end: five validation losses of a run of 1,000 steps are drawn at
-    200, 400, ... 1,000.
+    Series share a panel if their names differ only in train, valid, val, test or eval. So
+    `train_loss` and `valid_loss` share a panel, and `lr` has its own panel. The horizontal axis is
+    "step", or "epoch" if there is no "step". If a series has fewer points than the axis, the points
+    are spread evenly, and the last point is at the end. For example, five validation losses of a
+    run of 1,000 steps are drawn at 200, 400, ... 1,000.
 
-    - A single number is a dotted line across the panel whose name its own name ends with:
-      `base_rate_loss` in the panel of `loss`.
+    - A single number is drawn as a dotted line, in the panel whose name is the end of the number's
+      name: `base_rate_loss` in the panel of `loss`.
     - A series of 50 points or more is pale, under a moving mean over a twentieth of its length.
     - A ring marks the best validation point, if tpukit knows that low values (loss, error, ...) or
       high values (auroc, accuracy, f1, ...) of the measure are better.
@@ -95,22 +95,28 @@ def show_history(history: Any) -> Figure:
       loss or a score is always a curve. The text also names the entries that cannot be drawn.
 
     Args:
-        history: a dict of series, `{"train_loss": [...], "valid_loss": [...]}`; a list of rows,
-            `[{"epoch": 1, "train_loss": 0.4}, ...]`; a DataFrame; or an object with `.rows`.
+        history: the `History` of `fit`; a dict of series, `{"train_loss": [...], "valid_loss":
+            [...]}`; a list of rows, `[{"epoch": 1, "train_loss": 0.4}, ...]`; a DataFrame; or any
+            object with such a list as `.rows`.
+
+    Returns:
+        a figure of matplotlib.
 
     Raises:
-        TypeError: `history` is none of these.
+        TypeError: `history` has another type.
         ValueError: `history` contains no series of numbers.
     """
     read = _read(history)
     speed = _Measure("speed", f"{getattr(history, 'of', 'samples')}/s", 1.0)
     measures = _MEASURES | {"samples per second": speed}
     series, constant = _what_varies(read.series, measures)
+    # Panels by measure, each with its series by name.
     panels: dict[str, dict[str, _Points]] = {}
     for name, points in series.items():
         panels.setdefault(_kind(name), {})[name] = points
-    # Losses first, then other measures of quality, then speed and the like, each as they came.
+    # Losses first, then other scores, then speed and the like; within each, as in the history.
     kinds = sorted(panels, key=lambda kind: (kind.split()[-1] != "loss", better(kind) is None))
+    # All panels have the same horizontal axis, from the first to the last point of all series.
     ends = []
     for x, _ in series.values():
         ends += [x[0], x[-1]]
@@ -124,6 +130,7 @@ def show_history(history: Any) -> Figure:
             axes = figure.add_subplot(place)
             axes.set_xlim(_limits(ends))
             measure = kind.split()[-1:]
+            # A single number belongs to the first panel with the same last word, such as "loss".
             known = [name for name in levels if _kind(name).split()[-1:] == measure]
             own_levels = {name: levels.pop(name) for name in known}
             panel = _Panel(kind, panels[kind], own_levels, measures)
@@ -139,6 +146,7 @@ def show_history(history: Any) -> Figure:
             text = textwrap.fill("    ".join(below), look.letters(figure.get_figwidth()))
             figure.supxlabel(text, x=0.01, ha="left", fontsize=look.SMALL - 1, color=look.MUTED)
         figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
+        # The alternative text of the figure, for screen readers.
         across = f"{read.axis} {min(ends):.4g} to {max(ends):.4g}"
         spans = []
         for name, (_, y) in series.items():
@@ -156,13 +164,14 @@ def _limits(ends: list[float]) -> tuple[float, float]:
 
 
 def _grid(figure: Figure, count: int, columns: int) -> list:
-    """Return the place of each panel: a large one, then columns of two small panels."""
+    """Return the grid cell of each panel: a large panel, then columns of two small panels."""
     rows = max(1, min(2, count - 1))
     large = 2.2 if columns < 2 else 1.7  # times the width of a small panel
     grid = figure.add_gridspec(rows, 1 + columns, width_ratios=[large] + [1] * columns)
     places = [grid[:, 0]]
     for small in range(count - 1):
         column = 1 + small // 2
+        # A last small panel without a partner gets the whole column.
         is_alone = small % 2 == 0 and small == count - 2
         places.append(grid[:, column] if is_alone else grid[small % 2, column])
     return places
@@ -171,7 +180,7 @@ def _grid(figure: Figure, count: int, columns: int) -> list:
 def _what_varies(
     series: dict[str, _Points], measures: dict[str, _Measure]
 ) -> tuple[dict[str, _Points], list[str]]:
-    """Return the series that vary, in the units of the figure, and the others as texts."""
+    """Return the series that vary, in the units of the figure, and a text for each other series."""
     import numpy as np
 
     moving: dict[str, _Points] = {}
@@ -193,7 +202,14 @@ def _what_varies(
 
 @dataclass(frozen=True)
 class _Panel:
-    """The contents of a panel: its kind of measure, curves by name, and dotted lines by name."""
+    """The contents of a panel.
+
+    Attributes:
+        kind: the measure, such as "loss".
+        series: the curves by name.
+        levels: the dotted lines by name.
+        measures: names and units by measure.
+    """
 
     kind: str
     series: dict[str, _Points]
@@ -208,6 +224,7 @@ def _draw_panel(axes: Axes, panel: _Panel, axis: str) -> None:
     other_colors = iter(look.COLORS[2:] * len(panel.series))
     for name, points in panel.series.items():
         split = _split(name)
+        # Training has the first colour and validation the second in every panel.
         if split in ("train", "valid", "val") or is_alone:
             color = look.COLORS[split in _VALIDATION]
         else:
@@ -218,6 +235,7 @@ def _draw_panel(axes: Axes, panel: _Panel, axis: str) -> None:
             best = _ring(axes, points, better(panel.kind), color)
             below = f"{axis}    {best}"
     for name, value in panel.levels.items():
+        # "base_rate_loss" in the panel of "loss" is labelled "base rate".
         words = name.replace("_", " ").removesuffix(panel.kind).strip() or name
         label = f"{words} {value:.4g}"
         axes.axhline(value, color=look.MUTED, linewidth=1, linestyle=_DOTTED, label=label)
@@ -229,14 +247,14 @@ def _draw_panel(axes: Axes, panel: _Panel, axis: str) -> None:
     axes.set_xlabel(below)
     axes.set_ylabel(unit)
     axes.margins(y=0.12)  # room for the ring at the top
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.get_major_locator().set_params(integer=True)  # steps and epochs are whole numbers
     axes.yaxis.set_major_formatter("{x:.4g}")
     if axes.get_legend_handles_labels()[1]:
         axes.legend(loc="best", handlelength=1.2)
 
 
 def _draw_curve(axes: Axes, points: _Points, *, color: str, label: str | None) -> None:
-    """Draw a series; if it is long, pale and under its moving mean."""
+    """Draw a series; a long series is drawn pale, with its moving mean on top."""
     x, y = points
     line = y
     if len(y) >= _NOISY:
@@ -250,7 +268,7 @@ def _draw_curve(axes: Axes, points: _Points, *, color: str, label: str | None) -
 
 
 def _ring(axes: Axes, points: _Points, direction: str, color: str) -> str:
-    """Mark the best point with a ring, and return its place and value in words."""
+    """Mark the best point with a ring; return a text with its value and position."""
     import numpy as np
 
     find_best = {"low": np.nanargmin, "high": np.nanargmax}[direction]
@@ -262,10 +280,10 @@ def _ring(axes: Axes, points: _Points, direction: str, color: str) -> str:
 
 
 def _moving_mean(values: np.ndarray) -> np.ndarray:
-    """Return the mean over a centred window, a twentieth of the series long, without nan."""
+    """Return the mean over a centred window of a twentieth of the series; nan is left out."""
     import numpy as np
 
-    window = np.ones(2 * (len(values) // 40) + 1)
+    window = np.ones(2 * (len(values) // 40) + 1)  # an odd length, so that it has a centre
     known = np.isfinite(values)
     total = np.convolve(np.where(known, values, 0), window, "same")
     count = np.convolve(known, window, "same")  # smaller at the ends and near nan
@@ -273,11 +291,12 @@ def _moving_mean(values: np.ndarray) -> np.ndarray:
 
 
 def _split(name: str) -> str:
+    """Return the split in the name of a column: "valid" for valid_loss; "" if there is none."""
     return next((word for word in name.lower().split("_") if word in _SPLITS), "")
 
 
 def _kind(name: str) -> str:
-    """Return the kind of measure: "loss" for train_loss and for loss_valid."""
+    """Return the measure in the name of a column: "loss" for train_loss and for loss_valid."""
     return " ".join(word for word in name.lower().split("_") if word not in _SPLITS) or name
 
 
@@ -293,6 +312,7 @@ def _read(history: Any) -> _History:
     if not curves:
         raise _nothing_to_draw(columns, levels, notes)
     if places is None:
+        # No column "step" or "epoch": number the points of the longest series.
         longest = max(map(len, curves.values()))
         places = np.arange(1.0, 1 + longest)
         axis = "epoch" if longest < 50 else "step"  # few runs have 50 epochs
@@ -313,7 +333,10 @@ def _read(history: Any) -> _History:
 
 
 def _by_kind(columns: Mapping) -> tuple[dict[str, np.ndarray], dict[str, float], list[str]]:
-    """Return the series of a history, its single numbers, and a note for each other column."""
+    """Return the series of a history, its single numbers, and a note for each other column.
+
+    A column without any finite value gets a note, too.
+    """
     import numpy as np
 
     curves = {}
@@ -321,6 +344,7 @@ def _by_kind(columns: Mapping) -> tuple[dict[str, np.ndarray], dict[str, float],
     notes = []
     for name, values in columns.items():
         y = _numbers(values)
+        # A single number, such as the loss of a baseline, becomes a dotted line.
         if isinstance(values, (int, float)):
             levels[name] = float(values)
         elif y is None:
@@ -334,6 +358,7 @@ def _by_kind(columns: Mapping) -> tuple[dict[str, np.ndarray], dict[str, float],
 
 def _nothing_to_draw(columns: Mapping, levels: dict, notes: list[str]) -> InvalidValueError:
     fix = 'pass {"train_loss": [0.41, 0.36], "valid_loss": [0.44, 0.40]}'
+    # A dict of histories, such as {"fold 0": {...}}: recommend to draw one of them.
     inside = [name for name, value in columns.items() if _is_history(value)]
     if inside:
         fix = f"pass history[{inside[0]!r}]"
@@ -346,11 +371,13 @@ def _nothing_to_draw(columns: Mapping, levels: dict, notes: list[str]) -> Invali
 
 
 class _Column(list):
-    """A measure collected from all rows; None if a row does not have it."""
+    """A column collected from all rows; its value is None if a row does not have it."""
 
 
 def _columns(history: Any) -> Mapping[str, Any]:
+    """Return the columns of a history of any supported type, by name."""
     history = getattr(history, "rows", history)
+    # A DataFrame, of pandas or with the same interface.
     if hasattr(history, "columns") and hasattr(history, "to_dict"):
         return {str(name): _Column(values) for name, values in history.to_dict("list").items()}
     if isinstance(history, Mapping):
@@ -365,6 +392,7 @@ def _columns(history: Any) -> Mapping[str, Any]:
         raise InvalidTypeError(fact, fix=fix)
     keys: dict[Any, None] = {}  # in the order in which they first appear
     for row in history:
+        # A row has numbers. An entry with a whole series means that this is a list of histories.
         if any(_numbers(value) is not None for value in row.values()):
             raise InvalidTypeError(
                 f"show_history draws one history, got a list of {len(history)}",
@@ -381,7 +409,7 @@ def _is_history(value: Any) -> bool:
 
 
 def _numbers(values: Any) -> np.ndarray | None:
-    """Return a one-dimensional series as floats, with nan for None; None for other values."""
+    """Return a series as an array (N,) of floats, with nan for None; None if it is no series."""
     import numpy as np
 
     if hasattr(values, "dtype"):
@@ -398,12 +426,14 @@ def _numbers(values: Any) -> np.ndarray | None:
 
 
 def _spread(places: np.ndarray, count: int) -> np.ndarray:
-    """Return `count` places that are spread evenly over the axis.
+    """Return `count` positions that are spread evenly over the axis.
 
-    The last is at the end of the axis, because a measure of an epoch belongs to its end.
+    The last position is the end of the axis, because the measure of an epoch belongs to its end.
     """
     import numpy as np
 
+    # The axis begins one gap before its first point: after the first of five epochs of 10 steps
+    # each, at step 10, a fifth of the run is done.
     gap = places[1] - places[0] if len(places) > 1 else 1
     from_start = [places[0] - gap, *places]
     shares = np.arange(1, count + 1) / count

@@ -1,12 +1,12 @@
-"""Notice that the host's Python takes longer per step than the device.
+"""Detect that a step's Python code takes longer on the host than its program on the device.
 
 10 steps    180 ms of Python    10 programs that ran for 90 ms
-18.0 > 1.3 * 9.0, so `fit` recommends replay=True
+18.0 ms > 1.3 * 9.0 ms per step, so `fit` recommends replay=True
 """
 
 from typing import NamedTuple
 
-_FACTOR = 1.3  # of the device's time: below that, replay saves little
+_FACTOR = 1.3  # the host's time by the device's: below this ratio, replay saves little
 CONTRACT = "docs/replay.md"
 
 
@@ -14,10 +14,10 @@ class Moment(NamedTuple):
     """Totals since the run began.
 
     Attributes:
-        recording: this thread's seconds of Python in steps.
-        programs: number of programs of the device that have ended.
-        running: seconds of these programs, from the hand-over to the end.
-        compiles: compilations.
+        recording: processor seconds of this thread in the Python code of steps.
+        programs: number of programs that have ended on the device.
+        running: total seconds of these programs, each from the hand-over to the device to its end.
+        compiles: number of compilations.
     """
 
     recording: float
@@ -30,15 +30,16 @@ def advice(before: Moment, now: Moment, steps: int) -> str | None:
     """Return a line that recommends replay; None if replay is not certain to help.
 
     The host's time contains only the Python of the steps, so it is a lower limit. The device's
-    time contains waiting, so it is an upper limit.
+    time includes the time that programs wait for the device, so it is an upper limit.
 
     Args:
         before: the totals at the start of the interval.
-        now: the totals at its end.
-        steps: in the interval.
+        now: the totals at the end of the interval.
+        steps: number of steps in the interval.
     """
     programs = now.programs - before.programs
-    # The end of the last program may be counted late; more programs than steps are other work.
+    # The last program may be counted after this moment. If there are more programs than steps, some
+    # of them do other work, and the times cannot be compared.
     if programs not in (steps, steps - 1) or programs < 1:
         return None
     if now.compiles != before.compiles:

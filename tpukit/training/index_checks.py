@@ -1,8 +1,8 @@
 """Check labels and token ids, which XLA does not check: an index out of range raises no error.
 
-On a CPU a label 10 of 10 classes is an error. On XLA it is clamped or left out. So in the first
-step the calls of `cross_entropy`, `nll_loss` and `embedding` are watched, with the batch's integers
-on the host:
+On a CPU, a label 10 with 10 classes raises an error. XLA clamps it or leaves it out. So in the
+first step, tpukit watches the calls of `cross_entropy`, `nll_loss` and `embedding`, and compares
+their arguments with the batch's integers on the host:
 
     batch                         part 1, labels: 8 integers on the host
     labels.flatten()              the same values
@@ -17,11 +17,12 @@ from typing import NamedTuple
 
 from tpukit.essentials.display import InvalidValueError
 
-# Functions that keep all values, and those that the host can repeat on its copy.
+# Functions whose results have the same values as their argument.
 _SAME_VALUES = {
     *("clone", "contiguous", "detach", "flatten", "int", "long", "movedim", "permute", "reshape"),
     *("squeeze", "swapaxes", "t", "to", "transpose", "unflatten", "unsqueeze", "view", "view_as"),
 }
+# Functions that the host can call again with its own copies of the arguments.
 _REPEATED = {
     *("__getitem__", "narrow", "select", "unbind", "chunk", "split", "roll"),
     *("add", "sub", "mul", "__add__", "__sub__", "__mul__", "__rsub__", "clamp", "where"),
@@ -30,17 +31,17 @@ _REPEATED = {
 }
 _IN_PLACE = {"__setitem__", "masked_fill_", "add_", "sub_", "clamp_", "copy_"}
 
-_UNLABELLED = 255  # in masks of segmentation, as of PASCAL VOC and Cityscapes
+_UNLABELLED = 255  # pixels without a class in the masks of PASCAL VOC and Cityscapes
 
 
 class _Known(NamedTuple):
-    """Integers whose values the host knows.
+    """A tensor of integers whose values are known on the host.
 
     Attributes:
-        tensor: on the device; kept so that its id is not used again.
-        values: the same on the host.
-        place: the position of the batch's tensor with these values; None if they were computed from
-            several tensors.
+        tensor: the tensor on the device. The reference keeps its id from being used again.
+        values: a copy on the host.
+        place: the index in the batch of the tensor that has these values; None if the values were
+            computed, or are not in the batch.
     """
 
     tensor: object
@@ -49,13 +50,13 @@ class _Known(NamedTuple):
 
 
 class _Limit(NamedTuple):
-    """The range of the integers at a place of a batch.
+    """The valid range of an integer tensor of the batches.
 
     Attributes:
         size: valid integers are 0 to size - 1.
-        ignored: a further valid number, such as -100, or None.
+        ignored: a further valid integer, such as -100, that the loss ignores; or None.
         of: "targets" or "token ids".
-        is_mean: whether a loss takes the mean over the integers that are not ignored.
+        is_mean: whether the loss is a mean over the integers that are not ignored.
     """
 
     size: int
@@ -65,27 +66,29 @@ class _Limit(NamedTuple):
 
 
 class IndexChecks:
-    """The limits of the integers in the batches of one `fit`.
+    """Checks the integers in the batches of one `fit`.
 
     Attributes:
-        unequal: the reason why the batches of a step count differently, once it was found; else
-            None.
-        watching: a context that watches calls in the first step, and does nothing later.
+        unequal: why the batches of a step have different weights in the mean loss, such as
+            "ignore_index=-100"; None as long as no reason was found.
+        watching: a context for the calls of a step. It watches them in the first step, and does
+            nothing later.
     """
 
     def __init__(self):
         self.unequal: str | None = None
         self.watching = contextlib.nullcontext()
         self._limits: dict[int, _Limit] | None = None  # None before the first step
-        self._sent: list[list] = []  # tensors of batches that came before the first step
+        # Batches are prepared ahead: these came before the first step, and `end` checks them.
+        self._sent: list[list] = []
 
     @property
     def is_due(self) -> bool:
-        """Whether the next step is the first."""
+        """Whether the first step has not run yet."""
         return self._limits is None
 
     def check(self, tensors: list) -> None:
-        """Compare the tensors of a batch with the limits, in host memory."""
+        """Check a batch's tensors, in host memory; before the first step, store them for `end`."""
         if self._limits is None:
             self._sent.append([tensor if _is_integer(tensor) else None for tensor in tensors])
             return
@@ -94,7 +97,7 @@ class IndexChecks:
                 self.compare(tensors[place], limit)
 
     def compare(self, values, limit: _Limit) -> None:
-        """Raise if values are out of range; note that some of them are ignored."""
+        """Raise if values are out of range; set `unequal` if some of them are ignored."""
         if limit.ignored is not None and _has(values, limit.ignored):
             values = values[values != limit.ignored]
             if limit.is_mean:
@@ -107,13 +110,13 @@ class IndexChecks:
 
     @contextlib.contextmanager
     def first_step(self, sent: list[list], on_host: list[list]) -> Iterator[object]:
-        """Learn the limits of later batches from the calls in this block that `watching` sees.
+        """Check the calls of the first step in this block, and learn the limits of later batches.
 
-        It yields `watching`.
+        Yields the context `watching`, in which the step must make its calls.
 
         Args:
-            sent: for each batch its integers on the device, from `integers_of`.
-            on_host: the same in host memory.
+            sent: for each batch of the step, its integers on the device, from `integers_of`.
+            on_host: copies of these tensors in host memory.
         """
         watch = _Watch(self)
         for tensors, values in zip(sent, on_host, strict=True):
@@ -127,7 +130,7 @@ class IndexChecks:
         self.end(watch.limits)
 
     def end(self, limits: dict[int, _Limit]) -> None:
-        """Compare the batches sent so far with these limits, and use them for later batches."""
+        """Set the limits for later batches, and check the batches that were stored so far."""
         self._limits = limits
         waiting = self._sent
         self._sent = []
@@ -136,7 +139,8 @@ class IndexChecks:
 
 
 def unequal_advice(reason: str) -> str:
-    """Return the line for a loss whose batches count differently, with the lines to write."""
+    """Return a line that explains a loss whose batches have different weights, with a fix."""
+    # `reason` is "ignore_index=-100" or, with class weights, "weight=".
     ignored = reason.partition("=")[2]
     weight = f"(labels != {ignored}).sum()"
     argument = ""
@@ -146,14 +150,14 @@ def unequal_advice(reason: str) -> str:
     elif ignored != "-100":
         argument = f", ignore_index={ignored}"
     return (
-        f"the loss is a mean with {reason}, so batches count differently, and the mean over cores "
-        "and accumulated batches is a mean of means; to get that of the joined batch, let the "
+        f"the loss is a mean with {reason}, so batches have different weights, but fit takes the "
+        "plain mean over cores and accumulated batches; for the mean of the joined batch, let the "
         f'loss return: cross_entropy(outputs, labels{argument}, reduction="sum"), {weight}'
     )
 
 
 def integers_of(batches: tuple) -> list[list]:
-    """Return for each batch its tensors, with None in place of those that are not integers."""
+    """Return the tensors of each batch, with None in place of tensors that are not integers."""
     from torch.utils import _pytree as tree
 
     found = []
@@ -166,8 +170,13 @@ def integers_of(batches: tuple) -> list[list]:
 def can_watch(part: object, *, on_cpu: bool) -> bool:
     """Return whether the calls of a model or a loss can be watched.
 
-    Watching is a mode of torch, for which `torch.compile` would compile once more. On a CPU it
-    also switches off the fast path of torch's attention, which rounds differently.
+    Calls are watched by a TorchFunctionMode, for which `torch.compile` would compile once more. On
+    a CPU, this mode also switches off the fast path of torch's attention, and so changes the
+    rounding.
+
+    Args:
+        part: a module or a function.
+        on_cpu: whether `part` runs on a CPU.
     """
     from torch import nn
 
@@ -182,19 +191,19 @@ def can_watch(part: object, *, on_cpu: bool) -> bool:
 
 
 def _has(values, number: int) -> bool:
-    """Return whether a number is among values. A test of their range comes first: it is cheaper."""
+    """Return whether a number is among values."""
     if not values.numel():
         return False
-    # One pass over the values, in place of two.
+    # Test the range first: aminmax is one pass over the values, and usually excludes the number.
     low, high = values.aminmax()
     return bool(low <= number <= high) and bool((values == number).any())
 
 
 def _out_of_range(low: int, high: int, limit: _Limit) -> InvalidValueError:
-    """Return the error for values from `low` to `high`, with a fix that their range suggests."""
+    """Return the error for values from `low` to `high`, with a fix that this range suggests."""
     wrong = low if low < 0 else high
     if limit.of == "token ids":
-        # A tokenizer with added tokens, of which the model knows nothing.
+        # Usually the tokenizer has added tokens that the model's embedding lacks.
         fix = f"nn.Embedding({high + 1}, ...), or the tokenizer that belongs to the model"
         if low < 0:
             fix = "leave out negative token ids, such as those of padding"
@@ -204,6 +213,7 @@ def _out_of_range(low: int, high: int, limit: _Limit) -> InvalidValueError:
             fix=fix,
         )
     fix = f"a model with {high + 1} outputs, or labels from 0 to {limit.size - 1}"
+    # Labels 1 to 10 with 10 outputs are probably counted from 1.
     if low == 1 and high == limit.size:
         fix = "labels that begin with 0: labels - 1"
     elif low < 0 or high == _UNLABELLED:
@@ -216,7 +226,7 @@ def _out_of_range(low: int, high: int, limit: _Limit) -> InvalidValueError:
 
 
 def watched_loss(loss, outputs, *targets):
-    """Return the loss of outputs and targets in host memory, after a check of its targets."""
+    """Return the loss of outputs and targets in host memory; raise if a target is out of range."""
     if not can_watch(loss, on_cpu=True):
         return loss(outputs, *targets)
     with _Watch(IndexChecks()).mode():
@@ -226,8 +236,11 @@ def watched_loss(loss, outputs, *targets):
 class _Watch:
     """Checks the indices of the calls in a step, and follows the integers of its batches.
 
+    It knows the values of integers on the device from copies on the host. For an operation on
+    them, it repeats the operation on the copies.
+
     Attributes:
-        limits: the limits of the integers at the places of a batch, as found so far.
+        limits: the limits found so far, by the index of the tensor in a batch.
     """
 
     def __init__(self, checks: IndexChecks):
@@ -236,17 +249,17 @@ class _Watch:
         self._known: dict[int, _Known] = {}  # by id of the tensor
 
     def add_batch(self, tensors: list, values: list) -> None:
-        """Add the integers of a batch, as they are on the device and on the host."""
+        """Add a batch's integers on the device, with their copies on the host."""
         for place, (tensor, value) in enumerate(zip(tensors, values, strict=True)):
             if tensor is not None:
                 self._known[id(tensor)] = _Known(tensor, value, place)
 
     def forget(self) -> None:
-        """Release the tensors now; the class of a mode is only freed by the garbage collector."""
+        """Release the tensors now: the mode refers to them until the garbage collector runs."""
         self._known.clear()
 
     def mode(self):
-        """Return the mode of torch that shows each call to this watch."""
+        """Return a TorchFunctionMode that passes each call of a torch function to `call`."""
         from torch.overrides import TorchFunctionMode
 
         watch = self
@@ -258,12 +271,13 @@ class _Watch:
         return Mode()
 
     def call(self, function, args: tuple, kwargs: dict):
-        """Check and follow a call; return its result."""
+        """Check a call's indices, run the call, follow its integers, and return its result."""
         self._look_at(function, args, kwargs)
         result = function(*args, **kwargs)
         name = getattr(function, "__name__", "")
         if name in _SAME_VALUES or name in _REPEATED or name in _IN_PLACE:
-            with contextlib.suppress(Exception):  # then these values are not checked
+            # If the host cannot repeat the call, later uses of the result are not checked.
+            with contextlib.suppress(Exception):
                 self._follow(name, args, kwargs, result)
         return result
 
@@ -285,22 +299,24 @@ class _Watch:
             self._checks.unequal = self._checks.unequal or "weight="
 
     def _learn(self, tensor, limit: _Limit) -> None:
-        """Check integers if the host knows them, and note their limit for later batches."""
+        """Check integers if the host knows their values; store their limit for later batches."""
         known = self._find(tensor)
         if known is None:
             return
         self._checks.compare(known.values, limit)
+        # Only tensors of the batch are checked in later steps.
         if known.place is not None:
             self.limits[known.place] = limit
 
     def _find(self, tensor) -> _Known | None:
+        """Return the facts about a tensor; None if its values are not known on the host."""
         found = self._known.get(id(tensor))
         if found is None and _is_tensor(tensor) and tensor.device.type == "cpu":
             return _Known(tensor, tensor, place=None)
         return found
 
     def _follow(self, name: str, args: tuple, kwargs: dict, result) -> None:
-        """Note the values of a result if the host knows all arguments."""
+        """Store the host's copy of a call's result, if the host knows all tensor arguments."""
         from torch.utils import _pytree as tree
 
         tensors = [leaf for leaf in tree.tree_leaves((args, kwargs)) if _is_tensor(leaf)]
@@ -308,7 +324,9 @@ class _Watch:
         if not facts or any(fact is None for fact in facts):
             return
         first = facts[0]
-        if name in _IN_PLACE:  # later batches are sent with other values than those of the loss
+        if name in _IN_PLACE:
+            # The call changes the batch's tensor, so a limit that the loss sets does not hold for
+            # the values that later batches are sent with.
             for key, fact in self._known.items():
                 if fact.place == first.place:
                     self._known[key] = fact._replace(place=None)
@@ -316,7 +334,7 @@ class _Watch:
         values = result
         if first.tensor is not first.values:
             values = self._repeat(name, args, kwargs)
-        # Only unchanged values have the limits of the batch that they came from.
+        # A limit of the result is a limit of the batch only if the values are unchanged.
         place = first.place if name in _SAME_VALUES else None
         for leaf, host in zip(tree.tree_leaves(result), tree.tree_leaves(values), strict=True):
             is_integer = _is_tensor(leaf) and not leaf.is_floating_point()
@@ -324,7 +342,7 @@ class _Watch:
                 self._known[id(leaf)] = _Known(leaf, host, place)
 
     def _repeat(self, name: str, args: tuple, kwargs: dict):
-        """Return the result of a call in host memory."""
+        """Run a call again with the host's copies of its arguments; return its result."""
         import torch
         from torch.utils import _pytree as tree
 

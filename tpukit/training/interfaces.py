@@ -1,9 +1,9 @@
 """Check optimizers, schedulers and averages of other packages by the methods that `fit` calls.
 
-fit calls                                  another package has              then
-optimizer.step()                           SAM: first_step, second_step     refuse, with a loop
-scheduler.step()                           timm: step(epoch)                refuse
-averaged_model.update_parameters(model)    timm: update(model)              call that
+`fit` calls                                a package has                    tpukit
+optimizer.step()                           SAM: first_step, second_step     raises; shows a loop
+scheduler.step()                           timm: step(epoch)                raises
+averaged_model.update_parameters(model)    timm: update(model)              calls update(model)
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 from tpukit.essentials.display import InvalidTypeError, TpukitError
 
-# Averaged in the closure, the gradients are those of all cores each time.
+# The closure averages the gradients, so each evaluation of the loss uses those of all cores.
 _LOOP_WITH_A_CLOSURE = """a loop of your own, whose closure averages the gradients:
 for inputs, targets in batches:
     def closure():
@@ -32,6 +32,7 @@ _AVERAGED_MODEL = (
 
 def check_optimizer(optimizer) -> None:
     """Raise a TypeError for an optimizer that computes the loss several times in each step."""
+    # LBFGS has a required closure. SAM and similar packages have two half steps.
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     needs_closure = closure is not None and closure.default is closure.empty
     has_two_steps = hasattr(optimizer, "first_step") and hasattr(optimizer, "second_step")
@@ -41,13 +42,14 @@ def check_optimizer(optimizer) -> None:
 
 @contextlib.contextmanager
 def naming_closures(optimizer) -> Iterator[None]:
-    """Add a fix to the error about a missing closure that an optimizer raises in its step.
+    """Replace an optimizer's error about a missing closure by an error with a fix.
 
-    Many optimizers take `closure=None`, and raise if they get None.
+    `check_optimizer` does not find all such optimizers: many have `step(closure=None)`, and raise
+    an error in `step` if the closure is None.
     """
     try:
         yield
-    except TpukitError:
+    except TpukitError:  # has a fix already
         raise
     except Exception as error:
         words = f"{type(error).__name__} {error}".lower()
@@ -57,7 +59,7 @@ def naming_closures(optimizer) -> Iterator[None]:
 
 
 def _was_raised_by_step(optimizer, error: Exception) -> bool:
-    """Return whether an error left the method `step` of this optimizer."""
+    """Return whether an error was raised within the method `step` of this optimizer."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if frame.f_code.co_name == "step" and frame.f_locals.get("self") is optimizer:
             return True
@@ -79,6 +81,7 @@ def check_step_of_scheduler(scheduler) -> None:
     needed = ["no such method"]
     if hasattr(scheduler, "step"):
         parameters = inspect.signature(scheduler.step).parameters.values()
+        # *args and **kwargs have no default, but need no argument.
         kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         needed = [
             one.name for one in parameters if one.default is one.empty and one.kind not in kinds
@@ -94,13 +97,14 @@ def check_step_of_scheduler(scheduler) -> None:
 
 
 def average_update(averaged_model) -> Callable | None:
-    """Return the method that updates an averaged model; None without one.
+    """Return the method that updates an averaged model; None if there is no averaged model.
 
     Raises:
-        InvalidTypeError: it has no such method, or no `module`.
+        InvalidTypeError: the averaged model has no such method, or no attribute `module`.
     """
     if averaged_model is None:
         return None
+    # torch names the method `update_parameters`, timm names it `update`.
     update = getattr(averaged_model, "update_parameters", None)
     if update is None:
         update = getattr(averaged_model, "update", None)

@@ -1,11 +1,11 @@
-"""Independent jobs from a queue, each on its own core: folds, seeds, settings.
+"""Run independent jobs from a queue, each on one core: folds, seeds, settings.
 
-Three jobs on two devices; each device takes the next job when its own is over:
+Three jobs on two devices; when a job ends, its device runs the next job of the queue:
 
-    device 0    job 0 ======== | job 2 =====
+    device 0    job 0 ===== | job 2 =====
     device 1    job 1 ============
 
-The kernel watches all jobs in a single loop, a slice of `_LOOK_SECONDS` for each in turn.
+The kernel watches all jobs in a single loop. It visits each running job once in `_LOOK_SECONDS`.
 """
 
 import contextlib
@@ -37,8 +37,9 @@ from tpukit.essentials.launcher import (
     worker_failed,
 )
 
-_LOOK_SECONDS = 0.1  # in which every job is looked at
-# A chip may stay busy for 10 to 30 s after the process of the job before has ended.
+_LOOK_SECONDS = 0.1  # time in which the loop visits every running job once
+# A chip may stay busy for 10 to 30 s after the process of the previous job has ended. So a job
+# whose device does not start is tried again every 3 s, for 60 s.
 _BUSY_SECONDS = 60.0
 _RETRY_SECONDS = 3.0
 _LONGEST_TEXT = 60  # characters of a config or a result in the table
@@ -51,11 +52,11 @@ class Jobs(Table):
     Attributes:
         configs: the config of each job.
         runs: a `Run` for each job, with its log, seconds and memory; None for a job that had not
-            begun before an interrupt.
-        failures: a `WorkerError`, with its traceback, for each job that failed or was interrupted,
-            by its number.
-        device: the device of a job, in words.
-        seconds: wall time of all jobs together.
+            started when the jobs were interrupted.
+        failures: for each job that failed or was interrupted, its number and a `WorkerError` with
+            the traceback.
+        device: the kind of device on which each job ran, such as "CPU".
+        seconds: time from the start of `launch_each` to the end of the last job.
     """
 
     configs: list
@@ -71,7 +72,7 @@ class Jobs(Table):
 
     @property
     def title(self) -> str:
-        """The outcome in a line."""
+        """A line with the number of finished jobs, the device and the seconds."""
         done = sum(run is not None for run in self.runs) - len(self.failures)
         return (
             f"{done} of {len(self.configs)} jobs done, each on one "
@@ -87,7 +88,7 @@ class Jobs(Table):
                 outcome = self.failures[number].summary
             elif run is None:
                 state = "warning"
-                outcome = "not begun"
+                outcome = "not started"
             else:
                 state = "ok"
                 outcome = f"{_short(run.results[0])}\n{run.seconds:.1f} s"
@@ -108,31 +109,36 @@ def launch_each(
     matmul_precision: str | None = None,
     compile_cache: Folders | bool | None = None,
 ) -> Jobs:
-    """Run `fn(core, config)` for each config, a job per core at a time.
+    """Run `fn(core, config)` for each config; at any time, each core runs one of these jobs.
 
     A job is like `launch(fn, config, cores=1)`: a fresh process, and a core with `world_size` 1.
     `fit` and all other functions work in it, and nothing is averaged between jobs. If a job fails,
-    the others continue. The output of a job begins with `[job 3]`. If jobs save checkpoints, give
-    each job its own folder.
+    the others continue. Each line that job 3 prints begins with `[job 3]`. If jobs save
+    checkpoints, give each job its own folder.
 
     Args:
         fn: the worker function; its first argument is a `Core`.
-        configs: the second argument of each job: a fold, a seed, a dict of settings.
-        cores: jobs at a time. None for a job per chip, GPU, or CPU process of a dry run. A job
-            uses a single core of a v2 or v3 chip, which has two.
-        backend, limits, matmul_precision, compile_cache: as in `launch`; the limits hold for each
+        configs: for each job, the second argument of `fn`: a fold, a seed, a dict of settings.
+        cores: number of jobs that run at the same time. None: one per chip, GPU, or CPU process of
+            a dry run. On a v2 or v3 chip, which has two cores, a job uses only one of them.
+        backend, limits, matmul_precision, compile_cache: as in `launch`; the limits apply to each
             job.
         seed: the seed of the random numbers, as in `launch`. All jobs have the same seed, so they
-            differ by their configs alone.
-        timeout: seconds after which a job is ended, and counts as failed; None for no limit.
-        progress: as in `launch`; a bar for each job, and no curves.
+            differ only by their configs.
+        timeout: a job that runs longer than this, in seconds, is ended and counts as failed; None
+            for no limit.
+        progress: as in `launch`, with a bar for each job and without curves.
+
+    Returns:
+        a `Jobs` with the results, in the order of the configs.
 
     Raises:
-        ValueError: `configs` is empty, `cores` is larger than the number of devices, or as in
-            `launch`.
-        TypeError: `fn` is no function that takes a core and a config.
+        ValueError: `configs` is empty; `cores` is larger than the number of devices; or an argument
+            is out of range, as in `launch`.
+        TypeError: `fn` is not a function of a core and a config.
         RuntimeInUseError: this process has started the XLA or CUDA runtime.
-        LaunchInterrupted: a KeyboardInterrupt; its `run` is a `Jobs` with the results so far.
+        LaunchInterrupted: the jobs were interrupted. The error's `run` is a `Jobs` with the results
+            so far.
     """
     host = MachineInfo.read()
     configs = list(configs)
@@ -140,11 +146,13 @@ def launch_each(
         raise InvalidValueError(
             "launch_each needs at least one config, got none", fix="pass a list, such as range(5)"
         )
+    # Check everything before the first process starts. All configs are passed in the same way, so
+    # one of them is enough for this check.
     refuse_call(fn, (configs[0],))
     topology = choose_topology(host, 1, backend)  # before `seed_of`, which imports torch
     options = {"seed": seed_of(seed), "matmul_precision": matmul_precision, "timeout": timeout}
     tasks = [Task(fn, (config,), **options) for config in configs]
-    places = min(_places(host, cores, backend), len(configs))
+    places = min(_places(host, cores, backend), len(configs))  # devices that are used
     refuse_if_in_use(host)
     with sigterm_ends_the_run(), screen(progress) as display:
         if topology.is_dry_run:
@@ -156,12 +164,13 @@ def launch_each(
             try:
                 queue.work_off()
             except KeyboardInterrupt:
+                # The error has the results of the jobs that have ended.
                 raise interrupted(queue.jobs(configs)) from None
     return queue.jobs(configs)
 
 
 def _places(host: MachineInfo, cores: int | None, backend: str | None) -> int:
-    """Return how many jobs run at a time."""
+    """Return the number of jobs that can run at the same time."""
     whole = choose_topology(host, None, backend)
     there = whole.processes or 1  # 0 processes if the platform cannot fork
     if cores is None:
@@ -171,7 +180,7 @@ def _places(host: MachineInfo, cores: int | None, backend: str | None) -> int:
             f"cores must be the number of jobs at a time, at least 1, got {cores!r}",
             fix="cores=1, or leave it out for a job per device",
         )
-    # A dry run may have more processes than processors.
+    # In a dry run, the user may choose more processes than the host has processors.
     has_any_number = whole.is_dry_run and whole.processes
     if cores > there and not has_any_number:
         raise InvalidValueError(
@@ -184,12 +193,13 @@ def _places(host: MachineInfo, cores: int | None, backend: str | None) -> int:
 
 @dataclass(frozen=True)
 class _Job:
-    """A job that runs.
+    """A running job.
 
     Attributes:
-        number: of its config.
-        group: its process, or its thread on a platform that cannot fork.
-        looks: yields after each look at the job; it ends with the job.
+        number: the number of the job's config.
+        group: the job's process, or its thread on a platform that cannot fork.
+        looks: an iterator. Each step visits the job for a short time, and it ends when the job
+            ends.
     """
 
     number: int
@@ -198,9 +208,9 @@ class _Job:
 
 
 class _Queue:
-    """The jobs that wait, run and are done, watched by a single loop in the main thread.
+    """The waiting, running and finished jobs, watched by a single loop in the main thread.
 
-    Python raises an interrupt in the main thread alone, so no other thread must wait for jobs.
+    The loop must run in the main thread, because Python raises KeyboardInterrupt only there.
     """
 
     def __init__(
@@ -213,28 +223,30 @@ class _Queue:
         self._waiting = deque(range(len(tasks)))
         self._running: dict[int, _Job] = {}  # by the number of the device
         self._free_at = dict.fromkeys(range(places), 0.0)  # by the number of the device
-        # By the number of the job: when its device did not start for the first time.
+        # By the number of the job: the first time at which its device did not start.
         self._first_failure: dict[int, float] = {}
         self._runs: list[Run | None] = [None for _ in tasks]
         self._failures: dict[int, WorkerError] = {}
         self._began = time.monotonic()
 
     def work_off(self) -> None:
-        """Run all jobs; after an exception from here, none is left running."""
+        """Run all jobs; if an exception ends this method, end the running jobs first."""
         self._tell()
         try:
             while self._waiting or self._running:
                 self._begin_some()
                 for place, job in [*self._running.items()]:
-                    is_over = next(job.looks, self) is self
+                    is_over = next(job.looks, self) is self  # `self` marks the iterator's end
                     if is_over:
                         self._end(place)
+                # All jobs wait for a busy chip: do not use a whole processor for this loop.
                 if not self._running:
                     time.sleep(_LOOK_SECONDS)
         finally:
-            for job in self._running.values():  # all at once: `fit` may take seconds to save
+            # Tell all jobs before waiting for the first: `fit` may need seconds to save.
+            for job in self._running.values():
                 job.group.tell_to_end()
-            # The rest are ended even if another interrupt comes while one of them ends.
+            # An ExitStack ends the other jobs even if an interrupt arrives while one of them ends.
             with contextlib.ExitStack() as ends:
                 for place in self._running:
                     ends.callback(self._end, place)
@@ -250,7 +262,7 @@ class _Queue:
         )
 
     def _begin_some(self) -> None:
-        """Begin the next jobs on the devices that are free."""
+        """Start waiting jobs on the devices that are free."""
         now = time.monotonic()
         for place, free_at in self._free_at.items():
             is_free = place not in self._running and now >= free_at
@@ -258,6 +270,8 @@ class _Queue:
                 self._begin(self._waiting.popleft(), place)
 
     def _begin(self, number: int, place: int) -> None:
+        # Without fork, a job runs in a thread of this process. `beside` lists the other running
+        # jobs: a forked process must not keep their pipes open.
         kind = WorkerGroup if self._topology.processes else InProcessGroup
         group = kind(
             dataclasses.replace(self._topology, device_number=place),
@@ -267,11 +281,12 @@ class _Queue:
             beside=[job.group for job in self._running.values()],
         )
         looks = group.looks(_LOOK_SECONDS / len(self._free_at))
-        # Before the start, so that an interrupt meanwhile ends this group as well.
+        # Add the job before it starts, so that an interrupt during the start ends it as well.
         self._running[place] = _Job(number, group, looks)
         group.start()
 
     def _end(self, place: int) -> None:
+        """Store the result of the job on a device, or queue it again if the chip was busy."""
         job = self._running[place]
         may_be_busy = not job.group.results and self._may_be_busy(job)
         job.looks.close()
@@ -281,6 +296,7 @@ class _Queue:
             self._try_again(place, job.number)
             return
         self._runs[job.number] = collect(job.group)
+        # A job has the single rank 0. Without its result, the job failed or was interrupted.
         if 0 not in job.group.results:
             failure = job.group.failures.first()
             if failure is None:
@@ -299,7 +315,7 @@ class _Queue:
         self._display.draw()
 
     def _may_be_busy(self, job: _Job) -> bool:
-        """Return whether the job may have failed because its chip was busy with the job before."""
+        """Return whether the job may have failed because its chip was busy with an earlier job."""
         if self._topology.is_dry_run:
             return False  # there is no chip
         now = time.monotonic()
@@ -308,6 +324,7 @@ class _Queue:
         return seconds < _BUSY_SECONDS and not has_started
 
     def _try_again(self, place: int, number: int) -> None:
+        """Put a job at the front of the queue, and block its device for a few seconds."""
         if number not in self._first_failure:
             busy = f"its chip does not start, it may be busy; trying for {_BUSY_SECONDS:g} s"
             self._display.line(f"[job {number}] {busy}")
@@ -317,7 +334,7 @@ class _Queue:
 
 
 class _JobScreen(Screen):
-    """The screen of one job: a bar, and its lines with its number, on the screen of all."""
+    """The screen of one job: it shows the job's bar, and its lines with `[job 3]`, on `display`."""
 
     def __init__(self, display: Screen, number: int):
         super().__init__()
@@ -344,11 +361,15 @@ class _JobScreen(Screen):
         pass
 
     def _tell(self) -> None:
-        """Show the bar of the outermost loop, which began first; the loop inside it is a note."""
+        """Show the bar of the outermost running loop, with the innermost loop as a note.
+
+        A job has only one bar. The outermost loop is the one that began first.
+        """
         name = f"job {self._number}"
         if not self.bars:
             self._display.bar(name, 0, None, None, note=self.doing)
             return
+        # The text is, for example, "epochs  train 30 of 120".
         outer, *inner = self.bars.values()
         words = [outer.label]
         inside = next((bar for bar in reversed(inner) if bar.running), None)
@@ -357,7 +378,8 @@ class _JobScreen(Screen):
         if self.doing:
             words.append(self.doing)
         unit = outer.unit
-        counts_its_label = outer.label.endswith("s") and not outer.samples_per_step  # "epochs"
+        # The label "epochs" is also the unit of its count: "3 of 20 epochs".
+        counts_its_label = outer.label.endswith("s") and not outer.samples_per_step
         if not unit and counts_its_label:
             unit = outer.label
         self._display.bar(

@@ -1,6 +1,6 @@
-"""LARS, an optimizer for large batches.
+"""Define LARS, an optimizer for large batches.
 
-Importing this module loads torch. So `tpukit.training.LARS` imports it when it is first used.
+The class needs torch. So `tpukit.training` imports this module only when LARS is first used.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,32 +13,33 @@ from tpukit.essentials.display import InvalidValueError
 class LARS(torch.optim.Optimizer):
     """SGD with momentum and a learning rate per layer, for batches of thousands.
 
-    A layer's step is proportional to the size of its weights. So a large learning rate does not
-    break layers whose gradients are large relative to their weights (You, Gitman and Ginsburg
+    A layer's step is proportional to the norm of its weights. So a large learning rate does not
+    destroy layers whose gradients are large relative to their weights (You, Gitman and Ginsburg
     2017, https://arxiv.org/abs/1708.03888):
 
         rate = lr * trust * |weights| / (|gradient| + weight_decay * |weights|)
         momentum = momentum * momentum_before + rate * (gradient + weight_decay * weights)
         weights = weights - momentum
 
-    Biases and the parameters of BatchNorm, which have one axis, take plain steps without weight
-    decay, as in later papers, because their norms mean little. Use a warmup, as the paper does:
+    Parameters with one dimension, such as biases and those of BatchNorm, get plain SGD steps with
+    `lr` and without weight decay, as in later papers, because their norms mean little. Use a
+    warmup, as the paper does:
 
         optimizer = tpukit.training.LARS(model.parameters(), lr=8.0, weight_decay=1e-4)
         steps = epochs * len(batches)
         scheduler = tpukit.training.schedules.cosine(optimizer, steps, warmup=len(batches))
 
-    The host reads nothing: the norms stay on the device, and the rate may change every step
-    without a new graph.
+    No value is copied to the host: the norms stay on the device. The learning rate may change in
+    every step without a new graph.
 
     Args:
-        params: parameters, or groups of them, as for any of torch's optimizers.
-        lr: the learning rate of the whole model, above 0; large, 1 to 30, because `trust` makes
-            it small.
-        momentum: 0 to below 1; 0 for none.
-        weight_decay: 0 for none.
-        trust: the paper's coefficient, above 0: the size of a step relative to the layer's norm,
-            with lr=1.
+        params: parameters, or groups of parameters, as for any optimizer of torch.
+        lr: the learning rate of the whole model, above 0. Usual values are 1 to 30, because each
+            layer's rate is multiplied by `trust`.
+        momentum: 0 (none) to below 1.
+        weight_decay: 0 (none) or more.
+        trust: the paper's trust coefficient, above 0: with lr=1, the norm of a layer's step divided
+            by the norm of its weights.
 
     Raises:
         ValueError: a number is out of range.
@@ -65,7 +66,7 @@ class LARS(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable | None = None):
-        """Change the weights by one step; return the closure's loss, if there is one."""
+        """Update the weights by one step; return the closure's loss, or None without a closure."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -81,15 +82,17 @@ class LARS(torch.optim.Optimizer):
         rate = group["lr"]
         decay = group["weight_decay"]
         if weights.ndim > 1:
+            # The paper's local rate: trust * |w| / (|g| + decay * |w|).
             size = torch.linalg.vector_norm(weights)
             slope = torch.linalg.vector_norm(gradient)
             ratio = group["trust"] * size / (slope + decay * size)
-            # Layers of zeros take the plain step. On the device, because an `if` would be a copy
-            # to the host.
+            # If weights or gradients are all 0, use the plain rate. `torch.where` decides on the
+            # device, because an `if` would copy the norms to the host.
             rate = group["lr"] * torch.where((size > 0) & (slope > 0), ratio, 1.0)
             if decay:
                 gradient = gradient + decay * weights
         change = gradient * rate
+        # The first step has no momentum yet, as in torch's SGD.
         if group["momentum"]:
             state = self.state[weights]
             before = state.get("momentum_buffer")

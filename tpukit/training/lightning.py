@@ -1,9 +1,9 @@
 """Run Lightning's Trainer on the cores of a launch.
 
-By itself, Lightning starts processes for a TPU from the kernel, and in a process that a launcher
-has started it finds only a CPU. `trainer_options(core)` gives it the device, the rank and the
-collectives of the worker process: Lightning trains, and the core runs the collectives. No other
-module of tpukit imports this one, because it imports lightning.
+Without tpukit, Lightning starts processes for a TPU from the kernel. In a process that a launcher
+has started, it finds only a CPU. `trainer_options(core)` gives Lightning the device, the rank and
+the collectives of the worker process: Lightning trains, and the core runs the collectives. This
+module imports lightning, so no other module of tpukit imports it.
 """
 
 import torch
@@ -27,20 +27,20 @@ def trainer_options(core: Core) -> dict:
         import lightning
         trainer = lightning.Trainer(max_epochs=3, **trainer_options(core))
 
-    Call it in the worker function, with `import lightning`; the package `pytorch_lightning` is
-    another one. The LightningModule needs no change. The numbers that it logs appear in the live
-    curve and in `Run.log`; a progress bar of Lightning would not be visible from a worker.
+    Call it in the worker function, with `import lightning`; the package `pytorch_lightning` is not
+    supported. The LightningModule needs no change. The numbers that it logs appear in the live
+    curve and in `Run.log`. Lightning's progress bar is off, because a worker cannot show it.
 
     Leave out `devices`, `accelerator` and `num_nodes`, because `launch` decides them. Lightning
-    divides a `DataLoader` among the cores as always; `core.batches(...)` is divided already.
-    Clipping applies to the averaged gradients, and accumulation sends them once. Use
-    `self.log(..., sync_dist=True)` for numbers that decide about all cores, such as those of
-    early stopping and of the best checkpoint. Metric objects of torchmetrics that are attributes
-    of the module gather their states from all cores. `Trainer(sync_batchnorm=True)` uses
-    `tpukit.training.sync_batchnorm`.
+    divides a `DataLoader` among the cores as usual; `core.batches(...)` is divided already.
+    Gradients are averaged before they are clipped. With accumulation, they are averaged once per
+    optimizer step. Use `self.log(..., sync_dist=True)` for numbers that must be equal on all
+    cores, such as those that decide early stopping and the best checkpoint. A torchmetrics metric
+    that is an attribute of the module gathers its states from all cores.
+    `Trainer(sync_batchnorm=True)` uses `tpukit.training.sync_batchnorm`.
 
-    Lightning does not divide a `DataLoader` of an IterableDataset. If all cores get the same
-    first batch from it, training raises: use `core.batches(stream, batch_size=..., steps=...)`.
+    Lightning does not divide a `DataLoader` of an IterableDataset. If all cores get the same first
+    batch from it, `fit` raises an error: use `core.batches(stream, batch_size=..., steps=...)`.
 
     Args:
         core: this core.
@@ -49,7 +49,7 @@ def trainer_options(core: Core) -> dict:
         keyword arguments of `lightning.Trainer`.
 
     Raises:
-        ValueError: two cores share this process (TPU v2, v3). Lightning supports one.
+        ValueError: two cores share this process, as on TPU v2 and v3. Lightning supports only one.
     """
     if core.backend.shares_process:
         raise InvalidValueError(
@@ -71,24 +71,25 @@ _JOINING = ("dist_sync_fn", "distributed_available_fn")  # attributes of torchme
 
 
 class CoreAccelerator(CPUAccelerator):
-    """The device of a core: one per process, as Lightning's CPU. The strategy knows which."""
+    """An accelerator with one device per process; `CoreStrategy` decides which device."""
 
     def setup_device(self, device: torch.device) -> None:
-        """Do nothing: the launcher has set it up."""
+        """Do nothing: the launcher has set the device up."""
 
 
 class CoreStrategy(ParallelStrategy):
-    """Training on the cores of a launch, with their collectives in place of DDP's."""
+    """A strategy that trains on the cores of a launch, with their collectives instead of DDP's."""
 
     def __init__(self, core: Core):
         super().__init__(accelerator=CoreAccelerator())
         self.core = core
-        # Metrics with their own functions, by id: the hash of a metric changes with its state.
+        # Changed metrics, with the attributes that `teardown` restores. The keys are ids, because
+        # the hash of a metric changes with its state.
         self._joined: dict[int, tuple[torch.nn.Module, dict]] = {}
         self._synced: list[torch.nn.Module] = []  # BatchNorm layers that this call has changed
         self._has_compared_batches = False
 
-    # If this is true, Lightning divides a DataLoader among the ranks.
+    # If this is true, Lightning replaces the sampler of a DataLoader by a DistributedSampler.
     is_distributed = property(lambda self: self.core.world_size > 1)
     global_rank = property(lambda self: self.core.rank)
     local_rank = property(lambda self: self.core.rank)
@@ -104,11 +105,12 @@ class CoreStrategy(ParallelStrategy):
         rank_zero_only.rank = self.core.rank
 
     def setup(self, trainer) -> None:
-        """Move the module to the device, with rank 0's weights everywhere; make optimizers."""
+        """Move the module to the device, with rank 0's weights on all cores; create optimizers."""
         if isinstance(self.precision_plugin, MixedPrecision):
-            # It takes every device that is not a CPU for a GPU.
+            # The plugin assumes that every device but a CPU is a GPU.
             self.precision_plugin.device = self.root_device.type
-        # Lightning leaves this to each strategy; its own layer runs on CUDA only.
+        # Every strategy must handle `Trainer(sync_batchnorm=True)` itself. torch's SyncBatchNorm,
+        # which Lightning's strategies use, runs on CUDA only.
         if trainer.state.fn == TrainerFn.FITTING and self._layer_sync:
             self._synced = unsynced_layers(self.model)
             sync_batchnorm(self.core, self.model)
@@ -118,7 +120,7 @@ class CoreStrategy(ParallelStrategy):
     def teardown(self) -> None:
         """Move the module to the host, and restore its tied weights, metrics and BatchNorm."""
         if self.lightning_module is not None:
-            # Lightning's `module.cpu()` would make a tensor per name of a tied weight on XLA.
+            # On XLA, Lightning's `module.cpu()` would untie tied weights: one tensor per name.
             move_module(self.lightning_module, "cpu")
         unsync_batchnorm(self._synced)
         self._synced = []
@@ -128,10 +130,9 @@ class CoreStrategy(ParallelStrategy):
         super().teardown()
 
     def _join_metrics(self) -> None:
-        """Let torchmetrics' metrics of the module gather through the core.
+        """Let the module's torchmetrics metrics gather their states through the core.
 
-        By themselves they gather through torch.distributed, which does not connect the cores on a
-        TPU.
+        Otherwise they would use torch.distributed, which does not connect the cores on a TPU.
         """
         for metric in self.lightning_module.modules():
             is_metric = all(name in vars(metric) for name in _JOINING)
@@ -143,20 +144,20 @@ class CoreStrategy(ParallelStrategy):
             metric.distributed_available_fn = lambda: True
 
     def _gather_all(self, tensor: torch.Tensor, group: object = None) -> list[torch.Tensor]:
-        """Return the tensors of all cores, whose first axes may differ, in order of rank."""
+        """Return the tensors of all cores in order of rank; their first dimensions may differ."""
         parts = gather_objects(self.core, self.core.to_host(tensor.detach()))
         return [part.to(tensor.device) for part in parts]
 
     def on_train_start(self) -> None:
-        """Join metrics that a hook of the module has made."""
+        """Connect metrics that a hook of the module has created after `setup`."""
         self._join_metrics()
 
     def on_validation_start(self) -> None:
-        """Join metrics that a hook of the module has made."""
+        """Connect metrics that a hook of the module has created after `setup`."""
         self._join_metrics()
 
     def on_test_start(self) -> None:
-        """Join metrics that a hook of the module has made."""
+        """Connect metrics that a hook of the module has created after `setup`."""
         self._join_metrics()
 
     def on_train_batch_start(self, batch: object, batch_idx: int) -> None:
@@ -164,6 +165,7 @@ class CoreStrategy(ParallelStrategy):
         if self._has_compared_batches or self.world_size == 1:
             return
         self._has_compared_batches = True
+        # Lightning accepts nested dicts and lists of loaders.
         loaders = tree.tree_leaves(self.lightning_module.trainer.train_dataloader)
         streams = [loader for loader in loaders if _is_stream(loader)]
         if not streams:
@@ -182,13 +184,13 @@ class CoreStrategy(ParallelStrategy):
             )
 
     def model_to_device(self) -> None:
-        """Move the module in place, so that the Trainer's own module is the one that trains."""
+        """Move the module in place, so that the Trainer's own module is trained, and not a copy."""
         self.core.model(self.model, in_place=True)
 
     def optimizer_step(self, optimizer, closure, model=None, **options):
-        """Average gradients and float buffers after the backward pass, before clipping.
+        """Run an optimizer step as one graph.
 
-        The whole step is one graph.
+        Gradients and float buffers are averaged after the backward pass and before clipping.
         """
 
         def averaged():
@@ -232,13 +234,17 @@ class CoreStrategy(ParallelStrategy):
         self.core.barrier()
 
     def broadcast(self, obj, src: int = 0):
-        """Return core `src`'s object on all cores."""
+        """Return the object of core `src` on all cores."""
         if self.world_size == 1:
             return obj
         return gather_objects(self.core, obj)[src]
 
     def all_gather(self, tensor, group=None, sync_grads: bool = False):
-        """Return the tensors of all cores, stacked, without their gradients."""
+        """Return the tensors of all cores, stacked along a new first dimension, without gradients.
+
+        Raises:
+            ValueError: `sync_grads` is True.
+        """
         if sync_grads:
             raise InvalidValueError(
                 "all_gather gives no gradients here", fix="all_gather(..., sync_grads=False)"
@@ -246,19 +252,19 @@ class CoreStrategy(ParallelStrategy):
         return self.core.gather(tensor.to(self.root_device).unsqueeze(0)).to(tensor.device)
 
     def save_checkpoint(self, checkpoint: dict, filepath, storage_options=None) -> None:
-        """Write from core 0, with tensors in host memory: the file opens on any machine."""
+        """Copy tensors to host memory, so that any machine can load the file; write from core 0."""
         checkpoint = self.core.to_host(checkpoint)
         super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
 
 
 def _is_stream(loader: object) -> bool:
-    """Return whether this is a DataLoader whose dataset can only be read in order."""
+    """Return whether an object is a DataLoader whose dataset can only be read in order."""
     is_loader = isinstance(loader, torch.utils.data.DataLoader)
     return is_loader and only_iterates(loader.dataset)
 
 
 class CoreLogger(Logger):
-    """The numbers that the module logs, in the live curve and in `Run.log`."""
+    """A logger that adds the module's numbers to the live curve and to `Run.log`."""
 
     name = "tpukit"
     version = ""
@@ -268,7 +274,7 @@ class CoreLogger(Logger):
         self.core = core
 
     def log_metrics(self, metrics: dict, step: int | None = None) -> None:
-        """Log numbers of a step. Lightning calls it on core 0 only."""
+        """Log the numbers of a step. Lightning calls this method on core 0 only."""
         numbers = {name: value for name, value in metrics.items() if name != "epoch"}
         if numbers:
             self.core.log(step, **numbers)

@@ -14,11 +14,18 @@ Writer = Callable[[Row], object]
 
 
 class LogWriters:
-    """Gives every row to each of the functions once, in order.
+    """Calls each logger, a function of a row, with every row once, in order.
 
-    If a function raises an error, the error is printed, and the function gets no more rows. An
-    interrupt has the same effect: the function may hang, and the kernel must still receive the
-    rows that the cores have sent.
+    If a logger raises an error, the error is printed, and the logger gets no more rows. An
+    interrupt during a call has the same effect, because the logger may hang. The kernel can then
+    still receive the rows that the cores have sent.
+
+    Args:
+        loggers: a function of a row, or several such functions; None for none.
+        say: function that prints a line.
+
+    Raises:
+        TypeError: a logger is not a function.
     """
 
     def __init__(self, loggers: Writer | Iterable[Writer] | None, say: Callable[[str], None]):
@@ -36,21 +43,25 @@ class LogWriters:
                 )
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Keep these rows until `write` passes them on."""
+        """Store rows until `write` passes them to the loggers."""
         for row in rows:
             self._waiting += [(writer, row) for writer in self._writers]
 
     def write(self) -> None:
-        """Pass all waiting rows to the functions; after an interrupt, the rows that were left."""
+        """Pass all stored rows to the loggers.
+
+        If an interrupt ends this method, the next call passes the rows that were left.
+        """
         while self._waiting:
             writer, row = self._waiting.popleft()
             try:
-                writer(dict(row))  # its own copy: the run keeps the row
-            # It is the user's function: its error must not end the run.
+                writer(dict(row))  # a copy, because the logger may change it
+            # The logger is the user's function: its error must not end the run.
             except (Exception, KeyboardInterrupt) as error:
                 self._writers = [one for one in self._writers if one is not writer]
                 self._waiting = deque(pair for pair in self._waiting if pair[0] is not writer)
                 self._say(_failed(writer, row, error))
+                # The interrupt must also reach the run that it was meant for.
                 if isinstance(error, KeyboardInterrupt):
                     raise
 
@@ -96,9 +107,9 @@ class TensorBoardWriter:
         self._writer = SummaryWriter(folder)
 
     def __call__(self, row: Row) -> None:
-        """Write a row; it is in the file when this returns."""
+        """Write a row and flush the file."""
         for name, value in row.items():
-            if name != "step":
+            if name != "step":  # the step is the horizontal axis
                 self._writer.add_scalar(name, value, row["step"])
         self._writer.flush()
 
@@ -106,8 +117,11 @@ class TensorBoardWriter:
 class CsvWriter:
     """Appends every row to a CSV file: `launch(..., loggers=CsvWriter("log.csv"))`.
 
-    If the file exists, rows are added at its end, as after an interruption. If a row has a new
-    column, the file is written again, and earlier rows have an empty cell in that column.
+    If the file exists, for example after an interruption, rows are added at its end. If a row has a
+    new column, the whole file is written again, with empty cells for earlier rows in that column.
+
+    Args:
+        file: the path of the CSV file; its folder is created if it does not exist.
     """
 
     def __init__(self, file: str | os.PathLike):
@@ -115,7 +129,7 @@ class CsvWriter:
         self._columns: list[str] | None = None  # None until the file was read
 
     def __call__(self, row: Row) -> None:
-        """Write a row; it is in the file when this returns."""
+        """Append a row to the file and close the file."""
         if self._columns is None or row.keys() - set(self._columns):
             self._add_columns(row)
         self._write(self._file, "a", [row])
@@ -129,8 +143,9 @@ class CsvWriter:
                 reader = csv.DictReader(file)
                 self._columns = list(reader.fieldnames or ())
                 rows = list(reader)
+        # New columns come after the old ones; a dict removes duplicates and keeps the order.
         self._columns = list(dict.fromkeys([*self._columns, *names]))
-        # Into another file, which replaces the old one at once: no moment has half of the rows.
+        # Write another file and let it replace the old one: no reader then sees half of the rows.
         whole = self._file.with_name(f"{self._file.name}.new")
         self._write(whole, "w", [{name: name for name in self._columns}, *rows])
         os.replace(whole, self._file)

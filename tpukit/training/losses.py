@@ -1,8 +1,8 @@
 """Keep the losses of steps on the device, and copy them to the host at log points and saves.
 
-If the host reads a loss, it waits until the device has finished that step, and prepares no further
-step meanwhile. So losses stay on the device and are copied together, in a single transfer. A loss
-that is not finite is traced to its samples.
+If the host read the loss of each step, it would wait for the device to finish the step, and could
+not prepare the next step meanwhile. So losses stay on the device and are copied together, in a
+single transfer. For a loss of NaN or infinity, the error names the samples of its step.
 """
 
 import math
@@ -21,14 +21,15 @@ class NonFiniteLossError(TpukitError, ArithmeticError):
 
 @dataclass(frozen=True)
 class PendingStep:
-    """A step that the device has got, and whose loss is not on the host yet.
+    """A step that was sent to the device, and whose loss is not on the host yet.
 
     Attributes:
         number: the number of the optimizer step, from 1.
-        samples: the numbers of the samples: per batch (batch_size,) int64.
+        samples: for each batch of the step, the dataset indices of this core's samples: an array
+            (batch_size,), int64.
         local: () float32, this core's loss.
         reduced: (3,) float32, the means over the cores of the loss and of the two flags of
-            `TimeLimit`. If the loss has a weight, (4,) with its mean as well.
+            `TimeLimit`. If the loss has a weight, (4,): the last element is the mean weight.
         lr: the learning rate of this step; a tensor if the optimizer's is a tensor.
     """
 
@@ -43,9 +44,9 @@ class StepLosses:
     """The losses of the current epoch: on the device, on the host, or as means of log intervals.
 
     Attributes:
-        time_is_up: whether the time of any core was up in a step that was read; see `TimeLimit`.
-        save_is_due: whether a checkpoint was due on core 0 in the last step read.
-        lr: the learning rate of the last step read.
+        time_is_up: whether any core's `TimeLimit` flag was raised in a step that `fetch` has read.
+        save_is_due: whether a checkpoint was due on core 0 in the last step that `fetch` has read.
+        lr: the learning rate of that step; NaN before the first `fetch`.
     """
 
     def __init__(self, core):
@@ -54,8 +55,8 @@ class StepLosses:
         self.lr = math.nan
         self._core = core
         self._pending: list[PendingStep] = []
-        # On the host already, because of a save between two log points.
-        # [loss, weight] of each step: the weight of the loss, or the number of its batches.
+        # [loss, weight] of each step since the last log point that is on the host already, because
+        # of a save in between. Without a weighted loss, the weight is the step's number of batches.
         self._since_log: list[list[float]] = []
         # [mean loss, weight] of each log interval of this epoch. Lists, because JSON and
         # `torch.load(weights_only=True)` keep them.
@@ -66,7 +67,7 @@ class StepLosses:
         return len(self._pending) + len(self._since_log)
 
     def add(self, step: PendingStep) -> None:
-        """Keep the losses of a step on the device."""
+        """Store the losses of a step, which stay on the device until `fetch`."""
         self._pending.append(step)
 
     def fetch(self) -> PendingStep | None:
@@ -94,7 +95,7 @@ class StepLosses:
     def end_interval(self) -> float:
         """Return the mean loss since the last log point, and begin the next interval.
 
-        Call `fetch` before.
+        Call `fetch` first: losses that are still on the device would be missing.
         """
         interval = _joined(self._since_log)
         self._intervals.append(interval)
@@ -106,11 +107,11 @@ class StepLosses:
         return _joined(self._intervals)[0]
 
     def start_epoch(self) -> None:
-        """Forget the intervals of the epoch that has ended."""
+        """Delete the intervals of the epoch that has ended."""
         self._intervals = []
 
     def state_dict(self) -> dict:
-        """Return the losses on the host; call `fetch` before, since pending ones are not saved."""
+        """Return the losses on the host. Call `fetch` first: losses on the device are not saved."""
         return {"since_log": self._since_log, "intervals": self._intervals, "lr": self.lr}
 
     def load_state_dict(self, state: dict) -> None:
@@ -121,7 +122,7 @@ class StepLosses:
 
 
 def _joined(losses: list[list[float]]) -> list[float]:
-    """Return the weighted mean of [loss, weight], and the summed weight."""
+    """Return the weighted mean of [loss, weight] pairs, and the sum of their weights."""
     total = sum(loss * weight for loss, weight in losses)
     weight = sum(weight for _, weight in losses)
     return [total / weight, weight]
@@ -130,17 +131,18 @@ def _joined(losses: list[list[float]]) -> list[float]:
 def not_finite(
     step: PendingStep, *, rank: int, dataset, lr: float, checkpoint: str | None
 ) -> NonFiniteLossError:
-    """Return the error for a step with a loss of NaN or infinity, after reading its samples again.
+    """Return the error for a NaN or infinite loss, after reading the step's samples again.
 
     Args:
         step: from `StepLosses.fetch`.
         rank: the rank of this core.
         dataset: the dataset of the training.
         lr: the learning rate of the step.
-        checkpoint: the name of the newest.
+        checkpoint: the name of the newest checkpoint; None if there is none.
     """
     import numpy
 
+    # With accumulation, a step has several batches.
     samples = numpy.concatenate(step.samples).tolist()
     shown = first_few(samples, 8)
     weight = step.reduced[3:]  # empty if the loss has no weights
@@ -168,6 +170,7 @@ def not_finite(
 
 
 def _is_finite(sample: object) -> bool:
+    """Return False if a sample contains NaN or infinity; texts and images are not examined."""
     import torch
     from torch.utils import _pytree as tree
 

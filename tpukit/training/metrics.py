@@ -2,10 +2,10 @@
 
 With `keep_outputs=False` no core sees all outputs. For an accuracy over 10 samples on two cores:
 
-               core 0         core 1         combined, on both
+               core 0         core 1         combined, on both cores
     updates    6 samples      4 samples
     state      correct = 5    correct = 2    correct = 7
-    compute()                                0.7
+    compute()                                7 / 10 = 0.7
 """
 
 import copy
@@ -25,13 +25,17 @@ _OF_CLASSES = (
 
 
 def separate_metrics(core, metrics: Mapping[str, object]) -> dict[str, object]:
-    """Return the single metrics: functions of (outputs, targets), or objects with a state.
+    """Return single metrics by name, each a function of (outputs, targets) or a torchmetrics one.
 
-    A MetricCollection of torchmetrics becomes its metrics. A function whose first argument is the
-    targets is wrapped, and core 0 prints its name.
+    A MetricCollection of torchmetrics is split into its metrics. A function whose first parameter
+    is the targets is wrapped, and core 0 prints its name.
+
+    Raises:
+        InvalidValueError: a metric of a collection and another metric have the same name.
     """
     separate = {}
     for name, metric in metrics.items():
+        # A MetricCollection has both. torchmetrics is not imported here, because it is optional.
         if hasattr(metric, "update") and hasattr(metric, "items"):
             parts = {f"{name}_{key}": part for key, part in metric.items()}
         elif _takes_truth_first(metric):
@@ -53,12 +57,12 @@ def separate_metrics(core, metrics: Mapping[str, object]) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class TruthFirst:
-    """A metric of (outputs, targets) from one of (y_true, y_pred), as in scikit-learn."""
+    """Makes a metric of (y_true, y_pred), as in scikit-learn, a function of (outputs, targets)."""
 
     metric: Callable
 
     def __call__(self, outputs, targets) -> object:
-        """Return the metric of these outputs."""
+        """Return the metric's value."""
         return self.metric(targets, outputs)
 
 
@@ -69,14 +73,19 @@ def _takes_truth_first(metric: object) -> bool:
         names = list(inspect.signature(metric).parameters)
     except (TypeError, ValueError):  # a function in C
         return False
+    # scikit-learn names the first parameter `labels_true` in the metrics of clusterings.
     return names[:1] in (["y_true"], ["labels_true"])
 
 
 def own_metrics(metrics: Mapping[str, object], *, one_core: bool) -> dict[str, object]:
-    """Return metrics that no other core uses: copies, if several cores share this process.
+    """Return metrics for this core alone: copies if several cores are threads of this process.
 
-    Only torchmetrics' are copied, because they have a state. Another metric may hold a lock or a
-    file, which cannot be copied.
+    Only metrics of torchmetrics are copied, because they have a state. Another metric may have a
+    lock or a file, which cannot be copied.
+
+    Args:
+        metrics: single metrics by name.
+        one_core: whether this process runs only one core.
     """
     own = {}
     for name, metric in metrics.items():
@@ -88,8 +97,9 @@ def own_metrics(metrics: Mapping[str, object], *, one_core: bool) -> dict[str, o
 def fresh_metrics(metrics: Mapping[str, object]) -> dict[str, object]:
     """Return metrics for one evaluation, without the state of an earlier evaluation.
 
-    The evaluation resets torchmetrics'. Functions and bound methods stay, because a user may look
-    at their records. Other objects are copied, unless they hold a lock or a file.
+    Metrics of torchmetrics are returned as they are, because the evaluation resets them. So are
+    functions and bound methods, because the user may read what they have recorded. Other objects
+    are copied, unless they cannot be copied because of a lock or a file.
     """
     return {name: _fresh(metric) for name, metric in metrics.items()}
 
@@ -112,7 +122,8 @@ class StreamedMetrics:
     """Copies of metrics, which each core updates with its own samples.
 
     Raises:
-        TypeError: a metric is not torchmetrics', or its state cannot be combined exactly.
+        TypeError: a metric is not a torchmetrics.Metric, or its states on several cores cannot be
+            combined exactly.
     """
 
     def __init__(self, core, metrics: Mapping[str, object]):
@@ -131,13 +142,13 @@ class StreamedMetrics:
             metric.update(outputs, as_classes(metric, targets))
 
     def compute(self) -> dict[str, object]:
-        """Return the metrics of all cores' samples, by name, the same on each. Collective."""
+        """Return the values for all cores' samples, by name; equal on all cores. Collective."""
         parts = []
         for metric in self._metrics.values():
             parts += _parts(metric)
-        # A core that had only padding has no states.
+        # A core whose batches were all padding sends None: its states are only initial values.
         mine = [_state(part) for part in parts] if self._is_updated else None
-        # In the order of the ranks, which is the dataset's.
+        # Some metrics join lists of samples, so the order of the ranks matters.
         everyone = [states for states in gather_objects(self._core, mine) if states is not None]
         for part, states in zip(parts, zip(*everyone, strict=True), strict=True):
             _set_combined(part, states)
@@ -169,7 +180,7 @@ def _check(name: str, metric: object) -> None:
 
 
 def _parts(metric) -> list:
-    """Return a metric and those within it, because a wrapper itself has no state."""
+    """Return a metric and the metrics in it: a wrapper, such as MinMaxMetric, contains another."""
     from torchmetrics import Metric
 
     return [module for module in metric.modules() if isinstance(module, Metric)]
@@ -181,11 +192,11 @@ def _state(metric) -> dict:
 
 
 def _set_combined(metric, states: tuple) -> None:
-    """Give a metric the states of several cores as one, as `Metric._sync_dist` does.
+    """Combine the states of several cores, and set the result as a metric's state.
 
-    `Metric.sync` itself makes one collective per state. If a core has had no samples, it makes
-    fewer of them (lists without a reduction), or changes the dtype of the others' (torchmetrics
-    1.9).
+    `Metric._sync_dist` of torchmetrics combines them in the same way. But `Metric.sync` needs one
+    collective per state. On a core without samples it also makes fewer collectives, so that the
+    others wait, or it changes the dtype of the others' states (torchmetrics 1.9).
     """
     for name, reduce in metric._reductions.items():
         setattr(metric, name, _combined([state[name] for state in states], reduce))
@@ -195,9 +206,10 @@ def _set_combined(metric, states: tuple) -> None:
 
 
 def _combined(parts: list, reduce) -> object:
-    """Return one state of several cores: lists are joined, tensors are reduced."""
+    """Return the combination of one state's values: lists are joined, tensors are reduced."""
     import torch
 
+    # A list state has an entry per update; torchmetrics joins them in `compute`.
     if isinstance(parts[0], list):
         joined = []
         for part in parts:
@@ -210,9 +222,9 @@ def _combined(parts: list, reduce) -> object:
 
 
 def as_classes(metric, targets):
-    """Return float targets as integers if a metric compares classes.
+    """Convert float targets to integers if a metric compares classes; else return them unchanged.
 
-    A loss often needs the same targets as floats.
+    A loss such as BCEWithLogitsLoss needs float targets, but these metrics accept integers only.
     """
     import torch
 
@@ -224,7 +236,7 @@ def as_classes(metric, targets):
 
 
 def _takes_classes(metric) -> bool:
-    """Return whether a metric, or one that it wraps, compares classes and not numbers."""
+    """Return whether a metric, or a metric in it, compares classes and not numbers."""
     parts = metric.modules() if hasattr(metric, "modules") else [metric]
     return any(_is_of_classes(type(part)) for part in parts)
 

@@ -1,10 +1,13 @@
-"""Training and evaluation modes, of a model's layers and of optimizers that have them.
+"""Switch between training and evaluation mode: a model's layers, and optimizers with these modes.
 
-    model.backbone.eval()            # frozen: dropout is off, BatchNorm's statistics stay
-    fit(core, model, ...)            # trains the other layers, and leaves this one as it is
+    model.backbone.eval()            # dropout is off, BatchNorm's statistics stay
+    fit(core, model, ...)            # puts all other layers into training mode
 
-A schedule-free optimizer trains one set of weights and evaluates another. Its `eval()` puts the
-second into the model, and its `train()` the first.
+A layer in evaluation mode is called frozen here. Its weights are still trained if they require a
+gradient.
+
+A schedule-free optimizer has two sets of weights, for training and for evaluation. Its `train()`
+and `eval()` put one of the sets into the model.
 """
 
 import contextlib
@@ -14,21 +17,21 @@ from tpukit.essentials.launcher import Core
 
 
 class LayerModes:
-    """The modes (training or evaluation) of a model's layers when `fit` was called.
+    """Keeps those layers in evaluation mode that are in it when `fit` is called.
 
-    Layers in evaluation mode stay in it. If all layers are in evaluation mode, as in a model that
-    was loaded or evaluated before, all of them are trained, and a line is printed.
+    If all layers are in evaluation mode, as in a model that was loaded or evaluated before, all are
+    put into training mode, and a line is printed.
 
     Args:
         core: this core.
-        model: changed to training mode, except for its frozen layers.
+        model: the model; its other layers are put into training mode.
     """
 
     def __init__(self, core: Core, model):
         self._core = core
         self._model = model
         self._has_reported = False
-        # Before `model.train()` changes the modes.
+        # Read the modes before `model.train()` changes them.
         names = {layer: name for name, layer in model.named_modules()}
         given = [layer for layer in names if not layer.training]
         self._frozen: list = []
@@ -39,7 +42,8 @@ class LayerModes:
                 "frozen: model.train(), then model.backbone.eval()"
             )
         else:
-            # A class may have a `train` of its own, which freezes layers. These are left to it.
+            # A class may override `train` and freeze layers in it. `model.train()` above has put
+            # these into evaluation mode already, so only the others are frozen here.
             self._frozen = [layer for layer in given if layer.training]
         for layer in self._frozen:
             layer.training = False
@@ -47,7 +51,7 @@ class LayerModes:
         _report_statistics(core, model)
         if self._frozen:
             frozen = {names[layer] for layer in self._frozen}
-            # A frozen block is named, and not each of the layers in it.
+            # Print the name of a frozen block, and not the names of the layers in it.
             outermost = [name for name in frozen if name.rpartition(".")[0] not in frozen - {name}]
             shown = first_few(sorted(name or "the model" for name in outermost), 3)
             core.print(
@@ -55,21 +59,22 @@ class LayerModes:
             )
 
     def train(self) -> None:
-        """Switch to training, and put the frozen layers into evaluation again.
+        """Put the model into training mode, and the frozen layers into evaluation mode.
 
-        Print once if something has put them into training mode since, for example `on_epoch_end`.
+        Print once if something, such as `on_epoch_end`, has put a frozen layer into training mode.
         """
         is_thawed = any(layer.training for layer in self._frozen)
         if is_thawed and not self._has_reported:
             self._has_reported = True
             self._core.print(
-                "frozen layers were put into training mode during fit, which puts them back; to "
-                "train them: another call of fit, with model.train() before it"
+                "frozen layers were put into training mode during fit, and fit puts them into "
+                "evaluation mode again; to train them: call model.train(), then fit again"
             )
         self._model.train()
         for layer in self._frozen:
             if type(layer).train is _torch_train():
-                layer.training = False  # of this layer only: a layer within it may be trained
+                # Not `eval()`, which would also freeze the layers in it: those may be trained.
+                layer.training = False
             else:
                 layer.train(False)
 
@@ -81,7 +86,7 @@ def _torch_train():
 
 
 def _report_statistics(core: Core, model) -> None:
-    """Print the frozen layers whose running statistics would still follow the training data."""
+    """Print the layers that have frozen weights, but running statistics that training changes."""
     modules = dict(model.named_modules())
     moving = []
     for name, layer in modules.items():
@@ -110,8 +115,8 @@ def _as_code(name: str) -> str:
 def _is_frozen(name: str, modules: dict) -> bool:
     """Return whether no parameter of a layer requires a gradient.
 
-    A layer without parameters, such as BatchNorm with `affine=False`, is as frozen as the module
-    that contains it.
+    A layer without parameters, such as BatchNorm with `affine=False`, counts as frozen if the
+    module that contains it is frozen.
     """
     parameters = list(modules[name].parameters())
     if not parameters and name:
@@ -121,11 +126,11 @@ def _is_frozen(name: str, modules: dict) -> bool:
 
 
 class OptimizerModes:
-    """Calls `train()` and `eval()` of an optimizer that has them; others are left alone.
+    """Calls `train()` and `eval()` of an optimizer that has them; does nothing for others.
 
-    A checkpoint after an epoch holds the weights of evaluation, as `best.pt` does. A checkpoint
-    within an epoch holds the weights of training: to exchange the weights there would change the
-    rounding of all later steps, so a resumed run would not be equal to the last bit.
+    A checkpoint after an epoch has the weights for evaluation, as `best.pt` has. A checkpoint
+    within an epoch has the weights for training. Exchanging the weights there would change the
+    rounding of all later steps, so a resumed run would differ in the last bits.
 
     Args:
         core: this core.
@@ -139,11 +144,11 @@ class OptimizerModes:
         self.has_modes = all(callable(getattr(optimizer, name, None)) for name in ("train", "eval"))
 
     def train(self) -> None:
-        """Put the weights of training into the model."""
+        """Put the weights for training into the model."""
         self._switch(True)
 
     def eval(self) -> None:
-        """Put the weights of evaluation into the model."""
+        """Put the weights for evaluation into the model."""
         self._switch(False)
 
     def _switch(self, is_training: bool) -> None:
@@ -154,15 +159,15 @@ class OptimizerModes:
             self._optimizer.train()
         else:
             self._optimizer.eval()
-        self._core.sync()  # on XLA it would be a part of the next step's graph
+        self._core.sync()  # otherwise the exchange would be a part of the next step's graph on XLA
 
     def state_dict(self) -> dict:
-        """Return whether the model has the weights of training, for a checkpoint."""
+        """Return, for a checkpoint, whether the model has the weights for training."""
         return {"is_training": self._is_training}
 
     def load_state_dict(self, state: dict) -> None:
         """Switch to the mode of a checkpoint, before weights and optimizer are loaded."""
-        # A new optimizer has no weights to exchange, and may not expect this. Its mode is then a
-        # setting of its groups, which `load_state_dict` restores.
+        # A new optimizer has no second set of weights yet, and may raise KeyError. Its mode is then
+        # a setting of its groups, which its own `load_state_dict` restores.
         with contextlib.suppress(KeyError):
             self._switch(state["is_training"])

@@ -1,7 +1,7 @@
 """Save and load the weights of `torch.compile(model)` under the names of the plain model.
 
-`torch.compile` wraps a module, and its state dict has the prefix `_orig_mod.`. A checkpoint of a
-compiled model would then not load into the plain one (pytorch/pytorch#101107):
+`torch.compile` wraps a module, and the wrapper's state dict has the prefix `_orig_mod.`. So a
+checkpoint of a compiled model would not load into the plain model (pytorch/pytorch#101107):
 
     compiled       "_orig_mod.0.weight", "backbone._orig_mod.weight"
     in the file    "0.weight",           "backbone.weight"
@@ -9,15 +9,15 @@ compiled model would then not load into the plain one (pytorch/pytorch#101107):
 
 import re
 
-# As a whole part of a name: a layer may be called "my_orig_mod".
+# Match only a whole part between dots, because a layer may have the name "my_orig_mod".
 _WRAPPER = re.compile(r"(?<![^.])_orig_mod\.")
 
 
 class PlainNames:
-    """A module whose state dict has no names of `torch.compile`, at any depth.
+    """Saves and loads a module's state without the prefixes of `torch.compile`.
 
     Args:
-        module: compiled, plain, or with compiled layers.
+        module: a compiled module, a plain module, or a module with compiled layers.
     """
 
     def __init__(self, module):
@@ -31,11 +31,12 @@ class PlainNames:
         return {_plain(name): value for name, value in state.items()}
 
     def load_state_dict(self, state: dict) -> None:
-        """Load a state of a plain or a compiled module.
+        """Load the state of a plain or a compiled module.
 
         Raises:
-            RuntimeError: it belongs to another architecture.
+            RuntimeError: the state belongs to another architecture.
         """
+        # From plain names to this module's own names, which may have prefixes.
         own = {_plain(name): name for name in self._module.state_dict()}
         is_same = all(plain == name for plain, name in own.items())
         if is_same and not any(map(_WRAPPER.search, state)):

@@ -13,8 +13,8 @@ from tpukit.training.step import forward
 from tpukit.training.step_batches import StepBatches
 from tpukit.training.streams import StreamSampler
 
-# Outputs stay on the device for this many steps or bytes, and are then copied in a single transfer.
-# More would save little, and would occupy more of the device's memory.
+# Outputs stay on the device for this number of steps or bytes, and are then copied to the host in a
+# single transfer. Larger limits would save little time, and occupy more of the device's memory.
 _STEPS_BETWEEN_COPIES = 32
 _BYTES_BETWEEN_COPIES = 1 << 28
 
@@ -31,27 +31,29 @@ def predict(
 
         outputs = predict(core, model, core.batches(images, batch_size=64))
 
-    Every core gets the outputs of all samples. A batch needs no targets: it is a tensor, a tuple
-    whose first part counts, or a mapping, which is passed by name.
+    Every core gets the outputs of all samples. A batch needs no targets. It is a tensor; a tuple,
+    of which only the first part is used; or a mapping, which is passed as keyword arguments.
 
     Args:
         core: this core.
-        model: from a batch's inputs to outputs (B, ...), or to a tuple or dict of such tensors.
-        batches: `core.batches(dataset, batch_size=...)`, not shuffled, nothing dropped.
-        preprocess: changes the inputs on the device, as in `fit`.
+        model: module from a batch's inputs to outputs (B, ...), or to a tuple or dict of such
+            tensors.
+        batches: `core.batches(dataset, batch_size=...)`, without `shuffle` and `drop_last`.
+        preprocess: function from a batch's inputs to the model's inputs, as in `fit`.
         bf16: run the forward pass under autocast to bfloat16.
 
     Returns:
-        (N, ...) float32 on the CPU, nested as the model's outputs.
+        tensors (N, ...) on the CPU, in dataset order, nested as the model's outputs. bfloat16 and
+        float16 outputs are converted to float32; other dtypes stay as they are.
 
     Raises:
-        ValueError: the batches are shuffled or leave samples out, or an output has no axis of
+        ValueError: the batches are shuffled or leave samples out, or an output has no dimension of
             samples.
-        TypeError: a batch, or an output of the model, has an unknown type.
+        TypeError: a batch or an output of the model has an unsupported type.
     """
     check_flag("bf16", bf16)
     check_order("predict", batches.sampler)
-    # After a loop of the user's own, each core has the statistics of its own batches.
+    # After a loop of the user's, each core's BatchNorm has the statistics of its own batches only.
     core.average_buffers(model)
     core.internal.agreement.compare(
         "in predict", modules={"": model}, data=batches.facts(), layers=False
@@ -65,7 +67,12 @@ def predict(
 
 
 def check_order(name: str, sampler: ShardedSampler) -> None:
-    """Raise ValueError unless the batches hold every sample once, in order."""
+    """Raise ValueError unless the batches contain every sample once, in order.
+
+    Args:
+        name: the name of the calling function, for the message.
+        sampler: the sampler of the batches.
+    """
     if isinstance(sampler, StreamSampler):
         raise InvalidValueError(
             f"{name} needs every sample once, but a stream (steps=) has no last sample",
@@ -91,7 +98,8 @@ def evaluating(model) -> Iterator[None]:
     try:
         yield
     finally:
-        model.train(was_training)  # for classes with a `train` of their own, as LoRA's layers
+        # `train` of some classes does more than set the mode: LoRA's layers merge their weights.
+        model.train(was_training)
         for module, mode in modes:
             module.training = mode
 
@@ -112,14 +120,15 @@ def host_steps(
 
     Args:
         core: this core.
-        model: in evaluation mode.
-        batches: in order.
-        split: from a batch to (inputs, targets).
-        preprocess: changes the inputs on the device.
+        model: a module in evaluation mode.
+        batches: batches in dataset order.
+        split: function from a batch to (inputs, targets).
+        preprocess: function from a batch's inputs to the model's inputs; None: no change.
         bf16: as in `predict`.
-        gather: applied to each tensor of the outputs and targets, on the device.
-        between_steps: called after every step; if it raises an error, the loop ends.
-        label: the label of the progress bar; None for no bar.
+        gather: function that is applied to each tensor of outputs and targets on the device, such
+            as `core.gather`.
+        between_steps: function that is called after every step; an error in it ends the loop.
+        label: the label of the progress bar; None for no progress bar.
     """
     import torch
     from torch.utils import _pytree as tree
@@ -128,7 +137,7 @@ def host_steps(
         return None if _has_no_axis(leaf, batches.sampler.batch_size) else gather(leaf)
 
     def computed(sent) -> tuple:
-        # In the step: before it, an operation on the batch could become a graph of its own.
+        # `arrange` runs within the step: before it, its operations could become another graph.
         inputs, targets = split(batches.arrange(sent.tensors))
         if preprocess:
             inputs = preprocess(inputs)
@@ -140,8 +149,7 @@ def host_steps(
         with torch.no_grad(), core.step():
             with checking as watching, watching or contextlib.nullcontext():
                 outputs, targets = computed(sent)
-            # Padding is gathered as well. Only the last step has some, and cutting it there would
-            # be one more graph.
+            # Gather the padding of the last step, too: to remove it here would need another graph.
             pending.append(tree.tree_map(gathered, (outputs, targets)))
         if between_steps:
             between_steps()
@@ -154,13 +162,14 @@ def host_steps(
 
 
 def _checked(core: Core, functions: tuple, batches: Batches, label) -> Iterator[tuple]:
-    """Yield batches as sent, each with a context that checks its token ids; XLA does not."""
+    """Yield each batch as it was sent, with a context that checks its token ids on XLA."""
     arrived = core.progress(StepBatches(batches), label, total=len(batches))
     on_device = core.backend.traced and not core.backend.is_recording
     if not on_device or not all(can_watch(one, on_cpu=False) for one in functions):
         for sent in arrived:
             yield sent, contextlib.nullcontext()
         return
+    # As in `fit`: watch the calls for the first batch, and compare later batches with its limits.
     checks = IndexChecks()
     with batches.checking(checks.check):
         for sent in arrived:
@@ -172,19 +181,20 @@ def _checked(core: Core, functions: tuple, batches: Batches, label) -> Iterator[
 
 
 def _steps_that_fit(step: tuple) -> int:
-    """Return after how many steps like this one the outputs are copied to the host."""
+    """Return the number of steps after which outputs of this size are copied to the host."""
     from torch.utils import _pytree as tree
 
     size = sum(leaf.nbytes for leaf in tree.tree_leaves(step) if leaf is not None)
+    # At least 1 step, even if one step has more bytes than the limit.
     return min(_STEPS_BETWEEN_COPIES, 1 + _BYTES_BETWEEN_COPIES // max(1, size))
 
 
 def _has_no_axis(leaf: object, batch_size: int) -> bool:
-    """Return whether a part of the outputs or targets is a single number or None.
+    """Return whether an entry of the outputs or targets is None or a tensor without dimensions.
 
     Raises:
-        TypeError: it is not a tensor.
-        ValueError: its first axis does not hold the samples.
+        TypeError: the entry is neither None nor a tensor.
+        ValueError: its first dimension is not the number of samples.
     """
     import torch
 
@@ -199,6 +209,7 @@ def _has_no_axis(leaf: object, batch_size: int) -> bool:
                 f"= False. For a dataclass, torch.export.register_dataclass({kind})"
             ),
         )
+    # The last batch is padded, so every batch has `batch_size` samples.
     if leaf.ndim and len(leaf) != batch_size:
         raise InvalidValueError(
             f"every output has the samples on its first axis, got {tuple(leaf.shape)} for "
@@ -211,7 +222,8 @@ def _has_no_axis(leaf: object, batch_size: int) -> bool:
 def in_dataset_order(steps: Iterator[tuple], sampler: ShardedSampler) -> tuple:
     """Join the outputs of all steps, (world_size * B, ...), to (N, ...), with the same nesting.
 
-    Each part is written to its place when it arrives, so memory holds the outputs only once.
+    Each step's rows are written into the result when they arrive, so memory contains the outputs
+    only once.
     """
     from torch.utils import _pytree as tree
 
@@ -225,13 +237,14 @@ def in_dataset_order(steps: Iterator[tuple], sampler: ShardedSampler) -> tuple:
             if leaf is None:
                 continue
             _check_width(whole, leaf)
+            # Rows that are padding have no place.
             for rows, places in sampler.places(step):
                 whole[places] = leaf[rows]
     return tree.tree_unflatten(wholes, structure)
 
 
 def _whole_of(leaf, count: int):
-    """Return an empty tensor for the rows of all samples; None for a part without samples."""
+    """Return an uninitialised tensor for the rows of all samples; None if `leaf` is None."""
     return None if leaf is None else leaf.new_empty(count, *leaf.shape[1:])
 
 

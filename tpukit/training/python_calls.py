@@ -1,10 +1,10 @@
-"""Notice that the Python code of a step reads the clock, a file or new random numbers.
+"""Detect that the Python code of a step reads the clock, a file or new random numbers.
 
-    time.monotonic()             in your loss: found, because the next answer is another
-    time.monotonic()             in a library: not found, libraries measure themselves
-    numpy.random.default_rng()   anywhere: found, because it asks for new random numbers
+    time.monotonic()             in your loss: reported, because its result differs in each step
+    time.monotonic()             in a library: not reported, because libraries measure themselves
+    numpy.random.default_rng()   anywhere: reported, because it gets a new seed from the system
 
-Such a step may get another answer each time, but a replayed step does not ask again.
+A captured step gets a new result of such a call each time, but a replayed step does not call it.
 """
 
 import contextlib
@@ -15,7 +15,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-# Modules whose functions may answer otherwise the next time, as these functions name them.
+# Functions of these modules may return another result next time. The names are those in a
+# function's `__module__`.
 _OUTSIDE = {
     "time", "posix", "nt", "io", "_io", "genericpath", "pathlib", "socket", "_socket", "select",
     "subprocess",
@@ -27,14 +28,15 @@ _NEW_SEED = "the operating system for random numbers"
 
 @contextlib.contextmanager
 def calls_outside() -> Iterator[set[str]]:
-    """Collect in a set the names of such functions that this thread calls in this block.
+    """Collect the names of such functions that this thread calls in the block.
 
-    The clock and files count only if the user's own function reads them, not a library. New random
-    numbers always count. Python calls a hook of tpukit for every call, so a step takes half as long
-    again. If a profiler is active already, nothing is collected.
+    Calls for the clock and for files count only in the user's own functions, not in a library.
+    Calls for new random numbers always count. A profiling hook sees every call, so the step takes
+    about 1.5 times as long. If another profiler is active, nothing is collected.
     """
     found: set[str] = set()
 
+    # Python calls this hook with "call" for its own functions, and "c_call" for functions in C.
     def look(frame, event: str, called) -> None:
         name = None
         if event == "c_call":
@@ -55,6 +57,7 @@ def calls_outside() -> Iterator[set[str]]:
 
 
 def _call_of_c(frame, called) -> str | None:
+    """Return the name to report for a call of a function in C; None if it is harmless."""
     import torch
 
     name = called.__name__
@@ -75,7 +78,9 @@ def _call_of_c(frame, called) -> str | None:
 
 
 def _call_of_python(frame) -> str | None:
+    """Return the name to report for a call of a Python function; None if it is harmless."""
     code = frame.f_code
+    # random.Random() without a seed reads one from the operating system.
     if code is random.Random.seed.__code__ and frame.f_locals.get("a") is None:
         return _NEW_SEED
     module = frame.f_globals.get("__name__", "")
@@ -87,5 +92,5 @@ def _call_of_python(frame) -> str | None:
 
 @functools.lru_cache(maxsize=10_000)
 def is_own(file: str) -> bool:
-    """Return whether a file is the user's: a cell or a module, not an installed package."""
+    """Return whether a source file is the user's: a notebook cell, or a module not installed."""
     return "-packages" not in file and not file.startswith(_LIBRARIES)

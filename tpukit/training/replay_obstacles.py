@@ -1,14 +1,14 @@
-"""Facts about optimizer and average that make `fit` capture every step.
+"""Find facts about the optimizer and the averaged model that make `fit` capture every step.
 
-An optimizer of torch.optim counts in ways that are known. Another class, a hook or a replaced
-`step` may count in its own way, and act every k-th step, as Lookahead does.
+tpukit knows how the optimizers of torch.optim count their steps. Another class, a hook or a
+replaced `step` may count differently and do something only in every k-th step, as Lookahead does.
 """
 
 import itertools
 
 
 def obstacle(optimizer, average=None) -> str | None:
-    """Return the first reason in words why every step must be captured; None if there is none.
+    """Return a reason, for a message, why every step must be captured; None if there is none.
 
     Args:
         optimizer: the optimizer of the run.
@@ -25,16 +25,17 @@ def obstacle(optimizer, average=None) -> str | None:
         return f"the step of {kind.__name__} is replaced"
     if _has_hook(optimizer):
         return f"{kind.__name__} has a hook"
+    # A scheduler changes such a tensor in place, and replay follows only settings that are numbers.
     settings = itertools.chain.from_iterable(group.values() for group in optimizer.param_groups)
     if any(isinstance(setting, torch.Tensor) for setting in settings):
         return f"a setting of {kind.__name__} is a tensor"
     if average is not None and not _is_torchs(average):
-        return "the average or its function is not torch's own, and it gets a count"
+        return "the averaged model or its averaging function is not torch's own"
     return None
 
 
 def _is_torchs(average) -> bool:
-    """Return whether an average is torch's own class, with torch's own functions."""
+    """Return whether an averaged model has torch's own class and averaging functions."""
     from torch.optim import swa_utils
 
     functions = [getattr(average, "avg_fn", None), getattr(average, "multi_avg_fn", None)]
@@ -44,9 +45,9 @@ def _is_torchs(average) -> bool:
 
 
 def _has_own_step(optimizer) -> bool:
-    """Return whether `step` is the method of its class.
+    """Return whether `optimizer.step` is the method of its class.
 
-    A schedule may have wrapped it to count calls.
+    A scheduler of torch may have wrapped this method, to count its calls.
     """
     step = vars(optimizer).get("step")
     if step is None:
@@ -55,6 +56,7 @@ def _has_own_step(optimizer) -> bool:
 
 
 def _has_hook(optimizer) -> bool:
+    """Return whether a hook of another package than tpukit runs in the optimizer's step."""
     from torch.optim import optimizer as base
 
     everywhere = [

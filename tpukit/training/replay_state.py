@@ -1,8 +1,8 @@
-"""The state that a step changes: tensors on the device, and counters on the host.
+"""Find the state that a step changes: tensors on the device, and counters on the host.
 
-A module holds its tensors in dicts, an optimizer holds a dict per parameter. A place is an entry
-of such a dict. A captured step changes the tensor in a place, and a replayed step puts the result
-of the program into it.
+A module stores its tensors in dicts, and an optimizer stores a dict for each parameter. A place is
+an entry of such a dict. A captured step changes the tensor in a place. A replayed step replaces the
+tensor's data by a result of the program.
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 
 class Places:
-    """Entries of dicts, in an order; equal to other places if they are the same entries."""
+    """A list of dict entries. Two lists are equal if they refer to the same entries in order."""
 
     def __init__(self, entries: Iterable[tuple[dict, str]] = ()):
         self._entries = list(entries)
-        # The dicts themselves: their contents change with every step. An id is safe, because
-        # `_entries` keeps the dict alive.
+        # Compare dicts by identity, because their contents change with every step. No other dict
+        # gets the same id, because `_entries` keeps these dicts alive.
         self.keys = [(id(table), name) for table, name in self._entries]
 
     def __eq__(self, other: "Places") -> bool:
@@ -28,23 +28,23 @@ class Places:
         return [table[name] for table, name in self._entries]
 
     def add(self, number: int) -> None:
-        """Add a number to the values of all entries, which are tensors on the host or numbers."""
+        """Add a number to the value of each entry: a tensor on the host, or a Python number."""
         for table, name in self._entries:
             table[name] += number
 
 
 class HostNumbers(NamedTuple):
-    """The numbers that the host holds before or after a step."""
+    """Numbers on the host at one moment: the entries (dict, name), and copies of their values."""
 
     entries: list[tuple[dict, str]]
     values: list
 
 
 class ReplayState:
-    """Finds the state of the parts of a step.
+    """Finds the state of a step's model, loss, functions and optimizer.
 
     Args:
-        parts: the model, the loss and so on; those that are modules have a state.
+        parts: the model, the loss and so on; only modules among them have a state.
         optimizer: an optimizer of torch.optim.
         average: an AveragedModel, or None.
     """
@@ -55,7 +55,7 @@ class ReplayState:
         self._average = average
 
     def on_device(self) -> Places:
-        """Return the places of all tensors on the device, each tensor once."""
+        """Return the places of all tensors on the device; a shared tensor has one place."""
         found = {}
         for table, name, value in self._entries():
             if getattr(value, "is_xla", False):
@@ -63,13 +63,13 @@ class ReplayState:
         return Places(found.values())
 
     def on_host(self) -> HostNumbers:
-        """Return copies of the numbers and tensors on the host."""
+        """Return copies of the state's numbers and tensors on the host."""
         entries = []
         values = []
         for table, name, value in self._entries():
             if getattr(value, "is_cpu", False):
                 value = value.clone()
-            # Not isinstance: True is an int, and a switch is no counter.
+            # Not isinstance, because True and False are ints but not counters.
             elif type(value) not in (int, float):
                 continue
             entries.append((table, name))
@@ -83,16 +83,24 @@ class ReplayState:
         return [count for count in counts if getattr(count, "is_cpu", False)]
 
     def counters(self, before: HostNumbers) -> tuple[Places, str | None]:
-        """Return the counters that a step has increased by one, and a name of another change."""
+        """Find how the numbers on the host have changed in a step.
+
+        Args:
+            before: the numbers before the step.
+
+        Returns:
+            the step counters that have grown by one, and the name of a number that has changed in
+            another way; None if there is no such number.
+        """
         import torch
 
+        # Only the step counts of torch.optim and of AveragedModel are known to grow in every step.
         may_grow = {(id(state), "step") for state in self._states()}
         may_grow.add((id(getattr(self._average, "_buffers", None)), "n_averaged"))
         grown = []
         other = None
         for (table, name), was in zip(before.entries, before.values, strict=True):
-            # A tensor of several counts, as one per layer, is a counter only if all of them grew by
-            # 1.
+            # A tensor with several counts is a counter only if all of them have grown by 1.
             changes = set(torch.as_tensor(table[name] - was).flatten().tolist())
             if changes == {1} and (id(table), name) in may_grow:
                 grown.append((table, name))

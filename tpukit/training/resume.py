@@ -1,8 +1,8 @@
-"""Save and load the state of a run, so that it survives a kill; and its time limit.
+"""Save and load the state of a run, and stop a run before its time limit.
 
-`RunState` holds the parts of a run by name: model, optimizer, scheduler, data, history and so on.
-Core 0 writes what their `state_dict` returns into one checkpoint, because all cores hold the same
-state after every step. Every core loads it:
+`RunState` has the parts of a run by name: model, optimizer, scheduler, data, history and so on. All
+cores have the same state after every step. So only core 0 saves a checkpoint, with the
+`state_dict()` of each part. Every core loads it:
 
     {"model": ..., "optimizer": ..., "scheduler": None, ..., "progress": {"step": 120, ...},
      "kinds": {"optimizer": "Adam of 62 parameters", "scheduler": None},
@@ -33,22 +33,23 @@ from tpukit.training.built_with import (
 from tpukit.training.checkpoints import Checkpoint, CheckpointStore, one_run
 from tpukit.training.fit_options import Checkpoints
 
-# For the backup of a run that failed or was interrupted: core 0 has eight seconds in all.
+# Time for the backup's last copy after an error or an interrupt. The launcher gives core 0 eight
+# seconds for everything before it kills the process.
 _ENDING_SECONDS = 2.0
-_LINES_OF_AN_ERROR = 3
+_LINES_OF_AN_ERROR = 3  # of torch's error that a message shows
 
 
 @dataclass
 class Progress:
-    """How far a run has come, saved in every checkpoint.
+    """The position in a run, saved in every checkpoint.
 
     Attributes:
-        samples_per_step: the samples of all cores together in one optimizer step.
-        steps_per_epoch: optimizer steps of an epoch.
-        step: optimizer steps done.
+        samples_per_step: number of samples of all cores together in one optimizer step.
+        steps_per_epoch: number of optimizer steps in an epoch.
+        step: number of optimizer steps done in the run.
         epoch: the current epoch, from 1.
-        in_epoch: optimizer steps of that epoch done.
-        call: calls of `fit` before this one in the launch, so that each has its random numbers.
+        in_epoch: number of optimizer steps done in the current epoch.
+        call: number of earlier calls of `fit` in the launch; each call has its own random numbers.
     """
 
     samples_per_step: int
@@ -64,13 +65,14 @@ class Progress:
         return (self.step, self.call) if self.call else (self.step,)
 
     def state_dict(self) -> dict:
-        """Return the numbers by name."""
+        """Return the attributes by name, for a checkpoint."""
         return asdict(self)
 
     def load_state_dict(self, state: dict) -> None:
         """Continue at the sample where a state was saved.
 
-        The number of cores and the batch size may differ from those of the saved run.
+        The number of cores and the batch size may differ from those of the saved run. So the steps
+        done in the epoch are computed from its samples.
         """
         samples = state["in_epoch"] * state["samples_per_step"]
         self.step = state["step"]
@@ -81,12 +83,12 @@ class Progress:
 
 @dataclass(frozen=True)
 class HeldOutData:
-    """Lets a resumed run recognise the dataset that it evaluates on."""
+    """The validation data in a checkpoint: a resumed run must evaluate on the same dataset."""
 
     batches: Batches
 
     def state_dict(self) -> dict:
-        """Return the identity of the dataset."""
+        """Return the identity of the dataset, for a checkpoint."""
         return self.batches.identity()
 
     def load_state_dict(self, state: dict) -> None:
@@ -95,13 +97,13 @@ class HeldOutData:
 
 
 class RunState:
-    """The parts of a run that its checkpoints hold. Every core loads, and core 0 saves.
+    """Saves and loads the parts of a run. Core 0 saves, and every core loads.
 
     Args:
         core: this core.
         parts: by name, objects with `state_dict` and `load_state_dict`; None for a part that this
-            run does not have. "optimizer" and "scheduler" are among them.
-        checkpoints: as `fit` gets them; None: nothing is saved.
+            run does not have. The names "optimizer" and "scheduler" are required.
+        checkpoints: the `Checkpoints` of `fit`; None: nothing is saved.
     """
 
     def __init__(self, core: Core, parts: Mapping[str, object], checkpoints: Checkpoints | None):
@@ -125,22 +127,22 @@ class RunState:
 
     @property
     def has_backup(self) -> bool:
-        """Whether there is a second folder, which outlives the machine."""
+        """Whether `fit` has a backup folder."""
         return self._options is not None and self._options.backup_dir is not None
 
     @property
     def is_kept(self) -> bool:
-        """Whether there is a folder to save in."""
+        """Whether checkpoints are saved."""
         return self._store is not None
 
     @property
     def copy_seconds(self) -> float:
-        """Seconds that the longest copy to the backup took, on core 0."""
+        """Seconds of the longest copy to the backup so far; 0 on all cores but core 0."""
         return self._backup.seconds if self._backup else 0.0
 
     @property
     def newest_name(self) -> str | None:
-        """The name of the newest complete checkpoint."""
+        """The file name of the newest complete checkpoint; None if there is none."""
         paths = self._store.paths if self._store else []
         return paths[-1].name if paths else None
 
@@ -150,11 +152,11 @@ class RunState:
         return self.is_kept and time.monotonic() - self._saved >= self._save_every
 
     def save(self, step: int, *, best: bool = False) -> None:
-        """Save a copy of every part, on core 0; training continues while it is written."""
+        """Copy the state of every part, and let core 0 write it while training continues."""
         if not self.is_kept:
             return
         if self._core.is_main:
-            self.close()  # before the copy is made, so that memory holds one copy at a time
+            self.close()  # wait for the last save first, so that memory has only one copy at a time
             state = {}
             for name, part in self._parts.items():
                 state[name] = None if part is None else part.state_dict()
@@ -168,7 +170,9 @@ class RunState:
     def save_best(self, model, *, in_memory: bool = False) -> None:
         """Write a model's weights to `best.pt`. Collective.
 
-        Without a folder they are kept in memory, if `in_memory` is set.
+        Args:
+            model: the model, or a `PlainNames` of it.
+            in_memory: keep a copy in host memory if no checkpoints are saved.
         """
         if self.is_kept:
             self._core.save(model.state_dict(), self._store.folder / "best.pt")
@@ -190,18 +194,18 @@ class RunState:
             self._store.close()
 
     def _stay_alive(self) -> None:
-        # The other cores wait, and the watchdog must not report that this core hangs.
+        # Core 0 waits for the backup. Count an activity, so that the watchdog reports no hang.
         self._core.internal.activity.count += 1
 
     def load(self) -> str | None:
-        """Load the newest whole checkpoint into the parts.
+        """Load the newest complete checkpoint of the folder or the backup into the parts.
 
         Returns:
-            its name, or None if there is none.
+            the name of the checkpoint's file; None if there is no complete checkpoint.
 
         Raises:
-            ValueError: there is one although `resume` is False, or it belongs to another
-                architecture, optimizer or dataset.
+            ValueError: there is a checkpoint although `resume` is False; or the checkpoint belongs
+                to another architecture, optimizer, scheduler or dataset.
         """
         if not self.is_kept:
             return None
@@ -220,15 +224,16 @@ class RunState:
                 fix="another folder, or remove this one; resume=True continues from the checkpoint",
             )
         self._load_parts(checkpoint)
-        if self._backup:  # an interrupted run may have saved this one without a copy
+        if self._backup:  # an interrupted run may have saved it without copying it to the backup
             self._backup.offer(checkpoint.path)
         return checkpoint.path.name
 
     def _load_parts(self, checkpoint: Checkpoint) -> None:
-        # If nobody has seeded the generator of this kernel, its seed is another one.
+        # Without `seed=`, this launch has drawn another seed than the launch that saved.
         self._core.internal.seed_of_launch = checkpoint.state["seed"]
         for name in self._kinds:
             self._check_kind(name, checkpoint)
+        # Checkpoints of early versions have no "built": nothing is compared.
         built = checkpoint.state.get("built", self._built)
         check_scheduler(
             built["scheduler"],
@@ -238,7 +243,7 @@ class RunState:
         )
         changed = changed_settings(built["optimizer"], self._built["optimizer"])
         self._built = built
-        # In the order of the parts: `OptimizerModes` exchanges weights, so it precedes the model.
+        # In the order of the parts: the optimizer's mode is set before the weights are loaded.
         for name in self._parts:
             self._load_part(name, checkpoint)
         # The optimizer's state is whole and on the host: the backend sends each part to its chip.
@@ -246,9 +251,9 @@ class RunState:
         follow_own_function(self._parts["scheduler"])
         if changed:
             self._core.print(
-                f"the checkpoint's {changed}: a resumed run continues with the settings "
-                "it began with; for others give a new folder, and load best.pt or the model of "
-                "a checkpoint into the model"
+                f"the checkpoint's {changed}: a resumed run keeps the settings of its first start; "
+                "to use other settings, give a new folder, and load best.pt or the model of a "
+                "checkpoint into the model"
             )
 
     def _load_part(self, name: str, checkpoint: Checkpoint) -> None:
@@ -258,18 +263,22 @@ class RunState:
         try:
             part.load_state_dict(checkpoint.state[name])
         except RuntimeError as error:
-            # From a module: it lists every missing, unknown and misshapen tensor.
+            # A module raises RuntimeError, with a list of missing, unknown and misshapen tensors.
             raise ValueError(_other_architecture(checkpoint.path, name, error)) from error
 
     def _check_kind(self, name: str, checkpoint: Checkpoint) -> None:
-        """Raise if the state belongs to another optimizer or scheduler.
+        """Raise if a checkpoint has another kind of optimizer or scheduler than this run.
 
-        Such a state would fail in the next step, or mix two states.
+        Loading its state would raise an error in the next step, or mix two states.
+
+        Args:
+            name: "optimizer" or "scheduler".
+            checkpoint: the checkpoint.
         """
         saved = checkpoint.state["kinds"].get(name)
         here = self._kinds.get(name)
         if saved != here:
-            # Another network has another optimizer too, and is the error to report.
+            # If the model differs as well, raise the model's error: the other follows from it.
             self._load_part("model", checkpoint)
             raise InvalidValueError(
                 f"{checkpoint.path} was saved with another {name}",
@@ -282,7 +291,7 @@ class RunState:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Keep other runs out of the folder; wait until the last save is complete. Collective.
+        """Lock the folder in the block, and then wait until the last save is complete. Collective.
 
         Raises:
             CheckpointError: another run uses the folder, or the last save failed.
@@ -290,16 +299,18 @@ class RunState:
         if not self.is_kept:
             yield
             return
+        # Only core 0 writes, so only core 0 needs the lock.
         lock = contextlib.nullcontext()
         if self._core.is_main:
             lock = one_run(self._store.folder, say=self._core.print)
         with lock:
-            # Before any core looks for the newest checkpoint: the last run's is complete.
+            # No core may read the newest checkpoint before core 0 has the lock: until then, the run
+            # before may still be writing it.
             self._core.barrier()
             try:
                 yield
             except BaseException:
-                with contextlib.suppress(Exception):  # the first error is the one to report
+                with contextlib.suppress(Exception):  # report the first error, not this one
                     self.close()
                 if self._backup:
                     self._backup.close(_ENDING_SECONDS)
@@ -307,13 +318,13 @@ class RunState:
             self.close()
             if self._backup:
                 self._backup.close()
-        self._core.barrier()  # no core may begin another run in this folder before
+        self._core.barrier()  # so that no core begins another run in this folder too early
 
     def must_end(self) -> bool:
         """Return whether this core must end now, because SIGTERM has arrived.
 
-        If there are checkpoints, the other cores continue for `STEP_SECONDS`: core 0 must finish
-        its step before it can save, and a step needs all cores.
+        If checkpoints are saved, core 0 must finish its step first, and a step needs all cores. So
+        all other cores continue for `STEP_SECONDS` after SIGTERM.
         """
         if not self._core.internal.end_requested:
             return False
@@ -324,7 +335,7 @@ class RunState:
 
 
 def _kind(part: object) -> str | None:
-    """Describe an optimizer or a scheduler: "Adam of 2 + 2 parameters"."""
+    """Return an optimizer's or a scheduler's class and group sizes: "Adam of 2 + 2 parameters"."""
     if part is None:
         return None
     sizes = [str(len(group["params"])) for group in getattr(part, "param_groups", [])]
@@ -334,9 +345,9 @@ def _kind(part: object) -> str | None:
 
 
 def _without_numpy(state: dict) -> dict:
-    """Return a state with Python's numbers in place of numpy's.
+    """Return a state with Python numbers in place of NumPy numbers.
 
-    `torch.load(weights_only=True)` refuses numpy's.
+    `torch.load(weights_only=True)` does not load NumPy numbers.
     """
     import numpy
     from torch.utils import _pytree as tree
@@ -349,7 +360,7 @@ def _without_numpy(state: dict) -> dict:
 
 def _other_architecture(path: Path, name: str, error: RuntimeError) -> str:
     """Return a message with the first lines of torch's error for a module."""
-    _, *lines = str(error).splitlines()  # the first line only announces the others
+    _, *lines = str(error).splitlines()  # the first line is only a heading
     lines = lines or [str(error)]
     shown = [textwrap.shorten(line, 200, placeholder=" ...") for line in lines]
     left_out = len(shown) - _LINES_OF_AN_ERROR
@@ -364,12 +375,12 @@ def _other_architecture(path: Path, name: str, error: RuntimeError) -> str:
 
 
 class TimeLimit:
-    """Decides when a run must stop, to leave time for an interval, an evaluation and a save.
+    """Decides when a run must stop, so that an interval, an evaluation and a save still fit.
 
-    The cores do not see the same time, and the others would wait for a core that stops alone. So
-    a core only raises a flag. The flags are averaged with the loss, and all cores read the means
-    at the same log point. Core 0 has a second flag for a checkpoint that is due, because before a
-    checkpoint all cores compare their states.
+    The clocks of the cores differ. If one core stopped alone, the others would wait for it. So each
+    core sets a flag when its time is up. The flags are averaged with the loss, and all cores read
+    the means at the same log point. A second flag, which core 0 sets, shows that a checkpoint is
+    due, because all cores compare their states before a checkpoint.
 
                      core 0    core 1    mean, on both cores
         time is up   0         1         0.5: both stop at this log point
@@ -377,12 +388,12 @@ class TimeLimit:
 
     Args:
         core: this core.
-        seconds: counted from here; `math.inf` for no limit.
+        seconds: the limit, counted from now; `math.inf` for no limit.
 
     Attributes:
         flags: two float32 tensors on the device, (), each 0 or 1: whether time is up, and whether a
-            save is due. They are two tensors because a sharded model's backend divides a tensor
-            of two numbers over two chips, as if it were a batch.
+            save is due. They are not one tensor, because the backend of a sharded model would
+            divide a tensor of two numbers over the chips, as if it were a batch.
     """
 
     def __init__(self, core: Core, seconds: float = math.inf):
@@ -397,13 +408,13 @@ class TimeLimit:
         self.flags = tuple(core.to_device([torch.zeros(()), torch.zeros(())]))
 
     def record(self, what: str, seconds: float) -> None:
-        """Note the seconds of an "interval", "evaluation" or "save"; the longest is reserved."""
+        """Record the duration of an "interval", "evaluation" or "save"; reserve the longest one."""
         self._longest[what] = max(self._longest[what], seconds)
 
     def update(self, *, save_is_due: bool) -> None:
-        """Raise the flags if time is nearly up or a save is due. Call before every step."""
-        # A quarter more than the longest interval so far, because the flags are read at the end of
-        # an interval, and that interval may take longer.
+        """Set the flags to 1 if time is nearly up or a save is due. Call it before every step."""
+        # Reserve a quarter more than the longest interval so far: the flags are read at the end of
+        # the current interval, which may take longer.
         interval = 1.25 * self._longest["interval"]
         needed = interval + self._longest["evaluation"] + self._longest["save"]
         passed = time.monotonic() - self._began
@@ -413,7 +424,7 @@ class TimeLimit:
             return
         import torch
 
-        # Numbers that are sent to the device, not `fill_(1)`. A number in the code is a constant
-        # of the graph, so the step would compile again.
+        # Send new tensors to the device. `fill_(1)` would make the 1 a constant of the graph, and
+        # the step would compile again.
         self.flags = tuple(self._core.to_device([torch.tensor(float(flag)) for flag in flags]))
         self._sent = flags

@@ -1,4 +1,4 @@
-"""Choose the folder of a run, and a backup that outlives the machine, by the platform.
+"""Choose the folder of a run, and its backup folder, by the platform.
 
 Colab      /content/run           backup: MyDrive/run in Google Drive
 Kaggle     /kaggle/working/run    no backup; results of an earlier version are copied back
@@ -23,9 +23,9 @@ class RunFolder:
     """The folders of a run, for `Checkpoints(kept.folder, backup_dir=kept.backup_dir)`.
 
     Attributes:
-        folder: on this machine.
-        backup_dir: the folder that outlives the machine; None if there is none, for a reason that
-            `run_folder` has printed.
+        folder: the folder of the run on this machine.
+        backup_dir: the backup folder, which outlives the machine. None if there is none;
+            `run_folder` has then printed the reason.
     """
 
     folder: Path
@@ -33,21 +33,22 @@ class RunFolder:
 
 
 def run_folder(name: str | os.PathLike, machine: Machine = THIS_MACHINE) -> RunFolder:
-    """Make the folder of a run, and print the events that it survives.
+    """Create the folder of a run, and print how long its checkpoints are kept.
 
         kept = tpukit.training.run_folder("run")
         checkpoints = tpukit.Checkpoints(kept.folder, backup_dir=kept.backup_dir)
 
-    Call it in the notebook, before `launch`. You may call it again. On Colab it asks for Google
-    Drive and mounts it. On Kaggle it copies the results of an earlier version of the notebook, if
-    that is attached as an input.
+    Call it in the notebook, before `launch`. You may call it again. On Colab, it asks for
+    permission and mounts Google Drive. On Kaggle, it copies the results of an earlier version of
+    the notebook, if you have attached this version as an input.
 
     Args:
         name: the name of the folder: "run", or "flowers/resnet".
-        machine: the machine whose folders are used; tests pass another one.
+        machine: the machine whose folders are used. The default is this machine; tests pass
+            another one.
 
     Returns:
-        the folder, and its backup if the platform has a place for it.
+        the folder, and the backup folder if the platform has one.
 
     Raises:
         ValueError: the name is empty, absolute, or contains "..".
@@ -55,7 +56,8 @@ def run_folder(name: str | os.PathLike, machine: Machine = THIS_MACHINE) -> RunF
     parts = Path(name).parts
     if not parts or Path(name).is_absolute() or ".." in parts:
         raise InvalidValueError(
-            f"the platform decides where the folder is, got {str(name)!r}",
+            'name must be a relative path without "..", because the platform decides where the '
+            f"folder is, got {str(name)!r}",
             fix='run_folder("run")',
         )
     platform = MachineInfo.read(machine).platform
@@ -64,6 +66,7 @@ def run_folder(name: str | os.PathLike, machine: Machine = THIS_MACHINE) -> RunF
         note = _COLAB if kept.backup_dir else ""
     elif platform == "Kaggle":
         kept = RunFolder(machine.kaggle / "working" / name)
+        # Kaggle sets "Batch" for Save & Run All, and "Interactive" for the editor.
         is_version = machine.environ.get("KAGGLE_KERNEL_RUN_TYPE") == "Batch"
         note = _KAGGLE_BATCH if is_version else _KAGGLE
     else:
@@ -84,7 +87,7 @@ an interrupted cell and a restarted session lose neither
 when Colab takes the machine, Drive has all but the last minutes, because it uploads later"""
 _KAGGLE = """\
 checkpoints go to {kept.folder}, which is kept as long as this session lasts
-to keep them longer, before it ends: Session options > Persistence > Files only
+to keep them longer, choose before the session ends: Session options > Persistence > Files only
 (Kaggle calls that best effort), or Save Version > Save & Run All, which trains on its own machine
 to continue from such a version in another session: Add Input > this notebook"""
 _KAGGLE_BATCH = """\
@@ -98,14 +101,14 @@ or another disk's folder"""
 
 
 def _drive(drive: Path, name: str | os.PathLike) -> Path | None:
-    """Mount Google Drive and return a folder in it; None if the user refuses."""
+    """Mount Google Drive and return a folder in it; None if it cannot be mounted."""
     try:
         from google.colab import drive as colab
 
-        colab.mount(str(drive))  # prints that it is mounted, if it is
+        colab.mount(str(drive))  # if it is mounted already, this only prints so
         folder = drive / "MyDrive" / name
         folder.mkdir(parents=True, exist_ok=True)
-    except Exception as error:  # of Colab, after a "no": MessageError, ValueError and others
+    except Exception as error:  # if the user refuses: MessageError, ValueError and others
         print(
             explain(
                 "Google Drive is not mounted: checkpoints are lost when Colab takes this machine",
@@ -121,7 +124,12 @@ def _drive(drive: Path, name: str | os.PathLike) -> Path | None:
 
 
 def _take(earlier: Path, folder: Path) -> None:
-    """Copy the results of an earlier version: checkpoints, settings, features and predictions."""
+    """Copy the results of an earlier version of the notebook into the run's folder.
+
+    These are checkpoints, settings, features and predictions. Existing files are kept.
+    """
+    # A run may have subfolders with checkpoints, such as one per fold. `Backup.take` copies the
+    # newest complete checkpoint of each, unless the folder has a newer one.
     checkpoints = (*earlier.glob("step-*.pt"), *earlier.glob("*/step-*.pt"))
     for trained in {path.parent for path in checkpoints}:
         Backup(trained).take(CheckpointStore(folder / trained.relative_to(earlier)))
@@ -136,6 +144,7 @@ def _take(earlier: Path, folder: Path) -> None:
 def _inputs(attached: Path, name: str | os.PathLike) -> list[Path]:
     """Return the folders of this name with checkpoints, in notebooks attached as inputs."""
     found = []
+    # Kaggle mounts a notebook's output as input/NOTEBOOK, or as input/notebooks/OWNER/NOTEBOOK.
     for pattern in ("*", "notebooks/*/*"):
         for folder in attached.glob(f"{pattern}/{Path(name)}"):
             if any((*folder.glob("step-*.pt"), *folder.glob("*/step-*.pt"))):

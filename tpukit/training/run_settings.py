@@ -1,4 +1,4 @@
-"""Keep the settings of a run in its folder from its beginning: one folder, one run."""
+"""Store the settings of a run in its folder, so that no run with other settings uses the folder."""
 
 import json
 from collections.abc import Mapping
@@ -7,43 +7,45 @@ from pathlib import Path
 from tpukit.essentials.display import InvalidValueError
 from tpukit.essentials.environment import write_whole
 
-# In the folder of the run.
-FILE = "settings.json"
-# A run's own results, and not those of another run further down.
+FILE = "settings.json"  # in the folder of the run
+# Results of a run. Deeper folders may belong to another run, so they are not searched.
 _TRAINED = ("step-*.pt", "best.pt", "*/step-*.pt", "*/best.pt")
 _SHOWN = 6  # differences in an error
 
 
 def keep_settings(folder, settings: Mapping, *, backup_dir=None) -> Path:
-    """Write a run's settings into its folder, or raise if it holds another run's.
+    """Write a run's settings into its folder, or raise if the folder has other settings.
 
         keep_settings("run", {"image_size": 256, "network": "resnet34"})
 
-    Call it before the training. Without it, a run with another image size would find finished
-    weights, evaluate them at the wrong size, and report the result as its own. Include the settings
-    that the weights depend on. Leave out settings that may change during a run, such as the number
-    of epochs.
+    Call it before the training. Without it, a run with another image size would resume from the
+    finished weights in the folder, evaluate them at the wrong size, and report this result. Include
+    the settings that the weights depend on. Leave out settings that may change during a run, such
+    as the number of epochs.
 
     Args:
         folder: the folder of the run.
-        settings: values that JSON supports.
-        backup_dir: the folder that outlives the machine; see `run_folder`. It is compared, and
-            gets the settings as well.
+        settings: a dict with values that JSON supports.
+        backup_dir: the backup folder; see `run_folder`. Its settings are compared as well, and
+            written if they are missing. None: no backup.
 
     Returns:
         the path of settings.json in the folder.
 
     Raises:
-        ValueError: the folder or the backup holds other settings, and the message names those
-            that differ; or it holds checkpoints without settings.
+        ValueError: the folder or the backup has other settings, and the message names those
+            that differ; or it has checkpoints but no settings.
     """
-    asked = json.loads(json.dumps(settings))  # as they will be read: a tuple becomes a list
+    # Convert as JSON does, so that the settings equal those in a file: a tuple becomes a list.
+    asked = json.loads(json.dumps(settings))
     files = [Path(place) / FILE for place in (folder, backup_dir) if place is not None]
+    # Check all folders before writing into any, so that an error changes nothing.
     if not any(file.is_file() for file in files):
         _check_untrained(files)
     for file in files:
         if file.is_file():
             _check_same(file, asked)
+    # A folder without the file gets it: the new machine after a resume, or a new backup.
     for file in files:
         if not file.is_file():
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +55,7 @@ def keep_settings(folder, settings: Mapping, *, backup_dir=None) -> Path:
 
 
 def _check_same(file: Path, asked: dict) -> None:
-    """Raise ValueError if a file holds other settings."""
+    """Raise ValueError if a file contains other settings than `asked`."""
     differences = _differences(_read(file), asked)
     if not differences:
         return
@@ -68,7 +70,7 @@ def _check_same(file: Path, asked: dict) -> None:
 
 
 def _check_untrained(files: list[Path]) -> None:
-    """Raise ValueError if a folder holds results of unknown settings."""
+    """Raise ValueError if a folder has results, though no folder has settings."""
     for file in files:
         for pattern in _TRAINED:
             for trained in file.parent.glob(pattern):
@@ -95,7 +97,7 @@ def _read(file: Path):
 
 
 def _differences(kept, asked, name: str = "") -> list[str]:
-    """Return the settings that differ, by their names: "images.size 32, asked for 64"."""
+    """Return a text for each setting that differs: "images.size 32, asked for 64"."""
     if not isinstance(kept, dict) or not isinstance(asked, dict):
         return [] if kept == asked else [f"{name} {kept}, asked for {asked}"]
     differences = []

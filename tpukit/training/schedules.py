@@ -7,21 +7,22 @@ every optimizer step:
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
     scheduler = cosine(optimizer, epochs * len(batches), warmup=5 * len(batches))
 
-Why LambdaLR, and not LinearLR, CosineAnnealingLR and StepLR in a SequentialLR: LambdaLR computes
-the rate from the step alone, so a resumed run has exactly the same rates. Its state holds the step
-and no lengths. Loading the state of the others restores the old lengths, and overrides new
-arguments without a warning. SequentialLR warns whenever one scheduler follows another (torch 2.8),
-and CosineAnnealingLR rises again after its end.
+LambdaLR is used instead of LinearLR, CosineAnnealingLR and StepLR in a SequentialLR for these
+reasons. LambdaLR computes the rate from the step alone, so a resumed run has exactly the same
+rates. Its state contains the step and no lengths. Loading the state of another scheduler restores
+the old lengths, and replaces new arguments without a warning. SequentialLR warns whenever one
+scheduler follows another (torch 2.8), and CosineAnnealingLR rises again after its end.
 
-On XLA a learning rate is an input of the graph and may change every step. Three values are
-exceptions, measured on 2.9: 0, 1 and -1 are compiled in as constants (pytorch/xla pull request
-715), after rounding to float32. So no scheduler here ever returns 0. Some compilations remain:
+On XLA, a learning rate is an input of the graph and may change in every step. Three values are
+exceptions, measured on torch_xla 2.9: 0, 1 and -1, after rounding to float32, are compiled as
+constants of the graph (pytorch/xla pull request 715). So no scheduler here ever returns 0. In these
+cases a step is still compiled again:
 
-- one for SGD when its rate becomes exactly 1.0;
-- two for an Adam or AdamW that is not recorded as in `tpukit/accelerators/adam.py`, such as one
-  with `amsgrad`. The first comes when lr * weight_decay of AdamW falls below 2 ** -25 = 3e-8; a
-  `floor` above that prevents it. The second comes at step 16,628, when 0.999 ** step falls below
-  2 ** -24; `capturable=True`, which counts steps on the device, prevents it.
+- once for SGD, when its rate becomes exactly 1.0;
+- twice for an Adam or AdamW that is not recorded as in `tpukit/accelerators/adam.py`, such as one
+  with `amsgrad`. The first time is when AdamW's lr * weight_decay falls below 2 ** -25 = 3e-8; a
+  larger `floor` prevents it. The second time is step 16,628, when 0.999 ** step falls below
+  2 ** -24; `capturable=True`, which counts the steps on the device, prevents it.
 """
 
 import math
@@ -32,27 +33,37 @@ from tpukit.training.interfaces import check_step_of_scheduler
 
 
 def constant(optimizer, *, warmup: int = 0):
-    """Rise to the optimizer's learning rate in `warmup` steps, then keep it.
+    """Return a scheduler that warms up to the optimizer's learning rate and then keeps it.
 
-    The rise is linear: step 0 has 1 / (warmup + 1) of the rate, step `warmup` all of it.
+    The warmup is linear: step 0 has 1 / (warmup + 1) of the rate, and step `warmup` has all of it.
+
+    Args:
+        optimizer: an optimizer of torch, or one with its interface.
+        warmup: steps of the linear warmup, 0 for none.
+
+    Returns:
+        a `LambdaLR`, to be stepped after every optimizer step.
 
     Raises:
-        ValueError: a negative warmup, or a learning rate that is a tensor on an XLA device.
+        ValueError: `warmup` is negative, or the learning rate is a tensor on an XLA device.
     """
     return _scheduler(optimizer, warmup, lambda step: 1.0)
 
 
 def stepped(optimizer, every: int, *, factor: float = 0.5, warmup: int = 0):
-    """Multiply the learning rate by `factor` every `every` steps of the run.
+    """Return a scheduler that multiplies the learning rate by `factor` every `every` steps.
 
     Args:
-        optimizer: any of torch's, or with torch's interface.
-        every: number of steps, not epochs; `len(batches)` is once per epoch.
-        factor: above 0; 0.1 every 30 epochs is common for ImageNet.
-        warmup: steps of linear rise at the beginning, 0 for none.
+        optimizer: an optimizer of torch, or one with its interface.
+        every: number of optimizer steps, at least 1; `len(batches)` steps are an epoch.
+        factor: a number above 0. For ImageNet, 0.1 every 30 epochs is common.
+        warmup: steps of a linear warmup at the beginning, 0 for none.
+
+    Returns:
+        a `LambdaLR`, to be stepped after every optimizer step.
 
     Raises:
-        ValueError: a number out of range, or a learning rate that is a tensor on an XLA device.
+        ValueError: a number is out of range, or the learning rate is a tensor on an XLA device.
     """
     if every < 1 or factor <= 0:
         raise ValueError(f"every must be 1 or more and factor above 0, got {every=} and {factor=}")
@@ -60,20 +71,24 @@ def stepped(optimizer, every: int, *, factor: float = 0.5, warmup: int = 0):
 
 
 def cosine(optimizer, steps: int, *, warmup: int = 0, floor: float = 0.0):
-    """Fall from the optimizer's learning rate along half a cosine that ends with the run.
+    """Return a scheduler that lowers the learning rate along half a cosine until the run ends.
 
-    A run of more than `steps` steps keeps the last rate.
+    After `steps` steps, the rate stays at its last value.
 
     Args:
-        optimizer, warmup: as in `stepped`.
-        steps: optimizer steps of the whole run, the warmup included; `epochs * len(batches)`.
-        floor: the rate that the fall approaches, as a fraction of the full rate, 0 to 1.
+        optimizer: an optimizer of torch, or one with its interface.
+        steps: optimizer steps of the whole run, with the warmup: `epochs * len(batches)`.
+        warmup: steps of a linear warmup at the beginning, 0 for none; less than `steps`.
+        floor: the lower limit of the rate, as a fraction of the full rate: 0 to below 1.
+
+    Returns:
+        a `LambdaLR`, to be stepped after every optimizer step.
 
     Raises:
-        ValueError: a number out of range, or a learning rate that is a tensor on an XLA device.
+        ValueError: a number is out of range, or the learning rate is a tensor on an XLA device.
     """
     if not 0 <= floor < 1:
-        raise ValueError(f"floor must be a fraction of the full rate, 0 to 1, got {floor}")
+        raise ValueError(f"floor must be a fraction of the full rate, 0 to below 1, got {floor}")
     if not steps > warmup:
         raise InvalidValueError(
             f"cosine needs more steps than its warmup has, got {steps=} and {warmup=}",
@@ -81,8 +96,8 @@ def cosine(optimizer, steps: int, *, warmup: int = 0, floor: float = 0.0):
         )
 
     def fall(step: int) -> float:
-        # The last step of the run is `steps - 1`. So the rate never reaches the floor, which may
-        # be 0.
+        # Steps count from 0, so the last is `steps - 1`, and `done` stays below 1. So the rate
+        # never reaches the floor, which may be 0: a rate of 0 would be compiled as a constant.
         last = min(step, steps - 1)
         done = max(0, last - warmup) / (steps - warmup)
         half_cosine = (1 + math.cos(math.pi * done)) / 2  # from 1 to 0
@@ -92,7 +107,7 @@ def cosine(optimizer, steps: int, *, warmup: int = 0, floor: float = 0.0):
 
 
 def is_plateau(scheduler) -> bool:
-    """Return whether a scheduler's `step` takes a number, as torch's ReduceLROnPlateau does."""
+    """Return whether a scheduler is torch's ReduceLROnPlateau, whose `step` needs a number."""
     import torch
 
     return isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
@@ -101,14 +116,21 @@ def is_plateau(scheduler) -> bool:
 def check_schedule(scheduler, interval: str, *, column: str, lower: bool) -> str:
     """Return when `fit` steps a scheduler: after every "step" or after every "epoch".
 
+    Args:
+        scheduler: the scheduler of `fit`, or None.
+        interval: `scheduler_interval` of `FitOptions`.
+        column: the column of the history that a ReduceLROnPlateau gets.
+        lower: whether lower values of this column are better.
+
     Raises:
-        ValueError: a ReduceLROnPlateau waits for `column` to change the wrong way.
-        TypeError: the `step` of the scheduler needs arguments, as in other packages.
+        ValueError: the `mode` of a ReduceLROnPlateau does not fit the column.
+        TypeError: the `step` of the scheduler needs arguments, as in some other packages.
     """
     if not is_plateau(scheduler):
         if scheduler is not None:
             check_step_of_scheduler(scheduler)
         return interval
+    # Its default mode "min" is wrong for an accuracy: it would lower the rate as this improves.
     mode = "min" if lower else "max"
     if scheduler.mode != mode:
         raise InvalidValueError(
@@ -137,7 +159,7 @@ def _scheduler(optimizer, warmup: int, factor: Callable[[int], float]):
             )
 
     def scaled(step: int) -> float:
-        # (step + 1), because step 0 of a warmup would have the rate 0, which is a graph of its own.
+        # step + 1, because otherwise step 0 would have the rate 0, which needs another graph.
         warmed = min(1.0, (step + 1) / (warmup + 1))
         return warmed * factor(step)
 

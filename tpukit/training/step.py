@@ -1,4 +1,4 @@
-"""One step of a model on the device: forward pass, gradients, optimizer, averaged weights."""
+"""Run one step of a model on the device: forward pass, gradients, optimizer, averaged weights."""
 
 import contextlib
 import time
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tpukit.accelerators import programs_of
 from tpukit.essentials.display import InvalidTypeError
-from tpukit.essentials.launcher import Core, averaged_places
+from tpukit.essentials.launcher import Core, averaged_buffers
 from tpukit.profiling import RecompileMonitor
 from tpukit.training.batch import call, inputs_and_targets
 from tpukit.training.host_time import Moment, advice
@@ -19,13 +19,13 @@ from tpukit.training.weighted_loss import Loss, as_loss, check_gradient, weight_
 
 
 def forward(core: Core, model, inputs, *, bf16: bool):
-    """Return the model's outputs, with half precision converted to float32.
+    """Return the model's outputs; convert bfloat16 and float16 outputs to float32.
 
     Args:
         core: this core.
         model: a module or a function.
-        inputs: a tensor, or a tuple or dict of arguments.
-        bf16: compute in bfloat16 those operations for which autocast does so.
+        inputs: a tensor, or a mapping of keyword arguments.
+        bf16: run the model under autocast to bfloat16.
 
     Raises:
         InvalidTypeError: the outputs contain no tensor.
@@ -50,6 +50,7 @@ def forward(core: Core, model, inputs, *, bf16: bool):
             found=f"{type(model).__name__} returns a {kind}",
             fix=f"return a tuple or a dict; for a dataclass, {register} once",
         )
+    # Losses and metrics are computed from float32 outputs, also if the model computes in bfloat16.
     halves = (torch.bfloat16, torch.float16)
     for place, leaf in enumerate(leaves):
         if getattr(leaf, "dtype", None) in halves:
@@ -61,13 +62,14 @@ def forward(core: Core, model, inputs, *, bf16: bool):
 class TrainStep:
     """One optimizer step over one or several batches, as a single graph.
 
-    Most attributes are the arguments of `fit`.
+    All other attributes are arguments of `fit`.
 
     Attributes:
-        arrange: converts a batch, as it was sent, into the form that a loop gets. It runs within
-            the step, because a replayed step could not do it otherwise.
+        arrange: converts a batch from the layout in which it is sent to the device into the batch
+            that `core.batches` yields. It is a part of the step's program, so that a replayed step
+            does it, too.
         further_parts: returns the arguments of the loss after (outputs, targets).
-        shapes: how many shapes of batches are expected, each with a compilation.
+        shapes: number of expected batch shapes; each causes one compilation.
     """
 
     core: Core
@@ -89,10 +91,12 @@ class TrainStep:
         check_optimizer(self.optimizer)
         self._update_average = average_update(self.averaged_model)
         backend = self.core.backend
-        self._buffers = averaged_places(self.model, self.loss)
+        self._buffers = averaged_buffers(self.model, self.loss)
         self._programs = programs_of(backend)
-        self.host_seconds = 0.0  # of this thread, for whole steps
-        self._python_seconds = 0.0  # of this thread, for all steps so far
+        # Processor time of this thread in all steps so far: for whole steps, and without the
+        # hand-over of the program to the device.
+        self.host_seconds = 0.0
+        self._python_seconds = 0.0
         self._interval_start: Moment | None = None
         self._has_advised = False
         self.index_checks = IndexChecks()
@@ -105,14 +109,15 @@ class TrainStep:
             self.core.print(f"replay=True has no effect here: {why}")
 
     def begin_augmenting(self, augment: Callable | None) -> None:
-        """Augment the batches of all later steps.
+        """Augment the batches of all later steps; None: do not augment them.
 
-        This is a new graph, so one more compilation is expected.
+        Augmentation changes the graph. So the monitor of recompilations and replay start anew.
         """
         self.augment = augment
         self.monitor = RecompileMonitor(self.core.backend, shapes=self.shapes)
         self._replay = None
         if self.replay and self._programs:
+            # The objects whose code runs in the step, and whose tensors the step may change.
             called = {
                 "model": self.model,
                 "loss": self.loss,
@@ -130,12 +135,12 @@ class TrainStep:
 
     @property
     def evaluated_model(self):
-        """The model that is evaluated and kept as the best: the averaged model if there is one."""
+        """The model to evaluate and to save as the best: the averaged model if there is one."""
         return self.averaged_model.module if self.averaged_model else self.model
 
     @property
     def lr(self) -> object:
-        """The learning rate of the next step, of the optimizer's first group."""
+        """The next step's learning rate in the optimizer's first group: a number or a tensor."""
         lr = self.optimizer.param_groups[0]["lr"]
         if hasattr(lr, "detach"):
             return lr.detach().clone()  # because a scheduler changes a tensor in place
@@ -144,22 +149,24 @@ class TrainStep:
     def __call__(
         self, number: int, batches: tuple, flags: tuple, *, is_last: bool = False
     ) -> tuple:
-        """Train on batches, whose gradients are added up.
+        """Run one optimizer step, with the summed gradients of the batches.
 
         Args:
             number: the number of the step, from 1.
-            batches: as they were sent to the device.
+            batches: the step's batches, as they were sent to the device.
             flags: two float32 tensors, (), to be averaged over the cores; see `TimeLimit`.
             is_last: whether an epoch ends with this step.
 
         Returns:
-            this core's loss, (); and the means over the cores of the loss and of `flags`, (3,),
-            with a weighted loss also of the weight, (4,). All are float32 and stay on the device.
+            two float32 tensors on the device: this core's loss, (); and means over the cores, (3,),
+            of the loss and of the two flags. With a weighted loss, a fourth element has the
+            mean of the weight.
         """
         losses = None
         began = time.thread_time()
         if self._replay:
             self._replay.begin_step(number, is_last=is_last)
+        # `Replay.step` returns None if the step must be captured.
         with self.flops.step(batches):
             if self._replay:
                 losses = self._replay.step(number, batches, flags)
@@ -171,19 +178,22 @@ class TrainStep:
         return losses
 
     def device_seconds(self) -> float | None:
-        """Return the seconds in which programs ran on the device so far; None if unknown."""
+        """Return the total seconds in which programs have run on the device; None if unknown."""
         if self._programs is None:
             return None
         _, seconds = self._programs.executions()
         return seconds
 
     def end_epoch(self) -> None:
-        """Have all cores capture the next step, because between epochs anything may change."""
+        """Make all cores capture the next step, because user code may run between epochs."""
         if self._replay:
             self._replay.capture_next()
 
     def start_interval(self) -> None:
-        """Begin to measure host and device, if `fit` may recommend replay. No step may run yet."""
+        """Begin to measure host and device times, if `fit` may recommend replay.
+
+        Call it while no step runs on the device.
+        """
         if self._replay or self._has_advised:
             return
         # XLA:CPU shares its processors with Python, so only a TPU is measured.
@@ -191,7 +201,7 @@ class TrainStep:
             self._interval_start = self._now()
 
     def end_interval(self, steps: int) -> None:
-        """Print once that replay would save time, if this interval of `steps` steps shows it."""
+        """Print once that replay would save time, if the times of these `steps` steps show it."""
         before = self._interval_start
         self._interval_start = None
         if before is None:
@@ -211,7 +221,7 @@ class TrainStep:
         )
 
     def _capture(self, number: int, batches: tuple, flags: tuple) -> tuple:
-        """Run the Python code of a step, and then the program that it has recorded."""
+        """Run the Python code of a step, and then the program that this code has recorded."""
         self.monitor.start_step(batches)
         first_step = contextlib.nullcontext()
         if self.index_checks.is_due:
@@ -221,12 +231,15 @@ class TrainStep:
         if self._replay:
             capturing = self._replay.capturing(number, batches, flags)
             watching_forward = self._replay.watching_forward()
+        # On XLA, the code below only records operations. At the end of the block the program is
+        # compiled, if it is new, and handed to the device.
         with self.core.step(), capturing as losses:
             began = time.thread_time()
             with watching_forward, first_step:
                 loss = self._backward(batches)
             losses += self._update(loss, flags)
-            del loss  # a captured step may hold no tensor besides its results
+            # Replay reads which tensors are alive at the end of the step: only its results may be.
+            del loss
             self._python_seconds += time.thread_time() - began
         message = self.monitor.end_step(number)
         if message:
@@ -236,7 +249,7 @@ class TrainStep:
         return tuple(losses)
 
     def _checking_indices(self, batches: tuple) -> contextlib.AbstractContextManager:
-        """Check labels and token ids in this block, and learn the limits for later batches."""
+        """Check labels and token ids within the block, and store the limits for later batches."""
         on_cpu = not self.core.backend.traced
         functions = (self.loss, self.preprocess, self.augment)
         can_watch_functions = all(can_watch(function, on_cpu=on_cpu) for function in functions)
@@ -248,16 +261,18 @@ class TrainStep:
         return self.index_checks.first_step(sent, self.core.to_host(sent))
 
     def _backward(self, batches: tuple) -> Loss:
-        """Compute the gradients of all batches; return the mean of their losses, () float32.
+        """Compute the gradients of all batches of a step, and return their joint loss.
 
-        If the loss has weights, return the sum of the totals and the sum of the weights.
+        Returns:
+            a `Loss` of () float32 tensors. Without weights, it is the mean of the batches' losses.
+            With weights, it is the sum of their totals and the sum of their weights.
         """
         total = None
         weight = None
         for batch in batches:
             loss = self._loss(batch)
             value = loss.total
-            # Only if it changes something, because each is one more operation in every step.
+            # Reshape and divide only if needed: each is one more operation in every step.
             if value.ndim:
                 value = value.reshape(())
             if len(batches) > 1 and not self._is_weighted:
@@ -267,12 +282,15 @@ class TrainStep:
             total = value if total is None else total + value
             if self._is_weighted:
                 mine = weight_on_device(loss)
-                # A new tensor, because it is overwritten, and the first may be the user's own.
+                # `+ 0` makes a new tensor: `optimizer_step` writes into it, and the weight may be a
+                # tensor of the user's.
                 weight = mine + 0 if weight is None else weight + mine
         return Loss(total, weight)
 
     def _loss(self, batch) -> Loss:
-        """Return the loss of one batch, as it was sent."""
+        """Return the loss of one batch, given in the layout in which it was sent."""
+        # In the first step, `watching` checks the labels and token ids in all functions that can be
+        # watched; later it does nothing. The model has its own flag: it may be compiled.
         watching = self.index_checks.watching
         with watching:
             batch = self.arrange(batch)
@@ -311,9 +329,9 @@ class TrainStep:
         local = loss.total
         weight = loss.weight
         if weight is not None:
-            # A core without any weight has the loss 0, and not NaN.
+            # If all targets of this core are ignored, its loss is 0, and not 0 / 0 = NaN.
             local = torch.where(weight == 0, loss.total, loss.total / weight)
-        # Loss and flags travel in the message of the gradients: a collective of their own would be
+        # The collective of the gradients also averages loss and flags. A second collective would be
         # one more wait for the slowest core in every step.
         reduced = torch.stack([loss.total, *flags])
         self.monitor.check_graph(self.model, reduced)
@@ -321,9 +339,11 @@ class TrainStep:
         self.core.optimizer_step(
             self.optimizer, clip=self.max_grad_norm, average_also=averaged, weight=weight
         )
+        # After the optimizer's step, so that the average contains the new weights.
         if self.averaged_model:
             self._update_average(self.model)
         if weight is not None:
+            # `optimizer_step` has replaced `reduced` and `weight` by their means over the cores.
             mean, *flags = reduced
             reduced = torch.stack([mean / weight, *flags, weight])
         return [local, reduced]

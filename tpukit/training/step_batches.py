@@ -1,7 +1,7 @@
-"""The batches of one optimizer step.
+"""Divide the batches of an epoch into optimizer steps.
 
 With `accumulate_grad_batches=4` and 10 batches per epoch, the steps have 4, 4 and 2 batches. The
-loss of each step is computed from its own batches, also in the shorter last step.
+loss of a step is the mean over its own batches, also in the shorter last step.
 """
 
 import itertools
@@ -14,7 +14,7 @@ from tpukit.essentials.launcher import Core
 
 
 class StepBatches:
-    """The batches of an epoch, as they arrive on the device; the step itself calls `arrange`."""
+    """The batches of an epoch, as they were sent to the device, before `Batches.arrange`."""
 
     def __init__(self, batches: Batches):
         self._batches = batches
@@ -36,10 +36,11 @@ def steps_of_epoch(core: Core, train: Batches, wanted: int | None, accumulated: 
         core: this core.
         train: the training data.
         wanted: `steps_per_epoch` of `fit`; None for all the data.
-        accumulated: batches per step.
+        accumulated: batches per step, `accumulate_grad_batches` of `fit`.
 
     Raises:
-        InvalidValueError: the batches do not fill a single step, or have several lengths.
+        InvalidValueError: an epoch has fewer batches than one step needs, or the batches have
+            several lengths and `accumulated` is above 1.
     """
     argument = f"accumulate_grad_batches={accumulated}"
     if accumulated > 1 and train.shapes > 1:
@@ -55,6 +56,7 @@ def steps_of_epoch(core: Core, train: Batches, wanted: int | None, accumulated: 
             f"an epoch has {count} batches, which is less than {argument}",
             fix=f"accumulate_grad_batches={count}, or a smaller batch_size",
         )
+    # The last step of an epoch may have fewer batches.
     available = math.ceil(count / accumulated)
     if wanted is not None and wanted > available:
         core.print(
@@ -71,5 +73,5 @@ def steps_of_epoch(core: Core, train: Batches, wanted: int | None, accumulated: 
 
 
 def has_short_step(train: Batches, steps: int, accumulated: int) -> bool:
-    """Return whether the last of `steps` steps has fewer batches than the others."""
+    """Return whether the last of `steps` steps has fewer than `accumulated` batches."""
     return steps * accumulated > len(train)

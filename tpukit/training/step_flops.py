@@ -1,7 +1,7 @@
-"""The floating-point operations of the steps of `fit`, counted in the first step of each shape.
+"""Count the floating-point operations of `fit`, in the first step with each batch shape.
 
-step 1    batches of length 64    counted in the forward pass: 1.9 GFLOP
-step 2    batches of length 64    known, so nothing is watched
+step 1    batches of length 64    counted during the forward pass: 1.9 GFLOP
+step 2    batches of length 64    known: 1.9 GFLOP, without counting
 step 3    batches of length 128   counted: 4.1 GFLOP
 """
 
@@ -17,12 +17,13 @@ class StepFlops:
 
     Args:
         core: this core.
-        shapes: how many shapes of steps are expected.
-        model: its layers' modes are those of a training when the first step begins.
-        loss: as for `fit`.
+        shapes: number of expected batch shapes.
+        model: the model of the steps.
+        loss: the loss of `fit`.
 
     Attributes:
-        total: of the forward and backward passes of this core; None once a step was not counted.
+        total: FLOPs of this core's forward and backward passes so far. None after a step whose
+            operations could not be counted.
     """
 
     def __init__(self, core: Core, *, shapes: int, model, loss: Callable):
@@ -32,16 +33,20 @@ class StepFlops:
         self._has_shapes = shapes > 1
         self._known: dict[object, int] = {}  # by the shapes of a step's batches
         self._counter: FlopCounter | None = None  # while a step is counted
-        # Preflight takes the FLOPs from the compiler, and its core prints nothing.
+        # Preflight (`is_recording`) reads the FLOPs from the compiler.
         if core.backend.is_recording:
             self.total = None
 
     @contextlib.contextmanager
     def step(self, batches: tuple) -> Iterator[None]:
-        """Add the FLOPs of the step within; `forward` is used within if they are not known yet."""
+        """Add the FLOPs of the step in the block to `total`.
+
+        If they are not known yet, count them: the step must call its model and loss in `forward`.
+        """
         if self.total is None:
             yield
             return
+        # Without buckets, all steps have the same shapes, so they need not be read.
         form = _shapes_of(batches) if self._has_shapes else None
         if form not in self._known:
             self._begin()
@@ -66,7 +71,7 @@ class StepFlops:
             self._counter = FlopCounter()
 
     def forward(self) -> contextlib.AbstractContextManager[None]:
-        """Count the model and the loss within, if this step is counted."""
+        """Count the operations of model and loss in the block, if this step is counted."""
         if self._counter is None:
             return contextlib.nullcontext()
         return self._counter.counting()
@@ -84,16 +89,16 @@ def _shapes_of(batches: tuple) -> tuple:
 
 
 def _problem(model, loss: Callable, *, on_cpu: bool) -> str:
-    """Return why the calls of a model or a loss cannot be watched; "" if they can."""
+    """Return why the operations of a model or a loss cannot be counted; "" if they can be."""
     from torch import nn
 
     for part in (model, loss):
         if not can_watch(part, on_cpu=False):
-            return "calls of a model or a loss of torch.compile are not seen"
+            return "operations of a model or a loss of torch.compile cannot be counted"
         for layer in part.modules() if hasattr(part, "modules") else ():
-            # Its fast path on a CPU, in evaluation mode only, rounds otherwise than its functions,
-            # which torch takes while calls are watched.
+            # In evaluation mode on a CPU, torch computes attention by a fused fast path. While
+            # calls are watched, torch uses single functions instead, which round differently.
             is_attention = isinstance(layer, nn.MultiheadAttention | nn.TransformerEncoderLayer)
             if on_cpu and is_attention and not layer.training:
-                return "on a CPU, attention in evaluation mode is not watched"
+                return "on a CPU, operations of attention in evaluation mode cannot be counted"
     return ""

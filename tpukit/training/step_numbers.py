@@ -1,14 +1,14 @@
-"""The numbers that the host sends to the device in a step, by their sources.
+"""Find the sources of the numbers that the host sends to the device in a step.
 
-torch_xla sends a number of Python as an input of the program and does not keep its origin. So a
-number is recognised by its value. In each captured step the inputs are compared with the values
-that all sources give:
+torch_xla sends a Python number, such as a learning rate, as an input of the program, and does not
+record the number's source. So tpukit recognises the source by the value. In each captured step, it
+compares the inputs with the current values of all possible sources:
 
     step 2    the input is 0.01     the learning rate is 0.01, the weight decay is 0.01
     step 3    the input is 0.009    the learning rate is 0.009, so it is the source
 
-A replayed step sends the current value of the source. While several sources are possible
-and their values differ, the step is captured, and shows the source.
+A replayed step sends the current value of the source. If several sources are possible and their
+values differ, the step is captured instead, and its input shows the source.
 """
 
 from collections.abc import Collection
@@ -23,15 +23,17 @@ _SMALL = 1000  # elements: a larger input is never copied to the host
 
 
 class Source(NamedTuple):
-    """A source of a number: `kind` is "constant", "setting", "counter" or "adam".
+    """A source of a number that the host sends to the device.
 
     Attributes:
-        group: the number of the optimizer's group.
-        name: the name of the setting.
-        factor: the factor of a setting, 1 or -1.
-        summand: the summand of the average's counter, 0 or -1, because it grows after its use.
-        parameter: for "adam", the number within the group of a parameter with this
-            count of steps.
+        kind: "setting": a setting of the optimizer, such as its learning rate; "counter": the
+            update counter of the averaged model; "adam": Adam's step-dependent numbers;
+            "constant": the same number in every step.
+        group: for "setting" and "adam", the number of the optimizer's parameter group.
+        name: for "setting", its name.
+        factor: for "setting", 1 if the number is the setting itself, -1 if its negative.
+        summand: for "counter", 0 or -1: torch reads the counter before it increases it.
+        parameter: for "adam", the number in the group of the parameter whose step count is used.
     """
 
     kind: str
@@ -46,12 +48,12 @@ CONSTANT = Source("constant")
 
 
 class StepNumbers:
-    """The values of all sources in a step.
+    """Compute the values of all sources in a step.
 
     Args:
         optimizer: an optimizer of torch.optim.
         average: an AveragedModel, or None.
-        ahead: 0 for the step that ran last, 1 for the next step.
+        ahead: 0 for the values in the latest step, 1 for those in the next step.
 
     Attributes:
         settings: the settings of the groups, by (group, name).
@@ -68,7 +70,7 @@ class StepNumbers:
                 self.settings[place, name] = len(value) if name == "params" else value
 
     def form(self) -> dict:
-        """Return the settings that decide which operations a step has."""
+        """Return the settings that are a part of the graph: another value gives another program."""
         form = {}
         for (group, name), value in self.settings.items():
             if name == "params" or not _is_sent(value):
@@ -76,7 +78,10 @@ class StepNumbers:
         return form
 
     def sources(self) -> list[Source]:
-        """Return all possible sources of a number; of parameters with equal counts, the first."""
+        """Return all possible sources, without constants.
+
+        Of several parameters with the same step count, only the first is a source.
+        """
         found = []
         for (group, name), value in self.settings.items():
             if type(value) in (int, float):
@@ -94,7 +99,10 @@ class StepNumbers:
         return found
 
     def value(self, source: Source):
-        """Return the tensor that a source gives in this step; None if it gives none."""
+        """Return the value of a source in this step as a tensor.
+
+        The result is None if `adam_numbers` has no formula for this optimizer.
+        """
         import torch
 
         if source.kind == "setting":
@@ -108,11 +116,17 @@ class StepNumbers:
         return adam_numbers(self._optimizer, group, step)
 
     def unfollowed(self, before: dict, sources: Collection[Source]) -> list[tuple]:
-        """Return the keys of changed settings that are not among these sources."""
+        """Return the keys (group, name) of changed settings that no source in `sources` reads.
+
+        Args:
+            before: the settings in an earlier step.
+            sources: the possible sources of the program's inputs.
+        """
         followed = set()
         for source in sources:
+            # An "adam" input follows all settings from which `adam_numbers` computes it. A counter
+            # and a constant follow no setting.
             names = {"setting": (source.name,), "adam": _OF_ADAM}.get(source.kind, ())
-            # A counter and a constant follow no setting.
             followed |= {(source.group, name) for name in names}
         keys = {*self.settings, *before} - followed
         return sorted(key for key in keys if self.settings.get(key, self) != before.get(key, self))
@@ -125,13 +139,13 @@ class StepNumbers:
 
 @dataclass(frozen=True)
 class HostInput:
-    """An input of a program that is neither state, batch nor seed.
+    """An input of a program that is not a tensor of the state, the batch or the seed.
 
     Attributes:
-        id: the id of torch_xla; a tensor that is changed gets another.
+        id: torch_xla's id of the tensor; a tensor gets a new id when its value changes.
         tensor: the input on the device.
-        value: its value on the host; None for a large tensor, which is not copied.
-        sources: the possible sources; none if the value cannot be explained.
+        value: a copy of the input on the host; None if it has more than 1,000 elements.
+        sources: the possible sources of the value; empty if no source explains it.
     """
 
     id: int
@@ -140,7 +154,7 @@ class HostInput:
     sources: frozenset[Source]
 
     def values(self, numbers: StepNumbers) -> list:
-        """Return the values that the possible sources give in a step."""
+        """Return the value of each possible source in a step."""
         found = []
         for source in self.sources:
             if source == CONSTANT:
@@ -150,20 +164,20 @@ class HostInput:
         return found
 
     def difference(self, before: "HostInput") -> str:
-        """Return in words the difference from an earlier step that no source explains."""
+        """Describe, for a message, how the input differs from the same input in an earlier step."""
         if self.value is None:
-            return f"it reads another tensor of shape {tuple(self.tensor.shape)} than before"
+            return f"the step reads another tensor of shape {tuple(self.tensor.shape)} than before"
         return f"a number of the host was {_short(before.value)} and is {_short(self.value)}"
 
 
 def recognize(inputs: list[tuple], numbers: StepNumbers, before, to_cpu) -> list[HostInput]:
-    """Return the inputs with the sources that explain this step and the steps before.
+    """Return the inputs, each with the sources that explain it in this and all earlier steps.
 
     Args:
-        inputs: torch_xla's ids and tensors.
-        numbers: the numbers of the step that ran last.
-        before: the inputs as recognised in the last captured step; None if there is none.
-        to_cpu: copies a list of tensors to the host.
+        inputs: (id, tensor) of each input, as torch_xla gives them.
+        numbers: the values of the sources in the latest step.
+        before: the result for the last captured step of this program; None in the first.
+        to_cpu: function that copies a list of tensors to the host.
     """
     small = [tensor for _, tensor in inputs if tensor.numel() <= _SMALL]
     values = iter(to_cpu(small))
@@ -176,6 +190,7 @@ def recognize(inputs: list[tuple], numbers: StepNumbers, before, to_cpu) -> list
         if tensor.numel() <= _SMALL:
             value = next(values)
             possible |= {source for source, its_value in given if _is_equal(its_value, value)}
+        # A source stays possible only if it was possible in each step before.
         if was:
             is_same = was.id == number if value is None else was.value.equal(value)
             possible &= was.sources
@@ -186,15 +201,16 @@ def recognize(inputs: list[tuple], numbers: StepNumbers, before, to_cpu) -> list
 
 
 def changed_values(inputs: list[HostInput], numbers: StepNumbers) -> dict[int, object] | None:
-    """Return by place the inputs' values in a step if they differ from the captured ones.
+    """Return the inputs whose values change in a step, as {index of the input: new value}.
 
-    Returns None if the possible sources of an input differ: then only a captured step shows which
-    of them it is.
+    The result is None if the possible sources of an input have different values: then only a
+    captured step shows the right source.
     """
     changed = {}
     for place, one in enumerate(inputs):
         if one.value is None:
             continue
+        # If all possible sources have the same value, it does not matter which source is right.
         first, *others = one.values(numbers)
         if not all(other.equal(first) for other in others):
             return None
@@ -204,6 +220,7 @@ def changed_values(inputs: list[HostInput], numbers: StepNumbers) -> dict[int, o
 
 
 def _is_sent(value: object) -> bool:
+    """Return whether torch_xla sends a setting as an input, and not as a part of the graph."""
     if isinstance(value, tuple):
         return all(map(_is_sent, value))
     return type(value) in (int, float) and value not in _IN_THE_GRAPH

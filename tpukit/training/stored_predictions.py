@@ -1,12 +1,12 @@
-"""Keep a model's outputs for every sample in files, so that an interrupted run continues.
+"""Store a model's outputs for every sample in files, so that an interrupted run continues.
 
-For 150,000 samples and `piece=65_536` the folder holds
+For 150,000 samples and `piece=65_536` the folder contains
 
     predictions.json    the plan: checksum of the weights, number of samples, samples per file,
-                        and the facts about samples, `preprocess` and `bf16`
-    000000000.npz       outputs of samples 0 to 65,535, written when they are all computed
-    000065536.npz
-    000131072.npz       the rest
+                        and facts about samples, `preprocess` and `bf16`
+    000000000.npz       outputs of samples 0 to 65,535, written when all of them are computed
+    000065536.npz       outputs of samples 65,536 to 131,071
+    000131072.npz       outputs of samples 131,072 to 149,999
 
 A run with the same plan computes only the files that are missing.
 """
@@ -49,28 +49,29 @@ def predict_to(
         predict_to("features", core, model, images, batch_size=64)
         outputs = read_predictions("features")
 
-    A run that was interrupted continues with the first file that is missing. With other weights, or
-    another number of samples, it starts from scratch. If the weights are the same, but the samples,
-    `preprocess` or `bf16` differ, it raises an error, because the outputs in the folder may have
-    taken hours. Floating-point outputs are kept as float16, which needs half the bytes;
-    `read_predictions` returns them as float16.
+    If a run was interrupted, call `predict_to` again: it computes only the missing files. If the
+    folder has outputs of other weights, of another number of samples or with another `piece`, they
+    are deleted. If only the samples, `preprocess` or `bf16` differ, `predict_to` raises an error
+    instead, because the outputs in the folder may have taken hours. Floating-point outputs are
+    stored as float16, which needs half the bytes of float32. `read_predictions` returns them as
+    float16.
 
     Args:
-        folder: for these files only, on this machine.
+        folder: folder on this machine, for these files only.
         core: this core.
         model: as in `predict`.
-        dataset: map-style, as for `core.batches`, in order.
+        dataset: map-style dataset, as for `core.batches`.
         batch_size: samples per core and step.
         preprocess: as in `predict`.
         bf16: as in `predict`.
         piece: samples per file. After an interruption, at most this many are computed again.
-        backup_dir: second folder that outlives the machine; see `run_folder`. It gets each file
-            when it is written, and its files are not computed again. If a copy fails, that is
-            printed and the run continues.
+        backup_dir: backup folder; see `run_folder`. Each file is copied to it when it is complete,
+            and files that only the backup has are copied back. If a copy fails, the reason is
+            printed, and the run continues without the backup. None: no backup.
 
     Raises:
-        ValueError: an output is larger than the largest float16; or the folder holds outputs of
-            these weights for other samples.
+        ValueError: an output is larger than 65504, the largest float16; or the folder has outputs
+            of these weights for other samples, or with another `preprocess` or `bf16`.
     """
     import torch
     from torch.utils.data import Subset
@@ -83,14 +84,15 @@ def predict_to(
         "count": count,
         "piece": piece,
     }
+    # 1 for each file that core 0 has found; the other cores contribute zeros to the maximum.
     is_found = torch.zeros(len(starts), dtype=torch.float32)
     if core.is_main:
         plan["facts"] = _facts(dataset, preprocess, bf16=bf16)
         _begin(folder, plan)
         backup_dir = backup_dir and _restore(Path(backup_dir), folder, plan=plan, say=core.print)
         is_found += torch.tensor([(folder / _name(start)).is_file() for start in starts])
-    # Only core 0 looks. The other cores could see files that it writes meanwhile, and would not
-    # compute the same pieces.
+    # Only core 0 looks for files, and all cores get its result. If each core looked, some could see
+    # a file that core 0 has just written, and would not compute the same pieces as the others.
     (is_found,) = core.to_device([is_found])
     is_found = core.to_host(core.all_reduce(is_found, "max")).tolist()
     if any(is_found):
@@ -102,23 +104,25 @@ def predict_to(
         samples = Subset(dataset, range(start, min(start + piece, count)))
         batches = core.batches(samples, batch_size=batch_size)
         outputs = predict(core, model, batches, preprocess=preprocess, bf16=bf16)
+        # Every core has all outputs of the piece, so core 0 can write them alone.
         if core.is_main:
             _write(folder / _name(start), outputs)
             backup_dir = backup_dir and _copy_missing(folder, backup_dir, say=core.print)
-    core.barrier()  # all files are complete before any core goes on
+    core.barrier()  # no core returns before all files are complete
 
 
 def read_predictions(folder) -> object:
     """Return the outputs of all samples that `predict_to` has written.
 
     Args:
-        folder: the same as for `predict_to`.
+        folder: the folder of `predict_to`.
 
     Returns:
-        (N, ...) on the CPU: a tensor, or a dict of tensors if the model returns a dict.
+        a tensor (N, ...) on the CPU, in dataset order, or a dict of such tensors if the model
+        returns a dict. Floating-point outputs are float16.
 
     Raises:
-        FileNotFoundError: files are missing.
+        FileNotFoundError: the folder does not have the outputs of all samples.
     """
     import numpy
     import torch
@@ -142,12 +146,17 @@ def read_predictions(folder) -> object:
     whole = {}
     for name in pieces[0]:
         whole[name] = torch.from_numpy(numpy.concatenate([piece[name] for piece in pieces]))
+    # `_write` stores a single tensor under the name "".
     is_single = whole.keys() == {""}
     return whole[""] if is_single else whole
 
 
 def _begin(folder: Path, plan: dict) -> None:
-    """Write this plan into the folder; remove the files of another plan."""
+    """Write a plan into the folder; remove the outputs of another plan.
+
+    Raises:
+        ValueError: the folder has outputs of a plan that differs only in its facts.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     kept = folder / PLAN
     before = {}
@@ -155,10 +164,12 @@ def _begin(folder: Path, plan: dict) -> None:
         before = json.loads(kept.read_text())
     if before == plan:
         return
+    # Do the plans differ only in their facts? Then the weights are the same.
     is_same_model = {**before, "facts": plan["facts"]} == plan and "facts" in before
     if is_same_model and any(folder.glob(_PIECES)):
         _check_facts(folder, before["facts"], plan["facts"])
         return
+    # Remove the plan first: if this is interrupted, old outputs without a plan are removed later.
     kept.unlink(missing_ok=True)
     for piece in folder.glob(_PIECES):
         piece.unlink()
@@ -167,7 +178,7 @@ def _begin(folder: Path, plan: dict) -> None:
 
 
 def _check_facts(folder: Path, saved: Mapping[str, object], here: Mapping[str, object]) -> None:
-    """Raise ValueError if facts differ that both plans know."""
+    """Raise ValueError if a fact that both plans contain differs."""
     known = saved.keys() & here.keys()
     different = different_parts(
         {name: value for name, value in saved.items() if name in known},
@@ -183,20 +194,24 @@ def _check_facts(folder: Path, saved: Mapping[str, object], here: Mapping[str, o
 
 
 def _facts(dataset, preprocess: Callable | None, *, bf16: bool) -> dict[str, object]:
-    """Return by name the facts, besides the weights, that the outputs depend on."""
+    """Return, by name, the facts besides the weights on which the outputs depend."""
     facts = {**identity(dataset), "bf16": repr(bool(bf16)), "preprocess": "None"}
     if preprocess is not None:
         facts["preprocess"] = called_text(preprocess)
-        # Bytecode is compared within one version of Python, because each has its own.
+        # The name contains the version of Python, because bytecode differs between versions.
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         facts[f"code of preprocess in Python {version}"] = _code_checksum(preprocess)
+    # A dataset with `checkpoint_identity` describes its samples itself, so none needs to be read.
     if not hasattr(type(dataset), "checkpoint_identity"):
         facts |= _sample_facts(dataset)
     return facts
 
 
 def _code_checksum(function: Callable) -> int | None:
-    """Return a checksum of the code of a Python function, with the functions defined in it."""
+    """Return a checksum of a Python function's bytecode; None for other callables.
+
+    Functions that are defined in the function are included.
+    """
     code = getattr(function, "__code__", None)
     if code is None:
         return None
@@ -211,10 +226,10 @@ def _code_checksum(function: Callable) -> int | None:
 
 
 def _sample_facts(dataset) -> dict[str, object]:
-    """Return the checksum of the first, the middle and the last sample.
+    """Return {"samples": checksum of the first, the middle and the last sample}.
 
-    A sample is read twice. If the dataset draws random numbers without a seed, the two readings
-    differ, and it cannot be compared.
+    Each sample is read twice. If the two readings differ, because the dataset draws random numbers
+    without a seed, the result is empty: such samples cannot be compared.
     """
     places = sorted({0, len(dataset) // 2, len(dataset) - 1})
     sums = []
@@ -227,6 +242,7 @@ def _sample_facts(dataset) -> dict[str, object]:
 
 
 def _sample_checksum(sample: object) -> list:
+    """Return a checksum for each tensor, array, number and text in a sample."""
     import numpy
     import torch
     from torch.utils import _pytree as tree
@@ -235,7 +251,7 @@ def _sample_checksum(sample: object) -> list:
     for leaf in tree.tree_leaves(sample):
         if isinstance(leaf, torch.Tensor):
             leaf = leaf.detach().cpu()
-            leaf = leaf.float() if leaf.dtype == torch.bfloat16 else leaf
+            leaf = leaf.float() if leaf.dtype == torch.bfloat16 else leaf  # numpy has no bfloat16
             sums.append((tuple(leaf.shape), zlib.crc32(leaf.contiguous().numpy().tobytes())))
         elif isinstance(leaf, numpy.ndarray | numpy.generic):
             sums.append((leaf.shape, zlib.crc32(leaf.tobytes())))
@@ -247,7 +263,7 @@ def _sample_checksum(sample: object) -> list:
 def _restore(
     backup: Path, folder: Path, *, plan: dict, say: Callable[[str], object]
 ) -> Path | None:
-    """Copy missing files from and to the backup; return the backup, or None if that fails."""
+    """Copy missing files between folder and backup; return the backup, or None after an error."""
     try:
         _begin(backup, plan)
     except OSError as error:
@@ -257,10 +273,11 @@ def _restore(
 
 
 def _copy_missing(source: Path, to: Path, *, say: Callable[[str], object]) -> Path | None:
-    """Copy files that are missing or incomplete; return the target, or None if that fails."""
+    """Copy files that are missing or damaged in `to`; return `to`, or None after an error."""
     try:
         for piece in sorted(source.glob(_PIECES)):
             copy = to / piece.name
+            # An .npz file is a zip. A truncated one has no directory at its end.
             is_there = copy.is_file() and zipfile.is_zipfile(copy)
             if is_there or not zipfile.is_zipfile(piece):
                 continue
@@ -282,7 +299,7 @@ def _write(file: Path, outputs) -> None:
 
 
 def _halved(name: str, value):
-    """Return floating-point numbers as float16, others unchanged.
+    """Return a floating-point tensor as float16, and any other tensor unchanged.
 
     Raises:
         ValueError: a finite number would become infinite.
@@ -290,11 +307,12 @@ def _halved(name: str, value):
     if not value.is_floating_point():
         return value
     half = value.half()
+    # Numbers above 65504 become infinite. Numbers that were infinite before are accepted.
     lost = value[half.isinf() & value.isfinite()]
     if lost.numel():
         output = f"the model's output {name!r}" if name else "the model's output"
         raise InvalidValueError(
-            f"outputs are stored as float16, which ends at 65504, but {output} goes up to "
+            f"outputs are stored as float16, at most 65504, but {output} goes up to "
             f"{lost.abs().max().item():.6g}",
             fix=(
                 "let the model return numbers near 1, such as logits; or predict(...), which "
@@ -309,8 +327,9 @@ def _name(start: int) -> str:
 
 
 def _digest(state: dict) -> str:
-    """Return a checksum of weights and their names."""
+    """Return the SHA-256 of all weights and their names."""
     digest = hashlib.sha256()
+    # The order of a state dict is that of the modules, so equal models have equal checksums.
     for name, value in state.items():
         digest.update(name.encode())
         digest.update(value.contiguous().numpy().tobytes())

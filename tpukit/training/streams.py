@@ -1,14 +1,15 @@
-"""Batches of datasets that can only be read in order, such as webdataset's.
+"""Make batches of streams: datasets that can only be read in order, such as webdataset's.
 
-Each process that reads has a share of the stream. With two cores of two loader processes each, the
-samples 0, 1, 2, ... of a plain iterable are divided like this:
+Each process that reads has a share of the stream. With two cores and two loader processes per core,
+the samples 0, 1, 2, ... of a plain iterable are divided like this:
 
     share 0    core 0, process 0    samples 0, 4, 8, ...
     share 1    core 0, process 1    samples 1, 5, 9, ...
     share 2    core 1, process 0    samples 2, 6, 10, ...
     share 3    core 1, process 1    samples 3, 7, 11, ...
 
-A share that ends starts again, so an epoch can have the same number of steps on every core.
+When a share ends, it is read again from its start. So an epoch can have the same number of steps on
+every core.
 """
 
 import contextlib
@@ -22,13 +23,13 @@ from tpukit.essentials.data import (
     Sent,
     ShardedSampler,
     collate,
-    host_numbers,
     iterate_loader,
     numbered,
     only_iterates,
-    put_back,
+    random_states,
     refuse_loader,
     refuse_shared,
+    restore_random_states,
     seed_host,
     seeded_in_turn,
     send_nested,
@@ -38,10 +39,10 @@ from tpukit.essentials.display import InvalidTypeError, InvalidValueError, check
 
 @dataclass(frozen=True)
 class StreamSampler(ShardedSampler):
-    """The steps of a stream, whose samples have no index: all are 0 here."""
+    """The steps of a stream. Its samples have no index, so all positions are 0."""
 
     def positions(self, done: int = 0, *, epoch: int = 0, seed: int = 0):
-        """Return (steps, batch_size) zeros."""
+        """Return zeros of shape (steps, batch_size), because samples have no index."""
         import numpy
 
         return numpy.broadcast_to(numpy.int64(0), (self.steps(done), self.batch_size))
@@ -50,15 +51,29 @@ class StreamSampler(ShardedSampler):
 class StreamBatches(Batches):
     """Batches of a stream: an epoch is a fixed number of steps, the same on every core.
 
-    A share that ends starts again, independently of the others. Epochs continue in the stream;
-    none begins at its start.
+    When a share ends, it is read again from its start, independently of the other shares. An epoch
+    continues in the stream where the epoch before has ended.
 
-    A state holds the epoch and the steps done, not the place in the stream, because most streams
-    cannot return to it. A resumed loop has the steps that were left. It reads the stream from its
-    start, with other random numbers.
+    A saved state contains the epoch and the number of its steps done. It does not contain the
+    position in the stream, because most streams cannot return to a position. A resumed loop has the
+    steps that were left in the epoch. It reads the stream from its start, with other random
+    numbers.
+
+    Args:
+        dataset: an iterable, or a function of (share, shares) that returns the iterable of a share.
+        steps: steps per epoch.
+        batch_size: samples per core and step.
+        rank: the rank of this core.
+        world_size: the number of cores.
+        workers: loader processes per core; None or 0: the main process reads.
+        shuffle, weights, mask, buckets: not supported for a stream.
+        shares_process: whether other cores are threads of this process.
+        numbers: function that returns a context for reading without loader processes: in it,
+            random numbers are this core's own.
+        **options: further arguments of `Batches`.
 
     Raises:
-        InvalidTypeError: the dataset has numbered samples, or must be made for each share.
+        InvalidTypeError: the dataset has numbered samples, or a function must open each share.
         InvalidValueError: a number is out of range; or shuffle, weights, mask or buckets are set.
     """
 
@@ -84,7 +99,7 @@ class StreamBatches(Batches):
         if shuffle or mask or weights is not None or buckets is not None:
             given = "None" if weights is None else "given"
             raise InvalidValueError(
-                "a stream comes in its own order, in full batches of one shape",
+                "shuffle, mask, weights and buckets are not supported for a stream",
                 found=f"shuffle={shuffle}, mask={mask}, buckets={buckets}, weights={given}",
                 fix="leave these out; shuffle and pad in the dataset, webdataset's "
                 ".shuffle(1000), for example",
@@ -92,13 +107,14 @@ class StreamBatches(Batches):
         refuse_loader(dataset, batch_size)
         _check(dataset, steps)
         workers = workers or 0
-        # The base class checks arguments and makes a sampler for samples with numbers. It gets as
-        # many numbers as the steps of all cores take.
+        # The base class needs a dataset with a length, to check arguments and to make a sampler. So
+        # pass a range, as long as an epoch of all cores.
         count = max(1, steps) * max(1, batch_size) * world_size
         own = {"batch_size": batch_size, "rank": rank, "world_size": world_size}
         super().__init__(range(count), workers=workers, **own, **options)
+        # A generator in the dataset is copied into every process, so all draw the same numbers.
         if refuse_shared(dataset, world_size=world_size, workers=workers) and rank == 0:
-            # They cannot be seeded for each batch, because a stream reads ahead.
+            # The generators cannot be seeded for each batch, because a stream reads ahead.
             print(
                 "the stream holds a random generator: each process has a copy of it, so all "
                 "draw the same numbers"
@@ -115,7 +131,7 @@ class StreamBatches(Batches):
         )
 
     def state_dict(self) -> dict:
-        """Return the epoch and the number of its finished steps."""
+        """Return the epoch, the number of its steps done, and the seed."""
         return {
             "epoch": self.epoch,
             "steps": self._done // self.samples_per_step,
@@ -123,9 +139,9 @@ class StreamBatches(Batches):
         }
 
     def load_state_dict(self, state: dict) -> None:
-        """Continue in that epoch with the steps that were left, from the start of the stream.
+        """Continue in the saved epoch with the steps that were left, from the stream's start.
 
-        The number of cores may have changed.
+        The number of cores may differ from that of the saved run.
 
         Raises:
             InvalidValueError: the state does not belong to a stream.
@@ -138,22 +154,23 @@ class StreamBatches(Batches):
         self.epoch = state["epoch"]
         self._done = state["steps"] * self.samples_per_step
         self._seed = state["seed"]
-        if not self.sampler.steps(self._done):  # it was saved after the last step of an epoch
+        if not self.sampler.steps(self._done):  # the state was saved at the end of an epoch
             self._begin_next_epoch()
         self._resumed = True
         self._feed.restart()
 
 
 class StreamFeed:
-    """The way of a stream's batches to the device.
+    """Reads a stream's batches, and sends them to the device.
 
     Args:
-        dataset: an iterable, or a function that opens a share.
+        dataset: an iterable, or a function of (share, shares) that returns a share's iterable.
         sampler: the steps of this core.
-        transfer: to the device.
-        workers: loader processes; 0 for none.
-        in_turn: other cores are threads of this process.
-        numbers: opens a context in which the dataset is read without loader processes.
+        transfer: function that sends a list of tensors to the device.
+        workers: number of loader processes of this core; 0 for none.
+        in_turn: whether other cores are threads of this process.
+        numbers: function that returns a context with this core's own random numbers, for reading
+            without loader processes.
     """
 
     def __init__(
@@ -175,10 +192,13 @@ class StreamFeed:
         self._batches: Iterator[object] | None = None  # of the stream, over all epochs
 
     def epoch(self, plan: EpochPlan) -> Iterator[Sent]:
-        """Return the next batches of the stream.
+        """Return the next batches of the stream, for one epoch.
 
-        Only loader processes make batches ahead, so a loop that ends early loses none.
+        Only loader processes prepare batches ahead, and these wait for the next epoch. So no batch
+        is lost if the loop ends early.
         """
+        # The iterator continues over all epochs. It is made again only after a resume, whose seed
+        # differs, so that the samples come in another order.
         if self._batches is None:
             seed = (*plan.seed, plan.done)
             shares = _Shares(
@@ -192,11 +212,11 @@ class StreamFeed:
         return numbered(plan.samples, (self._next() for _ in plan.samples))
 
     def arrange(self, tensors: object) -> object:
-        """Return a batch as a loop gets it: as it was sent."""
+        """Return a batch unchanged: it is sent as a loop gets it."""
         return tensors
 
     def restart(self) -> None:
-        """Read the stream from its start in the next epoch, with the seed of that epoch's plan."""
+        """Make the next epoch read the stream from its start, with the seed of that epoch."""
         self._batches = None
 
     def _next(self) -> object:
@@ -205,9 +225,9 @@ class StreamFeed:
 
 
 class _OwnNumbers:
-    """Random numbers of the host that continue where they were last used.
+    """A sequence of the host's random numbers that continues over several blocks.
 
-    Other code may draw in between; it neither changes them nor notices them.
+    Code between the blocks may draw random numbers: the two sequences do not affect each other.
     """
 
     def __init__(self, seed: tuple[int, ...]):
@@ -216,16 +236,22 @@ class _OwnNumbers:
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
-        """Draw these within, by one thread of a process at a time; then restore the others."""
+        """Draw numbers of this sequence in the block; then restore the generators' states.
+
+        Only one thread of a process at a time runs such a block.
+        """
         with seeded_in_turn(self._seed):
             if self._state:
-                put_back(self._state)
+                restore_random_states(self._state)
             yield
-            self._state = host_numbers()
+            self._state = random_states()
 
 
 class _Shares:
-    """A stream as a dataset of batches: each loader process opens its share and continues in it."""
+    """A dataset whose items are the next batches of a share, for torch's DataLoader.
+
+    Each loader process opens its own share at its first batch, and then continues in it.
+    """
 
     def __init__(
         self,
@@ -242,15 +268,17 @@ class _Shares:
         self.seed = seed
         self.in_turn = in_turn
         self._samples: Iterator | None = None
-        # Each share reads all of a plain iterable and keeps its part of it. All draw the same
-        # numbers, so that all are parts of one order. Each draws for all samples, so a sample still
-        # has its own numbers.
+        # A share of a plain iterable reads the whole iterable and skips the samples of the other
+        # shares. If the iterable shuffles, all shares must see the same order. So all draw the same
+        # random numbers; each still draws them for every sample.
         self._numbers = None if callable(dataset) else _OwnNumbers(seed)
 
     def __getitem__(self, number: int) -> object:
         if self._numbers:
             with self._numbers.used():
                 return self._next()
+        # Two cores are threads of this process and share its random generators. So each batch is
+        # read with its own seed, by one thread at a time.
         if self.in_turn and not self.workers:
             with seeded_in_turn((*self.seed, self.sampler.rank, number)):
                 return self._next()
@@ -259,6 +287,7 @@ class _Shares:
     def _next(self) -> object:
         if self._samples is None:
             self._samples = self._endless(_leave_loader())
+        # `_endless` never ends, so every batch is full.
         return collate(list(itertools.islice(self._samples, self.sampler.batch_size)))
 
     def _endless(self, worker: int | None) -> Iterator:
@@ -267,6 +296,7 @@ class _Shares:
         Args:
             worker: the number of this loader process; None if there is none.
         """
+        # Without loader processes, the core itself reads, as one process.
         per_core = max(1, self.workers)
         share = self.sampler.rank * per_core + (worker or 0)
         shares = self.sampler.world_size * per_core
@@ -277,7 +307,7 @@ class _Shares:
             for sample in self._open(share, shares):
                 is_empty = False
                 yield sample
-            if is_empty:  # otherwise this loop would never end
+            if is_empty:  # without this error, an empty share would loop forever
                 raise InvalidValueError(
                     f"share {share} of {shares} of the stream holds no sample, so a core would "
                     "have nothing to do",
@@ -293,21 +323,21 @@ class _Shares:
 
 
 def _leave_loader() -> int | None:
-    """Return the number of this loader process, and hide the loader; None in another process.
+    """Return the number of this loader process, and hide it; None outside of loader processes.
 
-    Datasets, and webdataset's pipelines, that see a loader would divide a share once more, and
-    leave out most of it.
+    Some datasets, such as webdataset's pipelines, divide their samples among the processes of a
+    loader that they see. They would divide a share once more, and leave out most of its samples.
     """
     from torch.utils.data import _utils, get_worker_info
 
     info = get_worker_info()
-    # torch offers no way to hide it: `get_worker_info` returns this global.
+    # torch has no API for this: `get_worker_info` returns this global variable.
     _utils.worker._worker_info = None
     return info and info.id
 
 
 def _check(dataset: object, steps: int) -> None:
-    """Raise for a dataset with numbered samples, and for one that cannot be read by shares."""
+    """Raise for a dataset with numbered samples, or one that cannot be divided into shares."""
     kind = type(dataset).__name__
     if not only_iterates(dataset):
         raise InvalidTypeError(
@@ -334,6 +364,7 @@ def _check(dataset: object, steps: int) -> None:
             "or a function that opens a share: "
             "core.batches(lambda share, shares: split_dataset_by_node(stream, share, shares), ...)",
         )
+    # A generator or another iterator cannot start again.
     if hasattr(dataset, "__next__"):
         raise InvalidTypeError(
             f"a {kind} can be read only once, but a stream starts again when it ends",

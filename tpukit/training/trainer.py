@@ -3,15 +3,15 @@
 A run is a sequence of epochs, and an epoch is a sequence of steps. With 120 steps per epoch and
 `log_every=50`, `fit` does the following:
 
-    step 1          all cores compare their weights, data and settings, before and after it
+    step 1          before and after it, all cores compare their weights, data and settings
     steps 1-50      losses stay on the device: no step waits for the host
-    step 50         one copy of 50 losses to the host; a row in `history.intervals`
-    step 100        the same; a checkpoint if `save_every` has passed
-    step 120        the same; a checkpoint; evaluation; a row in `history.epochs`; `best.pt` if
-                    this epoch is the best; a checkpoint
+    step 50         copy 50 losses to the host at once; add a row to `history.intervals`
+    step 100        as step 50; save a checkpoint if `save_every` has passed since the last
+    step 120        as step 50 with 20 losses; save a checkpoint; evaluate; add a row to
+                    `history.epochs`; write `best.pt` if this epoch is the best; save a checkpoint
 
-A run that was killed continues from the newest checkpoint when it is started again, and gives the
-same weights, bit for bit, as the uninterrupted run.
+If a run is killed and started again, it continues from the newest checkpoint. Its weights are then
+the same, bit for bit, as those of the uninterrupted run.
 """
 
 import contextlib
@@ -66,7 +66,7 @@ from tpukit.training.step_batches import (
     steps_of_epoch,
 )
 
-# An epoch's first step is captured and its last one ends it: replay needs one in between.
+# `fit` captures the first and the last step of an epoch, so it replays only steps between them.
 _STEPS_FOR_REPLAY = 3
 
 
@@ -100,92 +100,101 @@ def fit(
         batches = core.batches(images, batch_size=64, shuffle=True, drop_last=True)
         fit(core, model, optimizer, loss, batches, epochs=20, checkpoints="run")
 
-    Gradients, float buffers and the loss are averaged over the cores in one message, so all cores
-    hold the same model after every step. Losses stay on the device and are copied to the host
-    every `log_every` steps. Random numbers depend only on the seed of the run, the step, the rank
-    and the number of calls of `fit` before this one in the launch. So a resumed run equals the
-    uninterrupted one, bit for bit; see `Core.seed` for v2 and v3.
+    In every step, one collective averages gradients, float buffers and the loss over the cores, so
+    all cores have the same model after the step. Losses stay on the device and are copied to the
+    host every `FitOptions.log_every` steps. Random numbers depend only on the seed of the run, the
+    step, the rank and the number of earlier calls of `fit` in the launch. So a resumed run equals
+    the uninterrupted run, bit for bit; `Core.seed` describes the exceptions on v2 and v3.
 
     How a batch reaches the model and the loss:
 
-    - A tuple `(inputs, targets)`: `loss(model(inputs), targets)`. Further parts, such as weights
-      of the samples, are further arguments of the loss; `fit` raises if it does not take them.
+    - A tuple `(inputs, targets)`: `loss(model(inputs), targets)`. The loss gets the third and later
+      parts of a tuple, such as sample weights, as further arguments.
     - A mapping with exactly one of the keys "labels", "label", "targets" and "target", as Hugging
       Face's datasets return: `loss(model(**batch), batch["labels"])`. If the model's `forward` has
-      no argument "labels", it does not get that entry. If it has, the model may compute the loss:
-      use `loss=lambda outputs, labels: outputs.loss`. That number includes padding, so an
-      evaluation needs a loss of (outputs, targets).
-    - Inputs that are a mapping are always passed by name.
+      no parameter "labels", the model does not get that entry. If `forward` has it, the model may
+      compute the loss itself: pass `loss=lambda outputs, labels: outputs.loss`. With `valid`, the
+      loss must instead be computed from the other outputs, because `outputs.loss` counts padding.
+    - Inputs that are a mapping are always passed as keyword arguments.
     - Outputs and targets may be nested in tuples, dicts and other types that torch's pytree
-      knows, as Hugging Face's are. For a dataclass, call `torch.export.register_dataclass` first.
-    - Inputs and targets hold tensors only; text columns are not supported.
+      supports, as Hugging Face's are. For a dataclass, call `torch.export.register_dataclass`.
+    - Inputs and targets must contain tensors only; text columns are not supported.
 
-    Before the first step, one batch of `valid` is evaluated. This finds a metric that raises an
-    error, or a shuffled `valid`, before the first epoch. If this fails, `fit` evaluates all of
-    `valid`, because some metrics are undefined for one batch.
+    Before the first step, `fit` evaluates one batch of `valid` (one per length, with buckets). So a
+    metric that raises an error, or a shuffled `valid`, is reported before the first epoch. If this
+    evaluation fails, `fit` evaluates all of `valid`, because some metrics are undefined for one
+    batch.
 
     Args:
         core: this core.
-        model: from `core.model`. Layers in evaluation mode stay in it, unless all are.
-        optimizer: any of torch.optim's except LBFGS, over the model's parameters. A resumed run
-            takes its settings from the checkpoint. Its `train()` and `eval()` are called if it
-            has them.
-        loss: function of (outputs, targets) that returns one number, the mean over the samples;
-            or `(total, weight)`, with `ignore_index` or weights of classes. Gradients and losses
-            are then totals divided by the weight of all cores and accumulated batches. A module
-            is saved in the checkpoints. If it has parameters, pass it through
-            `core.model`, and its parameters to the optimizer.
-        train: from `core.batches(..., shuffle=True, drop_last=True)`.
-        valid: from `core.batches(...)`, not shuffled; evaluated after every epoch as `evaluate`
-            does. None: no evaluation.
-        epochs: number of passes over the data, or over `steps_per_epoch` of it.
-        steps_per_epoch: optimizer steps per epoch; None for all the data.
-        scheduler: any of torch.optim.lr_scheduler. It is stepped after every optimizer step; see
-            `FitOptions.scheduler_interval`.
-        metrics: functions of (outputs, targets), or torchmetrics' metrics, by name. The history
-            has them as `valid_<name>`. A `MetricCollection` named "all" becomes its metrics,
-            `valid_all_<name>`. A function whose first argument is named `y_true`, as all of
-            scikit-learn's, gets the targets first, and `fit` prints a line.
-        preprocess: changes the inputs on the device, in training and evaluation; for example, it
-            normalises. It gets a batch that is a mapping as a whole. If it returns anything but
-            a mapping, the model gets that as its only argument.
-        augment: changes (inputs, targets), or a batch that is a mapping, on the device before
-            `preprocess`, in training only.
+        model: the module that `core.model` returned. Layers in evaluation mode stay in this mode.
+            But if all layers are in it, `fit` puts all of them into training mode.
+        optimizer: an optimizer of torch.optim, except LBFGS, with the model's parameters. A resumed
+            run restores its settings, such as the learning rate, from the checkpoint. If it has
+            the methods `train` and `eval`, as schedule-free optimizers have, `fit` calls them.
+        loss: function of (outputs, targets) that returns a tensor with one element, the mean over
+            the samples. With `ignore_index` or class weights, let it return `(total, weight)`:
+            `fit` divides the sum of the totals by the sum of the weights, over all cores and
+            accumulated batches. If the loss is a module, checkpoints contain it. If this module
+            has parameters, pass it through `core.model`, and its parameters to the optimizer.
+        train: the training data, from `core.batches(..., shuffle=True, drop_last=True)`.
+        valid: the validation data, from `core.batches(...)`, not shuffled. `fit` evaluates it after
+            every epoch as `evaluate` does. None: no evaluation.
+        epochs: number of epochs, at least 1.
+        steps_per_epoch: optimizer steps per epoch, at least 1. None: one pass over `train`.
+        scheduler: a scheduler of torch.optim.lr_scheduler. `fit` calls its `step` after every
+            optimizer step, or after every epoch: see `FitOptions.scheduler_interval`.
+        metrics: for each name a function of (outputs, targets), or a metric of torchmetrics. The
+            history has the results in columns `valid_<name>`. A `MetricCollection` named "all" is
+            split into its metrics, with columns `valid_all_<name>`. A function whose first
+            parameter is named `y_true`, as in scikit-learn, gets the targets first, and `fit`
+            prints a line.
+        preprocess: function from a batch's inputs to the model's inputs, for example one that
+            normalises images. It runs on the device, in training and evaluation. A batch that is a
+            mapping is passed whole. If the function then returns no mapping, its result is the
+            model's only argument.
+        augment: function from (inputs, targets), or from a batch that is a mapping, to the
+            augmented ones. It runs on the device before `preprocess`, in training only.
         bf16: run the forward pass under autocast to bfloat16. The loss, BatchNorm's statistics
             and the optimizer stay float32.
-        accumulate_grad_batches: batches per optimizer step, all in one graph. The last step of an
-            epoch may have fewer, and its loss is the mean over these.
-        max_grad_norm: longer gradients are shortened to this norm; None for no limit.
-        monitor: column of the history that decides which epoch is best. NaN is never best.
-        mode: "min" if lower values of `monitor` are better, "max" if higher; None decides by the
-            name, for example for a loss or an accuracy.
-        early_stopping: an `EarlyStopping`, or its patience in epochs. None trains to the last
-            epoch and leaves its weights in the model.
+        accumulate_grad_batches: batches per optimizer step, all in one graph. If the last step of
+            an epoch has fewer batches, its loss is the mean over these.
+        max_grad_norm: scale gradients with a larger total norm down to this norm, as
+            `clip_grad_norm_` does; None for no limit.
+        monitor: column of the history that decides which epoch is best. NaN is never best. Without
+            `valid`, the default means `train_loss`.
+        mode: "min" if lower values of `monitor` are better, "max" if higher values are. None: the
+            column's name decides, for example for a loss or an accuracy.
+        early_stopping: an `EarlyStopping`, or its patience in epochs. None: train all epochs, and
+            leave the last epoch's weights in the model.
         checkpoints: a `Checkpoints`, or its folder. None saves nothing.
-        max_time: stop after this time with a checkpoint, counted from this call: "8h30m" or
+        max_time: save a checkpoint and stop after this time, counted from this call: "8h30m" or
             seconds; None for no limit.
         replay: True captures a step's program once and runs it again without the Python of the
-            step, on XLA. Your code must then do the same in every step: docs/replay.md lists the
-            changes that `fit` follows, checks, and cannot notice. `fit` prints from which step on
-            it replays, or why it captures every step. CPU processes, GPUs and TorchTPU train as
-            with False. Replay needs memory for a second set of weights and optimizer state. With
-            False, `fit` prints once if the host takes more than 1.3 times as long as this TPU.
+            step, on XLA only. Your code must then do the same in every step: docs/replay.md lists
+            the changes that `fit` follows, detects, and cannot detect. `fit` prints from which
+            step on it replays, or why it captures every step. CPU processes, GPUs and TorchTPU
+            train as with False. Replay needs memory for a second set of weights and optimizer
+            state. With False, `fit` prints once if a step's Python takes more than 1.3 times as
+            long as its program on the TPU.
         options: rare options: `FitOptions(log_every=10)`.
 
     Raises:
-        OutOfSyncError: the cores are out of sync in weights, buffers, data or settings. Checked
-            before and after the first step, after each epoch and before each checkpoint.
+        OutOfSyncError: the cores are out of sync in weights, buffers, data or settings. `fit`
+            compares them before and after the first step, after each epoch, and before each
+            checkpoint within an epoch.
         NonFiniteLossError: the loss became NaN or infinite.
-        ValueError: an argument, a label or a token id is out of range; the model has no parameters,
-            or the optimizer holds none of them; the loss or a metric is not one number; `monitor`
-            is not a column, or its name does not show which numbers are better; the scheduler ends
-            before the run; or the checkpoint belongs to another architecture, optimizer, scheduler
-            or dataset.
-        TypeError: an argument has the wrong type, or `train` or `valid` is not from
-            `core.batches`.
-        OSError: a checkpoint cannot be written, or another run uses the folder; or, at the start,
-            the backup cannot be read and the folder has nothing to continue from.
+        ValueError: an argument, a label or a token id is out of range; the model has no parameters
+            to train, or the optimizer has none of the model's; the loss or a metric is not one
+            number; `monitor` is not a column; `mode` is None, and the name of the column does not
+            show whether lower values are better; the scheduler ends before the run; or the
+            checkpoint belongs to another architecture, optimizer, scheduler or dataset.
+        TypeError: an argument has the wrong type; `train` or `valid` is not from `core.batches`; or
+            batches have parts that the loss does not accept.
+        OSError: a checkpoint cannot be written; another run uses the folder; or, at the start, the
+            backup cannot be read and the folder has no complete checkpoint.
     """
+    # Check all arguments first, so that a wrong one raises an error before anything is changed.
     options = as_fit_options(options)
     checkpoints = as_checkpoints(checkpoints)
     early_stopping = as_early_stopping(early_stopping)
@@ -204,6 +213,7 @@ def fit(
     interval = check_schedule(
         scheduler, options.scheduler_interval, column=best.column, lower=best.lower
     )
+    # A last step with fewer batches has another graph: one more compilation is expected for it.
     steps_per_epoch = steps_of_epoch(core, train, steps_per_epoch, accumulate_grad_batches)
     has_short = has_short_step(train, steps_per_epoch, accumulate_grad_batches)
     if replay and steps_per_epoch < _STEPS_FOR_REPLAY:
@@ -221,7 +231,7 @@ def fit(
         bf16=bf16,
         max_grad_norm=max_grad_norm,
         averaged_model=options.averaged_model,
-        shapes=train.shapes + has_short,  # a step with fewer batches is a graph of its own
+        shapes=train.shapes + has_short,
         further_parts=FurtherParts(train, loss),
         replay=bool(replay),
     )
@@ -264,13 +274,13 @@ def _check_data(model, train: Batches, valid: Batches | None) -> None:
 
 @dataclass
 class Trainer:
-    """The loop of one call of `fit`. Most attributes are its arguments.
+    """The loop of one call of `fit`. All other attributes are arguments of `fit`.
 
     Attributes:
-        step: one optimizer step.
-        steps_per_epoch: optimizer steps.
-        scheduler: stepped by `step`, or by this loop after every epoch.
-        augment: the augmentation of `step` from epoch `options.augment_from` on.
+        step: runs one optimizer step.
+        steps_per_epoch: optimizer steps per epoch.
+        scheduler: `step` calls its `step` method, or this loop does after every epoch.
+        augment: the augmentation that `step` uses from epoch `options.augment_from` on.
         best: decides which epoch is best.
     """
 
@@ -290,8 +300,8 @@ class Trainer:
     max_time: str | float | None
     options: FitOptions
     _compared: int | None = None  # step after which the cores were last compared
-    _first_step: int = 1  # of this call
-    _has_reported: bool = False
+    _first_step: int = 1  # number of this call's first step; above 1 in a resumed run
+    _has_reported: bool = False  # whether `_report_unequal` has printed
 
     def __post_init__(self):
         seconds = math.inf
@@ -313,11 +323,13 @@ class Trainer:
         )
         self.layer_modes = LayerModes(self.core, self.step.model)
         self.optimizer_modes = OptimizerModes(self.core, self.step.optimizer)
+        # A checkpoint's names are those of the user's modules, without the prefixes of wrappers.
         modules = {}
         for name in ("model", "loss", "averaged_model"):
             module = getattr(self.step, name)
             modules[name] = PlainNames(module) if hasattr(module, "load_state_dict") else None
         parts = {
+            # First, because loading exchanges the weights in the model; the saved ones come after.
             "optimizer_mode": self.optimizer_modes if self.optimizer_modes.has_modes else None,
             **modules,
             "optimizer": self.step.optimizer,
@@ -328,7 +340,7 @@ class Trainer:
             "progress": self.progress,
             "history": self.history,
         }
-        # Preflight records a step, and must save nothing.
+        # `is_recording`: preflight compiles one step without training, so it must save nothing.
         checkpoints = None if self.core.backend.is_recording else self.checkpoints
         self.state = RunState(self.core, parts, checkpoints)
 
@@ -338,11 +350,12 @@ class Trainer:
         return self.progress.epoch > self.epochs or bool(self.history.stopped)
 
     def run(self) -> History:
-        """Train to the last epoch, or until something stops the training."""
+        """Train until the last epoch, or until time, patience or `on_epoch_end` ends the run."""
         checking = self.train.checking(self.step.index_checks.check)
         with self.state.held(), self._in_fit(), checking:
             self._resume()
-            # A resumed run keeps the number that it had, and the next call gets the one after it.
+            # A resumed call keeps the number that the checkpoint has, because its random numbers
+            # depend on it. The next call of `fit` gets the number after it.
             self.core.internal.numbers.fits = (
                 max(self.core.internal.numbers.fits, self.progress.call) + 1
             )
@@ -352,6 +365,7 @@ class Trainer:
             is_between_epochs = self.history.epochs and not self.progress.in_epoch
             if is_between_epochs and self.progress.epoch <= self.epochs:
                 self._stop_early()  # a run that was stopped stays stopped
+            # In this block, SIGTERM does not end the process: `_end_on_sigterm` saves first.
             with self.core.internal.finishing_steps():
                 self._train_epochs()
             self.optimizer_modes.eval()
@@ -360,9 +374,10 @@ class Trainer:
         return self.history
 
     def _scheduler_steps(self) -> int:
-        """Return how often the scheduler is stepped until the last epoch."""
+        """Return how many `scheduler.step()` calls remain until the end of the last epoch."""
         at = self.progress
         epochs = max(0, self.epochs - at.epoch + 1)
+        # `TrainStep` has only a scheduler that counts steps.
         if self.step.scheduler is None:
             return epochs
         return max(0, epochs * at.steps_per_epoch - at.in_epoch)
@@ -379,6 +394,7 @@ class Trainer:
             with self.clock.part("steps"):
                 self._train_epoch()
             self.step.end_epoch()
+            # If the time is up within an epoch, the epoch is not complete, so it gets no row.
             if not self.history.stopped:
                 self._end_epoch(epoch_began)
                 self._stop_early()
@@ -388,13 +404,14 @@ class Trainer:
         at = self.progress
         self.layer_modes.train()
         self.optimizer_modes.train()
+        # The first epoch with augmentation, also after a resume in or after it.
         is_augmented = at.epoch >= self.options.augment_from
         if self.augment and not self.step.augment and is_augmented:
             self.step.begin_augmenting(self.augment)
         self._start_interval()
         batches = self._batches()
         while at.in_epoch < at.steps_per_epoch and not self.history.stopped:
-            # Before the batch is made, because a dataset may draw random numbers, too.
+            # Seed before the batch is made, because a dataset may draw random numbers, too.
             self.core.seed(*at.seed_words)
             group = next_step(batches, self.accumulate_grad_batches)
             if not group:  # after resuming on more cores, the rest of an epoch has fewer steps
@@ -404,12 +421,14 @@ class Trainer:
             self._end_on_sigterm()
             if len(self.losses) >= self.options.log_every:
                 self._log()
+        # The last interval of an epoch may be shorter than `log_every` steps.
         if len(self.losses):
             self._log()
         batches.close()
 
     def _batches(self) -> Iterator[Sent]:
-        """Return the remaining batches of this epoch, with a progress bar."""
+        """Return the remaining batches of this epoch, and show a progress bar for them."""
+        # The bar counts batches and not steps. The last step may have fewer batches.
         start = self.progress.in_epoch * self.accumulate_grad_batches
         total = self.progress.steps_per_epoch * self.accumulate_grad_batches
         total = min(total, len(self.train))
@@ -422,9 +441,9 @@ class Trainer:
         if is_first:
             self.history.of = kind_of_samples(self.train.arrange(group[0].tensors))
         if self.options.same_seed:
-            # After the batch is made, because augmentation stays different on each core.
+            # Seed after the batch is made: the dataset's random augmentation must differ per core.
             self.core.same_seed(*at.seed_words)
-        lr = self.step.lr  # before the step, at whose end a scheduler sets the next one's
+        lr = self.step.lr  # read before the step, because a scheduler changes it at the step's end
         self.time_limit.update(save_is_due=self.core.is_main and self.state.is_due)
         local, reduced = self.step(
             number,
@@ -442,7 +461,7 @@ class Trainer:
         self.losses.add(PendingStep(number, samples, local=local, reduced=reduced, lr=lr))
 
     def _report_unequal(self, batches: int) -> None:
-        """Print once that `fit` averages the means of batches with different weights."""
+        """Print once if `fit` averages the mean losses of batches that have different weights."""
         reason = self.step.index_checks.unequal
         if self._has_reported or reason is None or batches * self.core.world_size == 1:
             return
@@ -469,9 +488,11 @@ class Trainer:
             interval for interval in self.history.intervals if interval["epoch"] == at.epoch
         ]
         row["lr"] = self.losses.lr
+        # Speeds are those of the log intervals, without the time of evaluations and saves.
         row["samples_per_second"] = steady_mean(intervals, "samples_per_second")
         for name in CHIP_RATES:
             rate = steady_mean(intervals, name)
+            # NaN means that no interval of the epoch has this rate.
             if not math.isnan(rate):
                 row[name] = rate
         row["seconds"] = time.monotonic() - began
@@ -484,8 +505,10 @@ class Trainer:
             in_memory = self.early_stopping.restore_best_weights
             with self.clock.part("checkpoints"):
                 self.state.save_best(PlainNames(self.step.evaluated_model), in_memory=in_memory)
+        # A scheduler of steps is called in `TrainStep`, and a scheduler of epochs here: before the
+        # checkpoint, which contains its state.
         if self.step.scheduler is None and self.scheduler is not None:
-            self._step_scheduler(row)  # before the checkpoint, which holds its state
+            self._step_scheduler(row)
         times = {"epoch": row["epoch"]}
         self.history.times.append(times)
         times |= self.clock.end_epoch()  # for the checkpoint
@@ -493,10 +516,10 @@ class Trainer:
         times |= self.clock.end_epoch()  # with the time of the checkpoint
 
     def _add_to_history(self, row: dict) -> bool:
-        """Add the row of an epoch; return whether it is the best so far."""
+        """Add the row of an epoch to the history; return whether it is the best epoch so far."""
         best = self.history.best
         if self.augment and row["epoch"] == self.options.augment_from:
-            # Earlier epochs trained on fewer images, and may only look better on similar ones.
+            # Earlier epochs saw no augmented images. A better number of theirs may be overfitting.
             best = None
         is_best = self.best.is_better(row, than=best)
         self.history.epochs.append(row)
@@ -507,6 +530,7 @@ class Trainer:
     def _print_epoch(self, row: dict) -> None:
         if self.core.backend.is_recording:
             return
+        # Losses and metrics only, without the learning rate and the times.
         names = [name for name in row if "loss" in name or "valid" in name]
         numbers = ", ".join(f"{name} {row[name]:.4f}" for name in names)
         self.core.print(f"epoch {row['epoch']}: {numbers}")
@@ -520,16 +544,18 @@ class Trainer:
     def _stop_early(self) -> None:
         """Stop after an epoch, on all cores, if patience has run out or `on_epoch_end` asks."""
         last = self.history.epochs[-1]["epoch"]
+        # Without a best epoch, as with NaN from the start, patience counts from epoch 0.
         best_epoch = self.history.best["epoch"] if self.history.best else 0
         patience = self.early_stopping.patience
         reason = None
         if patience and last - best_epoch >= patience:
             reason = f"no better {self.best.column} since epoch {best_epoch}, patience={patience}"
-        # All cores stop if one of them asks: the seconds in their histories differ, and the others
-        # would wait for a core that stops alone.
+        # If `on_epoch_end` returns True on one core, all cores stop. It may do so on some cores
+        # only, for example by their times. A core that stopped alone would make the others wait.
         on_epoch_end = self.options.on_epoch_end
         if on_epoch_end and any(gather_objects(self.core, bool(on_epoch_end(self.history)))):
             reason = reason or f"on_epoch_end returned True after epoch {last}"
+        # After the last epoch there is nothing to stop.
         if reason and self.progress.epoch <= self.epochs:
             self.history.stopped = reason
             self.core.print(f"stopped: {reason}")
@@ -548,7 +574,7 @@ class Trainer:
         self._fetch_losses()
         steps = at.step - self._interval_step
         self.step.end_interval(steps)
-        # The losses are here, so the device has finished the steps.
+        # The losses are on the host, so the device has finished the steps of the interval.
         seconds = time.monotonic() - self._interval_began
         self.time_limit.record("interval", seconds)
         row = {
@@ -566,6 +592,7 @@ class Trainer:
         self.history.intervals.append(row)
         logged = ("train_loss", "lr", *CHIP_RATES)
         self.core.log(step=at.step, **{name: row[name] for name in logged if name in row})
+        # At the end of an epoch, `_end_epoch` saves. At the run's end, nothing is left to stop.
         is_end_of_epoch = at.in_epoch == at.steps_per_epoch
         is_end_of_run = is_end_of_epoch and at.epoch == self.epochs
         if self.losses.time_is_up and not is_end_of_run:
@@ -576,9 +603,10 @@ class Trainer:
         self._start_interval()
 
     def _chip_rates(self, seconds: float) -> dict[str, float]:
-        """Return the TFLOP/s per chip of this interval, and the MFU if the peak is known."""
+        """Return the TFLOP/s per chip of this interval, and the MFU if the chip's peak is known."""
         if self.step.flops.total is None:
             return {}
+        # A core of a sharded model has several chips.
         flops = (self.step.flops.total - self._flops_before) / self.core.chips
         rates = {"tflops_per_second": flops / seconds / 1e12}
         if self.core.peak_tflops:
@@ -586,12 +614,13 @@ class Trainer:
         return rates
 
     def _fetch_losses(self) -> None:
-        """Copy the losses to the host; raise if one of them is not finite."""
-        step = self.losses.fetch()
+        """Copy the losses since the last log point to the host; raise if one is not finite."""
+        step = self.losses.fetch()  # the first step with a loss that is not finite
         if step is None:
             return
         if math.isfinite(step.local):
-            # Another core's loss is not finite. That core raises, because it knows the samples.
+            # The mean over the cores is not finite, but this core's loss is. Wait here, while the
+            # core with the NaN or infinity raises the error: only it knows its samples.
             self.core.barrier()
         raise not_finite(
             step,
@@ -603,6 +632,7 @@ class Trainer:
 
     def _stop_for_time(self) -> None:
         at = self.progress
+        # The share of the run that is done, with the part of the current epoch.
         done = (at.epoch - 1 + at.in_epoch / at.steps_per_epoch) / self.epochs
         self._compare(f"before the checkpoint of step {at.step}")
         self.history.stopped = (
@@ -615,9 +645,13 @@ class Trainer:
         self.core.print(f"{self.history.stopped}; {advice}")
 
     def _end_on_sigterm(self) -> None:
-        """Save and leave if SIGTERM has come, from the platform or from an interrupted cell."""
+        """Save a checkpoint and raise `Terminated` if this process has received SIGTERM.
+
+        The platform sends it before it stops the machine, and tpukit if a cell is interrupted.
+        """
         if not self.state.must_end():
             return
+        # Only core 0 saves. A save needs no collective here, so the other cores may end already.
         if self.core.is_main and self.state.is_kept:
             self._fetch_losses()
             self._save()
@@ -636,7 +670,7 @@ class Trainer:
         return {"valid_loss": found.loss} | metrics
 
     def _evaluation(self, batches: Batches, label: str | None = "valid") -> Evaluation:
-        # `evaluate` would average the buffers first, which every step has done: one graph more.
+        # Not `evaluate`: it averages the buffers first, which costs a graph. Each step has done so.
         return evaluate_synced(
             self.core,
             self.step.evaluated_model,
@@ -651,10 +685,11 @@ class Trainer:
         )
 
     def _try_evaluation(self) -> None:
-        """Evaluate one batch of every shape, so that an error comes now and not after an epoch."""
+        """Evaluate one batch of every shape, so that errors come before the first epoch."""
         if self.valid is None or self.core.backend.is_recording:
             return
         try:
+            # The same batches with a sampler that ends early: one step per shape of batch.
             first = copy.copy(self.valid)
             first.sampler = replace(self.valid.sampler, limit=self.valid.shapes)
             self._evaluation(first, label=None)
@@ -663,7 +698,7 @@ class Trainer:
                 raise
         else:
             return
-        # Some metrics fail on one batch only: an AUROC, for example, needs both classes.
+        # A metric may fail only because one batch is too few: an AUROC needs both classes.
         self._evaluation(self.valid)
 
     def _save(self, *, best: bool = False) -> None:
@@ -686,7 +721,8 @@ class Trainer:
 
     def _restore_best(self) -> None:
         model = self.step.evaluated_model
-        # With several hosts core 0 has written the best weights, on its host only.
+        # With several hosts, only core 0's host has the file of the best weights. So core 0 reads
+        # it, and `core.model` sends the weights to the other cores.
         only_on_main = self.core.hosts > 1 and self.state.is_kept
         if self.core.is_main or not only_on_main:
             PlainNames(model).load_state_dict(self.state.best_weights())
@@ -694,9 +730,10 @@ class Trainer:
             self.core.model(model, in_place=True)
 
     def _show_epochs(self, epochs_before: int, *, seconds: float) -> None:
-        """Show how many epochs are done; an earlier run has done `epochs_before` of them."""
-        self.core.flush()  # so that the newest numbers are shown with it
+        """Show how many epochs are done; the run before a resume has done `epochs_before`."""
+        self.core.flush()  # so that the newest losses appear together with the progress
         done = min(self.progress.epoch - 1, self.epochs)
+        # A run that has stopped early has a full bar.
         total = done if self.history.stopped else self.epochs
         self.core.internal.output.report_progress(
             "epochs", done, total, seconds=seconds, start=epochs_before
@@ -704,7 +741,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def _in_fit(self) -> Iterator[None]:
-        """Switch off the checks for a loop of your own; afterwards restore the random numbers."""
+        """Switch off the checks of the user's own loops; restore the random numbers at the end."""
         self.core.internal.agreement.forget()
         self.core.internal.in_fit = True
         try:
@@ -716,13 +753,19 @@ class Trainer:
     def _compare(self, when: str, *, first: bool = False) -> None:
         """Raise unless the cores are in sync. Collective.
 
-        Float buffers are averaged in each step, so they may differ before the first. Layers may
-        remember numbers of this core's batches, so they are compared before the first step only.
+        Each step averages the float buffers, so these may differ only before the first step. The
+        attributes of layers are compared before the first step only, because a layer may store
+        numbers of this core's batches.
+
+        Args:
+            when: the place in the run, for the error message.
+            first: whether no step has run yet.
         """
         if self._compared == self.progress.step:
-            return  # between two steps nothing changes
+            return  # nothing has changed since the last comparison
         self._compared = self.progress.step
         step = self.step
+        # The keys are prefixes of the names in an error message.
         modules = {"": step.model, "loss.": step.loss, "averaged_model.": step.averaged_model}
         data = {}
         for name, batches in (("train", self.train), ("valid", self.valid)):

@@ -1,10 +1,11 @@
-"""Notice that this thread reads an object: its class is exchanged for one that reports uses.
+"""Detect whether this thread uses an object in a block of code.
 
     with watching([optimizer]) as found:
         loss = loss_fn(model(images), targets)  # reads optimizer.state
     found.is_used  # True
 
-The class is exchanged in place, so a use is noticed through every reference, wherever it is kept.
+In the block, the object has another class, which reports each use. The object itself stays the
+same, so a use through any reference to it is detected.
 """
 
 import contextlib
@@ -15,11 +16,11 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Found:
-    """The result of watching.
+    """The result of `watching`.
 
     Attributes:
-        is_used: whether an object was used.
-        unwatched: names of the classes that cannot be exchanged, so that uses are not noticed.
+        is_used: whether one of the objects was used.
+        unwatched: names of the classes whose objects cannot be watched.
     """
 
     is_used: bool = False
@@ -28,10 +29,10 @@ class Found:
 
 @contextlib.contextmanager
 def watching(objects: Iterable[object]) -> Iterator[Found]:
-    """Notice whether this thread uses one of the objects in this block; yield the result.
+    """Detect whether this thread uses one of the objects in the block; yield the result.
 
-    Reading an attribute is a use, and so is a torch operation on a tensor. The entries of a list
-    or of a dict within the object are not watched.
+    Reading an attribute is a use, and so is a torch operation on a tensor. If an attribute is a
+    list or a dict, later uses of its entries are not detected.
     """
     found = Found()
     own_thread = threading.get_ident()
@@ -46,7 +47,9 @@ def watching(objects: Iterable[object]) -> Iterator[Found]:
     def on_use() -> None:
         if threading.get_ident() == own_thread:
             found.is_used = True
-            end()  # before the use: it may depend on the class, as a copy of a tensor does
+            # Restore the classes before the use, whose result may depend on the class: a copy of a
+            # tensor has the tensor's class.
+            end()
 
     try:
         for one in {id(one): one for one in objects}.values():
@@ -56,7 +59,7 @@ def watching(objects: Iterable[object]) -> Iterator[Found]:
                     reporting[kind] = _reporting_class(kind, on_use)
                 # Not one.__class__ = ..., because the class may have a __setattr__ of its own.
                 object.__setattr__(one, "__class__", reporting[kind])
-            except Exception:  # a class in C, or Python that runs when a class is derived from it
+            except Exception:  # a class in C, or a class that cannot be subclassed
                 found.unwatched.append(kind.__name__)
             else:
                 watched.append((one, kind))
@@ -66,10 +69,12 @@ def watching(objects: Iterable[object]) -> Iterator[Found]:
 
 
 def _reporting_class(kind: type, on_use: Callable[[], None]) -> type:
+    """Return a subclass that calls `on_use` before an attribute is read or used by torch."""
     import torch
 
     def get(one, name: str):
-        if name != "__torch_function__":  # torch asks for it in an operation, and then calls it
+        # Before an operation, torch looks this attribute up, and then calls it: see `call`.
+        if name != "__torch_function__":
             on_use()
         return kind.__getattribute__(one, name)
 

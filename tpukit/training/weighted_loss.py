@@ -1,13 +1,14 @@
 """Losses that are a weighted mean: a loss may return `(total, weight)`.
 
-With `ignore_index` or weights of classes, the batches of a step count differently. The mean of
-their means is then not the loss of the joined batch:
+With `ignore_index` or class weights, the batches of a step have different weights. The mean of
+their mean losses is then not the loss of the joined batch:
 
-    core 0    8 tokens, total 4.0      mean 0.5
-    core 1    2 tokens, total 3.0      mean 1.5
-    mean of means 1.0                  joined: 7.0 / 10 = 0.7
+    core 0          8 tokens, total 4.0      mean 0.5
+    core 1          2 tokens, total 3.0      mean 1.5
+    mean of means                            1.0
+    joined batch    10 tokens, total 7.0     mean 0.7
 
-So the gradients of the totals are divided by the summed weight of all batches.
+So `fit` divides the sum of the totals' gradients by the sum of the weights of all batches.
 """
 
 import math
@@ -19,11 +20,13 @@ from tpukit.essentials.display import InvalidTypeError, InvalidValueError
 
 
 class Loss(NamedTuple):
-    """The value of a loss function for one batch.
+    """The result of a loss function for one batch.
 
     Attributes:
-        total: a tensor with one element; the mean itself if there is no weight.
-        weight: a number, or a tensor with one element; None for a mean over the samples.
+        total: the sum of the weighted losses, or the mean loss if `weight` is None: a number, or a
+            tensor with one element.
+        weight: the sum of the weights: a number, or a tensor with one element. None: `total` is the
+            mean over the samples.
     """
 
     total: object
@@ -39,16 +42,16 @@ class Loss(NamedTuple):
 
 
 def as_loss(value: object) -> Loss:
-    """Return the value of a loss function with its weight, if it is `(total, weight)`.
+    """Convert the result of a loss function, one number or `(total, weight)`, to a `Loss`.
 
     Raises:
-        InvalidTypeError: it is neither one number nor `(total, weight)`.
-        InvalidValueError: it is a tensor of several numbers.
+        InvalidTypeError: the result is a mapping, or a sequence other than `(total, weight)`.
+        InvalidValueError: the result is a tensor of several numbers, or of another type.
     """
     if isinstance(value, list | tuple):
         if len(value) == 2 and _is_one_number(value[0]) and _is_one_number(value[1]):
             return Loss(*value)
-        # Usual in segmentation: a list of the loss and its parts, of which the first is the sum.
+        # Losses of segmentation often return a list: the sum first, then its parts.
         kinds = ", ".join(map(_described, value))
         raise InvalidTypeError(
             f"the loss must return one number, or (total, weight); got a {type(value).__name__}",
@@ -98,6 +101,7 @@ def weight_on_device(loss: Loss):
 
 
 def _is_one_number(value: object) -> bool:
+    # (loss, True), as of a helper that also returns a flag, is not (total, weight).
     if isinstance(value, bool):
         return False
     return isinstance(value, Real) or (hasattr(value, "numel") and value.numel() == 1)

@@ -243,7 +243,7 @@ def test_torch_xlas_own_calls_are_true_or_refused_in_the_dry_run_joined_by_gloo(
             assert message.startswith(
                 f"{name} does not reach other cores in this dry run\n  found: 2 XLA:CPU processes"
             )
-            assert "fix:   core.all_reduce" in message
+            assert "fix:   use core.all_reduce" in message
 
 
 SIMULATOR = pytest.param(

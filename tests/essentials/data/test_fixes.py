@@ -70,7 +70,7 @@ def test_the_fixes_work_for_joined_sources_of_other_names(tmp_path):
     other = packed("other", ["dog", "cat"])
     with fixes("sources: the joined datasets number their classes or labels differently") as fix:
         core.batches(torch.utils.data.ConcatDataset([one, other]), batch_size=2)
-    again = packed("again", fix.code(r"(?<=classes=)[\w.]+", one=one))
+    again = packed("again", fix.code(r"(?<=classes=)[\w.]+", first=one))
     core.batches(torch.utils.data.ConcatDataset([one, again]), batch_size=2)
 
 
@@ -116,8 +116,8 @@ def test_the_fixes_work_for_options_of_augment():
 
     with fixes("augment: {} must be 0 (off) to {}, got {}") as fix:
         Augment(degrees=90)
-    assert "degrees to either side, for instance 10" in fix
-    Augment(degrees=10)
+    assert "for up to 10 degrees to either side" in fix
+    Augment(degrees=fix.code(r"(?<=degrees=).*?(?=, for)"))
 
     with fixes(
         "augment: scale must be (smallest, largest) from 0.5 to 1.5, or None (off), got {}"
@@ -159,7 +159,7 @@ def test_the_fixes_work_for_datasets():
             out[:] = 0
             return out
 
-    with fixes("batches: PackedImages and CachedImages have images of one size, so buckets= ..."):
+    with fixes("batches: buckets= is not supported for PackedImages and CachedImages, whose ..."):
         core.batches(Source(), batch_size=2, buckets=Buckets((8,)))
     all_of(core.batches(Source(), batch_size=2))
 
@@ -237,9 +237,9 @@ def test_the_fixes_work_for_weights_of_samples():
     ):
         with fixes(words) as fix:
             drawn(wrong)
-    drawn(fix.code(r"(?<=weights=).*?(?=, for)", class_sizes=class_sizes, labels=labels))
+    drawn(fix.code(r"(?<=weights=).*?(?=, to draw)", class_sizes=class_sizes, labels=labels))
 
-    with fixes("batches: weights= and buckets= cannot be combined: buckets arrange a ...") as fix:
+    with fixes("batches: weights= and buckets= cannot be combined: weights repeat some ...") as fix:
         drawn([1, 1, 1, 1], buckets=Buckets((4,)))
     assert "weights= with samples of one length" in fix
     drawn([1, 1, 1, 1])
@@ -444,7 +444,11 @@ UNLIKE = {
         lambda sample: sample.copy(),
         "flipped arrays with .copy()",
     ),
-    "None": ([(torch.zeros(2), 1), None], lambda sample: sample or (torch.zeros(2), 0), "no None"),
+    "None": (
+        [(torch.zeros(2), 1), None],
+        lambda sample: sample or (torch.zeros(2), 0),
+        "never None",
+    ),
 }
 
 
@@ -474,7 +478,7 @@ def test_the_fixes_work_for_streams():
     all_of(core.batches(range(8), batch_size=2))
 
     for options in ({"shuffle": True}, {"mask": True}, {"buckets": (4,)}, {"weights": [1]}):
-        with fixes("streams: a stream comes in its own order, in full batches of one shape"):
+        with fixes("streams: shuffle, mask, weights and buckets are not supported for a stream"):
             core.batches(Stream(), steps=2, batch_size=2, **options)
     all_of(core.batches(Stream(), steps=2, batch_size=2))
 

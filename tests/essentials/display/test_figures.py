@@ -216,7 +216,8 @@ def test_an_arrow_points_at_a_place_and_none_where_there_is_none():
 )
 def test_points_that_are_no_shares_of_these_images_are_refused(points):
     with pytest.raises(
-        ValueError, match=r"points are \(N, 2\), x and y in \[0, 1\] for each of 3 images"
+        ValueError,
+        match=r"points must be \(N, 2\) floats, x and y in \[0, 1\] for each of 3 images",
     ):
         show_batch(BYTES, points=points)
 
@@ -279,8 +280,8 @@ NO_BATCH = {
     "(H, W)": (np.zeros((8, 8)), r"images\[None, None\]"),
     "five channels": (np.zeros((2, 5, 8, 8)), r"got \(2, 5, 8, 8\)\n  fix:   .*images\[:, :3\]"),
     "video": (np.zeros((2, 3, 4, 8, 8)), r"reshape"),
-    "no image": (np.zeros((0, 3, 8, 8)), r"the batch is empty"),
-    "no pixel": (np.zeros((2, 3, 0, 8)), r"the batch is empty"),
+    "no image": (np.zeros((0, 3, 8, 8)), r"this batch is empty"),
+    "no pixel": (np.zeros((2, 3, 0, 8)), r"this batch is empty"),
     "one nan": (
         np.where(np.arange(96).reshape(2, 3, 4, 4) == 60, np.nan, 0.5),
         r"found: 1 of 96 values.* in image 1",
@@ -342,12 +343,12 @@ def test_what_is_no_array_of_numbers_is_refused(images, message):
         (
             [0, np.nan, 1],
             NAMES,
-            r"class numbers from 0, got nan\n  found: row 1\n  fix:   look for what has no label",
+            r"class numbers from 0, got nan\n  found: row 1\n  fix:   look for missing labels",
         ),
         (
             [0, np.inf, 1],
             NAMES,
-            r"class numbers from 0, got inf\n  found: row 1\n  fix:   look for what has no label",
+            r"class numbers from 0, got inf\n  found: row 1\n  fix:   look for missing labels",
         ),
         ([0, -1, 1], NAMES, "class numbers from 0, got -1"),
         ([0.2, 0.9, 1.0], NAMES, "class numbers from 0, got 0.2"),
@@ -585,7 +586,7 @@ def test_a_figure_of_ones_own_gets_the_background_of_all_and_is_forgotten_by_pyp
         "left",
         "bottom",
     ]
-    with pytest.raises(ValueError, match="needs a description in words"):
+    with pytest.raises(ValueError, match="must be a description of the figure in words"):
         style_figure(figure, " ")
 
 

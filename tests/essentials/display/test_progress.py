@@ -5,7 +5,7 @@ import xml.etree.ElementTree
 
 import pytest
 
-from tpukit import WorkerError, launch
+from tpukit import TpukitError, WorkerError, launch
 from tpukit.essentials.display.bars import Bar, duration
 from tpukit.essentials.display.panel import panel_html
 from tpukit.essentials.display.progress import Line, Panel, Screen, Text, screen
@@ -129,12 +129,14 @@ def test_a_curve_keeps_its_ends_and_never_more_points_than_it_can_show():
 def test_an_unknown_screen_is_refused():
     with (
         pytest.raises(
-            ValueError,
+            TpukitError,
             match="progress must be one of 'panel', 'line', 'text', 'off' or None, got 'bar'",
-        ),
+        ) as error,
         screen("bar"),
     ):
         pass
+    assert isinstance(error.value, ValueError)
+    assert error.value.fix
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_chips_that_stay_busy_are_an_error_with_node_and_holder(dev):
     assert sorted(re.findall(r"vfio/\d", found)) == ["vfio/0", "vfio/1"]
     assert found.endswith(" by no process that is visible from here")
     assert fix[0].startswith(
-        "  fix:   shut down the notebook or program that holds them; tpukit.cleanup()"
+        "  fix:   shut down the notebook or program that holds the chips; tpukit.cleanup()"
     )
 
 

@@ -131,7 +131,7 @@ def test_a_ready_machine_is_ok_from_top_to_bottom(look, machine):
             READY | {"XLA_TENSOR_ALLOCATOR_MAXSIZE": "9"},
             "variables",
             "warning",
-            "no longer read by anything",
+            "has no effect any more",
         ),
         (
             KAGGLE,
@@ -199,12 +199,15 @@ def test_where_torchtpu_takes_the_place_of_torch_xla_it_is_told_to_be_experiment
     }
     finding = found(look(replace(TPU_VM, versions=versions)), "versions")
     assert (finding.state, finding.fix != "") == ("warning", True)
-    assert "torch_tpu 0.2.0: experimental, tpukit has not tested it on a chip" in finding.fact
+    assert (
+        "torch_tpu 0.2.0: experimental, because tpukit's support of TorchTPU is not tested on a chip"
+        in finding.fact
+    )
     assert found(look(replace(LAPTOP, versions=versions)), "versions").state == "ok"
     assert found(look(replace(TPU_VM, versions=versions), environ={}), "PJRT_DEVICE").state == "ok"
     assert 'backend="torch_tpu"' in found(look(replace(LAPTOP, versions=versions)), "dry run").fact
     both = found(look(replace(TPU_VM, versions=versions | {"torch_xla": "2.9.0"})), "versions")
-    assert (both.state, "a launch takes torch_tpu" in both.fact) == ("warning", True)
+    assert (both.state, "a launch uses torch_tpu" in both.fact) == ("warning", True)
     older = found(
         look(replace(TPU_VM, versions=versions | {"torch_xla": "2.9.0", "torch": "2.9.0"})),
         "versions",
@@ -212,7 +215,10 @@ def test_where_torchtpu_takes_the_place_of_torch_xla_it_is_told_to_be_experiment
     assert "torch_tpu" not in older.fact
     for apart in ({"torch": "2.9.0"}, {"torch": "2.10.1"}, {"libtpu": None}):
         finding = found(look(replace(TPU_VM, versions=versions | apart)), "versions")
-        assert (finding.state, "it needs libtpu, and torch 2.11 to 2.15" in finding.fact) == (
+        assert (
+            finding.state,
+            "torch_tpu needs libtpu, and torch 2.11 to 2.15" in finding.fact,
+        ) == (
             "failure",
             True,
         )
@@ -580,7 +586,7 @@ def test_failures_are_raised_with_fact_evidence_and_fix(look):
         "         runtime: this kernel has started the XLA runtime, so forked workers cannot start theirs",
         '  fix:   PJRT_DEVICE: `os.environ["PJRT_DEVICE"] = "TPU"`',
         "         runtime: Runtime > Restart session; "
-        "call torch_xla.device(), xm.master_print() and the like only inside the worker",
+        "call torch_xla.device(), xm.master_print() and similar functions only in the worker",
     ]
 
 

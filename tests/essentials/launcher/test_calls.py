@@ -122,7 +122,7 @@ def test_cuda_in_a_worker_is_answered_with_the_call_that_any_device_takes():
             launch(fn)
         fix = re.search(r"^  fix:   (.*)", str(error.value), re.MULTILINE)[1]
         assert fix.startswith(
-            "core.model(model) in place of model.cuda(), and .to(core.device) of .cuda()"
+            "core.model(model) in place of model.cuda(), and tensor.to(core.device) in place of tensor.cuda()"
         )
         torch.cuda.is_available()  # as in many first cells; torch then says of a fork that it should be spawned
 

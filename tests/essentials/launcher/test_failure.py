@@ -173,7 +173,7 @@ def never_comes(core):
 def test_an_interrupt_of_a_hung_run_shows_where_the_cores_stood():
     error = interrupted(never_comes, 8.0)
     assert (
-        "the run was interrupted; its workers were ended\n\nwhere the cores stood:\ncore 0:\n"
+        "the run was interrupted; its workers were ended\n\nthe stacks of the cores:\ncore 0:\n"
         in str(error)
     )
     assert "core.barrier()" in error.stacks[0]

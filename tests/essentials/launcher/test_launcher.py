@@ -384,7 +384,7 @@ def test_xla_without_a_chip_runs_on_the_simulator_if_it_is_installed(
         (
             {"chips": 0},
             {"matmul_precision": "bf16"},
-            "'high', 'highest', or None for the device's own precision, got 'bf16'",
+            "'high', 'highest', or None for the device's own, got 'bf16'",
         ),
         (
             {"chips": 0},

@@ -134,7 +134,7 @@ def test_objects_of_a_class_that_was_defined_again_are_named():
     space = {"Net": newer["Net"], "__name__": "__main__"}
     exec("def look(core): return Net", space)
     (line,) = of_earlier_classes(state, space["look"])
-    assert line.startswith("core.state.net is of an earlier Net")
+    assert line.startswith("core.state.net is an object of an earlier class Net")
     state.net.__class__ = newer["Net"]
     assert of_earlier_classes(state, functools.partial(space["look"])) == []
 

@@ -174,7 +174,7 @@ def test_a_class_of_the_notebook_is_the_same_class_on_the_way_back_and_a_new_one
         assert session.quietly(cell(read, Net=Net)).results == [(True, 1)]
         assert "of an earlier" not in capsys.readouterr().out
         assert session.quietly(cell(read, Net=define(2))).results == [(False, 2)]
-        assert "core.state.net is of an earlier Net" in capsys.readouterr().out
+        assert "core.state.net is an object of an earlier class Net" in capsys.readouterr().out
 
 
 def test_the_workers_follow_the_folder_and_name_the_variables_that_they_do_not_follow(

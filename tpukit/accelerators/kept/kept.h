@@ -1,4 +1,4 @@
-// Compiled programs that are kept in a folder: what its files share. keeper.c says what it is.
+// The declarations that the files of this library share. keeper.c describes the library.
 #ifndef KEPT_H_
 #define KEPT_H_
 
@@ -21,26 +21,26 @@ void add(Sha* sha, const void* bytes, size_t size);
 Digest finish(Sha* sha);
 Digest digest_of(const void* bytes, size_t size);
 
-// ---- program_key.c: what the result of a compile depends on
+// ---- program_key.c: the facts on which the result of a compilation depends
 enum { PROGRAM, OPTIONS, FLAGS, PLUGIN, VERSION, TOPOLOGY, PARTS };
 typedef struct {
-  Digest part[PARTS];  // each by itself, so that two files tell what sets them apart
-  Digest key;          // of all of them
+  Digest part[PARTS];  // a digest per fact, so that two files show which fact differs
+  Digest key;          // the digest of all parts
   uint64_t topology_size;
-  uint8_t topology[120];  // its first bytes: what libtpu has without a chip may not be what it has with one
+  uint8_t topology[120];  // its first bytes, to find out whether libtpu's topology differs with and without a chip
 } Key;
 Key find_key(const Api* api, const Program* program, const char* options, size_t size, void* client, void* topology);
-int failed(const Api* api, Error* error);  // says whether there was one, and forgets it
+int failed(const Api* api, Error* error);  // returns whether there was an error, and frees it
 
 // ---- program_files.c
-char* read_program(const Key* key, const char* folders, size_t* size);  // NULL if there is none that is whole
+char* read_program(const Key* key, const char* folders, size_t* size);  // NULL if no folder has an undamaged file
 int write_program(const Key* key, const char* folder, const char* content, size_t size);  // 0, or errno
-int take_lock(const Key* key, const char* folder, int* is_first);  // -1 where there can be none
+int take_lock(const Key* key, const char* folder, int* is_first);  // -1 if the folder cannot be locked
 void free_lock(int lock, const Key* key, const char* folder, int is_kept);
 
-// ---- keeper.c: what the processes of a launch share, and what each of them does
-enum { NOTHING, LOADING, COMPILING, WAITING };
-enum { DAMAGED, REFUSED, NOT_WRITTEN, UNABLE, KINDS_OF_TROUBLE };
+// ---- keeper.c: the shared memory of a launch's processes
+enum { NOTHING, LOADING, COMPILING, WAITING };                     // the current activity of a process
+enum { DAMAGED, REFUSED, NOT_WRITTEN, UNABLE, KINDS_OF_TROUBLE };  // kinds of warnings, each printed once
 void say_once(int trouble, const char* format, ...) __attribute__((format(printf, 2, 3)));
 void note_waiting(double seconds);
 

@@ -13,9 +13,9 @@ See the License for the specific language governing permissions and
 limitations under the License.
 ==============================================================================*/
 
-// What is needed here of OpenXLA's xla/pjrt/c/pjrt_c_api.h, version 0.81, which an image with libtpu does not bring.
-// Changed: only these declarations are here, and a function is called by its place in the plugin's table; within a major
-// version the table only grows.
+// The declarations of OpenXLA's xla/pjrt/c/pjrt_c_api.h, version 0.81, that this library needs: libtpu does not come with
+// this header. Changed: only these declarations are here, and a function is called by its index in the plugin's table.
+// Within a major version, functions are only added at the end of this table.
 #ifndef KEPT_PJRT_H_
 #define KEPT_PJRT_H_
 
@@ -33,13 +33,13 @@ typedef struct {
   } version;
   Function* call[];
 } Api;
-enum {  // places in `call`
+enum {  // indices in `call`
   ERROR_DESTROY = 0, CLIENT_PLATFORM_VERSION = 14, CLIENT_COMPILE = 20, EXECUTABLE_DESTROY = 40, SERIALIZE = 49,
   GET_EXECUTABLE = 51, DESERIALIZE_AND_LOAD = 56, TOPOLOGY_PLATFORM_VERSION = 85, TOPOLOGY_SERIALIZE = 87,
   CLIENT_TOPOLOGY = 95
 };
 
-// Arguments. The first word is the size of what the caller knows of them.
+// The arguments of functions. The first field is the size of the struct in the caller's version of the header.
 #define ARGS(Type, ...) (Type){.struct_size = sizeof(Type), __VA_ARGS__}
 typedef struct {
   size_t struct_size;
@@ -67,7 +67,7 @@ typedef struct {
   const char* bytes;
   size_t size;
   void* loaded;
-  void* later[8];  // of other versions: a plugin refuses fewer than it knows, and takes more
+  void* later[8];  // room for fields of later versions: a plugin rejects a smaller struct than its own, but not a larger
 } Load;
 typedef struct {
   size_t struct_size;

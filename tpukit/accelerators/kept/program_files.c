@@ -1,5 +1,6 @@
-// The files of compiled programs, each under its key. One is checked whole before a plugin sees it, which may crash on
-// half of one; nothing that is wrong with a file is an error.
+// The files of compiled programs; a file's name is the program's key. A file's checksum is compared before the plugin
+// gets its content, because the plugin may crash on an incomplete program. A damaged file is not an error: the program is
+// compiled again.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -30,7 +31,7 @@ static char* path_of(const Key* key, const char* folder, size_t length, const ch
   return path;
 }
 
-// Returns the content of an open file if it is whole and this program's.
+// Returns the content of an open file; NULL if it is damaged or belongs to another key. The caller frees the content.
 static char* read_whole(int file, const Key* key, size_t* size) {
   struct stat facts;
   Head head;
@@ -51,13 +52,13 @@ char* read_program(const Key* key, const char* folders, size_t* size) {
   char path[ROOM], *content = NULL;
   for (const char* folder = folders; *folder && !content; folder += folder[strcspn(folder, "\n")] == '\n') {
     size_t length = strcspn(folder, "\n");
-    // Not through a link, and not waiting for the other end of a pipe.
+    // O_NOFOLLOW: do not follow a symbolic link. O_NONBLOCK: do not wait if the file is a pipe.
     int file = open(path_of(key, folder, length, ".pjrt", path), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     folder += length;
     if (file < 0 && errno == ENOENT) continue;
     content = file < 0 ? NULL : read_whole(file, key, size);
-    if (content) futimens(file, NULL);  // the oldest are removed: those that nobody has used for longest
-    else say_once(DAMAGED, "%s is damaged, or not what this version has kept, and is not used", path);
+    if (content) futimens(file, NULL);  // mark the file as used: the least recently used files are removed
+    else say_once(DAMAGED, "%s is not used: it is damaged, or another version has written it", path);
     if (file >= 0) close(file);
   }
   return content;
@@ -69,7 +70,7 @@ int write_program(const Key* key, const char* folder, const char* content, size_
   memcpy(head.magic, magic, sizeof magic);
   snprintf(suffix, sizeof suffix, ".%d.part", (int)getpid());
   path_of(key, folder, strcspn(folder, "\n"), ".pjrt", path);
-  // Under another name first, and moved to its place whole: this process may be killed.
+  // Write under another name and rename the complete file, because this process may be killed while it writes.
   int file = open(path_of(key, folder, strcspn(folder, "\n"), suffix, part), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   FILE* stream = file < 0 ? NULL : fdopen(file, "wb");
   if (!stream) return errno;
@@ -84,12 +85,13 @@ int write_program(const Key* key, const char* folder, const char* content, size_
   return why ? why : EIO;
 }
 
-// ---- one lock a key, so that of several processes one compiles a program, and the others load what it has kept
+// ---- one lock per key: one process compiles the program, and the others wait and then load its file
 
-enum { MOST_SECONDS = 900 };  // that a process waits for another's compile; then it compiles itself
+enum { MOST_SECONDS = 900 };  // limit of the wait for another process's compilation; then this process compiles, too
 
-// Returns the lock, once nobody else has it. Whoever ends, ends its hold on it as well. `is_first` says whether the
-// program is to be compiled and kept here: nobody was waited for, or who had the lock was ended before it could.
+// Waits for the lock and returns it; -1 if it cannot be locked. The system releases the lock of a process that ends.
+// `is_first`: 0 if another process had the lock, and has compiled the program but stored no file. Otherwise 1: if there
+// is no file, this process must compile the program and store it.
 int take_lock(const Key* key, const char* folder, int* is_first) {
   char path[ROOM];
   struct timespec pause = {0, 20000000};
@@ -98,7 +100,8 @@ int take_lock(const Key* key, const char* folder, int* is_first) {
   *is_first = 1;
   if (lock < 0) return -1;
   for (double waited = 0; flock(lock, LOCK_EX | LOCK_NB); waited += 0.02) {
-    if (errno != EWOULDBLOCK || waited > MOST_SECONDS) {  // network drives without locks: each compiles for itself
+    // Some network drives have no locks: there, each process compiles the program itself.
+    if (errno != EWOULDBLOCK || waited > MOST_SECONDS) {
       close(lock);
       return -1;
     }
@@ -113,7 +116,8 @@ int take_lock(const Key* key, const char* folder, int* is_first) {
 void free_lock(int lock, const Key* key, const char* folder, int is_kept) {
   char path[ROOM];
   if (lock < 0) return;
-  // For those who wait for it: there will be no file, and they need not wait for each other. A size takes no room.
+  // If no file was stored, set the size of the lock's file to 1. The waiting processes then see that they must compile
+  // the program themselves, and need not wait for each other.
   if (!is_kept && ftruncate(lock, 1)) return (void)close(lock);
   unlink(path_of(key, folder, strcspn(folder, "\n"), ".lock", path));
   close(lock);

@@ -1,4 +1,4 @@
-// The key of a program: a digest of all that the result of a compile depends on, and of nothing else.
+// The key of a program: a digest of everything on which the result of a compilation depends, and of nothing else.
 #define _GNU_SOURCE
 #include <link.h>
 #include <stdlib.h>
@@ -12,10 +12,10 @@ int failed(const Api* api, Error* error) {
   return error != NULL;
 }
 
-// ---- the program, without what names the lines of Python that it came from
+// ---- the program, without the fields that name lines of Python code: those may change without another program
 
-enum { VARINT, FIXED64, BYTES, FIXED32 = 5 };  // kinds of fields on protobuf's wire
-enum { COMPUTATION = 3, STACK_FRAMES = 17, INSTRUCTION = 2, METADATA = 7 };  // of xla/service/hlo.proto
+enum { VARINT, FIXED64, BYTES, FIXED32 = 5 };  // wire types of protobuf
+enum { COMPUTATION = 3, STACK_FRAMES = 17, INSTRUCTION = 2, METADATA = 7 };  // field numbers in xla/service/hlo.proto
 
 static uint64_t read_varint(const uint8_t** at, const uint8_t* end) {
   uint64_t value = 0;
@@ -23,12 +23,12 @@ static uint64_t read_varint(const uint8_t** at, const uint8_t* end) {
     value |= (uint64_t)(**at & 127) << shift;
     if (*(*at)++ < 128) return value;
   }
-  *at = end + 1;  // no protobuf
+  *at = end + 1;  // not a protobuf: the caller sees that `at` is beyond the end
   return 0;
 }
 
-// Adds a message: all of it, but for the fields `left_out`, and of the fields `inner` what this function adds of them.
-// Returns 0 where the bytes are no protobuf.
+// Adds a message of protobuf to a digest, without the fields `left_out`. It calls itself for the fields `inner`, so that
+// their parts are left out as well. Returns 0 if the bytes are not a protobuf.
 static int add_message(Sha* sha, const uint8_t* at, const uint8_t* end, int depth) {
   static const unsigned inner[] = {COMPUTATION, INSTRUCTION, 0}, left_out[] = {STACK_FRAMES, 0, METADATA};
   while (at < end) {
@@ -70,7 +70,8 @@ typedef struct {
   Sha sha;
 } Build;
 
-// The identity that the linker gave to the plugin's file, so that another build of the compiler is another key.
+// Adds the build id that the linker has written into the plugin's file, so that another build of the compiler gives
+// another key. The plugin is the loaded object that contains the code of one of its functions.
 static int add_build_id(struct dl_phdr_info* object, size_t size, void* given) {
   Build* build = given;
   int is_plugin = 0;

@@ -1,4 +1,4 @@
-"""The code that knows torch_xla and gloo. A new backend is a file, and an entry of `registry`."""
+"""The backends: the code that uses torch_xla and gloo. `registry` lists all of them."""
 
 from tpukit.essentials.backends.cpu import Cpu, CpuRuntime, dry_run_cores
 from tpukit.essentials.backends.protocol import (

@@ -1,16 +1,16 @@
-"""CPU processes in place of TPU cores: plain CPU tensors, joined by gloo.
+"""CPU processes instead of TPU cores: plain CPU tensors, and gloo's collectives.
 
 Every core must call the same collective with tensors of the same shapes and dtypes. If the cores
 differ, gloo ends the process (SIGABRT), waits, or adds up the bits of another dtype, and TPU chips
-hang. A dry run finds such mistakes, so here the cores compare their calls:
+hang. A dry run must report such mistakes, so here the cores compare their calls:
 
     core 0    all_reduce(sum) (2,) float32    checksum 17
     core 1    all_reduce(sum) (3,) float32    checksum 42    -> BackendMismatchError on both
 
 The comparison is a small message before each collective. It would double the cost of a collective
 that the cores call in every step, so after eight calls such a collective gets its own gloo group.
-No other collective uses that group, so no message is needed. If a core then waits for more
-than a second, it looks in the store, where every waiting core writes its call (`_wait`).
+No other collective uses that group, so it needs no comparison. If a core then waits for more than a
+second, it reads the store, into which every waiting core writes its call (`_wait`).
 """
 
 import contextlib
@@ -28,27 +28,28 @@ from tpukit.essentials.backends.dtypes import as_bits, as_numbers, from_numbers
 from tpukit.essentials.backends.protocol import Backend, BackendMismatchError, Runtime, Topology
 from tpukit.essentials.display import InvalidValueError, TpukitRuntimeError
 
-_MOST_DRY_RUN_CORES = 8  # as many as the largest notebook TPU has
-_SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
+_MOST_DRY_RUN_CORES = 8  # the number of cores of the largest TPU of a notebook platform
+_SIOCGIFADDR = 0x8915  # ioctl that returns an interface's IPv4 address (man 7 netdevice)
 _LONGEST_TEXT = 256  # bytes of a call in words
-_OFTEN = 8  # a collective that was called so often gets its own gloo group
-_GROUPS = 3  # so many collectives get one: each group takes threads and sockets
-_PATIENCE = datetime.timedelta(seconds=1)  # a core that waits for longer looks where the others are
-# Bytes from which a tensor is a message of its own, which saves copying it there and back.
+_OFTEN = 8  # calls after which a collective gets its own gloo group
+_GROUPS = 3  # collectives that get one, because each group needs threads and sockets
+# A core that waits for longer reads the other cores' calls in the store.
+_PATIENCE = datetime.timedelta(seconds=1)
+# From this size in bytes on, a tensor is a message of its own, which saves two copies.
 _LARGE = 2**20
 
-# The address where rank 0 serves, and the socket that listens there, which only host 0 has.
+# The address of rank 0's store, and the listening socket for it, which only host 0 has.
 MeetingPoint = tuple[tuple[str, int], socket.socket | None]
 
 
 class _Call(NamedTuple):
-    """A collective, as the cores compare it."""
+    """A call of a collective, for the comparison between cores."""
 
-    name: str  # with the operation, such as "all_reduce(sum)"
-    tensors: tuple[tuple, ...]  # (shape, dtype) of each
+    name: str  # the collective with its operation, such as "all_reduce(sum)"
+    tensors: tuple[tuple, ...]  # (shape, dtype) of each tensor
 
     def in_words(self) -> str:
-        """Return the call, and the shape and dtype of its tensor, or the number of its tensors."""
+        """Return the call with the shape and dtype of its tensor, or with their number."""
         each = [f"{tuple(shape)} {dtype}".replace("torch.", "") for shape, dtype in self.tensors]
         if not each:
             return self.name
@@ -60,30 +61,30 @@ class _Call(NamedTuple):
 
 @dataclass
 class _Message:
-    """Tensors that travel together: a single large one, or all small ones of a dtype."""
+    """Tensors that are sent together: one large tensor, or all small tensors of a dtype."""
 
-    places: list[int]  # of the tensors in the caller's list
-    flat: object
-    is_copy: bool  # `flat` has its own memory, so the result must be copied back
-    work: object = None
+    places: list[int]  # indices of the tensors in the caller's list
+    flat: object  # the numbers of these tensors as a tensor with one axis
+    is_copy: bool  # whether `flat` has its own memory, so that the result must be copied back
+    work: object = None  # gloo's handle of the message
 
 
 class Cpu(Backend):
-    """One CPU process among `world_size`, joined by gloo.
+    """A core that is a CPU process; gloo connects the processes.
 
     Args:
-        rank: this core's number.
-        world_size: cores in the run.
-        meeting_point: the address where rank 0 serves, and the socket that listens there; None for
-            one core in the kernel's own process.
+        rank: number of this core.
+        world_size: number of cores in the run.
+        meeting_point: the address of rank 0's store, and the listening socket for it; None for one
+            core in the kernel's own process.
 
     Attributes:
-        store: the store of torch.distributed, in which the processes find each other; open before
-            the device.
-        group: the group of torch.distributed, in which the cores compare their calls.
+        store: the key-value store of torch.distributed, through which the processes find each
+            other. It is open before the device.
+        group: the process group of torch.distributed, in which the cores compare their calls.
     """
 
-    transport = "gloo"  # of torch.distributed
+    transport = "gloo"  # the backend of torch.distributed; a subclass has another
     can_reopen = True
 
     def __init__(self, rank: int, world_size: int, meeting_point: MeetingPoint | None):
@@ -94,50 +95,52 @@ class Cpu(Backend):
         self.store = self._open_store(meeting_point)
         self.real = torch.float64
         self.device = self.open_device()
-        with _without_stdout():  # gloo prints a greeting of every peer
+        with _without_stdout():  # gloo prints a line per peer
             if self.transport != "gloo":
                 self.group = self.init_process_group()
                 return
-            # Groups with a message that is still on its way. Deleting one would wait for it.
+            # Groups with an unfinished message. To delete such a group would wait for the message.
             self._abandoned: list = []
-            self._calls = 0  # collectives of this core
+            self._calls = 0  # number of collectives that this core has called
             self._open_groups()
 
     # Opening: the store, the device, the groups.
 
     def _open_store(self, meeting_point: MeetingPoint | None):
-        """Return the store of torch.distributed in which the processes find each other."""
+        """Return the store of torch.distributed, through which the processes find each other."""
         import torch.distributed as dist
 
         if meeting_point is None:
             return dist.HashStore()
-        # Rank 0 serves on a socket that the kernel opened: there is no port to agree on, none to
-        # collide, and no file is left behind.
+        # Rank 0 serves the store on a socket that the kernel opened before the fork. So the port is
+        # certainly free, all processes know it, and no file is left behind.
         (address, port), listener = meeting_point
         os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface_towards(address))
         server = {}
         if self.rank == 0:
             server = {"is_master": True, "master_listen_fd": listener.detach()}
         if listener is not None:
-            listener.close()  # inherited: if rank 0 dies, no other process may seem to listen
+            # All processes inherit the socket. If rank 0 dies, connections must fail and not wait.
+            listener.close()
         return dist.TCPStore(address, port, self.world_size, wait_for_workers=False, **server)
 
     def open_device(self):
-        """Return the device of this core, for the tensors of batches and models."""
+        """Start the device of this core, and return its `torch.device`."""
         import torch
 
         return torch.device("cpu")
 
     def _open_groups(self) -> None:
         self.group, *self._free = self._join()
-        self._own: dict[_Call, object] = {}  # groups of frequent collectives
-        self._agreed: Counter = Counter()  # how often all cores made a call
+        self._own: dict[_Call, object] = {}  # the groups of frequent collectives
+        self._agreed: Counter = Counter()  # how often all cores have made the same call
 
     def reopen(self, run: int) -> None:
         if not self.can_reopen:
-            return  # a session goes on only if no core has left a collective
+            return  # without `can_reopen` a session continues only if no collective is half done
         self._abandoned.append((self.group, self._free, self._own))
-        # The same on every core, and no number of an earlier run: it names groups and store keys.
+        # Names of groups and keys of the store contain this number. It must be the same on every
+        # core, and larger than every number of earlier runs, which have fewer than 2**32 calls.
         self._calls = run << 32
         with _without_stdout():
             self._open_groups()
@@ -145,8 +148,8 @@ class Cpu(Backend):
     def _join(self) -> list:
         """Return the group for comparisons, and the groups for frequent collectives.
 
-        All are opened before they are needed, because gloo prints greetings. Output of other
-        threads at that moment would be lost too.
+        All are opened at the start. gloo prints a line per peer then, so standard output is
+        discarded meanwhile. During a run, output of other threads would be lost with it.
         """
         options = _gloo_options()
         count = 1
@@ -156,10 +159,11 @@ class Cpu(Backend):
         return [self._own_group(name, options) for name in names]
 
     def _own_group(self, name: str, options):
-        """Return a process group that is not torch.distributed's default one.
+        """Return a process group that is not torch.distributed's default group.
 
-        TPU cores have no default group either. Layers that average by themselves if
-        `is_initialized()` would otherwise do so in a dry run only.
+        TPU cores have no default group, either. Some layers average over processes by themselves if
+        `torch.distributed.is_initialized()`. With a default group they would do so in a dry run,
+        but not on a TPU.
         """
         import torch
         import torch.distributed as dist
@@ -233,12 +237,16 @@ class Cpu(Backend):
     def _agree(self, name: str, tensors: list):
         """Return the group for a collective, after the cores have compared their calls.
 
-        A frequent collective has its own group, and needs no comparison. On devices other than
-        the CPU a comparison would wait for the device, so there only `gather` is compared.
+        A frequent collective has its own group, and needs no comparison. With another transport
+        than gloo (GPUs), a comparison would wait for the device, so only `gather` is compared.
+
+        Args:
+            name: the collective with its operation, such as "all_reduce(sum)".
+            tensors: its tensors.
 
         Raises:
             InvalidValueError: the cores are in different collectives.
-            BackendMismatchError: their tensors differ in shape or dtype.
+            BackendMismatchError: the tensors of the cores differ in shape or dtype.
         """
         call = _Call(name, tuple((tensor.shape, tensor.dtype) for tensor in tensors))
         if self.world_size == 1:
@@ -254,25 +262,28 @@ class Cpu(Backend):
         if not self._is_same_everywhere(call):
             _check_same(self._gather_texts(call.in_words()), differ=True)
         self._agreed[call] += 1
-        # Core 0 does not wait in a broadcast, so other cores may still be in the one before.
+        # `broadcast` never gets a group: core 0 does not wait in it, so other cores may still be in
+        # the previous broadcast when core 0 makes the next.
         can_have_own_group = bool(self._free) and name != "broadcast"
         if can_have_own_group and self._agreed[call] == _OFTEN:
             self._own[call] = self._free.pop()
         return self.group
 
     def _is_same_everywhere(self, call: _Call) -> bool:
-        """Return whether all cores make the same call; one message with its checksum."""
+        """Return whether all cores make the same call, by a message with its checksum."""
         import torch
         import torch.distributed as dist
 
         form = (call.name, *call.tensors)
         checksum = zlib.crc32(repr(form).encode())
-        largest = torch.tensor([checksum, -checksum])  # the second becomes minus the smallest
+        # The maximum of the second number is minus the smallest checksum. The checksums are equal
+        # if the largest and the smallest are.
+        largest = torch.tensor([checksum, -checksum])
         self._wait(self.group.allreduce([largest], op=dist.ReduceOp.MAX))
         return bool(largest[0] == -largest[1])
 
     def _gather_texts(self, text: str) -> list[str]:
-        """Return the short texts of all cores."""
+        """Return the texts of all cores, each cut to 256 bytes, in order of rank."""
         import torch
 
         padded = text.encode().ljust(_LONGEST_TEXT)[:_LONGEST_TEXT]
@@ -284,7 +295,7 @@ class Cpu(Backend):
         return [text.strip() for text in texts]
 
     def _wait(self, work) -> None:
-        """Wait for a message; if that takes long, check that all cores are in the same call.
+        """Wait for a message; after a second, check that all cores are in the same call.
 
         Raises:
             InvalidValueError, BackendMismatchError: as `_agree`.
@@ -296,8 +307,9 @@ class Cpu(Backend):
             self._check_waiting_cores()
 
     def _check_waiting_cores(self) -> None:
-        """Write this core's call into the store; raise if all cores wait, in different calls."""
+        """Write this core's call into the store; raise if all cores wait in different calls."""
         self.store.set(f"waits/{self.rank}", f"{self._calls} {self._call.in_words()}")
+        # Until every core has waited for a second once, some entries do not exist.
         keys = [f"waits/{rank}" for rank in range(self.world_size)]
         if not self.store.check(keys):
             return
@@ -307,39 +319,40 @@ class Cpu(Backend):
             number, _, call = self.store.get(key).decode().partition(" ")
             numbers.add(number)
             calls.append(call)
-        # Different numbers are of different moments: a core wrote its own some time ago.
+        # With different numbers, some entries are old: their cores have left that call since.
         if len(numbers) == 1 and len(set(calls)) > 1:
             self._abandoned.append((self.group, self._free, self._own))
             with _without_stdout():
                 self._open_groups()
             _check_same(calls)
 
-    # Tensors: there and back.
+    # Copies of tensors to the transport and back.
 
     def _change(
         self, tensors: list, send: Callable, *, finish: Callable = lambda flat: None
     ) -> None:
-        """Change tensors by a collective.
+        """Overwrite tensors with the result of a collective.
 
-        A large tensor is changed in place if it is contiguous. All small ones of a dtype travel in
+        A large contiguous tensor is sent without a copy. All small tensors of a dtype are sent in
         one message.
 
         Args:
             tensors: the tensors of this core.
-            send: starts the collective on a flat tensor, and returns its work.
+            send: starts the collective on a flat tensor, and returns gloo's handle.
             finish: called with the flat tensor when the collective is done.
         """
         import torch
 
         if self.world_size == 1:
             return
-        # torch 2.8's gloo has no complex numbers; as pairs they are the same memory.
+        # gloo does not support complex numbers (torch 2.8). A view as pairs shares their memory.
         tensors = [
             torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor
             for tensor in tensors
         ]
         hosts = self._for_collectives(tensors)
         messages = _messages(hosts)
+        # Start all messages before the wait for the first, so that they overlap.
         for message in messages:
             message.work = send(message.flat)
         for message in messages:
@@ -348,8 +361,8 @@ class Cpu(Backend):
             sizes = [hosts[place].numel() for place in message.places]
             for place, part in zip(message.places, message.flat.split(sizes), strict=True):
                 tensor = tensors[place].detach()
-                # Addresses are not compared: TorchTPU's are those of handles, and the address of
-                # one tensor's part may be another tensor's.
+                # Not by a comparison of addresses: TorchTPU returns addresses of handles, and a
+                # part of one tensor may begin at another tensor's address.
                 was_copied = message.is_copy or hosts[place].device != tensor.device
                 if was_copied:
                     tensor.copy_(part.view(tensor.shape))
@@ -368,7 +381,7 @@ class Cpu(Backend):
 
 
 class CpuRuntime(Runtime):
-    """CPU processes: the dry run on every machine; one core in the kernel if nothing can fork."""
+    """The dry run with CPU processes; without fork, with one core in the kernel."""
 
     name = "cpu"
     backend = Cpu
@@ -381,7 +394,7 @@ class CpuRuntime(Runtime):
         cores = cores or dry_run_cores(machine)
         processes = cores
         if not hasattr(os, "fork"):
-            processes = 0  # the only core runs in the kernel
+            processes = 0  # a single core, which runs in the kernel
             if cores > 1:
                 raise InvalidValueError(
                     f"cores={cores} CPU processes are not supported: "
@@ -397,13 +410,13 @@ class CpuRuntime(Runtime):
         """Import the modules of the workers.
 
         Raises:
-            TpukitRuntimeError: the notebook has imported torch_tpu. Its first backward(), of CPU
-                tensors too, counts its devices, so the worker would open the chips. Without chips
-                it would ask Google Cloud for them, for minutes.
+            TpukitRuntimeError: the notebook has imported torch_tpu. Then the first backward() of a
+                worker, even of CPU tensors, counts the TPU's devices. That would open the chips;
+                without chips torch_tpu would ask Google Cloud for them for minutes.
         """
         if "torch_tpu" in sys.modules and self.package != "torch_tpu":
             raise TpukitRuntimeError(
-                "this kernel has imported torch_tpu, so workers on the CPU would take the chips",
+                "this kernel has imported torch_tpu, so workers on the CPU would open the chips",
                 found=(
                     "the first backward() of CPU tensors starts the TPU runtime if torch_tpu is "
                     "imported"
@@ -438,16 +451,16 @@ class CpuRuntime(Runtime):
 
 
 def dry_run_cores(machine) -> int:
-    """Return the default number of CPU processes: one per processor, at least 2 and at most 8."""
+    """Return the default number of CPU processes: one per processor, 2 to 8."""
     if not hasattr(os, "fork"):
         return 1
     return min(_MOST_DRY_RUN_CORES, max(2, machine.cpus))
 
 
 def _gloo_options():
-    """Return the options of all groups, which share their devices.
+    """Return the options for all groups of gloo, with network devices that the groups share.
 
-    Each device has a thread that wakes up a hundred times per second.
+    They are shared because each device has a thread that wakes up a hundred times per second.
     """
     import torch.distributed as dist
 
@@ -462,24 +475,29 @@ def _gloo_options():
 
 
 def _is_done(work) -> bool:
-    """Wait for a second; return whether a message has arrived. Raise if it failed."""
+    """Wait for a message for at most a second; return whether it has arrived.
+
+    Raises:
+        RuntimeError: the message has failed, for example because a process has ended.
+    """
+    # `wait` raises a RuntimeError after a timeout as well as after a failure.
     with contextlib.suppress(RuntimeError):
         work.wait(_PATIENCE)
         return True
     if not work.is_completed():
         return False
-    work.wait()  # it has just arrived, or this raises the error of its failure
+    work.wait()  # raises the error of a failure; the message may also have arrived just now
     return True
 
 
 def _messages(hosts: list) -> list[_Message]:
-    """Put tensors into messages: each large one alone, all small ones of a dtype together."""
+    """Return the messages for tensors: one per large tensor, one for all small of a dtype."""
     import torch
 
     messages = []
     small: dict[object, list[int]] = {}
     for place, host in enumerate(hosts):
-        # By the size alone: the messages must be the same on every core, strides may differ.
+        # Only the size decides: all cores must make the same messages, but strides may differ.
         if host.nbytes >= _LARGE:
             is_copy = not host.is_contiguous()
             messages.append(_Message([place], flat=host.reshape(-1), is_copy=is_copy))
@@ -492,20 +510,25 @@ def _messages(hosts: list) -> list[_Message]:
 
 
 def _check_same(texts: Sequence[str], *, differ: bool = False) -> None:
-    """Raise if the cores are in different calls.
+    """Raise an error if the cores are in different calls.
 
     Args:
-        texts: by rank, the calls in words.
-        differ: the calls are known to differ, even if their shortened texts are equal.
+        texts: the calls in words, in order of rank.
+        differ: True if the calls are known to differ, because their texts may be cut.
+
+    Raises:
+        InvalidValueError: the collectives differ.
+        BackendMismatchError: the shapes or dtypes differ.
     """
+    # A text is the collective, a space, and the shape and dtype.
     names = [text.partition(" ")[0] for text in texts]
     tensors = [text.partition(" ")[2] for text in texts]
     if len(set(names)) > 1:
         raise InvalidValueError(
-            "the cores are in different collectives, each of which waits for all",
+            "the cores are in different collectives, and each waits for all cores to call it",
             found=", ".join(f"core {rank} {text}" for rank, text in enumerate(texts)),
             fix=(
-                "the same calls in the same order on every core, "
+                "make the same calls in the same order on every core, "
                 "none of them under `if core.is_main`"
             ),
         )
@@ -514,7 +537,7 @@ def _check_same(texts: Sequence[str], *, differ: bool = False) -> None:
             f"{names[0].partition('(')[0]} needs the same shape and dtype on every core",
             found=", ".join(f"core {rank} {text}" for rank, text in enumerate(tensors)),
             fix=(
-                "pad to one shape first, as core.batches(..., shuffle=False) does; then "
+                "pad the tensors to one shape, as core.batches(..., shuffle=False) does; then "
                 "core.gather(...)[:n] removes the padding"
             ),
         )
@@ -523,15 +546,17 @@ def _check_same(texts: Sequence[str], *, differ: bool = False) -> None:
 def _interface_towards(address: str) -> str:
     """Return the name of the network interface that leads to an address.
 
-    By default, gloo looks up the host's own name. On many hosts that name means 127.0.0.1, which
-    the processes of other hosts cannot reach.
+    By default gloo uses the address of the host's own name. On many hosts that is 127.0.0.1, which
+    processes of other hosts cannot reach.
     """
     if address.startswith("127."):
         if sys.platform == "darwin":
             return "lo0"
         return "lo"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, 9))  # sends nothing: it only asks for the route
+        # For a datagram socket, `connect` sends nothing but chooses the route and with it the local
+        # address. The port has no meaning.
+        probe.connect((address, 9))
         ours = probe.getsockname()[0]
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # an interface without an IPv4 address
@@ -539,7 +564,7 @@ def _interface_towards(address: str) -> str:
                     return name
     raise TpukitRuntimeError(
         "no network interface of this host leads to host 0",
-        found=f"{address} is reached from {ours}, an address of no interface",
+        found=f"the route to {address} begins at {ours}, which is the address of no interface",
         fix=(
             "set GLOO_SOCKET_IFNAME=eth0 on every host, or the name that `ip address` shows there"
         ),
@@ -556,6 +581,7 @@ def _address_of(interface: str, any_socket: socket.socket) -> str:
 
 @contextlib.contextmanager
 def _without_stdout() -> Iterator[None]:
+    """Discard the standard output of this process in the block, also that of native code."""
     sys.stdout.flush()
     kept = os.dup(1)
     with open(os.devnull, "w") as nowhere:

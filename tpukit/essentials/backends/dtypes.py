@@ -1,15 +1,15 @@
-"""Carry tensors of any dtype through collectives that know only some of them.
+"""Convert tensors of any dtype for collectives that support only some dtypes.
 
-gloo and NCCL have no int16, no wide unsigned numbers, no complex numbers and no float8 (torch 2.8
-and 2.9: "Invalid scalar type"). TPUs have them, so a dry run must have them too.
+gloo and NCCL do not support int16, uint16 to uint64, complex numbers and float8 (torch 2.8 and
+2.9: "Invalid scalar type"). TPUs support them, so a dry run must support them, too.
 
-    gather      [-1000, 24] int16    travels as 4 bytes
-    all_reduce  [-1000, 24] int16    travels as int32, and becomes int16 again
+    gather      [-1000, 24] int16    sent as 4 bytes
+    all_reduce  [-1000, 24] int16    sent as int32, and converted back to int16
 """
 
 
 def as_bits(tensor):
-    """Return a contiguous tensor in a dtype that gloo can copy; the same memory."""
+    """Return a view of a contiguous tensor, in a dtype that gloo can copy."""
     import torch
 
     if tensor.dtype in _carried():
@@ -21,6 +21,7 @@ def as_numbers(tensor, op: str):
     """Return a tensor in a dtype that gloo can reduce. Complex numbers become pairs.
 
     Args:
+        tensor: a tensor of any dtype.
         op: "sum", "mean", "min" or "max".
     """
     import torch
@@ -35,7 +36,13 @@ def as_numbers(tensor, op: str):
 
 
 def from_numbers(numbers, dtype, op: str):
-    """Return the result of a collective on `as_numbers(tensor, op)` in the tensor's own dtype."""
+    """Convert the result of a collective on `as_numbers(tensor, op)` back to the tensor's dtype.
+
+    Args:
+        numbers: the result.
+        dtype: the dtype of the tensor before `as_numbers`.
+        op: the same as in `as_numbers`.
+    """
     import torch
 
     if numbers.dtype == dtype:
@@ -48,7 +55,7 @@ def from_numbers(numbers, dtype, op: str):
 
 
 def _carried() -> tuple:
-    """Return the dtypes that gloo and NCCL have."""
+    """Return the dtypes that gloo and NCCL support."""
     import torch
 
     whole = (torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64)
@@ -56,12 +63,12 @@ def _carried() -> tuple:
 
 
 def _flipped(op: str) -> int:
-    """Return the bits to flip, so that unsigned numbers have the same order as signed ones."""
+    """Return the bits to flip, so that uint64 numbers keep their order when read as int64."""
     return -(2**63) if op in ("min", "max") else 0
 
 
 def _wider(dtype):
-    """Return a dtype that gloo has, and that holds every number of another one."""
+    """Return a dtype that gloo supports and that can represent every number of `dtype`."""
     import torch
 
     if dtype.is_floating_point:

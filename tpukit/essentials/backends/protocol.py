@@ -1,8 +1,8 @@
 """The interface of every backend.
 
-A `Runtime` knows one kind of device: it lays out a run on a machine (`Topology`) and starts it in
-the worker processes. There it makes a `Backend` object per core, which has the core's device and
-its collectives.
+A `Runtime` belongs to a kind of device. In the kernel it plans the cores and processes of a run
+(`Topology`). In each worker process it starts the devices, and makes a `Backend` object per core,
+which has the core's device and its collectives.
 
     kernel    runtime.topology(machine, cores)    -> 8 cores on 8 processes
     worker 3  runtime.start(body, topology, ...)  -> body(Backend(rank=3, world_size=8))
@@ -22,19 +22,19 @@ from tpukit.essentials.display import (
 
 
 class BackendMismatchError(InvalidValueError):
-    """The cores call one collective with tensors of different shapes or dtypes."""
+    """The cores call the same collective with tensors of different shapes or dtypes."""
 
 
 @dataclass(frozen=True)
 class Hosts:
-    """The hosts of a run, each of which launches the same function on the same number of cores.
+    """The hosts of a run. Each launches the same function on equally many cores.
 
     Attributes:
         number: the number of this host, from 0.
-        count: hosts of the run, 2 or more.
-        address: (IP address of host 0, port), for the CPU processes or GPUs of all hosts. Chips
-            find each other by the environment of a TPU VM.
-        listener: on host 0, the socket that listens there.
+        count: number of hosts in the run, 2 or more.
+        address: (IP address of host 0, port), through which the CPU processes or GPUs of all hosts
+            find each other. TPU chips find each other by the variables of a TPU VM.
+        listener: on host 0, the socket that listens at `address`; None on other hosts.
     """
 
     number: int
@@ -48,18 +48,18 @@ class Topology:
     """The layout of a run: its cores and processes.
 
     Attributes:
-        backend: the name of the runtime, as in `tpukit.essentials.backends.runtimes()`.
-        device: one core in words, such as "TPU v5e core".
-        cores: cores of the run on this host.
-        processes: worker processes, each with the same number of cores; 0 if the only core runs
-            in the kernel itself.
-        is_dry_run: whether CPU processes take the place of TPU cores.
+        backend: the name of the runtime, a key of `tpukit.essentials.backends.runtimes()`.
+        device: a core in words, such as "TPU v5e core".
+        cores: number of cores of the run on this host.
+        processes: number of worker processes on this host, each with the same number of cores; 0 if
+            the only core runs in the kernel itself.
+        is_dry_run: whether CPU processes or a simulated TPU replace TPU cores.
         generation: the generation of a TPU, such as "v5e"; otherwise "".
-        device_number: the chip or GPU, from 0, of a run of one process, while others run on the
-            other chips; None if the run is alone on the machine.
+        device_number: the number of the only chip or GPU of the run, from 0. Other runs may use the
+            other chips. None if the run may use the whole machine.
         hosts: the hosts of the run; None for a single host.
-        kept: the open compilation cache; None for none.
-        chips: chips per core; more than 1 if the model is sharded over them.
+        compile_cache: the open compilation cache; None for none.
+        chips: number of chips per core; more than 1 if the model is sharded over them.
     """
 
     backend: str
@@ -70,12 +70,12 @@ class Topology:
     generation: str = ""
     device_number: int | None = None
     hosts: Hosts | None = None
-    kept: object | None = field(default=None, repr=False, compare=False)
+    compile_cache: object | None = field(default=None, repr=False, compare=False)
     chips: int = 1
 
     @property
     def world_size(self) -> int:
-        """Cores of the run, on all hosts."""
+        """The number of cores of the run on all hosts."""
         return self.cores * (self.hosts.count if self.hosts else 1)
 
     @property
@@ -86,7 +86,7 @@ class Topology:
     def ranks(self, process: int) -> range:
         """Return the ranks of the cores in a worker process.
 
-        On a TPU torch_xla assigns the ranks, so these are only the probable ranks.
+        On a TPU torch_xla assigns the ranks at the start, so these are only the expected ranks.
 
         Args:
             process: number of the worker process on this host, from 0.
@@ -102,9 +102,9 @@ class Compiling:
 
     Attributes:
         number: the number of the graph in this process, from 1.
-        last_seconds: the time that the graph before took; None for the first.
+        last_seconds: seconds that the previous graph took; None for the first graph.
         doing: "compiling", or "loading" from the compilation cache.
-        is_waiting: whether another process compiles it.
+        is_waiting: whether another process compiles the graph, and this process waits for it.
     """
 
     number: int
@@ -114,26 +114,29 @@ class Compiling:
 
 
 class Backend:
-    """One core's device and its collectives. A method marked "Collective" must run on every core.
+    """The device of a core, and its collectives.
+
+    A method whose description says "Collective" must be called on every core.
 
     Attributes:
-        rank: this core's number, 0 to world_size - 1.
-        world_size: cores in the run.
-        device: the torch.device of this core.
+        rank: number of this core, 0 to world_size - 1.
+        world_size: number of cores in the run.
+        device: the `torch.device` of this core.
         real: the dtype that a Python number has in a collective.
-        chips: chips of this core; each has a part of every tensor.
-        in_graph: whether collectives are recorded into the graph of the step. Cores then wait for
+        chips: number of chips of this core. If there are several, each has a part of every tensor.
+        in_graph: True if collectives are recorded into the graph of the step. Cores then wait for
             each other in `sync` and when they read a tensor, not in the call of the collective.
-        waits_idle: whether a core that waits for others uses no processor.
-        traced: whether a step is only recorded while Python runs, and compiled and run in `sync`.
-        shares_process: whether other cores are threads of the same process, as on v2 and v3.
-        can_reopen: whether `reopen` makes collectives work again after a core has left one.
-        is_recording: whether `preflight` records the programs of a run. Values from the device are
-            then not results, so nothing may be saved.
-        waits: seconds of the last 64 calls of `wait`, if the backend can wait.
+        waits_idle: True if a core that waits in a collective uses no processor.
+        traced: True if Python code only records a step, which `sync` compiles and runs.
+        shares_process: True if other cores are threads of the same process, as on v2 and v3.
+        can_reopen: True if collectives work again after `reopen`, when a core has left one half
+            done.
+        is_recording: True while `preflight` records the programs of a run. Values from the device
+            are then not results, so nothing may be saved.
+        waits: seconds of each of the last 64 calls of `wait`.
         wait_count: number of all calls of `wait`.
-        after_sync: called after every `sync`, and after a step without one. A running profile
-            marks its steps there.
+        after_sync: a function that is called after every `sync`, and after a step without one.
+            A running profile marks the steps with it. None for none.
     """
 
     rank: int
@@ -152,7 +155,7 @@ class Backend:
     after_sync: Callable[[], None] | None = None
 
     def seed(self, seed: int) -> None:
-        """Seed the device's random numbers, unless they are the CPU's."""
+        """Seed the device's random generator. A CPU process has none besides the host's."""
 
     def set_precision(self, precision: str) -> None:
         """Set the precision of float32 matrix products and convolutions.
@@ -162,26 +165,26 @@ class Backend:
         """
 
     def sync(self) -> None:
-        """Start the work recorded so far, and return without waiting for its end."""
+        """Start the recorded work on the device, and return without waiting for its end."""
         if self.after_sync:
             self.after_sync()
 
     def wait(self) -> None:
-        """Return when the device has done all recorded work; only a stopwatch needs it."""
+        """Wait until the device has done all recorded work; for measurements of time."""
 
     def place_model(self, module) -> str:
-        """Shard the weights and buffers of a module; return a line on large unsharded parts."""
+        """Shard a module's tensors; return a line about large tensors left whole, or ""."""
         return ""
 
     def place_state(self, optimizer) -> None:
-        """Shard the new state of an optimizer: of a first step, or from a checkpoint."""
+        """Shard the state that an optimizer got in its first step or from a checkpoint."""
 
     def barrier(self) -> None:
-        """Wait until every core is here. Collective."""
+        """Wait until every core has called this method. Collective."""
         raise NotImplementedError
 
     def all_reduce(self, tensor, op: str):
-        """Return a tensor reduced over the cores, with the same bits on each. Collective.
+        """Return a tensor reduced over the cores, with equal bits on all. Collective.
 
         Args:
             tensor: a tensor of the same shape and dtype on every core.
@@ -190,20 +193,24 @@ class Backend:
         raise NotImplementedError
 
     def with_fractions(self, tensor):
-        """Return a tensor whose dtype can hold a mean: whole numbers become `real`."""
+        """Return a tensor with a dtype for means: integers become `real`."""
         if tensor.is_floating_point() or tensor.is_complex():
             return tensor
         return tensor.to(self.real)
 
     def gather(self, tensor):
-        """Return the tensors of all cores, joined along the first axis. Collective.
+        """Concatenate the tensors of all cores in order of rank, along axis 0. Collective.
 
         Shapes and dtypes must be the same on every core.
         """
         raise NotImplementedError
 
     def reduce_scatter(self, tensor):
-        """Return this core's part of the sum over the cores, along the first axis. Collective."""
+        """Return this core's rows of the sum over the cores. Collective.
+
+        Args:
+            tensor: (world_size * N, ...); core r gets the rows from r * N to (r + 1) * N.
+        """
         each = len(tensor) // self.world_size
         first = self.rank * each
         return self.all_reduce(tensor, "sum")[first : first + each]
@@ -213,22 +220,22 @@ class Backend:
         raise NotImplementedError
 
     def average(self, tensors: list) -> None:
-        """Overwrite the tensors, such as gradients, with their mean over the cores. Collective."""
+        """Overwrite tensors, such as gradients, with their mean over cores. Collective."""
         raise NotImplementedError
 
     def reopen(self, run: int) -> None:
-        """Open new groups for the next run of a session, after a run that was left. Collective.
+        """Open new process groups after a core has left a session's run. Collective.
 
-        In the old groups a message may still wait for a core that has left.
+        In the old groups a message may still wait for that core.
 
         Args:
             run: number of the next run.
         """
 
     def init_process_group(self):
-        """Join torch.distributed's default group, and return it. Collective.
+        """Create torch.distributed's default process group, and return it. Collective.
 
-        The process stays in the group.
+        A second call returns the same group.
         """
         raise NotImplementedError
 
@@ -237,53 +244,63 @@ class Backend:
         raise NotImplementedError
 
     def note_batch(self, batch: object) -> None:
-        """Note a batch on the device that a loop over `core.batches` receives; `preflight` does."""
+        """Record a batch that `core.batches` gives to a loop. Only `preflight` needs it."""
 
     def to_cpu(self, tensors: list) -> list:
-        """Copy tensors to host memory, in a single transfer; return host tensors unchanged."""
+        """Copy tensors to host memory, in a single transfer; return host tensors as is."""
         raise NotImplementedError
 
     def compiles(self) -> tuple[int, float] | None:
-        """Return (graphs compiled in this process, seconds); None if nothing is compiled."""
+        """Return (number of compiled graphs, seconds) of this process.
+
+        None if the backend does not compile.
+        """
         return None
 
     def loads(self) -> tuple[int, float]:
-        """Return (graphs loaded from the compilation cache in this process, seconds)."""
+        """Return (number of graphs from the compilation cache, seconds) of this process."""
         return 0, 0.0
 
     def compiling(self) -> Compiling | None:
-        """Return the graph that this process compiles now, or None; any thread may call it."""
+        """Return the graph that this process compiles now; None for none.
+
+        Any thread may call this method.
+        """
         return None
 
     def metrics(self) -> dict[str, tuple[int, float]]:
-        """Return torch_xla's metrics as (samples, sum), times in ns; counters as (value, 0)."""
+        """Return torch_xla's metrics and counters by name; empty on other backends.
+
+        A metric is (number of samples, their sum), with times in ns. A counter is (value, 0.0).
+        """
         return {}
 
     def memory(self) -> dict[str, int]:
-        """Return "peak", the most device memory in use so far, and "limit", in bytes.
+        """Return the "peak" of used device memory and its "limit", in bytes.
 
-        It is empty if the device does not report them.
+        The dict is empty if the device does not report them.
         """
         return {}
 
 
 class Runtime:
-    """One kind of device: how its runs are laid out, and started in a worker process.
+    """The layout and the start of runs on a kind of device.
 
     Attributes:
-        name: the name that `launch(backend=...)` takes.
-        backend: the class of its cores.
-        hardware: the kind of its cores: "TPU", "GPU" or "CPU". Of two runtimes for the same kind, a
-            launch takes the one whose package is installed.
-        package: the package that it needs besides torch; None for none.
-        how_to_install: the line that installs it, unless it is torch_xla's.
-        sharded: the name of the runtime for which all devices of a host are a single core; None if
+        name: the name in `launch(backend=...)`.
+        backend: the `Backend` class of its cores.
+        hardware: the kind of device: "TPU", "GPU" or "CPU". Of two runtimes for the same kind,
+            `launch` chooses the one whose package is installed.
+        package: the package that the runtime needs besides torch; None for none.
+        how_to_install: the line that installs `package`; "" for torch_xla, whose line depends on
+            the machine.
+        sharded: the name of the runtime in which all devices of a host are a single core; None if
             there is none.
         dry_run_of: the name of the backend that this backend replaces on a machine without such a
             device; None for a backend that is not a dry run.
-        is_for_launch: whether `launch(backend=...)` accepts it.
-        note: added to the line that a dry run prints.
-        keeps_compiles: whether a compilation cache can hold its programs.
+        is_for_launch: whether `launch(backend=...)` accepts the name.
+        note: text at the end of the line that a dry run prints.
+        keeps_compiles: whether a compilation cache can store the compiled programs.
     """
 
     name: str
@@ -305,11 +322,11 @@ class Runtime:
         """Return the layout of a run on a machine.
 
         Args:
-            machine: its `MachineInfo`.
+            machine: the `MachineInfo` of the machine.
             cores: number of cores; None for all.
 
         Raises:
-            ValueError: this number of cores is not supported there.
+            InvalidValueError: the machine does not support this number of cores.
         """
         raise NotImplementedError
 
@@ -321,18 +338,20 @@ class Runtime:
         return False
 
     def load(self, topology: Topology) -> None:
-        """Import in the kernel the modules that every worker would import. It starts nothing."""
-        # Every optimizer's __init__ imports it, for a second or more in each worker otherwise.
+        """Import the workers' modules in the kernel, once for all; start no device."""
+        # The first optimizer of a process imports torch._dynamo, which takes a second or more.
         import torch._dynamo
         import torch.distributed
 
         if torch.distributed.is_available():
-            # This makes a temporary folder, which a worker would leave behind.
+            # This import makes a temporary folder, which a killed worker would leave behind.
             with contextlib.suppress(ImportError):
                 import torch.distributed.nn.jit.instantiator  # noqa: F401
 
     def open_compile_cache(self, folders: Iterable[Path], say: Callable[[str], object]):
-        """Open the compilation cache of a launch; print why and return None if there can be none.
+        """Open the compilation cache of a launch, and return it.
+
+        If a cache is not supported here, it prints the reason and returns None.
 
         Args:
             folders: the folders of the cache.
@@ -350,9 +369,9 @@ class Runtime:
         return open_compile_cache(folders, say)
 
     def meeting_point(self, topology: Topology) -> contextlib.AbstractContextManager:
-        """Open the connection by which the processes of a run find each other.
+        """Return the context manager of the object that connects a run's processes.
 
-        The kernel closes it once all processes are forked.
+        The kernel opens it before the forks, which inherit it, and closes it after them.
         """
         return contextlib.nullcontext()
 
@@ -364,12 +383,12 @@ class Runtime:
         process: int,
         meeting_point,
     ) -> None:
-        """Start the devices of a worker process, and call the body once per core.
+        """Start the devices of a worker process, and call `body` once per core.
 
         Args:
-            body: takes the backend of a core.
+            body: a function of the `Backend` of a core.
             topology: the layout of the run.
             process: number of the worker process, from 0.
-            meeting_point: opened by the method of that name, and inherited by the fork.
+            meeting_point: the object from the method `meeting_point`.
         """
         raise NotImplementedError

@@ -1,13 +1,13 @@
-"""The backends of a launch by name, the best first.
+"""The backends of a launch by name, from the fastest device to the slowest.
 
-`launch` takes the first backend whose devices the machine has. If the machine has no device of the
-backend that the user asked for, `launch` takes the first dry run of that backend:
+By default `launch` uses the first backend whose devices the machine has. If the user names a
+backend and the machine has no such device, `launch` uses the first dry run of that backend:
 
     "xla"              TPU chips, driven by torch_xla
     "xla:simulator"    dry run of "xla" on a simulated TPU
     "xla:cpu"          dry run of "xla" on XLA:CPU processes, if there is no simulator
 
-`Runtime.dry_run_of` names the backend that a dry run takes the place of.
+`Runtime.dry_run_of` is the name of the backend that a dry run replaces.
 """
 
 import functools
@@ -22,18 +22,19 @@ from tpukit.essentials.display import NotInstalledError, optional_subpackage
 
 
 class RuntimeEntry(NamedTuple):
-    """One backend of the registry.
+    """A backend in the registry.
 
     Attributes:
-        name: the name that `launch(backend=...)` takes.
-        find: imports the subpackage of the backend, and returns the class of this name.
+        name: the name in `launch(backend=...)`.
+        find: a function of the name, which imports the subpackage of the backend and returns the
+            `Runtime` class.
     """
 
     name: str
     find: Callable[[str], type[Runtime]]
 
     def load(self) -> Runtime:
-        """Return the backend.
+        """Import the subpackage of the backend, and return its `Runtime`.
 
         Raises:
             NotInstalledError: this copy of tpukit does not have the subpackage of the backend.
@@ -70,6 +71,7 @@ def _of_name(name: str, classes: Iterable[type[Runtime]]) -> type[Runtime]:
     return next(each for each in classes if each.name == name)
 
 
+# The first four drive real devices, the fastest first. The other entries are variants of them.
 _ENTRIES = (
     RuntimeEntry("xla", _in_essentials),
     RuntimeEntry("torch_tpu", _in_accelerators),
@@ -87,7 +89,7 @@ REGISTRY = {entry.name: entry for entry in _ENTRIES}
 
 @functools.cache
 def runtimes() -> dict[str, Runtime]:
-    """Return the backends that this copy of tpukit has, by name, the best first."""
+    """Return the backends whose subpackages are present, by name, in the registry's order."""
     found = {}
     for entry in _ENTRIES:
         try:

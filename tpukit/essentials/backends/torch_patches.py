@@ -2,7 +2,7 @@
 
 correct_running_variance
     changes     `torch.batch_norm` and `torch.instance_norm`, for tensors on XLA devices in training
-    because     torch_xla 2.8 and 2.9 keep a running variance divided by n, torch's by n - 1
+    because     torch_xla 2.8 and 2.9 compute a running variance with division by n, torch by n - 1
     upstream    no issue known; torch's rule is documented after pytorch/pytorch issue 77427
     until       `test_torch_xla_itself_still_divides_the_running_variance_by_n` fails
 
@@ -11,7 +11,7 @@ complete_torch
     because     torch 2.8 and 2.9 have none, and `torch.utils.checkpoint` needs it: "module 'torch'
                 has no attribute 'xla'"
     upstream    pytorch/xla issue 5766; aws-neuron/aws-neuron-sdk issue 1317
-    until       torch has a module of that name, which is then left as it is
+    until       torch has a module of that name; then the patch does nothing
 """
 
 import contextlib
@@ -21,23 +21,24 @@ from collections.abc import Callable
 
 @functools.cache
 def correct_running_variance() -> None:
-    """Divide by n - 1 on XLA devices, in this process, permanently.
+    """Patch normalisation layers: running variances on XLA devices divide by n - 1.
 
-    With 8 values per channel, as images of one pixel have them in the last layers of a network, the
-    variance of an evaluation would be an eighth too small. The correction scales the running
-    variance before and after the update, with momentum m:
+    The patch applies to this process until it ends. Without it, the variance of an evaluation would
+    be an eighth too small for 8 values per channel, as in the last layers of a network with 8
+    images of one pixel per core. The correction scales the running variance before and after the
+    update, with momentum m:
 
         torch_xla     running = (1 - m) * running + m * variance(n)
         wanted        running = (1 - m) * running + m * variance(n) * n / (n - 1)
         here          scaled = running * (n - 1) / n; torch_xla updates it; times n / (n - 1)
 
-    Without `mul_`: for an operation in place, torch checks the shapes in Python. A ResNet-34's step
-    is recorded in 0.97 of the time with `mul_` (measured, 14 pairs of steps).
+    The code does not use `mul_`, because torch checks the shapes of operations in place in Python.
+    Recording a step of ResNet-34 takes 0.97 of the time with `mul_` (measured, 14 pairs of steps).
     """
     import torch
 
-    # All layers end in these two functions, also those with a forward of their own, such as timm's
-    # BatchNormAct2d.
+    # All normalisation layers call one of these two functions, also layers with a `forward` of
+    # their own, such as timm's BatchNormAct2d.
     torch.batch_norm = _corrected(torch.batch_norm, _values_per_channel)
     torch.instance_norm = _corrected(torch.instance_norm, _values_per_channel_of_an_image)
 
@@ -53,7 +54,7 @@ def _values_per_channel_of_an_image(x) -> int:
 
 
 def _corrected(original: Callable, count_values: Callable):
-    # torch.nn.functional passes the arguments by position.
+    # torch.nn.functional passes all arguments by position.
     @functools.wraps(original)
     def normalize(x, weight, bias, running_mean, running_var, training, *options):
         is_tracked = training and running_var is not None and x.device.type == "xla"
@@ -62,7 +63,8 @@ def _corrected(original: Callable, count_values: Callable):
             return original(x, weight, bias, running_mean, running_var, training, *options)
         scaled = running_var.data * ((n - 1) / n)
         outputs = original(x, weight, bias, running_mean, scaled, training, *options)
-        # `data`, because a forward pass in evaluation mode may have kept the tensor for backward.
+        # `data`, because an earlier forward pass in evaluation mode may have saved the tensor for
+        # backward, and autograd would count this write as a modification.
         running_var.data.copy_(scaled * (n / (n - 1)))
         return outputs
 
@@ -70,10 +72,10 @@ def _corrected(original: Callable, count_values: Callable):
 
 
 def complete_torch() -> None:
-    """Give torch the module `torch.xla` with the random numbers, for torch.utils.checkpoint.
+    """Add the module `torch.xla` with the state of random numbers, for torch.utils.checkpoint.
 
-    With it, a recomputed activation is the same, dropout included. XLA may join the recomputation
-    with the first computation, which costs the memory that was to be saved:
+    With it, a recomputed activation is the same as the first one, dropout included. But XLA may
+    merge the recomputation with the first computation, so that checkpointing saves no memory.
     `torch_xla.utils.checkpoint` has a barrier against that.
     """
     import types
@@ -84,7 +86,8 @@ def complete_torch() -> None:
     if hasattr(torch, "xla"):
         return
     module = types.ModuleType("torch.xla")
-    module._initialized = True  # otherwise the state of the random numbers would not be kept
+    # torch.utils.checkpoint saves random states only of devices that are initialized.
+    module._initialized = True
     module.device = contextlib.nullcontext
     module.device_count = lambda: 1
     module.get_rng_state = lambda device=None: xm.get_rng_state()

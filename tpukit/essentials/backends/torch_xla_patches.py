@@ -3,9 +3,9 @@
 answer_for_all_processes
     changes     `world_size` and `global_ordinal` of `torch_xla.runtime`; the collectives of
                 `torch_xla.core.xla_model`; `torch.distributed.init_process_group("xla")`
-    because     gloo joins the processes of a dry run with backend="xla:cpu", and torch_xla sees
-                only one in each. Code that uses its collectives would train one model per process,
-                without an error.
+    because     in a dry run with backend="xla:cpu", gloo connects the processes. torch_xla does not
+                know that, and its collectives would work in each process alone. So code that uses
+                them would train a separate model per process, without an error.
     versions    torch_xla 2.8 and 2.9; this start-up is tpukit's own, so there is no issue upstream.
     until       backend="xla:cpu" is removed
 """
@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 from tpukit.essentials.display import TpukitRuntimeError
 
-# Functions of torch_xla.core.xla_model. In this start-up each would reduce, gather or wait over one
-# process, without an error.
+# Functions of torch_xla.core.xla_model that communicate. Here each would reduce, gather or wait in
+# one process alone.
 _COLLECTIVES = (
     *("all_reduce", "all_gather", "all_gather_bucketized", "all_to_all"),
     *("broadcast_master_param", "collective_broadcast", "collective_permute", "mesh_reduce"),
@@ -25,7 +25,7 @@ _COLLECTIVES = (
 
 
 def answer_for_all_processes(rank: int, world_size: int) -> None:
-    """Make torch_xla's own calls return this run's values, or raise, in this process."""
+    """Patch torch_xla in this process: the run's rank and world size; collectives raise."""
     import torch.distributed as dist
     import torch_xla.core.xla_model as xm
     import torch_xla.runtime as xr
@@ -37,6 +37,7 @@ def answer_for_all_processes(rank: int, world_size: int) -> None:
     join = dist.init_process_group
     refuse = _refused('dist.init_process_group("xla")', world_size)
 
+    # Groups of other backends, such as gloo, work here.
     def init_process_group(backend=None, *args: object, **options: object):
         if "xla" in str(backend):
             refuse()
@@ -49,8 +50,8 @@ def _refused(call: str, world_size: int) -> Callable[..., None]:
     def refuse(*_: object, **__: object) -> None:
         raise TpukitRuntimeError(
             f"{call} does not reach other cores in this dry run",
-            found=f"{world_size} XLA:CPU processes joined by gloo, of which torch_xla sees one",
-            fix="core.all_reduce, core.gather, core.optimizer_step; or pip install "
+            found=f"{world_size} XLA:CPU processes, which gloo connects and torch_xla does not",
+            fix="use core.all_reduce, core.gather, core.optimizer_step instead; or pip install "
             "xla_cpu_pjrt==0.0.1, for a dry run in which torch_xla's own collectives work",
         )
 

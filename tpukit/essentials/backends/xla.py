@@ -1,4 +1,4 @@
-"""torch_xla: TPU cores, and the parts that are the same on every device of torch_xla."""
+"""The backend of torch_xla: TPU cores, and the parts common to all devices of torch_xla."""
 
 import contextlib
 import os
@@ -15,42 +15,44 @@ from tpukit.essentials.display import (
 )
 from tpukit.essentials.environment import runtime_started
 
-# KiB of VMEM that one operation may use, by generation; of other generations libtpu decides. On a
-# v5e, which has 128 MiB, libtpu gives 16 MiB. A few fusions of convolutions need more, and would be
-# compiled again in small pieces (benchmarks/preflight.py).
+# VMEM in KiB that an operation may use, by generation; for other generations libtpu's default
+# applies. A v5e has 128 MiB, of which libtpu allows 16 MiB. A few fusions of convolutions need
+# more, and the compiler would split them into small pieces (benchmarks/preflight.py).
 _VMEM_OF_AN_OPERATION = {"v5e": 22 * 1024}
-# If one process has all chips, their parts of a gradient are added up in the dtype of the product
-# that makes it, which is bfloat16 under autocast. With this flag it is float32, as in an ordinary
-# launch, at no more cycles. libtpu 0.0.17, that of torch 2.8, knows the flag but stays with
-# bfloat16.
+# In a sharded run the compiler adds the chips' parts of a gradient in the dtype of the matrix
+# product that computes it, which is bfloat16 under autocast. With this flag it adds in float32, as
+# in other runs, and needs no more cycles. libtpu 0.0.17 (for torch 2.8) accepts the flag but still
+# adds in bfloat16.
 _IN_FLOAT32 = "xla_tpu_spmd_f32_accum_for_bf16_ar"
 _NANOSECONDS = 1e9
-_WAITS = 64  # of the last calls of `wait`
+_WAITS = 64  # calls of `wait` whose seconds are stored
 
 
 class TorchXla(Backend):
-    """The parts of torch_xla that are the same on a TPU and on XLA:CPU: graph, copies, counters."""
+    """The parts that a TPU and XLA:CPU have in common: graphs, copies, counters."""
 
     traced = True
-    kept = None  # the compilation cache in this process; torch_xla takes a load for a compilation
-    _uncounted = 0  # compilations that torch_xla counts as done, but not as begun
+    # The compilation cache in this process. torch_xla counts a load from it as a compilation.
+    compile_cache = None
+    # Number of compilations that torch_xla counted at their end, but not at their beginning.
+    _uncounted = 0
 
     def seed(self, seed: int) -> None:
         import torch_xla
 
-        torch_xla.manual_seed(seed)  # of this core alone, because random numbers are made there
+        torch_xla.manual_seed(seed)  # only this core's generator
 
     def set_precision(self, precision: str) -> None:
         import torch_xla
 
-        # As torch_xla.backends.set_mat_mul_precision, without the warning that it logs every time
+        # The same as torch_xla.backends.set_mat_mul_precision, which logs a warning in every call
         # (2.8 and 2.9).
         torch_xla._XLAC._xla_set_mat_mul_precision(precision)
 
     def sync(self) -> None:
         import torch_xla
 
-        torch_xla.sync()  # cuts the graph here and runs it
+        torch_xla.sync()  # ends the graph here, compiles it if it is new, and runs it
         super().sync()
 
     def wait(self) -> None:
@@ -59,12 +61,12 @@ class TorchXla(Backend):
         import torch_xla.core.xla_model as xm
 
         began = time.monotonic()
-        # Not torch_xla.sync, which the report would count as a step. Its wait=True, and that of
-        # this call, return before the device is done (2.9.0, XLA:CPU).
+        # Not torch_xla.sync, which the report would count as a step. The True for waiting has no
+        # effect, here and there: both calls return before the device is done (2.9.0, XLA:CPU).
         torch_xla._XLAC._xla_sync_live_tensors(str(self.device), [], True)
         if self.shares_process:
-            # wait_device_ops would lock the other cores. A core does its work in order, so a copy
-            # to the host waits for everything before it.
+            # wait_device_ops would block the other cores of the process. A device does its work in
+            # order, so a copy to the host waits for all earlier work of this core.
             self.to_cpu([torch.zeros((), device=self.device)])
         else:
             xm.wait_device_ops()
@@ -93,7 +95,7 @@ class TorchXla(Backend):
 
         return torch_xla._XLAC._xla_get_cpu_tensors(tensors)
 
-    # torch_xla counts for the whole process, so for both cores of a v2 or v3 chip.
+    # torch_xla's counters belong to the process, so on v2 and v3 they are those of both cores.
 
     def compiles(self) -> tuple[int, float]:
         from torch_xla.debug import metrics
@@ -101,20 +103,20 @@ class TorchXla(Backend):
         loaded, loading_seconds = self.loads()
         count = (metrics.counter_value("UncachedCompile") or 0) - loaded
         if not count:
-            return 0, 0.0  # torch_xla's own share of a load is no compilation
+            return 0, 0.0  # the rest of "CompileTime" is torch_xla's own part of loads
         _, nanoseconds, *_ = metrics.metric_data("CompileTime") or (0, 0)
         return count, nanoseconds / _NANOSECONDS - loading_seconds
 
     def loads(self) -> tuple[int, float]:
-        if self.kept is None:
+        if self.compile_cache is None:
             return 0, 0.0
-        return self.kept.loaded, self.kept.loading_seconds
+        return self.compile_cache.loaded, self.compile_cache.loading_seconds
 
     def compiling(self) -> Compiling | None:
         from torch_xla.debug import metrics
 
-        # The first counter rises before a graph is compiled, the second after. Both calls let other
-        # threads run meanwhile (2.8 and 2.9). Asking takes 0.1 ms.
+        # The first counter rises before the compilation of a graph, the second after it. Other
+        # threads may run between the two reads (2.8 and 2.9). The two reads take 0.1 ms.
         begun = metrics.counter_value("UncachedCompile") or 0
         done, _, samples = metrics.metric_data("CompileTime") or (0, 0, ())
         self._uncounted = max(self._uncounted, done - begun)
@@ -124,7 +126,7 @@ class TorchXla(Backend):
         if samples:
             _, nanoseconds = samples[-1]
             last_seconds = nanoseconds / _NANOSECONDS
-        activity = self.kept.now() if self.kept else ()
+        activity = self.compile_cache.now() if self.compile_cache else ()
         return Compiling(begun, last_seconds, *activity)
 
     def metrics(self) -> dict[str, tuple[int, float]]:
@@ -137,7 +139,7 @@ class TorchXla(Backend):
 
 
 class Tpu(TorchXla):
-    """One TPU core. All work is recorded into the graph of a step; `sync` compiles and runs it."""
+    """A TPU core. It records operations into a graph, which `sync` compiles and runs."""
 
     in_graph = True
 
@@ -167,8 +169,8 @@ class Tpu(TorchXla):
             return xm.all_reduce(xm.REDUCE_SUM, tensor, scale=1.0)
         is_wide = tensor.dtype in (torch.int64, torch.float64)
         if is_wide and self.world_size > 1:
-            # The TPU compiler has no minimum or maximum of these two: "Supported lowering only of
-            # Sum all reduce" (libtpu 0.0.17 and 0.0.21).
+            # For these dtypes the TPU compiler supports no minimum or maximum: "Supported lowering
+            # only of Sum all reduce" (libtpu 0.0.17 and 0.0.21). So gather, and reduce here.
             everyone = xm.all_gather(tensor.unsqueeze(0), dim=0)
             return everyone.amin(0) if op == "min" else everyone.amax(0)
         kind = xm.REDUCE_MIN if op == "min" else xm.REDUCE_MAX
@@ -194,7 +196,7 @@ class Tpu(TorchXla):
     def average(self, tensors: list) -> None:
         import torch_xla.core.xla_model as xm
 
-        # Without tensors, torch_xla 2.9 ends with a segmentation fault.
+        # With an empty list torch_xla 2.9 ends in a segmentation fault.
         if self.world_size > 1 and tensors:
             xm.all_reduce(xm.REDUCE_SUM, tensors, scale=1.0 / self.world_size)
 
@@ -211,13 +213,13 @@ class Tpu(TorchXla):
 
         try:
             info = torch_xla._XLAC._xla_memory_info(str(self.device))
-        except RuntimeError:  # a client that does not count
+        except RuntimeError:  # the client does not measure memory, as XLA:CPU
             return {}
         return {"peak": info["peak_bytes_used"], "limit": info["bytes_limit"]}
 
 
 class XlaRuntime(Runtime):
-    """A process per TPU chip."""
+    """The runtime of TPU chips with torch_xla: a process per chip."""
 
     name = "xla"
     backend = Tpu
@@ -251,17 +253,19 @@ class XlaRuntime(Runtime):
         """Import the modules of the workers.
 
         Raises:
-            TpukitRuntimeError: torch_xla asks the metadata server about the TPU, without an answer.
+            TpukitRuntimeError: torch_xla asked Google Cloud's metadata server about the TPU, and
+                got no answer.
         """
         super().load(topology)
         try:
             import_torch_xla("TPU")
         except OSError as error:
+            # The errors of requests derive from OSError. Their module's name avoids its import.
             if not type(error).__module__.startswith("requests"):
                 raise
             raise TpukitRuntimeError(
-                "torch_xla does not import: it asks Google Cloud's metadata server which TPU this "
-                "is, and gets no answer",
+                "torch_xla cannot be imported: it asks Google Cloud's metadata server which TPU "
+                "this is, and gets no answer",
                 found=f"{type(error).__name__}: {str(error)[:200]}",
                 fix="outside of Google Cloud set the variables yourself, for eight v5e chips: "
                 "TPU_SKIP_MDS_QUERY=1, TPU_ACCELERATOR_TYPE=v5litepod-8,\n"
@@ -270,7 +274,7 @@ class XlaRuntime(Runtime):
             ) from error
 
     def core(self, topology: Topology) -> Tpu:
-        """Return the core that has been started."""
+        """Return the `Backend` of the core whose device has started in this thread."""
         return Tpu()
 
     def start(
@@ -282,8 +286,8 @@ class XlaRuntime(Runtime):
         meeting_point,
     ) -> None:
         if topology.device_number is not None:
-            # torch_xla's configure_one_chip_topology sets these for chip 0, unless an image has set
-            # other values.
+            # The variables that torch_xla's configure_one_chip_topology sets for chip 0. It uses
+            # `setdefault`, so these values remain.
             os.environ |= {
                 "TPU_VISIBLE_CHIPS": str(topology.device_number),
                 "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1",
@@ -302,11 +306,11 @@ class XlaRuntime(Runtime):
 
 
 def import_torch_xla(device_type: str) -> None:
-    """Import torch_xla in the kernel, so that the workers inherit it. It starts no runtime.
+    """Import torch_xla in the kernel, for all workers; start no runtime.
 
-    The import takes ten seconds. Without PJRT_DEVICE it would choose a device, keep it for the
-    kernel and log a warning. With torch 2.8 and Triton it would also start processes that compile
-    for GPUs, one per processor.
+    The import takes ten seconds. Without PJRT_DEVICE torch_xla would choose a device, set the
+    variable in the kernel and log a warning. With torch 2.8 and Triton, without TORCH_WARM_POOL=0,
+    the import would also start a process per processor that compiles for GPUs.
 
     Args:
         device_type: "TPU" or "CPU".
@@ -318,34 +322,35 @@ def import_torch_xla(device_type: str) -> None:
 def start_pjrt(
     device_type: str, on_core: Callable[[], None], topology: Topology, *, process: int
 ) -> None:
-    """Start the chip of a worker process, and call a function on each core of the chip.
+    """Start the device of a worker process, and call a function on each of its cores.
 
-    A run on one chip starts in torch_xla's single-process way: Colab's chip reports the bounds of
-    four chips, and a multi-process start would wait for the other three. If several chips are one
-    core, the process has all chips of the host, and the function is called once.
+    A run on one chip uses torch_xla's start for a single process: Colab's chip reports the bounds
+    of four chips, and a start for several processes would wait for the other three. In a sharded
+    run the process has all chips of the host as one core, and the function is called once.
 
     Args:
-        device_type: "TPU"; or "CPU", with which the same start-up finds one XLA:CPU core.
-        on_core: called on each core.
+        device_type: "TPU"; or "CPU" for an XLA:CPU core.
+        on_core: the function, which is called in the thread of each core.
         topology: the layout of the run.
         process: number of this worker process, from 0.
     """
-    # Set, not defaulted: without it torch_xla uses the CPU, with one log line.
+    # Not `setdefault`: with another value torch_xla would use the CPU, and only log a line.
     os.environ["PJRT_DEVICE"] = device_type
     import torch_xla._internal.pjrt as pjrt
     import torch_xla.runtime as xr
 
-    # Without the subpackage Adam is PyTorch's, which records seven operations per parameter.
+    # Without the subpackage Adam is PyTorch's own, which records seven operations per parameter.
     with contextlib.suppress(NotInstalledError), optional_subpackage("the short Adam"):
         from tpukit.accelerators import shorten_adam
 
         shorten_adam()
     correct_running_variance()
     complete_torch()
-    TorchXla.kept = topology.kept.enter() if topology.kept else None
+    TorchXla.compile_cache = topology.compile_cache.enter() if topology.compile_cache else None
 
     if topology.chips > 1:
-        # Before the first device; the start of a single process would leave it one chip.
+        # Before the first device starts. `_run_singleprocess` is not used, because it would give
+        # the process only one chip.
         xr.use_spmd()
         on_core()
     elif topology.processes == 1:
@@ -364,8 +369,8 @@ def start_pjrt(
 def _run_in_this_thread(on_core: Callable[[], None], process: int, processes: int) -> None:
     """Start the only device of this process, and call the function in the main thread.
 
-    torch_xla's own start (`_run_thread_per_device`) would call it in a thread of a pool, where no
-    signal interrupts a `time.sleep`, a lock, or a wait for another core.
+    torch_xla's own start (`_run_thread_per_device`) would call the function in a thread of a pool.
+    There no signal could interrupt a `time.sleep`, a lock, or a wait for another core.
     """
     import torch_xla
     import torch_xla._internal.pjrt as pjrt
@@ -380,10 +385,10 @@ def _run_in_this_thread(on_core: Callable[[], None], process: int, processes: in
 
 
 def with_own_flags(given: str, generation: str, *, sharded: bool) -> str:
-    """Return LIBTPU_INIT_ARGS with tpukit's flags; a flag that is set already stays.
+    """Return LIBTPU_INIT_ARGS with tpukit's flags, except flags that the user has set.
 
     Args:
-        given: the value so far.
+        given: the user's value of LIBTPU_INIT_ARGS.
         generation: the generation of the chip, such as "v5e".
         sharded: whether one process has all chips.
     """

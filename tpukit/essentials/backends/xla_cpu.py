@@ -1,4 +1,4 @@
-"""XLA:CPU processes in place of TPU cores: real graphs and compilations, collectives by gloo."""
+"""XLA:CPU processes instead of TPU cores: real graphs and compilations, collectives of gloo."""
 
 from collections.abc import Callable
 
@@ -9,9 +9,10 @@ from tpukit.essentials.backends.xla import TorchXla, import_torch_xla, start_pjr
 
 
 class XlaCpu(TorchXla, Cpu):
-    """One XLA:CPU client among `world_size` processes, joined by gloo through host memory.
+    """A core that is an XLA:CPU client in a process of its own; gloo connects the processes.
 
-    Collectives end the graph, which they do not on a TPU. Everything else about graphs is the same.
+    A collective goes through host memory, so it ends the graph, unlike on a TPU. Otherwise graphs
+    behave as on a TPU.
     """
 
     def open_device(self):
@@ -21,13 +22,14 @@ class XlaCpu(TorchXla, Cpu):
 
     def broadcast(self, tensors: list) -> None:
         super().broadcast(tensors)
-        # As on a TPU. torch_xla writes a counter that is 0, as BatchNorm's, into the next graph,
-        # so the first evaluation would have another graph than all later ones.
-        self.wait()  # not `sync`, which the report would count as a step
+        # Run the graph here, as on a TPU. Otherwise torch_xla would write a counter that is 0, as
+        # BatchNorm has, as a constant into the next graph, and the first evaluation would have
+        # another graph than later ones. `wait`, because the report counts `sync` as a step.
+        self.wait()
 
 
 class XlaCpuRuntime(CpuRuntime):
-    """One XLA:CPU client per process, started as a TPU is, and joined as CPU processes are."""
+    """The dry run with an XLA:CPU client per process: the start of a TPU, gloo's collectives."""
 
     name = "xla:cpu"
     backend = XlaCpu

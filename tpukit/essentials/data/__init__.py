@@ -1,4 +1,4 @@
-"""The data of a training loop: sampler, batches, prefetch, random numbers of the host."""
+"""The data of a training loop: samplers, batches, prefetching, the host's random numbers."""
 
 from tpukit.essentials.data.batches import Batches
 from tpukit.essentials.data.collating import collate
@@ -8,9 +8,9 @@ from tpukit.essentials.data.prefetch import iterate_loader, run_ahead
 from tpukit.essentials.data.sampler import ShardedSampler
 from tpukit.essentials.data.seeding import (
     TURN,
-    host_numbers,
-    numbers_kept,
-    put_back,
+    random_states,
+    random_states_restored,
+    restore_random_states,
     seed_host,
     seed_in_turn,
     seeded_in_turn,
@@ -27,8 +27,8 @@ from tpukit.essentials.data.sources import (
 
 __all__ = [
     "BatchSource", "Batches", "EpochPlan", "MapDataset", "Sent", "ShardedSampler", "TURN",
-    "collate", "different_parts", "host_numbers", "identity", "inside", "iterate_loader",
-    "lines_about", "numbered", "numbers_kept", "only_iterates", "put_back", "refuse_loader",
-    "refuse_shared", "remember", "run_ahead", "seed_host", "seed_in_turn", "seeded_in_turn",
+    "collate", "different_parts", "identity", "inside", "iterate_loader", "lines_about", "numbered",
+    "only_iterates", "random_states", "random_states_restored", "refuse_loader", "refuse_shared",
+    "remember", "restore_random_states", "run_ahead", "seed_host", "seed_in_turn", "seeded_in_turn",
     "send_nested", "split_masks",
 ]  # fmt: skip

@@ -1,12 +1,12 @@
-"""Batches of one fixed shape per core, prepared ahead of the step that takes them.
+"""Batches of a fixed shape per core, prepared ahead of the training step.
 
-An epoch goes through three stages. The first is arithmetic, so all cores know the whole epoch:
+An epoch has three stages. The first is arithmetic, so every core knows the samples of all cores:
 
-    sampler         which samples this core sees in each step     (steps, batch_size)
-    feed            reads them, joins them, sends them to the device ahead of the loop
-    `arrange`       a view with the shape that the loop expects
+    sampler         computes the samples of this core in each step     (steps, batch_size)
+    feed            reads the samples, joins them, sends them to the device ahead of the loop
+    `arrange`       returns a view with the shape that the loop expects
 
-The feed is chosen once, when the batches are made: a `SourceFeed` or a `SampleFeed`.
+When a `Batches` object is made, it chooses its feed: a `SourceFeed` or a `SampleFeed`.
 """
 
 import contextlib
@@ -35,52 +35,55 @@ from tpukit.essentials.display import (
 )
 from tpukit.essentials.environment import cpus
 
-_MOST_WORKERS = 16  # of a core, by default
+_MOST_WORKERS = 16  # loader processes per core, if the user does not set `workers`
 
 
 class Batches:
-    """An iterable over one core's batches of an epoch; each new loop over it is the next epoch.
+    """An iterable over this core's batches; each new loop is the next epoch.
 
-    All cores have the same number of batches, and every batch has `batch_size` samples. So nothing
-    is compiled twice, and no core waits for one that has finished. With `buckets` batches have a
-    few shapes; in each step they are the same on every core.
+    All cores have the same number of batches, and every batch has `batch_size` samples. So a step
+    is compiled only once, and no core waits for a core that has finished. With `buckets` batches
+    have a few shapes, and in each step the same shape on all cores.
 
     Args:
         dataset: a map-style dataset, or a source of whole batches.
-        batch_size: samples per core and step.
+        batch_size: number of samples per core and step.
         rank: the number of this core.
         world_size: the number of cores.
-        shuffle: another order in every epoch.
-        weights: one number per sample. An epoch draws as many samples as the dataset has, with
-            replacement, each with a probability in proportion to its weight.
+        shuffle: use a new order in each epoch.
+        weights: one number per sample; None for none. An epoch draws as many samples as the dataset
+            has, with replacement, each with a probability in proportion to its weight.
         drop_last: leave out the last samples if they do not fill a step; otherwise padding repeats
             some samples.
         mask: add to each batch a (batch_size,) bool tensor, False for padding.
-        buckets: `tpukit.Buckets`, for samples of several lengths.
+        buckets: `tpukit.Buckets`, for samples of several lengths; None for a single length.
         seed: the seed of the order, and of the random numbers of each batch.
-        workers: loader processes; None for the free processors if images are decoded, otherwise 0.
+        workers: number of loader processes; None for the number of free processors if images are
+            decoded, otherwise 0.
         threads: number of threads that prepare the batches of a source.
-        send: takes the tensors of a batch, and returns them on the device.
-        received: called with each batch on the device, when a loop receives it.
-        shares_process: other cores are threads of this process, and share its random numbers.
-        numbers: opens a context in which the dataset is called without loader processes.
+        send: a function that copies a list of tensors to the device; None to leave them on the
+            host.
+        received: a function that is called with each batch on the device when a loop gets it.
+        shares_process: True if other cores are threads of this process, which share its random
+            generators.
+        numbers: returns a context manager, in which this process reads samples if `workers` is 0.
 
     Attributes:
         dataset: the dataset, as it was passed.
-        sampler: the samples that this core sees.
-        epoch: the current epoch, or between two loops the next.
+        sampler: the `ShardedSampler`, which computes the samples of this core.
+        epoch: number of the current epoch; between two loops, of the next.
         wait_seconds: seconds that loops have waited for batches; in a session, since the run began.
-        drawn: the time of the last request for a batch, by `time.perf_counter`; 0 before.
+        drawn: `time.perf_counter()` of the last request for a batch; 0 before the first.
 
     Raises:
-        TypeError: the dataset is a DataLoader, or can only be read in order; or an argument has
-            the wrong type.
-        ValueError: an argument is out of range, the dataset is empty or too small, or the cores
-            would share its open files, random generators or threads.
+        InvalidTypeError: the dataset is a DataLoader, or can only be read in order; or an argument
+            has the wrong type.
+        InvalidValueError: an argument is out of range, the dataset is empty or too small, or the
+            cores would share its open files, random generators or threads.
     """
 
-    has_numbers = True  # samples have numbers; those of a stream have none
-    # Lightning takes an object with a sampler for a DataLoader, and then looks for this attribute.
+    has_numbers = True  # whether samples have numbers; those of a stream have none
+    # Lightning treats an object with the attribute `sampler` as a DataLoader, and reads this one.
     batch_sampler = None
 
     def __init__(
@@ -129,12 +132,13 @@ class Batches:
         if buckets is not None:
             if source is not None:
                 raise InvalidValueError(
-                    "PackedImages and CachedImages have images of one size, so buckets= has no use",
+                    "buckets= is not supported for PackedImages and CachedImages, whose images "
+                    "all have the same size",
                     fix="leave out buckets=",
                 )
             self.sampler = buckets.sampler(self.sampler, dataset)
         if workers is None:
-            # Only decoding is worth processes; threads read a cache in memory.
+            # Processes are worth their start only for decoding. Threads can read a cache in memory.
             decodes = getattr(source, "encoding", None) == "jpeg"
             workers = 0
             if decodes:
@@ -167,7 +171,7 @@ class Batches:
 
     @property
     def shapes(self) -> int:
-        """The number of shapes of batches, and so of compilations of a step; 1 without buckets."""
+        """The number of different shapes of batches; a step is compiled once for each."""
         if self.buckets is None:
             return 1
         return len(self.sampler.shapes())
@@ -180,13 +184,14 @@ class Batches:
     # Iteration
 
     def __iter__(self) -> Iterator[Any]:
-        # Unlike a generator, `map` holds no batch while it waits for the next.
+        # `map`, because the frame of a generator would refer to a batch while the next is made.
         yield from map(self._arranged, self.epoch_as_sent())
 
     def with_samples(self) -> Iterator[tuple]:
-        """Yield (samples, batch): the numbers of the samples, (batch_size,) int64, and the batch.
+        """Yield (sample numbers, batch) for each batch of the next epoch.
 
-        Otherwise the same as a loop over this object.
+        The numbers are a (batch_size,) int64 array on the host. The batches are those of a loop
+        over this object.
         """
         yield from map(self._numbered, self.epoch_as_sent())
 
@@ -199,9 +204,9 @@ class Batches:
     def epoch_as_sent(self) -> Iterator[Sent]:
         """Yield the batches of an epoch as they were sent to the device, before `arrange`."""
         if not self._resumed:
-            self.end_epoch()  # the last loop may have ended early
+            self.end_epoch()  # after a `break`, the previous loop has not ended its epoch
         self._resumed = False
-        self.identity()  # before the dataset is read, which may change its contents
+        self.identity()  # before the first sample is read, because reading may fill caches
         if self.sampler.world_size > 1:
             self.facts()
         plan = self._plan()
@@ -211,18 +216,18 @@ class Batches:
             self.drawn = began
             sent = next(batches)
             self.wait_seconds += time.perf_counter() - began
-            # Before the loop's body, so that a state that is saved there includes this batch.
+            # Before the loop's body, so that `state_dict` in the body counts this batch.
             self._done += self.samples_per_step
             self._received(sent.tensors)
             yield sent
-            # If the loop has released it too, its buffer is filled next, while it is still in the
-            # processor's cache.
+            # If the loop has released the batch, too, its buffer is free for the next batch, while
+            # it is still in the processor's cache.
             del sent
         batches.close()
         self._begin_next_epoch()
 
     def end_epoch(self) -> None:
-        """End an epoch that a loop left early; the next loop begins the next epoch."""
+        """End an epoch that a loop left early, so the next loop begins the next epoch."""
         if self._done:
             self._begin_next_epoch()
 
@@ -231,7 +236,7 @@ class Batches:
         self._done = 0
 
     def indices(self, epoch: int) -> list[list[int]]:
-        """Return the samples that this core sees in an epoch, batch by batch."""
+        """Return the sample numbers of this core in an epoch, a list per batch."""
         positions = self.sampler.positions(epoch=epoch, seed=self._seed)
         return self.sampler.samples(positions, epoch=epoch, seed=self._seed).tolist()
 
@@ -239,9 +244,9 @@ class Batches:
 
     @property
     def layout(self) -> dict[str, object]:
-        """The division of the dataset as short values by name; it must be the same on every core.
+        """The settings that divide the dataset, by name; they must be equal on all cores.
 
-        The seed is part of it, because a checkpoint may have another seed.
+        The seed is one of them, because a loaded checkpoint may have changed it.
         """
         return {
             "seed of core.batches": self._seed,
@@ -253,9 +258,9 @@ class Batches:
         }
 
     def facts(self) -> dict[str, object]:
-        """Return the layout and a fingerprint of the dataset, which must be in sync on all cores.
+        """Return the layout and the fingerprint of the dataset, without reading a sample.
 
-        No sample is read for it.
+        Both must be equal on all cores.
         """
         if self._facts is None:
             self._facts = fingerprint(self.dataset) if self.has_numbers else {}
@@ -264,9 +269,9 @@ class Batches:
         return self.layout | self._facts
 
     def identity(self) -> dict[str, object]:
-        """Return the facts by which a checkpoint recognises its dataset; empty for a stream.
+        """Return the facts by which a checkpoint recognises its dataset.
 
-        No sample is read for it.
+        The dict is empty for a stream. This method reads no sample.
         """
         if self._identity is None:
             self._identity = identity(self.dataset) if self.has_numbers else {}
@@ -276,7 +281,12 @@ class Batches:
         return self._identity
 
     def check_identity(self, saved: Mapping[str, object], kind: str = "dataset") -> None:
-        """Raise ValueError if a checkpoint has another `identity` of the dataset."""
+        """Raise an InvalidValueError if a checkpoint belongs to another dataset.
+
+        Args:
+            saved: the `identity` in the checkpoint.
+            kind: a word for the dataset in the message, such as "dataset".
+        """
         different = different_parts(saved, self.identity())
         if different:
             raise InvalidValueError(
@@ -287,9 +297,9 @@ class Batches:
             )
 
     def state_dict(self) -> dict:
-        """Return the position in the data, and the identity of the dataset.
+        """Return the position in the data and the dataset's identity, for a checkpoint.
 
-        It counts the batches that the loop has received, not those that are prepared.
+        The position counts only batches that the loop has received, not batches that are prepared.
         """
         sampler = self.sampler
         layout = {
@@ -302,6 +312,7 @@ class Batches:
             layout["buckets"] = list(sampler.lengths)
             layout["lengths"] = sampler.checksum()
         elif sampler.shuffle:
+            # A shuffled epoch can be resumed with other cores and another batch size.
             layout = {"shuffle": True}
         return {
             "epoch": self.epoch,
@@ -313,21 +324,22 @@ class Batches:
         }
 
     def load_state_dict(self, state: dict) -> None:
-        """Continue at a saved position: the next loop yields the rest of that epoch, in its order.
+        """Continue at a saved position: the next loop yields the rest of that epoch.
 
         If the samples are shuffled, the number of cores and the batch size may differ from those
-        of the saved run. Without shuffling, each core has seen the beginning of its own part, so
-        with another number of cores some samples would be repeated. With buckets, everything must
-        be the same, because the steps would contain other samples.
+        of the saved run. Without shuffling, each core has read the beginning of its own part, so
+        with another number of cores some samples would be repeated. With buckets, all settings must
+        be the same, because otherwise the steps would contain other samples.
 
         Args:
-            state: the value of `state_dict`.
+            state: the result of `state_dict`.
 
         Raises:
-            ValueError: the state belongs to another dataset; or it was saved within an epoch
-                in order, and the number of cores, the batch size or the order has changed.
+            InvalidValueError: the state belongs to another dataset; or it was saved in the middle
+                of an epoch in order or with buckets, and the number of cores, the batch size, the
+                order or the buckets have changed.
         """
-        if "steps" in state:
+        if "steps" in state:  # only the state of a stream has this key
             raise InvalidValueError(
                 "the saved state belongs to an iterable dataset, but this dataset is map-style",
                 fix="pass the dataset that the state was saved with",
@@ -342,6 +354,7 @@ class Batches:
         self.check_identity(state.get("dataset", self.identity()))
         saved = state["layout"]
         here = self.state_dict()["layout"]
+        # Between two epochs every division of the next epoch is possible.
         is_within_epoch = 0 < state["samples"] < state["count"]
         if is_within_epoch and saved != here:
             raise InvalidValueError(
@@ -354,14 +367,14 @@ class Batches:
         self.epoch = state["epoch"]
         self._done = state["samples"]
         self._seed = state["seed"]
-        if not self.sampler.steps(self._done):  # it was saved after the last batch of an epoch
+        if not self.sampler.steps(self._done):  # the state was saved after the epoch's last batch
             self._begin_next_epoch()
         self._resumed = True
 
     # The stages of an epoch
 
     def _plan(self) -> EpochPlan:
-        """Return the steps of this epoch that are left; arithmetic only, so it is fast."""
+        """Return the plan of this epoch's remaining steps; arithmetic without reading data."""
         here = {"epoch": self.epoch, "seed": self._seed}
         positions = self.sampler.positions(self._done, **here)
         lengths = None
@@ -370,7 +383,7 @@ class Batches:
         return EpochPlan(
             samples=self.sampler.samples(positions, **here),
             is_real=positions < self.sampler.count,
-            # The first position of a batch is its number, which is unique over all cores.
+            # A batch's first position serves as its number, because it is unique over all cores.
             numbers=positions[:, 0].tolist(),
             seed=(self._seed, self.epoch),
             done=self._done // self.samples_per_step,
@@ -379,7 +392,7 @@ class Batches:
 
     @contextlib.contextmanager
     def checking(self, check: Callable[[list], object]) -> Iterator[None]:
-        """Call a function within on the tensors of each batch, before they are sent."""
+        """In the block, call a function on the tensors of each batch before the transfer."""
         self._transfer.check = check
         try:
             yield
@@ -387,12 +400,12 @@ class Batches:
             self._transfer.check = None
 
     def arrange(self, tensors: object) -> object:
-        """Return a batch as the loop gets it: a source's images become (B, 3, H, W), a view."""
+        """Return a batch in the form for the loop: images as (B, 3, H, W), a view."""
         return self._feed.arrange(tensors)
 
 
 def _check_dataset(dataset: object, batch_size: int) -> None:
-    """Raise for a dataset without numbered samples, and for an empty one."""
+    """Raise an error for a dataset without numbered samples, and for an empty dataset."""
     refuse_loader(dataset, batch_size)
     if only_iterates(dataset):
         raise InvalidTypeError(
@@ -404,12 +417,12 @@ def _check_dataset(dataset: object, batch_size: int) -> None:
     if len(dataset) == 0:
         raise InvalidValueError(
             "the dataset is empty: its length is 0",
-            fix="check the path and the fold that it was made from",
+            fix="check the path and the fold with which you made the dataset",
         )
 
 
 def _check_arguments(counts: Mapping[str, object], flags: Mapping[str, object]) -> None:
-    """Raise for an argument of a wrong type, such as text in place of a number."""
+    """Raise an error for an argument of a wrong type, such as text in place of a number."""
     for name, value in counts.items():
         if value is not None:
             check_count(name, value, least=0 if name == "workers" else 1)
@@ -420,13 +433,14 @@ def _check_arguments(counts: Mapping[str, object], flags: Mapping[str, object]) 
 def _check_no_buckets(buckets) -> None:
     if buckets is not None:
         raise InvalidValueError(
-            "weights= and buckets= cannot be combined: buckets arrange a permutation by length",
+            "weights= and buckets= cannot be combined: weights repeat some samples of an epoch, "
+            "but buckets need each sample once",
             fix="weights= with samples of one length, padded in the dataset; or buckets= alone",
         )
 
 
 def _check_steps(sampler: ShardedSampler) -> None:
-    """Raise if an epoch has no step."""
+    """Raise an error if an epoch has no step."""
     if sampler.steps():
         return
     cores = sampler.world_size
@@ -445,5 +459,8 @@ def _in_words(layout: Mapping[str, object]) -> str:
 
 
 def _spare_processors(world_size: int) -> int:
-    """Return the loader processes per core: the free processors, shared evenly, 16 at most."""
+    """Return the number of loader processes per core: its share of the processors less 1.
+
+    One processor per core runs the training loop. The number is at most 16.
+    """
     return max(0, min(_MOST_WORKERS, cpus() // world_size - 1))

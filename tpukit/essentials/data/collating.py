@@ -1,4 +1,4 @@
-"""Join samples to a batch by torch's rules; if torch cannot, name the samples and the fix."""
+"""Join samples to a batch by torch's rules; an error names the samples that differ."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,14 +6,15 @@ from tpukit.essentials.display import InvalidValueError
 
 
 def collate(items: list, samples: Sequence[int] = ()) -> object:
-    """Return the batch that `torch.utils.data.default_collate` makes of items.
+    """Join items to a batch with torch's `default_collate`, and return the batch.
 
     Args:
         items: the items of the dataset.
-        samples: their numbers, for the error message.
+        samples: the sample numbers of the items, for the error message; empty to count from 0.
 
     Raises:
-        ValueError: the items cannot be stacked; the message names the first that differs.
+        InvalidValueError: the items cannot be stacked; the message describes the first item and the
+            first that differs from it.
     """
     from torch.utils.data import default_collate
 
@@ -23,7 +24,9 @@ def collate(items: list, samples: Sequence[int] = ()) -> object:
         forms = [_form(item) for item in items]
         are_alike = len(set(forms)) == 1
         if are_alike and isinstance(error, RuntimeError):
-            raise  # the samples are not the cause: no memory, a full /dev/shm
+            # All items have the same shapes and dtypes, so the cause is another, such as a lack of
+            # memory or a full /dev/shm.
+            raise
         odd = next((place for place, form in enumerate(forms) if form != forms[0]), 0)
         found = []
         for place in sorted({0, odd}):
@@ -33,9 +36,9 @@ def collate(items: list, samples: Sequence[int] = ()) -> object:
         raise InvalidValueError(
             "the samples of a batch cannot be stacked",
             found="; ".join(found),
-            fix="tensors of one shape from __getitem__, and no None: images through "
+            fix="return tensors of one shape from __getitem__, and never None: images through "
             "torchvision.transforms.v2.Resize((224, 224)) and PILToTensor(), "
-            "flipped arrays with .copy(); series by core.batches(..., buckets=(64, 128))",
+            "flipped arrays with .copy(); pad series with core.batches(..., buckets=(64, 128))",
         ) from error
 
 

@@ -1,14 +1,14 @@
-"""Feeds: the ways of a dataset to the device, of which `Batches` chooses one.
+"""Feeds: read a dataset, join batches and send them to the device. `Batches` chooses a feed.
 
     SourceFeed    a source makes whole batches, in threads or in loader processes
-    SampleFeed    a dataset makes samples, which are joined here, in the loop or in loader processes
+    SampleFeed    a dataset makes samples, and the loop or loader processes join them to batches
 
-Both turn a plan of an epoch, which is arithmetic, into batches on the device:
+Both get an `EpochPlan`, the sample numbers of each step, and return batches on the device:
 
     EpochPlan.samples    [[3, 0], [2, 1]]                     two steps of two samples
     feed.epoch(plan)     ([3, 0], tensors), ([2, 1], tensors)
 
-`feed.arrange(tensors)` then returns a batch in the form that a loop gets.
+`feed.arrange(tensors)` then returns a batch in the form for the loop.
 """
 
 import contextlib
@@ -23,8 +23,8 @@ class Sent(NamedTuple):
     """A batch on the device.
 
     Attributes:
-        samples: (batch_size,) int64 on the host, the numbers of its samples.
-        tensors: as they were sent, before `arrange`; nested as the dataset's items are.
+        samples: (batch_size,) int64 array on the host, the numbers of the batch's samples.
+        tensors: the tensors as they were sent, before `arrange`; nested as the dataset's items are.
     """
 
     samples: object
@@ -32,15 +32,15 @@ class Sent(NamedTuple):
 
 
 class EpochPlan(NamedTuple):
-    """The samples of this core in the steps of an epoch that are left.
+    """The samples of this core in the remaining steps of an epoch.
 
     Attributes:
-        samples: (steps, batch_size) int64.
+        samples: (steps, batch_size) int64, the sample numbers.
         is_real: (steps, batch_size) bool, False for padding.
-        numbers: the numbers of the batches, unique over all cores; they seed the loader processes.
+        numbers: a number per batch, unique over all cores, from which loader processes are seeded.
         seed: (seed, epoch).
-        done: steps of this epoch that are over.
-        lengths: the lengths of the samples in each step, with buckets.
+        done: number of steps of this epoch that are over.
+        lengths: with buckets, the length to which each step is padded; otherwise None.
     """
 
     samples: object
@@ -52,10 +52,13 @@ class EpochPlan(NamedTuple):
 
 
 class Transfer:
-    """The transfer of a batch's tensors to the device. While `check` is set, it gets them before.
+    """The transfer of a batch's tensors to the device.
 
     Args:
-        send: takes the tensors of a batch, and returns them on the device.
+        send: a function that copies a list of tensors to the device.
+
+    Attributes:
+        check: a function that is called with the tensors before the transfer; None for none.
     """
 
     def __init__(self, send: Callable[[list], list]):
@@ -70,18 +73,18 @@ class Transfer:
 
 
 class SourceFeed:
-    """Batches that a source makes as a whole.
+    """The feed of a dataset that makes whole batches of images.
 
-    The host sends uint8 images as (B, H, W, 3), as the source has them. `arrange` turns them on the
-    device, which is a view.
+    The host sends uint8 images as (B, H, W, 3), the layout of the source. `arrange` returns a view
+    as (B, 3, H, W), so that no memory is moved.
 
     Args:
         source: the dataset.
-        batch_size: samples per batch.
-        transfer: to the device.
-        mask: add a bool tensor, False for padding.
-        workers: loader processes; 0 for none.
-        threads: number of threads that make batches without loader processes.
+        batch_size: number of samples per batch.
+        transfer: copies a batch to the device.
+        mask: add a (batch_size,) bool tensor, False for padding.
+        workers: number of loader processes; 0 for none.
+        threads: number of threads that make batches if `workers` is 0.
     """
 
     def __init__(
@@ -103,7 +106,7 @@ class SourceFeed:
         self._read_ahead = reader_ahead(source)
 
     def epoch(self, plan: EpochPlan) -> Iterator[Sent]:
-        """Return the batches of a plan; they are made ahead of the loop."""
+        """Return an iterator over the batches of a plan, which are made ahead of the loop."""
         steps = range(len(plan.samples))
         if not self._workers:
             calls = (self._gathering(plan, step) for step in steps)
@@ -115,20 +118,20 @@ class SourceFeed:
         return numbered(plan.samples, run_ahead(calls, threads=1))
 
     def arrange(self, tensors: tuple) -> tuple:
-        """Return a batch as a loop gets it: images as (B, 3, H, W), targets, and the mask."""
+        """Return a batch in the form for the loop: images (B, 3, H, W), targets, and the mask."""
         images, labels, *others = tensors
         return *split_masks(images.permute(0, 3, 1, 2), labels), *others
 
     def _gathering(self, plan: EpochPlan, step: int) -> Callable[[], tuple]:
-        """Return the call that makes a batch in a thread.
+        """Return a function that makes a batch, for a thread.
 
-        The call does little besides reading the images, which does not hold the GIL.
+        The function does little besides reading the images, during which it does not hold the GIL.
         """
         import numpy
         import torch
 
         samples = plan.samples[step]
-        # numpy.take, because indexing takes twice as long.
+        # numpy.take is twice as fast as indexing.
         labels = torch.from_numpy(numpy.take(self._source.labels, samples, axis=0))
         following = None
         if self._read_ahead is not None and step + 1 < len(plan.samples):
@@ -152,17 +155,18 @@ class SourceFeed:
 
 
 class SampleFeed:
-    """Batches that are joined from the samples of a dataset.
+    """The feed of a map-style dataset, whose samples it joins to batches.
 
     Args:
         dataset: the dataset.
-        transfer: to the device.
-        mask: add a bool tensor, False for padding.
-        workers: loader processes; 0 for none.
-        buckets: `tpukit.Buckets`, for samples of several lengths.
-        shares_process: other cores are threads of this process, and share its random numbers.
-        numbers: opens a context in which the dataset is called without loader processes.
-        generators: in the dataset, seeded for each batch.
+        transfer: copies a batch to the device.
+        mask: add a (batch_size,) bool tensor, False for padding.
+        workers: number of loader processes; 0 for none.
+        buckets: `tpukit.Buckets`, for samples of several lengths; None for a single length.
+        shares_process: True if other cores are threads of this process, which share its random
+            generators.
+        numbers: returns a context manager, in which this process reads samples if `workers` is 0.
+        generators: the random generators in the dataset, which are seeded for each batch.
     """
 
     def __init__(
@@ -187,7 +191,11 @@ class SampleFeed:
         self._generators = generators
 
     def epoch(self, plan: EpochPlan) -> Iterator[Sent]:
-        """Return the batches of a plan; with loader processes they are made ahead of the loop."""
+        """Return an iterator over the batches of a plan.
+
+        Loader processes make them ahead of the loop. Without processes, each batch is made when the
+        loop asks for it.
+        """
         loaded = load_samples(
             self._dataset,
             _jobs(plan),
@@ -201,12 +209,12 @@ class SampleFeed:
         calls = ((lambda real=real: self._send(next(loaded), real)) for real in masks)
         if self._workers:
             return numbered(plan.samples, run_ahead(calls, threads=1))
-        # The dataset is called in this process and may draw its random numbers. A thread would draw
-        # them at any moment of the step, so each batch is made when the loop asks for it.
+        # The dataset may draw random numbers of this process. A thread would draw them at an
+        # arbitrary moment of the step, so results would differ from run to run.
         return numbered(plan.samples, (self._with_own_numbers(call) for call in calls))
 
     def arrange(self, tensors: object) -> object:
-        """Return a batch as a loop gets it: as it was sent."""
+        """Return the batch unchanged."""
         return tensors
 
     def _with_own_numbers(self, call: Callable[[], object]) -> object:
@@ -222,18 +230,18 @@ class SampleFeed:
 
 
 def numbered(samples: Iterable, batches: Iterator[object]) -> Iterator[Sent]:
-    """Yield the samples of each step with its batch.
+    """Yield each batch with the numbers of its samples.
 
-    Neither `zip` nor a variable here, because both would hold a batch while the next one is made.
-    If the loop has released it too, its buffer is filled next, while it is still in the
-    processor's cache.
+    `zip` or a local variable would refer to a batch while the next one is made. Without such a
+    reference, the buffer of a batch that the loop has released is used again for the next one,
+    while it is still in the processor's cache.
     """
     for numbers in samples:
         yield Sent(numbers, next(batches))
 
 
 def send_nested(batch: object, transfer: Callable[[list], list]) -> object:
-    """Send all tensors of a batch to the device in a single transfer, and return it with them."""
+    """Send the tensors of a nested batch in a single transfer; return the batch."""
     import torch
     from torch.utils import _pytree as tree
 
@@ -262,7 +270,7 @@ def _with_mask(batch: object, real) -> object:
 
 
 def _with_dicts(batch: object) -> object:
-    """Return a batch in which other kinds of mappings are dicts."""
+    """Return a batch in which all mappings are plain dicts."""
     from torch.utils import _pytree as tree
 
     def convert(leaf: object) -> object:

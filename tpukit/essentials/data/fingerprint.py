@@ -1,7 +1,7 @@
-"""Compare a dataset between cores without reading a sample.
+"""Compute a fingerprint of a dataset, to compare it between cores without reading a sample.
 
-The fingerprint is a dict of short values. A checksum is made of every part of the dataset that has
-an entry per sample. A dataset inside another, as in a `Subset`, is described in the same way:
+The fingerprint is a dict of short values by name. Every attribute of the dataset that has an entry
+per sample gets a checksum. A dataset inside another, as in a `Subset`, is described, too:
 
     kind of dataset               "Subset"
     length of dataset             800
@@ -15,23 +15,24 @@ import math
 import zlib
 from collections.abc import Iterable, Mapping
 
-# Bytes of a part that are read, in even steps; all of MNIST's 60,000 images would take 30 ms.
+# Bytes of an attribute that are read, in even steps (4 MiB). All bytes of MNIST's 60,000 images
+# would take 30 ms.
 _MOST_BYTES = 1 << 22
-# Bytes per sample. Labels, indices and names have fewer; a larger part may be filled while samples
-# are read.
+# Bytes per sample of an attribute. Labels, indices and names have fewer. A larger attribute may be
+# a cache, which is filled while samples are read.
 MOST_PER_SAMPLE = 1 << 10
-_MOST_NAMES = 1 << 12  # of classes
-MOST_DEPTH = 4  # a Subset of a Subset of a dataset with a transform is three
-_MOST_TENSORS = 16  # in a list or dict, such as `tensors` of a TensorDataset
-PLAIN_BYTES = 100  # assumed size of a row of plain values
+_MOST_NAMES = 1 << 12  # names of classes in an attribute
+MOST_DEPTH = 4  # levels; a Subset of a Subset of a dataset with a transform has three
+_MOST_TENSORS = 16  # items of a list or dict, such as `tensors` of a TensorDataset
+PLAIN_BYTES = 100  # assumed size of a row of plain values, in bytes
 
 
 def fingerprint(dataset: object) -> dict[str, object]:
-    """Return the kind, the length and checksums of a dataset, as short values by name.
+    """Return the class, the length and checksums of a dataset, as short values by name.
 
-    The parts with an entry per sample are a Subset's indices, `labels`, `targets`, `tensors`,
-    `files`, the rows of a table, under any name. Names of classes are compared too. Datasets with
-    equal fingerprints may still differ in their pixels.
+    Attributes with an entry per sample get a checksum, whatever their names are: the indices of a
+    Subset, labels, targets, tensors, files, the rows of a table. Lists of class names get one, too.
+    Datasets with equal fingerprints may still differ in their pixels.
     """
     found: dict[str, object] = {}
     _describe(dataset, "dataset", found=found, depth=MOST_DEPTH)
@@ -42,7 +43,7 @@ def _describe(dataset: object, name: str, *, found: dict, depth: int) -> None:
     found[f"kind of {name}"] = type(dataset).__qualname__
     count = length_of(dataset)
     found[f"length of {name}"] = count
-    own = _checksum(dataset)
+    own = _checksum(dataset)  # if the dataset itself is a list, an array or a table
     if own is not None:
         found[f"content of {name}"] = own
     for part, value in parts_of(dataset):
@@ -59,7 +60,7 @@ def _describe(dataset: object, name: str, *, found: dict, depth: int) -> None:
 
 
 def _sums_per_sample(value: object, count: int | None) -> list[int]:
-    """Return the checksums of a value with an entry per sample, or of such parts of it."""
+    """Return the checksum of a value with an entry per sample, or of its items that have one."""
     if not count:
         return []
     # `tensors` of a TensorDataset is a short list, and each of its items has an entry per sample.
@@ -79,7 +80,7 @@ def _few_parts(value: object) -> list:
 
 
 def is_dataset(value: object) -> bool:
-    """Return whether a value has items, a length and attributes."""
+    """Return whether a value may be a dataset: it has items, a length and attributes."""
     has_items = hasattr(value, "__getitem__")
     has_length = hasattr(type(value), "__len__")
     has_attributes = hasattr(value, "__dict__")
@@ -87,7 +88,7 @@ def is_dataset(value: object) -> bool:
 
 
 def _are_names(value: object) -> bool:
-    """Return whether this is a list of texts, or a dict from texts to whole numbers."""
+    """Return whether a value is a list of texts, or a dict from texts to whole numbers."""
     if not isinstance(value, list | tuple | dict):
         return False
     is_short = 0 < len(value) <= _MOST_NAMES
@@ -105,7 +106,7 @@ def parts_of(dataset: object) -> list[tuple[str, object]]:
     for name in ("labels", "targets", "indices"):  # these may be properties
         try:
             parts.setdefault(name, getattr(dataset, name, None))
-        except Exception:  # a property that raises: the dataset has no such part now
+        except Exception:  # the property raises an error, so the dataset has no such part now
             continue
     return [(name, value) for name, value in parts.items() if not callable(value)]
 
@@ -114,14 +115,15 @@ def length_of(value: object) -> int | None:
     """Return the length of a value; None if it has none."""
     try:
         return len(value)
-    except Exception:  # a scalar tensor, a stream, or any error of a foreign __len__
+    except Exception:  # a scalar tensor, a stream, or an error in a user's __len__
         return None
 
 
 def _checksum(value: object) -> int | None:
     """Return a checksum of an array, a tensor on the CPU, a table or a list of plain values.
 
-    Only rows in even steps are read, about 4 MiB. It is None for anything else.
+    It reads rows in even steps, about 4 MiB in all. For other values, and for arrays with more than
+    1 KiB per row, it returns None.
     """
     import numpy
     import torch
@@ -147,7 +149,7 @@ def _checksum(value: object) -> int | None:
 
 
 def as_array(tensor):
-    """Return a tensor in host memory as an array of the same bytes; others unchanged."""
+    """Return a dense tensor in host memory as an array of its bytes; other tensors unchanged."""
     import torch
 
     is_on_cpu = tensor.device.type == "cpu"
@@ -161,16 +163,16 @@ def as_array(tensor):
 
 
 def array_checksum(array) -> int:
-    """Return the checksum of an array with an axis of samples, of about 4 MiB of it."""
+    """Return a CRC-32 of about 4 MiB of an array, rows in even steps along axis 0."""
     import numpy
 
-    # Whole rows, so that a difference in any column of a row is seen.
+    # Whole rows, so that a difference in any column of such a row changes the checksum.
     rows = array[:: row_step(array.nbytes, len(array))]
     return zlib.crc32(numpy.ascontiguousarray(rows).reshape(-1).view(numpy.uint8))
 
 
 def column_checksums(table) -> list[int | None]:
-    """Return the checksums of the columns with numbers of an Arrow table."""
+    """Return the checksums of an Arrow table's columns that contain numbers."""
     sums = []
     for column in table.columns:
         if str(column.type).startswith(("int", "uint", "float")):
@@ -179,7 +181,7 @@ def column_checksums(table) -> list[int | None]:
 
 
 def is_plain(value: object) -> bool:
-    """Return whether the text of a value describes it completely."""
+    """Return whether `repr` describes a value completely, as for numbers, texts and paths."""
     if isinstance(value, Mapping):
         value = list(value.items())
     if isinstance(value, tuple | list):
@@ -188,5 +190,10 @@ def is_plain(value: object) -> bool:
 
 
 def row_step(size: int, rows: int) -> int:
-    """Return the step between rows with which about 4 MiB are read."""
+    """Return the step between rows, so that about 4 MiB are read.
+
+    Args:
+        size: the size of all rows in bytes.
+        rows: the number of rows.
+    """
     return max(1, min(rows, math.ceil(size / _MOST_BYTES)))

@@ -1,13 +1,13 @@
 """Recognise the dataset of a checkpoint, which may be loaded days later on another machine.
 
-The identity is a dict of short values by name. A fingerprint checks only the parts that have an
-entry per sample; an identity also has:
+The identity is a dict of short values by name. A `fingerprint` has only the parts of a dataset with
+an entry per sample; an identity also has:
 
     dataset.fold         "0"            settings: numbers, truth values and short texts
     dataset.files        3370154512     files, by their path in their common folder
     dataset.features     1292718311     arrays, also without an entry per sample
 
-A dataset with a method `checkpoint_identity` describes itself: it returns values by name.
+A dataset can describe itself instead: its method `checkpoint_identity` returns values by name.
 """
 
 import os
@@ -29,9 +29,10 @@ from tpukit.essentials.data.fingerprint import (
 )
 
 _LONGEST_SETTING = 100  # characters
-_MOST_PARTS = 16  # of a list or dict, such as `tensors` of a TensorDataset
-_OF_PATHS = frozenset("/\\")  # a text with one of these may name a folder
-# These may change while the data stay the same: on another machine, on other cores, per epoch.
+_MOST_PARTS = 16  # of a list or dict that are described, such as `tensors` of a TensorDataset
+_OF_PATHS = frozenset("/\\")  # a text with one of these characters may be the path of a folder
+# Attributes that may change although the data do not: on another machine, on other cores, or in the
+# next epoch.
 _NO_DATA = {
     *("rank", "local_rank", "world_size", "num_replicas", "epoch", "seed", "device"),
     *("workers", "num_workers", "threads", "num_threads", "verbose"),
@@ -51,7 +52,12 @@ def identity(dataset: object) -> dict[str, object]:
 
 
 def different_parts(saved: Mapping[str, object], here: Mapping[str, object]) -> list[str]:
-    """Return the names of the parts that differ; with both values if they are settings."""
+    """Return the names of the parts that differ, with both values if they are texts.
+
+    Args:
+        saved: the identity in the checkpoint.
+        here: the identity of the present dataset.
+    """
     different = []
     for name in dict.fromkeys([*saved, *here]):
         before = saved.get(name, "missing")
@@ -77,13 +83,14 @@ def _describe(dataset: object, name: str, *, found: dict, depth: int) -> None:
             found[f"content of {name}"] = own
     count = length_of(dataset)
     found[f"length of {name}"] = repr(count)
-    # Nothing fills the tensors of a TensorDataset later.
+    # Whether no part changes later. A TensorDataset gets all its tensors when it is made.
     is_complete = describe_itself is not None or type(dataset).__name__ == "TensorDataset"
     for part, value in parts:
         if part in _NO_DATA:
             continue
         key = f"{name}.{part}"
-        # A large part with an entry per sample may be filled while samples are read.
+        # A large part with an entry per sample may be a cache, which is filled while samples are
+        # read. Such a part is left out.
         is_per_sample = is_complete or length_of(value) == count
         any_size = is_complete or not is_per_sample
         content = _content(value, has_row_per_sample=is_per_sample, any_size=any_size)
@@ -94,8 +101,8 @@ def _describe(dataset: object, name: str, *, found: dict, depth: int) -> None:
 
 
 def _describe_inside(value: object, name: str, *, found: dict, depth: int) -> None:
-    """Describe a dataset within another, or those in a list, as a ConcatDataset has it."""
-    if is_dataset(value) and not hasattr(value, "dtype"):  # no tensor
+    """Describe a dataset inside another, or each in a list, as a ConcatDataset has it."""
+    if is_dataset(value) and not hasattr(value, "dtype"):  # tensors also have items and a length
         _describe(value, name, found=found, depth=depth)
     elif isinstance(value, list | tuple) and all(map(is_dataset, value)):
         for number, part in enumerate(value[:_MOST_PARTS]):
@@ -113,7 +120,7 @@ def _content(value: object, *, has_row_per_sample: bool, any_size: bool) -> obje
     whole = _checksum(value, any_size=any_size)
     if whole is not None or not isinstance(value, tuple | list | dict):
         return whole
-    # Not plain values, but perhaps arrays, as the `tensors` of a TensorDataset.
+    # The parts are no plain values, but may be arrays, as the `tensors` of a TensorDataset are.
     parts = value
     if isinstance(value, dict):
         parts = list(value.values())
@@ -124,12 +131,12 @@ def _content(value: object, *, has_row_per_sample: bool, any_size: bool) -> obje
 
 
 def _is_setting(value: object) -> bool:
-    """Return whether a value is short and plain, and names no folder, which may move."""
+    """Return whether a value is a short plain setting without a path, which may change."""
     is_fixed = isinstance(value, bool | int | float | str | tuple)
     if not is_fixed and not _has_text(value):
         return False
     written = repr(value)
-    # A text is measured without the quotes and escapes of its repr.
+    # The length of a text counts without the quotes and escapes of its repr.
     length = len(value) if isinstance(value, str) else len(written)
     if length > _LONGEST_SETTING:
         return False
@@ -154,7 +161,11 @@ def _is_text(value: object) -> bool:
 def _checksum(value: object, *, any_size: bool) -> int | None:
     """Return a checksum of an array, a tensor on the CPU, a table or a list of plain values.
 
-    About 4 MiB are read, in even steps.
+    It reads rows in even steps, about 4 MiB in all. For other values it returns None.
+
+    Args:
+        value: the value.
+        any_size: False to return None for an array with more than 1 KiB per row.
     """
     import numpy
     import torch
@@ -199,7 +210,7 @@ def _checksum_of_table(table) -> int:
 
 
 def _text_checksum(values: list) -> int:
-    """Return the checksum of values, in which files count by their place in a common folder."""
+    """Return a checksum of values, in which paths count relative to their common folder."""
     paths: list[str] = []
     _each_path(values, lambda path: paths.append(path) or path)
     if paths:

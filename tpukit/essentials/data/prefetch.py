@@ -1,10 +1,10 @@
 """Prepare batches ahead of the loop: in threads, or in the processes of a DataLoader.
 
-Threads are for batches that a single native call makes without the GIL, as a source does. Processes
-are for datasets whose samples are made in Python.
+Threads are for sources, which make a batch in a single native call without the GIL. Processes are
+for datasets whose samples Python code makes.
 
-A source's images are written into buffers that are used again, because new memory is slow. A buffer
-is free when nothing refers to it: neither the loop, nor a tensor or view of it, nor a transfer.
+A source writes images into buffers that are used again, because new memory is slow. A buffer is
+free when nothing refers to it: neither the loop, nor a tensor or view of it, nor a transfer.
 """
 
 import contextlib
@@ -22,12 +22,13 @@ from tpukit.essentials.data.collating import collate
 from tpukit.essentials.data.seeding import seed_generators, seed_host, seeded_in_turn
 from tpukit.essentials.data.sources import BatchSource, MapDataset, reads_many
 
-# Two ahead for each of five threads, the loop's own, and spare ones. If a loop holds more batches,
-# as list(batches) does, the system provides them. If they were kept, all would be examined for
-# every batch (9.6 s for 16,000), and never be freed.
+# Buffers that are stored for reuse: two batches ahead for each of five threads, the batch in the
+# loop, and some spare ones. If a loop stores more batches, as list(batches) does, each gets new
+# memory. Otherwise a search would go through all buffers for every batch (9.6 s for 16,000), and
+# none would ever be freed.
 _KEPT = 16
 _AHEAD = 2  # batches per thread
-# A loader requests two batches per process; five more are on their way to the loop or in its hands.
+# A DataLoader requests two batches per process. Up to five more are between it and the loop's end.
 _REQUESTED = 2
 _ON_THEIR_WAY = 5
 
@@ -43,9 +44,15 @@ class _Outcome(NamedTuple):
 
 
 def run_ahead(calls: Iterable[Callable[[], object]], threads: int) -> Iterator[object]:
-    """Yield the results of calls in order; background threads make them, two ahead per thread."""
-    # A queue per result, not a Future: a Future wakes the other thread several times per result,
-    # and each time that thread waits for the GIL. It matters for batches of under a millisecond.
+    """Yield the results of calls in order; threads run them, two ahead per thread.
+
+    Args:
+        calls: functions without arguments.
+        threads: number of threads.
+    """
+    # A queue per result instead of a Future: a Future wakes the other thread several times per
+    # result, and each time that thread waits for the GIL. This matters for batches that take less
+    # than a millisecond.
     todo = SimpleQueue()
     running = deque()
     workers = []
@@ -59,11 +66,11 @@ def run_ahead(calls: Iterable[Callable[[], object]], threads: int) -> Iterator[o
             done = SimpleQueue()
             running.append(done)
             todo.put((call, done))
-            if len(running) > _AHEAD * threads:
+            if len(running) > _AHEAD * threads:  # enough is requested: wait for the oldest
                 yield _result(running.popleft())
         while running:
             yield _result(running.popleft())
-    finally:  # also if the loop ends early: calls that have not begun are dropped
+    finally:  # also after a `break` in the loop: drop calls that have not begun, end the threads
         with contextlib.suppress(Empty):
             while True:
                 todo.get_nowait()
@@ -81,7 +88,7 @@ def _run(todo: SimpleQueue) -> None:
             done.put(_Outcome(call(), error=None))
         except BaseException as error:  # raised in the loop, when its result is due
             done.put(_Outcome(None, error=error))
-        del call, done, job  # a buffer is used again once nothing refers to it
+        del call, done, job  # otherwise they would refer to a buffer while the thread waits
 
 
 def _result(done: SimpleQueue) -> object:
@@ -106,19 +113,21 @@ def load_samples(
 ) -> Iterator[object]:
     """Yield the batches of a dataset from the processes of a DataLoader.
 
-    A batch of a process is seeded with `seed` and its number, so it is the same whichever process
-    makes it. Without processes it is made in the caller's thread, and draws the caller's random
-    numbers; if threads share the process (`in_turn`), each batch is seeded there too.
+    A process seeds its random numbers for each batch with `seed` and the batch's number, so a batch
+    does not depend on the process that makes it. Without processes, the caller's thread makes the
+    batches with the caller's random numbers. If other cores are threads of the process (`in_turn`),
+    each batch is seeded there, too.
 
     Args:
         dataset: the dataset.
         jobs: (number, samples) per batch. The number is unique in the epoch over all cores.
-        workers: loader processes; 0 for none.
+        workers: number of loader processes; 0 for none.
         seed: the seed of the epoch.
-        in_turn: other cores are threads of this process.
-        collate: `collate(items, samples, length)` joins a batch instead of torch's
-            `default_collate`; a job is then (number, samples, length).
-        generators: in the dataset, seeded for each batch with or without processes.
+        in_turn: True if other cores are threads of this process.
+        collate: `collate(items, samples, length)` joins a batch; a job is then (number, samples,
+            length). None for torch's `default_collate`.
+        generators: random generators in the dataset, which are seeded for each batch with or
+            without processes.
     """
     whole = _BatchDataset(dataset, seed, in_turn=in_turn, collate=collate, generators=generators)
     batches = iterate_loader(whole, jobs, workers)
@@ -128,24 +137,25 @@ def load_samples(
 
 
 class _Requested(NamedTuple):
-    """A batch that the loader has been asked for."""
+    """A batch that was requested from the loader."""
 
     samples: object
-    buffer: object | None  # the array that its images are written into
+    buffer: object | None  # the shared array for its images; None to get them as a message
 
 
 def load_images(
     source: BatchSource, jobs: list, *, workers: int, seed: tuple[int, ...]
 ) -> Iterator[tuple]:
-    """Yield (images, labels) of a source from processes that write into shared memory.
+    """Yield (images, labels) of a source from loader processes.
 
-    So the images are not copied, and /dev/shm is not used.
+    The processes write images into shared memory, so images are not copied, and /dev/shm is not
+    used.
 
     Args:
         source: the source.
         jobs: (number, samples) per batch. The number is unique in the epoch over all cores.
-        workers: loader processes, at least 1.
-        seed: the seed of the epoch; a batch is seeded with it and its number.
+        workers: number of loader processes, at least 1.
+        seed: the seed of the epoch. Each batch is seeded with `seed` and its number.
     """
     import torch
 
@@ -154,7 +164,7 @@ def load_images(
         _, samples = jobs[0]
         shared = _REQUESTED * workers + _ON_THEIR_WAY
         buffers = Buffers((len(samples), *source.shape), shared=shared)
-    requested: deque[_Requested] = deque()
+    requested: deque[_Requested] = deque()  # the loader returns batches in the order of requests
 
     def requests() -> Iterator[tuple]:
         for number, samples in jobs:
@@ -173,7 +183,7 @@ def load_images(
     def received() -> Iterator[tuple]:
         for images in loaded:
             samples, buffer = requested.popleft()
-            if images is None:
+            if images is None:  # the process has written them into the buffer
                 images = torch.from_numpy(buffer)
             yield images, torch.from_numpy(source.labels[samples])
 
@@ -181,7 +191,13 @@ def load_images(
 
 
 def iterate_loader(dataset: MapDataset, jobs: Iterable, workers: int) -> Iterator[object]:
-    """Yield `dataset[job]` for each job, in order, from loader processes that take turns."""
+    """Return an iterator over `dataset[job]` of all jobs, from loader processes.
+
+    Args:
+        dataset: a dataset of batches.
+        jobs: the jobs; the processes get them in turn.
+        workers: number of loader processes; 0 for none.
+    """
     import torch
     from torch.utils.data import DataLoader
 
@@ -191,10 +207,12 @@ def iterate_loader(dataset: MapDataset, jobs: Iterable, workers: int) -> Iterato
         sampler=jobs,
         num_workers=workers,
         multiprocessing_context="fork" if _forks(workers) else None,
-        # Without a generator, each epoch would draw one of the caller's random numbers.
+        # Without a generator of its own, the loader would draw a random number of the caller in
+        # each epoch.
         generator=torch.Generator(),
     )
-    # This is no generator function, because a thread that outlives the processes must fork them.
+    # `iter` forks the processes, which must happen in the caller's thread. In a generator function,
+    # the first `next` would fork them in a thread that may end before they do.
     return iter(loader)
 
 
@@ -203,12 +221,13 @@ def _forks(workers: int) -> bool:
 
 
 def _explain_broken_pipes(batches: Iterator[object]) -> Iterator[object]:
-    """Raise the error of an ended loader process if torch only sees a broken connection."""
+    """Yield batches; name an ended loader process if torch only reports a broken connection."""
     with contextlib.suppress(StopIteration):
         while True:
             try:
                 batch = next(batches)
             except (ConnectionError, EOFError) as error:
+                # torch begins so the text of an error that a dataset has raised in a process.
                 is_from_dataset = str(error).startswith("Caught ")
                 if is_from_dataset:
                     raise
@@ -218,9 +237,10 @@ def _explain_broken_pipes(batches: Iterator[object]) -> Iterator[object]:
 
 
 class _SharedImages:
-    """A source as a dataset of batches, for loader processes.
+    """A dataset whose items are a source's batches of images, for loader processes.
 
-    The images are written into a shared buffer, or returned if there is none.
+    A process writes the images into a shared buffer and returns None, or returns them if there is
+    no buffer.
     """
 
     def __init__(self, source: BatchSource, seed: tuple[int, ...], buffers: "Buffers | None"):
@@ -241,7 +261,10 @@ class _SharedImages:
 
 
 class _BatchDataset:
-    """A dataset as a dataset of batches. An error names its sample, also from a loader process."""
+    """A dataset whose items are batches of another dataset. An error names its sample.
+
+    The arguments are those of `load_samples`.
+    """
 
     def __init__(
         self,
@@ -293,15 +316,15 @@ class _BatchDataset:
 
 
 class Buffers:
-    """uint8 arrays of one shape, each of which is used again as soon as nothing refers to it.
+    """uint8 arrays of the same shape, which are used again when nothing refers to them.
 
-    For a single thread, new arrays would be as fast. Two threads would wait for each other while
-    the system allocates the pages.
+    In a single thread new arrays would be as fast, but two threads would wait for each other while
+    the operating system allocates the pages.
 
     Args:
         shape: the shape of each array.
-        shared: the number of arrays in memory that processes forked later can write into, all made
-            at once; 0 makes ordinary arrays, as many as needed, and keeps up to 16.
+        shared: the number of arrays in shared memory, into which processes that are forked later
+            can write. 0 for ordinary arrays, made when needed, of which up to 16 are reused.
     """
 
     def __init__(self, shape: tuple[int, ...], shared: int = 0):
@@ -313,7 +336,8 @@ class Buffers:
         else:
             self._arrays = [_new_array(shape, kept=True)]
         self._idle = 0
-        self._idle = self._references(0)  # of an array that only this object refers to
+        # The reference count of an array to which only this object refers.
+        self._idle = self._references(0)
 
     def __getitem__(self, number: int):
         return self._arrays[number]
@@ -324,7 +348,7 @@ class Buffers:
 
     def get(self):
         """Return a free array; None if all shared arrays are in use."""
-        with self._lock:  # two threads must not find the same array
+        with self._lock:  # two threads must not get the same array
             for number in range(len(self._arrays)):
                 if self._references(number) <= self._idle:
                     return self._arrays[number]
@@ -337,8 +361,8 @@ class Buffers:
             return array
 
     def _references(self, number: int) -> int:
-        # A tensor of torch.from_numpy and a numpy view refer to the array, so no call has to return
-        # it.
+        # Tensors of torch.from_numpy and views of numpy refer to the array, so the count shows that
+        # they exist, and no user has to give an array back.
         return sys.getrefcount(self._arrays[number])
 
 
@@ -348,8 +372,8 @@ def _new_array(shape: tuple[int, ...], *, kept: bool):
     can_map = hasattr(mmap, "MAP_PRIVATE")
     if not kept or not can_map:
         return numpy.empty(shape, numpy.uint8)
-    # A map begins at a page, which numpy's memory does not, and is filled faster. The system has
-    # only a limited number of maps per process.
+    # Mapped memory begins at a page, unlike numpy's, and is filled faster. Arrays that are not
+    # reused get numpy's memory, because a process can have only a limited number of maps.
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     memory = mmap.mmap(-1, math.prod(shape), flags=flags)
     return numpy.frombuffer(memory, numpy.uint8).reshape(shape)

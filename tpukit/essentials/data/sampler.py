@@ -1,6 +1,7 @@
-"""The samples that each core sees in an epoch, batch by batch: arithmetic, the same everywhere.
+"""Compute the samples of each core in an epoch, batch by batch.
 
-With 10 samples, batches of 2 and 2 cores, an epoch has 3 steps. The last step is padded:
+This is arithmetic without communication, so every core knows the samples of all cores. With 10
+samples, batches of 2 and 2 cores, an epoch has 3 steps, of which the last is padded:
 
                step 0   step 1   step 2
     in order   core 0   0 1      2 3      4 5
@@ -19,26 +20,26 @@ from tpukit.essentials.display import InvalidTypeError, InvalidValueError
 
 @dataclass(frozen=True)
 class ShardedSampler:
-    """Divide an epoch among the cores; all cores have the same number of batches.
+    """Divide the samples of an epoch among the cores, in equally many batches.
 
-    Shuffled: in step `i`, all cores together see the samples from `i * n` to `(i + 1) * n` of a
+    Shuffled: in step `i`, all cores together get the samples from `i * n` to `(i + 1) * n` of a
     permutation, where n is `samples_per_step`. The permutation depends only on seed and epoch. So
-    two cores with batch size B see in a step the same samples as a single core with 2 B, and an
+    two cores with batch size B get in a step the same samples as a single core with 2 B, and an
     epoch can be resumed on another number of cores.
 
     In order: core 0 has the first part of the samples, core 1 the next, and the padding is at the
-    very end. So `gather(outputs)[:count]` is every sample once, in order.
+    very end. So `gather(outputs)[:count]` has every sample once, in order.
 
     Attributes:
-        count: samples of the dataset.
-        batch_size: samples per core and step.
+        count: number of samples in the dataset.
+        batch_size: number of samples per core and step.
         rank: the number of this core.
         world_size: the number of cores.
         shuffle: whether the order is a permutation.
         drop_last: leave out the last samples if they do not fill a step, instead of padding.
-        limit: the most steps of an epoch; None for no limit.
-        shares: (count,) float64, ascending to 1, of `sample_shares`. An epoch then draws `count`
-            samples with replacement, in place of a permutation; None for a permutation.
+        limit: the largest number of steps in an epoch; None for no limit.
+        shares: None for a permutation. With the result of `sample_shares`, (count,) float64 that
+            ascends to 1, a shuffled epoch draws `count` samples with replacement.
     """
 
     count: int
@@ -52,11 +53,11 @@ class ShardedSampler:
 
     @property
     def samples_per_step(self) -> int:
-        """The number of samples that all cores together see in a step."""
+        """The number of samples that all cores together get in a step."""
         return self.batch_size * self.world_size
 
     def steps(self, done: int = 0) -> int:
-        """Return the remaining steps of an epoch, after `done` samples of all cores."""
+        """Return the number of remaining steps, after `done` samples of all cores."""
         left = self.count - done
         if self.drop_last:
             steps = left // self.samples_per_step
@@ -69,10 +70,10 @@ class ShardedSampler:
     def positions(self, done: int = 0, *, epoch: int = 0, seed: int = 0):
         """Return this core's positions in the epoch; those from `count` on are padding.
 
-        They are the same in every epoch, except for batches by length, which override this.
+        They are the same in every epoch. The sampler for buckets overrides this method.
 
         Args:
-            done: samples of all cores that were seen before.
+            done: number of samples that all cores together have already got in this epoch.
             epoch: number of the epoch.
             seed: the seed of the permutation.
 
@@ -86,7 +87,7 @@ class ShardedSampler:
             positions = numpy.arange(done, done + steps * self.samples_per_step)
             by_core = positions.reshape(steps, self.world_size, self.batch_size)
             return by_core[:, self.rank]
-        # In order, `done` counts samples of all cores, so it is the same number of steps on each.
+        # In order, each core begins at its own part, and has done the same number of steps there.
         all_steps = replace(self, limit=None).steps()
         positions = numpy.arange(all_steps * self.samples_per_step)
         by_core = positions.reshape(self.world_size, all_steps, self.batch_size)
@@ -94,40 +95,48 @@ class ShardedSampler:
         return by_core[self.rank, first : first + steps]
 
     def samples(self, positions, *, epoch: int, seed: int):
-        """Return the samples at positions of an epoch; padding repeats some samples.
+        """Return the sample numbers at positions of an epoch; padding repeats samples.
 
         Args:
             positions: integers of any shape.
             epoch: number of the epoch.
             seed: the seed of the permutation.
+
+        Returns:
+            int64 of the same shape.
         """
         import numpy
 
         if not self.shuffle:
             return numpy.minimum(positions, self.count - 1)
-        # Every core draws the whole permutation, so that none has to ask another: 25 ms for 1.8
-        # million samples (measured). Padding continues at the start of the permutation, so each
+        # Every core computes the whole permutation, so that no communication is needed: 25 ms for
+        # 1.8 million samples (measured). Padding continues at the start of the permutation, so each
         # epoch repeats other samples.
         numbers = numpy.random.default_rng((seed, epoch))
         if self.shares is None:
             drawn = numbers.permutation(self.count)
         else:
-            # The first sample whose share is above the number, so none with the weight 0.
+            # For each random number, the first sample whose cumulative share is larger. A sample
+            # with the weight 0 has the share of the sample before, so it is never the first.
             drawn = numpy.searchsorted(self.shares, numbers.random(self.count), side="right")
         return drawn[positions % self.count]
 
     @property
     def weights_checksum(self) -> int | None:
-        """A number that differs if the weights of the samples differ; None without weights."""
+        """A checksum of the weights of the samples; None without weights."""
         return None if self.shares is None else zlib.crc32(self.shares.tobytes())
 
     def places(self, step: int) -> Iterator[tuple[slice, slice]]:
-        """Yield the places of the rows that the cores gathered in a step of an epoch in order.
+        """Yield for each core where its rows of a gathered step belong in the whole epoch.
 
-        Padding is left out. With a `limit`, the places are those among the samples seen.
+        For an epoch in order. Padding is left out. With a `limit`, positions count only the samples
+        within the limit.
+
+        Args:
+            step: number of the step, from 0.
 
         Yields:
-            (rows, places), a pair per core: `whole[places] = gathered[rows]`.
+            (rows, places), a pair of slices per core: `whole[places] = gathered[rows]`.
         """
         for rank in range(self.world_size):
             start = (rank * self.steps() + step) * self.batch_size
@@ -136,7 +145,7 @@ class ShardedSampler:
             yield slice(row, row + real), slice(start, start + real)
 
     def seen(self) -> int:
-        """Return the number of samples of an epoch in order, without padding."""
+        """Return the number of samples in an epoch within the limit, without padding."""
         return min(self.count, self.steps() * self.samples_per_step)
 
 
@@ -145,21 +154,22 @@ def sample_shares(weights, count: int):
 
     Args:
         weights: (count,) numbers of 0 or more: a list, an array or a tensor on the CPU.
-        count: samples of the dataset.
+        count: number of samples in the dataset.
 
     Returns:
         (count,) float64, ascending to 1.
 
     Raises:
-        TypeError: the weights are not numbers.
-        ValueError: there is not one per sample, or one is negative, NaN or infinite, or all are 0.
+        InvalidTypeError: `weights` is not a list, array or tensor of numbers.
+        InvalidValueError: the number of weights is not `count`; a weight is negative, NaN or
+            infinite; or all weights are 0.
     """
     import numpy
 
-    fix = "weights=(1 / class_sizes)[labels], for samples of equally frequent classes"
+    fix = "weights=(1 / class_sizes)[labels], to draw all classes equally often"
     try:
         numbers = numpy.asarray(weights, dtype=numpy.float64)
-    except (TypeError, ValueError, RuntimeError) as error:  # torch's: it requires a gradient
+    except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: it requires a gradient
         raise InvalidTypeError(
             f"weights must be one number per sample, got a {type(weights).__name__}",
             found=error,
@@ -176,5 +186,6 @@ def sample_shares(weights, count: int):
             found=f"from {numbers.min()} to {numbers.max()}",
             fix=fix,
         )
+    # By the last sum and not by `total`, so that rounding cannot make the last share less than 1.
     sums = numbers.cumsum()
     return sums / sums[-1]

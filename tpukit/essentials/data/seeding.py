@@ -1,7 +1,7 @@
-"""Seed the host's random numbers: per core, per step, per batch of a loader process.
+"""Seed the host's random generators: per core, per step, per batch of a loader process.
 
-The generators belong to the process. Two cores of a v2 or v3 chip are threads of the same process,
-so they take turns (`TURN`).
+The generators are those of `random`, `numpy.random` and torch on the CPU. A process has one of
+each. Two cores of a v2 or v3 chip are threads of the same process, so they take turns (`TURN`).
 """
 
 import contextlib
@@ -9,14 +9,14 @@ import hashlib
 import threading
 from collections.abc import Iterator
 
-TURN = threading.RLock()  # held by the thread that uses the generators
+TURN = threading.RLock()  # a thread acquires it before it uses the generators
 
 
 def seed_host(numbers: tuple[int, ...]) -> int:
-    """Seed `random`, numpy and torch's CPU generator from whole numbers; return the 32-bit seed.
+    """Seed `random`, numpy and torch's CPU generator; return the 32-bit seed.
 
-    The same numbers give the same seed in every process and on every machine. So core, epoch and
-    batch decide which random numbers are drawn, not the process that draws them.
+    The same numbers give the same seed in every process and on every machine. So the random numbers
+    depend on core, epoch and batch, but not on the process that draws them.
     """
     import random
 
@@ -26,14 +26,14 @@ def seed_host(numbers: tuple[int, ...]) -> int:
     seed = _seed_of(numbers)
     random.seed(seed)
     numpy.random.seed(seed)
-    # Not torch.manual_seed: it keeps a stack trace for every device that is not started, which
+    # Not torch.manual_seed: for each device that is not started it records a stack trace, which
     # takes half a millisecond per step.
     torch.default_generator.manual_seed(seed)
     return seed
 
 
 def _seed_of(numbers: tuple[int, ...]) -> int:
-    """Return one number of 32 bits from several; numpy.random.seed takes no more bits."""
+    """Return a hash of several numbers with 32 bits, the most that numpy.random.seed supports."""
     text = repr(tuple(map(int, numbers)))
     digest = hashlib.blake2b(text.encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big")
@@ -43,7 +43,7 @@ def seed_generators(generators: list, numbers: tuple[int, ...]) -> None:
     """Seed generators of Python, numpy and torch in place, each with another seed."""
     for position, generator in enumerate(generators):
         seed = _seed_of((*numbers, position))
-        if hasattr(generator, "bit_generator"):  # numpy's, which has no method for it
+        if hasattr(generator, "bit_generator"):  # numpy's Generator, which has no method to seed it
             fresh = type(generator.bit_generator)(seed)
             generator.bit_generator.state = fresh.state
         elif hasattr(generator, "manual_seed"):
@@ -52,8 +52,8 @@ def seed_generators(generators: list, numbers: tuple[int, ...]) -> None:
             generator.seed(seed)
 
 
-def host_numbers() -> tuple:
-    """Return the states of the host's three generators, for `put_back`."""
+def random_states() -> tuple:
+    """Return the states of the host's generators: (random, numpy.random, torch)."""
     import random
 
     import numpy
@@ -62,8 +62,8 @@ def host_numbers() -> tuple:
     return random.getstate(), numpy.random.get_state(), torch.default_generator.get_state()
 
 
-def put_back(state: tuple) -> None:
-    """Restore the states of the host's generators, as `host_numbers` returned them."""
+def restore_random_states(state: tuple) -> None:
+    """Restore the states of the host's generators from the result of `random_states`."""
     import random
 
     import numpy
@@ -76,28 +76,28 @@ def put_back(state: tuple) -> None:
 
 
 @contextlib.contextmanager
-def numbers_kept() -> Iterator[None]:
+def random_states_restored() -> Iterator[None]:
     """Restore the states of the host's generators after this block."""
-    before = host_numbers()
+    before = random_states()
     try:
         yield
     finally:
-        put_back(before)
+        restore_random_states(before)
 
 
 @contextlib.contextmanager
 def seeded_in_turn(numbers: tuple[int, ...]) -> Iterator[None]:
-    """Seed the host's random numbers for a block that the threads of a process enter in turn.
+    """Seed the host's random numbers for a block, one thread at a time.
 
-    Afterwards the former states are restored. So the block draws the same numbers, independently of
-    other threads that draw in such blocks or call `seed_in_turn`.
+    After the block the former states are restored. So the random numbers in the block do not depend
+    on other threads, if those draw in such blocks or call `seed_in_turn`.
     """
-    with TURN, numbers_kept():
+    with TURN, random_states_restored():
         seed_host(numbers)
         yield
 
 
 def seed_in_turn(numbers: tuple[int, ...]) -> int:
-    """Call `seed_host` after other threads have left their blocks of `seeded_in_turn`."""
+    """Call `seed_host` while no other thread is in a block of `seeded_in_turn`."""
     with TURN:
         return seed_host(numbers)

@@ -2,13 +2,14 @@
 
 Cores and loader processes are forks of the kernel. If an object was made before the fork:
 
-    an open file          has one position for all processes, so a process reads in a place to which
-                          another one has moved it
+    an open file          has a common position for all processes, so a process reads at the
+                          position to which another process has moved it
     a random generator    is a copy in each process, so all draw the same numbers
     threads               do not exist in the fork, so the process waits for them forever
 
-`remember` notes these objects before the fork, `refuse_shared` raises if a dataset uses one. An
-object is used if it is an attribute, at some depth, or if a function that reads a sample names it:
+Before the fork, `remember` records these objects. `refuse_shared` raises an error if a dataset uses
+one. A dataset uses an object if it is an attribute at some depth, or if a function that reads a
+sample uses its name:
 
     rng = numpy.random.default_rng(0)                 # a cell of the notebook
 
@@ -31,14 +32,16 @@ from typing import NamedTuple
 
 from tpukit.essentials.display import InvalidValueError
 
-# A Subset, the dataset in it, its transform, the list in that, the transforms. A dataset inside of
-# another one is counted from anew.
+# Levels of a search: a Subset, the dataset in it, its transform, the list in that, the transforms.
+# At a dataset inside another one, the count begins again.
 _DEPTH = 5
-_MOST = 64  # parts of one list or dict that are examined
-_MOST_OBJECTS = 5_000  # in one search, which takes 20 ms at most
-_BEFORE: set[int] = set()  # ids of the objects made before the fork; a fork keeps their addresses
+_MOST = 64  # items of a list or dict that are examined
+_MOST_OBJECTS = 5_000  # examined in a search, which then takes 20 ms at most
+# ids of the objects that existed before the fork. A fork does not change addresses, so not ids.
+_BEFORE: set[int] = set()
 
-# Kinds of objects that forked processes would share, and for each the line to write.
+# Kinds of objects that forked processes cannot share, and the fix for each: in a dataset, and in a
+# worker function.
 _FILE = "an open file"
 _GENERATOR = "a random generator"
 _THREADS = "a pool of threads"
@@ -51,13 +54,13 @@ _FIXES = {
 }
 _FIXES_IN_WORKER = {
     _FILE: "open it in the worker function",
-    _GENERATOR: "for numbers of its own on each core, make it in the worker function: "
+    _GENERATOR: "to draw other numbers on each core, make it in the worker function: "
     "numpy.random.default_rng((seed, core.rank))",
     _THREADS: "make it in the worker function, `if core.is_main:`; for TensorBoard, "
     "launch(..., loggers=tpukit.training.TensorBoardWriter('runs'))",
 }
 _GENERATORS = ("Generator", "RandomState")  # classes of numpy.random and torch
-# Packages whose classes have items and are no datasets.
+# Packages whose classes have items but are not datasets.
 _WITH_ITEMS = {"builtins", "collections", "numpy", "pandas", "torch"}
 # (package, class) of objects that hold an open file.
 _HANDLES = {
@@ -65,31 +68,32 @@ _HANDLES = {
     *(("builtins", name) for name in ("Environment", "Transaction")),  # lmdb's, written in C
     *(("sqlite3", name) for name in ("Connection", "Cursor")),
 }
-# Values whose parts belong to the object around them.
+# Containers: the owner of an object in one is the object that has the container.
 _WITHOUT_NAMES = (Mapping, list, tuple, functools.partial, type)
-# Methods that run when a sample is read; others that these name are followed too.
+# Methods that run when a sample is read. Methods that these use by name are examined, too.
 _READING = ("__getitem__", "__getitems__", "__iter__", "__next__", "__call__", "forward")
-# Classes whose methods read no sample; and names with which code finds attributes by their text.
+# Base classes whose methods read no sample.
 _WITHOUT_METHODS = {"object", "Generic", "Dataset", "IterableDataset"}
+# Names in code that may look up attributes by a text, so that their names are not in the code.
 _BY_TEXT = {"getattr", "vars", "__dict__", "attrgetter", "eval", "exec"}
-_USES = ", which uses "
+_USES = ", which uses "  # in a path, before the name of a variable of a function
 
 
 class _Held(NamedTuple):
-    """A file, generator or pool that a worker function or a dataset uses, and its place."""
+    """A file, generator or pool that a worker function or a dataset uses."""
 
-    path: str  # such as "Subset.dataset.file"
-    kind: str
+    path: str  # the code that leads to it, such as "Subset.dataset.file"
+    kind: str  # _FILE, _GENERATOR or _THREADS
     value: object
-    owner: object  # the object of which it is an attribute; None for a variable
+    owner: object  # the object with the attribute; None for a variable of a function
 
 
 def remember(fn: Callable, args: tuple) -> None:
-    """Note the files, generators and pools that a worker function uses, before the fork.
+    """Record the files, generators and pools of a worker function before the fork.
 
     Args:
-        fn: the worker function. Its closure and the globals that its code names are examined too.
-        args: its arguments.
+        fn: the worker function. Its closure and the globals in its code are examined, too.
+        args: the arguments of the worker function.
 
     Raises:
         InvalidValueError: an object that the function uses needs threads of this process, as
@@ -97,25 +101,26 @@ def remember(fn: Callable, args: tuple) -> None:
     """
     _BEFORE.clear()
     name = getattr(fn, "__name__", type(fn).__name__)
-    seen: set[int] = set()
+    seen: set[int] = set()  # shared by all searches, so that each object is examined once
     found = list(_find(fn, name, depth=_DEPTH, seen=seen))
     for number, value in enumerate(args):
         found += _find(value, f"argument {number}", depth=_DEPTH, seen=seen)
     _BEFORE.update(id(held.value) for held in found)
     for held in found:
         is_part = "." in held.path.rpartition(_USES)[2]
-        # `core.batches` has better words for the threads of a dataset.
+        # For the threads of a dataset, `core.batches` raises an error with a better fix.
         is_running = isinstance(held.value, threading.Thread) and not _is_read(held)
         if is_running and is_part:
             raise InvalidValueError(
-                f"the worker function uses threads of the notebook, which no core has: {held.path}",
-                found=f"{_class_name(held.value)}, alive in this process only",
+                "the worker function uses threads of the notebook, which do not exist on the "
+                f"cores: {held.path}",
+                found=f"{_class_name(held.value)}, which runs only in the notebook's process",
                 fix=_FIXES_IN_WORKER[_THREADS],
             )
 
 
 def lines_about(fn: Callable) -> list[str]:
-    """Return a line for each file and generator of the notebook that a worker function names."""
+    """Return a warning for each file and generator that a worker function uses."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     lines = []
@@ -129,24 +134,25 @@ def lines_about(fn: Callable) -> list[str]:
 
 
 def _is_read(held: _Held) -> bool:
-    """Return whether an object is used when a sample of a dataset is read."""
+    """Return whether the path leads through a method that reads samples of a dataset."""
     return any(f".{method}" in held.path for method in _READING)
 
 
 def refuse_shared(dataset, *, world_size: int, workers: int) -> list:
-    """Raise if several processes would share or copy state of a dataset.
+    """Raise an error if several processes would share or copy state of a dataset.
 
     Args:
         dataset: the dataset.
         world_size: the number of cores.
-        workers: loader processes per core.
+        workers: the number of loader processes per core.
 
     Returns:
-        The generators of transforms inside the dataset, such as albumentations' and MONAI's. Each
-        process has a copy, so they must be seeded for each batch: `seeding.seed_generators`.
+        The random generators of transforms inside the dataset, such as albumentations' and MONAI's.
+        They are allowed, but each process has a copy, so the caller must seed them for each batch
+        with `seeding.seed_generators`.
 
     Raises:
-        ValueError: the dataset uses an open file, a generator or threads.
+        InvalidValueError: the dataset uses an open file, a generator of its own or threads.
     """
     readers = f"{workers} loader processes" if workers else f"{world_size} cores"
     inside = []
@@ -156,12 +162,14 @@ def refuse_shared(dataset, *, world_size: int, workers: int) -> list:
         is_inside = (
             held.owner is not None and held.owner is not dataset and not _is_own_dataset(held.owner)
         )
+        # A generator of a library's transform only needs another seed for each batch.
         if held.kind == _GENERATOR and is_inside:
             inside.append(held.value)
             continue
+        name = _class_name(held.value)
         raise InvalidValueError(
             f"the dataset holds {held.kind}, which forked processes cannot share",
-            found=f"{held.path}: a {_class_name(held.value)}; {readers}, all forks, read the dataset",
+            found=f"{held.path}: a {name}; {readers}, all forks, read the dataset",
             fix=_FIXES[held.kind],
         )
     return inside
@@ -171,7 +179,7 @@ def _is_shared(held: _Held, *, world_size: int, workers: int) -> bool:
     if workers:
         return True
     was_made_before = id(held.value) in _BEFORE
-    # Threads are missing in every fork; a file or a generator of a single core is its own.
+    # Threads are missing in every fork. A single core shares its files and generators with nobody.
     return was_made_before and (world_size > 1 or held.kind == _THREADS)
 
 
@@ -179,7 +187,15 @@ def _is_shared(held: _Held, *, world_size: int, workers: int) -> bool:
 
 
 def _find(value, path: str, *, depth: int, seen: set[int], owner=None) -> Iterator[_Held]:
-    """Yield the files, generators and pools that a value holds or uses, down to a depth."""
+    """Yield the files, generators and pools that a value contains or uses.
+
+    Args:
+        value: the object to search.
+        path: the code that leads to it.
+        depth: number of levels to search below it.
+        seen: ids of the objects examined so far.
+        owner: the object that has `value` as an attribute; None for none.
+    """
     if id(value) in seen or len(seen) > _MOST_OBJECTS:
         return
     seen.add(id(value))
@@ -190,38 +206,39 @@ def _find(value, path: str, *, depth: int, seen: set[int], owner=None) -> Iterat
         depth = _DEPTH
     if depth == 0 or _is_closed(value):
         return
+    # The owner of the parts: none for variables of code, the object for its attributes.
     if isinstance(value, types.FunctionType | types.MethodType):
         owner = None
     elif not isinstance(value, _WITHOUT_NAMES):
         owner = value
     for part_path, part in _parts(value, path):
         is_code = isinstance(part, types.FunctionType | types.MethodType | type)
-        part_depth = depth if is_code else depth - 1
+        part_depth = depth if is_code else depth - 1  # code is no level of its own
         yield from _find(part, part_path, depth=part_depth, seen=seen, owner=owner)
 
 
 def _is_closed(value) -> bool:
-    """Return whether a value is not searched: modules, tpukit's own objects, loggers, the shell."""
+    """Return whether the search stops at a value: module, logger, thread, tpukit's, the shell."""
     if isinstance(value, types.ModuleType | logging.Logger | threading.Thread):
         return True
     module = _module_of(type(value))
     if isinstance(value, types.FunctionType | type):
         module = _module_of(value)
-    is_ours = module.partition(".")[0] == "tpukit"  # made to be forked
+    is_ours = module.partition(".")[0] == "tpukit"  # tpukit's own objects work after a fork
     return is_ours or _is_handle(value) or _is_shell(value)
 
 
 def _is_shell(value) -> bool:
-    """Return whether a value is the notebook's shell; `get_ipython` is a method of it.
+    """Return whether a value is the notebook's shell, which `get_ipython` refers to.
 
-    It has threads, for its history for example, which a worker function does not need.
+    The shell has threads, for example for its history, but no worker function needs them.
     """
     bases = type(value).__mro__
     return any(_module_of(base).startswith(("IPython.", "ipykernel.")) for base in bases)
 
 
 def _is_dataset(value) -> bool:
-    """Return whether a value is one of torch's datasets, or a class of the user like them."""
+    """Return whether a value is a dataset of torch, or has items and a length like one."""
     data = sys.modules.get("torch.utils.data")
     if data is not None and isinstance(value, data.Dataset):
         return True
@@ -232,9 +249,10 @@ def _is_dataset(value) -> bool:
 
 
 def _is_own_dataset(value) -> bool:
-    """Return whether a value is one of torch's datasets, or of a class of the user like them.
+    """Return whether a value is a dataset of torch, or of a user's class like one.
 
-    Transforms of libraries may have items, as albumentations' Compose has.
+    Classes of libraries do not count, because transforms may have items, such as albumentations'
+    Compose.
     """
     data = sys.modules.get("torch.utils.data")
     if data is not None and isinstance(value, data.Dataset):
@@ -243,7 +261,7 @@ def _is_own_dataset(value) -> bool:
 
 
 def _parts(value, path: str) -> list[tuple[str, object]]:
-    """Return the parts of a value with their paths."""
+    """Return (path, part) for each part of a value: items, attributes, variables of code."""
     if isinstance(value, Mapping):
         items = list(value.items())[:_MOST]
         return [(f"{path}[{key!r}]", part) for key, part in items]
@@ -263,11 +281,12 @@ def _parts(value, path: str) -> list[tuple[str, object]]:
     if _is_dataset(value):
         attributes = _used_attributes(type(value), attributes)
     parts = [(f"{path}.{name}", part) for name, part in attributes.items()]
+    # The class, too, because its methods may use variables of the notebook.
     return [*parts, (path, type(value))]
 
 
 def _used_by(function: types.FunctionType, path: str) -> list[tuple[str, object]]:
-    """Return the variables of a function's closure, and the globals that its code names."""
+    """Return (path, value) of the variables that a function uses: its closure and globals."""
     if _is_library(function.__module__):
         return []
     used = {}
@@ -282,7 +301,7 @@ def _used_by(function: types.FunctionType, path: str) -> list[tuple[str, object]
 
 
 def _global_names(code: types.CodeType) -> set[str]:
-    """Return the global names that code reads, with the functions that are defined in it."""
+    """Return the names of globals that code reads, also in functions that it defines."""
     names = set()
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
@@ -294,14 +313,17 @@ def _global_names(code: types.CodeType) -> set[str]:
 
 
 def _of_class(kind: type, path: str) -> list[tuple[str, object]]:
-    """Return the generators of a class, as MONAI's have one, and its methods that read samples."""
+    """Return (path, part) of a class: its generators, and its methods that read samples.
+
+    MONAI's transforms have a generator as a class attribute.
+    """
     parts = []
     for base in kind.__mro__:
         for name, part in list(vars(base).items()):
             if _kind(part) == _GENERATOR:
                 parts.append((f"{path}.{name}", part))
     names = list(_READING)
-    for name in names:  # grows in the loop
+    for name in names:  # the loop also visits names that it appends
         method = getattr(kind, name, None)
         if not isinstance(method, types.FunctionType) or _is_library(method.__module__):
             continue
@@ -311,9 +333,10 @@ def _of_class(kind: type, path: str) -> list[tuple[str, object]]:
 
 
 def _used_attributes(kind: type, attributes: Mapping) -> dict[str, object]:
-    """Return the attributes of a dataset, without generators that no sample needs.
+    """Return the attributes of a dataset, without generators that no sample uses.
 
-    A generator that made the samples, or their order, in `__init__` often stays an attribute.
+    A dataset often has a generator as an attribute that only `__init__` used, to make the samples
+    or their order.
     """
     names = _names_read(kind)
     if names is None:
@@ -327,12 +350,13 @@ def _used_attributes(kind: type, attributes: Mapping) -> dict[str, object]:
 
 @functools.cache
 def _names_read(kind: type) -> frozenset[str] | None:
-    """Return all names in the code that reads a sample of a class; None if that is not known.
+    """Return all names in the code that reads a sample of a class; None if they are unknown.
 
-    It is not known if methods of a library read samples, or if attributes are found by their text.
+    They are unknown if methods of a library read samples, or if the code looks up attributes by a
+    text, as `getattr` does.
     """
     names = set()
-    waiting = list(_READING)
+    waiting = list(_READING)  # names of methods to examine
     bases = [base for base in kind.__mro__ if base.__name__ not in _WITHOUT_METHODS]
     while waiting:
         name = waiting.pop()
@@ -350,7 +374,7 @@ def _names_read(kind: type) -> frozenset[str] | None:
 
 
 def _functions_of(part: object) -> list[types.FunctionType] | None:
-    """Return the functions of an attribute of a class; None if its code is not known."""
+    """Return the functions that an attribute of a class runs; None if they are unknown."""
     if isinstance(part, types.FunctionType):
         return [part]
     if isinstance(part, staticmethod | classmethod):
@@ -363,7 +387,7 @@ def _functions_of(part: object) -> list[types.FunctionType] | None:
 
 
 def _names_called(function: types.FunctionType) -> set[str]:
-    """Return the names in a function, and in the user's functions that it names."""
+    """Return the names in the code of a function, and of the user's functions that it uses."""
     names = set()
     seen = set()
     waiting = [function]
@@ -389,7 +413,7 @@ def _names_in(code: types.CodeType) -> set[str]:
 
 
 def _is_library(module: str | None) -> bool:
-    """Return whether a module is a part of Python or is installed, not the user's own."""
+    """Return whether a module is part of Python or an installed package, not the user's own."""
     if module is None or module.partition(".")[0] in sys.stdlib_module_names:
         return True
     file = getattr(sys.modules.get(module), "__file__", None) or ""
@@ -404,7 +428,7 @@ def _kind(value) -> str | None:
     if isinstance(value, io.IOBase):
         return _FILE if _is_read_from(value) else None
     if _is_handle(value):
-        is_open = bool(value)  # h5py's are false if their file is closed
+        is_open = bool(value)  # an object of h5py is false if its file is closed
         return _FILE if is_open else None
     if _is_generator(value):
         return _GENERATOR
@@ -422,20 +446,23 @@ def _has_threads(value) -> bool:
 
 
 def _is_read_from(file: io.IOBase) -> bool:
-    """Return whether a file is open on disk and is read; a log that is only written is not."""
+    """Return whether a file is open for reading, and neither in memory nor standard input."""
     is_memory = isinstance(file, io.BytesIO | io.StringIO)
     is_standard = file in (sys.stdin, sys.__stdin__)
     return not (is_memory or is_standard or file.closed) and file.readable()
 
 
 def _is_generator(value) -> bool:
-    """Return whether a value is a random generator that is not seeded for each batch anyway."""
+    """Return whether a value is a random generator, other than the global ones of a module.
+
+    tpukit seeds the global generators for each batch.
+    """
     kind = type(value)
     is_library = _module_of(kind).startswith(("numpy.random", "torch"))
     is_known = is_library and kind.__name__ in _GENERATORS
     if not is_known and not isinstance(value, random.Random):
         return False
-    # Their methods are functions of these modules, such as numpy.random.normal.
+    # The global generators: functions such as numpy.random.normal are their methods.
     of_numpy = getattr(sys.modules.get("numpy.random"), "normal", None)
     of_torch = getattr(sys.modules.get("torch"), "default_generator", None)
     of_modules = (random.random.__self__, getattr(of_numpy, "__self__", None), of_torch)
@@ -450,7 +477,7 @@ def _is_handle(value) -> bool:
 def _module_of(code: type | types.FunctionType) -> str:
     """Return the module of a class or function; "" if it has none."""
     module = code.__module__
-    return module if isinstance(module, str) else ""  # no text in classes of Cython
+    return module if isinstance(module, str) else ""  # classes of Cython may have another object
 
 
 def _class_name(value) -> str:

@@ -1,4 +1,4 @@
-"""The kinds of datasets: map-style, read sample by sample, or a source of whole batches."""
+"""The two kinds of datasets: map-style, with samples by number, or a source of whole batches."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
@@ -7,10 +7,10 @@ from tpukit.essentials.display import InvalidTypeError, InvalidValueError, first
 
 
 class MapDataset(Protocol):
-    """A map-style dataset: `len(dataset)` samples.
+    """A map-style dataset with `len(dataset)` samples.
 
-    `dataset[i]` is a tensor, a number, or a tuple or dict of them. Type checkers accept any class
-    with these two methods, whatever the name of the argument is.
+    The sample `dataset[i]` is a tensor, a number, or a tuple or dict of them. Type checkers accept
+    any class with these two methods.
     """
 
     def __len__(self) -> int: ...  # noqa: D105
@@ -20,12 +20,13 @@ class MapDataset(Protocol):
 class BatchSource(Protocol):
     """A dataset that returns whole batches, as `PackedImages` and `CachedImages` do.
 
-    `take(indices, out)` returns (n, height, width, 3) uint8 images, written into `out` if it is
-    given. A fourth channel is their mask, see `split_masks`. Three attributes are optional:
+    `take(indices, out)` returns (n, height, width, 3) uint8 images, and writes them into `out` if
+    that is given. With masks the images have a fourth channel; see `split_masks`. Three attributes
+    are optional:
 
-    - `read_ahead(indices)`, called with the samples of the next batch;
-    - `in_memory`, true if nothing has to be read;
-    - `encoding`, "jpeg" if `take` decodes images, so that free processors can help.
+    - `read_ahead(indices)`, a method that prepares reading the samples of the next batch;
+    - `in_memory`, true if all images are in memory;
+    - `encoding`, "jpeg" if `take` decodes images, so that loader processes are useful.
 
     Attributes:
         shape: (height, width, 3) of every image.
@@ -40,9 +41,9 @@ class BatchSource(Protocol):
 
 
 def as_batch_source(dataset: object) -> BatchSource | None:
-    """Return a dataset as a source of whole batches, or None.
+    """Return a dataset as a source of whole batches; None if it is not a source.
 
-    torch's Subset of a source is a source, and so is its ConcatDataset of several.
+    A `torch.utils.data.Subset` of a source is a source, and so is a ConcatDataset of sources.
 
     A class that overrides `__getitem__`, for a transform or other labels, is a source only if it
     overrides `take` as well, because the inherited `take` would return other samples.
@@ -63,10 +64,11 @@ def as_batch_source(dataset: object) -> BatchSource | None:
 
 
 def _join(sources: list[BatchSource | None]) -> BatchSource | None:
-    """Return sources as one; None if they do not fit into one batch.
+    """Return a source that joins several; None if their images or labels have other shapes.
 
     Raises:
-        ValueError: their labels have different names, so that a number would have two meanings.
+        InvalidValueError: the labels of the sources have different names, so that a label number
+            would have two meanings.
     """
     if None in sources or len({_kind(source) for source in sources}) > 1:
         return None
@@ -76,26 +78,26 @@ def _join(sources: list[BatchSource | None]) -> BatchSource | None:
             raise InvalidValueError(
                 "the joined datasets number their classes or labels differently",
                 found=f"{first_few(first, 4) or 'none'}; and {first_few(other, 4) or 'none'}",
-                fix="pack(..., classes=one.classes) for the images of each; with several "
-                "labels, labels= in the same order",
+                fix="pack(..., classes=first.classes) for every further dataset; if images have "
+                "several labels, pack(..., labels=...) in the same order for all",
             )
     return _SourceConcat(sources)
 
 
 def _kind(source: BatchSource) -> tuple:
-    """Return the facts that sources must share: the shape of an image and of its labels."""
+    """Return what must be equal in joined sources: shapes of images and labels, and a dtype."""
     return tuple(source.shape), source.labels.shape[1:], str(source.labels.dtype)
 
 
 def reader_ahead(source: BatchSource | None) -> Callable | None:
-    """Return the source's `read_ahead`; None without such a method, or if images are in memory."""
+    """Return the method `read_ahead` of a source; None without it, or if images are in memory."""
     if getattr(source, "in_memory", False):
         return None
     return getattr(source, "read_ahead", None)
 
 
 def inside(dataset: object) -> list:
-    """Return the datasets in torch's Subset or ConcatDataset; an empty list for others."""
+    """Return the datasets inside a Subset or ConcatDataset of torch; [] for others."""
     if _is_subset(dataset):
         return [dataset.dataset]
     datasets = getattr(dataset, "datasets", None)
@@ -105,20 +107,21 @@ def inside(dataset: object) -> list:
 
 
 def split_masks(images, labels) -> tuple:
-    """Return images of three channels, and their targets.
+    """Return the images without their mask channel, and their targets.
 
     Args:
-        images: (..., 3, H, W) uint8; or (..., 4, H, W), the fourth channel the class number of
-            each pixel.
+        images: (..., 3, H, W) uint8; or (..., 4, H, W), with the class number of each pixel in the
+            fourth channel.
         labels: the labels of the images.
 
     Returns:
-        the images, and their targets: the labels; with masks a dict of "labels" and "masks", or
-        only the masks, (..., H, W) int64, if there are no labels.
+        (images, targets). The images are (..., 3, H, W). The targets are the labels; with a fourth
+        channel {"labels": labels, "masks": masks}, or only the masks if `labels` is empty. Masks
+        are (..., H, W) int64.
     """
     if images.shape[-3] < 4:
         return images, labels
-    masks = images[..., 3, :, :].long()  # on the device, because one byte per pixel was sent
+    masks = images[..., 3, :, :].long()  # after the transfer, which had only a byte per pixel
     images = images[..., :3, :, :]
     targets = masks
     if labels.numel():
@@ -129,8 +132,8 @@ def split_masks(images, labels) -> tuple:
 def reads_many(dataset: object) -> bool:
     """Return whether `__getitems__` of a dataset gives the same samples as its `__getitem__`.
 
-    torch's Subset forwards it to the dataset inside. A class derived from Subset inherits it, even
-    if it overrides `__getitem__`.
+    A class derived from torch's Subset inherits `__getitems__`, even if it overrides `__getitem__`.
+    Subset itself forwards `__getitems__` to the dataset inside, which is tested in the same way.
     """
     if not _agrees_with_getitem(dataset, "__getitems__"):
         return False
@@ -142,10 +145,10 @@ def reads_many(dataset: object) -> bool:
 
 
 def only_iterates(dataset: object) -> bool:
-    """Return whether a dataset can only be read in order, so its samples have no numbers.
+    """Return whether a dataset can only be read in order, without sample numbers.
 
-    These are iterables, functions that open one, and torch's IterableDataset, whose `__getitem__`
-    only raises, and which may have a length.
+    Such datasets are iterables, functions that open an iterable, and torch's IterableDataset. The
+    last may have a length, and has a `__getitem__` that only raises an error.
     """
     if any(kind.__name__ == "IterableDataset" for kind in type(dataset).__mro__):
         return True
@@ -155,17 +158,18 @@ def only_iterates(dataset: object) -> bool:
 
 
 def refuse_loader(dataset: object, batch_size: int) -> None:
-    """Raise for a DataLoader, whose batches are made already, and for columns.
+    """Raise an error for a DataLoader, which makes batches, and for columns.
 
     Args:
         dataset: the dataset.
-        batch_size: the batch size of a loader that does not name its own, for the fix.
+        batch_size: the batch size in the fix, if a loader has no `batch_size`.
 
     Raises:
-        TypeError: it is a DataLoader, a table or a dict of columns.
+        InvalidTypeError: `dataset` is a DataLoader, a table or a dict of columns.
     """
     kind = type(dataset)
     is_table = hasattr(dataset, "iloc")
+    # A dict with the keys 0, 1, ... is a usable dataset.
     is_dict_of_columns = isinstance(dataset, Mapping) and 0 not in dataset
     if is_table or is_dict_of_columns:
         raise InvalidTypeError(
@@ -178,6 +182,7 @@ def refuse_loader(dataset: object, batch_size: int) -> None:
         )
     if any(base.__name__.endswith("DataLoader") for base in kind.__mro__):
         size = getattr(dataset, "batch_size", None) or batch_size
+        # The samplers of torch that choose samples have a counterpart here.
         of_sampler = "its sampler is not used"
         sampler = getattr(dataset, "sampler", None)
         if hasattr(sampler, "weights"):
@@ -200,9 +205,10 @@ def refuse_loader(dataset: object, batch_size: int) -> None:
 
 
 def _agrees_with_getitem(dataset: object, method: str) -> bool:
-    """Return whether a method that returns many samples was defined with `__getitem__`, or later.
+    """Return whether a method for many samples fits the dataset's `__getitem__`.
 
-    Later means in the same class or in one derived from it.
+    It does if the class that defines the method is the class that defines `__getitem__`, or is
+    derived from it. Otherwise `__getitem__` was overridden without the method.
     """
     definer_of_method = _definer(dataset, method)
     definer_of_getitem = _definer(dataset, "__getitem__")
@@ -218,20 +224,20 @@ def _is_subset(dataset: object) -> bool:
 
 
 def _is_plain_subset(dataset: object) -> bool:
-    """Return whether a dataset has the methods of torch's Subset, not its own."""
-    from torch.utils.data import Subset  # here, because only few datasets need it
+    """Return whether a dataset reads samples by the methods of torch's Subset."""
+    from torch.utils.data import Subset
 
     return _has_methods_of(dataset, Subset)
 
 
 def _has_methods_of(dataset: object, kind: type) -> bool:
-    """Return whether a dataset gives its samples by the methods of a class of torch."""
+    """Return whether a dataset reads samples by the methods of a class of torch."""
     names = ("__getitem__", "__getitems__")
     return all(getattr(type(dataset), name, None) is getattr(kind, name, None) for name in names)
 
 
 def _is_plain_concat(dataset: object) -> bool:
-    """Return whether a dataset is torch's ConcatDataset, with its `__getitem__`."""
+    """Return whether a dataset is a ConcatDataset of torch, and does not override its methods."""
     if not isinstance(getattr(dataset, "datasets", None), list):
         return False
     from torch.utils.data import ConcatDataset
@@ -262,7 +268,7 @@ class _SourceConcat:
         return int(self._ends[-1])
 
     def take(self, indices, out=None):
-        """Return (n, H, W, 3) uint8 images, each copied once more than by a single source."""
+        """Return (n, H, W, 3) uint8 images. Each is copied once more than by a single source."""
         import numpy
 
         if out is None:
@@ -272,14 +278,14 @@ class _SourceConcat:
         return out
 
     def read_ahead(self, indices) -> None:
-        """Let each source prepare to read its samples next, if it can."""
+        """Call `read_ahead` of each source that has it, with its samples of the next batch."""
         for source, _, numbers in self._divided(indices):
             prepare = reader_ahead(source)
             if prepare is not None:
                 prepare(numbers)
 
     def _divided(self, indices) -> Iterator[tuple]:
-        """Yield each source with places in the batch, and the numbers of its images there."""
+        """Yield for each source (source, its positions in the batch, its own sample numbers)."""
         import numpy
 
         indices = numpy.asarray(indices)
@@ -298,7 +304,7 @@ class _SourceSubset:
 
         indices = numpy.asarray(indices)
         if not indices.size:
-            indices = indices.astype(int)  # an empty list becomes floats
+            indices = indices.astype(int)  # numpy makes floats of an empty list
         self._source = source
         self._indices = indices
         self.shape = source.shape
@@ -315,6 +321,6 @@ class _SourceSubset:
         return self._source.take(self._indices[indices], out)
 
     def read_ahead(self, indices) -> None:
-        """Let the source prepare to read these samples next, if it can."""
+        """Call `read_ahead` of the source with the samples of the next batch, if it has it."""
         if not self.in_memory:
             self._source.read_ahead(self._indices[indices])

@@ -1,7 +1,7 @@
-"""Raise errors that name arguments of the wrong type: text for numbers, numbers for switches.
+"""Raise errors that name arguments of the wrong type: texts for numbers, numbers for flags.
 
-A parameter cell or a form gives text. Without these checks, Python would fail far from the call
-when it compares "3" with a number, and would treat "False" as true.
+The parameters of a notebook or a form may be texts. Without these checks, Python would fail far
+from the call when it compares "3" with a number, and would treat "False" as true.
 
     check_count("epochs", "3")      epochs must be a whole number, got '3'     fix: epochs=3
     check_flag("bf16", "False")     bf16 must be True or False, got 'False'    fix: bf16=False
@@ -17,21 +17,21 @@ _FLAGS = ("bool", "bool_")  # numpy's is called bool_ before 2.0
 
 
 def check_count(name: str, value: object, *, least: int = 1, otherwise: str = "") -> None:
-    """Raise unless an argument is a whole number of at least `least`.
+    """Raise an error unless an argument is a whole number of at least `least`.
 
     Args:
         name: the name of the argument.
         value: the value of the argument.
         least: the smallest allowed value.
-        otherwise: text that is appended to the fix.
+        otherwise: another fix, which follows the first after "or"; "" for none.
 
     Raises:
-        TypeError: it is not a whole number.
-        ValueError: it is too small.
+        InvalidTypeError: the value is not a whole number.
+        InvalidValueError: the value is below `least`.
     """
     fix = f"{name}={least}"
     is_number_as_text = isinstance(value, str) and value.strip().isdecimal()
-    if is_number_as_text:
+    if is_number_as_text:  # the number that the user probably meant
         fix = f"{name}={int(value)}"
     if otherwise:
         fix += f", or {otherwise}"
@@ -42,13 +42,21 @@ def check_count(name: str, value: object, *, least: int = 1, otherwise: str = ""
 
 
 def check_number(name: str, value: object, *, fix: str) -> None:
-    """Raise a TypeError unless an argument is a number; one of numpy or of torch counts as well."""
+    """Raise an InvalidTypeError unless an argument is a number.
+
+    Numbers of numpy and torch count as well.
+
+    Args:
+        name: the name of the argument.
+        value: the value of the argument.
+        fix: the fix of the error.
+    """
     if not _is_number(value):
         raise InvalidTypeError(f"{name} must be a number, got {value!r}", fix=fix)
 
 
 def check_flag(name: str, value: object) -> None:
-    """Raise a TypeError unless an argument is True or False; numpy's bool counts as well."""
+    """Raise an InvalidTypeError unless an argument is a bool, of Python or numpy."""
     if type(value).__name__ in _FLAGS:
         return
     is_false = str(value).strip().lower() in _FALSE

@@ -12,18 +12,21 @@ class Bar:
 
     Attributes:
         label: the loop's name.
-        done: items so far.
-        total: items to expect; None if that is unknown.
+        done: number of items done so far.
+        total: number of items to expect; None if that is unknown.
         samples_per_step: samples per item; 0 if items are steps, None to show no rate.
-        seconds: since the loop began, on the clock of the process that runs it; None to count them
-            here until the loop is finished.
-        start: items that were done before the loop began, as in an epoch that is resumed. The rate
-            does not count them.
-        unit: the unit of the rate; None for samples, or steps.
-        note: further text.
-        rows_before: logged rows that had arrived when the loop began.
+        seconds: seconds since the loop began, measured by the process that runs the loop; None to
+            measure them here, from `began` to `ended`.
+        start: number of items that were done before the loop began, as in a resumed epoch. The rate
+            leaves them out.
+        unit: the unit of the rate. None for "samples"; if items are steps, for the label if it ends
+            with "s", otherwise "steps".
+        note: text after the numbers; "" for none.
+        rows_before: number of logged rows that had arrived when the loop began.
         printed: whether the end of the loop has been printed.
-        heard: `time.monotonic()` when `seconds` arrived; None if the clock of the loop has stopped.
+        heard: `time.monotonic()` when `seconds` arrived; None before.
+        began: `time.monotonic()` of the beginning.
+        ended: `time.monotonic()` of the end; None while the loop runs.
     """
 
     label: str
@@ -47,7 +50,7 @@ class Bar:
 
     @property
     def running(self) -> bool:
-        """True until the loop is finished, or was given up."""
+        """True until the loop has ended, with or without all its items."""
         return self.ended is None and not self.finished
 
     def end(self) -> None:
@@ -61,7 +64,7 @@ class Bar:
         return (self.ended or time.monotonic()) - self.began
 
     def share(self) -> float | None:
-        """Return the share that is done, from 0 to 1; None if it is unknown."""
+        """Return the part of the items that is done, from 0 to 1; None if it is unknown."""
         if self.finished:
             return 1.0
         if self.total:
@@ -75,13 +78,13 @@ class Bar:
         return f"{self.done}"
 
     def percent(self) -> str:
-        """Return the share in percent, if it is known and still grows; otherwise ""."""
+        """Return the part that is done in percent, while the loop runs; otherwise ""."""
         if self.running and self.total:
             return f"{self.share():.0%}"
         return ""
 
     def rate(self) -> str:
-        """Return the items per second, `1,034 samples/s`, or how long each item takes."""
+        """Return the rate, such as `1,034 samples/s`; for slow loops the time per item."""
         done = self.done - self.start
         if done <= 0 or self.samples_per_step is None:
             return ""
@@ -89,26 +92,27 @@ class Bar:
         if self.samples_per_step:
             samples = steps_per_second * self.samples_per_step
             return f"{samples:,.0f} {self.unit or 'samples'}/s"
-        if steps_per_second < 1:
+        if steps_per_second < 1:  # "0.0 epochs/s" would say nothing
             return f"{duration(1 / steps_per_second, exact=True)} each"
         name = self.label if self.label.endswith("s") else "steps"
         digits = 0 if steps_per_second >= 100 else 1
         return f"{steps_per_second:,.{digits}f} {self.unit or name}/s"
 
     def time(self) -> str:
-        """Return the time that the loop took, or the estimate of the time that is left."""
+        """Return the time that the loop took, or an estimate of the remaining time."""
         done = self.done - self.start
         if self.finished:
             return f"in {duration(self.elapsed(), exact=True)}"
         if self.ended is not None:
             return f"stopped after {duration(self.elapsed() + self._since_heard())}"
         if self.total and done > 0:
-            # In proportion to the items of this process: those before a resume took no time here.
+            # From the rate of this loop's own items: items before `start` took no time here.
             left = self.elapsed() / done * max(0, self.total - self.done)
             return f"{duration(max(0.0, left - self._since_heard()))} left"
         return ""
 
     def _since_heard(self) -> float:
+        # `seconds` is as old as the worker's last message.
         if self.seconds is None or self.heard is None:
             return 0.0
         return max(0.0, (self.ended or time.monotonic()) - self.heard)
@@ -120,8 +124,13 @@ class Bar:
 
 
 def duration(seconds: float, *, exact: bool = False) -> str:
-    """Return seconds as `12 s`, `3 min 05 s` or `2 h 05 min`; if `exact`, `1.2 s` below ten."""
-    # 9.95 is written as 10, which needs no decimal.
+    """Return seconds as text: `12 s`, `3 min 05 s` or `2 h 05 min`.
+
+    Args:
+        seconds: the number of seconds.
+        exact: write fewer than ten seconds with a decimal, `1.2 s`.
+    """
+    # From 9.95 on, the text would be "10.0 s".
     if exact and seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = int(seconds + 0.5)

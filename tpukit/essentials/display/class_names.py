@@ -1,12 +1,12 @@
 """Read the names of classes or labels, in any usual form.
 
-Every function that takes names reads them here, so that they mean the same everywhere:
+Every function of tpukit with an argument for names uses this module, so all support these forms:
 
-    ["cat", "dog"]               a list, in the order of the numbers
+    ["cat", "dog"]               a list, in the order of the class numbers
     {0: "cat", 1: "dog"}         from number to name, as `id2label`, in any order
-    {"0": "cat", "1": "dog"}     the same after JSON, whose keys are text
+    {"0": "cat", "1": "dog"}     the same after JSON, whose keys are texts
     {"cat": 0, "dog": 1}         from name to number, as `class_to_idx`
-    {"cat": "Felis catus"}       from label to words, in the order of the labels
+    {"cat": "Felis catus"}       from label to words, in the order of the labels' numbers
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,16 +18,17 @@ _SHOWN = 4  # names or numbers in a message
 
 
 def names_in_order(names: object, argument: str, *, words: bool = True) -> list[str]:
-    """Return names as a list of text, in the order of their numbers.
+    """Return names as a list of strings, in the order of their class numbers.
 
     Args:
-        names: a list or array; or a dict, see above; or a pandas Series or Index. A name that
-            consists of several texts, as ImageNet's synonyms, is joined by commas.
+        names: a list, an array, a pandas Series or Index, or a dict in a form that the module
+            documents. If a name consists of several texts, as ImageNet's synonyms do, commas join
+            them.
         argument: the name of the argument, for messages.
-        words: False if a dict from label to words is not allowed, because its order has no meaning.
+        words: True to allow a dict from label to words; False if its order would have no meaning.
 
     Raises:
-        ValueError: the names have no order, as in a set; the numbers of a dict or the index
+        InvalidValueError: the names have no order, as in a set; the numbers of a dict or the index
             of a Series are not 0, 1, 2, ...; or a name is not text.
     """
     if hasattr(names, "iloc"):
@@ -45,7 +46,8 @@ def _of_mapping(names: Mapping, argument: str, *, words: bool) -> list:
     """Return the names of a dict in the order of their numbers."""
     keys = list(names)
     values = list(names.values())
-    # Numbers in text come last: {"10": 0, "2": 1} is the `class_to_idx` of folders 10 and 2.
+    # Texts of digits count as numbers only in the second round: {"10": 0, "2": 1} is the
+    # `class_to_idx` of folders that are called 10 and 2.
     for texts in (False, True):
         for numbers, others in ((keys, values), (values, keys)):
             name_of = dict(zip(_whole_numbers(numbers, texts=texts), others, strict=True))
@@ -60,13 +62,16 @@ def _of_mapping(names: Mapping, argument: str, *, words: bool) -> list:
         f"{argument}= is a dict of {len(names):,} names, whose numbers are not 0 to "
         f"{len(names) - 1:,}",
         found=dict(list(names.items())[:_SHOWN]),
-        fix="number all of them from 0; or, in this order, "
+        fix="number all names from 0; or, if this is their order, "
         f"{argument}={list(map(str, in_their_order))}",
     )
 
 
 def _whole_numbers(values: Iterable, *, texts: bool = True) -> list[int | None]:
-    """Return values as whole numbers; None for each other value, and for text unless `texts`."""
+    """Return values as whole numbers, with None for each value that is none.
+
+    If `texts` is True, a text of digits counts as a number.
+    """
     return [_whole_number(value, texts=texts) for value in values]
 
 
@@ -81,36 +86,38 @@ def _whole_number(value: object, *, texts: bool) -> int | None:
 
 
 def _check_series(names, argument: str) -> None:
-    """Raise for a table, and for a Series whose index may be numbers in another order."""
+    """Raise an error for a table, and for a Series whose index is not 0, 1, 2, ..."""
     if hasattr(names, "columns"):
         raise InvalidValueError(
             f"{argument}= must be one name for each number, got a table",
             found=f"columns {first_few(map(str, names.columns), _SHOWN)}",
-            fix=f'{argument}=dict(zip(table["number"], table["name"])), with its columns',
+            fix=f'{argument}=dict(zip(table["number"], table["name"])), with the names of your '
+            "columns",
         )
+    # After a sort or a filter, the index has old row numbers; it may also have class numbers.
     index = names.index.tolist()
     if index != list(range(len(index))):
         raise InvalidValueError(
             f"{argument}= is a Series whose index is not 0, 1, 2, ...",
             found=f"index {first_few(map(str, index), _SHOWN)}",
-            fix=f"{argument}=series.to_dict() if the index is the numbers, "
-            f"{argument}=series.tolist() if its order is that of the numbers",
+            fix=f"{argument}=series.to_dict() if the index has the class numbers, "
+            f"{argument}=series.tolist() if the rows are in the order of the class numbers",
         )
 
 
 def _without_order(names: object, argument: str) -> InvalidValueError:
     fix = f"{argument}=[{names!r}, ...]"
-    if isinstance(names, int):
+    if isinstance(names, int):  # probably the number of classes
         fix = f"{argument}=range({names})"
     elif isinstance(names, set | frozenset):
-        fix = f"a list, in which they have an order: {argument}={sorted(map(str, names))}"
+        fix = f"a list, because a set has no order: {argument}={sorted(map(str, names))}"
     return InvalidValueError(
         f"{argument}= must be the names of all classes, in their order, got {names!r}", fix=fix
     )
 
 
 def _as_text(name: object, argument: str) -> str:
-    """Return one name; ValueError if it is a record, or is missing."""
+    """Return a name as text; raise an InvalidValueError for a record or a missing name."""
     if isinstance(name, bytes):
         return name.decode()
     is_list = isinstance(name, list | tuple) and len(name) > 0
@@ -118,11 +125,12 @@ def _as_text(name: object, argument: str) -> str:
         return ", ".join(name)
     is_text = isinstance(name, str)
     is_record = not is_text and hasattr(name, "__len__")
+    # The last condition is True for nan, the missing value of pandas.
     if is_record or name is None or name != name:
         raise InvalidValueError(
-            f"{argument}= is one text for each number",
+            f"{argument}= must be one text for each number",
             found=repr(name),
-            fix=f'{argument}={{one["id"]: one["name"] for one in records}} of records; '
-            "leave out what has no name",
+            fix=f'{argument}={{one["id"]: one["name"] for one in records}} if they are records; '
+            "leave out records without a name",
         )
     return str(name)

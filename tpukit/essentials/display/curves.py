@@ -1,6 +1,6 @@
 """Live curves as SVG, in the notebook's own text colour.
 
-Curves with the same scale share a chart, and all charts show the same steps:
+Curves with values of similar size share a chart, and all charts have the same x axis of steps:
 
     loss                    auroc         learning rate
     train_loss, valid_loss  valid_auroc   lr
@@ -23,15 +23,16 @@ _LEFT = 44
 _RIGHT = 12
 _TOP = 8
 _BOTTOM = 24
-_MOST_DOTS = 24  # a curve of more points has a dot at its end only
-_SAME_SCALE = 10.0  # the largest values of the curves on an axis differ by at most this factor
-_LEVEL = 1e-12  # a curve that varies less than this, relative to its size, is level
-_ROUNDING = 1e-9
+_MOST_DOTS = 24  # a curve with more points has a dot only at its end
+_SAME_SCALE = 10.0  # the largest values of the curves in a chart differ by at most this factor
+_LEVEL = 1e-12  # a curve that varies less than this, relative to its size, is drawn as level
+_ROUNDING = 1e-9  # tolerance for a tick exactly at the end of an axis
 # Each has a contrast of 3:1 or more on white and on #111 (WCAG 2.1, 1.4.11).
 _COLORS = ("#3b78c2", "#d1782b", "#4b9b62", "#a05bb5", "#8a7f2c", "#c2577a")
 _SETS = {"train": _COLORS[0], "valid": _COLORS[1], "val": _COLORS[1], "test": _COLORS[2]}
 _ERROR_COLOR = "#dc4c4c"
-# An image cannot take the colour of the page: a grey that has 4.2:1 on white and on #111.
+# An image cannot use the text colour of the page. This grey has a contrast of 4.2:1 on white and on
+# #111.
 _INK_OF_IMAGE = "#767676"
 _RATES = {"lr", "learning_rate"}
 _LEARNING_RATE = "learning rate"
@@ -41,12 +42,12 @@ Points = Sequence[tuple[float, float]]  # (step, value); a value that is not fin
 
 @dataclass(frozen=True)
 class Axis:
-    """Curves that are drawn in a chart.
+    """The curves of a chart.
 
     Attributes:
         title: the measure, such as "loss".
         names: the names of the curves.
-        wide: whether it is the main chart.
+        wide: whether this is the main chart, which is drawn wider.
     """
 
     title: str
@@ -55,7 +56,7 @@ class Axis:
 
 
 class _Frame(NamedTuple):
-    """The area of a chart: steps and values, and their places in pixels."""
+    """The ranges of a chart's axes, and the conversion of steps and values to pixels."""
 
     steps: tuple[float, float]  # the smallest and the largest
     values: tuple[float, float]
@@ -66,13 +67,13 @@ class _Frame(NamedTuple):
         return _HEIGHT - _BOTTOM
 
     def x(self, step: float) -> float:
-        """Return the horizontal place of a step."""
+        """Return the x position of a step in pixels."""
         first, last = self.steps
         across = self.width - _LEFT - _RIGHT
         return _LEFT + (step - first) / (last - first or 1) * across
 
     def y(self, value: float) -> float:
-        """Return the vertical place of a value; it grows downwards."""
+        """Return the y position of a value in pixels from the top."""
         low, high = self.values
         return _TOP + (high - value) / (high - low) * (self.bottom - _TOP)
 
@@ -82,13 +83,14 @@ def charts_html(curves: dict[str, Points], *, as_images: bool = False) -> str:
 
     Args:
         curves: `{name: [(step, value), ...]}`.
-        as_images: draw images in place of SVG elements. They survive if a page removes SVG.
-            JupyterLab does so in a notebook of another machine, until the reader trusts it.
+        as_images: draw `<img>` elements in place of `<svg>` elements, which JupyterLab removes from
+            a notebook of another machine until the reader trusts it.
     """
     finite = {name: _finite(points) for name, points in curves.items()}
+    # The steps of all curves, so that all charts have the same x axis.
     steps = [step for step, _ in _joined(curves.values())]
     charts = []
-    headings_only = []
+    headings_only = []  # of a constant learning rate, and of curves without a finite value
     for axis in axes(curves):
         heading = _heading(axis, curves)
         points = _joined(finite[name] for name in axis.names)
@@ -125,7 +127,7 @@ def axes(curves: dict[str, Points]) -> list[Axis]:
 
 
 def _losses(largest: dict[str, float], rates: list[str]) -> list[str]:
-    """Return the losses, then the errors of the losses' size, which are drawn with them."""
+    """Return the losses, then the error measures of similar size, which share their chart."""
     losses = [name for name in largest if _is_loss(name)]
     scale = max((largest[name] for name in losses), default=0.0)
     errors = []
@@ -146,7 +148,7 @@ def _largest(points: Points) -> float:
 
 
 def _groups_by_scale(names: Iterable[str], largest: dict[str, float]) -> list[list[str]]:
-    """Return measures in groups of one scale: otherwise the small ones would be flat lines."""
+    """Return the measures in groups of similar size; else small ones would be flat lines."""
     groups: list[list[str]] = []
     for name in names:
         near = [group for group in groups if _is_near(name, group, largest)]
@@ -171,6 +173,7 @@ def ticks(low: float, high: float, count: int) -> list[float]:
     span = (high - low) / count
     if not span > 0 or not math.isfinite(span):
         return [low]
+    # The distance of two ticks is 1, 2 or 5 times a power of ten, the first that is large enough.
     power = 10.0 ** math.floor(math.log10(span))
     round_numbers = [power * factor for factor in (1, 2, 5, 10)]
     each = next((number for number in round_numbers if number >= span), round_numbers[-1])
@@ -185,7 +188,7 @@ def number(value: float) -> str:
 
 
 def _tick(value: float) -> str:
-    """Return a round number in the five characters that fit next to an axis."""
+    """Return a round number as text that fits next to an axis, about five characters."""
     if value and not 0.001 <= abs(value) < 10_000:
         mantissa, exponent = f"{value:.1e}".split("e")
         return f"{float(mantissa):g}e{int(exponent)}"
@@ -225,6 +228,7 @@ def _title(names: Sequence[str]) -> str:
 def _colors(names: Sequence[str]) -> dict[str, str]:
     """Return a colour per curve: blue for the training set, orange for the validation set."""
     colors: dict[str, str] = {}
+    # First the fixed colours of training, validation and test, then free colours for the rest.
     for name in names:
         of_set = _SETS.get(_split(name)[0])
         if of_set and of_set not in colors.values():
@@ -240,6 +244,7 @@ def _heading(axis: Axis, curves: dict[str, Points]) -> str:
     """Return the title of a chart, and the newest value of each of its curves."""
     colors = _colors(axis.names)
     is_single_rate = axis.title == _LEARNING_RATE and len(axis.names) == 1
+    # If all curves have the same measure, the title names it, and a label only the data set.
     has_one_stem = len(_stems(axis.names)) == 1
     parts = []
     for name in axis.names:
@@ -265,12 +270,13 @@ def _heading(axis: Axis, curves: dict[str, Points]) -> str:
 
 
 def _value_range(values: Sequence[float]) -> tuple[float, float]:
+    """Return the smallest and the largest value that a chart shows."""
     low = min(values)
     high = max(values)
     is_level = high - low <= _LEVEL * max(abs(low), abs(high))
     if not is_level:
         return low, high
-    # A level line runs through the middle.
+    # The range of a level curve, so that it runs through the middle of the chart.
     return low - (abs(low) / 2 or 1.0), high + (abs(high) / 2 or 1.0)
 
 
@@ -279,9 +285,10 @@ def _chart(axis: Axis, curves: dict[str, Points], *, steps: tuple[float, float],
     frame = _Frame(steps, values=_value_range([value for _, value in finite]), width=width)
     grid = []
     labels = []
-    for tick in ticks(*frame.values, count=4):
+    for tick in ticks(*frame.values, count=4):  # a line and a label per round value
         y = frame.y(tick)
         grid.append(f"M{_LEFT} {y:.1f}H{width - _RIGHT}")
+        # 3.5 is about half the height of a digit, so the label is centred on its line.
         place = f"x='{_LEFT - 6}' y='{y + 3.5:.1f}' text-anchor='end'"
         labels.append(f"<text {place}>{_tick(tick)}</text>")
     labels += _step_labels(frame)
@@ -303,9 +310,9 @@ def _step_labels(frame: _Frame) -> list[str]:
     y = frame.bottom + 16
     labels = [f"<text x='{_LEFT}' y='{y}'>step</text>"]
     across = frame.width - _LEFT - _RIGHT
-    for tick in ticks(*frame.steps, count=max(2, across // 65)):
+    for tick in ticks(*frame.steps, count=max(2, across // 65)):  # 65 pixels for "1,000,000"
         x = frame.x(tick)
-        if x > _LEFT + 40:  # left of that is the word "step"
+        if x > _LEFT + 40:  # the word "step" is to the left of this position
             anchor = "middle" if x < frame.width - 24 else "end"
             labels.append(f"<text x='{x:.1f}' y='{y}' text-anchor='{anchor}'>{tick:,.12g}</text>")
     return labels
@@ -313,6 +320,7 @@ def _step_labels(frame: _Frame) -> list[str]:
 
 def _as_image(chart: str, width: int, *, alt: str) -> str:
     """Return a chart as an image, with its own text colour."""
+    # An image is a document of its own: it needs a namespace, and inherits no colour or font.
     alone = chart.replace("<svg ", "<svg xmlns='http://www.w3.org/2000/svg' ", 1)
     alone = alone.replace("currentColor", _INK_OF_IMAGE)
     alone = alone.replace("font-family:inherit", "font-family:sans-serif")
@@ -337,7 +345,7 @@ def _in_words(axis: Axis, curves: dict[str, Points]) -> str:
 def _line(points: Points, frame: _Frame, *, color: str) -> str:
     path = []
     dots = []
-    is_open = False  # the last point was finite, so a line leads to the next
+    is_open = False  # whether the last point was finite, so that a line leads to the next
     for step, value in points:
         if not math.isfinite(value):
             is_open = False

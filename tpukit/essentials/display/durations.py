@@ -1,4 +1,4 @@
-"""Read a duration as people write it."""
+"""Read a duration that a user writes, such as "8h30m"."""
 
 import re
 
@@ -10,20 +10,21 @@ _SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 
 
 def parse_duration(text: str | float, argument: str = "max_time") -> float:
-    """Return the seconds of "8h30m", "90s" or a number.
+    """Return a duration in seconds, from a text such as "8h30m" or a number.
 
     Args:
-        text: days, hours, minutes and seconds such as "1d2h3m4s" or "30m"; or seconds.
-        argument: the name of the argument in an error.
+        text: days, hours, minutes and seconds, such as "1d2h3m4s" or "30m"; or seconds.
+        argument: the name of the argument, for the error.
 
     Raises:
-        ValueError: it is not such a text or number, or it is negative.
+        InvalidValueError: `text` has another form, or is negative.
     """
     is_number = isinstance(text, int | float) and not isinstance(text, bool)
     if is_number and text >= 0:
         return float(text)
     written = str(text).strip()
     parts = re.findall(r"(\d+)([dhms])", written)
+    # The second test is for a text such as "about 8h", in which `findall` finds a part.
     if not parts or not _DURATION.fullmatch(written):
         fact = f'a time is written "8h30m", "10m", "90s", or as seconds; got {text!r}'
         raise InvalidValueError(fact, fix=f'{argument}="8h30m"')

@@ -1,4 +1,4 @@
-"""Errors with three fields: the fact, the evidence and the fix. Only `explain` makes them text.
+"""Errors with three fields: the fact, the evidence and the fix. `explain` formats their text.
 
     try:
         raise InvalidValueError("lr must be above 0", found="lr=-1", fix="lr=0.1")
@@ -9,27 +9,28 @@
                         found: lr=-1
                         fix:   lr=0.1
 
-Code that needs a part of an error reads the field, and never searches the text.
+Code that needs a part of an error reads the field instead of searching the text.
 """
 
 from typing import NamedTuple
 
 
 def explain(fact: str, *, found: object = "", fix: object = "", details: str = "") -> str:
-    """Return the text of an error or a warning, with each part on separate lines.
+    """Return the text of an error or a warning, with each part on lines of its own.
 
     Args:
         fact: the problem, in a sentence.
         found: the evidence; "" for no evidence. The value None is printed, because None may be the
             evidence.
-        fix: what to do about it; "" if it is not known.
-        details: text of any length that follows after an empty line, such as a traceback.
+        fix: a line of code or an action that solves the problem; "" if it is not known.
+        details: text of any length that follows after an empty line, such as a traceback; "" for
+            none.
     """
     lines = [fact]
     for label, part in (("found:", found), ("fix:", fix)):
         text = str(part)
         if text:
-            indented = text.replace("\n", f"\n{'':9}")
+            indented = text.replace("\n", f"\n{'':9}")  # further lines begin below the first
             lines.append(f"  {label:<7}{indented}")
     if details:
         lines.append(f"\n{details}")
@@ -37,7 +38,7 @@ def explain(fact: str, *, found: object = "", fix: object = "", details: str = "
 
 
 class ErrorFields:
-    """Mixin that gives an exception the fields of `TpukitError`, and its text from `explain`.
+    """Mixin that gives an exception the fields and the text of `TpukitError`.
 
     Only an exception that must not be an `Exception`, such as an interrupt, uses it directly.
     """
@@ -55,10 +56,10 @@ class ErrorFields:
         self.fix = str(fix)
         self.details = details
         for name, value in others.items():
-            getattr(self, name)  # raises AttributeError for a name that the class does not have
+            getattr(self, name)  # raises AttributeError for a field that the class does not declare
             setattr(self, name, value)
 
-    # OSError has a text of its own as soon as someone sets its file name, as shutil.rmtree does.
+    # OSError would return another text after code has set its file name, as shutil.rmtree does.
     def __str__(self) -> str:
         return str(self.args[0])
 
@@ -69,22 +70,22 @@ class ErrorFields:
 
 
 class TpukitError(ErrorFields, Exception):
-    """Base of every error that tpukit raises; each one is also a built-in error of its kind.
+    """Base of all errors of tpukit. Each also has a built-in base, as ValueError.
 
     Attributes:
         fact: the problem, in a sentence in lower case, with the values that were given.
         found: the evidence; "" if the fact has all of it.
-        fix: what to do about it, a click or a line of code; "" if it is not known.
+        fix: a click or a line of code that solves the problem; "" if it is not known.
         details: longer text that follows in the message, such as a traceback; "" for none.
     """
 
 
 class InvalidValueError(TpukitError, ValueError):
-    """An argument, or a value in a file, cannot be used."""
+    """An argument, or a value in a file, is not supported."""
 
 
 class InvalidTypeError(TpukitError, TypeError):
-    """An argument has a type that cannot be used."""
+    """An argument has a type that is not supported."""
 
 
 class PathNotFoundError(TpukitError, FileNotFoundError):
@@ -96,7 +97,7 @@ class PathExistsError(TpukitError, FileExistsError):
 
 
 class AccessDeniedError(TpukitError, PermissionError):
-    """The system does not allow this process to read or write a file or a folder."""
+    """This process has no permission to read or write a file or a folder."""
 
 
 class InvalidIndexError(TpukitError, IndexError):
@@ -104,7 +105,10 @@ class InvalidIndexError(TpukitError, IndexError):
 
 
 class SystemFailureError(TpukitError, OSError):
-    """A file, a disk or another part of the system failed or is damaged; `errno` is OSError's."""
+    """A file, a disk or another part of the system has failed.
+
+    The attribute `errno` is that of `OSError`.
+    """
 
 
 class NotInstalledError(TpukitError, ModuleNotFoundError):
@@ -116,7 +120,7 @@ class TpukitRuntimeError(TpukitError, RuntimeError):
 
 
 class ErrorParts(NamedTuple):
-    """The three parts of any exception."""
+    """The three parts of an exception's message."""
 
     fact: str
     found: str
@@ -124,18 +128,20 @@ class ErrorParts(NamedTuple):
 
 
 def parts_of(error: BaseException) -> ErrorParts:
-    """Return the fields of an error of tpukit; the text of any other exception is its fact."""
+    """Return fact, found and fix of an error; of any other exception, its text."""
     if isinstance(error, ErrorFields):
         return ErrorParts(error.fact, error.found, error.fix)
     return ErrorParts(str(error), "", "")
 
 
 def kind_of(error: BaseException) -> str:
-    """Return the name of an error's class; the built-in name for the general errors of this module.
+    """Return the name of an error's class, for a report.
 
-    Users know and catch `ValueError`, so a report names it in place of `InvalidValueError`.
+    For the errors of this module it is the built-in name, such as "ValueError" instead of
+    "InvalidValueError", because users know and catch that one.
     """
     kind = type(error)
+    # The bases of such a class are TpukitError and the built-in error.
     if kind.__module__ == __name__:
         kind = kind.__bases__[-1]
     return kind.__name__

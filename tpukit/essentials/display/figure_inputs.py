@@ -1,6 +1,6 @@
 """The inputs of figures: images, labels, masks, points, checked before anything is drawn.
 
-Tensors are recognised by their `detach` method, so nothing here imports torch.
+This module imports no torch: it recognises tensors by their `detach` method.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WHOLE_NUMBERS = "biu"
 
 
 def at_least_one(**counts: int) -> None:
-    """Raise ValueError for a count below 1, because nothing would be drawn."""
+    """Raise an InvalidValueError for a count below 1, because nothing would be drawn."""
     for name, count in counts.items():
         if count < 1:
             fix = f"leave {name} out for its default"
@@ -33,10 +33,14 @@ def at_least_one(**counts: int) -> None:
 
 
 def columns(asked: int | None, images: int) -> int:
-    """Return the number of images per row: as asked, or four, but not more than there are.
+    """Return the number of images per row, which is at most the number of images.
+
+    Args:
+        asked: the wanted number; None for four.
+        images: the number of images.
 
     Raises:
-        ValueError: it is less than 1 or more than 20.
+        InvalidValueError: the result is less than 1 or more than 20.
     """
     asked = 4 if asked is None else asked
     at_least_one(columns=asked)
@@ -56,17 +60,18 @@ def pixels(images: Any, limit: int, who: str, channel: int | None = None) -> tup
 
     Args:
         images: (N, C, H, W), a tensor or an array.
-        limit: the most images to return.
+        limit: the largest number of images to return.
         who: the public function that error messages name.
-        channel: return only this one of the channels, (n, H, W). It is read as in an image of all
-            channels.
+        channel: return only this channel, (n, H, W); None for all. Its values are scaled together
+            with those of the other channels.
 
     Returns:
         (n, H, W) or (n, H, W, 3), uint8 or floats in [0, 1]; and the caption.
 
     Raises:
-        TypeError: `images` is not an array, or has a dtype that cannot be drawn.
-        ValueError: its shape or values cannot be drawn, or it has no such channel.
+        InvalidTypeError: `images` is not an array, or has a dtype that cannot be drawn.
+        InvalidValueError: the shape or the values of `images` cannot be drawn, or `channel` is out
+            of range.
     """
     array, caption = _scaled(images, limit=limit, who=who)
     if channel is None:
@@ -107,25 +112,26 @@ def _scaled(images: Any, *, limit: int, who: str) -> tuple[np.ndarray, str]:
         if low < 0 or high > 255:
             raise InvalidValueError(
                 f"{who} draws integers in [0, 255], got {kind} in [{low:.0f}, {high:.0f}]",
-                fix="pass images / 1.0: floats are drawn from black (the lowest) to white (the "
-                "highest)",
+                fix="pass images / 1.0: the lowest float is drawn black, the highest white",
             )
         return array.astype(np.uint8, copy=False), caption
     array = array.astype(np.float32, copy=False)
     if low >= 0 and high <= 1:
         return array, caption
-    # Values in [-1, 1] may also be (x - 0.5) / 0.5; stretching undoes that.
+    # Values in [-1, 1] probably come from (x - 0.5) / 0.5, which stretching undoes, too. Of
+    # the usual normalisations, only ImageNet's gives values below -1.
     if shape[1] == 3 and low < -1:
         natural = array * np.float32(_IMAGENET_STD) + np.float32(_IMAGENET_MEAN)
         if natural.min() >= -_ROUNDING and natural.max() <= 1 + _ROUNDING:
             return natural.clip(0, 1), f"{caption}, ImageNet's normalisation undone"
-    stretched = (array - low) / ((high - low) or 1)
+    stretched = (array - low) / ((high - low) or 1)  # a constant image becomes black
     return stretched, f"{caption}, stretched: {low:.3g} is black, {high:.3g} is white"
 
 
 def _check_shape(images: Any, who: str) -> None:
     if not hasattr(images, "shape") or not hasattr(images, "dtype"):
         fix = "pass one tensor or array; torch.stack(images) makes one of a list"
+        # A DataLoader returns a list [images, labels].
         if isinstance(images, (list, tuple)) and len(images) == 2:
             unpacked = f"images, labels = batch, then {who}(images, labels)"
             fix = f"if it is a batch of a loader: {unpacked}"
@@ -144,12 +150,16 @@ def _check_shape(images: Any, who: str) -> None:
 
 
 def _shape_fix(shape: tuple[int, ...], permute: str) -> str:
+    # Each of these shapes comes from a usual mistake.
     if 0 in shape:
-        return "the batch is empty: look at what the dataset or the loader returned"
+        return "check what the dataset or the loader returns, because this batch is empty"
     if len(shape) == 4 and shape[3] in (1, 3):
         return f"if the batch is (N, H, W, C), pass images.{permute}(0, 3, 1, 2)"
     if len(shape) == 4 and shape[1] == 2:
-        return "if each value of 16 bits is two bytes, tpukit.datasets.uint16_values(images)"
+        return (
+            "if the two channels are the bytes of 16-bit values, pass "
+            "tpukit.datasets.uint16_values(images)"
+        )
     if len(shape) == 4:
         return "choose one or three channels, for example images[:, :3]"
     if len(shape) == 3 and shape[2] in (1, 3):
@@ -170,8 +180,8 @@ def _not_finite(array: np.ndarray, who: str) -> InvalidValueError:
     return InvalidValueError(
         f"{who} draws finite values, got nan or infinity",
         found=f"{is_bad.sum()} of {is_bad.size} values, the first in image {first}",
-        fix="look at the code that computed them: "
-        "often it divides by a deviation of zero or takes the log of zero",
+        fix="look at the code that computed them: often it divides by a standard deviation of zero "
+        "or takes the logarithm of zero",
     )
 
 
@@ -179,7 +189,7 @@ def labels_and_masks(targets: Any) -> tuple[Any, Any]:
     """Return the labels and the masks of a batch's targets; None for a part that is missing."""
     if isinstance(targets, Mapping):
         return targets.get("labels"), targets.get("masks")
-    is_mask = len(getattr(targets, "shape", ())) == 3
+    is_mask = len(getattr(targets, "shape", ())) == 3  # labels have one or two axes
     if is_mask:
         return (None, targets)
     return (targets, None)
@@ -193,14 +203,14 @@ def under_masks(
     Args:
         images: (n, H, W) or (n, H, W, 3), as `pixels` returns them.
         masks: (N, H, W) class numbers.
-        count: N, the images of the batch.
-        colors: the colours of the classes from 1 on; they repeat.
+        count: N, the number of images in the batch.
+        colors: the colours of the classes from 1 on, which repeat if there are more classes.
 
     Returns:
-        (n, H, W, 3) float32; and the class numbers as text.
+        (n, H, W, 3) float32 in [0, 1]; and the class numbers as text.
 
     Raises:
-        ValueError: the masks do not match the images, or are not integers.
+        InvalidValueError: the masks do not match the images, or are not integers.
     """
     import numpy as np
     from matplotlib.colors import to_rgb
@@ -211,14 +221,15 @@ def under_masks(
     if shape != expected or array.dtype.kind not in _WHOLE_NUMBERS:
         raise InvalidValueError(
             f"masks must be (N, H, W) class numbers, here {expected}, got {shape} {array.dtype}",
-            fix="pass the masks of these images, of their height and width; convert floats with "
-            ".long()",
+            fix="pass the masks of these images, with the same height and width; convert floats "
+            "with .long()",
         )
     white = 255 if images.dtype == "uint8" else 1
     below = images / np.float32(white)
     if below.ndim == 3:
         below = np.repeat(below[..., None], 3, axis=3)
     rgb = np.float32([to_rgb(color) for color in colors])
+    # Class 1 gets the first colour. Class 0 gets the last, which `where` then ignores.
     tints = rgb[(array.astype(int) - 1) % len(colors)]
     is_background = array[..., None] == 0
     drawn = np.where(is_background, below, (below + tints) / 2)
@@ -226,18 +237,23 @@ def under_masks(
 
 
 def points(places: Any, images: int) -> np.ndarray:
-    """Return a point per image, (N, 2): x and y as shares of width and height; nan for none.
+    """Return a point per image as an array (N, 2) of floats; nan for no point.
+
+    Args:
+        places: (N, 2) floats in [0, 1], x and y as shares of width and height; nan for no point.
+        images: N.
 
     Raises:
-        ValueError: the shape, the dtype or the values differ from these.
+        InvalidValueError: `places` has another shape or dtype, or values outside of [0, 1].
     """
     array = as_array(places)
     is_float = array.dtype.kind == "f"
     if array.shape != (images, 2) or not is_float or (array < 0).any() or (array > 1).any():
         raise InvalidValueError(
-            f"points are (N, 2), x and y in [0, 1] for each of {images} images, "
+            f"points must be (N, 2) floats, x and y in [0, 1] for each of {images} images, "
             f"got {array.shape} {array.dtype}",
-            fix="divide columns by the width and rows by the height; nan for no point",
+            fix="divide the column by the image's width and the row by its height; nan for no "
+            "point",
         )
     return array
 
@@ -251,9 +267,10 @@ def titles(labels: Any, names: Sequence[str] | Mapping | None, images: int) -> l
         images: N.
 
     Raises:
-        ValueError: labels or names do not match the images or each other.
+        InvalidValueError: labels or names do not match the images or each other.
     """
     array = label_array(labels, images)
+    # Zeros and ones: the names of the ones in each row. Class numbers: the name of the class.
     if array.ndim == 2:
         words = label_names(names, array.shape[1])
         return [[words[label] for label in row.nonzero()[0]] for row in array]
@@ -275,10 +292,10 @@ def label_names(names: object, count: int | None = None) -> list[str]:
 
     Args:
         names: in any form that `names_in_order` reads; None for numbers.
-        count: the number of labels; None if any number will do.
+        count: the number of labels; None to allow any number of names.
 
     Raises:
-        ValueError: there are more or fewer names, or their order is not known.
+        InvalidValueError: there are more or fewer names than `count`, or their order is not known.
     """
     if names is None:
         names = range(count or 0)
@@ -292,10 +309,10 @@ def label_names(names: object, count: int | None = None) -> list[str]:
 
 
 def label_array(labels: Any, images: int) -> np.ndarray:
-    """Return labels as integers: (N, L) zeros and ones, or (N,) class numbers.
+    """Return labels as an integer array: (N, L) zeros and ones, or (N,) class numbers.
 
     Raises:
-        ValueError: the labels are neither, or do not match the images.
+        InvalidValueError: `labels` has other values, or its length is not `images`.
     """
     import numpy as np
 
@@ -303,7 +320,7 @@ def label_array(labels: Any, images: int) -> np.ndarray:
     is_numeric = array.dtype.kind in _NUMBERS
     if array.ndim not in (1, 2) or len(array) != images or not is_numeric:
         raise InvalidValueError(
-            f"labels are (N, L) zeros and ones, or (N,) class numbers, for {images} images; "
+            f"labels must be (N, L) zeros and ones, or (N,) class numbers, for {images} images; "
             f"got {array.shape}",
             found="" if is_numeric else f"dtype {array.dtype}",
             fix="pass the labels of these images, one row per image",
@@ -311,7 +328,7 @@ def label_array(labels: Any, images: int) -> np.ndarray:
     if array.ndim == 2:
         is_wrong = ~np.isin(array, (0, 1))
     else:
-        # nan is not at least 0, and infinity does not fit int64.
+        # The first condition is False for nan, the second for infinity, which int64 cannot store.
         is_class_number = (array >= 0) & (array < 2**63) & (array == np.trunc(array))
         is_wrong = ~is_class_number
     if is_wrong.any():
@@ -320,7 +337,12 @@ def label_array(labels: Any, images: int) -> np.ndarray:
 
 
 def _wrong_label(array: np.ndarray, is_wrong: np.ndarray) -> InvalidValueError:
-    """Return the error for labels of which some are wrong; its fix depends on the values."""
+    """Return the error for labels with wrong values, with a fix for the likely mistake.
+
+    Args:
+        array: the labels.
+        is_wrong: bool of the same shape, True for each wrong value.
+    """
     import numpy as np
 
     wrong = array[is_wrong][0]
@@ -333,19 +355,20 @@ def _wrong_label(array: np.ndarray, is_wrong: np.ndarray) -> InvalidValueError:
         expected = "class numbers from 0"
         fix = "if it is one yes-or-no label per image, pass labels[:, None] > 0.5"
     if not np.isfinite(wrong):
-        fix = "look for what has no label in the table that they come from: table.isna().sum()"
+        fix = "look for missing labels in the table that they come from: table.isna().sum()"
     elif array.shape[1:] == (1,):
+        # A single column may be class numbers with an axis too many.
         are_class_numbers = (values == np.trunc(values)).all() and (values >= 0).all()
         if are_class_numbers:
             fix = "if they are class numbers, as a folder's, pass labels[:, 0]"
-    row = np.argwhere(is_wrong)[0][0]
+    row = np.argwhere(is_wrong)[0][0]  # the first row with a wrong value
     return InvalidValueError(
         f"labels must be {expected}, got {wrong:.4g}", found=f"row {row}", fix=fix
     )
 
 
 def as_array(values: Any) -> np.ndarray:
-    """Return values as an array on the host, in a dtype that numpy can compute with."""
+    """Return values as a numpy array on the host; bfloat16 and other short floats as float32."""
     import numpy as np
 
     if hasattr(values, "detach"):

@@ -30,26 +30,27 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# An opaque background, slightly darker than white so that it does not glare in a dark notebook. It
-# is not transparent, because the grey that has a contrast of 4.5:1 on white has only 2.6:1 on
+# The background is opaque, and slightly darker than white so that it does not glare in a dark
+# notebook. On a transparent one, a grey with a contrast of 4.5:1 on white would have only 2.6:1 on
 # Colab's dark page.
 PAPER = "#fbfaf8"
 INK = "#2b2b2b"
 MUTED = "#716f6b"
 RULE = "#d9d7d2"
 GRID = "#eeece7"
-# Blue, orange, green, light blue, then two more. As lines they have 2.4:1 or more on the paper, and
-# they differ in grey too.
+# Blue, orange, green, light blue, violet, grey. As lines they have a contrast of 2.4:1 or more on
+# the background, and they differ in lightness, too.
 COLORS = ("#3b78c2", "#d1782b", "#4b9b62", "#7aa6d6", "#a05bb5", "#8a8782")
 WIDTH = 10.0  # inches
 MARGIN = 0.18  # inches
 SMALL = 8.0  # points
 BODY = 10.0  # points
-DPI = 150  # in the file
-_PIXELS_PER_INCH = 100  # in a notebook; the file's other dots are for screens of higher resolution
+DPI = 150  # dots per inch of the image file
+# Width of a figure in a notebook: fewer than DPI, so that high-resolution screens show all dots.
+_PIXELS_PER_INCH = 100
 _POINTS_PER_INCH = 72
 _LINE_HEIGHT = SMALL * 1.25 / _POINTS_PER_INCH  # inches
-_LETTER_WIDTH = 0.59  # em, of a letter of a label in DejaVu Sans
+_LETTER_WIDTH = 0.59  # average width of a letter in DejaVu Sans, in em
 
 
 @contextmanager
@@ -78,7 +79,7 @@ def style() -> Iterator[None]:
         "ytick.labelsize": SMALL,
         "legend.frameon": False,
         "legend.fontsize": SMALL,
-        # It comes with matplotlib, so widths are the same on every machine.
+        # matplotlib brings this font, so the widths of texts are the same on every machine.
         "font.family": "DejaVu Sans",
     }
     # Not seaborn's set_theme, which would change the colours "b", "r", ... for the whole session.
@@ -94,66 +95,69 @@ def new_figure(width: float, height: float, *, layout: str | None = None) -> Fig
     """Return an empty figure that a notebook can draw although pyplot does not know it.
 
     Args:
-        width, height: in inches.
-        layout: a layout of matplotlib, such as "constrained".
+        width, height: the size in inches.
+        layout: a layout of matplotlib, such as "constrained"; None for none.
     """
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
     figure = Figure((width, height), dpi=DPI, layout=layout)
     _let_notebooks_draw(figure)
-    # Notebooks crop a figure to its content. This rectangle reaches the edge, so margins stay.
+    # Notebooks crop a figure to its content. This rectangle fills the figure, so margins remain.
     options = {"facecolor": PAPER, "linewidth": 0, "zorder": -1}
     figure.add_artist(Rectangle((0, 0), width=1, height=1, transform=figure.transFigure, **options))
     return figure
 
 
 def describe(figure: Figure, text: str) -> None:
-    """Describe a figure in words, for readers who cannot see it.
+    """Set the description of a figure, for readers who cannot see it.
 
     In a notebook the text is the `alt` of an HTML image, which JupyterLab and nbconvert prefer to
-    the PNG next to it. Metadata of the PNG would be simpler, but JupyterLab 4.6 and the pages of
-    nbconvert 7.17 leave them out (jupyter/enhancement-proposals 120). The PNG has them anyway, for
-    programs that read them.
+    the PNG in the same output. Metadata of the PNG would be simpler, but JupyterLab 4.6 and the
+    HTML of nbconvert 7.17 ignore it (jupyter/enhancement-proposals 120). The PNG has the metadata
+    anyway, for programs that read it.
 
     Args:
+        figure: a figure from `new_figure`.
         text: one or two sentences, with the important numbers.
     """
     figure.alt = " ".join(text.split())
 
 
 def style_figure(figure: Figure, alt: str) -> Figure:
-    """Give a figure of your own the style of all others, and a description; return it.
+    """Apply tpukit's style and a description to a figure of your own, and return it.
 
-    Write it as the last line of a cell: `tpukit.style_figure(figure, f"Bars: {waits}")`. The figure
-    then appears once, because pyplot forgets it.
+    Call it in the last line of a cell: `tpukit.style_figure(figure, f"Bars: {waits}")`. The figure
+    then appears once, because this function also closes it in pyplot.
 
     Args:
         figure: a matplotlib figure, for example of `plt.subplots()`.
         alt: one or two sentences with the important numbers, for readers who cannot see it.
 
     Returns:
-        the same figure.
+        The same figure.
 
     Raises:
-        ValueError: `alt` is empty.
+        InvalidValueError: `alt` is empty.
     """
     import sys
 
     if not alt.strip():
         raise InvalidValueError(
-            'a figure needs a description in words, got ""',
-            fix='style_figure(figure, "Bars of ...")',
+            f"alt must be a description of the figure in words, got {alt!r}",
+            fix='style_figure(figure, "Bars of the accuracy of three models: 0.91, 0.93, 0.95")',
         )
     figure.set_facecolor(PAPER)
     for axes in figure.axes:
         axes.set_facecolor(PAPER)
         axes.spines[:].set_color(RULE)
+        # A plot has lines on the left and below it, an image has none.
         axes.spines[:].set_visible(not axes.images)
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(color=RULE, labelcolor=MUTED)
         for label in (axes.xaxis.label, axes.yaxis.label):
             label.set_color(MUTED)
+    # An open figure of pyplot would be drawn a second time at the end of the cell.
     if pyplot := sys.modules.get("matplotlib.pyplot"):
         pyplot.close(figure)
     _let_notebooks_draw(figure)
@@ -190,14 +194,15 @@ def note(figure: Figure, text: str) -> None:
 
 
 def letters(inches: float) -> int:
-    """Return how many small letters fit into a width; at least 8."""
+    """Return how many letters of a label fit into a width in inches; at least 8."""
     return max(8, int(inches * _POINTS_PER_INCH / (SMALL * _LETTER_WIDTH)))
 
 
 def _let_notebooks_draw(figure: Figure) -> None:
     """Let a notebook draw a figure, with its description.
 
-    IPython draws figures by itself once pyplot is loaded. Before that it asks the object.
+    Once pyplot is loaded, IPython has a formatter for figures. Before that it calls these two
+    methods of the object.
     """
     figure._repr_png_ = functools.partial(_png, figure)
     figure._repr_mimebundle_ = functools.partial(_html_and_text, figure)
@@ -212,13 +217,13 @@ def _png(figure: Figure) -> bytes:
 def _html_and_text(figure: Figure, include=None, exclude=None) -> tuple[dict, dict]:
     """Return HTML with the description, and plain text; IPython asks for the PNG separately."""
     alt = getattr(figure, "alt", "")
-    # Without a width every dot would be a pixel of the page. There is no height, so that no page
-    # distorts the image.
+    # Without a width, each dot of the file would be a pixel of the page. The height is left out, so
+    # that no page distorts the image.
     width = round(figure.get_figwidth() * _PIXELS_PER_INCH)
     if not alt:
         return {}, {"image/png": {"width": width}}
     buffer = io.BytesIO()
-    # It looks like the PNG, at a fifth to a quarter of its size.
+    # WebP at quality 90 looks like the PNG, at a fifth to a quarter of its size.
     figure.savefig(buffer, format="webp", facecolor=PAPER, pil_kwargs={"quality": 90})
     source = f"data:image/webp;base64,{base64.b64encode(buffer.getvalue()).decode()}"
     style = "max-width:100%;height:auto"
@@ -227,7 +232,7 @@ def _html_and_text(figure: Figure, include=None, exclude=None) -> tuple[dict, di
 
 
 def lines(texts: Iterable[str]) -> float:
-    """Return the height in inches that the longest of these texts needs below an image."""
+    """Return the height in inches that the text with the most lines needs below an image."""
     count = max((text.count("\n") + 1 for text in texts), default=0)
     if not count:
         return 0.0
@@ -235,5 +240,8 @@ def lines(texts: Iterable[str]) -> float:
 
 
 def aspect(pixels: np.ndarray) -> float:
-    """Return height divided by width, limited so that every image stays legible."""
+    """Return height divided by width of images (n, H, W, ...), limited to 0.2 to 2.0.
+
+    Beyond these limits an image would be too small in one direction to be legible.
+    """
     return min(max(pixels.shape[1] / pixels.shape[2], 0.2), 2.0)

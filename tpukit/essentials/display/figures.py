@@ -31,38 +31,41 @@ def show_batch(
 ) -> Figure:
     """Draw the first images of a batch, each with the names of its labels.
 
-    Only the first `limit` images are copied to the host. Do not pass an XLA tensor in the
-    notebook's kernel: its copy starts the XLA runtime there. The line under the figure states how
-    values became grey levels:
+    tpukit copies only the first `limit` images to the host. Do not pass an XLA tensor in the
+    notebook's kernel, because its copy would start the XLA runtime there. The line under the figure
+    states how values became grey levels:
 
     - Integers in [0, 255] and floats in [0, 1] are drawn as they are.
-    - Floats of three channels that look like ImageNet's normalisation of [0, 1] (some below -1):
-      the normalisation is undone.
-    - Other floats are stretched: the smallest value drawn is black, the largest white.
+    - Floats of three channels with values below -1, which after undoing ImageNet's normalisation
+      are in [0, 1], are drawn without that normalisation.
+    - Other floats are stretched: the smallest value among the drawn images is black, the largest
+      white.
 
     Args:
         images: (N, C, H, W) with 1 or 3 channels; a torch tensor of any dtype on any device, or a
             numpy array.
         labels: (N, L) zeros and ones, whose names are written under the image ("none" if all are
             0); or (N,) class numbers; or masks, (N, H, W) class numbers, drawn over the images
-            with a colour for each class but 0; or a dict with "labels" and "masks".
+            with a colour for each class but 0; or a dict with "labels" and "masks". None for no
+            labels.
         names: the name of each label: a list in the order of the numbers; a dict from number to
             name, also with numbers as text as in JSON, or from name to number; or a dict from label
             to words, such as `tpukit.pe.WORDS`, in the order of the labels. None writes numbers.
-        columns: images per row, 20 at most; None chooses up to four.
-        limit: the most images to draw.
-        channel: draw only this channel, in grey. In the CTs of `tpukit.pe`, 1 is the embolism
-            window.
-        points: (N, 2), x and y as shares of width and height: an arrow points there; no arrow if
-            they are nan. `pe.embolus_places` returns them.
+        columns: images per row, 20 at most; None for up to four.
+        limit: the largest number of images to draw.
+        channel: draw only this channel, in grey; None for all. In the CTs of `tpukit.pe`, channel
+            1 is the embolism window.
+        points: (N, 2) floats in [0, 1]: x and y of a point per image, as shares of width and
+            height. An arrow points there; nan for no arrow. `pe.embolus_places` returns them.
 
     Returns:
-        the figure; as the last line of a cell it appears once.
+        The figure. As the last line of a cell it appears once.
 
     Raises:
-        TypeError: `images` is not an array, or has a dtype that cannot be drawn.
-        ValueError: `images` has another shape, is empty, or has a value that is nan or infinite;
-            labels or names do not match the images.
+        InvalidTypeError: `images` is not an array, or has a dtype that cannot be drawn.
+        InvalidValueError: `images` has another shape, is empty, or has a value that is nan or
+            infinite; labels, names or points do not match the images; `columns`, `limit` or
+            `channel` is out of range.
     """
     import numpy as np
 
@@ -80,12 +83,15 @@ def show_batch(
     if labels is not None:
         names_of_images = figure_inputs.titles(labels, names, images=len(images))[: len(pixels)]
     rows = math.ceil(len(pixels) / columns)
+    # The width of an image in inches: as large as the figure allows, but not enlarged too much.
     cell = min(_LARGEST_CELL, (look.WIDTH - look.MARGIN) / columns - look.MARGIN)
     height = cell * look.aspect(pixels)
     titles = [_wrap(words, cell) for words in names_of_images]
+    # Per row, the height of the texts below its images, in inches.
     below = [look.lines(titles[row * columns : (row + 1) * columns]) for row in range(rows)]
 
     with look.style():
+        # The height of the figure: margin, rows of images with margins, texts, the caption.
         up = look.MARGIN + rows * (height + look.MARGIN) + sum(below) + look.lines([caption])
         figure = look.new_figure(columns * (cell + look.MARGIN) + look.MARGIN, up)
         for index, image in enumerate(pixels):
@@ -118,10 +124,15 @@ def _write_below(axes: Axes, title: str) -> None:
 
 
 def _arrow(axes: Axes, x: float, y: float) -> None:
-    """Point at a place of an image, from the side and from above.
+    """Draw an arrow to a point of an image, from the outer side and from above.
 
-    On a CT the arrow then comes from the dark of the lung.
+    On a CT the arrow is then on the dark lung, where it is easy to see.
+
+    Args:
+        axes: the axes with the image.
+        x, y: the point as shares of the width and height, from the upper left corner.
     """
+    # In points: 30 towards the nearer side of the image, and 20 up.
     away = (30 if x > 0.5 else -30, 20)
     pointer = {
         "arrowstyle": "-|>",
@@ -132,7 +143,7 @@ def _arrow(axes: Axes, x: float, y: float) -> None:
     }
     axes.annotate(
         "",
-        xy=(x, 1 - y),
+        xy=(x, 1 - y),  # the axes count from below, images from above
         xytext=away,
         xycoords="axes fraction",
         textcoords="offset points",
@@ -142,7 +153,10 @@ def _arrow(axes: Axes, x: float, y: float) -> None:
 
 
 def _wrap(words: list[str], inches: float) -> str:
-    """Break names into lines of this width; a name is broken only if it is longer than a line."""
+    """Join names, and break the text into lines of this width.
+
+    A name is broken only if it is longer than a line.
+    """
     if not words:
         return _NO_LABEL
     width = look.letters(inches)

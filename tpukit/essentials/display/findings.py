@@ -1,4 +1,4 @@
-"""Findings: the examined subjects, their states and fixes. `Check` and `Report` consist of them."""
+"""Findings of `check` and `preflight`: the examined subjects, their states and fixes."""
 
 from dataclasses import dataclass
 
@@ -12,8 +12,8 @@ class Finding:
     Attributes:
         name: the subject.
         state: "ok", "info", "warning" or "failure".
-        fact: the result, with its evidence.
-        fix: the fix, in the words of the platform; "" if none is needed.
+        fact: the result of the examination, with its evidence.
+        fix: a line of code or a menu item of the platform; "" if no fix is needed.
     """
 
     name: str
@@ -25,15 +25,16 @@ class Finding:
 class Findings(Table):
     """Findings in order, one per row: the base of `Check` and `Report`.
 
-    A subclass is a dataclass with two fields: `findings`, and `subject`, which begins the title.
+    A subclass is a dataclass with `findings`, and with `subject`, which begins the title.
     """
 
+    # Only annotations: the subclass decides whether each is a field or a property.
     findings: tuple[Finding, ...]
     subject: str
 
     @property
     def title(self) -> str:
-        """The outcome in a line."""
+        """The subject and the number of failures and warnings, as a line."""
         counts = ((len(self.failures), "failure"), (len(self.warnings), "warning"))
         parts = [counted(count, word) for count, word in counts if count]
         outcome = ", ".join(parts) or "all is well"
@@ -58,7 +59,7 @@ class Findings(Table):
         return tuple(finding for finding in self.findings if finding.state == state)
 
     def rows(self, before_fix: str = "fix: ") -> list[tuple[str, str, str]]:
-        """Return (state, name, fact and fix) of every finding; `before_fix` introduces the fix."""
+        """Return (state, name, fact and fix) of each finding, `before_fix` before the fix."""
         found = []
         for finding in self.findings:
             text = finding.fact

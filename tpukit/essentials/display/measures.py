@@ -13,11 +13,14 @@ _HIGH_IS_GOOD = {
 
 
 def better(name: str) -> str | None:
-    """Return "low" or "high", whichever is better for a measure such as valid_loss.
+    """Return whether "low" or "high" values of a measure are better; None if unknown.
 
-    If a name has words of both kinds, the last decides: accuracy_error is an error. It is
-    None if no word of the name is known.
+    If a name has words of both kinds, the last of them decides: accuracy_error is an error.
+
+    Args:
+        name: the name of the measure, with words separated by underscores, such as "valid_loss".
     """
+    # From the last word on, because the noun comes last.
     for word in reversed(name.lower().replace("_", " ").split()):
         if word in _LOW_IS_GOOD:
             return "low"

@@ -8,15 +8,15 @@ from tpukit.essentials.display.errors import NotInstalledError
 
 @contextlib.contextmanager
 def optional_subpackage(feature: str) -> Iterator[None]:
-    """Import from an optional subpackage in the block; explain the error if this copy lacks it.
+    """Import from an optional subpackage in the block; raise an error without it.
 
         with optional_subpackage("core.batches(buckets=...)"):
             from tpukit.training import Buckets
 
-    The essentials run without the other subpackages, so they import them inside functions only.
+    `tpukit.essentials` must work without the other subpackages, so it imports them in functions.
 
     Args:
-        feature: the feature that needs the subpackage, as the user wrote it; the error names it.
+        feature: the feature that needs the subpackage, for the error, such as "launch(shard=...)".
 
     Raises:
         NotInstalledError: this copy of tpukit does not have the subpackage, or another one that
@@ -26,12 +26,12 @@ def optional_subpackage(feature: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         missing = error.name or ""
-        is_our_own = missing.startswith("tpukit.")
+        is_our_own = missing.startswith("tpukit.")  # else another package is missing, such as torch
         if not is_our_own:
             raise
         folder = missing.replace(".", "/")
         raise NotInstalledError(
             f"{feature} needs the subpackage {missing}, which this copy of tpukit does not have",
-            fix=f"copy the folder {folder} of a complete clone or wheel next to "
-            "tpukit/essentials here",
+            fix=f"copy the folder {folder} from a complete clone or wheel into this copy, next to "
+            "tpukit/essentials",
         ) from None

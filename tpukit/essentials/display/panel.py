@@ -1,7 +1,7 @@
 """The live panel as HTML: a line of status, a row per loop, a row per core if cores differ, curves.
 
-It has inline styles only, no script, and colours that are legible on white and on dark. So every
-notebook shows it in the same way, and a saved notebook keeps it. When a run has ended, its curves
+The HTML has inline styles only, no script, and colours that are legible on white and on dark. So
+every notebook shows it in the same way, also a saved notebook. When a run has ended, its curves
 become images, which Jupyter shows even in a notebook that is not trusted.
 """
 
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from tpukit.essentials.display.bars import Bar
 from tpukit.essentials.display.curves import Points, charts_html
 
-_MOST_ROWS = 5  # of loops that are over; those that run are all shown
-# Mid-tones with a contrast of 3:1 or more on white and on #111 (WCAG 2.1, 1.4.11); words keep the
-# notebook's colour.
+_MOST_ROWS = 5  # loops that are over; all running loops are shown
+# Mid-tones with a contrast of 3:1 or more on white and on #111 (WCAG 2.1, 1.4.11). Text has the
+# notebook's own colour.
 _RUNNING = "#3b78c2"
 _DONE = "#2f9e5f"
 _WAITING = "#c77d0a"
@@ -52,7 +52,7 @@ def panel_html(
         curves: logged numbers by name.
         state: "running", "busy" if the run waits or compiles, "done", "interrupted" or "failed".
         status: the state in words.
-        cores: (core, its state in words) if cores differ.
+        cores: (core, activity in words) of each core if they differ.
     """
     dot = f'<span style="color:{_DOTS[state]}">&#9679;</span>'
     line = f'<div style="min-height:1.6em;{_FIGURES}">{dot}&nbsp; {html.escape(status)}</div>'
@@ -70,6 +70,7 @@ def panel_html(
 def _rows(bars: Sequence[Bar], cores: Sequence[tuple[str, str]]) -> list[str]:
     shown = shown_bars(bars)
     rows = []
+    # A line for all older loops, so that the panel does not grow during a long run.
     if hidden := len(bars) - len(shown):
         text = "1 more loop is over"
         if hidden > 1:
@@ -85,7 +86,7 @@ def _rows(bars: Sequence[Bar], cores: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def shown_bars(bars: Sequence[Bar]) -> list[Bar]:
-    """Return the bars that run, and the last five of the others."""
+    """Return the running bars, and the last five of the bars that are over."""
     over = [bar for bar in bars if not bar.running]
     hidden = {id(bar) for bar in over[:-_MOST_ROWS]}
     return [bar for bar in bars if id(bar) not in hidden]
@@ -109,7 +110,7 @@ def _track(bar: Bar) -> str:
         color = _DONE
     elif bar.running:
         color = _RUNNING
-    share = bar.share()
+    share = bar.share()  # None without a total: the track is then empty
     filled = "width:0" if share is None else f"width:{100 * share:.1f}%;background:{color}"
     track = "width:220px;height:7px;border-radius:4px;overflow:hidden"
     return (

@@ -1,7 +1,7 @@
 """The display of a run: a panel in a notebook, a line in a terminal, lines of text in a log.
 
 The kernel draws it from the messages of the workers, because a forked worker cannot draw in a
-notebook. All displays get the same calls, and each subclass of `Screen` draws them in its own way:
+notebook. All displays have the same methods, and each subclass of `Screen` draws in another way:
 
     screen.bar("train", 20, 100, ...)                progress of a loop
     screen.curve([{"step": 20, "loss": 0.5}])        logged numbers
@@ -19,16 +19,18 @@ from pathlib import Path
 
 from tpukit.essentials.display.bars import Bar, duration
 from tpukit.essentials.display.curves import number
+from tpukit.essentials.display.errors import InvalidValueError
 from tpukit.essentials.display.panel import panel_html
 
 _SECONDS_BETWEEN_DRAWINGS = 0.3
-# A panel has some 10 KB. Three per second, over hours, would be gigabytes through a browser's
-# connection, so it is drawn less often after two minutes.
+# A panel has about 10 KB of HTML. Three per second would be 100 MB per hour through a browser's
+# connection, so it is drawn once per second after two minutes.
 _QUICK_SECONDS = 120.0
 _SECONDS_BETWEEN_LATER_DRAWINGS = 1.0
 _SECONDS_BETWEEN_TEXT_LINES = 10.0
 _MOST_POINTS = 400  # of a curve, which is drawn about 350 pixels wide
-# Programs that execute a notebook unattended: lines of text are more useful there than a panel.
+# Programs that execute a notebook without a reader. There lines of text are more useful than a
+# panel, whose last state would be all that remains.
 _UNATTENDED = (
     *("nbconvert", "papermill", "nbclient"),
     *("jupyter-execute", "jupyter execute", "pytest"),
@@ -36,7 +38,7 @@ _UNATTENDED = (
 
 
 def running_shell():
-    """Return IPython's shell; None outside of IPython. It does not import IPython."""
+    """Return IPython's shell without an import of IPython; None outside of IPython."""
     ipython = sys.modules.get("IPython")
     if ipython is None:
         return None
@@ -52,17 +54,17 @@ def current_cell() -> int | None:
 
 
 class Screen:
-    """The display of a run. This base class prints lines only; subclasses add bars and curves.
+    """The display of a run. This base class prints lines; subclasses add bars.
 
     You can call `draw` in every step, because it redraws at most every 0.3 seconds.
 
     Attributes:
         bars: the loops by label, in the order in which they first began.
-        curves: logged numbers by name, as (step, value); NaN if a value was not finite.
-        doing: the activity of a run that makes no steps: the graph that it compiles, or the core
-            that it waits for.
-        cores: (core, activity) if cores differ.
-        outcome: None while it runs; then "done", "failed" or "interrupted".
+        curves: logged numbers by name, as [(step, value), ...]; NaN for a value that is not finite.
+        doing: the activity of a run while it makes no steps, such as the graph that it compiles or
+            the core that it waits for; "" otherwise.
+        cores: (core, activity) of each core if their activities differ; otherwise empty.
+        outcome: None during the run; then "done", "failed" or "interrupted".
     """
 
     def __init__(self) -> None:
@@ -71,8 +73,8 @@ class Screen:
         self.doing = ""
         self.cores: Sequence[tuple[str, str]] = ()
         self.outcome: str | None = None
-        self._rows = 0  # logged so far
-        self._newest: dict[str, int] = {}  # per name, the row that its last value is from
+        self._rows = 0  # number of rows logged so far
+        self._newest: dict[str, int] = {}  # per name, the number of the row with its last value
         self._changed = False
         self._began = time.monotonic()
         self._next_drawing = 0.0
@@ -82,7 +84,7 @@ class Screen:
         sys.stdout.write(text + "\n")
 
     def show(self, data: dict, metadata: dict, **options: object) -> None:
-        """Display an object of a worker in the notebook, by its representations.
+        """Display an object of a worker in the notebook, in its best representation.
 
         Args:
             data: the representations by MIME type, as IPython made them in the worker.
@@ -112,9 +114,10 @@ class Screen:
 
         Args:
             label, done, total, samples_per_step, seconds, start, unit, note: see `Bar`.
-            over: the loop has ended, finished or not.
+            over: True if the loop has ended, also by `break` or an exception.
         """
         bar = self.bars.get(label)
+        # A new `Bar` for a loop that has started again, because its clock starts again, too.
         if bar is None or done < bar.done or (seconds or 0.0) < (bar.seconds or 0.0):
             bar = Bar(label, done, total=total, rows_before=self._rows)
             self.bars[label] = bar
@@ -131,7 +134,7 @@ class Screen:
         self._changed = True
 
     def end_bar(self, label: str) -> None:
-        """Stop the clock of a loop that may not be finished."""
+        """Stop the clock of a loop, whether or not all its items are done."""
         if label in self.bars:
             self.bars[label].end()
             self._changed = True
@@ -150,17 +153,21 @@ class Screen:
         points.append((step, value if math.isfinite(value) else math.nan))
         self._newest[name] = self._rows
         if len(points) > _MOST_POINTS:
-            del points[1:-1:2]  # every second point: the curve keeps its shape and both ends
+            del points[1:-1:2]  # every second point, so the shape and both ends remain
 
     def status(self, doing: str, cores: Sequence[tuple[str, str]] = ()) -> None:
-        """Record the activity of a run that makes no steps, and of each core if they differ."""
+        """Record the attributes `doing` and `cores`, which `Screen` documents."""
         if (doing, cores) != (self.doing, self.cores):
             self.doing = doing
             self.cores = cores
             self._changed = True
 
     def draw(self, last: bool = False) -> None:
-        """Update the display, at most every 0.3 seconds, and always if this is the `last` time."""
+        """Update the display if it has changed, every 0.3 s at most.
+
+        Args:
+            last: True for the final state, which is drawn without a wait.
+        """
         now = time.monotonic()
         is_due = last or now >= self._next_drawing
         if is_due and self._is_new():
@@ -169,7 +176,11 @@ class Screen:
             self._next_drawing = now + self._seconds_between()
 
     def close(self, outcome: str = "done") -> None:
-        """Draw the final state: "done", "failed" or "interrupted", unless it is known already."""
+        """Draw the final state of the run.
+
+        Args:
+            outcome: "done", "failed" or "interrupted"; ignored after an earlier call of `close`.
+        """
         self.outcome = self.outcome or outcome
         self.doing = ""
         self.cores = ()
@@ -187,7 +198,7 @@ class Screen:
         pass
 
     def _status(self) -> str:
-        """Return one line: the running bars, or the last, and their newest values."""
+        """Return a line with the running bars, else the last bar, and the newest logged values."""
         bars = list(self.bars.values())
         running = [bar for bar in bars if bar.running]
         return self._line(running or bars[-1:])
@@ -205,7 +216,7 @@ class Screen:
 
 
 class Line(Screen):
-    """A terminal: a line of status, overwritten with every update."""
+    """The display in a terminal: a line of status, which every update overwrites."""
 
     def line(self, text: str) -> None:
         """Print a whole line above the status."""
@@ -218,7 +229,7 @@ class Line(Screen):
         return super()._is_new() or needs_line_break
 
     def _draw(self, last: bool) -> None:
-        width = shutil.get_terminal_size().columns - 1  # a wrapped line could not be erased
+        width = shutil.get_terminal_size().columns - 1  # "\r" cannot erase a line that wraps
         text = self._status()[:width]
         self._erase()
         sys.stdout.write(text)
@@ -231,7 +242,10 @@ class Line(Screen):
 
 
 class Text(Screen):
-    """A log, or an unattended notebook: a line when a loop ends, and every 10 seconds before."""
+    """The display in a log: a line every 10 seconds, and a line when a loop ends.
+
+    A notebook that a program executes, such as nbconvert, has this display, too.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -240,11 +254,11 @@ class Text(Screen):
     def bar(
         self, label: str, done: int, total: int | None, *others: object, **options: object
     ) -> None:
-        """Record the progress of a loop; its end is printed at once."""
+        """Record the progress of a loop; print its end at once."""
         before = self.bars.get(label)
         super().bar(label, done, total, *others, **options)
         bar = self.bars[label]
-        # The last position of a loop may be reported more than once; its line is printed once.
+        # The end of a loop may be reported more than once, but must be printed once.
         was_printed = bar is before and bar.printed
         if bar.ended and not was_printed:
             bar.printed = True
@@ -262,21 +276,23 @@ class Text(Screen):
 
 
 class Panel(Text):
-    """A notebook: bars, a line of status and curves in an output.
+    """The display in a notebook: an output with bars, a line of status and curves.
 
-    The saved file keeps the output as the run left it. If the notebook cannot show the panel, or no
-    longer can, lines of text follow.
+    The saved file contains the last state of the output. If drawing raises an error, the panel
+    changes into lines of text.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._handle: object = None  # of IPython's display; False if there is none
-        self._error: Exception | None = None  # of the last drawing
-        self._second = 0  # of the run, at the last drawing
+        # The handle of the output: None before the first drawing, False if IPython returned none.
+        self._handle: object = None
+        self._error: Exception | None = None  # the error that ended the drawing of the panel
+        self._second = 0  # seconds since the run began, at the last drawing
 
     def _is_new(self) -> bool:
         if super()._is_new():
             return True
+        # The panel shows the seconds of the run, so it also changes once per second.
         if self._handle is None or self._error is not None:
             return False
         return self.outcome is not None or int(self._seconds()) != self._second
@@ -296,11 +312,11 @@ class Panel(Text):
         is_busy = bool(self.doing) and not last
         has_content = bool(self.bars or self.curves or is_busy)
         if self._handle is None and not has_content:
-            return  # the run was over at once
+            return  # no panel for a run that ends before it shows anything
         self._second = int(self._seconds())
         try:
             self._show(self._html())
-        except Exception as error:  # the run continues, whatever a kernel's display raises
+        except Exception as error:  # an error of the display must not end the run
             self._error = error
             reason = f"{type(error).__name__}: {error}"
             self.line(f"the panel is not drawn any more ({reason}); lines of text follow")
@@ -308,7 +324,7 @@ class Panel(Text):
     def _show(self, drawn: str) -> None:
         from IPython.display import display
 
-        # The text is for programs that show no HTML. No notebook escapes or executes either.
+        # The text is for programs that show no HTML.
         data = {"text/html": drawn, "text/plain": self._status()}
         if self._handle is None:
             self._handle = display(data, raw=True, display_id=True) or False
@@ -338,7 +354,7 @@ class Panel(Text):
 
 
 def kind_of_screen() -> str:
-    """Return the kind of screen that this process has: "panel", "line" or "text"."""
+    """Return the kind of display for this process: "panel", "line" or "text"."""
     shell = running_shell()
     if shell is not None and hasattr(shell, "kernel"):
         if _is_unattended():
@@ -350,6 +366,7 @@ def kind_of_screen() -> str:
 
 
 def _is_unattended() -> bool:
+    # The program that executes the notebook has started this kernel, so it is the parent process.
     try:
         parent = Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
     except OSError:  # no /proc: on macOS and Windows a notebook counts as attended
@@ -360,20 +377,22 @@ def _is_unattended() -> bool:
 
 @contextlib.contextmanager
 def screen(kind: str | None = None) -> Iterator[Screen]:
-    """Open the screen of a run.
+    """Open the display of a run, yield it, and draw its final state after the block.
 
     Args:
-        kind: "panel", "line", "text" or "off"; None to choose by the kind of this process.
+        kind: "panel", "line", "text" or "off"; None for `kind_of_screen()`.
 
     Raises:
-        ValueError: `kind` is none of these.
+        InvalidValueError: `kind` is none of these.
     """
     kinds = {"panel": Panel, "line": Line, "text": Text, "off": Screen}
     if kind not in (None, *kinds):
-        raise ValueError(
-            f"progress must be one of {', '.join(map(repr, kinds))} or None, got {kind!r}"
+        raise InvalidValueError(
+            f"progress must be one of {', '.join(map(repr, kinds))} or None, got {kind!r}",
+            fix="leave progress out to choose by the kind of notebook",
         )
     opened = kinds[kind or kind_of_screen()]()
+    # The display shows the outcome before IPython prints the traceback.
     try:
         yield opened
     except KeyboardInterrupt:

@@ -11,14 +11,15 @@ _WIDEST = 120  # characters of a table in a terminal
 _GAP = 2  # spaces between two columns
 
 # Mid-tones: each has a contrast of 3:1 or more on white and on #111 (WCAG 2.1, 1.4.11). Only the
-# dot is coloured; the words have the notebook's own colour, so they are legible in any theme.
+# dot is coloured. The text has the notebook's own colour, so it is legible in any theme.
 _DOTS = {"ok": "#2f9e5f", "info": "#3b7dd8", "warning": "#c77d0a", "failure": "#dc4c4c"}
 
 
 class Table:
-    """An object that displays itself as a table: text when it is printed, HTML in a notebook.
+    """Base of objects that appear as a table: text when printed, HTML in a notebook.
 
-    A subclass has `rows()`, which returns the cells of each row, and may have a `title`.
+    A subclass defines the method `rows()`, which returns the cells of each row. It may define
+    `title`.
     """
 
     title = ""
@@ -39,8 +40,8 @@ def as_text(rows: Sequence[Sequence[str]], *, width: int | None = None) -> str:
 
     Args:
         rows: the cells of each row. A line break in a cell starts a new line in that cell.
-        width: in characters; None takes the terminal's width, at most 120, or 100 if there is no
-            terminal.
+        width: width of the table in characters. None for the terminal's width, at most 120, or 100
+            without a terminal.
     """
     if not rows:
         return ""
@@ -50,7 +51,7 @@ def as_text(rows: Sequence[Sequence[str]], *, width: int | None = None) -> str:
     lines = []
     for row in cells:
         wrapped = [_wrap(cell, size) for cell, size in zip(row, widths, strict=True)]
-        height = max(map(len, wrapped))
+        height = max(map(len, wrapped))  # lines of the row: those of its longest cell
         for number in range(height):
             parts = []
             for cell, size in zip(wrapped, widths, strict=True):
@@ -61,11 +62,15 @@ def as_text(rows: Sequence[Sequence[str]], *, width: int | None = None) -> str:
 
 
 def _column_widths(cells: Sequence[Sequence[list[str]]], width: int) -> list[int]:
-    """Return the widths of columns; the widest column shrinks until the table fits."""
+    """Return the widths of columns in characters.
+
+    The widest column shrinks until the table fits `width`, or all columns have 8 characters.
+    """
     widths = []
     for column in zip(*cells, strict=True):
         widths.append(max(_longest(cell) for cell in column))
     gaps = _GAP * (len(widths) - 1)
+    # A character at a time, so that several wide columns share the loss.
     while sum(widths) + gaps > width and max(widths) > _NARROWEST:
         widest = widths.index(max(widths))
         widths[widest] -= 1
@@ -77,17 +82,17 @@ def _longest(lines: list[str]) -> int:
 
 
 def as_html(rows: Sequence[Sequence[str]], *, title: str = "") -> str:
-    """Return rows as an HTML table without a background, in the notebook's own text colour.
+    """Return rows as an HTML table, in the text colour of the notebook.
 
-    Cells are escaped, and line breaks are kept. Text between backticks becomes code. A cell that is
-    exactly ok, info, warning or failure gets a dot in the colour of that state.
+    Cells are escaped, and line breaks remain. Text between backticks becomes code. A cell with
+    exactly the text ok, info, warning or failure gets a dot in the colour of that state.
 
     Args:
         rows: the cells of each row.
         title: a heading; "" for none.
     """
-    # JupyterLab stripes the rows and aligns cells to the right, Colab draws borders: inline styles
-    # override both.
+    # JupyterLab colours every second row and aligns cells to the right, and Colab draws borders.
+    # Inline styles override both.
     cell_style = (
         "padding:4px 18px 4px 0;text-align:left;vertical-align:top;"
         "white-space:normal;overflow-wrap:anywhere;border:none;"
@@ -122,7 +127,7 @@ def counted(number: int, singular: str) -> str:
 
 
 def first_few(values: Iterable, limit: int = 3) -> str:
-    """Return the first values, and how many more there are: a, b, c and 12 more."""
+    """Return the first values and the number of further ones: `a, b, c and 12 more`."""
     words = [str(value) for value in values]
     shown = ", ".join(words[:limit])
     hidden = len(words) - limit

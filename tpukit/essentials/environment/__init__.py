@@ -1,4 +1,4 @@
-"""The facts about this machine, its set-up, and the check of it."""
+"""The facts about this machine, the set-up of its variables, and the check before a launch."""
 
 from tpukit.essentials.environment import orphans
 from tpukit.essentials.environment.busy_time import BusyTime

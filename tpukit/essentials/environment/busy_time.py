@@ -1,11 +1,10 @@
-"""How long the processes of a group have been busy.
+"""Measure how long the processes of a group have been busy.
 
-On a crowded machine this is more than processor time, because a thread that is ready to run also
-waits for a processor:
+If a machine has more ready threads than processors, this is longer than processor time:
 
     busy = processor time + time spent waiting for a processor + time spent waiting for a disk
 
-The watchdog compares it with the clock: a worker that is not busy is stuck.
+The watchdog compares it with the clock: a worker that is hardly busy and makes no progress hangs.
 """
 
 import contextlib
@@ -17,7 +16,9 @@ from typing import NamedTuple
 # The unit of processor time in /proc; 100 on all common kernels.
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _NANOSECONDS = 1e9
-_LONGEST_SIGHTING = 0.5  # seconds that are counted at most for a thread that was seen to wait
+# A thread that waits at the time of a call counts as waiting since the call before, but for at most
+# so many seconds.
+_LONGEST_SIGHTING = 0.5
 
 # Fields of /proc/PID/stat, counted from the state on (man 5 proc).
 _STATE = 0
@@ -29,17 +30,17 @@ _SYSTEM_TICKS = 12
 class _Sample(NamedTuple):
     """The state of all processes of the group at one moment."""
 
-    ticks: int  # of processor time
+    ticks: int  # processor time
     waited: dict[Path, float]  # seconds that each thread has waited for a processor
-    is_waiting: bool  # some thread waits now, in a way that the system does not count
+    is_waiting: bool  # whether a thread is now in a wait that the system does not measure
 
 
 class BusyTime:
-    """The time that the processes of a group used a processor, or waited for one or for a disk.
+    """The time that the processes of a group used a processor, or had to wait.
 
     Args:
         group: id of the process group.
-        proc: the folder /proc; without it the time is 0.
+        proc: the folder /proc. On systems without it the time is always 0.
     """
 
     def __init__(self, group: int, proc: Path = Path("/proc")):
@@ -50,12 +51,12 @@ class BusyTime:
         self._last_call = time.monotonic()
 
     def seconds(self) -> float:
-        """Return the busy time so far, added up over all threads.
+        """Return the busy time so far in seconds, added up over all threads.
 
-        Linux counts how long a ready thread has waited for a processor (`/proc/*/schedstat`, see
-        "Scheduler Statistics" on kernel.org). If it does not count this, a thread that is seen
-        waiting adds the time since the last call, at most half a second; waits for a disk are
-        always measured in this way.
+        Linux measures how long a ready thread has waited for a processor (`/proc/*/schedstat`, see
+        "Scheduler Statistics" on kernel.org). Some kernels do not, and none measures waits for a
+        disk. For these, a thread that waits during this call adds the time since the previous call,
+        at most half a second.
         """
         sample = self._sample()
         now = time.monotonic()
@@ -95,7 +96,7 @@ def _fields(status: Path) -> list[str]:
 
 
 def _seconds_waited(thread: Path) -> float | None:
-    """Return how long a thread has waited for a processor; None if the kernel does not count."""
+    """Return the seconds a thread has waited for a processor; None if they are not measured."""
     try:
         _ran, waited, _times = (thread / "schedstat").read_text().split()
     except FileNotFoundError:

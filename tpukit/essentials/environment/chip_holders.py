@@ -1,7 +1,7 @@
-"""The processes that hold a TPU chip, and the wait until a chip is free.
+"""Find the processes that hold TPU chips, and wait until chips are free.
 
-A process holds a chip while it has the chip's device node open: /dev/accel0 up to v4,
-/dev/vfio/0 from v5e on.
+A process holds a chip while it has the chip's device node open: /dev/accel0 up to v4, /dev/vfio/0
+from v5e on. Only one process at a time can hold a chip.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from tpukit.essentials.environment.platforms import THIS_MACHINE, Machine
 from tpukit.essentials.environment.resources import read_text
 
 _LONGEST_COMMAND = 90  # characters
-# With one of them, several processes use different chips of a machine.
+# If one of these is set, several processes use different chips of the machine.
 _SHARING_VARIABLES = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES")
 
 
@@ -26,10 +26,10 @@ class SessionRecord(NamedTuple):
     """An open `tpukit.Session` of this kernel.
 
     Attributes:
-        cores: such as "8 x TPU v5e core".
-        holds_chips: whether it has the chips of a TPU open.
+        cores: the cores in words, such as "8 x TPU v5e core".
+        holds_chips: whether the session holds chips of a TPU.
         device: the number of the chip, if the session uses a single one; None if it uses all.
-        processes: ids of its workers.
+        processes: process ids of the session's workers.
     """
 
     cores: str
@@ -38,17 +38,17 @@ class SessionRecord(NamedTuple):
     processes: tuple[int, ...]
 
 
-open_sessions: list[SessionRecord] = []  # the launcher keeps it
+open_sessions: list[SessionRecord] = []  # `launcher.session` adds and removes the records
 
 
 class DeviceBusyError(TpukitError, RuntimeError):
-    """The chips that a run needs are in use."""
+    """Other processes or a session hold the chips that a run needs."""
 
 
 def is_chip(node: str) -> bool:
-    """Return whether a name in /dev or /dev/vfio is that of a chip.
+    """Return whether a name in /dev or /dev/vfio belongs to a chip.
 
-    Up to v4 it is `accel0`; from v5e on it is the number of an IOMMU group.
+    Up to v4 such a name is `accel0`; from v5e on it is the number of an IOMMU group.
     """
     return re.fullmatch(r"(accel)?\d+", node) is not None
 
@@ -60,9 +60,9 @@ def chip_nodes(machine: Machine) -> list[Path]:
 
 
 def chip_holders(machine: Machine) -> Iterator[tuple[int, str]]:
-    """Yield (process id, device node) for every open chip.
+    """Yield (process id, device node) for every chip that a process holds.
 
-    A user who is not root cannot see the open files of other users.
+    Without root rights, processes of other users are not visible.
     """
     folders = (str(machine.dev.resolve()), str((machine.dev / "vfio").resolve()))
     for process in entries(machine.proc):
@@ -117,20 +117,21 @@ def wait_for_chips(
     seconds: float = 60.0,
     machine: Machine = THIS_MACHINE,
 ) -> None:
-    """Wait until enough chips can be opened; print once which processes hold the others.
+    """Wait until enough chips are free; print once who holds the busy chips.
 
     After a SIGKILL chips stay busy for some seconds (10 to 30 on Kaggle and v6e), and torch_xla 2.8
-    ends a process that tries twice. So a run looks before it forks. It opens each node and closes
-    it at once, which reports EBUSY and starts nothing.
+    ends a process that tries to open one twice. So a run tests the chips before it forks: it opens
+    each device node and closes it at once. That reports a busy chip by EBUSY, and starts nothing.
 
-    If several programs share the chips (TPU_VISIBLE_CHIPS), or no node is visible, it returns at
-    once.
+    If several programs share the chips (TPU_VISIBLE_CHIPS), or no node is visible, this function
+    returns at once.
 
     Args:
         needed: number of chips that the run needs.
         say: prints a line.
-        chip: wait for this chip only, counted from 0 in the order of the nodes' numbers.
-        seconds: the longest wait.
+        chip: wait only for the chip with this number, counted from 0 in the order of the nodes'
+            numbers; None to wait for any chips.
+        seconds: the longest wait in seconds.
         machine: the machine; this machine by default.
 
     Raises:
@@ -150,6 +151,7 @@ def wait_for_chips(
     while True:
         busy = [node for node in nodes if _is_busy(node, machine)]
         count_free = len(nodes) - len(busy)
+        # If fewer nodes are visible than the run needs, libtpu reports that with more detail.
         if count_free >= min(needed, len(nodes)):
             return
         facts = _describe_holders(busy, machine)
@@ -179,9 +181,9 @@ def _still_busy(busy: int, chips: int, *, seconds: float, facts: str) -> DeviceB
     return DeviceBusyError(
         f"{busy} of {chips} chips are still busy after {seconds:.0f} s",
         found=facts,
-        fix="shut down the notebook or program that holds them; "
+        fix="shut down the notebook or program that holds the chips; "
         "tpukit.cleanup() ends workers of a killed kernel;\n"
-        "a restart of the session frees them in any case",
+        "a restart of the session frees the chips in any case",
     )
 
 
@@ -198,7 +200,7 @@ def _is_busy(node: Path, machine: Machine) -> bool:
 
 
 def _describe_holders(busy: list[Path], machine: Machine) -> str:
-    """Return a line with the holders of these chips, grouped by holder."""
+    """Return a line that names these chips and their holders, grouped by holder."""
     holders = {node: pid for pid, node in chip_holders(machine)}
     by_holder: dict[int | None, list[str]] = {}
     for node in busy:

@@ -2,31 +2,33 @@
 
 from dataclasses import dataclass
 
-# Compute Engine's list price per chip and hour on demand in the US, from SkyPilot's catalogue v8
-# of November 2026. Other regions cost up to a fifth more, spot less; Vertex AI has its own list.
+# Compute Engine's list prices per chip and hour in the US, on demand. Source: SkyPilot's catalogue
+# v8, November 2026. Other regions cost up to a fifth more, and spot machines cost less. Vertex AI
+# has other prices.
 PRICES_OF = "Compute Engine's list prices in the US, November 2026"
 
 
 @dataclass(frozen=True)
 class Generation:
-    """One generation of TPU chips.
+    """A generation of TPU chips. A figure of 0 is unknown.
 
     The PCI ids are those of torch_xla, tpu_info and torch_tpu. The figures are from Google Cloud's
     page of each generation. A v2's speed is from "A Domain Specific Supercomputer for Training
-    Deep Neural Networks" (2020). No page has the clock; it follows from the peak. A v5e has four
-    units of 128 x 128 multiply-adds: 4 x 128 x 128 x 2 x 1.5e9 = 197e12. A v6e has four units of
-    256 x 256 at 1.75e9, which is 918e12.
+    Deep Neural Networks" (2020). No page states the clock rate, so it is computed from the peak. A
+    v5e has four units of 128 x 128 multiply-adds: 4 x 128 x 128 x 2 x 1.5e9 = 197e12. A v6e has
+    four units of 256 x 256 at 1.75e9, which is 918e12.
 
     Attributes:
-        pci: PCI device id; v2 and v3 have the same.
-        subsystem: PCI subsystem id, which tells v2 and v3 apart; "" for other generations.
-        tensor_cores: TensorCores per chip.
-        cores: cores per chip, as PyTorch sees it. The two TensorCores of a v4 or v5p are one.
-        gib: GiB of HBM per core.
-        teraflops: peak TFLOP/s per core, in bfloat16.
-        gigabytes: peak GB/s of HBM per core.
-        gigahertz: clock.
-        dollars: price per chip and hour; see PRICES_OF.
+        pci: PCI device id, which is the same for v2 and v3.
+        subsystem: PCI subsystem id, which distinguishes v2 from v3; "" for other generations.
+        tensor_cores: number of TensorCores per chip.
+        cores: number of cores per chip in PyTorch, where the two TensorCores of a v4 or v5p are one
+            core.
+        gib: HBM per core in GiB.
+        teraflops: peak TFLOP/s per core in bfloat16.
+        gigabytes: peak bandwidth of HBM per core in GB/s.
+        gigahertz: clock rate in GHz.
+        dollars: price per chip and hour in US dollars; see PRICES_OF.
     """
 
     pci: str

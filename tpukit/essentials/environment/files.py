@@ -1,4 +1,4 @@
-"""Write a file so that it is either complete or absent, and facts about files."""
+"""Write a file so that it is either complete or absent; read notebooks; check permissions."""
 
 import contextlib
 import json
@@ -25,17 +25,18 @@ def part_of(file: Path) -> Path:
 def write_whole(
     file: Path | Callable[[], Path], *, part: Path | None = None, sync_folder: bool = False
 ) -> Iterator[BinaryIO]:
-    """Open a binary file that gets its name when it is complete and on the disk.
+    """Open a binary file that gets its name only when it is complete and on the disk.
 
-    Until then the old file of that name stays, even if this process or the machine dies. If the
-    block raises, the new file is removed.
+    Until then an old file of that name remains, even if this process or the machine dies. If the
+    block raises an error, the new file is removed.
 
     Args:
-        file: its name; or a function that returns it, called when everything is written, because
-            a name may contain a checksum.
-        part: its name until then; None for `part_of(file)`. Required if `file` is a function.
-        sync_folder: also write the new name to the disk, so that a power cut cannot bring back
-            the old file.
+        file: the path of the file; or a function that returns it, because a name may contain a
+            checksum. The function is called after the last write.
+        part: the path while the file is written; None for `part_of(file)`. Required if `file` is a
+            function.
+        sync_folder: also write the folder to the disk, so that the old file cannot return after a
+            power failure. Default False.
     """
     part = part or part_of(file)
     try:
@@ -44,7 +45,8 @@ def write_whole(
             written.flush()
             os.fsync(written.fileno())
             name = file() if callable(file) else file
-            # Windows cannot rename an open file. Elsewhere a lock is held until it has its name.
+            # Windows cannot rename an open file. On other systems the file stays open, so that a
+            # lock of the caller on it remains until the file has its name.
             if os.name == "nt":
                 written.close()
             os.replace(part, name)
@@ -55,10 +57,10 @@ def write_whole(
 
 
 def is_writable_by_others(path: Path) -> bool:
-    """Return whether another user than this one and root can change a file or folder.
+    """Return whether other users (except root) can change a file or a folder.
 
-    Its files must then not be loaded as code. A folder that belongs to another user is safe only
-    if it is read-only, as Kaggle's inputs are.
+    If so, tpukit must not load files from it as code. A folder that belongs to another user is safe
+    only if its file system is read-only, as Kaggle's inputs are.
     """
     if os.name == "nt":  # Windows has no such mode
         return False
@@ -89,6 +91,7 @@ def load_notebook(path: Path) -> dict:
     try:
         book = json.loads(path.read_text(encoding="utf-8"))
         version = int(book["nbformat"])
+        # Format 3 has "worksheets" instead of "cells", and gets its own error below.
         if version >= _NOTEBOOK_FORMAT:
             iter(book["cells"])
     except (ValueError, KeyError, TypeError) as error:
@@ -99,7 +102,7 @@ def load_notebook(path: Path) -> dict:
         ) from error
     if version != _NOTEBOOK_FORMAT:
         raise InvalidValueError(
-            f"{path.name} has notebook format {version}, and tpukit reads format "
+            f"{path.name} has notebook format {version}, but tpukit supports only format "
             f"{_NOTEBOOK_FORMAT}",
             fix=f"jupyter nbconvert --to notebook --inplace {path.name}",
         )

@@ -30,9 +30,9 @@ _ALWAYS_LISTED = ("python", "torch", "torch_xla", "libtpu")  # even if they are 
 # The first torch release that TorchTPU supports; 2.9 is the last that torch_xla supports.
 TORCH_OF_TORCH_TPU = (2, 11)
 
-# The first match wins. KAGGLE_USERNAME is a credential that Colab users set too, and every image
-# derived from Colab's (Kaggle's is one) may have COLAB_*, so Kaggle and Vertex AI come before
-# Colab. Some variables exist but are empty.
+# The first platform of which a variable is set and not empty. Images that are derived from Colab's,
+# such as Kaggle's, may have COLAB_* variables, so Kaggle and Vertex AI come before Colab.
+# KAGGLE_USERNAME is not in the list, because it is a credential that Colab users set, too.
 _PLATFORMS = {
     "Kaggle": ("KAGGLE_KERNEL_RUN_TYPE",),
     "Vertex AI": ("CLOUD_ML_JOB_ID", "VERTEX_PRODUCT"),
@@ -48,13 +48,13 @@ class MachineInfo(Table):
         platform: "Colab", "Kaggle", "Vertex AI", "TPU VM" or "laptop".
         system: operating system and processor, such as "Linux x86_64".
         chips: number of TPU chips.
-        generation: such as "v5e"; "unknown (0x1ae0:0x00ab)" for a chip that tpukit does not know;
-            None without a chip.
+        generation: the generation of the chips, such as "v5e"; "unknown (0x1ae0:0x00ab)" if tpukit
+            does not know it; None without a chip.
         versions: the versions of Python and of packages; None for a package that is not installed.
-        memory: bytes that this process may use; None if the system does not report it.
-        cpus: processors that this process may use.
-        shm: bytes of /dev/shm; None if the system has none.
-        evidence: for each field, the source of the fact.
+        memory: memory that this process may use, in bytes; None if the system does not report it.
+        cpus: number of processors that this process may use.
+        shm: size of /dev/shm in bytes; None if the system has none.
+        evidence: the source of each fact, by the name of the field.
     """
 
     platform: str
@@ -69,7 +69,7 @@ class MachineInfo(Table):
 
     @classmethod
     def read(cls, machine: Machine = THIS_MACHINE) -> MachineInfo:
-        """Read the facts; this imports no torch, uses no network and opens no device."""
+        """Read the facts without an import of torch, without network and without a device."""
         chips, chips_evidence = find_chips(machine.pci)
         place, place_evidence = _find_platform(machine.environ, has_chips=bool(chips))
         memory, memory_evidence = find_memory(machine)
@@ -78,7 +78,7 @@ class MachineInfo(Table):
         shm_evidence = f"no {machine.shm} here" if shm is None else f"size of {machine.shm}"
         generation = None
         if chips:
-            generation, _ = chips[0]
+            generation, _ = chips[0]  # all chips of a host have the same generation
         return cls(
             platform=place,
             system=machine.system,
@@ -123,7 +123,7 @@ class MachineInfo(Table):
 
     @property
     def tpu_package(self) -> str:
-        """The package that drives TPU chips here: "torch_xla" or "torch_tpu".
+        """The package that a launch uses for TPU chips: "torch_xla" or "torch_tpu".
 
         If both are installed, it is the package that supports the installed torch.
         """
@@ -169,7 +169,7 @@ def machine_info() -> MachineInfo:
     It imports no torch, uses no network and opens no device.
 
     Returns:
-        a `MachineInfo`, which prints as a table with the evidence for each fact.
+        A `MachineInfo`, which displays itself as a table with the evidence for each fact.
     """
     return MachineInfo.read()
 
@@ -185,8 +185,8 @@ class _Chip(NamedTuple):
 def find_chips(pci: Path) -> tuple[list[tuple[str, Path]], str]:
     """Return (generation, folder) of every TPU chip on the PCI bus, and the evidence.
 
-    All chips of a host are of one kind. So an unknown accelerator counts as a TPU only
-    if the host has no known chip.
+    All chips of a host have the same generation. So an unknown accelerator of Google counts as a
+    TPU chip only if the host has no known chip.
 
     Args:
         pci: the folder /sys/bus/pci/devices.
@@ -213,13 +213,17 @@ def find_chips(pci: Path) -> tuple[list[tuple[str, Path]], str]:
     if not chips:
         seen = f"; {', '.join(others)} is not a TPU" if others else ""
         return [], f"none of {counted(len(devices), 'device')} in {pci} is a TPU{seen}"
+    # The evidence: "8 x 0x1ae0:0x0063 in /sys/bus/pci/devices".
     names = Counter(chip.pci for chip in chips)
     seen = ", ".join(f"{count} x {name}" for name, count in names.items())
     return [(chip.generation, chip.folder) for chip in chips], f"{seen} in {pci}"
 
 
 def _generation(model: str, device: Path) -> str | None:
-    """Return the generation of a PCI device; "v2/v3" if it is unknown which; None for no TPU."""
+    """Return the generation of a PCI device; None if it is not a known TPU.
+
+    If the subsystem id does not tell v2 from v3, it is "v2/v3".
+    """
     kinds = {name: kind for name, kind in GENERATIONS.items() if kind.pci == model}
     if not kinds:
         return None

@@ -1,4 +1,4 @@
-"""The end of a notebook's install cell: the loaded version, and the packages that packs need."""
+"""The end of a notebook's install cell: check the version, install what `pack` needs."""
 
 import subprocess
 import sys
@@ -9,25 +9,27 @@ from tpukit.essentials.display import TpukitRuntimeError
 from tpukit.essentials.environment.hardware import MachineInfo
 from tpukit.essentials.environment.instructions import how_to_restart
 
-_LOADED = sys.modules["tpukit"].__version__  # what this kernel runs until it is restarted
-# `pack` needs both. Colab has array_record, Kaggle has neither.
+_LOADED = sys.modules["tpukit"].__version__  # the version of this kernel until it is restarted
+# The packages that `pack` needs. Colab's image has array_record, Kaggle's has neither.
 _FOR_PACKS = ("array_record", "simplejpeg")
 _ROOT = Path(__file__).parents[3]  # the folder that contains the package
 
 
 def finish_install(wheels: str | Path = ".") -> None:
-    """End the install cell of a notebook, and print the version of tpukit and its folder.
+    """End the install cell of a notebook, and print tpukit's version and folder.
 
-    It installs the packages that `pack` needs, if they are missing: from the folder of the wheel,
-    or from the package index. Without internet it prints that they are missing.
+    If the packages that `pack` needs are missing, it installs them from the folder of the wheel or
+    from the package index. If that fails, for example without internet, it prints their names.
 
     Args:
-        wheels: the folder of tpukit's wheel. Ignored in a clone, whose own package is used.
+        wheels: the folder of tpukit's wheel, by default the current folder. A notebook in a clone
+            of the repository uses the clone's package, and ignores this argument.
 
     Raises:
         TpukitRuntimeError: the wheel is newer than the version that this kernel has loaded.
     """
-    # As in the install cell: the notebook stands in a clone, or beside one.
+    # The same rule as in the install cell: the current folder is the notebook folder of a clone, or
+    # contains a clone in the folder "tpukit".
     has_notebooks = (_ROOT / "notebooks/first_cell.txt").is_file()
     is_clone = has_notebooks and _ROOT in (Path.cwd().parent, Path.cwd() / "tpukit")
     if not is_clone:
@@ -58,12 +60,12 @@ def _as_numbers(version: str) -> list[int]:
 
 
 def _has_packages() -> bool:
-    # Neither has wheels for Windows.
+    # On Windows the packages count as present, because neither has a wheel for it.
     return sys.platform == "win32" or all(map(find_spec, _FOR_PACKS))
 
 
 def _install_packages(wheels: Path) -> None:
     quiet = ["--quiet", "--quiet", "--retries", "1", "--find-links", str(wheels)]
     command = [sys.executable, "-m", "pip", "install", *quiet, *_FOR_PACKS]
-    # Without internet pip fails. The packages are optional, so the notebook goes on.
+    # Without internet pip fails. The packages are optional, so the notebook continues.
     subprocess.run(command, check=False, capture_output=True)

@@ -1,4 +1,4 @@
-"""The fixes of errors and findings on each platform: menus to click, commands to type."""
+"""Fixes for errors and findings that depend on the platform: menu items and commands."""
 
 from tpukit.essentials.environment.hardware import MachineInfo
 
@@ -23,16 +23,16 @@ _START_AFRESH = {
 
 
 def how_to_get_a_tpu(host: MachineInfo) -> str:
-    """Return how to get a TPU on this platform."""
+    """Return the menu items or the command that give a TPU on this platform."""
     return _GET_A_TPU.get(host.platform, _OPEN_ON_A_PLATFORM)
 
 
 def how_to_restart(host: MachineInfo) -> str:
-    """Return how to restart the kernel on this platform."""
+    """Return the menu items that restart the kernel on this platform."""
     otherwise = "restart the kernel (Kernel > Restart) or start Python again"
     return _RESTART.get(host.platform, otherwise)
 
 
 def how_to_start_afresh(host: MachineInfo) -> str:
-    """Return how to get the platform's original image back."""
+    """Return the menu items that restore the platform's original image."""
     return _START_AFRESH.get(host.platform, "start again from a fresh environment")

@@ -1,8 +1,8 @@
-"""Find and remove workers and temporary folders that have outlived a killed kernel.
+"""Find and remove workers and temporary folders that a killed kernel has left behind.
 
-Each worker carries a mark: an open file in memory, whose name has the kernel's process id and start
-time, such as "tpukit-4711-123456". If no process has that id and start time, the worker is an
-orphan. The name of a temporary folder says in the same way which process made it.
+Each worker has a mark: an open file in memory, whose name contains the kernel's process id and
+start time, such as "tpukit-4711-123456". If no process has that id and start time, the worker is an
+orphan. The name of a temporary folder contains the id and start time of its process, too.
 """
 
 import contextlib
@@ -20,12 +20,12 @@ from tpukit.essentials.environment.chip_holders import chip_holders, command, en
 from tpukit.essentials.environment.platforms import THIS_MACHINE, Machine
 from tpukit.essentials.environment.resources import read_text
 
-# In the open files of a worker; and the name of the folder of a run.
+# The name of the mark among the open files of a worker, and the name of the folder of a run.
 _MARK = re.compile(r"/memfd:tpukit-(\d+)-(\d+)")
 _FOLDER = re.compile(r"tpukit-(\d+)-(\d+-\d+)-")
 _PROC = THIS_MACHINE.proc
-_LONGEST_SOCKET_PATH = 107  # characters (AF_UNIX)
-# tempfile and multiprocessing add this to the path of the folder.
+_LONGEST_SOCKET_PATH = 107  # characters: 108 bytes with the final zero (man 7 unix)
+# tempfile and multiprocessing append such a name to the path of the folder.
 _SOCKET_NAME = len("/xxxxxxxx/listener-xxxxxxxx")
 _GRACE_SECONDS = 2.0  # after SIGTERM, and again after SIGKILL
 _START_TIME = 19  # field of /proc/PID/stat, counted from the state on (man 5 proc)
@@ -56,7 +56,7 @@ class CleanupReport(Table):
 
     @property
     def title(self) -> str:
-        """The outcome in a line."""
+        """The number of workers that were ended, as a line."""
         if not self.orphans:
             return "no orphaned worker of an earlier run"
         return f"ended {counted(len(self.orphans), 'orphaned worker')}"
@@ -76,24 +76,25 @@ class CleanupReport(Table):
 
 
 def mark(kernel: int) -> None:
-    """Mark this process, and every process it forks, as a worker of a kernel.
+    """Mark this process, and every process that it forks, as a worker of a kernel.
 
-    /proc shows the mark among the open files of the worker, even if the worker has left its session
-    and has no living parent. Only Linux has such files.
+    /proc shows the mark among the open files of the worker, even if the worker has another process
+    group and its parent has ended. Only Linux has such files.
 
     Args:
         kernel: process id of the kernel.
     """
     if hasattr(os, "memfd_create"):
+        # The descriptor stays open until the process ends, on purpose.
         os.memfd_create(f"tpukit-{kernel}-{_started(_PROC, kernel)}")
 
 
 def make_folder() -> Path:
-    """Make a temporary folder named after this process; remove those of ended processes.
+    """Make a temporary folder named after this process; remove folders of ended processes.
 
-    Sockets are made in the folder, and the whole path of a socket has at most 107 characters. If
-    TMPDIR is too long for that, the folder is made in /tmp. Otherwise the socket could not be made,
-    and the processes of a DataLoader would wait for it forever.
+    Workers create sockets in the folder, and the path of a socket has at most 107 characters. If
+    the path of TMPDIR is too long for that, the folder is in /tmp. Otherwise no socket could be
+    created, and the processes of a DataLoader would wait for it forever.
     """
     name = f"tpukit-{os.getpid()}-{_identity(os.getpid())}-"
     place = tempfile.gettempdir()
@@ -103,25 +104,25 @@ def make_folder() -> Path:
     for folder in entries(Path(place)):
         match = _FOLDER.match(folder.name)
         if match and _identity(int(match[1])) != match[2]:
-            shutil.rmtree(folder, ignore_errors=True)  # the folder of another user stays
+            shutil.rmtree(folder, ignore_errors=True)  # an error if it belongs to another user
     return Path(tempfile.mkdtemp(prefix=name, dir=place))
 
 
 def cleanup(machine: Machine = THIS_MACHINE) -> CleanupReport:
-    """End the workers of this user that have outlived their kernel.
+    """End this user's workers whose kernel has ended.
 
-    Workers end with their kernel, so there should be none. An orphan may still hold a chip, which
-    `check` then reports as "in use". Workers of living kernels and all other processes are left
-    alone.
+    Workers normally end with their kernel, so that there is nothing to do. An orphan may still hold
+    a chip, which `check` then reports as "in use". `cleanup` does not touch workers of running
+    kernels or any other process.
 
     Args:
         machine: the machine; this machine by default.
 
     Returns:
-        the workers that were ended, as a table.
+        A `CleanupReport` of the workers that were ended, which displays itself as a table.
     """
     orphans = _find(machine)
-    # The start times are compared, because another process may get the id of an ended orphan.
+    # Start times are compared, because a new process may get the id of an orphan that has ended.
     started = {orphan.pid: _started(machine.proc, orphan.pid) for orphan in orphans}
 
     def alive() -> list[int]:
@@ -129,6 +130,7 @@ def cleanup(machine: Machine = THIS_MACHINE) -> CleanupReport:
             pid for pid, when in started.items() if when and _started(machine.proc, pid) == when
         ]
 
+    # SIGTERM first, so that `finally` blocks run, then SIGKILL, which Windows does not have.
     for number in (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
         for pid in alive():
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -142,7 +144,8 @@ def cleanup(machine: Machine = THIS_MACHINE) -> CleanupReport:
 def _identity(pid: int) -> str:
     """Return the start time and PID namespace of a process.
 
-    The id alone is not enough: the system reuses it, and containers that share /tmp use it too.
+    The process id alone is not enough: the system reuses ids, and containers with a common /tmp may
+    have processes with the same id.
     """
     try:
         namespace = os.stat(_PROC / "self" / "ns" / "pid").st_ino
@@ -158,12 +161,13 @@ def _find(machine: Machine) -> list[Orphan]:
     for process in entries(proc):
         if not process.name.isdigit() or not _is_mine(process):
             continue
+        # A process without a mark is no worker; one mark is enough.
         marks = [match for target in open_files(process) if (match := _MARK.match(target))]
         if not marks:
             continue
         kernel = int(marks[0][1])
         started = int(marks[0][2])
-        has_ended = _started(proc, kernel) != started  # also if another process has its id now
+        has_ended = _started(proc, kernel) != started  # also if a new process has the kernel's id
         if has_ended:
             pid = int(process.name)
             held = tuple(node for holder, node in chips if holder == pid)
@@ -174,7 +178,7 @@ def _find(machine: Machine) -> list[Orphan]:
 def _is_mine(process: Path) -> bool:
     try:
         return process.stat().st_uid == os.getuid()
-    except OSError:  # it has just ended
+    except OSError:  # the process has just ended
         return False
 
 

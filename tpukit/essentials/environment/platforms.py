@@ -1,4 +1,4 @@
-"""The places where the facts about a machine are read."""
+"""The sources of the facts about a machine: folders, variables and functions."""
 
 import os
 import platform
@@ -11,8 +11,9 @@ from tpukit.essentials.display import NotInstalledError, optional_subpackage
 
 
 def installed_version(package: str) -> str | None:
-    """Return a package's version from its metadata, without importing it; None if not installed."""
-    from importlib import metadata  # 13 ms of `import tpukit` otherwise, a tenth of it
+    """Return a package's version without importing it; None if not installed."""
+    # Not at the top of the module, where it would add 13 ms, a tenth, to `import tpukit`.
+    from importlib import metadata
 
     try:
         return metadata.version(package)
@@ -22,7 +23,7 @@ def installed_version(package: str) -> str | None:
 
 def runtime_started() -> bool:
     """Return whether this process has started the XLA runtime, without starting it."""
-    # Without torch_xla there is no runtime, and importing it to ask would take ten seconds.
+    # If torch_xla is not imported, there is no runtime. An import for this test takes ten seconds.
     if "torch_xla" not in sys.modules:
         return False
     return bool(sys.modules["torch_xla"]._XLAC._xla_runtime_is_initialized())
@@ -38,13 +39,13 @@ def why_no_simulator() -> str | None:
     return why_not()
 
 
-# No repr, because help() would print it as the default of a parameter, with all keys and tokens of
-# the environment.
+# No repr, because help() would print it as the default of a parameter. It would contain all
+# variables of the environment, and with them keys and tokens.
 @dataclass(frozen=True, repr=False)
 class Machine:
-    """The places where facts about a machine are read; a test passes other places.
+    """The sources of the facts about a machine, which a test can replace.
 
-    `MachineInfo` holds the facts that were found there.
+    `MachineInfo` has the facts themselves.
 
     Attributes:
         environ: the environment variables.
@@ -53,15 +54,15 @@ class Machine:
         cgroup: folder of the control groups, which limit a container.
         shm: folder of shared memory.
         dev: folder of the device nodes.
-        colab: folder that exists on Colab, and on Kaggle.
-        kaggle: folder that exists on Kaggle.
+        colab: folder that exists on Colab, and also on Kaggle.
+        kaggle: folder that exists only on Kaggle.
         modules: the modules that this process has imported.
         system: operating system and processor, such as "Linux x86_64".
-        affinity: number of processors that this process is bound to; None asks the system.
+        affinity: number of processors that this process may run on; None to ask the system.
         can_fork: whether the system has `os.fork`.
-        installed: returns the version of a package, or None.
+        installed: returns the version of a package; None if it is not installed.
         started: returns whether this process has started the XLA runtime.
-        no_simulator: returns why the simulated TPU cannot run here, or None.
+        no_simulator: returns why the simulated TPU cannot run here; None if it can.
         access: returns whether a file may be opened in a mode, as `os.access` does.
         open_node: opens a device node, as `os.open` does.
     """

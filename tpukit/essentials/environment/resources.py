@@ -1,8 +1,8 @@
 """The processors and the memory that this process may use, and the memory that it has used.
 
-A container often has less than its machine. Its limits are those of control groups: folders in
-/sys/fs/cgroup, in which each group is also limited by the groups above it. Version 1 of control
-groups has one tree of folders per controller ("cpu", "memory"), version 2 has one tree for all.
+A container often has less than its machine. Its limits are those of control groups, which are
+folders in /sys/fs/cgroup. The limits of the groups above a group apply to it, too. Version 1 of
+control groups has a tree of folders per controller ("cpu", "memory"), version 2 has a single tree.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from typing import NamedTuple
 from tpukit.essentials.environment.platforms import THIS_MACHINE, Machine
 
 _KIB = 1024
-# The files of a limit and of the memory in use, in versions 2 and 1.
+# The files with the limit and with the memory in use, for versions 2 and 1 of control groups.
 _LIMITS_AND_USES = (
     ("memory.max", "memory.current"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -34,8 +34,8 @@ def cpus(machine: Machine = THIS_MACHINE) -> int:
 def find_cpus(machine: Machine = THIS_MACHINE) -> tuple[int, str]:
     """Return the number of processors that this process may use, and the source of the number.
 
-    The CPU affinity alone is not enough. In a container with a quota of two processors on a machine
-    of 96 it lists all 96, and 96 processes would then share two.
+    The CPU affinity alone is not enough. In a container with a quota of 2 processors on a machine
+    with 96, the affinity lists all 96, and 96 processes would share 2 processors.
     """
     if machine.affinity:
         found = machine.affinity
@@ -55,7 +55,7 @@ def find_cpus(machine: Machine = THIS_MACHINE) -> tuple[int, str]:
 
 
 def _cpu_quota(group: Path) -> int | None:
-    """Return the processors that a control group allows, rounded up; None if it has no quota."""
+    """Return the quota of a control group in processors, rounded up; None without a quota."""
     version_2 = read_text(group / "cpu.max")
     version_1 = f"{read_text(group / 'cpu.cfs_quota_us')} {read_text(group / 'cpu.cfs_period_us')}"
     fields = (version_2 or version_1).split()
@@ -76,7 +76,7 @@ def find_memory(machine: Machine = THIS_MACHINE) -> tuple[int | None, str]:
     for group in _control_groups(machine, "memory"):
         for name, _ in _LIMITS_AND_USES:
             limit = read_text(group / name)
-            # Without a limit it is "max", or in version 1 nearly 2**63.
+            # Without a limit the file has "max", or in version 1 a number near 2**63.
             if limit.isdigit() and (total is None or int(limit) < total):
                 total = int(limit)
                 source = f"limit in {group / name}"
@@ -84,10 +84,10 @@ def find_memory(machine: Machine = THIS_MACHINE) -> tuple[int | None, str]:
 
 
 def available_memory(machine: Machine = THIS_MACHINE) -> int | None:
-    """Return the bytes of memory that can still be filled without swapping; None if unknown.
+    """Return the memory in bytes that can be used without swapping; None if unknown.
 
-    It is the smaller of the system's estimate (MemAvailable) and the rest of the control group's
-    limit. Without /proc/meminfo (macOS) it is half of all memory.
+    That is the smaller of the system's estimate (MemAvailable) and the unused part of the control
+    group's limit. Without /proc/meminfo (macOS) it is half of the physical memory.
     """
     least = _size(read_text(machine.proc / "meminfo"), "MemAvailable")
     if least is None:
@@ -96,7 +96,7 @@ def available_memory(machine: Machine = THIS_MACHINE) -> int | None:
             return None
         return physical // 2
     for group in _control_groups(machine, "memory"):
-        # Cached files count as used, but the system drops them when memory is needed.
+        # Cached files count as used memory, but the system frees them when memory is needed.
         cached = _cached_files(group)
         for limit_file, used_file in _LIMITS_AND_USES:
             limit = read_text(group / limit_file)
@@ -110,7 +110,7 @@ def _cached_files(group: Path) -> int:
     statistics = dict(line.split() for line in read_text(group / "memory.stat").splitlines())
     total = 0
     for kind in ("active_file", "inactive_file"):
-        # In version 1, the names that begin with total_ include the groups below.
+        # In version 1 the values whose names begin with total_ include the groups below this one.
         total += int(statistics.get(f"total_{kind}", statistics.get(kind, 0)))
     return total
 
@@ -118,11 +118,10 @@ def _cached_files(group: Path) -> int:
 def peak_memory() -> int:
     """Return the largest resident set of this process so far, in bytes.
 
-    It includes the pages that the process shares with its parent. It is 0 if the system does not
-    report it (Windows).
+    The value includes pages that the process shares with its parent. It is 0 if the system does not
+    report a peak (Windows).
     """
-    # Not from `resource` first: that value begins with the memory of the process that started
-    # this one.
+    # /proc first: the peak of `resource` begins with the memory of the parent process at the fork.
     if peak := _resident(THIS_MACHINE).peak:
         return peak
     try:
@@ -136,16 +135,17 @@ def peak_memory() -> int:
 
 
 def reset_peak_memory(machine: Machine = THIS_MACHINE) -> None:
-    """Let `peak_memory` begin again, where the system allows it."""
+    """Reset the peak of this process for `peak_memory` (Linux only)."""
     with contextlib.suppress(OSError):
+        # 5 resets the peak (man 5 proc_pid_clear_refs).
         (machine.proc / "self" / "clear_refs").write_text("5")
 
 
 def own_memory() -> int:
-    """Return the bytes of memory that this process holds now, without mapped files; 0 if unknown.
+    """Return this process's memory in bytes, without mapped files; 0 if unknown.
 
-    Right after a fork it is the memory of the parent. Only memory that is added later belongs to
-    this process alone.
+    Right after a fork the value is that of the parent. Only the increase since then belongs to this
+    process alone.
     """
     return _resident(THIS_MACHINE).own
 
@@ -153,10 +153,10 @@ def own_memory() -> int:
 class OwnMemory:
     """The maximum of `own_memory` since this object was made, also between two reads.
 
-    The system keeps a peak only of all resident memory, mapped files included. If that peak has
-    risen since the last read, the mapped part is subtracted: the larger of its sizes then and now.
-    So a file that was mapped and released between two reads may count. A reset of the peak
-    (/proc/self/clear_refs) would also reset `peak_memory`.
+    The system records only the peak of all resident memory, which includes mapped files. If that
+    peak has risen since the last read, this class subtracts the mapped part: the larger of its
+    sizes at the two reads. So a file that was mapped and released between the reads counts as own
+    memory. A reset of the peak before each read would be exact, but would change `peak_memory`.
     """
 
     def __init__(self, machine: Machine = THIS_MACHINE):
@@ -167,7 +167,8 @@ class OwnMemory:
 
     def most(self) -> int:
         """Return the maximum in bytes; 0 if unknown."""
-        # A heartbeat and a core that returns both ask, and each needs the other's last read.
+        # The thread of heartbeats and a core that returns call this at the same time, and each must
+        # see the last read of the other.
         with self._lock:
             now = _resident(self._machine)
             missed = 0
@@ -183,7 +184,7 @@ class _Resident(NamedTuple):
 
     own: int  # anonymous pages
     mapped: int  # files and shared memory
-    peak: int  # of own and mapped together
+    peak: int  # the largest sum of own and mapped so far
 
 
 def _resident(machine: Machine) -> _Resident:
@@ -193,7 +194,7 @@ def _resident(machine: Machine) -> _Resident:
 
 
 def _size(text: str, name: str) -> int | None:
-    """Return the bytes in a line such as "MemTotal:  24596 kB" of a file of /proc; None without."""
+    """Return the size in bytes from a line of /proc such as "MemTotal:  24596 kB", or None."""
     found = re.search(rf"^{name}:\s+(\d+) kB", text, re.MULTILINE)
     if found:
         return int(found[1]) * _KIB
@@ -209,15 +210,16 @@ def read_text(file: Path) -> str:
 
 
 def _control_groups(machine: Machine, controller: str) -> Iterator[Path]:
-    """Yield the folders of the control groups that limit this process: its own, then those above.
+    """Yield the folders of this process's control group and of each group above it.
 
-    A line of /proc/self/cgroup is "0::/user.slice" in version 2, "4:memory:/docker/1a2b" in 1.
+    A line of /proc/self/cgroup is "0::/user.slice" in version 2 of control groups, and
+    "4:memory:/docker/1a2b" in version 1.
     """
     for line in read_text(machine.proc / "self" / "cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
-        root = machine.cgroup / controller if controllers else machine.cgroup
+        root = machine.cgroup / controller if controllers else machine.cgroup  # version 1, or 2
         folder = root / path.strip("/")
         yield folder
         yield from (parent for parent in folder.parents if parent.is_relative_to(root))

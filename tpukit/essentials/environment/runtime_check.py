@@ -1,7 +1,7 @@
 """The environment check: the facts about this machine, its problems, and how to fix them.
 
-Nothing here starts the runtime. Each function examines one subject and returns a `Finding`, or
-several: its name, its state ("ok", "info", "warning" or "failure"), the fact and the fix.
+Nothing here starts the runtime. Each function examines one subject, and returns one or several
+`Finding`s: name, state ("ok", "info", "warning" or "failure"), fact and fix.
 """
 
 import os
@@ -38,11 +38,11 @@ from tpukit.essentials.environment.session import (
 )
 
 _GIB = 2**30
-# torch and torch_xla 2.9.0 take 0.7 GiB per process (measured); model, optimizer and batches are
-# added to that.
+# torch and torch_xla 2.9.0 need 0.7 GiB per process (measured), without model, optimizer and
+# batches.
 _WORKER_MEMORY = 1 * _GIB
-# Containers have 64 MiB by default; one batch of 128 float32 images of 224 pixels from a DataLoader
-# worker takes 77 MB.
+# Containers have 64 MiB of shared memory by default. A single batch of 128 float32 images of
+# 3 x 224 x 224 pixels from a DataLoader's process needs 77 MB.
 _LEAST_SHM = 1 * _GIB
 _MOST_DRY_RUN_WORKERS = 8
 
@@ -50,27 +50,28 @@ _BF16 = (
     "makes float32 tensors bfloat16 on the device while their dtype says float32",
     ', and use `torch.autocast("xla", dtype=torch.bfloat16)` in the worker',
 )
-# Switches that torch_xla still obeys, with surprising effects, and switches that nothing reads any
-# more. The second text of each is added to the fix.
+# Variables that torch_xla still reads, with surprising effects, and variables that no program reads
+# any more. The second text of each follows the fix "del os.environ[...]".
 _SWITCHES = {
     "XLA_USE_BF16": _BF16,
     "XLA_DOWNCAST_BF16": _BF16,
     "XLA_USE_FP16": ("is deprecated, and a TPU has no float16", ""),
     "XLA_DOWNCAST_FP16": ("is deprecated, and a TPU has no float16", ""),
     "XLA_USE_SPMD": ("gives all chips to one process and none to the others", ""),
-    "XLA_TENSOR_ALLOCATOR_MAXSIZE": ("is no longer read by anything", ""),
+    "XLA_TENSOR_ALLOCATOR_MAXSIZE": ("has no effect any more, because no program reads it", ""),
     "COLAB_TPU_ADDR": (
-        "is the address of a TPU on another machine, which no platform offers any more",
+        "is the address of a TPU on another machine, a service that has ended on all platforms",
         "",
     ),
 }
 _OFF = ("", "0", "false", "False")
-# A wrong value is harmless: nothing reads XRT variables, and a kernel need not call backward().
+# Wrong values of these are harmless: no program reads XRT variables, and TORCH_DEVICE_* matters
+# only if the kernel calls backward().
 _HARMLESS = ("XRT_", "TORCH_DEVICE_")
 
 
 class EnvironmentCheckError(TpukitError, RuntimeError):
-    """The runtime check found a problem: a launch would fail, or run on the wrong device."""
+    """`check` found a problem: a launch would fail or run on the wrong device."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -109,20 +110,21 @@ class Check(Findings):
 
 
 def check(machine: Machine = THIS_MACHINE, *, info: MachineInfo | None = None) -> Check:
-    """Check whether this machine and this kernel are ready to launch; name each problem's fix.
+    """Check whether this machine and kernel are ready to launch; list the fixes.
 
-    It starts no runtime, imports no torch and opens no device. So you can call it before, between
-    and after launches. It takes less than a second.
+    `check` starts no runtime, imports no torch and opens no device. So you can call it before,
+    between and after launches. It takes less than a second.
 
     Args:
         machine: the machine; this machine by default.
-        info: the facts about the machine, if they are known already.
+        info: the facts about the machine; None to read them.
 
     Returns:
-        a `Check`, which displays itself as a table of findings.
+        A `Check`, which displays itself as a table of findings.
     """
     info = info or MachineInfo.read(machine)
     environ = machine.environ
+    # In the order of the table: the device and its software, then the kernel, then the machine.
     findings = (
         _chips(info, machine),
         _device(info, environ),
@@ -151,14 +153,18 @@ def _chips(info: MachineInfo, machine: Machine) -> Finding:
         )
         return Finding(name, "warning", fact=fact, fix=how_to_get_a_tpu(info))
     if info.generation.startswith("unknown"):
-        fact = f"{info.hardware}: torch_xla up to 2.9 does not know this kind and would use the CPU"
-        fix = f"take a v5e or v6e TPU: {how_to_get_a_tpu(info)}"
+        fact = f"{info.hardware}: torch_xla up to 2.9 does not support them and would use the CPU"
+        fix = f"use a v5e or v6e TPU: {how_to_get_a_tpu(info)}"
         return Finding(name, "warning", fact=fact, fix=fix)
     if not chip_nodes(machine):
         dev = machine.dev
         nodes = f"no {dev}/accel*, no {dev}/vfio/*"
-        fact = f"{info.hardware} on the PCI bus, but {nodes}: no process can open them"
-        fix = "start the container with `--privileged`, or with the devices; on a TPU VM, reboot it"
+        fact = f"{info.hardware} on the PCI bus, but {nodes}: no process can open the chips"
+        fix = (
+            "start the container with `--privileged` or with `--device` for each chip; on a TPU "
+            "VM, reboot the machine"
+        )
+        # On notebook platforms the user cannot start containers, only get a new one.
         if info.platform in IMAGES:
             fix = LATEST_IMAGE if wrong_image(info) else how_to_start_afresh(info)
         return Finding(name, "warning", fact=fact, fix=fix)
@@ -170,13 +176,14 @@ def _device(info: MachineInfo, environ: Mapping[str, str]) -> Finding:
     device = environ.get(name, "")
     if not info.chips:
         if device.startswith("TPU"):
+            # torch_xla in the kernel would fail; a dry run sets the variable in its workers.
             fact = f"{device}, but there is no chip"
             return Finding(name, "warning", fact=fact, fix=f"`{_unset(name)}`")
         return Finding(name, "ok", fact=f"{device or 'unset'}, and there is no chip")
     if info.tpu_package == "torch_tpu":
         return Finding(name, "ok", fact=f"{device or 'unset'}: TorchTPU does not read it")
     if not device:
-        fact = "unset: torch_xla chooses the device, and only its log says which"
+        fact = "unset: torch_xla chooses the device, and reports its choice only in a log"
         return Finding(name, "warning", fact=fact, fix="`tpukit.setup()`")
     if not device.startswith("TPU"):
         chips = f"although {info.hardware} are here"
@@ -203,19 +210,20 @@ def _torch_tpu_versions(info: MachineInfo, torch: str, *, libtpu: str | None) ->
     name = "versions"
     fact = f"torch {torch}, torch_tpu {info.versions['torch_tpu']}"
     if torch_xla := info.versions.get("torch_xla"):
-        other = f"torch_xla {torch_xla}, which is for another torch: a launch takes torch_tpu"
+        other = f"torch_xla {torch_xla}, which is for another torch: a launch uses torch_tpu"
         fact += f" (and {other})"
+    # Both make the import or the start of torch_tpu fail.
     is_too_old_for_it = numbers(torch) < TORCH_OF_TORCH_TPU
     lacks_libtpu = bool(info.chips) and not libtpu
     if is_too_old_for_it or lacks_libtpu:
-        fact += f", libtpu {libtpu}: it needs libtpu, and torch 2.11 to 2.15"
+        fact += f", libtpu {libtpu}: torch_tpu needs libtpu, and torch 2.11 to 2.15"
         line = "pip install --upgrade 'torch>=2.11,<2.16' torch_tpu"
         fix = f"`{percent(info)}{line}`, then {how_to_restart(info)}"
         return Finding(name, "failure", fact=fact, fix=fix)
     if not info.chips:
         return Finding(name, "ok", fact=fact)
-    fact += ": experimental, tpukit has not tested it on a chip"
-    fix = "launch anyway; or take an environment with torch 2.9 and torch_xla 2.9, "
+    fact += ": experimental, because tpukit's support of TorchTPU is not tested on a chip"
+    fix = "launch anyway; or use an environment with torch 2.9 and torch_xla 2.9, "
     fix += "which is tested more"
     return Finding(name, "warning", fact=fact, fix=fix)
 
@@ -232,8 +240,8 @@ def _without_torch_xla(info: MachineInfo, torch: str) -> Finding:
         fix = f"{LATEST_IMAGE}; or {fix}"
     elif not install_line(info) and base(torch) in RELEASES:
         fix = (
-            "use Python 3.11 to 3.13 on Linux x86-64: torch_xla has no "
-            "wheel for newer ones or other systems"
+            "use Python 3.11 to 3.13 on Linux x86-64: torch_xla has no wheels for newer Python or "
+            "other systems"
         )
     fact = f"torch {torch}, no torch_xla, so the chips cannot be used"
     return Finding(name, "failure", fact=fact, fix=fix)
@@ -245,6 +253,7 @@ def _torch_xla_versions(info: MachineInfo, torch: str, *, libtpu: str | None) ->
     release = RELEASES.get(base(torch))
     install = how_to_install(info)
     pair = f"torch {torch}, torch_xla {torch_xla}"
+    # From the worst case to the mildest: no import, an untested pair, no libtpu, another libtpu.
     if numbers(torch) != numbers(torch_xla):
         fact = f"{pair}: these versions do not work together, and torch_xla will not import"
         return Finding(name, "failure", fact=fact, fix=install)
@@ -282,9 +291,10 @@ def _changed_by_setup(info: MachineInfo, environ: Mapping[str, str]) -> list[Fin
     """Return a finding for each variable that `tpukit.setup()` would change."""
     found = []
     for change in needed_changes(environ, info):
-        if change.variable == "PJRT_DEVICE":  # it has its own finding
+        if change.variable == "PJRT_DEVICE":  # `_device` reports it
             continue
-        # One chip is started without addresses, so they do no harm there.
+        # A single chip starts without addresses, so wrong ones are harmless there. With MEGASCALE_*
+        # even a single chip waits for other slices.
         waits = info.chips and change.variable.startswith("MEGASCALE_")
         is_harmless = change.variable.startswith(_HARMLESS) or (info.chips <= 1 and not waits)
         state = "warning" if is_harmless else "failure"
@@ -307,7 +317,7 @@ def _runtime(info: MachineInfo, *, started: bool) -> Finding:
     if not started:
         return Finding("runtime", "ok", fact="not started in this kernel, as it should be")
     fact = "this kernel has started the XLA runtime, so forked workers cannot start theirs"
-    fix = "call torch_xla.device(), xm.master_print() and the like only inside the worker"
+    fix = "call torch_xla.device(), xm.master_print() and similar functions only in the worker"
     return Finding("runtime", "failure", fact=fact, fix=f"{how_to_restart(info)}; {fix}")
 
 
@@ -322,7 +332,7 @@ def _in_use(info: MachineInfo, machine: Machine) -> Finding:
     name = "in use"
     if not info.chips:
         return Finding(name, "ok", fact="no chip that could be in use")
-    holders: dict[int, list[str]] = {}
+    holders: dict[int, list[str]] = {}  # a process may hold several chips
     for process, node in chip_holders(machine):
         holders.setdefault(process, []).append(node)
     if not holders:
@@ -333,9 +343,10 @@ def _in_use(info: MachineInfo, machine: Machine) -> Finding:
     for pid, nodes in holders.items():
         chips = nodes[0] if len(nodes) == 1 else f"{len(nodes)} chips"
         if pid == own:
-            facts.append(f"this kernel (process {pid}) holds {chips}")
+            facts.append(f"this kernel (process {pid}) has opened {chips}")
             fixes.append(how_to_restart(info))
             continue
+        # From the general to the special: a session's worker is a child of this kernel, too.
         relation = "another program"
         end = "shut down its notebook"
         if own in ancestors(machine.proc, pid):
@@ -346,13 +357,14 @@ def _in_use(info: MachineInfo, machine: Machine) -> Finding:
             end = "session.close()"
         facts.append(f"process {pid}, {relation}, holds {chips}: {command(machine.proc, pid)}")
         fixes.append(f"{end}, or `!kill {pid}`")
-    unique_fixes = dict.fromkeys(fixes)
+    unique_fixes = dict.fromkeys(fixes)  # an ordered set
     return Finding(name, "failure", fact="\n".join(facts), fix="; ".join(unique_fixes))
 
 
 def _tensorflow(info: MachineInfo, modules: Container[str]) -> Finding:
     name = "TensorFlow"
     versions = info.versions
+    # tensorflow-cpu is not in the list, because it does not load libtpu.
     packages = [each for each in ("tensorflow", "tensorflow-tpu") if versions.get(each)]
     if not packages:
         fact = "not installed"
@@ -361,15 +373,16 @@ def _tensorflow(info: MachineInfo, modules: Container[str]) -> Finding:
         return Finding(name, "ok", fact=fact)
     package = packages[0]
     if not info.chips or not versions.get("torch_xla"):
-        fact = f"{package} {versions[package]}, but there is no TPU it could take"
+        fact = f"{package} {versions[package]}, but no TPU for torch_xla that it could block"
         return Finding(name, "ok", fact=fact)
     commands = f"`pip uninstall -y {package}`, `pip install tensorflow-cpu`"
     fix = f"{commands}, then {how_to_restart(info)}"
     library = "libtpu, the library of the TPU"
+    # A package that is only installed does no harm yet, so that is a warning.
     if "tensorflow" in modules:
-        fact = f"{package} is imported in this kernel and may hold {library}"
+        fact = f"{package} is imported in this kernel and may have loaded {library}, for itself"
         return Finding(name, "failure", fact=fact, fix=fix)
-    fact = f"{package} {versions[package]} takes {library}, once it is imported"
+    fact = f"{package} {versions[package]} loads {library}, for itself when it is imported"
     return Finding(name, "warning", fact=fact, fix=fix)
 
 
@@ -384,7 +397,7 @@ def _memory(info: MachineInfo) -> Finding:
     processes = workers + 1  # the kernel is one more
     if info.memory < _WORKER_MEMORY * processes:
         fact += ": each needs at least about 1 GiB"
-        fix = f"take a machine with {processes} GiB or more, or launch with cores=1"
+        fix = f"use a machine with {processes} GiB or more, or launch with cores=1"
         return Finding(name, "warning", fact=fact, fix=fix)
     return Finding(name, "ok", fact=fact)
 
@@ -419,6 +432,7 @@ def _fork(info: MachineInfo, environ: Mapping[str, str], *, can_fork: bool) -> F
 def _dry_run(info: MachineInfo, no_simulator: str | None) -> Finding:
     """List the dry runs that this machine offers."""
     cpu = 'CPU processes (`backend="cpu"`)'
+    # A simulated TPU comes before XLA:CPU, because it runs torch_xla's code for TPUs.
     if info.chips:
         fact = f"not needed, there are chips; {cpu} take their place on request"
     elif info.tpu_package == "torch_tpu" and not no_simulator:

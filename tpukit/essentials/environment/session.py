@@ -1,7 +1,7 @@
-"""Make this session ready: remove variables that break a start on several cores, and name versions.
+"""Make this session ready for launches: correct variables, and name the versions to install.
 
-torch_xla sets the variables of a worker with `setdefault`. A value that the image has set before,
-such as Kaggle's TPU_PROCESS_ADDRESSES=local, is therefore inherited by all workers.
+torch_xla sets the variables of a worker with `setdefault`. So if the image has set one before, such
+as Kaggle's TPU_PROCESS_ADDRESSES=local, all workers inherit the same value and cannot start.
 """
 
 import contextlib
@@ -17,47 +17,47 @@ from tpukit.essentials.environment.instructions import how_to_restart, how_to_st
 from tpukit.essentials.environment.platforms import THIS_MACHINE, Machine
 
 Folders = str | os.PathLike | Sequence[str | os.PathLike]  # the type of `compile_cache`
-KEEP_VARIABLE = "TPUKIT_KEEP_COMPILES"  # `setup` sets it for all launches
+KEEP_VARIABLE = "TPUKIT_KEEP_COMPILES"  # the folders of `setup(compile_cache=...)`, as JSON
 
 
 @dataclass(frozen=True)
 class Release:
-    """The versions that work with a torch release; of several, the last is the one to install."""
+    """The versions that work with a torch release. tpukit installs the last of several."""
 
     torchvision: str
     torch_xla: tuple[str, ...]
     libtpu: tuple[str, ...]
 
 
-# torch_xla declares no dependency on torch, but it is linked against exactly one release: with
-# another, its import fails with "undefined symbol". libtpu is the version that each torch_xla
-# release asks for; 0.0.21.1 is for Python 3.13, because 0.0.21 has no wheel for it. 2.9 is the last
-# torch_xla announced.
+# torch_xla declares no dependency on torch, but it is linked against exactly one torch release.
+# With any other, its import fails with "undefined symbol". libtpu is the version that a torch_xla
+# release requires; 0.0.21.1 is for Python 3.13, because 0.0.21 has no wheel for it. torch_xla 2.9
+# is the last announced release.
 RELEASES = {
     "2.8.0": Release("0.23.0", torch_xla=("2.8.1", "2.8.0"), libtpu=("0.0.17",)),
     "2.9.0": Release("0.24.0", torch_xla=("2.9.0",), libtpu=("0.0.21", "0.0.21.1")),
 }
 OLDEST_TORCH = next(iter(RELEASES))
-# Variables that give one process its part of the chips. torch_xla sets them for each worker with
-# setdefault, so all workers would keep the values found here. `setup` does not remove them, because
-# two notebooks may share a machine this way.
+# Variables that give a process its part of the chips. torch_xla sets them for each worker with
+# setdefault, so existing values would apply to all workers. `setup` does not remove them, because
+# two notebooks may use them to share a machine.
 ONE_PROCESS_VARIABLES = (
     *("TPU_VISIBLE_CHIPS", "TPU_PROCESS_BOUNDS"),
     *("TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_PROCESS_PORT"),
     *("PJRT_LOCAL_PROCESS_RANK", "PJRT_LOCAL_PROCESS_COUNT"),
 )
-IMAGES = ("Colab", "Kaggle", "Vertex AI")  # their torch comes with the image and is never replaced
+IMAGES = ("Colab", "Kaggle", "Vertex AI")  # tpukit never replaces the torch of their images
 _PYTHONS = ((3, 11), (3, 12), (3, 13))  # torch_xla 2.8 and 2.9 have wheels for all three
 
 
 @dataclass(frozen=True)
 class Change:
-    """One changed variable.
+    """The change of an environment variable.
 
     Attributes:
-        variable: its name.
-        before: its value before; None if it was not set.
-        after: its value now; None if it was removed.
+        variable: the name of the variable.
+        before: the value before; None if the variable was not set.
+        after: the new value; None if the variable is removed.
         why: the reason.
     """
 
@@ -83,9 +83,11 @@ class Changes(Table):
 
     Attributes:
         changes: the changed variables.
-        left: variables that would make a launch fail, but may be set on purpose, so they stay.
-        cell: number of the notebook cell that already displays them; None outside of IPython.
-        problem: why no launch can start with this machine's torch, with the fix; "" if one can.
+        left: variables that would make a launch fail. `setup` does not change them, because the
+            user may have set them on purpose.
+        cell: number of the notebook cell that displays the changes; None outside of IPython.
+        problem: why no launch can start with this machine's torch, with the fix; "" if a launch
+            can start.
     """
 
     changes: tuple[Change, ...]
@@ -102,7 +104,7 @@ class Changes(Table):
         if self.problem:
             return f"not ready to launch: {self.problem}"
         if self.left:
-            stays = f"{', '.join(self.left)} may be set on purpose, and stays"
+            stays = f"{', '.join(self.left)} (not changed, because it may be set on purpose)"
             return f"not ready to launch on all chips: {stays}; see tpukit.check()"
         if self.changes:
             return "made this session ready"
@@ -121,9 +123,9 @@ class Changes(Table):
         return found
 
     def _ipython_display_(self) -> None:
-        # IPython calls this for the last expression of a cell. `setup` has already displayed its
-        # changes, because it may be called anywhere in the cell. Without this test,
-        # `tpukit.setup()` as the last line would display them twice.
+        # IPython calls this for the last expression of a cell. `setup` itself has displayed the
+        # changes already, because it need not be the last expression. Without this test,
+        # `tpukit.setup()` in the last line would display them twice.
         if self.cell is None or self.cell != current_cell():
             self._show()
 
@@ -146,18 +148,23 @@ def setup(
 ) -> Changes:
     """Make this session ready to launch on every core; display and return the changes.
 
-    It changes only variables that make a start on several cores fail, and removes variables that no
-    program reads any more. A variable that may be set on purpose, such as XLA_USE_BF16, stays, and
-    `check` names it. You can call it again at any time.
+    `setup` changes environment variables with which a start on several cores would fail, and
+    removes variables that no program reads any more. It does not change a variable that you may
+    have set on purpose, such as XLA_USE_BF16; `check` reports it. You can call `setup` again at any
+    time.
 
     Args:
         machine: the machine; this machine by default.
         compile_cache: the folder, or a list of folders, for the compilation cache of later launches
-            without their own `compile_cache`; see `launch`. False switches it off.
-        info: the facts about the machine, if they are known already.
+            without an argument `compile_cache`; see `launch`. False switches the cache off; None
+            changes nothing.
+        info: the facts about the machine; None to read them.
 
     Returns:
-        the changes, as a table.
+        The `Changes`, which display themselves as a table.
+
+    Raises:
+        InvalidTypeError: `compile_cache` is not a folder, a list of folders, or False.
     """
     environ = machine.environ
     info = info or MachineInfo.read(machine)
@@ -171,6 +178,7 @@ def setup(
             del environ[change.variable]
         else:
             environ[change.variable] = change.after
+    # After the changes, so that only variables that are still set are reported.
     left = tuple(f"{name}={environ[name]}" for name in _left_variables(environ, info))
     problem = torch_problem(info)
     if problem:
@@ -183,7 +191,7 @@ def setup(
 
 
 def _left_variables(environ: Mapping[str, str], info: MachineInfo) -> list[str]:
-    """Return the variables that would make a launch fail, but that the user may have set."""
+    """Return the variables that would make a launch fail, but may be set on purpose."""
     left = []
     if info.chips > 1:
         left += [name for name in ONE_PROCESS_VARIABLES if name in environ]
@@ -207,7 +215,7 @@ def _change(environ: Mapping[str, str], variable: str, after: str | None, *, why
 
 
 def _changes_of_addresses(environ: Mapping[str, str]) -> Iterator[Change]:
-    """Yield the changes of variables that name one process, but that all workers inherit."""
+    """Yield the changes of variables with the address or number of one process or host."""
     inherited = "every worker would inherit it, but each needs"
     # Kaggle's image sets this to "local", and the start fails with
     # "expected 8 worker addresses, got 1".
@@ -217,11 +225,11 @@ def _changes_of_addresses(environ: Mapping[str, str]) -> Iterator[Change]:
     if "CLOUD_TPU_TASK_ID" in environ:
         why = f"{inherited} a number of its own"
         yield _change(environ, "CLOUD_TPU_TASK_ID", None, why=why)
-        # If TPU_SKIP_MDS_QUERY forbids to ask the metadata server, torch_xla reads this host's
-        # number from either variable.
+        # With TPU_SKIP_MDS_QUERY torch_xla does not ask the metadata server for this host's number,
+        # but reads it from TPU_WORKER_ID or CLOUD_TPU_TASK_ID.
         if environ.get("TPU_SKIP_MDS_QUERY") and not environ.get("TPU_WORKER_ID"):
             number = environ["CLOUD_TPU_TASK_ID"] or "0"
-            why = "this host's number, which CLOUD_TPU_TASK_ID has given so far"
+            why = "this host's number, which was in CLOUD_TPU_TASK_ID before"
             yield _change(environ, "TPU_WORKER_ID", number, why=why)
 
 
@@ -230,31 +238,31 @@ def _changes_of_other_runtimes(environ: Mapping[str, str]) -> Iterator[Change]:
     for variable in sorted(name for name in environ if name.startswith("XRT_")):
         why = "belongs to XRT, the runtime before PJRT; torch_xla no longer reads it"
         yield _change(environ, variable, None, why=why)
-    # Left from a job of several slices (ray-project/ray 62893): the start hangs.
+    # With variables of an earlier job of several slices, the start hangs (ray-project/ray 62893).
     for variable in sorted(name for name in environ if name.startswith("MEGASCALE_")):
         why = "libtpu waits for the other slices of a job, and a launch has a single slice"
         yield _change(environ, variable, None, why=why)
 
 
 def _changes_of_device(environ: Mapping[str, str], info: MachineInfo) -> Iterator[Change]:
-    """Yield the changes that give the chips to torch_xla, and to the workers only."""
+    """Yield the changes by which torch_xla uses the chips, and the kernel does not."""
     uses_torch_xla = info.chips and info.tpu_package == "torch_xla"
     if uses_torch_xla and not environ.get("PJRT_DEVICE"):
-        why = "if it is unset, torch_xla uses the CPU where it finds no libtpu"
+        why = "if it is unset, torch_xla uses the CPU when it finds no libtpu"
         yield _change(environ, "PJRT_DEVICE", "TPU", why=why)
     loads_torch_tpu = environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") != "0"
     if info.versions.get("torch_tpu") and loads_torch_tpu:
-        # Seen in torch_tpu 0.2.0: the first backward(), of CPU tensors too, counts its devices and
-        # so starts libtpu.
+        # In torch_tpu 0.2.0 the first backward(), also of CPU tensors, counts the devices, and that
+        # starts libtpu.
         why = (
-            "`import torch` would load torch_tpu, whose first backward() takes the chips; "
-            "workers load it themselves"
+            "`import torch` would load torch_tpu, whose first backward() opens the chips in the "
+            "kernel; workers load torch_tpu themselves"
         )
         yield _change(environ, "TORCH_DEVICE_BACKEND_AUTOLOAD", "0", why=why)
 
 
 def _stored_folders(text: str) -> list[str]:
-    """Return the folders of the variable that `setup` writes; other text is a single folder."""
+    """Return the folders in KEEP_VARIABLE's text: a JSON list, or the path of a single folder."""
     if not text:
         return []
     with contextlib.suppress(ValueError):
@@ -270,11 +278,12 @@ def folders_of(
     """Return the folders of `compile_cache`, as absolute paths.
 
     Args:
-        given: a folder or a list of folders; None for those that `setup` has set; False for none.
+        given: a folder or a list of folders; None for the folders that `setup` has set; False for
+            no folder.
         environ: the environment variables.
 
     Raises:
-        TypeError: it is none of these.
+        InvalidTypeError: `given` is none of these.
     """
     if given is False:
         return ()
@@ -284,7 +293,7 @@ def folders_of(
         given = [given]
     if not isinstance(given, list | tuple) or not all(map(_is_folder, given)):
         raise InvalidTypeError(
-            "compile_cache is a folder, a list of folders, or False",
+            "compile_cache must be a folder, a list of folders, or False",
             found=repr(given),
             fix='compile_cache="runs/compiles"',
         )
@@ -301,26 +310,27 @@ def _cache_change(environ: Mapping[str, str], folders: str) -> tuple[Change, ...
         return ()
     why = "not kept any more"
     if folders:
-        why = "launches keep there what they compile, and the next session loads it"
+        why = "launches store compiled programs there, and the next session loads them"
     return (Change(KEEP_VARIABLE, before=before, after=folders or None, why=why),)
 
 
 def install_line(info: MachineInfo, *, for_graphs: bool = False) -> str:
-    """Return the pip line that adds missing ones of torch, torch_xla and libtpu; "" for none.
+    """Return the pip line for missing torch, torch_xla and libtpu; "" for none.
 
-    It keeps the torch of a platform's image, and adds the packages that match it. torch_xla has
-    wheels for Linux x86-64 only. Elsewhere torch alone is enough for a dry run, as it is on a
-    machine without chips that has torch already.
+    The line keeps the torch of a platform's image, and adds the packages that match it. torch_xla
+    has wheels for Linux x86-64 only. On other systems, and on machines without chips, torch alone
+    is enough for a dry run.
 
     Args:
         info: the facts about the machine.
-        for_graphs: add torch_xla on a machine without chips too, for a dry run of graphs.
+        for_graphs: add torch_xla also on a machine without chips, for a dry run of graphs.
     """
     has_wheels = info.system == "Linux x86_64" and numbers(info.versions["python"]) in _PYTHONS
     torch = info.versions.get("torch")
     torch_xla = info.versions.get("torch_xla")
     if not has_wheels:
         return "" if torch else "pip install torch torchvision"
+    # Without chips and with torch, a dry run on CPU processes needs nothing more.
     wants_torch_xla = bool(info.chips or torch_xla or not torch or for_graphs)
     parts = []
     if not torch or (wants_torch_xla and _can_replace(torch, info)):
@@ -331,14 +341,14 @@ def install_line(info: MachineInfo, *, for_graphs: bool = False) -> str:
         if torch_xla is None or base(torch_xla) not in release.torch_xla:
             parts.append(f"torch_xla=={release.torch_xla[-1]}")
         if info.chips and info.versions.get("libtpu") not in release.libtpu:
-            # Not as torch_xla[tpu]: that pins a libtpu without a wheel for Python 3.13, so pip
-            # would take an older torch_xla.
+            # torch_xla[tpu] is not used: it pins a libtpu without a wheel for Python 3.13, so pip
+            # would install an older torch_xla.
             parts.append(f"libtpu=={release.libtpu[-1]}")
     return " ".join(["pip install", *parts]) if parts else ""
 
 
 def _can_replace(torch: str, info: MachineInfo) -> bool:
-    """Return whether another torch may be installed, because torch_xla does not support this."""
+    """Return whether the pip line may replace torch: torch_xla does not support this version."""
     return base(torch) not in RELEASES and info.platform not in IMAGES
 
 
@@ -348,9 +358,9 @@ def is_too_old(torch: str) -> bool:
 
 
 def torch_problem(info: MachineInfo) -> str:
-    """Return why no launch can start with this machine's torch, "" if one can.
+    """Return why no launch can start with this machine's torch; "" if one can.
 
-    `setup`, `check` and `launch` all report this, with the fix of `how_to_install`.
+    `setup`, `check` and `launch` all report this text, with the fix of `how_to_install`.
     """
     torch = info.versions.get("torch")
     if not torch:
@@ -360,7 +370,8 @@ def torch_problem(info: MachineInfo) -> str:
     return ""
 
 
-# A pinned image overrides that of a TPU session (Kaggle/kaggle-cli 1197); a factory reset keeps it.
+# A pinned image replaces the image of a TPU session (Kaggle/kaggle-cli 1197), also after a factory
+# reset.
 LATEST_IMAGE = (
     "Settings > Environment > Always use latest environment; for `kaggle kernels push`, delete "
     "docker_image from kernel-metadata.json, and kaggle.dockerImageVersionId from the notebook"
@@ -368,12 +379,12 @@ LATEST_IMAGE = (
 
 
 def wrong_image(info: MachineInfo) -> str:
-    """Return the facts if a TPU session of Kaggle runs the image for CPUs or GPUs; "" otherwise."""
+    """Return a description if a TPU session of Kaggle has an image for CPUs or GPUs; else ""."""
     torch = info.versions.get("torch")
     has_runtime = info.versions.get("torch_xla") or info.versions.get("torch_tpu")
     if info.platform != "Kaggle" or not info.chips or not torch or has_runtime:
         return ""
-    if base(torch) in RELEASES:  # torch_xla can be added
+    if base(torch) in RELEASES:  # pip can add torch_xla, so the image is not the problem
         return ""
     processors = "GPUs" if "+cu" in torch else "CPUs"
     return (
@@ -383,7 +394,7 @@ def wrong_image(info: MachineInfo) -> str:
 
 
 def how_to_install(info: MachineInfo) -> str:
-    """Return the line that installs torch, torch_xla and libtpu, and how to restart after it."""
+    """Return the line that installs torch and torch_xla, with a restart after it."""
     line = install_line(info)
     if not line:
         return how_to_start_afresh(info)

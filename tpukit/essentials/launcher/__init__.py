@@ -6,7 +6,7 @@ from tpukit.essentials.launcher import messages
 from tpukit.essentials.launcher.calls import refuse_call
 from tpukit.essentials.launcher.core import Core
 from tpukit.essentials.launcher.core_lookup import current_core
-from tpukit.essentials.launcher.core_values import averaged_places, called_text, checksum
+from tpukit.essentials.launcher.core_values import averaged_buffers, called_text, checksum
 from tpukit.essentials.launcher.difference import OutOfSyncError
 from tpukit.essentials.launcher.failure import Failure
 from tpukit.essentials.launcher.flops import FlopCounter
@@ -40,7 +40,7 @@ __all__ = [
     "Batches", "Core", "Failure", "FlopCounter", "Hosts", "InProcessGroup", "LaunchInterrupted",
     "LaunchOptions", "Limits", "OutOfSyncError", "Run", "RuntimeInUseError", "STEP_SECONDS",
     "Session", "SessionEndedError", "Task", "Terminated", "Topology", "WorkerError", "WorkerGroup",
-    "averaged_places", "called_text", "checksum", "choose_topology", "collect", "current_core",
+    "averaged_buffers", "called_text", "checksum", "choose_topology", "collect", "current_core",
     "die_with_parent", "gather_objects", "interrupted", "launch", "messages", "move_module",
     "ready", "refuse_call", "refuse_if_in_use", "run_on_cores", "save_tensors", "seed_of",
     "sigterm_ends_the_run", "worker_failed",

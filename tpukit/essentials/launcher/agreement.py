@@ -1,14 +1,14 @@
 """Check that all cores are in sync, and raise an error that names the difference.
 
-Cores that train different networks raise no error by themselves. So each core describes its state
-in groups, as short values by name, and the cores compare one checksum per group:
+If the cores train different networks by mistake, torch raises no error. So each core describes its
+state in groups, as short values by name, and the cores compare one checksum per group:
 
                core 0                         core 1
     data       {"seed": 0}         -> 81      {"seed": 1}         -> 97      out of sync
     weights    {"0.weight": 512}   -> 23      {"0.weight": 512}   -> 23      in sync
 
-The message has the same small size for every model, and on a TPU it is a tiny graph. Only if a
-group is out of sync do the cores also exchange its names and values, for the error.
+The checksums have the same small size for every model, and on a TPU their exchange is a tiny graph.
+If a group is out of sync, the cores also exchange its names and values, for the error.
 
 `fit` calls `compare` itself. In a loop that the user writes, the cores are compared after its first
 step, then more and more rarely (`is_comparison_step`), and when the worker function returns.
@@ -29,11 +29,11 @@ from tpukit.essentials.environment import runtime_started
 from tpukit.essentials.launcher.core_values import (
     called_text,
     gradient_checksum,
-    held_tensors,
     lazy_parameters,
     parameters_of,
     settings,
     structure,
+    tensor_checksums,
     trains,
     versions,
 )
@@ -43,8 +43,8 @@ from tpukit.essentials.launcher.gathering import gather_objects
 _FIRST = "after the first step"
 _OFTEN_UNTIL = 64  # steps; up to here the cores are compared after each power of two
 _STEPS_BETWEEN = 100  # at least so many steps between two later comparisons
-_LAYOUTS = "layouts"  # the entry of a state at the end for the batches that were made
-_MOST_LAYOUTS = 20  # of batches, compared at the end
+_LAYOUTS = "layouts"  # the key of `state_at_end` for the layouts of all `core.batches`
+_MOST_LAYOUTS = 20  # a loop may call `core.batches` in every epoch; the last calls are compared
 # Counters of torch_xla. xm.optimizer_step, for example, counts "xla::AllReduceInPlace".
 _XLA_COLLECTIVES = (
     *("xla::AllReduce", "xla::AllGather", "xla::AllToAll"),
@@ -68,63 +68,92 @@ def is_comparison_step(step: int, steps_per_epoch: int) -> bool:
 
 @dataclass(frozen=True)
 class State:
-    """The values of a core that must be in sync with the other cores."""
+    """The values of a core that must be in sync with the other cores.
 
-    modules: Mapping[str, object]  # by a prefix for the names of their tensors
-    optimizers: Sequence = ()  # their settings, and their parameters that are in no module
+    Attributes:
+        modules: the modules, each by a prefix for the names of its tensors.
+        optimizers: their settings are compared, and their parameters that are in no module.
+        schedule: the learning rate schedule; None for none.
+        data: facts about the batches, such as their seed.
+        called: functions by the name of their argument, such as the loss.
+        run: other arguments of the call by name.
+        averaged: True if float buffers have been averaged, so that they must be equal, too.
+        layers: compare the types and settings of the modules' layers.
+        tensors: compare weights and buffers.
+    """
+
+    modules: Mapping[str, object]
+    optimizers: Sequence = ()
     schedule: object = None
-    data: Mapping[str, object] = field(default_factory=dict)  # facts of the batches
-    called: Mapping[str, object] = field(default_factory=dict)  # functions
-    run: Mapping[str, object] = field(default_factory=dict)  # other arguments
-    averaged: bool = True  # float buffers have been averaged, so they must be in sync as well
-    layers: bool = True  # compare the kinds and settings of the modules' layers
-    tensors: bool = True  # compare weights and buffers
+    data: Mapping[str, object] = field(default_factory=dict)
+    called: Mapping[str, object] = field(default_factory=dict)
+    run: Mapping[str, object] = field(default_factory=dict)
+    averaged: bool = True
+    layers: bool = True
+    tensors: bool = True
 
 
 @dataclass
 class _Loop:
-    """The state of a training loop that the user wrote."""
+    """The state of a training loop that the user wrote.
 
-    new_models: list[weakref.ref] = field(default_factory=list)  # made for this loop
-    steps: dict[object, int] = field(default_factory=dict)  # per optimizer
-    trained: list = field(default_factory=list)  # modules
-    data: Mapping[str, object] = field(default_factory=dict)  # facts of the batches it uses
-    layouts: list[dict] = field(default_factory=list)  # kept here: batches may be gone at the end
-    passed: dict[str, str] = field(default_factory=dict)  # per group: the last check in sync
-    first_gradients: list[int] = field(default_factory=list)  # checksums, before averaging
-    versions: list[list[int]] = field(default_factory=list)  # of parameters, after the last step
-    unwatched: int = 0  # steps until models are compared that no optimizer has stepped
-    due: str | None = None  # name of the comparison to make at the end of this step
+    Attributes:
+        new_models: modules from `core.model` since the last loop.
+        steps: number of steps so far, per optimizer.
+        trained: modules whose weights the loop changes.
+        data: facts about the batches that the loop uses.
+        layouts: facts about all `core.batches`, which may be garbage when the function returns.
+        passed: per group, the name of the last comparison in which it was in sync.
+        first_gradients: checksums of each optimizer's gradients before their first average.
+        versions: write counters of the parameters after the last step, per optimizer.
+        unwatched: number of steps until new models are compared without an optimizer's step.
+        due: name of the comparison to make at the end of this step; None for none.
+    """
+
+    new_models: list[weakref.ref] = field(default_factory=list)
+    steps: dict[object, int] = field(default_factory=dict)
+    trained: list = field(default_factory=list)
+    data: Mapping[str, object] = field(default_factory=dict)
+    layouts: list[dict] = field(default_factory=list)
+    passed: dict[str, str] = field(default_factory=dict)
+    first_gradients: list[int] = field(default_factory=list)
+    versions: list[list[int]] = field(default_factory=list)
+    unwatched: int = 0
+    due: str | None = None
 
 
 class _KeptLoop(NamedTuple):
-    """The parts of a `_Loop` that keep tensors alive, between two runs of a session."""
+    """Weak references to a loop's objects with tensors, between two runs of a session.
+
+    They let the user free a model or an optimizer between the runs.
+    """
 
     steps: dict[weakref.ref, int]
     trained: list[weakref.ref]
 
 
 class Agreement:
-    """Compares this core with the others, and follows the training loop to know when."""
+    """Compares this core with all other cores, at steps of the loop that it counts itself."""
 
     def __init__(self, core):
         self._core = core
         self._models = weakref.WeakKeyDictionary()  # an ordered set: all modules from core.model
         self._batches = weakref.WeakKeyDictionary()  # an ordered set: all from core.batches
-        self._may_differ: list[str] = []  # patterns of tensor names
-        self._other_optimizers = weakref.WeakSet()  # they train nothing that is from core.model
+        self._may_differ: list[str] = []  # patterns of tensor names that are not compared
+        # Optimizers without a parameter from core.model. Such an optimizer may step on one core.
+        self._other_optimizers = weakref.WeakSet()
         self._runtime_was_started = runtime_started()  # by the notebook, before the fork
         self._in_optimizer_step = False
-        self._has_stepped_alone = False  # one of the other optimizers
+        self._has_stepped_alone = False  # whether one of `_other_optimizers` has made a step
         self._kept = _KeptLoop({}, [])
         self.forget()
 
     def forget(self) -> None:
-        """Forget the loop that ran so far, because another one or `fit` begins."""
+        """Forget the user's loop so far, because a new loop or `fit` begins."""
         self._loop = _Loop()
 
     def end_run(self) -> None:
-        """Keep the loop for the next run of the session, but no model or optimizer alive for it."""
+        """Remember the loop for the session's next run, with weak references to its objects."""
         loop = self._loop
         self._kept = _KeptLoop(
             {weakref.ref(optimizer): step for optimizer, step in loop.steps.items()},
@@ -134,19 +163,17 @@ class Agreement:
         loop.trained = []
 
     def begin_run(self) -> None:
-        """Continue with the loop of the run before.
-
-        Without a step in this run there is nothing to compare at its end.
-        """
+        """Continue the loop of the session's previous run, as far as its objects are alive."""
         loop = self._loop
         for reference, step in self._kept.steps.items():
             if reference() is not None:
                 loop.steps[reference()] = step
         loop.trained += _alive(self._kept.trained)
+        # Without a step in this run, `state_at_end` sees a difference and compares nothing.
         loop.versions = []
         loop.due = None
         self._kept = _KeptLoop({}, [])
-        for batches in self._batches:  # of an earlier run, kept in `core.state`
+        for batches in self._batches:  # made in an earlier run, and stored in `core.state`
             batches.wait_seconds = 0.0
         self._in_optimizer_step = False
         self._has_stepped_alone = False
@@ -158,14 +185,14 @@ class Agreement:
 
     @property
     def is_on(self) -> bool:
-        """Whether the cores are compared: not on one core, nor while `preflight` records."""
+        """Whether the cores are compared: several cores, and `preflight` does not record."""
         return self._core.world_size > 1 and not self._core.backend.is_recording
 
     def compare(self, when: str, **state: object) -> None:
-        """Raise unless a `State` is in sync. Collective: call it on every core.
+        """Raise an error unless a `State` is in sync. Collective: call it on every core.
 
         Args:
-            when: name of this check, for the error: "before core.save".
+            when: name of this check for the error, such as "before core.save".
             **state: the fields of `State`.
 
         Raises:
@@ -184,6 +211,7 @@ class Agreement:
             self._loop.passed |= {group: when for group in GROUPS if values[group]}
             return
         everyone = gather_objects(self._core, {group: values[group] for group in out_of_sync})
+        # If the model is not from `core.model`, the fix is to call that.
         ours = set(map(id, self._models))
         raise difference(
             when,
@@ -193,9 +221,10 @@ class Agreement:
         )
 
     def _describe(self, state: State) -> dict[str, dict]:
-        """Return short values by name for each of GROUPS; this is local work."""
+        """Return short values by name for each of GROUPS, without communication."""
         core = self._core
         values: dict[str, dict] = {group: {} for group in GROUPS}
+        # The groups in the order of GROUPS. Each value is a short text or number.
         values["run"] = {"seed of launch": core.internal.seed_of_launch, "cores": core.world_size}
         values["run"] |= state.run
         values["run"] |= {name: called_text(function) for name, function in state.called.items()}
@@ -206,7 +235,7 @@ class Agreement:
                 values["model"] |= structure(module, prefix)
         if state.tensors:
             _check_sync_batchnorm(state.modules)
-            values |= held_tensors(
+            values |= tensor_checksums(
                 core,
                 state.modules,
                 state.optimizers,
@@ -220,24 +249,27 @@ class Agreement:
         import torch
 
         checksums = [zlib.crc32(repr(list(values[group].items())).encode()) for group in GROUPS]
-        # Two halves, because a TPU does not compare 64-bit numbers between cores, and float32
-        # holds 16 bits exactly.
+        # Two halves, because a TPU does not compare 64-bit numbers between cores, and float32 can
+        # represent 16 bits exactly.
         halves = [(checksum >> 16, checksum & 0xFFFF) for checksum in checksums]
         mine = torch.tensor(halves, dtype=torch.float32)
         # The cores are in sync if max(x) equals min(x), which is -max(-x): one collective.
         (both,) = self._core.to_device([torch.stack([mine, -mine])])
-        with self._core.step():  # else this collective would begin the next step, and recompile it
+        # Without this step, the collective would become a part of the next step's graph, which
+        # would compile again.
+        with self._core.step():
             both = self._core.all_reduce(both, "max")
         (both,) = self._core.to_host([both])
         is_different = (both[0] != -both[1]).any(dim=1)
         return list(itertools.compress(GROUPS, is_different.tolist()))
 
-    # Called by the loop: through core.model, core.batches, an optimizer's step and core.step.
+    # The user's loop calls these methods through core.model, core.batches, an optimizer's step and
+    # core.step.
 
     def before_model(self, module) -> None:
         """Compare the modules that the cores pass to `core.model`. Collective."""
         if self._loop.steps:
-            self.forget()  # that loop is over, because a model for another is made
+            self.forget()  # a new model means that the earlier loop is over
         if self.is_on and (lazy := lazy_parameters(module)):
             raise InvalidValueError(
                 "core.model copies the weights of core 0 to every core, but a lazy layer has no "
@@ -249,20 +281,21 @@ class Agreement:
         self.compare("in core.model", modules={"": module}, tensors=False)
 
     def add_model(self, module, allow_different: Iterable[str]) -> None:
-        """Note a module from `core.model`, and patterns of its tensors that may differ."""
+        """Register a module from `core.model`, and the patterns of tensors that may differ."""
         self._may_differ += allow_different
         self._models[module] = None
         self._loop.new_models.append(weakref.ref(module))
+        # After a second step without an optimizer, the loop must change the weights by itself.
         self._loop.unwatched = 2
 
     def add_batches(self, batches):
-        """Note batches from `core.batches`, and return them."""
+        """Register the batches from `core.batches`, and return them."""
         self._batches[batches] = None
         self._loop.layouts = [*self._loop.layouts[-_MOST_LAYOUTS:], batches.layout]
         return batches
 
     def before_average(self, optimizer) -> None:
-        """Begin to follow an optimizer, before its gradients are averaged."""
+        """Register an optimizer in the loop, before its gradients are averaged."""
         loop = self._loop
         if optimizer in loop.steps or not self._watches():
             return
@@ -273,10 +306,10 @@ class Agreement:
                 loop.first_gradients.append(mine)
 
     @contextlib.contextmanager
-    def own_step(self) -> Iterator[None]:
-        """Mark the step in `core.optimizer_step`: the gradients have been averaged.
+    def optimizer_step_marked(self) -> Iterator[None]:
+        """Mark the optimizer's step in `core.optimizer_step`: its gradients have been averaged.
 
-        An optimizer may step another that it contains, as Lookahead does.
+        The mark also counts for an optimizer inside the optimizer, as in Lookahead.
         """
         self._in_optimizer_step = True
         try:
@@ -292,7 +325,7 @@ class Agreement:
         if not self._in_optimizer_step:
             self._check_joined(optimizer)
             if not any(trains(optimizer, module) for module in self._models):
-                self._other_optimizers.add(optimizer)  # it may step on one core only
+                self._other_optimizers.add(optimizer)
                 return
             if closure is None:  # a closure computes the gradients later, within the step
                 self._check_gradients(optimizer)
@@ -307,6 +340,7 @@ class Agreement:
             return
         loop.steps[optimizer] += 1
         step = loop.steps[optimizer]
+        # `state_at_end` compares these, to see whether weights have changed since the last step.
         loop.versions = [versions(each) for each in loop.steps]
         loop.unwatched = 0
         if step == 1:
@@ -314,23 +348,25 @@ class Agreement:
         # All cores agree on this, because steps per epoch are compared after the first step.
         if is_comparison_step(step, steps_per_epoch=loop.data.get("steps", 1)):
             loop.due = _FIRST if step == 1 else f"after step {step}"
+            # In a `core.step` block, or on a TPU, the comparison waits for the end of the step.
             if not self._core.internal.open_steps and not self._core.backend.traced:
                 self.end_of_step()
 
     def _find_trained(self) -> None:
-        """Find the modules and the batches of the loop, once its first step is made."""
+        """Find the modules and the batches that the loop uses, after its first step."""
         loop = self._loop
         new = _alive(loop.new_models)
         loop.trained = [one for one in self._models if one in new or self._is_stepped(one)]
         used = [batches for batches in self._batches if batches.drawn]
         if used:
+            # The training batches are those that were drawn most: validation has fewer so far.
             loop.data = max(used, key=lambda batches: batches.drawn).facts()
 
     def _is_stepped(self, module) -> bool:
         return any(trains(optimizer, module) for optimizer in self._loop.steps)
 
     def end_of_step(self) -> None:
-        """Make the comparison that is due. Collective."""
+        """Compare the cores if a comparison is due. Collective in that case."""
         loop = self._loop
         when = loop.due
         loop.due = None
@@ -341,7 +377,7 @@ class Agreement:
             loop.first_gradients = []
         elif loop.unwatched and self._watches():
             loop.unwatched -= 1
-            if not loop.unwatched:  # a loop without an optimizer changes the weights itself
+            if not loop.unwatched:  # the loop has no optimizer, so it changes the weights itself
                 loop.trained = _alive(loop.new_models)
                 self.compare_loop("after the second step")
                 loop.trained = []
@@ -361,9 +397,9 @@ class Agreement:
     def state_at_end(self) -> dict[str, dict] | None:
         """Describe the loop when the worker function returns, for `difference_at_end`.
 
-        None if there was no loop, or if the weights were changed after its last step: one core
-        alone may load the best weights to look at them. The notebook's process compares, because
-        a core that returns early must not wait for the others.
+        It returns None on a single core, or if the weights have changed since the loop's last step:
+        a single core may load the best weights, for example to plot predictions. The kernel
+        compares the states, because a core that returns early must not wait for other cores.
         """
         loop = self._loop
         loop.due = None
@@ -379,9 +415,10 @@ class Agreement:
         return self._describe(self._loop_state()) | {_LAYOUTS: loop.layouts}
 
     def has_trained_alone(self) -> bool:
-        """Return whether this core has stepped an optimizer without taking part in any collective.
+        """Return whether this core has stepped an optimizer but has been in no collective.
 
-        Collectives of torch_xla and torch.distributed count as well.
+        Collectives of torch_xla count as well. With an initialized torch.distributed the result is
+        False, because its collectives are not counted.
         """
         import torch
 
@@ -393,6 +430,7 @@ class Agreement:
         return not any(name.startswith(_XLA_COLLECTIVES) for name in counters)
 
     def _watches(self) -> bool:
+        """Return whether this object follows a loop: `fit` compares the cores itself."""
         return self.is_on and not self._core.internal.in_fit
 
     def _warn_of_same_batches(self, mine: list[int]) -> None:
@@ -409,8 +447,8 @@ class Agreement:
         if "xla" in devices and self._core.device.type != "xla":
             raise TpukitRuntimeError(
                 "each process would train alone, on a separate device of torch_xla",
-                found=f"{self._core.world_size} processes, of which torch_xla sees one; "
-                "weights on an xla device",
+                found=f"{self._core.world_size} processes, each of which is the only one that "
+                "torch_xla sees; weights on an xla device",
                 fix='launch(..., backend="xla") joins the processes, as on chips; or use '
                 "core.model and core.batches",
             )
@@ -418,8 +456,8 @@ class Agreement:
     def _check_gradients(self, optimizer) -> None:
         """Raise if the gradients of a step are not averaged. Collective.
 
-        Code outside of tpukit may have averaged them, as `xm.optimizer_step` does; then they are
-        equal.
+        Other code may have averaged them before, as `xm.optimizer_step` does; then they are equal
+        on all cores.
         """
         everyone = gather_objects(self._core, gradient_checksum(self._core, optimizer))
         if len(set(everyone)) > 1:
@@ -473,7 +511,7 @@ def _alive(references: Iterable[weakref.ref]) -> list:
 
 
 def _check_sync_batchnorm(modules: Mapping) -> None:
-    """Raise for SyncBatchNorm if torch.distributed, which it averages with, is not initialized."""
+    """Raise for a SyncBatchNorm, which needs torch.distributed, if that is not initialized."""
     import torch
 
     if torch.distributed.is_initialized():
@@ -483,6 +521,7 @@ def _check_sync_batchnorm(modules: Mapping) -> None:
     for module in modules.values():
         named = module.named_modules() if hasattr(module, "named_modules") else ()
         for name, layer in named:
+            # A subclass with its own `forward`, such as tpukit's, averages in another way.
             if isinstance(layer, of_torch) and type(layer).forward is of_torch.forward:
                 layers.append(name)
     if layers:

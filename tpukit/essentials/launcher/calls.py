@@ -9,8 +9,8 @@ from tpukit.essentials.data import remember
 from tpukit.essentials.display import InvalidTypeError
 
 _Launch = TypeVar("_Launch", bound=Callable)  # so that type checkers keep its signature
-# Options of other launchers, and the counterpart here.
-_ALL_CORES = "launch({name}), which takes every core; cores=1 for one"
+# Options of other launchers, such as xmp.spawn and accelerate's, and tpukit's counterpart.
+_ALL_CORES = "launch({name}), which uses every core; cores=1 for a single core"
 _COUNTERPARTS = {
     "nprocs": _ALL_CORES,
     "num_processes": _ALL_CORES,
@@ -21,13 +21,18 @@ _COUNTERPARTS = {
 
 
 def refuse_call(fn: Callable, args: tuple, caller: str = "launch") -> None:
-    """Raise unless `fn(core, *args)` can be called.
+    """Raise an error unless `fn(core, *args)` can be called.
 
     It also remembers the function and its arguments, so that `core.batches` can find objects that
-    forks share. `caller` is the function that the user has called.
+    all forks share, such as a random generator.
+
+    Args:
+        fn: the worker function.
+        args: its arguments after the core.
+        caller: name of the function that the user has called, for the message.
 
     Raises:
-        InvalidTypeError: `fn` is not a function, or takes other arguments.
+        InvalidTypeError: `fn` is not a function, or its signature does not accept the arguments.
     """
     if not callable(fn):
         given = "None" if fn is None else f"a {type(fn).__name__}"
@@ -42,20 +47,20 @@ def refuse_call(fn: Callable, args: tuple, caller: str = "launch") -> None:
     except (TypeError, ValueError):  # some functions written in C have none
         return
     try:
-        signature.bind(None, *args)
+        signature.bind(None, *args)  # raises what a call would raise; None stands for the core
     except TypeError as error:
         name = _name(fn)
         types = ["core", *(type(arg).__name__ for arg in args)]
         raise InvalidTypeError(
             f"{name}{signature} cannot be called with ({', '.join(types)}): {error}",
-            fix=f"def {name}(core, ...): a worker function takes its core first, then the "
-            f"arguments that follow it in {caller}; to pass an argument by keyword, "
+            fix=f"def {name}(core, ...): the first parameter is the core, then come the arguments "
+            f"that follow {name} in {caller}(...); to pass an argument by keyword, "
             f"functools.partial({name}, rate=0.1)",
         ) from None
 
 
 def explain_unknown_options(launch: _Launch) -> _Launch:
-    """Decorate `launch` so that a keyword it does not have raises an error with a fix."""
+    """Decorate `launch`, so that an unknown keyword raises an error with a fix."""
     options = []
     for parameter in inspect.signature(launch).parameters.values():
         if parameter.kind is parameter.KEYWORD_ONLY:
@@ -63,6 +68,7 @@ def explain_unknown_options(launch: _Launch) -> _Launch:
 
     @functools.wraps(launch)
     def checked(*args: object, **given: object) -> object:
+        # Without `args` there is no function that the fix could name; Python raises an error then.
         unknown = [name for name in given if name not in options and name != "fn"]
         if unknown and args:
             _refuse_options(args[0], unknown, options)
@@ -76,7 +82,7 @@ def _refuse_options(fn: Callable, unknown: list[str], options: list[str]) -> NoR
     fixes = [_COUNTERPARTS[key].format(name=name) for key in unknown if key in _COUNTERPARTS]
     if not fixes:
         given = ", ".join(f"{key}=..." for key in unknown)
-        fixes = [f"launch(functools.partial({name}, {given}), ...), if it is meant for {name}"]
+        fixes = [f"launch(functools.partial({name}, {given}), ...), to pass it to {name}"]
     raise InvalidTypeError(
         f"launch has no option {', '.join(map(repr, unknown))}",
         found=f"its options are {', '.join(options)}; keyword arguments are not passed to {name}",

@@ -2,9 +2,9 @@
 
     serialize({"loss": tensor})    [pickle without the numbers, the tensor's bytes]
     on the pipe                    count = 2 | length, length | part | part
-    Receiver                       reads each part into the memory that the tensor then keeps
+    Receiver                       reads each part into the memory that the tensor then uses
 
-So a large result is never held twice in the kernel.
+So the kernel never has two copies of a large result.
 """
 
 import io
@@ -19,11 +19,11 @@ from typing import NamedTuple
 from tpukit.essentials.display import TpukitError
 from tpukit.essentials.launcher.signals import without_interrupts
 
-# Of a message: the number of its parts, and the bytes of each.
+# The header of a message: the number of its parts, then the size of each in bytes.
 _COUNT = struct.Struct("!I")
 _LENGTH = struct.Struct("!Q")
-_CHUNK = 1 << 20  # bytes per read, so that the kernel also looks at other pipes
-_DEEPEST = 20  # levels of a value that are searched for the part that cannot be pickled
+_CHUNK = 1 << 20  # bytes per read, so that one pipe does not delay the others
+_DEEPEST = 20  # levels to which a value is searched for the part that cannot be pickled
 # pickle raises all of these, for locks, lambdas and deep recursion for example.
 _PICKLING_ERRORS = (
     pickle.PicklingError,
@@ -35,14 +35,15 @@ _PICKLING_ERRORS = (
 
 
 class SerializationError(TpukitError, TypeError):
-    """A value cannot be pickled, so it cannot leave the process that made it."""
+    """A value cannot be pickled, so it cannot be sent to another process."""
 
 
 class Sender:
-    """The worker's end of a pipe; threads may share it.
+    """The worker's end of a pipe, which several threads may use.
 
     Attributes:
-        lock: held while a message is written.
+        fd: the file descriptor of the pipe.
+        lock: locked while a thread writes a message.
     """
 
     def __init__(self, fd: int):
@@ -60,10 +61,10 @@ class Sender:
         header = _COUNT.pack(len(parts)) + b"".join(lengths)
         pieces = [header, *parts]
         if len(parts[0]) < _CHUNK:
-            # In one piece, because the system writes up to 4 KiB at once or not at all. The
-            # watchdog would take a part of a short message for a long message on its way.
+            # A short message goes in one piece, because Linux writes up to 4 KiB at once or not at
+            # all (pipe(7), PIPE_BUF). The watchdog counts a part of a message as a sign of life.
             pieces = [header + parts[0], *parts[1:]]
-        with self.lock, without_interrupts():  # half a message would spoil all that follow
+        with self.lock, without_interrupts():  # after half a message, no later one is readable
             for piece in map(memoryview, pieces):
                 while piece:
                     written = os.write(self.fd, piece)
@@ -74,7 +75,8 @@ class Receiver:
     """The kernel's end of a pipe. It never waits for the rest of a message.
 
     Attributes:
-        closed: True when the pipe has ended.
+        fd: the file descriptor of the pipe.
+        closed: True once the pipe has ended.
         in_message: True if a part of a message has arrived, and the rest has not.
     """
 
@@ -87,9 +89,9 @@ class Receiver:
         os.set_blocking(fd, False)
 
     def receive(self) -> Iterator[object]:
-        """Yield the messages that are complete by now.
+        """Yield the messages that have arrived completely.
 
-        In place of a message that does not unpickle it yields the exception.
+        For a message that cannot be unpickled, it yields the exception.
         """
         while not self.closed:
             try:
@@ -101,6 +103,7 @@ class Receiver:
                 return
             self._wanted = self._wanted[count:]
             self.in_message = True
+            # The buffer is full: get the next buffer, or the parts of a complete message.
             while not self._wanted:
                 parts = next(self._messages)
                 if isinstance(parts, memoryview):
@@ -114,16 +117,16 @@ class Receiver:
                 self._wanted = next(self._messages)
 
     def close(self) -> None:
-        """Close the pipe; a message that was not read is lost."""
+        """Close the pipe; messages that were not read are lost."""
         self.closed = True
         os.close(self.fd)
 
     @staticmethod
     def _parse() -> Iterator[memoryview | list[bytearray]]:
-        """Yield the buffer to fill next, and after the last buffer of a message its parts.
+        """Yield each buffer that must be filled next, then the list of a message's parts.
 
-        Every part is read into the memory that its array will keep, so a result of 500 MB is never
-        held twice.
+        Every part is read into the memory that its array will use, so a result of 500 MB is never
+        in memory twice.
         """
         while True:
             header = bytearray(_COUNT.size)
@@ -139,10 +142,10 @@ class Receiver:
 
 
 def serialize(value: object) -> list[memoryview]:
-    """Pickle a value into one part, and one more for each array in it.
+    """Pickle a value; return the pickle, then the memory of each array in the value.
 
     Raises:
-        SerializationError: the value cannot be pickled; the message names the part.
+        SerializationError: the value cannot be pickled; the message names the part of the value.
     """
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
@@ -164,11 +167,11 @@ def deserialize(parts: list[bytearray]) -> object:
 class Pickler(pickle.Pickler):
     """Pickles a tensor of any device as its bytes.
 
-    torch's own way would share memory, or need the device in the kernel.
+    torch's own reducers would share memory between the processes, or need the device in the kernel.
     """
 
     def reducer_override(self, value: object) -> object:
-        """Return how to make a tensor again, or NotImplemented for any other value."""
+        """Return (function, arguments) that make a tensor again; NotImplemented for others."""
         torch = sys.modules.get("torch")  # if torch is not loaded, the value is no tensor
         if torch is None or not isinstance(value, torch.Tensor) or not _has_plain_memory(value):
             return NotImplemented
@@ -192,7 +195,7 @@ _pickler = Pickler
 
 
 def pickle_with(pickler: type) -> None:
-    """Let `serialize` use this class in this process, as the workers of a session do."""
+    """Set the pickler class of `serialize` in this process; a session's workers call it."""
     global _pickler
     _pickler = pickler
 
@@ -208,7 +211,7 @@ class _TensorFacts(NamedTuple):
 
 
 def _has_plain_memory(tensor) -> bool:
-    """Return whether the bytes of a tensor describe it completely; torch pickles the others."""
+    """Return whether a tensor is described by its bytes; torch pickles other tensors itself."""
     import torch
 
     # A subclass with its own dispatch contains other tensors in place of numbers.
@@ -218,7 +221,7 @@ def _has_plain_memory(tensor) -> bool:
 
 
 def _tensor(raw, facts: _TensorFacts):
-    """Return the tensor that `Pickler` pickled."""
+    """Return the tensor with these bytes and facts; unpickling calls it."""
     import torch
 
     if len(raw):
@@ -237,6 +240,7 @@ def _tensor(raw, facts: _TensorFacts):
 def _culprit(value: object, name: str = "the value", depth: int = 0) -> str:
     """Name the innermost part that cannot be pickled: `the value['model'][0] (a function)`."""
     if depth < _DEEPEST:
+        # Pickle each part alone: the first that fails contains the culprit.
         for step, part in _parts_of(value):
             try:
                 _pickler(io.BytesIO(), protocol=5, buffer_callback=lambda _: None).dump(part)

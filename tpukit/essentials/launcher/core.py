@@ -21,7 +21,7 @@ from tpukit.essentials.display import (
 )
 from tpukit.essentials.environment import write_whole
 from tpukit.essentials.launcher.core_internal import CoreInternal
-from tpukit.essentials.launcher.core_values import averaged_places, parameters_of
+from tpukit.essentials.launcher.core_values import averaged_buffers, parameters_of
 from tpukit.essentials.launcher.gathering import gather_with_gradient, mean_by_name
 from tpukit.essentials.launcher.gradients import GradientAverage
 from tpukit.essentials.launcher.tensors import move_module, refuse_scripted, save_tensors
@@ -29,27 +29,27 @@ from tpukit.essentials.launcher.tensors import move_module, refuse_scripted, sav
 if TYPE_CHECKING:
     import torch
 
-# Of `core.model`, which returns a module of the class that it got. It has no bound, because
-# `torch.compile` returns a function for type checkers.
+# `core.model` returns a module of the same class as its argument. The type has no bound, because
+# type checkers see the result of `torch.compile` as a function.
 _Module = TypeVar("_Module")
 _REDUCTIONS = ("sum", "mean", "min", "max")
 
 
 class Core:
-    """The view of a run from a core; `launch` makes it and passes it to the worker function.
+    """The view of a run from a core, the first argument of the worker function.
 
     Methods whose description says "Collective" must be called on every core, the same number of
-    times and in the same order. A core that leaves out a call makes the others wait.
+    times and in the same order. If a core leaves out such a call, all other cores wait for it.
 
     Attributes:
         rank: number of this core, 0 to world_size - 1.
         world_size: number of cores in the run.
-        hosts: number of hosts in the run; each has its own files.
+        hosts: number of hosts in the run. Each host has files of its own.
         device: the `torch.device` of this core.
         chips: number of chips of this core: with `launch(shard=...)` all chips of the host,
             otherwise 1.
-        peak_tflops: peak TFLOP/s of a chip in bfloat16; of a core on v2 and v3. None if it is not
-            known, as in a dry run.
+        peak_tflops: peak TFLOP/s in bfloat16 of a chip; on v2 and v3, of a core. None if unknown,
+            as in a dry run.
         backend: the device and the collectives; see `tpukit.essentials.backends.protocol.Backend`.
         state: an empty namespace, in which the worker function can keep objects. In a
             `tpukit.Session` it lives as long as the session, so a later run finds it.
@@ -67,7 +67,7 @@ class Core:
         self.backend = backend
         self.state = types.SimpleNamespace()
         self.internal = CoreInternal(self, send, seed)
-        # Called in every step; it keeps the pattern of gradients of each optimizer.
+        # One object for all steps: it remembers which parameters of an optimizer get gradients.
         names_of = self.internal.agreement.names_of
         self._average_gradients = GradientAverage(backend, names_of, self.print)
         self.internal.on_abandon.append(self._average_gradients.forget)
@@ -90,14 +90,14 @@ class Core:
         self.internal.output.print(*values, everywhere=everywhere)
 
     def log(self, step: int | None = None, **values: object) -> None:
-        """Record numbers of core 0 for the live curve and `Run.log`; other cores' are ignored.
+        """Record numbers of core 0 for the live curve and `Run.log`.
 
-        A tensor stays on the device, and is copied together with others at most four times per
-        second, so logging in every step does not make the chip wait. Do not change it in place
-        afterwards.
+        Calls on other cores have no effect. A logged tensor stays on the device. tpukit copies
+        several of them together, at most four times per second, so logging in every step does not
+        make the chip wait. Do not change a logged tensor in place.
 
         Args:
-            step: position on the x axis; counted from 1 if it is left out.
+            step: position on the x axis; None for 1 more than in the last call, from 1 on.
             **values: by name, numbers (also numpy's) or one-element tensors.
 
         Raises:
@@ -118,7 +118,7 @@ class Core:
         start: int = 0,
         unit: str | None = None,
     ) -> Iterator:
-        """Yield the items of an iterable, and show a progress bar of core 0 in the notebook.
+        """Yield the items of an iterable, and show core 0's progress in the notebook.
 
         Loops may be nested: `core.progress(range(epochs), "epochs")` around
         `core.progress(batches, "train")` are two bars, and the second starts again in each epoch.
@@ -127,9 +127,10 @@ class Core:
             iterable: anything. For `core.batches(...)` the bar also shows the samples per second of
                 all cores.
             label: name of the bar; the same label starts the same bar again. None shows no bar.
-            total: number of items, if the iterable has no length.
+            total: number of items; None for the iterable's length, if it has one.
             start: number of items that were done before, in a resumed loop.
-            unit: unit of the rate, such as "images"; None for samples, or steps.
+            unit: unit of the rate, such as "images". None for "samples" with `core.batches(...)`;
+                with another iterable, for the label if it ends with "s", otherwise "steps".
         """
         return self.internal.output.progress(iterable, label, total, start=start, unit=unit)
 
@@ -140,30 +141,32 @@ class Core:
 
         The notebook's module does not change, even if cores are threads of one process (v2 and v3).
         A tensor with several names, such as an embedding that is also the output layer, remains a
-        single tensor. A loss with parameters or class weights needs it, too.
+        single tensor. Call it for a loss with parameters or class weights, too.
 
-        BatchNorm layers use the statistics of this core's share of the batch, as on chips.
+        BatchNorm layers use the statistics of this core's share of the batch, on every backend.
 
-        Weights and buffers must stay equal on all cores. tpukit compares them after the first step,
-        then more and more rarely, before `core.save`, and when the worker function returns.
+        Weights and buffers must stay equal on all cores. tpukit compares them after steps 1, 2, 4
+        and so on up to 64, then at intervals of at least 100 steps, before `core.save`, and when
+        the worker function returns.
 
         With `launch(shard=...)` the module itself is moved, tensor by tensor, because the host
         may not have the memory for a copy.
 
         Args:
             module: a `torch.nn.Module`.
-            in_place: move the module itself and return it, for a framework that refers to it.
+            in_place: move the module itself and return it, without a copy. Use it if a framework
+                has references to the module.
             allow_different: patterns of names (as in `fnmatch`) of weights and buffers that may
                 differ between the cores, such as `["*.counts"]`.
 
         Raises:
-            OutOfSyncError: the cores pass different modules.
+            OutOfSyncError: the cores pass modules with different layers, shapes or settings.
             InvalidTypeError: the module cannot be copied, or is scripted or traced; with `shard`,
-                another library has sharded it already.
+                another library has already sharded the module.
             InvalidValueError: a lazy layer has no weights yet.
         """
         refuse_scripted(module)
-        # Before the first weight is sent: different models would make the broadcast hang or fail.
+        # Compare before the first weight is sent: with different models the broadcast would hang.
         self.internal.agreement.before_model(module)
         is_here = any(one.device.type == self.device.type for one in module.parameters())
         is_too_large_to_copy = self.chips > 1 and not is_here
@@ -172,6 +175,7 @@ class Core:
         module = move_module(module, self.device)
         self.internal.agreement.add_model(module, allow_different)
         with self.internal.together("model"):
+            # With `shard`, a line about large weights that cannot be divided; otherwise "".
             notice = self.backend.place_model(module)
             if notice:
                 self.print(notice)
@@ -199,30 +203,32 @@ class Core:
 
         *Images.* `PackedImages`, `CachedImages` and a `torch.utils.data.Subset` of them give
         `(images, labels)`: uint8 of (batch_size, 3, H, W) in [0, 255], and float32 of
-        (batch_size, L) or, for classes, int64 of (batch_size,). With masks it is `(images, masks)`
-        with int64 of (batch_size, H, W), or both as {"labels": ..., "masks": ...}. Normalise and
-        augment on the device.
+        (batch_size, L) or, for classes, int64 of (batch_size,). A pack with masks gives
+        `(images, masks)`, with masks as int64 of (batch_size, H, W); with labels as well, it gives
+        `(images, {"labels": ..., "masks": ...})`. Normalise and augment on the device.
 
         *Any other dataset* gives batches nested as its items are: tuples, dicts, or both. Their
-        tensors are sent in a single transfer. Hugging Face's need `dataset.with_format("torch")`.
-        Strings stay in host memory as lists; `fit` and `evaluate` refuse them.
+        tensors are sent in a single transfer. A Hugging Face dataset needs
+        `dataset.with_format("torch")`. Strings remain in host memory as lists, which `fit` and
+        `evaluate` do not support.
 
         *Samples of varying length* need `buckets=(64, 128, 256)`. Each batch is padded to one of
         these lengths, the same on all cores at each step, so a step is compiled once per length;
-        core 0 prints how often. A mask of the positions with data is added, (batch_size, length):
-        as "attention_mask" in mappings, otherwise as a last part. `tpukit.Buckets` sets the axis,
-        the padding value, known lengths, and whether longer samples are cut; without it they are
-        an error. `evaluate` and `predict` take such batches if the model returns a row per
-        sample. Outputs with a row per position need one length, `buckets=(256,)`, or
-        `keep_outputs=False`. Without `shuffle` an epoch is in the order of length, and
-        `for samples, batch in batches.with_samples()` has the sample numbers of each batch.
+        core 0 prints the number of compilations. tpukit adds a bool mask of the positions
+        with data, (batch_size, length): as "attention_mask" in mappings, otherwise as a last part.
+        A sample longer than the largest bucket is an error, unless `tpukit.Buckets` has
+        `truncate=True`. `Buckets` also sets the axis, padding value and known lengths. `evaluate`
+        and `predict` support such batches if the model returns a row per sample. If it returns a
+        row per position, they need a single length, `buckets=(256,)`, or `keep_outputs=False`.
+        Without `shuffle` an epoch is in the order of length, and `for samples, batch in
+        batches.with_samples()` has the sample numbers of each batch.
 
         *A dataset that can only be read in order*, such as an IterableDataset, needs `steps=1000`,
-        the steps per epoch. Each process that reads has its own share, which starts again when it
-        ends. The best form is a function of (share, shares) that opens a share in each process:
-        `lambda share, shares: wds.WebDataset(urls[share::shares], nodesplitter=None, ...)`.
-        Each process reads a plain iterable completely and keeps every shares-th sample; that is
-        slow with many processes, and needs the same order in all of them. A checkpoint keeps the
+        the steps per epoch. Each process that reads has its own share of the samples, and starts
+        again at the end of it. Preferably pass a function that opens share number `share` of
+        `shares`: `lambda share, shares: wds.WebDataset(urls[share::shares], nodesplitter=None)`.
+        If you pass an iterable, each process reads all samples and uses every shares-th; that is
+        slow with many processes, and all processes must read the same order. A checkpoint has the
         epoch and the number of steps; a resumed run reads the stream from its start again.
 
         Args:
@@ -231,7 +237,7 @@ class Core:
                 function that opens it.
             batch_size: samples per core and step; with `launch(shard=...)` of the whole run, a
                 multiple of `core.chips`.
-            steps: steps per epoch, only for a dataset that is read in order.
+            steps: steps per epoch, only for a dataset that is read in order; otherwise None.
             shuffle: use a new order in each epoch, the same on every core. Otherwise every core
                 reads a contiguous part of the dataset, and `core.gather(outputs)[:len(dataset)]`
                 has each sample once, in dataset order.
@@ -239,14 +245,15 @@ class Core:
                 WeightedRandomSampler. Each epoch draws N samples with replacement, in proportion to
                 the weights. The draw depends on seed and epoch only, so it is the same for any
                 number of cores.
-            drop_last: leave out samples that do not fill a step; otherwise samples are repeated.
+            drop_last: leave out the last samples if they do not fill a step on all cores.
+                Otherwise repeated samples fill the step.
             mask: add a bool tensor of (batch_size,) to every batch, False for repeated samples.
-            buckets: lengths to pad to, or a `tpukit.Buckets`.
-            seed: seed of the order.
-            workers: processes per core that make batches. None means the number of free processors
-                if the images are JPEGs, and otherwise 0: then the training loop reads the dataset.
-            threads: number of threads that prepare batches of packs and caches, if there are no
-                processes.
+            buckets: lengths to pad to, or a `tpukit.Buckets`; None for samples of one length.
+            seed: seed of the order of samples.
+            workers: number of processes per core that make batches. With 0 the training loop's own
+                process reads the dataset. None for the number of free processors if the images
+                are JPEGs, otherwise 0.
+            threads: number of threads that prepare batches of packs and caches if `workers` is 0.
 
         Returns:
             An iterable of batches with a length; iterate once per epoch.
@@ -255,8 +262,8 @@ class Core:
             InvalidValueError: the dataset is empty or too small for `drop_last`; a number is out
                 of range; a sample is longer than the largest bucket; `shuffle`, `weights`, `mask`
                 or `buckets` is set for a dataset that is read in order.
-            InvalidTypeError: `steps` is missing for a dataset that is read in order, or set for
-                another.
+            InvalidTypeError: `steps` is missing for a dataset that is read in order, or is set for
+                a dataset with a length.
         """
         check_count("batch_size", batch_size)
         if batch_size % self.chips:
@@ -264,7 +271,7 @@ class Core:
             raise InvalidValueError(
                 'with shard="fsdp", batch_size is for the whole run and must be divisible by '
                 f"{self.chips} chips, got {batch_size}",
-                fix=f"{next_multiple}, or another multiple of {self.chips}",
+                fix=f"batch_size={next_multiple}, or another multiple of {self.chips}",
             )
         options = {
             "batch_size": batch_size,
@@ -280,6 +287,7 @@ class Core:
             "shares_process": self.backend.shares_process,
             "numbers": self.internal.numbers.own,
         }
+        # `steps` means a dataset that is read in order, which has a class of its own.
         if steps is not None:
             with optional_subpackage("core.batches(steps=...)"):
                 from tpukit.training import StreamBatches
@@ -298,23 +306,24 @@ class Core:
         )
         self.internal.agreement.add_batches(batches)
         if buckets is not None:
-            self.print(batches.sampler.in_words())
+            self.print(batches.sampler.in_words())  # the lengths, and the number of compilations
         return batches
 
     def step(self) -> contextlib.AbstractContextManager[None]:
-        """Run the training step inside the `with` block; on a TPU, compile it as one graph.
+        """Run the training step in the `with` block; on a TPU, compile it as one graph.
 
         Put the forward pass, the backward pass and the optimizer step of a batch into the block.
         On a TPU they run as one program when the block ends.
 
         Inside the block each core draws its own random numbers: dropout, noise, augmentation.
         Outside of it, all cores draw the same numbers on the host, so a random split of the data is
-        the same on every core. After a call of `seed`, they differ outside as well.
+        the same on every core. After a call of `core.seed`, the cores draw different numbers
+        outside of the block, too.
         """
         return self.internal.step()
 
     def counting_flops(self) -> contextlib.AbstractContextManager[None]:
-        """Count the floating-point operations of the forward pass inside the `with` block, once.
+        """Count the FLOPs of the forward pass in the `with` block, once.
 
             with core.step():
                 with core.counting_flops():
@@ -322,10 +331,10 @@ class Core:
                 loss.backward()
                 core.optimizer_step(optimizer)
 
-        Afterwards `tflops_per_second` and `mfu` are known; `fit` counts by itself. Only the blocks
-        of the first step count, so all steps must have the same shapes. Later blocks do nothing.
-        If an operation cannot be counted, core 0 prints a line, and both stay None. Do not call a
-        model of `torch.compile` inside, which would be compiled once more for this block.
+        Afterwards `tflops_per_second` and `mfu` have values; `fit` counts by itself. Only blocks in
+        the first step count, so all steps must have the same shapes. Later blocks do nothing. If
+        an operation cannot be counted, core 0 prints the reason, and both values remain None. Do
+        not call a model from `torch.compile` in the block: torch would compile it a second time.
         """
         return self.internal.counting_flops()
 
@@ -346,23 +355,25 @@ class Core:
         average_also: Iterable = (),
         weight=None,
     ) -> None:
-        """Average the gradients over the cores, step, and clear them. Collective.
+        """Average the gradients over the cores, then run the optimizer. Collective.
 
-        Gradients of several calls of `backward` are averaged once, here. A core without a
-        gradient for a parameter counts as zero; a parameter without one on all cores is left
-        alone. A gradient or zeros are sent for every parameter that requires a gradient, so freeze
-        the parameters that you do not train: `parameter.requires_grad_(False)`.
+        Gradients of several calls of `backward` are averaged once, here, and cleared afterwards. If
+        only some cores have a gradient for a parameter, it counts as zero on the others. If no core
+        has one, the parameter does not change. Every parameter that requires a gradient takes part
+        in the transfer, so freeze the parameters that you do not train:
+        `parameter.requires_grad_(False)`.
 
         Args:
             optimizer: any optimizer of torch.optim.
-            clip: largest norm of all averaged gradients together. Longer ones are scaled down on
-                the device. `clip_grad_norm_` before this call would clip each core's own
-                gradients, which is a different result.
+            clip: largest norm of all averaged gradients together, above which they are scaled
+                down on the device; None for no limit. `clip_grad_norm_` before this call would
+                clip each core's own gradients, which is a different result.
             average_also: float tensors, such as buffers and losses, to overwrite with their mean
                 over the cores in the same message.
-            weight: float32 tensor, (); this core's weight, if the gradients are those of a sum,
-                as over tokens. They are divided by the weight of all cores. It is overwritten
-                with its mean over the cores.
+            weight: None if each core's loss is a mean. If it is a sum, for example over tokens:
+                this core's number of summands, a float32 tensor of shape (). The sum of all
+                cores' gradients is then divided by the sum of their weights. tpukit overwrites
+                the tensor with its mean over the cores.
 
         Raises:
             InvalidValueError: with several cores, parameters are not on the device, or gradients
@@ -379,15 +390,18 @@ class Core:
                 if parameter.grad is not None:
                     # The mean of sums by the mean of weights is the sum by the summed weight.
                     parameter.grad.div_(weight)
-        if clip is not None:
+        if clip is not None:  # after the average, so the norm is the same on all cores
             torch.nn.utils.clip_grad_norm_(parameters_of(optimizer), clip)
-        with self.internal.agreement.own_step():
+        with self.internal.agreement.optimizer_step_marked():
             optimizer.step()
         # None and not zeros: a parameter without a gradient is then left alone in the next step.
         optimizer.zero_grad(set_to_none=True)
 
     def average_gradients(self, optimizer, *, average_also: Iterable = ()) -> None:
-        """Average the gradients over the cores, as `optimizer_step` does. Collective."""
+        """Average the gradients over the cores, without a step. Collective.
+
+        The arguments and the errors are those of `optimizer_step`.
+        """
         self.internal.agreement.before_average(optimizer)
         with self.internal.together("optimizer_step"):
             try:
@@ -402,19 +416,22 @@ class Core:
         before you evaluate or save, so that all cores have the mean.
         """
         with self.internal.together("average_buffers"):
-            self.backend.average(averaged_places(module)())
+            self.backend.average(averaged_buffers(module)())
 
     def seed(self, *words: int) -> None:
-        """Seed this core's random numbers by the run's seed, these numbers and the rank.
+        """Seed this core's random numbers from the run's seed, `words` and the rank.
 
         `fit` calls it with the number of each step, so a resumed run draws the same numbers. From
         the second call of `fit` in a launch on, it also passes the number of the call.
 
         On v2 and v3 two cores are threads of one process. The random numbers of the device, and
         those of a dataset in `core.batches`, are still separate per core; without `workers=` the
-        cores read in turn. All other numbers of the host (`random`, `numpy.random`, torch on the
-        CPU) come from generators that both cores share, so they differ from run to run. So make the
-        model in the notebook, and draw from generators of your own.
+        cores read in turn. Both cores share the host's global generators (`random`,
+        `numpy.random`, torch on the CPU), so other random numbers differ from run to run. Make
+        the model in the notebook, and draw from generators of your own.
+
+        Args:
+            *words: whole numbers, such as the step.
         """
         self.internal.numbers.seed(*words)
 
@@ -425,6 +442,9 @@ class Core:
         number of repetitions, a size. Numbers of the device, such as dropout on a TPU, still differ
         between the cores. In a dry run on CPU processes the host is the device, so dropout is equal
         there.
+
+        Args:
+            *words: whole numbers, such as the step, the same on every core.
         """
         self.internal.numbers.seed(*words, own=False)
 
@@ -436,28 +456,31 @@ class Core:
             op: "sum", "mean", "min" or "max".
 
         Raises:
-            InvalidValueError: `op` is none of these, the tensors differ, or complex numbers are to
-                be compared.
+            InvalidValueError: `op` is unknown; the shapes or dtypes differ between the cores; or
+                the tensor is complex and `op` is "min" or "max".
         """
         if op not in _REDUCTIONS:
             raise InvalidValueError(
-                f"all_reduce has no op={op!r}",
-                fix=f"op is one of {', '.join(map(repr, _REDUCTIONS))}",
+                f"op must be one of {', '.join(map(repr, _REDUCTIONS))}, got {op!r}",
+                fix='core.all_reduce(tensor, "mean")',
             )
         if op in ("min", "max") and tensor.is_complex():
             raise InvalidValueError(
-                f"complex numbers have no {op}",
-                found=f"all_reduce of {tensor.dtype}",
+                f"all_reduce with op={op!r} is not supported for complex numbers",
+                found=f"a tensor of {tensor.dtype}",
                 fix=f"core.all_reduce(tensor.abs(), {op!r})",
             )
         with self.internal.together("all_reduce"):
             return self.backend.all_reduce(tensor.detach(), op)
 
     def mean(self, value) -> Any:
-        """Return the mean over the cores of a number, a tensor, or a dict of them. Collective.
+        """Return the mean of a number, tensor or dict of them over the cores. Collective.
 
-        A tensor stays on the device, so this does not wait for it; a number becomes a float. A
-        dict is averaged by name, in any order; all cores must have the same names.
+        A tensor stays on the device, so this method does not wait for the device. A number becomes
+        a float. A dict is averaged by name, whatever its order, and may contain dicts.
+
+        Raises:
+            OutOfSyncError: the dicts of the cores have different names.
         """
         import torch
 
@@ -466,8 +489,9 @@ class Core:
                 return mean_by_name(self, value)
         if isinstance(value, torch.Tensor):
             return self.all_reduce(value, "mean")
-        # Sent in two parts, because float32, the only type of some devices, cannot hold
-        # 16,777,217. They are added in host memory.
+        # Sent in two parts, because some devices have only float32, which cannot represent
+        # 16,777,217. The parts are added in host memory.
+        # `high` is the number rounded to the device's type, `low` the error of that.
         high = torch.tensor(float(value), dtype=self.backend.real)
         rest = 0.0
         if high.isfinite():
@@ -478,13 +502,14 @@ class Core:
         return parts.double().view(-1, 2).sum(1).mean().item()
 
     def gather(self, tensor: "torch.Tensor") -> "torch.Tensor":
-        """Return the tensors of all cores along the first axis, in order of rank. Collective.
+        """Concatenate the tensors of all cores in order of rank, along axis 0. Collective.
 
         The gradient flows back to the core that each row came from, as a contrastive loss over
-        all cores needs. In that case backward is collective, too.
+        all cores needs. If the tensor requires a gradient, `backward` is collective, too.
 
         Args:
-            tensor: a tensor of shape (N, ...), the same on every core; a scalar counts as (1,).
+            tensor: a tensor of shape (N, ...), with the same shape and dtype on every core; a
+                scalar counts as (1,).
 
         Returns:
             A tensor of shape (world_size * N, ...).
@@ -499,16 +524,17 @@ class Core:
             return self.backend.gather(tensor.detach())
 
     def init_process_group(self) -> None:
-        """Also put the cores into torch.distributed's default group. Collective.
+        """Create torch.distributed's default process group of the cores. Collective.
 
-        Layers and metrics that average by themselves ask `torch.distributed.is_initialized()`,
-        which is otherwise False on chips and in a dry run. On CUDA and TorchTPU it is True anyway.
+        Layers and metrics that average over processes by themselves check
+        `torch.distributed.is_initialized()`. Without this call that is False on chips with
+        torch_xla and in a dry run. On CUDA and TorchTPU it is always True.
         """
         with self.internal.together("init_process_group"):
             self.backend.init_process_group()
 
     def barrier(self) -> None:
-        """Wait until every core has come here. Collective."""
+        """Wait until every core has called this method. Collective."""
         with self.internal.together("barrier"):
             self.backend.barrier()
 
@@ -519,19 +545,19 @@ class Core:
         Call it on every core, not under `if core.is_main`.
 
         Raises:
-            OutOfSyncError: the cores of a loop of your own are out of sync.
+            OutOfSyncError: outside of `fit`, the cores' weights or settings are out of sync.
             OSError: the file cannot be written.
         """
         with self.internal.in_graph("save"):
             self.backend.sync()
-        if not self.internal.in_fit:
+        if not self.internal.in_fit:  # `fit` has compared the cores itself
             with self.internal.together("save"):
                 self.internal.agreement.compare_loop("before core.save")
         if self.is_main and not self.backend.is_recording:
             path = Path(path)
             path.parent.mkdir(parents=True, exist_ok=True)
             host = self.to_host(value)
-            # It writes another file, and renames it when it is complete.
+            # `write_whole` writes a second file, and renames it when it is complete.
             with write_whole(path) as file:
                 save_tensors(host, file)
         self.barrier()  # so that every core may read the file afterwards
@@ -544,6 +570,7 @@ class Core:
         import torch
         from torch.utils import _pytree as tree
 
+        # All tensors in one list, because each transfer from a TPU has a latency.
         leaves, structure = tree.tree_flatten(value)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         with self.internal.in_graph("to_host"):
@@ -569,17 +596,19 @@ class Core:
 
     @property
     def step_seconds(self) -> float | None:
-        """Median seconds of the host per step, over the last 64; None before the first step."""
+        """Median time of the last 64 steps on the host, in seconds; None before the first."""
         if not self.internal.step_seconds:
             return None
         return statistics.median(self.internal.step_seconds)
 
     @property
     def tflops_per_second(self) -> float | None:
-        """TFLOP/s per chip of the last 64 steps; None before `counting_flops` and two steps.
+        """TFLOP/s per chip of the last 64 steps; None before they are known.
 
-        A core of a v2 or v3, and a GPU, counts as a chip. It is the median over the steps with
-        known FLOPs, with the wait for batches, so compilations and evaluations do not count.
+        They are known after two steps with `counting_flops`, and in `fit`. A core of a v2 or v3,
+        and a GPU, counts as a chip. The value is the median over the steps with known FLOPs. Their
+        time includes the wait for batches. A step that compiles hardly changes a median, and steps
+        of an evaluation have no known FLOPs.
         """
         rates = self.internal.flops_per_second
         if not rates:
@@ -599,7 +628,7 @@ class Core:
 
 def _copy(module):
     """Copy a module, even if it has computed tensors, as with `torch.nn.utils.weight_norm`."""
-    computed = {}
+    computed = {}  # deepcopy's memo: by id, the copies that it need not make
     for layer in module.modules():
         for value in vars(layer).values():
             if getattr(value, "grad_fn", None) is not None:
@@ -608,7 +637,7 @@ def _copy(module):
         return copy.deepcopy(module, computed)
     except TypeError as error:  # a lock, an open file
         raise InvalidTypeError(
-            f"core.model makes a copy, and a part of this {type(module).__name__} cannot be copied",
+            f"core.model makes a copy, but a part of this {type(module).__name__} cannot be copied",
             found=error,
             fix="core.model(model, in_place=True), which moves the model itself",
         ) from error

@@ -17,7 +17,7 @@ from tpukit.essentials.launcher.flops import FlopCounter
 from tpukit.essentials.launcher.notebook_output import NotebookOutput
 from tpukit.essentials.launcher.random_numbers import RandomNumbers
 
-_STEPS_IN_MEDIAN = 64  # steps that compiled are rare among so many
+_STEPS_IN_MEDIAN = 64  # enough steps that the few which compile do not change the median
 
 
 class CoreInternal:
@@ -25,29 +25,30 @@ class CoreInternal:
 
     Attributes:
         send: sends a message to the kernel.
-        activity: the present activity of the core, which its heartbeats report.
+        activity: the current activity of the core, which its heartbeats report.
         output: lines, numbers and progress bars in the notebook.
         agreement: checks that the cores are in sync; see `tpukit.essentials.launcher.agreement`.
-        numbers: the random numbers; see `tpukit.essentials.launcher.random_numbers`.
+        numbers: the random number generators; see `tpukit.essentials.launcher.random_numbers`.
         seed_of_launch: the seed of all random numbers of the run.
         in_fit: True while `fit` trains, which compares the cores itself.
         open_steps: number of `core.step` blocks that are open in the worker function.
         has_met: whether this core has completed a collective.
-        step_seconds: seconds of the host per step, for the last 64 steps.
-        flops_per_second: FLOPs of a step divided by the seconds from the end of the step before to
-            its end, for the last 64 steps whose FLOPs are known. Steps of an evaluation have none.
-        seconds_of_step: from the end of the step before to the end of the last; None for the first.
+        step_seconds: the time of each of the last 64 steps on the host, in seconds.
+        flops_per_second: FLOP/s of the last 64 steps whose FLOPs are known. The time of a step
+            begins at the end of the previous step. The FLOPs of evaluation steps are unknown.
+        seconds_of_step: seconds from the end of the previous step to the end of the last one; None
+            after the first step.
         flops: counts the FLOPs of the first step of a loop with `Core.counting_flops`.
         flops_of_step: FLOPs of the forward and backward pass of the current step; None if they are
             not known.
         ends_between_steps: True while SIGTERM only sets `end_requested`.
         end_requested: True once SIGTERM has arrived; see `finishing_steps`.
-        stops_together: True if all cores have the same request to end, at the same boundary.
+        stops_together: True if a session asked all cores to end, and all are at the same boundary.
         began: `time.monotonic()` of the start of the core; in a session, of the run.
         at_boundary: called at each boundary if the core belongs to a session. A boundary is the
-            begin of an outermost step, or of a collective outside of steps. By the contract of
-            `Core` every core passes the same boundaries in the same order.
-        on_abandon: called by `abandon`.
+            beginning of an outermost step, or of a collective outside of steps. `Core` requires
+            the same collectives on every core, so all cores pass the same boundaries in order.
+        on_abandon: functions that `abandon` calls.
     """
 
     def __init__(self, core, send: Callable[[object], None], seed: int):
@@ -68,7 +69,7 @@ class CoreInternal:
         self.begin_run()
 
     def begin_run(self) -> None:
-        """Reset everything that belongs to one run; a run that was left may not have done it."""
+        """Reset the state of a run. A run that raised may have left its state behind."""
         self.began = time.monotonic()
         self.in_fit = False
         self.open_steps = 0
@@ -94,7 +95,8 @@ class CoreInternal:
         import torch
 
         # The next backward() would add to these gradients. All cores would average the same wrong
-        # sum, so no check would report it.
+        # sum, so no check would report it. No list has all optimizers of the user, but the garbage
+        # collector knows every object.
         for thing in gc.get_objects():
             if issubclass(type(thing), torch.optim.Optimizer):
                 thing.zero_grad(set_to_none=True)
@@ -117,7 +119,9 @@ class CoreInternal:
         self.activity.doing = "tracing" if traced else None
         self.open_steps += 1
         if core.backend.shares_process and not self.numbers.seeded:
-            core.seed()  # another core uses the host's numbers, too, so they cannot be put back
+            # Two cores draw from the host's generator, so its state cannot be restored after the
+            # step.
+            core.seed()
         try:
             with self.numbers.own():
                 yield
@@ -133,7 +137,7 @@ class CoreInternal:
     @contextlib.contextmanager
     def counting_flops(self) -> Iterator[None]:
         """Count the FLOPs within, as `Core.counting_flops` documents."""
-        if self.flops.problem:
+        if self.flops.problem:  # printed already, in the block that had it
             yield
             return
         counting = contextlib.nullcontext() if self._flops_are_known else self.flops.counting()
@@ -146,7 +150,7 @@ class CoreInternal:
 
     @contextlib.contextmanager
     def replayed_step(self) -> Iterator[None]:
-        """Wrap the replay of a captured step; `fit` uses this in place of `step`."""
+        """Replay a captured step in the `with` block; `fit` uses this instead of `step`."""
         self._pass_boundary()
         began = time.monotonic()
         self.activity.doing = "running"
@@ -163,7 +167,7 @@ class CoreInternal:
         now = time.monotonic()
         self.activity.count += 1
         self.step_seconds.append(now - began)
-        seconds = None
+        seconds = None  # the first step has no step before it
         if self._last_step_ended is not None:
             seconds = now - self._last_step_ended
         self._last_step_ended = now
@@ -174,13 +178,16 @@ class CoreInternal:
         self.flops_of_step = None
 
     def add_flops(self, flops: int) -> None:
-        """Note the FLOPs of the step that has just ended, for `Core.tflops_per_second`."""
+        """Record the FLOPs of the step that has just ended, for `Core.tflops_per_second`."""
         if flops and self.seconds_of_step:
             self.flops_per_second.append(flops / self.seconds_of_step)
 
     @contextlib.contextmanager
     def together(self, name: str) -> Iterator[None]:
-        """Mark a collective: an exception within it was most likely caused by another core."""
+        """Mark a collective in the `with` block, for heartbeats and for failure reports.
+
+        An exception in the block was most likely caused by another core.
+        """
         self._pass_boundary()
         with self._marked(name):
             yield
@@ -189,11 +196,11 @@ class CoreInternal:
     def _marked(self, name: str) -> Iterator[None]:
         activity = self.activity
         outer = activity.waiting
-        activity.waiting = outer or name  # the user called the outermost
+        activity.waiting = outer or name  # of nested collectives, the user called the outermost
         try:
             yield
         except BaseException as error:
-            # For the report of the failure, because it may be caught, or raised from another.
+            # On the exception itself, because user code may catch it and raise another from it.
             error.waiting = activity.waiting
             raise
         finally:
@@ -203,14 +210,14 @@ class CoreInternal:
 
     @contextlib.contextmanager
     def in_graph(self, name: str) -> Iterator[None]:
-        """Mark a wait for the device.
+        """Mark a wait for the device in the `with` block.
 
-        If collectives are part of the graph, it is also a wait for the cores.
+        If the device's graph contains collectives, this is also a wait for the other cores.
         """
         if not self._core.backend.in_graph or self.activity.waiting is not None:
             yield
             return
-        has_met = self.has_met  # the graph may as well be of this core alone
+        has_met = self.has_met  # restored below, because the graph may contain no collective
         # This is no boundary: core 0 alone copies the numbers that it logs to the host.
         with self._marked(name):
             yield
@@ -218,9 +225,9 @@ class CoreInternal:
 
     @contextlib.contextmanager
     def finishing_steps(self) -> Iterator[None]:
-        """In this block SIGTERM only sets `end_requested`; `fit` then ends its step and saves.
+        """Let SIGTERM only set `end_requested` in the block, so `fit` ends its step and saves.
 
-        The kernel waits for core 0 to do that, also after an interrupt; `signals` says how long.
+        Also after an interrupt, the kernel waits up to `signals.SAVE_SECONDS` for core 0 to save.
         """
         self.ends_between_steps = True
         self.send(messages.FinishesSteps(self._core.rank))
@@ -230,7 +237,7 @@ class CoreInternal:
             self.ends_between_steps = False
 
     def snapshot(self, value: object) -> object:
-        """Return a copy of a value in host memory, unaffected by later changes of its tensors."""
+        """Return a copy of a value in host memory, which shares no memory with its tensors."""
         import torch
         from torch.utils import _pytree as tree
 

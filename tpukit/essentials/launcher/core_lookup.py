@@ -22,22 +22,21 @@ def leave() -> None:
 
 
 def find() -> "Core | None":
-    """Return the core of the calling thread, or else the only core of the process, or None."""
+    """Return the core of the calling thread, else the process's only core; None without one."""
     core = _cores.get(threading.get_ident())
-    if core is None and len(_cores) == 1:
+    if core is None and len(_cores) == 1:  # a thread that the worker function has started
         (core,) = _cores.values()
     return core
 
 
 def current_core() -> "Core":
-    """Return the `Core` of the calling code, anywhere within a worker function.
+    """Return the `Core` of the calling code, anywhere inside a worker function.
 
-    In a thread that the worker function has started, it is the process's core, if the process has
-    only one.
+    In a thread that the worker function has started, it returns the only core of the process.
 
     Raises:
-        TpukitRuntimeError: this process is not a worker, or the thread could belong to either of
-            two cores.
+        TpukitRuntimeError: this process is not a worker; or its process has two cores (v2 and v3),
+            and the worker function has started this thread.
     """
     core = find()
     if core is not None:
@@ -45,7 +44,8 @@ def current_core() -> "Core":
     thread = threading.current_thread().name
     if _cores:
         raise TpukitRuntimeError(
-            "this thread does not run one of the two cores of this process",
+            "tpukit.current_core() cannot tell to which of the process's two cores this thread "
+            "belongs",
             found=f"{thread}, on a chip with two cores",
             fix="call tpukit.current_core() in the worker function, and pass it to the thread",
         )

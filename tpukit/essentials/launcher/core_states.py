@@ -1,4 +1,4 @@
-"""Describe the present activity of the cores, if the run seems to stand still.
+"""Describe in a line why the cores of a run make no progress, for the display.
 
     core 0    waits in step()     "compiling graph 2 on core 1 for 5 s; graph 1 took 17 s,
     core 1    compiles graph 2     core 0 waits"
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from tpukit.essentials.backends import Compiling
 from tpukit.essentials.display import duration
 
-_QUIET_SECONDS = 2.0  # a shorter step, exchange or batch is not worth a line
-_COMPILE_SECONDS = 0.5  # a compilation is, as soon as a heartbeat reports it
-_SILENT_SECONDS = 10.0  # without a step, a message or a reason
-_HEARTBEATS_MISSED = 5  # of a process, before it counts as silent
-_MOST_ROWS = 16  # of cores
-_MOST_NAMED = 4  # cores that are named
+_QUIET_SECONDS = 2.0  # a shorter step, collective or wait for a batch gets no line
+_COMPILE_SECONDS = 0.5  # a compilation gets one earlier: it probably takes many seconds
+_SILENT_SECONDS = 10.0  # before a line says that there is no step and no message
+_HEARTBEATS_MISSED = 5  # before a process counts as silent
+_MOST_ROWS = 16  # cores in the table of activities
+_MOST_NAMED = 4  # cores that a text names one by one
 _DOING = {
     "tracing": "tracing the step",
     "running": "running the step",
@@ -31,11 +31,11 @@ _DOING = {
 class CoreState:
     """The last heartbeat of a core."""
 
-    activity: int
-    waiting: str | None
-    doing: Compiling | str | None
-    since: float  # when the kernel first read this
-    heard: float  # when the last heartbeat came
+    activity: int  # a counter that changes when the core makes progress
+    waiting: str | None  # the collective that the core is in
+    doing: Compiling | str | None  # the graph it compiles, or a key of `_DOING`
+    since: float  # time at which the kernel first read these values
+    heard: float  # time of the last heartbeat
 
 
 class CoreStates:
@@ -58,7 +58,8 @@ class CoreStates:
         self._clock = clock
         self._began = clock()
         self._states: dict[int, CoreState] = {}
-        self._compiled: dict[int, Compiling] = {}  # graphs that are over, though still reported
+        # By rank: a graph that the core still reports, although its compilation is over.
+        self._compiled: dict[int, Compiling] = {}
         self._different_since: float | None = None
 
     def started(self, rank: int) -> None:
@@ -79,7 +80,8 @@ class CoreStates:
         now = self._clock()
         if isinstance(doing, Compiling):
             if doing == last.doing and activity != last.activity:
-                # It has moved on, but a graph that could not be compiled stays counted.
+                # The counter changed, so the core no longer compiles. The runtime still reports a
+                # graph whose compilation failed.
                 self._compiled[rank] = doing
             if doing == self._compiled.get(rank):
                 doing = None
@@ -88,11 +90,11 @@ class CoreStates:
         self._states[rank] = CoreState(activity, waiting, doing, since=since, heard=now)
 
     def words(self, returned: Collection[int] = ()) -> str:
-        """Return in a line why no core moves; "" if any does."""
+        """Return a line that says why no core makes progress; "" if a core does."""
         now = self._clock()
         running = [rank for rank in self.ranks if rank not in returned]
         missing = [rank for rank in running if rank not in self._states]
-        if missing:
+        if missing:  # their devices have not started
             seconds = now - self._began
             if seconds <= _QUIET_SECONDS:
                 return ""
@@ -101,13 +103,14 @@ class CoreStates:
         if compiling:
             return self._compiling_text(compiling, running, now)
         still = [rank for rank in running if self._quiet(rank, now) > _QUIET_SECONDS]
-        # If one core moves, the others do not wait forever.
+        # If a core makes progress, the waits of the other cores will end.
         if still and len(still) == len(running):
             return self._still_text(still, running, now)
         return ""
 
     def _still_text(self, still: Sequence[int], running: Sequence[int], now: float) -> str:
-        """Return why all cores stand still."""
+        """Return why no core makes progress, given that all cores are quiet."""
+        # The order of the cases is that of their certainty, as the module documents.
         waiting = [rank for rank in still if self._states[rank].waiting]
         late = [rank for rank in still if not self._states[rank].waiting]
         # The cause comes before its effect: cores that wait for one that traces are not named.
@@ -119,6 +122,7 @@ class CoreStates:
             return self._late_text(late[0], waiting, running, now)
         if waiting:
             return self._all_wait_text(waiting, now)
+        # From here on no core is in a collective.
         reading = [rank for rank in late if self._states[rank].doing == "data"]
         if reading:
             subject = self._subject(reading, running)
@@ -160,8 +164,8 @@ class CoreStates:
         return f"{who} in {calls[waiting[0]]}() for {seconds}"
 
     def _compiling_text(self, compiling: Sequence[int], running: Sequence[int], now: float) -> str:
-        # First a core that compiles, not one that waits for it; of several the one that began
-        # first.
+        # A core that compiles comes before a core that waits for its result, and among several the
+        # core that began first.
         def order(rank: int) -> tuple[bool, float]:
             state = self._states[rank]
             return state.doing.is_waiting, state.since
@@ -219,7 +223,7 @@ class CoreStates:
         return rows
 
     def _about(self, rank: int, now: float) -> str:
-        """Return the reason why a core does not move; "" if it moves."""
+        """Return the reason why a core makes no progress; "" if it makes progress."""
         is_quiet = self._quiet(rank, now) > _QUIET_SECONDS
         if is_quiet or self._compiles(rank, now):
             return self._doing_text(rank, now)

@@ -1,6 +1,6 @@
 """Describe the state of a core as short values by name, so that cores can be compared.
 
-    held_tensors(...)    {"weights": {"0.weight": 512391, ...}, "buffers": {...}}     checksums
+    tensor_checksums(...)    {"weights": {"0.weight": 512391, ...}, "buffers": {...}}     checksums
     structure(model)     {"0": "1 Linear in_features=4, out_features=1, bias=True", ...}
     settings([sgd], None)        {"lr of SGD's group 0": "0.1", ...}
     called_text(loss)    "weighted_loss weights=(2,) 3a5f0c11"
@@ -15,14 +15,15 @@ import types
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-_EMPTY_CELL = types.CellType()  # of a variable that has no value yet
-# Bytes brought into host memory at a time: cores that copied a large model at once would fill it.
+_EMPTY_CELL = types.CellType()  # the cell of a closure's variable that has no value yet
+# Bytes that a core copies to host memory at a time (128 MiB). 8 cores that each copied a large
+# model at once would fill the host's memory.
 _PORTION_BYTES = 1 << 27
-_CLOSURE_DEPTH = 3  # of functions within functions
+_CLOSURE_DEPTH = 3  # levels of functions within functions that are described
 _Key = tuple[str, str]  # group, name
 
 
-def held_tensors(
+def tensor_checksums(
     core,
     modules: Mapping[str, object],
     optimizers: Iterable,
@@ -33,9 +34,9 @@ def held_tensors(
     """Return checksums of weights and buffers: {"weights": {name: checksum}, "buffers": ...}.
 
     Args:
-        core: brings tensors into host memory.
-        modules: by a prefix for the names of their tensors.
-        optimizers: parameters of these that are not in a module count as weights.
+        core: the `Core`, which copies tensors to host memory.
+        modules: the modules, each by a prefix for the names of its tensors.
+        optimizers: optimizers whose parameters count as weights, too, if no module has them.
         averaged: whether float buffers have been averaged and must be equal; otherwise they are
             left out.
         allow_different: patterns of names that are left out.
@@ -65,7 +66,7 @@ def _named_tensors(
     for prefix, module in modules.items():
         for name, parameter in _named_parameters(module):
             tensors["weights", prefix + name] = parameter
-            # Their optimizer has them, too, and they count once.
+            # The optimizer has the same parameters, and each must count once.
             known.add(id(parameter))
         for name, buffer in _named_buffers(module):
             if averaged or not _has_mean(buffer):
@@ -78,7 +79,7 @@ def _named_tensors(
     return tensors
 
 
-# A loss may be a plain function, which has neither parameters nor buffers.
+# The next three functions return nothing for a plain function, because a loss may be one.
 
 
 def _named_layers(module: object) -> Iterable[tuple[str, object]]:
@@ -121,9 +122,10 @@ def _portions(tensors: Mapping[_Key, object]) -> Iterator[list[_Key]]:
 
 
 def checksum(tensor) -> int:
-    """Return a checksum of the bits of a tensor in host memory; of a sparse one, of its sum."""
+    """Return a CRC-32 of the bytes of a tensor in host memory."""
     import torch
 
+    # Two sparse tensors can be equal with their entries in another order.
     if tensor.layout != torch.strided:
         tensor = tensor.to_dense()
     return zlib.crc32(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
@@ -149,12 +151,12 @@ def trains(optimizer, module) -> bool:
 
 
 def versions(optimizer) -> list[int]:
-    """Return how often each parameter was written to, which torch counts."""
+    """Return torch's count of writes to each parameter of an optimizer."""
     return [parameter._version for parameter in parameters_of(optimizer)]
 
 
 def gradient_checksum(core, optimizer) -> int | None:
-    """Return a checksum of an optimizer's gradients before its step; None if all are zero."""
+    """Return a checksum of all gradients of an optimizer; None if all gradients are zero."""
     gradients = [one.grad for one in parameters_of(optimizer) if one.grad is not None]
     gradients = core.to_host(gradients)
     if not any(map(_is_nonzero, gradients)):
@@ -171,7 +173,7 @@ def _is_nonzero(tensor) -> bool:
 
 
 def settings(optimizers: Iterable, schedule: object) -> dict[str, str]:
-    """Return the plain values of optimizers and of a schedule by name."""
+    """Return the numbers and texts in the settings of optimizers and of a schedule, by name."""
     values = {}
     for number, optimizer in enumerate(optimizers, start=1):
         kind = type(optimizer).__name__
@@ -181,6 +183,7 @@ def settings(optimizers: Iterable, schedule: object) -> dict[str, str]:
             for key, value in group.items():
                 if key != "params":
                     values[f"{key} of {kind}'s group {index}"] = value
+    # A schedule changes learning rates later, so its own state counts, too.
     if schedule is not None:
         for key, value in schedule.state_dict().items():
             values[f"{key} of {type(schedule).__name__}"] = value
@@ -203,7 +206,7 @@ def _is_plain(value: object) -> bool:
 
 
 def lazy_parameters(module) -> list[str]:
-    """Return the names of parameters that get their shape from the first batch."""
+    """Return the names of a module's parameters that get their shape from the first batch."""
     import torch
 
     is_lazy = torch.nn.parameter.is_lazy
@@ -240,7 +243,10 @@ def _functions(layer: object) -> dict[str, str]:
 
 
 def _constants(layer: object) -> dict[str, object]:
-    """Return the constants that torch's own layers declare; the repr of a loss has none of them."""
+    """Return the plain values among `__constants__`, such as a loss's `reduction`.
+
+    The repr of torch's losses does not show them.
+    """
     values = vars(layer)
     names = [name for name in getattr(layer, "__constants__", ()) if name in values]
     return {name: values[name] for name in names if _is_plain(values[name])}
@@ -256,12 +262,12 @@ def _tensor_texts(prefix: str, group: str, tensors: Iterable[tuple[str, object]]
     return texts
 
 
-def averaged_places(*modules: object) -> Callable[[], list]:
-    """Return a function that returns the buffers to average, as they are when it is called.
+def averaged_buffers(*modules: object) -> Callable[[], list]:
+    """Return a function that looks up the float buffers of modules, for averaging.
 
     A layer may replace a buffer, as `self.center = 0.9 * self.center + ...` does. The function
-    therefore keeps modules and names, not tensors. It takes 4 microseconds per step: a search
-    through all modules of a ResNet-34 would take 0.3 ms.
+    therefore remembers modules and names, not tensors. A call takes 4 microseconds; a search
+    through all modules of a ResNet-34 in each step would take 0.3 ms.
     """
     import torch
 
@@ -280,7 +286,7 @@ def averaged_places(*modules: object) -> Callable[[], list]:
             if buffer is None or not _has_mean(buffer):
                 continue
             if buffer.is_complex():
-                buffer = torch.view_as_real(buffer)  # no collective takes complex numbers
+                buffer = torch.view_as_real(buffer)  # no collective supports complex numbers
             found[id(buffers.get(name))] = buffer
         return list(found.values())
 
@@ -291,10 +297,11 @@ def averaged_places(*modules: object) -> Callable[[], list]:
 
 
 def called_text(value: object, depth: int = _CLOSURE_DEPTH) -> str:
-    """Return the name of a function, and the tensors and fractions bound to it.
+    """Return the name of a function, and the tensors and floats that are bound to it.
 
-    These are class weights or a share, for example. Whole numbers and texts do not count, because
-    the rank is bound to many functions that print something.
+    A loss may have class weights or a factor bound to it, by a closure or functools.partial.
+    Integers and strings are left out, because they may contain the rank, as in a function that
+    prints.
     """
     texts = []
     if depth:

@@ -7,17 +7,17 @@ core 0 has {"data": {"seed": 0}}, core 1 has {"data": {"seed": 1}}
            found after the first step, at the first comparison
     fix    make the dataset in the notebook, ...
 
-The fix belongs to the first group that differs, because a group explains those after it.
+The fix is that of the first group that differs, because its difference explains later ones.
 """
 
 from collections.abc import Mapping
 
 from tpukit.essentials.display import TpukitError, first_few
 
-# In the order in which a difference explains the next: different data give different weights.
+# A difference in one group explains differences in the next: other data give other weights.
 GROUPS = ("run", "data", "model", "settings", "weights", "buffers")
-_CHECKSUMS = ("weights", "buffers")  # groups whose values are checksums, which say nothing
-_MOST_SHOWN = 5
+_CHECKSUMS = ("weights", "buffers")  # groups whose values are checksums, so only names are shown
+_MOST_SHOWN = 5  # names per group
 _LONGEST_VALUE = 200  # characters
 _FACTS = {
     "run": "the cores do not run the same operations",
@@ -27,6 +27,7 @@ _FACTS = {
     "weights": "the cores hold different weights, and would train different models",
     "buffers": "the cores hold different buffers",
 }
+# The most common cause comes first.
 _FIXES = {
     "run": (
         "call it with the same arguments on every core\n"
@@ -63,7 +64,7 @@ _NOT_FROM_CORE_MODEL = (
 
 
 class OutOfSyncError(TpukitError, ValueError):
-    """The cores differ in something that must be in sync; the message names it and the cores."""
+    """The cores are out of sync; the message names the difference and the cores."""
 
 
 def difference(
@@ -76,8 +77,8 @@ def difference(
     """Return the error for the states of all cores.
 
     Args:
-        when: name of the check that found it, such as "after the first step".
-        everyone: by rank, the state: by group, short values by name.
+        when: name of the check that found the difference, such as "after the first step".
+        everyone: the state of each core, in order of rank: {group: {name: value}}.
         before: name of the last check at which the cores were in sync; None if there was none.
         from_core: whether the model came from `core.model`.
     """
@@ -111,6 +112,7 @@ def _group_text(group: str, states: list[Mapping]) -> str:
     if len(rows) > _MOST_SHOWN:
         more = f" and {len(rows) - _MOST_SHOWN} more"
     shown = list(rows)[:_MOST_SHOWN]
+    # A checksum means nothing to a reader, so show only which cores have the same.
     if group in _CHECKSUMS:
         cores = [_cores(ranks) for ranks in _ranks_by_value(rows[shown[0]]).values()]
         return f"{group}: {', '.join(shown)}{more}; {' differs from '.join(cores)}"
@@ -119,7 +121,7 @@ def _group_text(group: str, states: list[Mapping]) -> str:
 
 
 def _different_rows(states: list[Mapping]) -> dict[str, list[str]]:
-    """Return by name the values of all cores, "none" for a missing one, if they differ."""
+    """Return the values that differ: {name: [value on each core]}, "none" for a missing one."""
     names = {}  # an ordered set
     for state in states:
         names |= dict.fromkeys(state)

@@ -1,12 +1,12 @@
-"""Describe a core that failed: the event, the place, the collective it waited in, and the fix.
+"""Describe a core that failed: the event, the line, the collective it waited in, and the fix.
 
     core 1: raise KeyError("image")      Failure(rank=1, what="raised KeyError: 'image'", ...)
     core 0: barrier() fails without it   Failure(rank=0, what="raised ...", waiting="barrier", ...)
-    Failures.first()                     that of core 1, because it was in no collective
+    Failures.first()                     the one of core 1, because core 1 was in no collective
     report(failure, topology)            fact, found, fix and traceback, for `WorkerError`
 
-The core itself describes an exception. The kernel describes what a core cannot: that its process
-was killed, or that the run hangs.
+The core itself describes an exception. The kernel describes two other failures: a process that was
+killed, and a run that hangs.
 """
 
 import os
@@ -30,19 +30,19 @@ from tpukit.essentials.launcher.signals import (
     Terminated,
 )
 
-# The folder of tpukit, so that errors blame the line of its caller. It ends with a separator,
-# because another folder, such as "tpukit-experiments", is the user's.
+# The folder of tpukit. An error names the innermost line outside of it, which is the user's. It
+# ends with a separator, because a folder such as "tpukit-experiments" is the user's, too.
 _TPUKIT = f"{Path(__file__).parents[2]}{os.sep}"
 # The last frame in one of these files calls the worker function.
 _WORKERS = [str(Path(__file__).with_name(name)) for name in ("worker.py", "session_worker.py")]
 _LONGEST_FACT = 2_000  # characters in a message
 _LONGEST_TRACE = 20_000  # characters in a message; `WorkerError.traceback` is whole
-_LONGEST_CAUSE = 100_000  # characters of a `__cause__`, which a notebook prints whole
-_LAST_READ_SECONDS = 0.1  # for the last rows of a log, once every core has returned or failed
+_LONGEST_CAUSE = 100_000  # characters of a `__cause__`, of which a notebook prints every one
+_LAST_READ_SECONDS = 0.1  # for the last log rows to arrive, when every core has returned or failed
 _MIB = 2**20
 
-# Texts of torch for .cuda() and .to("cuda") on a machine without a GPU. The last one appears after
-# is_available() in the notebook.
+# Texts of torch for .cuda() and .to("cuda") on a machine without a GPU. The last text appears if
+# the notebook has called torch.cuda.is_available() before the fork.
 _NO_CUDA = (
     "not compiled with CUDA enabled",
     "Found no NVIDIA driver",
@@ -57,9 +57,9 @@ _NOT_CLASSES = ("expected scalar type Long but found",)
 _NOT_AS_EXPORTED = "AssertionError: Guard failed:"
 _TERMINATED = "was ended by SIGTERM"
 _FIX_OF_SIGTERM = (
-    "something outside of the notebook ended it: the platform (a spot machine, its time is up) or "
-    "a kill;\nwith fit(checkpoints=tpukit.Checkpoints(folder, backup_dir=...)) the same cell "
-    "continues from the last checkpoint"
+    "use fit(checkpoints=tpukit.Checkpoints(folder, backup_dir=...)): then the same cell continues "
+    "from the last checkpoint;\nthe platform sends SIGTERM if it takes back a spot machine or the "
+    "session's time is up, and `kill` sends it, too"
 )
 
 
@@ -87,15 +87,16 @@ class Failure:
     Attributes:
         rank: the core.
         when: `time.monotonic()`, a clock that all processes of a machine share; 0 if this failure
-            caused all others.
+            certainly came before all others.
         what: the event, such as "raised KeyError: 'a'" or "was killed by SIGKILL".
-        waiting: the collective it was in, so the cause is probably another core; None for none.
-        place: the innermost line that is not a library's.
-        trace: the traceback, or other text that shows the circumstances.
-        title: the name of `trace` in the message.
-        error: the exception itself, if it can be pickled.
-        found: the evidence that the exception itself brings.
-        fix: what to do about it.
+        waiting: the collective in which the core failed, probably because of another core; None if
+            it was in none.
+        place: the innermost line of the user's code; None if it is not known.
+        trace: the traceback, the last output or the stacks.
+        title: the heading of `trace` in the message.
+        error: the exception, if it can be pickled.
+        found: the evidence in the exception's own message.
+        fix: the action that the message advises.
     """
 
     rank: int
@@ -118,8 +119,8 @@ class Failure:
 class Failures:
     """The failures of a run so far.
 
-    The first report that arrives need not be of the first failure. So the kernel waits a little for
-    other reports, and longer if all failed cores were in collectives.
+    The first report that arrives need not be about the first failure. So the kernel waits for other
+    reports: 0.5 s, or 2 s if all failed cores were in collectives.
     """
 
     def __init__(self) -> None:
@@ -143,9 +144,11 @@ class Failures:
             self._wait_at_most(FAILURE_SECONDS)
 
     def are_settled(self, every_core_is_known: bool) -> bool:
-        """Return whether no earlier failure can still arrive.
+        """Return whether the wait for reports of earlier failures is over.
 
-        This is soon the case if every core has returned or failed.
+        Args:
+            every_core_is_known: True if every core has returned or failed, which ends the wait
+                after 0.1 s.
         """
         if self and every_core_is_known:
             self._wait_at_most(_LAST_READ_SECONDS)
@@ -154,7 +157,8 @@ class Failures:
     def first(self) -> Failure | None:
         """Return the failure that caused the others.
 
-        That is the earliest outside of a collective if there is any, otherwise the earliest.
+        That is the earliest failure outside of a collective if there is one, otherwise the earliest
+        of all.
         """
 
         def order(failure: Failure) -> tuple[bool, float]:
@@ -173,6 +177,8 @@ def exception_raised(rank: int, error: BaseException) -> Failure:
     """Describe the exception that ended a worker function."""
     when = time.monotonic()
     parts = _parts(error)
+    # The result cannot be pickled. The error names its part, and a traceback would show only the
+    # code of tpukit.
     if isinstance(error, SerializationError):
         what = f"returned something that cannot leave its process: {parts.fact}"
         return Failure(rank, when, what, fix=parts.fix)
@@ -191,7 +197,7 @@ def exception_raised(rank: int, error: BaseException) -> Failure:
 
 
 def device_not_started(rank: int, error: BaseException) -> Failure:
-    """Describe the exception of a device that did not start: not one of the user's code."""
+    """Describe the exception of a device that did not start, before any code of the user ran."""
     trace = "".join(traceback.format_exception(error))
     parts = _parts(error)
     return Failure(
@@ -212,13 +218,13 @@ def sigterm_received(rank: int, frame: object) -> Failure:
         time.monotonic(),
         _TERMINATED,
         trace=stack_text(frame),
-        title="where it stood",
+        title="its stack when SIGTERM arrived",
         fix=_FIX_OF_SIGTERM,
     )
 
 
 def stack_text(frame: object) -> str:
-    """Return the stack of a core as text, from the worker function on."""
+    """Return the stack of a core as text, without the frames that call the worker function."""
     steps = traceback.extract_stack(frame)
     begin = 0
     for index, step in enumerate(steps):
@@ -242,23 +248,24 @@ def process_ended(
 
     Args:
         rank: the rank of its first core.
-        exitcode: as `multiprocessing.Process.exitcode`.
+        exitcode: as `multiprocessing.Process.exitcode`, so negative for a signal.
         started: whether its device had started.
-        memory: the peak in bytes that it last reported.
+        memory: the peak host memory in its last report, in bytes; None without a report.
         last_output: the last lines that it printed.
     """
     when = time.monotonic()
     if exitcode == -signal.SIGKILL:
-        when = 0.0  # no core kills another: it was the first, even if a busy kernel sees it last
+        # No core kills another, so this failure was the first, even if a busy kernel sees it last.
+        when = 0.0
         used = ""
         if memory:
             used = f"; at its last report it had used {memory / _MIB:,.0f} MiB"
         what = f"was killed by SIGKILL, which happens when host memory runs out{used}"
         fix = (
             "a smaller batch_size, fewer cores= or DataLoader workers, or a dataset that is read "
-            "from disk, not held in memory"
+            "from disk instead of one in memory"
         )
-    elif exitcode < 0:
+    elif exitcode < 0:  # another signal, such as SIGSEGV or SIGABRT of native code
         what = f"was killed by {_signal_name(-exitcode)}"
         fix = "a native library ended it; see what it printed last"
         if not started:
@@ -267,7 +274,7 @@ def process_ended(
     else:
         what = f"ended with exit status {exitcode} before it returned"
         fix = "leave the worker function with return, not os._exit"
-    return Failure(rank, when, what, trace=last_output, title="the last it printed", fix=fix)
+    return Failure(rank, when, what, trace=last_output, title="its last output", fix=fix)
 
 
 def _signal_name(number: int) -> str:
@@ -289,21 +296,22 @@ def run_hangs(rank: int, what: str, fix: str, *, stacks: dict[int, str | None]) 
     Args:
         rank: the core to blame; its stack comes first.
         what: the event.
-        fix: what to do about it.
-        stacks: by rank; None for a core that did not answer.
+        fix: the action to advise.
+        stacks: the stack of each core as text, by rank; None for a core that did not answer.
     """
     texts = []
+    # The core to blame first; `sorted` leaves the order of the others.
     for core in sorted(stacks, key=lambda core: core != rank):
         stack = stacks[core]
         if stack is None:
-            stack = "does not answer: native code holds its interpreter\n"
+            stack = "does not answer: native code blocks its Python interpreter\n"
         texts.append(f"core {core}:\n{stack}")
     return Failure(
         rank,
         time.monotonic(),
         what,
         trace="".join(texts),
-        title="where the cores stand",
+        title="the stacks of the cores",
         fix=fix,
     )
 
@@ -315,9 +323,9 @@ def report(failure: Failure, topology: Topology, others: str = "ended") -> Repor
     """Return the parts of the error that a user reads; the details are the traceback.
 
     Args:
-        failure: of the core to blame.
+        failure: the failure that caused all others.
         topology: the layout of the run.
-        others: the other cores were "ended", or "stopped" if their session continues.
+        others: what happened to the other cores: "ended", or "stopped" if their session continues.
     """
     what = _shortened(failure.what, _LONGEST_FACT)
     fact = f"core {failure.rank} of {topology.world_size} {what}{_others(topology.cores, others)}"
@@ -344,11 +352,11 @@ def _others(cores: int, what: str) -> str:
 
 
 def _shortened(text: str, most: int) -> str:
-    """Leave out the middle of a long text: an exception may hold the print of a whole tensor."""
+    """Leave out the middle of a long text; an exception's text may contain a whole tensor."""
     left_out = len(text) - most
     if left_out <= 0:
         return text
-    half = most // 2
+    half = most // 2  # errors often have their reason at the beginning or at the end
     return f"{text[:half]} [... {left_out:,} characters are left out here ...] {text[-half:]}"
 
 
@@ -365,11 +373,11 @@ def _notebook_cell(file: str) -> int | None:
     shell = ipython.get_ipython() if ipython else None
     if shell is None:
         return None
-    numbers = getattr(shell.compile, "_filename_map", None)
+    numbers = getattr(shell.compile, "_filename_map", None)  # {file name: cell}, from IPython 8 on
     if numbers is None:  # IPython 7, on Colab, makes the name from the source
         numbers = {}
         for number, source in enumerate(shell.history_manager.input_hist_raw):
-            for end in ("", "\n"):  # the history has lost a last line end
+            for end in ("", "\n"):  # the history stores cells without their last line end
                 text = source + end
                 numbers[shell.compile.get_code_name(text, text, number)] = number
     return numbers.get(file)
@@ -415,7 +423,7 @@ def _own_traceback(error: BaseException) -> str:
 
 
 def _waiting(error: BaseException) -> str | None:
-    """Return the collective in which an exception was raised, which `Core` notes on it."""
+    """Return the collective in which an exception was raised; `CoreInternal` stores it there."""
     for link in _chain(error):
         if hasattr(link, "waiting"):
             return link.waiting
@@ -423,16 +431,16 @@ def _waiting(error: BaseException) -> str | None:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an exception, and those that it was raised from."""
+    """Yield an exception, and then each exception that was its cause or context."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
 def _place(error: BaseException) -> Place | None:
-    """Return the innermost line that is neither a library's nor tpukit's own; None for none."""
+    """Return the innermost line of the user's own code; None if the traceback has none."""
     libraries = (_TPUKIT, sysconfig.get_path("stdlib"), "<frozen")
-    # From the innermost frame outwards: the first that is the user's own is where to look.
+    # From the innermost frame outwards. Libraries are the standard library and site-packages.
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         is_library = frame.filename.startswith(libraries) or "site-packages" in frame.filename
         if not is_library:
@@ -441,7 +449,10 @@ def _place(error: BaseException) -> Place | None:
 
 
 def _sendable(error: BaseException) -> BaseException | None:
-    """Return the exception if the kernel can unpickle it; many cannot be made from `args`."""
+    """Return the exception if the kernel can unpickle it, otherwise None.
+
+    Pickle calls the class with `error.args`, which many exception classes do not support.
+    """
     try:
         if len(str(error)) > _LONGEST_CAUSE:
             return None
@@ -455,10 +466,11 @@ def _sendable(error: BaseException) -> BaseException | None:
 
 
 def _fix_of_an_exception(what: str) -> str:
+    # Texts of torch and torch_xla that users of GPUs meet first on a TPU.
     if any(words in what for words in _NO_CUDA):
         return (
-            "core.model(model) in place of model.cuda(), and .to(core.device) of .cuda(); "
-            "batches are there already"
+            "core.model(model) in place of model.cuda(), and tensor.to(core.device) in place of "
+            "tensor.cuda(); batches of core.batches are on the device already"
         )
     if "DataLoader worker (pid" in what:
         return _fix_of_a_dead_loader()
@@ -467,14 +479,15 @@ def _fix_of_an_exception(what: str) -> str:
     if any(words in what for words in _NOT_ON_XLA):
         return (
             "model = core.model(model) before the optimizer is made, and .to(core.device) for "
-            "tensors that the function makes itself; batches are there already"
+            "tensors that the function makes itself; batches of core.batches are on the device "
+            "already"
         )
     if any(words in what for words in _NOT_CLASSES):
         return "targets of classes are int64: targets.long(), in the dataset or before the loss"
     if _NOT_AS_EXPORTED in what:
         return (
-            "core.model(model) of the model itself; a module of torch.export takes only batches of "
-            "the shape it was exported with,\nunless that axis is free: torch.export.export(model, "
+            "core.model(model) with the original model; a module of torch.export supports only the "
+            "batch shape of its export,\nunless an axis is dynamic: torch.export.export(model, "
             "(inputs,), dynamic_shapes=({0: torch.export.Dim.AUTO},))"
         )
     return Failure.fix
@@ -485,8 +498,9 @@ def _fix_of_a_dead_loader() -> str:
     if os.path.isdir("/dev/shm"):
         free = shutil.disk_usage("/dev/shm").free
     return (
-        f"a DataLoader process was killed: host memory, or /dev/shm, which has {free / _MIB:,.0f} "
-        "MiB free;\nworkers=0, a smaller batch_size, or a container with more shared memory"
+        f"a DataLoader process was killed, probably for lack of host memory or of /dev/shm (now "
+        f"{free / _MIB:,.0f} MiB free);\nworkers=0, a smaller batch_size, or a container with more "
+        "shared memory"
     )
 
 
@@ -498,7 +512,7 @@ def _fix_of_a_start(text: str) -> str:
             "then run this cell again"
         )
     return (
-        "chips stay busy for some seconds after a worker was killed: wait half a minute and run "
-        "the cell again;\nif that does not help, tpukit.check() names who holds them, and a "
-        "restart of the session frees them"
+        "wait half a minute and run the cell again, because chips stay busy for some seconds after "
+        "a worker was killed;\nif that does not help, tpukit.check() names the process that uses "
+        "the chips, and a restart of the session frees them"
     )

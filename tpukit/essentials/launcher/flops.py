@@ -3,15 +3,15 @@
     F.linear(x, weight)    x (32, 784), weight (10, 784)    forward 2 x 32 x 784 x 10 = 0.5 MFLOP
                                                             forward and backward 3 x that
 
-The calls of torch in the forward pass of a single step are watched. Each matrix product,
-convolution and attention is repeated on meta tensors, which have shapes and no values, and
-`torch.utils.flop_counter` has the formula of each operation. The device does nothing more, no code
-of the user runs twice, and later steps are not watched.
+tpukit intercepts the calls of torch in the forward pass of a single step. It repeats each matrix
+product, convolution and attention on meta tensors, which have shapes and no values, and applies the
+formulas of `torch.utils.flop_counter`. The device does no additional work, no code of the user runs
+twice, and later steps are not intercepted.
 
 The backward pass of a product has two products of the same size: one gives the gradient of the
 weight, the other that of the input. So a step counts 3 x the forward pass, as in PaLM
 (arXiv:2204.02311, appendix B). A forward pass that activation checkpointing repeats is not counted.
-A frozen weight needs no gradient: its layer counts 2 x if a gradient goes through it, else 1 x.
+A layer with a frozen weight counts 2 x if a gradient flows through it to its input, else 1 x.
 """
 
 import contextlib
@@ -37,8 +37,8 @@ class FlopCounter:
     """The FLOPs of the calls within `counting`.
 
     Attributes:
-        flops: of the forward and the backward pass, of all calls so far.
-        problem: the reason why a call could not be counted; "" if all could.
+        flops: FLOPs of the forward and the backward pass of all calls so far.
+        problem: the reason why a call could not be counted; "" if all calls were counted.
     """
 
     def __init__(self):
@@ -47,12 +47,12 @@ class FlopCounter:
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[None]:
-        """Count the calls within. It raises nothing of its own."""
+        """Count the calls in the `with` block; set `problem` if that fails."""
         with _call_mode()(self):
             yield
 
     def add(self, function, args: tuple, kwargs: dict) -> None:
-        """Count a call, if it contains a product."""
+        """Add the FLOPs of a call, if it computes a matrix product."""
         name = getattr(function, "__name__", "")
         if name not in _WITH_PRODUCTS or self.problem:
             return
@@ -77,7 +77,8 @@ def _passes(args: tuple, kwargs: dict) -> int:
         # A vector is a bias, whose gradient is a sum and no product.
         if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.ndim > 1:
             factors.append(leaf)
-    # In a checkpointed block the activations do not show that they need a gradient.
+    # In a checkpointed block without gradients, `requires_grad` of an activation is False although
+    # the second pass computes its gradient.
     if not is_checkpointed and not any(factor.requires_grad for factor in factors):
         return _FORWARD
     for factor in factors:
@@ -114,20 +115,21 @@ def _forward_flops(function, args: tuple, kwargs: dict) -> int:
         dtype = torch.float32 if leaf.is_floating_point() else leaf.dtype
         return torch.empty(leaf.shape, dtype=dtype, device="meta")
 
+    # The call runs again on meta tensors, which computes shapes only and takes no device time.
     args, kwargs = tree.tree_map(on_meta, (args, kwargs))
     with torch.no_grad(), _operation_mode()() as operations:
         function(*args, **kwargs)
     return operations.flops
 
 
-# Modes are classes of torch, which this module must not import. A class that is made for each
-# count would stay until the garbage collector runs.
+# The modes derive from classes of torch, which this module must not import at its start. They are
+# cached, because a new class per count would stay in memory until the garbage collector runs.
 @functools.cache
 def _call_mode() -> type:
     from torch.overrides import TorchFunctionMode
 
     class CallMode(TorchFunctionMode):
-        """Gives each call of a function of torch to a counter."""
+        """Passes each call of a torch function to a counter, then makes the call."""
 
         def __init__(self, counter: FlopCounter):
             super().__init__()

@@ -1,4 +1,4 @@
-"""Gather tensors with their gradient, and Python objects, of all cores; average numbers by name.
+"""Gather Python objects, and tensors with gradients, from all cores; average numbers by name.
 
 core 0    mean_by_name(core, {"cat": 0.9, "dog": 0.5})    {"cat": 0.5, "dog": 0.6}
 core 1    mean_by_name(core, {"dog": 0.7, "cat": 0.1})    {"dog": 0.6, "cat": 0.5}
@@ -12,21 +12,23 @@ from tpukit.essentials.launcher.difference import OutOfSyncError, different_name
 
 
 def gather_objects(core, value: object) -> list:
-    """Return the objects of all cores, in order of rank. Collective: call it on every core.
+    """Return the objects of all cores, in order of rank. Collective.
 
-    Tensors in them are in host memory.
+    Args:
+        core: the `Core`.
+        value: an object that pickle supports, with its tensors in host memory.
     """
     import torch
 
     data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
     (length,) = core.to_device([torch.tensor([len(data)])])
     lengths = core.gather(length)
-    # Without `sync` this would become a part of the next step, which would compile again. It is
-    # not `step`, because steps are timed.
+    # Without `sync` this gather would become a part of the next step, which would compile again.
+    # `core.step` would do the same, but it would add to the measured step times.
     core.sync()
     lengths = core.to_host(lengths).tolist()
-    # A collective needs one shape. A power of two, so that objects that grow a little do not
-    # compile another graph.
+    # A collective needs the same shape on every core. A power of two, so that objects that grow a
+    # little do not compile another graph.
     power_of_two = 1 << (max(lengths) - 1).bit_length()
     padded = torch.zeros(power_of_two, dtype=torch.uint8)
     padded[: len(data)] = data
@@ -41,9 +43,13 @@ def gather_objects(core, value: object) -> list:
 
 
 def gather_with_gradient(core, tensor):
-    """Gather a tensor; backward gives each core the sum of all cores' gradients for its rows."""
+    """Gather a tensor of shape (N, ...) as `Core.gather` does, with a gradient.
+
+    In backward each core gets the sum of all cores' gradients for its own N rows.
+    """
     import torch
 
+    # The class is made here, because it uses `core`, and torch must not be imported at the start.
     class Gather(torch.autograd.Function):
         @staticmethod
         def forward(context, mine):
@@ -61,9 +67,9 @@ def gather_with_gradient(core, tensor):
 def mean_by_name(core, values: Mapping) -> dict:
     """Return the means over the cores of numbers and tensors with the same name. Collective.
 
-    Dicts may be nested. Numbers and names travel in one message. If there are only tensors, and
-    the call is within a step that is recorded as a graph, the names are not compared, because that
-    would cut the graph in two; the tensors are then averaged in the order of their names.
+    Dicts may be nested. Numbers and names travel in one message. Inside a step that is recorded as
+    a graph, that message would cut the graph in two. So if all values are tensors there, the names
+    are not compared, and the tensors are averaged in the order of their names.
 
     Raises:
         OutOfSyncError: the cores have different names, or different kinds of values.
@@ -80,8 +86,9 @@ def mean_by_name(core, values: Mapping) -> dict:
         _refuse_different_names([kinds for kinds, _ in everyone])
         for name in numbers:
             parts = [theirs[name] for _, theirs in everyone]
-            numbers[name] = math.fsum(parts) / len(parts)
+            numbers[name] = math.fsum(parts) / len(parts)  # exact, so equal on all cores
     means = dict(numbers)
+    # In the order of names, so that all cores call the collectives in the same order.
     for name in sorted(tensors, key=repr):
         means[name] = core.mean(tensors[name])
     return _nested(values, means)
@@ -121,6 +128,6 @@ def _refuse_different_names(everyone: list[dict[tuple, str]]) -> None:
     raise OutOfSyncError(
         "core.mean of a dict averages by name, and the cores have different names",
         found=different_names(named),
-        fix="the same names on every core, with 0 for a class that this core has not seen: "
+        fix="use the same names on every core, with 0 for a class that this core has not seen: "
         "core.mean({name: values.get(name, 0.0) for name in names})",
     )

@@ -9,8 +9,9 @@ and, in the same message, one flag per parameter:
     b.grad     6.0         None, sent as 0.0     3.0
     flags      1, 1        1, 0                  1, 0.5
 
-A flag above 0 says that some core has a gradient, so both cores keep 3.0 for b. If no core has
-one, the parameter keeps None, because with a gradient of zeros the optimizer would decay it.
+A mean flag above 0 says that some core has a gradient, so both cores use 3.0 for b. If no core has
+a gradient for a parameter, its gradient remains None: with a gradient of zeros, weight decay and
+momentum would still change the parameter.
 """
 
 import weakref
@@ -28,17 +29,21 @@ class GradientAverage:
 
     def __init__(self, backend: Backend, names_of: Callable[[list], list[str]], say: Callable):
         self._backend = backend
-        self._names_of = names_of  # the names of parameters
+        self._names_of = names_of  # returns the names of parameters
         self._say = say  # prints a line for the user
-        # Per optimizer: which parameters have a gradient on any core, by which have one here.
+        # Per optimizer: {flags of the parameters with a gradient on this core: flags of those with
+        # a gradient on any core}, so that a pattern that came before needs no reading.
         self._anywhere: weakref.WeakKeyDictionary[object, dict] = weakref.WeakKeyDictionary()
 
     def forget(self) -> None:
-        """Forget what is known of gradients; after a run that was left, cores may know unequal."""
+        """Forget the patterns of gradients: after a run that raised, cores may know different ones.
+
+        On a TPU a core that knows its pattern does not read the flags, while another would.
+        """
         self._anywhere.clear()
 
     def __call__(self, optimizer, also: Iterable = ()) -> None:
-        """Average gradients, and `also` (float tensors). Collective: call it on every core."""
+        """Average the gradients of an optimizer, and the float tensors in `also`. Collective."""
         is_first = optimizer not in self._anywhere
         if self._backend.world_size == 1 and not is_first:
             return
@@ -57,11 +62,11 @@ class GradientAverage:
         gradients, flags = self._exchange(trained, here, also)
         known = self._anywhere.setdefault(optimizer, {})
         if all(here):
-            # This core alone shows that every parameter has a gradient somewhere, so nothing is
-            # read.
+            # Every parameter has a gradient on this core, so no flag of another core is needed.
             known[here] = here
             return
-        # Reading waits for the device. On a TPU one reading is enough if `here` never changes.
+        # Reading the flags waits for the device. On a TPU all cores must use the same layers, so
+        # one reading per pattern is enough.
         is_settled = self._backend.in_graph and known.keys() == {here}
         if not is_settled:
             known[here] = self._read(flags, trained)
@@ -127,8 +132,8 @@ class GradientAverage:
         if sparse := [one for one in parameters if one.grad.layout is not torch.strided]:
             names = first_few(self._names_of(sparse), 5)
             raise InvalidValueError(
-                "sparse gradients cannot be averaged over the cores, because each core has "
-                "other rows",
+                "sparse gradients cannot be averaged over the cores, because the gradients of each "
+                "core have different rows",
                 found=f"the gradient of {names} is {sparse[0].grad.layout}",
                 fix=(
                     "torch.nn.Embedding(..., sparse=False), and an "

@@ -3,11 +3,11 @@
     launch(train, config)
       check the arguments; choose backend, cores and processes      here and in `topology`
       fork the worker processes                                     `worker_group`
-      take in their messages until all are done or a core failed    `worker_group`, `watchdog`
-      end them                                                      `worker_group`
+      read their messages until all are done or a core failed       `worker_group`, `watchdog`
+      end the processes                                             `worker_group`
 
-It returns a `Run`, or raises a `WorkerError` or a `LaunchInterrupted`, which have a `Run` with the
-results so far.
+`launch` returns a `Run`, or raises a `WorkerError` or a `LaunchInterrupted`. The attribute `run` of
+these errors is a `Run` with the results so far.
 """
 
 import contextlib
@@ -44,6 +44,7 @@ from tpukit.essentials.launcher.worker import Task, seed_of
 from tpukit.essentials.launcher.worker_group import InProcessGroup, WorkerGroup
 
 _MIB = 2**20
+# Printed if every core has trained and none was in a collective.
 _EACH_ALONE = (
     "no core has waited for another: each has trained a separate model. core.model, "
     "core.batches and core.optimizer_step join the cores; tpukit.launch_each is for independent "
@@ -58,16 +59,16 @@ class Run:
 
     Attributes:
         results: the return values of the worker function, by rank, with tensors on the CPU. None
-            for a core that has not returned, which happens only in a failed run.
+            for a core that has not returned, which is only possible in the `Run` of an error.
         cores: number of cores that ran.
         device: the kind of core, such as "TPU v5e core".
         seconds: wall time from the fork to the last result.
-        memory: peak host memory of each core's process in bytes. Pages that it shares with the
-            kernel count.
+        memory: peak host memory of each core's process in bytes, with the pages that the process
+            shares with the kernel.
         log: the rows of `core.log` in order, each a dict with "step" and the values.
         memory_growth: largest growth in bytes of each core's process since its start, computed from
-            the peak that the system records. Mapped files, such as a cache, and the kernel's own
-            memory do not count.
+            the peak that the operating system records. Mapped files, such as a cache, and memory of
+            the notebook's kernel do not count.
     """
 
     results: list[Any]
@@ -129,10 +130,11 @@ class Run:
 
 
 class WorkerError(TpukitError, RuntimeError):
-    """A core failed, or the run hung; all other cores were ended, or stopped in a session.
+    """A core failed, or the run hung, so tpukit has ended or stopped all other cores.
 
-    The exception that the core raised is the `__cause__`, if it can be pickled and its text is
-    shorter than a megabyte.
+    `launch` ends the worker processes. A session stops the worker function, and keeps the processes
+    if it can. The exception that the core raised is the `__cause__`, if it can be pickled and its
+    text has at most 100,000 characters.
 
     Attributes:
         rank: the core that failed first.
@@ -146,9 +148,9 @@ class WorkerError(TpukitError, RuntimeError):
 
 
 class LaunchInterrupted(ErrorFields, KeyboardInterrupt):
-    """The run was interrupted, and its workers were ended, or stopped in a session.
+    """The user interrupted the run, so tpukit has ended or stopped its workers.
 
-    It has the fields of `TpukitError`, but `except Exception` does not catch it.
+    The exception has the fields of `TpukitError`, but `except Exception` does not catch it.
 
     Attributes:
         run: the outcome so far: a `Run` of `launch`, or the `Jobs` of `launch_each`.
@@ -194,62 +196,63 @@ def launch(
     compile_cache: Folders | bool | None = None,
     shard: str | None = None,
 ) -> Run:
-    """Run `fn(core, *args)` on every core, each in its own process, and return the results.
+    """Run `fn(core, *args)` on every core, and return the results.
 
-    The workers are forks: they see everything that the notebook has defined, nothing has to be
-    pickled on the way in, and their changes stay in the worker. The kernel never opens the device,
-    so this can be called again and again.
+    The workers are forks of the kernel: they see everything that the notebook has defined, and no
+    argument needs pickling. Changes that a worker makes to variables do not reach the notebook. The
+    kernel never opens the device, so you can call `launch` again and again.
 
     Every keyword is an option of `launch`. To pass `fn` a keyword, use
     `functools.partial(fn, lr=0.1)`.
 
-    On v5e chips torch_xla's compiler may use 22 MiB of VMEM per operation instead of 16. For
-    another limit set LIBTPU_INIT_ARGS before the launch, for example to
+    On v5e chips tpukit lets torch_xla's compiler use 22 MiB of VMEM (the chip's fast memory) per
+    operation instead of 16. For another limit set LIBTPU_INIT_ARGS before the launch, such as
     "--xla_tpu_scoped_vmem_limit_kib=16384".
 
     Args:
         fn: the worker function; its first argument is a `Core`.
         *args: further arguments of `fn`.
-        cores: number of cores. None for all; a TPU supports only that and 1. Without an
-            accelerator, any number of CPU processes.
+        cores: number of cores. None for all. A TPU supports all cores or 1. Without an accelerator,
+            it is the number of CPU processes, which may be any.
         device: number of the only chip or GPU to use, from 0. None for all, or for the first if
             cores=1.
-        backend: None for the best that the machine has. "cpu" is a dry run on plain CPU processes.
-            "xla" on a machine without a chip is a dry run through torch_xla: slow, but with real
-            graphs. It uses the simulated TPU if that is installed, and otherwise XLA:CPU processes
-            joined by gloo; "xla:simulator" and "xla:cpu" choose between them.
+        backend: None for the fastest device of the machine. "cpu" is a dry run on plain CPU
+            processes. "xla" on a machine without a chip is a dry run through torch_xla: slow, but
+            with real graphs. It uses the simulated TPU if that is installed ("xla:simulator"), and
+            otherwise XLA:CPU processes whose collectives gloo performs ("xla:cpu").
         seed: seed of all random numbers of the run. None for the notebook's own,
             `torch.initial_seed()`, so `torch.manual_seed` in a cell has an effect; without such a
             cell each kernel has a different seed. The worker function begins with the same random
-            numbers on every core; within steps each core draws its own.
-        timeout: seconds after which the run is ended. None for no limit.
-        limits: the longest wait for a core that does not move, and the interval of a worker's
-            reports; see `Limits`.
+            numbers on every core; in `core.step()` blocks each core draws its own.
+        timeout: seconds after which tpukit ends the run. None for no limit.
+        limits: how long cores may wait for a core that makes no progress, and the interval of a
+            worker's reports; see `Limits`.
         progress: "panel", "line", "text" or "off". None chooses by the kind of notebook.
-        loggers: a function, or a list of functions, that the kernel calls with each row of
-            `core.log` as it arrives, a dict with "step" and the values:
-            `TensorBoardWriter(folder)`, `CsvWriter(file)`, `wandb.log`, or for MLflow
-            `lambda row: mlflow.log_metrics(row, step=row["step"])`. Keep it fast, because the
-            kernel does not watch the cores meanwhile. If a function raises an error or is
-            interrupted, tpukit prints that and does not call the function again; after an error the
-            run continues.
+        loggers: a function, or a list of functions. The kernel calls each with every row of
+            `core.log`, a dict with "step" and the values: `TensorBoardWriter(folder)`,
+            `CsvWriter(file)`, `wandb.log`, or for MLflow
+            `lambda row: mlflow.log_metrics(row, step=row["step"])`. The function must be fast,
+            because the kernel does not watch the cores meanwhile. If a function raises an error or
+            is interrupted, tpukit prints that and does not call the function again; after an error
+            the run continues.
         matmul_precision: precision of float32 matrix products and convolutions. None for the
             device's own: a TPU rounds their inputs to bfloat16 (8 significant bits) and adds in
-            float32; a GPU keeps products and rounds the inputs of convolutions to 11 bits. "high"
-            keeps about 14 bits on a TPU and 11 on a GPU. "highest" keeps all bits, for which a TPU
-            needs six passes instead of one. torch_xla 2.8 and 2.9 ignore it in the backward pass of
+            float32; a GPU rounds only the inputs of convolutions, to 11 bits. "high" keeps about
+            14 bits on a TPU and 11 on a GPU. "highest" keeps all 24 bits, for which a TPU needs six
+            passes instead of one. torch_xla 2.8 and 2.9 ignore this option in the backward pass of
             convolutions and in torch.einsum. CPU processes and XLA:CPU always keep all bits.
         compile_cache: folder for compiled programs. The next session loads them from it, also on
             another machine of the same kind. In a list of folders, the first is written to and the
             others are only read. False for none; None for the folder of `setup(compile_cache=...)`.
-            Loaded programs are code, so the folder is made for this user alone; a folder that other
-            users can write to is an error. Above 2 GB the least recently used programs are removed.
-            If it is not supported here, tpukit prints that and continues.
-        shard: "fsdp" for a model that does not fit one chip. All chips are then one core of one
-            process, rank 0 of 1; each holds a part of every weight and of the optimizer's state,
-            and computes its share of the batch. The same function runs. `batch_size` is for the
-            whole run, a multiple of `core.chips`. Checkpoints are those of the plain model. Only
-            torch_xla supports it; without a chip, one CPU process holds everything.
+            Loaded programs are code, so only this user may write to the folder; any other folder is
+            an error. Above 2 GB tpukit removes the least recently used programs. If the runtime
+            does not support a cache, tpukit prints that and continues.
+        shard: "fsdp" for a model that is larger than one chip's memory; None otherwise. All chips
+            are then one core of one process, rank 0 of 1. Each chip stores a part of every weight
+            and of the optimizer's state, and computes its share of the batch. The worker function
+            does not change. `batch_size` is for the whole run, a multiple of `core.chips`.
+            Checkpoints are those of the model without sharding. Only torch_xla supports this
+            option; without a chip, one CPU process stores everything.
 
     Returns:
         A `Run` with the results by rank.
@@ -257,14 +260,14 @@ def launch(
     Raises:
         InvalidTypeError: a keyword is not an option, `fn` is not a function of a core and `args`,
             or `loggers` is not a function or a list of functions.
-        InvalidValueError: this machine does not support `cores`, `device`, `backend` or `shard`, or
-            not their combination; a number of seconds is not above 0; `matmul_precision` is
-            unknown; others can write to a folder of `compile_cache`.
+        InvalidValueError: this machine does not support `cores`, `device`, `backend`, `shard` or
+            their combination; a number of seconds is not above 0; `matmul_precision` is unknown;
+            other users can write to a folder of `compile_cache`.
         RuntimeInUseError: this process has started the XLA or CUDA runtime, or is a worker itself.
-        DeviceBusyError: other programs still hold the chips of the TPU after a minute, or a
-            session of this notebook holds them. With `device` tpukit starts after that minute.
+        DeviceBusyError: a session of this notebook uses the chips, or other programs still use them
+            after a minute. With `device`, tpukit does not raise after that minute, but starts.
         WorkerError: a core failed, or the run hung.
-        LaunchInterrupted: a KeyboardInterrupt, with the outcome so far.
+        LaunchInterrupted: the user interrupted the run. The exception has the outcome so far.
     """
     refuse_call(fn, args)
     options = LaunchOptions(
@@ -284,7 +287,7 @@ def launch(
 
 
 def run_on_cores(fn: Callable, args: tuple, options: LaunchOptions) -> Run:
-    """Do the work of `launch`, once the call itself has been checked."""
+    """Run `fn` on every core as `launch` does, without a check of the call itself."""
     host = MachineInfo.read()
     task, topology = plan(fn, args, options, host)
 
@@ -292,6 +295,7 @@ def run_on_cores(fn: Callable, args: tuple, options: LaunchOptions) -> Run:
         group.end()
         return "its workers were ended"
 
+    # The display opens first: it shows the wait for chips and the start of the workers, too.
     with sigterm_ends_the_run(), screen(options.progress) as display:
         writers = log_writers(options.loggers, display)
         with started(task, topology, options, display, writers) as group:
@@ -305,11 +309,14 @@ def run_on_cores(fn: Callable, args: tuple, options: LaunchOptions) -> Run:
 def plan(
     fn: Callable, args: tuple, options: LaunchOptions, host: MachineInfo
 ) -> tuple[Task, Topology]:
-    """Return the work and the layout of a run, after all refusals.
+    """Check the options of a run; return its task and the layout of its cores.
 
-    They come before the first fork, so that an error leaves no process behind.
+    All checks come before the first fork, so that an error leaves no process behind.
+
+    Raises:
+        InvalidValueError, NotInstalledError, RuntimeInUseError: as `launch` documents.
     """
-    refuse_torch(host)  # before the seed, which is torch's
+    refuse_torch(host)  # before `seed_of`, which needs torch
     task = Task(
         fn,
         args,
@@ -327,8 +334,9 @@ def plan(
 def started(
     task: Task, topology: Topology, options: LaunchOptions, display: Screen, writers=None
 ) -> Iterator[WorkerGroup]:
-    """Fork the workers of a run, and end them after this block."""
+    """Fork the workers of a run, yield their group, and end them after the `with` block."""
     chips = topology.processes * topology.chips
+    # A system without fork, such as Windows, has no processes: the kernel itself is the only core.
     group_type = WorkerGroup if topology.processes else InProcessGroup
     with (
         ready(topology, chips, options.compile_cache, display) as topology,
@@ -342,7 +350,7 @@ def started(
 
 
 def outcome(group: WorkerGroup) -> Run:
-    """Return the outcome of a run in which every core has returned.
+    """Return the `Run` after every core has returned, if the cores are in sync.
 
     Raises:
         WorkerError: the cores are out of sync. The kernel compares them, because a core that
@@ -357,7 +365,7 @@ def outcome(group: WorkerGroup) -> Run:
 
 
 def _choose(host: MachineInfo, options: LaunchOptions) -> Topology:
-    """Return the layout of the run on this machine."""
+    """Return the layout of the run on this machine: backend, cores and processes."""
     if options.shard is not None:
         return _choose_sharded(host, options)
     if options.device is None:
@@ -380,7 +388,7 @@ def _choose_sharded(host: MachineInfo, options: LaunchOptions) -> Topology:
 
 
 def log_writers(loggers: Logger | Sequence[Logger] | None, display: Screen):
-    """Return the object that calls the loggers; None without any."""
+    """Return the object that calls the user's loggers; None if there are none."""
     if loggers is None:
         return None
     with optional_subpackage("launch(loggers=...)"):
@@ -389,7 +397,7 @@ def log_writers(loggers: Logger | Sequence[Logger] | None, display: Screen):
 
 
 def _print_layout(topology: Topology, shard: str | None, display: Screen) -> None:
-    """Print how the run differs from a run on TPU chips with a core per process."""
+    """Print what differs from the normal layout, which is one process per TPU core."""
     if shard is not None:
         with optional_subpackage("launch(shard=...)"):
             from tpukit.accelerators import how_it_is_cut
@@ -401,11 +409,11 @@ def _print_layout(topology: Topology, shard: str | None, display: Screen) -> Non
             who = f"{topology.device} of one process take"
         note = runtimes()[topology.backend].note
         display.line(f"dry run: {who} the place of TPU cores{note}")
+    # On v2 and v3 the two cores of a chip are threads of a process.
     if topology.cores > topology.processes > 0:
         display.line(
-            "cores that share a chip share the host's random numbers: those of the device and of "
-            "datasets in core.batches can be drawn again from the seed, others on the host cannot "
-            "(see Core.seed)"
+            "cores that share a chip share the host's random numbers: only random numbers of the "
+            "device and of datasets in core.batches are reproducible from the seed (see Core.seed)"
         )
 
 
@@ -415,8 +423,8 @@ def watch(group: WorkerGroup, display: Screen, end: Callable[[], str]) -> Failur
     Args:
         group: the workers.
         display: shows the run.
-        end: called after an interrupt; it ends the workers or stops them, and returns a sentence
-            about that.
+        end: called after an interrupt. It ends or stops the workers, and returns a phrase for the
+            message, such as "its workers were ended".
 
     Raises:
         LaunchInterrupted: on a KeyboardInterrupt.
@@ -425,12 +433,13 @@ def watch(group: WorkerGroup, display: Screen, end: Callable[[], str]) -> Failur
         failure = group.watch()
         if failure is not None:
             display.close("failed")
+        # All cores trained, and none was in a collective: probably `core.model` was forgotten.
         elif len(group.alone) > 1 and group.alone.issuperset(group.ranks):
             display.line(_EACH_ALONE)
         return failure
     except KeyboardInterrupt:
         display.close("interrupted")
-        # Before the end of the group, because an ended core has no stack.
+        # Read the stacks before the workers end, because an ended process has no stack.
         has_waited_long = group.waits_long()
         stacks = group.stacks(INTERRUPT_STACKS_SECONDS)
         text = end()
@@ -448,9 +457,9 @@ def interrupted(
 ) -> LaunchInterrupted:
     """Return the exception that reports an interrupt, with the outcome so far."""
     details = ""
-    if has_waited_long:  # the cores probably hung, which is why somebody interrupted
+    if has_waited_long:  # probably the user interrupted because the cores hung
         texts = [f"core {rank}:\n{stacks[rank]}" for rank in sorted(stacks)]
-        details = "where the cores stood:\n" + "".join(texts)
+        details = "the stacks of the cores:\n" + "".join(texts)
     return LaunchInterrupted(
         f"the run was interrupted; {text}",
         details=details,
@@ -466,10 +475,18 @@ def ready(
     compile_cache: Folders | bool | None,
     display: Screen,
 ) -> Iterator[Topology]:
-    """Wait for this many chips of a TPU, and open the compilation cache; yield the layout with it.
+    """Wait until the TPU's chips are free; open the compilation cache for a block.
+
+    It yields the layout, to which it has added the cache.
+
+    Args:
+        topology: the layout of the run.
+        chips: number of chips that the run needs.
+        compile_cache: as in `launch`.
+        display: shows the wait, and a summary of the cache at the end.
 
     Raises:
-        DeviceBusyError: other programs or a session of this notebook hold the chips.
+        DeviceBusyError: other programs or a session of this notebook use the chips.
         TypeError, ValueError: `compile_cache` is invalid, as `launch` documents.
     """
     runtime = runtimes()[topology.backend]
@@ -477,17 +494,17 @@ def ready(
     # Chips stay busy for 10 to 30 s after the process that held them was killed.
     if runtime.hardware == "TPU":
         wait_for_chips(chips, display.line, chip=topology.device_number)
-    kept = runtime.open_compile_cache(folders, display.line) if folders else None
-    if kept is None:
+    cache = runtime.open_compile_cache(folders, display.line) if folders else None
+    if cache is None:
         yield topology
         return
     try:
-        yield replace(topology, kept=kept)
+        yield replace(topology, compile_cache=cache)
     finally:
-        summary = kept.summary()
+        summary = cache.summary()
         if summary:
             display.line(summary)
-        kept.close()
+        cache.close()
 
 
 def worker_failed(
@@ -498,14 +515,14 @@ def worker_failed(
     others: str = "ended",
     text: str = "",
 ) -> WorkerError:
-    """Return the error that reports a group's failure.
+    """Return the error that reports the failure of a core.
 
     Args:
-        failure: of the core to blame.
+        failure: the failure that caused all others.
         group: the workers.
-        prefix: names the group if there are several.
-        others: as `report`.
-        text: a sentence about the session.
+        prefix: text before the message, which names the group if there are several.
+        others: what happened to the other cores, "ended" or "stopped", as in `report`.
+        text: a phrase about the session's state; "" for a launch.
     """
     described = report(failure, group.topology, others)
     error = WorkerError(
@@ -517,13 +534,14 @@ def worker_failed(
         traceback=failure.trace,
         run=collect(group),
     )
+    # As `raise ... from` does, so that the notebook shows the core's own exception first.
     error.__cause__ = failure.error
     return error
 
 
 def collect(group: WorkerGroup) -> Run:
-    """Return the outcome of a group so far."""
-    ranks = group.ranks
+    """Return the `Run` of a group with the results so far."""
+    ranks = group.ranks  # a core that failed early may have no result and no memory report
     return Run(
         results=[group.results.get(rank) for rank in ranks],
         cores=group.topology.cores,

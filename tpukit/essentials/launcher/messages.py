@@ -1,9 +1,9 @@
 """The messages that a worker sends to the kernel, each a type with named fields.
 
 A core that trains sends, in this order: `Started`, `Memory`; then `Alive` with every heartbeat,
-and `Line`, `LogRows`, `Progress` as its code calls for them; at the end `StateAtEnd`, `Memory` and
-`Result`. A core that raises sends `CoreFailed` in place of the last three. `WorkerGroup` takes all
-of them in a single match, which raises an error for any other type.
+and `Line`, `LogRows`, `Progress` when its code prints, logs or loops; at the end `StateAtEnd`,
+`Memory` and `Result`. A core that raises sends `CoreFailed` in place of the last three.
+`WorkerGroup` handles all types, and raises an error for any other.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from tpukit.essentials.launcher.failure import Failure
 
 
 class Started(NamedTuple):
-    """A core's device has started, and the core has this rank."""
+    """The device of a core has started, so the core knows its rank."""
 
     rank: int
 
@@ -23,9 +23,9 @@ class Memory(NamedTuple):
 
     Attributes:
         rank: the core.
-        peak: most bytes so far, with pages that it shares with the kernel.
-        own: present bytes that it does not share with another process.
-        most: the largest value of `own` so far.
+        peak: largest memory so far in bytes, with pages that the process shares with the kernel.
+        own: bytes at present that the process does not share with another process.
+        most: the largest value of `own` so far, in bytes.
     """
 
     rank: int
@@ -36,13 +36,14 @@ class Memory(NamedTuple):
 
 @dataclass
 class Activity:
-    """What a core does, as its heartbeats report it.
+    """The activity of a core, which its heartbeats report.
 
     Attributes:
-        count: changes when the core moves on; a core whose count does not change hangs.
-        waiting: the collective that it is in; None for none.
-        doing: "data" while a loop waits for its next batch, "tracing" while a step is recorded,
-            "running" while it is passed to the device; otherwise None.
+        count: a counter of steps, collectives and output. While it does not change, the core may
+            hang.
+        waiting: the collective that the core is in; None for none.
+        doing: "data" while a loop waits for its next batch, "tracing" while torch records a step,
+            "running" while the step is passed to the device; otherwise None.
     """
 
     count: int = 0
@@ -55,9 +56,9 @@ class Alive(NamedTuple):
 
     Attributes:
         rank: the core.
-        activity: a counter that changes when the core moves on.
-        waiting: the collective that it is in; None for none.
-        doing: its part of a step, or the graph that it compiles; None for nothing special.
+        activity: `Activity.count`.
+        waiting: the collective that the core is in; None for none.
+        doing: the graph that the core compiles, as `Compiling`, otherwise `Activity.doing`.
     """
 
     rank: int
@@ -74,9 +75,12 @@ class Result(NamedTuple):
 
 
 class StateAtEnd(NamedTuple):
-    """The state that must be in sync when the worker functions return; None if there is none.
+    """The state that must be in sync when the worker functions return.
 
-    `alone` is True if the core has trained, and was in no collective.
+    Attributes:
+        rank: the core.
+        state: as `Agreement.state_at_end` returns it; None for nothing to compare.
+        alone: True if the core has trained but was in no collective.
     """
 
     rank: int
@@ -91,28 +95,31 @@ class CoreFailed(NamedTuple):
 
 
 class Stack(NamedTuple):
-    """The Python stack of a core as text, because the kernel asked for it."""
+    """The Python stack of a core as text; the answer to the command SEND_STACKS."""
 
     rank: int
     text: str
 
 
 class FinishesSteps(NamedTuple):
-    """This core ends its step and saves when SIGTERM arrives, so the kernel waits for it."""
+    """From now on, this core ends its step and saves when SIGTERM arrives.
+
+    The kernel therefore waits for core 0 before it kills the processes.
+    """
 
     rank: int
 
 
 class At(NamedTuple):
-    """The place of a core in a run of a session.
+    """The position of a core in a run of a session.
 
     Attributes:
         rank: the core.
         run: number of the run.
-        place: "running", "paused" at a boundary, or "prompt" if it is in no worker function.
-        passed: boundaries that it has passed in this run.
-        is_clean: whether new collectives work after one that a core has left.
-        numbers: checksum of the random numbers that the cores share; None if they share none.
+        place: "running", "paused" at a boundary, or "prompt" while the core waits for a function.
+        passed: number of boundaries that the core has passed in this run.
+        is_clean: True if collectives can be reset after a core has left one half done.
+        numbers: checksum of the random state that the cores share; None if they share none.
     """
 
     rank: int

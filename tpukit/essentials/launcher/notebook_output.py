@@ -1,8 +1,8 @@
 """The output of a core in the notebook: lines, numbers, progress bars and displays.
 
-A fork's own widgets and displays show nothing, so everything is sent to the kernel as messages,
-and the kernel draws it. No message waits for the device, and logged tensors are copied from it at
-most four times per second.
+Widgets and displays of a forked process show nothing, so a core sends all output to the kernel as
+messages, and the kernel draws it. Sending does not wait for the device, except that logged tensors
+are copied from it at most four times per second.
 """
 
 import itertools
@@ -17,9 +17,11 @@ from tpukit.essentials.display import InvalidTypeError, running_shell
 from tpukit.essentials.launcher import messages
 
 _SECONDS_BETWEEN_MESSAGES = 0.25
-_DISPLAYS_PER_SECOND = 10  # of a process; the first above the limit is reported
-_LARGEST_DISPLAY = 10 * 10**6  # bytes or characters; the first above the limit is reported
-_WIDGET = "application/vnd.jupyter.widget-view+json"  # the view of a widget of this process
+# Limits of the displays of a process: a line reports the first display that exceeds each.
+_DISPLAYS_PER_SECOND = 10
+_LARGEST_DISPLAY = 10 * 10**6  # bytes or characters
+# The MIME type of a widget's view. The kernel has no model for a widget of a worker.
+_WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 class NotebookOutput:
@@ -28,7 +30,8 @@ class NotebookOutput:
     Args:
         rank: the rank of the core.
         send: sends a message to the kernel.
-        activity: changes when the core moves on, and while a loop waits for its next batch.
+        activity: the core's activity. Output increases its counter, and a loop that waits for a
+            batch sets `doing` to "data".
         to_host: copies the tensors of a value to host memory.
     """
 
@@ -47,9 +50,9 @@ class NotebookOutput:
         self.begin_run()
 
     def begin_run(self) -> None:
-        """Forget the rows of a run that was left; they would be sent as those of the next."""
+        """Forget the rows of an earlier run that raised; else the next run would send them."""
         self._rows: list[dict] = []  # logged, not yet sent
-        self._ends: list[messages.Progress] = []  # of loops, to be sent after the rows they logged
+        self._ends: list[messages.Progress] = []  # ends of loops, sent after the rows they logged
         self._logged_step = 0
         self._next_send = 0.0
 
@@ -120,7 +123,7 @@ class NotebookOutput:
                 done += 1
                 yield item
             is_finished = True
-        finally:  # also if the loop is left early, but then its bar is not complete
+        finally:  # also after a `break` or an exception, but then the bar is not complete
             if is_shown:
                 options["seconds"] = time.monotonic() - began
                 options["over"] = True
@@ -129,7 +132,7 @@ class NotebookOutput:
                 self._end(end, is_finished=is_finished)
 
     def _items(self, iterable: Iterable) -> Iterator:
-        """Yield the items; while batches are read, the core is doing "data"."""
+        """Yield the items; set the activity to "data" while the next batch is read."""
         reads_data = hasattr(iterable, "samples_per_step")
         items = iter(iterable)
         while True:
@@ -145,16 +148,15 @@ class NotebookOutput:
             yield item
 
     def report_progress(self, label: str, done: int, total: int | None, **options: object) -> None:
-        """Show the progress of a loop that `progress` cannot iterate; `Bar` has the options."""
+        """Show the progress of a loop that does not use `progress`; `Bar` documents the options."""
         if self._is_main:
             self._send(messages.Progress(label, done, total, options))
 
     def _end(self, message: messages.Progress, *, is_finished: bool) -> None:
         """Send the end of a loop after its rows, so that the curve has its newest numbers.
 
-        Numbers on the device are copied only if the loop has come to its end. A loop that was left
-        early may belong to a run that failed, in which a copy could wait forever. Its end is sent
-        later, together with its rows.
+        After a `break` or an exception, a copy of logged tensors from the device could wait
+        forever, because the run may have failed. Then the next `flush` sends the rows and the end.
         """
         self._ends.append(message)
         if is_finished or not self._has_tensors():
@@ -172,6 +174,7 @@ def _loggable(name: str, value: object) -> object:
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         value = value.detach()
         return value.item() if value.device.type == "cpu" else value
+    # A larger int has no float; NaN and infinity go through `_as_float`, which returns them.
     if isinstance(value, int | float) and abs(value) <= sys.float_info.max:
         return value
     return _as_float(name, value)
@@ -189,14 +192,14 @@ def _as_float(name: str, value: object) -> float:
         if hasattr(value, "__float__"):
             return float(value)
         cause = None
-    except OverflowError:  # a whole number above all floats, but curves and files need a float
+    except OverflowError:  # an int above the largest float; curves and files need a float
         return math.inf if value > 0 else -math.inf
     except (TypeError, ValueError, RuntimeError) as error:
         cause = error
     shape = tuple(getattr(value, "shape", ()))
     kind = f"{type(value).__name__}{shape or ''}"
     raise InvalidTypeError(
-        f"log takes numbers and one-element tensors, got {name} = {kind}",
+        f"core.log supports numbers and one-element tensors, got {name} = {kind}",
         fix=f"{name}.mean(), or return it from the worker",
     ) from cause
 
@@ -206,7 +209,14 @@ def _numbers(row: dict) -> dict:
 
 
 def forward_displays(send: Callable[[object], None], rank: Callable[[], int]) -> None:
-    """Make IPython's `display`, and so `plt.show`, send to the kernel."""
+    """Replace IPython's `display` in this worker, so that it sends to the kernel.
+
+    `plt.show` uses it, too.
+
+    Args:
+        send: sends a message to the kernel.
+        rank: returns the rank of the core that runs in the calling thread.
+    """
     shell = running_shell()
     if not hasattr(shell, "kernel"):  # IPython in a terminal prints
         return
@@ -234,7 +244,8 @@ def forward_displays(send: Callable[[object], None], rank: Callable[[], int]) ->
             send(messages.Line(rank(), refusal, named=True))
 
     shell.display_pub.publish = publish
-    # A fork's messages are lost, and each is logged completely. tqdm.auto sends some for each bar.
+    # ipykernel drops other messages of a fork, and logs each in full. tqdm.auto sends several per
+    # bar.
     shell.kernel.session.send = lambda *_, **__: None
 
 
@@ -254,6 +265,8 @@ def _why_not_shown(data: dict, shown: deque[float]) -> str | None:
             f"a display of more than {_LARGEST_DISPLAY / 1e6:.0f} MB is not shown; "
             "save it to a file, or return it"
         )
+    # `shown` has the times of the last ten displays. The limit is reached if the oldest of them is
+    # less than a second old.
     is_full = len(shown) == shown.maxlen
     if is_full and time.monotonic() - shown[0] < 1:
         return f"displays above {_DISPLAYS_PER_SECOND} per second are not shown"

@@ -1,55 +1,67 @@
-"""The random numbers of a worker: the same on all cores outside of steps, different within.
+"""The random numbers of a worker: the same on all cores outside of steps, different in steps.
 
                      core 0      core 1
     worker function  0.49        0.49      a split of the data is the same on every core
-    core.step()      0.13        0.77      dropout and augmentation are not
-    worker function  0.08        0.08      and continue as if no step had drawn
+    core.step()      0.13        0.77      dropout and augmentation differ between the cores
+    worker function  0.08        0.08      the same again, as if no step had drawn numbers
 
-If a worker function calls `core.seed`, this ends: from then on the function's own seeds count.
+After the worker function's first call of `core.seed`, tpukit no longer switches between the two
+sequences: the numbers follow from that seed, in steps and outside.
 """
 
 import contextlib
 import zlib
 from collections.abc import Iterator
 
-from tpukit.essentials.data import host_numbers, numbers_kept, put_back, seed_in_turn
+from tpukit.essentials.data import (
+    random_states,
+    random_states_restored,
+    restore_random_states,
+    seed_in_turn,
+)
 
 
 class RandomNumbers:
-    """The random numbers of a core, of the host and of its device.
+    """The random number generators of a core: those of the host and that of its device.
 
     Attributes:
-        seeded: number of times that the worker function has seeded them.
-        fits: number of calls of `fit` in this launch, so that a second call draws other numbers.
+        seeded: how often the worker function has seeded the generators.
+        fits: number of calls of `fit` in this launch, so that a second call draws new numbers.
     """
 
     def __init__(self, core):
         self._core = core
-        # If cores are threads of a process, they share the host's numbers.
-        self._can_put_back = not core.backend.shares_process
+        # If cores are threads of a process, they share the host's generators, so this core must
+        # not restore an earlier state.
+        self._can_restore = not core.backend.shares_process
         self.seeded = 0
         self.fits = 0
         self._forget()
 
     def _forget(self) -> None:
-        # Whether all cores draw the same outside of steps; False once the function seeds.
-        self._shared = self._core.world_size > 1 and self._can_put_back
-        self._own: tuple | None = None  # the state of this core's own, between two steps
+        # Whether the cores draw the same numbers outside of steps; False after `seed`.
+        self._shared = self._core.world_size > 1 and self._can_restore
+        # The state of the sequence in steps, saved between two steps; None before the first step.
+        self._own: tuple | None = None
 
     def start(self, *words: int) -> None:
         """Begin with the same random numbers on every core, on the host and on the device.
 
         Args:
-            *words: numbers besides the seed, if a session begins anew.
+            *words: numbers that are mixed into the run's seed, such as the number of the run if a
+                session seeds again.
         """
         self._forget()
         self._core.backend.seed(seed_in_turn((self._core.internal.seed_of_launch, *words)))
 
     def checksum(self) -> int | None:
-        """Return a checksum of the numbers that all cores share outside of steps; None for none."""
+        """Return a checksum of the state that is equal on all cores outside of steps.
+
+        None if the cores share no state, because the worker function has called `seed`.
+        """
         if not self._shared:
             return None
-        of_python, of_numpy, of_torch = host_numbers()
+        of_python, of_numpy, of_torch = random_states()
         name, array, *rest = of_numpy
         checksum = zlib.crc32(repr((of_python, name, rest)).encode())
         for numbers in (array, of_torch.numpy()):
@@ -57,12 +69,12 @@ class RandomNumbers:
         return checksum
 
     def seed(self, *words: int, own: bool = True) -> None:
-        """Seed by these numbers, within steps as well.
+        """Seed the generators from the run's seed and `words`, for steps and outside of them.
 
         Args:
-            *words: any numbers.
-            own: seed the numbers of this core alone, on the device as well; otherwise seed the
-                host's numbers, the same on all cores.
+            *words: any whole numbers.
+            own: True to mix in the rank, and to seed the device, too; False to seed only the
+                host's generators, the same on all cores.
         """
         seed = self._core.internal.seed_of_launch
         self._shared = False
@@ -74,36 +86,36 @@ class RandomNumbers:
 
     @contextlib.contextmanager
     def own(self) -> Iterator[None]:
-        """Draw this core's own numbers in the block, and the host's shared numbers after it.
+        """Draw this core's own numbers in the block, and the shared numbers of the host after it.
 
-        The device's generator stays this core's own after the first time, because reading its
-        state would cut a graph on a TPU.
+        The device's generator is not restored after the block: reading its state would cut the
+        graph in two on a TPU. So it has this core's own numbers from the first block on.
         """
         if not self._shared:
             yield
             return
-        shared = host_numbers()
+        shared = random_states()
         seeded = self.seeded
-        self._shared = False
+        self._shared = False  # nested blocks draw from the same numbers
         if self._own is None:
             self._core.backend.seed(
                 seed_in_turn((self._core.internal.seed_of_launch, self._core.rank))
             )
         else:
-            put_back(self._own)
+            restore_random_states(self._own)
         try:
             yield
         finally:
-            if self.seeded == seeded:  # otherwise the new seed holds from there on
-                self._own = host_numbers()
+            if self.seeded == seeded:  # a seed that was set in the block remains in effect
+                self._own = random_states()
                 self._shared = True
-                put_back(shared)
+                restore_random_states(shared)
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Restore the host's random numbers after the block."""
+        """Restore the state of the host's generators after the block."""
         shared = self._shared
-        keeping = numbers_kept() if self._can_put_back else contextlib.nullcontext()
+        keeping = random_states_restored() if self._can_restore else contextlib.nullcontext()
         with keeping:
             yield
         self._shared = shared

@@ -4,8 +4,8 @@
     CallFile.write(circumstances, parts)   # one file in memory for all workers
     CallFile.read().deserialize()  -> train, (1,)
 
-Functions and classes of the notebook travel by value, and come back as the notebook's own. Files in
-`linecache` travel along, so that a traceback shows the line of the cell.
+Functions and classes of the notebook are pickled by value in both directions. The sources of cells
+are sent, too, so that a traceback in a worker shows the line of the cell.
 """
 
 import contextlib
@@ -30,21 +30,21 @@ from tpukit.essentials.display import InvalidValueError, human_size
 from tpukit.essentials.launcher import channel
 from tpukit.essentials.launcher.channel import SerializationError, deserialize
 
-MOST_BYTES = 64 * 10**6  # of a call; every run sends it to every core
+MOST_BYTES = 64 * 10**6  # the largest size of a call, because every run sends it to every core
 _SIZE = struct.Struct("!Q")
 _LIBRARIES = (sysconfig.get_path("stdlib"), str(Path(__file__).parents[2]))
 _IN_A_WORKER = "make it in the worker function, and keep it: core.state.name = ..."
 
 
 class Circumstances(NamedTuple):
-    """The state of the kernel that the workers follow in a run.
+    """The state of the kernel that the workers copy before a run.
 
     Attributes:
         folder: the working directory.
         path: `sys.path`.
         sources: entries of `linecache` by file, for cells of the notebook.
-        was_left: whether a core has left the run before.
-        seeds_again: whether all random numbers begin anew.
+        was_left: whether a core left the previous run before its function returned.
+        seeds_again: whether the workers seed all random numbers again.
     """
 
     folder: str
@@ -69,15 +69,15 @@ class SerializedCall(NamedTuple):
     """A pickled function with its arguments.
 
     Attributes:
-        parts: as `serialize` returns them.
-        files: the names of the files that its code is from.
+        parts: as `channel.serialize` returns them.
+        files: the names of the files with the function's code; a cell has such a name, too.
     """
 
     parts: list[memoryview]
     files: set[str]
 
     def sources(self) -> dict[str, tuple]:
-        """Return the `linecache` entries of cells; real files can be read by the workers."""
+        """Return the `linecache` entries of cells. The workers can read real files themselves."""
         cached = {name: linecache.cache.get(name) for name in self.files}
         return {name: lines for name, lines in cached.items() if lines and not os.path.exists(name)}
 
@@ -94,7 +94,7 @@ class _LimitedStream(io.BytesIO):
         self._left = most
 
     def take(self, size: int) -> None:
-        """Count bytes that are kept beside the stream."""
+        """Count bytes towards the limit, also those of arrays outside the stream."""
         self._left -= size
         if self._left < 0:
             raise _TooLargeError
@@ -116,7 +116,7 @@ class Pickler(cloudpickle.Pickler):
         self.files: set[str] = set()
 
     def reducer_override(self, value: object) -> object:
-        """Return how to make a value again; raise TypeError for an open file."""
+        """Return (function, arguments) that make a value again; a TypeError for an open file."""
         if isinstance(value, types.CodeType):
             # cloudpickle would write "<dynamic-code>" in place of the name of the file.
             self.files.add(value.co_filename)
@@ -124,7 +124,7 @@ class Pickler(cloudpickle.Pickler):
         if value is sys.stdout or value is sys.stderr:
             return getattr, (sys, "stdout" if value is sys.stdout else "stderr")
         if isinstance(value, io.IOBase) and not isinstance(value, io.BytesIO | io.StringIO):
-            # cloudpickle sends the contents of a text file that is open for reading.
+            # cloudpickle would send the contents of a text file that is open for reading.
             raise TypeError("an open file belongs to one process; open it in the worker function")
         reduced = channel.Pickler.reducer_override(self, value)
         if reduced is NotImplemented:
@@ -136,8 +136,8 @@ def serialize_call(fn: Callable, args: tuple) -> SerializedCall:
     """Pickle a call once for all cores.
 
     Raises:
-        InvalidValueError: it is too large; the error names the largest part.
-        SerializationError: a part cannot be pickled; the error names it.
+        InvalidValueError: the call is larger than 64 MB; the error names the largest part.
+        SerializationError: a part of the call cannot be pickled; the error names the part.
     """
     try:
         return _pickle((fn, args), MOST_BYTES)
@@ -150,6 +150,7 @@ def serialize_call(fn: Callable, args: tuple) -> SerializedCall:
             fix="load or make it in the worker function once, and keep it: core.state.data = ...",
         ) from None
     except Exception as error:  # __reduce__ of a user's class may raise anything
+        # Pickle each part alone, to name the part that fails.
         for name, value in _parts_of(fn, args):
             try:
                 _pickle(value)
@@ -188,9 +189,10 @@ def _largest_part(fn: Callable, args: tuple) -> tuple[str, int]:
 
 
 def _parts_of(fn: Callable, args: tuple) -> Iterator[tuple[str, object]]:
-    """Yield (name, value) of everything that travels with a call."""
+    """Yield (name, value) of everything that is sent with a call."""
     for number, value in enumerate(args, start=1):
         yield f"argument {number}", value
+    # The function, and the functions that it uses: each brings its globals and its closure.
     seen = set()
     waiting = [fn]
     while waiting:
@@ -211,12 +213,12 @@ def _parts_of(fn: Callable, args: tuple) -> Iterator[tuple[str, object]]:
 
 
 def _captured(function: types.FunctionType) -> dict[str, object]:
-    """Return the closure of a function and the globals that its code names."""
+    """Return the variables that cloudpickle sends with a function: its closure and globals."""
     captured = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # a name that has no value yet
             captured[name] = cell.cell_contents
-    if function.__module__ == "__main__":  # others are imported by the workers
+    if function.__module__ == "__main__":  # the workers import functions of real modules
         for name in _global_names(function.__code__):
             if name in function.__globals__:
                 captured[name] = function.__globals__[name]
@@ -231,27 +233,29 @@ def _global_names(code: types.CodeType) -> Iterator[str]:
 
 
 def of_earlier_classes(state: types.SimpleNamespace, fn: Callable) -> list[str]:
-    """Return a line for each object in `core.state` whose class the notebook has defined again."""
-    while hasattr(fn, "func"):
+    """Return a warning for each object in `core.state` whose class was defined again since."""
+    while hasattr(fn, "func"):  # functools.partial
         fn = fn.func
-    sent = {}
+    sent = {}  # the classes that came with this call, by name
     for value in getattr(fn, "__globals__", {}).values():
         if isinstance(value, type):
             sent[value.__qualname__] = value
     lines = []
     for name, value in vars(state).items():
         kind = type(value)
+        # The same name and module but another class: the notebook has run the cell again.
         newer = sent.get(kind.__qualname__, kind)
         if newer is not kind and newer.__module__ == kind.__module__:
             lines.append(
-                f"core.state.{name} is of an earlier {kind.__qualname__}, and keeps its methods; "
-                f"core.state.{name}.__class__ = {kind.__qualname__} gives it the new ones"
+                f"core.state.{name} is an object of an earlier class {kind.__qualname__}, with the "
+                f"earlier methods; core.state.{name}.__class__ = {kind.__qualname__} gives it the "
+                "new methods"
             )
     return lines
 
 
 class CallFile:
-    """A file in memory that the kernel writes and all workers read; made before the fork."""
+    """A file in memory, which the kernel makes before the fork and all workers read."""
 
     def __init__(self) -> None:
         if hasattr(os, "memfd_create"):  # Linux only
@@ -263,8 +267,9 @@ class CallFile:
 
     def write(self, circumstances: Circumstances, parts: list[memoryview]) -> None:
         """Replace the call. No worker may read at this time."""
+        # The file: size of the head, head (circumstances and sizes of the parts), the parts.
         head = pickle.dumps((circumstances, [part.nbytes for part in parts]))
-        os.ftruncate(self._fd, 0)  # gives the memory of an earlier, larger call back
+        os.ftruncate(self._fd, 0)  # frees the memory of an earlier, larger call
         place = 0
         for part in (_SIZE.pack(len(head)), head, *parts):
             left = memoryview(part).cast("B")
@@ -274,7 +279,7 @@ class CallFile:
                 place += written
 
     def read(self) -> Call:
-        """Return the call, with memory of its own for its arrays."""
+        """Return the call. Its arrays do not share memory with the file."""
         (length,) = _SIZE.unpack(self._read_at(0, _SIZE.size))
         place = _SIZE.size + length
         circumstances, lengths = pickle.loads(self._read_at(_SIZE.size, length))
@@ -285,7 +290,7 @@ class CallFile:
         return Call(circumstances, parts)
 
     def _read_at(self, place: int, length: int) -> bytearray:
-        """Read without the position of the file, which the workers share."""
+        """Read bytes without the file's position, which all workers share after the fork."""
         data = bytearray(length)
         done = 0
         while done < length:
@@ -294,7 +299,7 @@ class CallFile:
 
 
 class Surroundings:
-    """Notices changes of the kernel that the workers of a session do not follow."""
+    """Detects changes of modules and variables in the kernel, which do not reach the workers."""
 
     def __init__(self) -> None:
         self._environ = dict(os.environ)
@@ -302,15 +307,16 @@ class Surroundings:
         self.changes()
 
     def changes(self) -> list[str]:
-        """Return a line for each kind of change since the last call."""
+        """Return a line about modules and a line about variables changed since the last call."""
         lines = []
         modules = self._changed_modules()
         if modules:
             lines.append(
-                f"{', '.join(modules)}: the file has changed since the workers imported it, and "
-                "they keep the old code; a new session, or "
-                f"cloudpickle.register_pickle_by_value({modules[0]}), has the new one"
+                f"{', '.join(modules)}: the file has changed, but the workers of the session use "
+                "the old code; a new session, or "
+                f"cloudpickle.register_pickle_by_value({modules[0]}), uses the new code"
             )
+        # Variables that were added, removed or changed.
         names = [
             name
             for name in sorted({*self._environ, *os.environ})
@@ -318,8 +324,8 @@ class Surroundings:
         ]
         if names:
             lines.append(
-                f"{', '.join(names)}: changed in os.environ since the session began, and the "
-                "workers keep the old values; a new session has the new ones"
+                f"{', '.join(names)}: changed in os.environ since the session began, but the "
+                "workers use the old values; a new session uses the new values"
             )
             self._environ = dict(os.environ)
         return lines

@@ -5,8 +5,9 @@
     session.run(train, 1)             the same processes: nothing is compiled again
     session.close()
 
-The workers run `session_worker.serve` in the place of a worker function. After an exception or an
-interrupt the session brings every core back to its prompt (`_Recovery`), or ends.
+The workers run `session_worker.serve`, which waits for functions to run. The point at which a core
+waits for the next function is its prompt. After an exception or an interrupt the session brings
+every core back to its prompt (`_Recovery`); if that fails, the session ends.
 """
 
 import atexit
@@ -44,18 +45,19 @@ from tpukit.essentials.launcher.launcher import (
 from tpukit.essentials.launcher.signals import SAVE_SECONDS, sigterm_ends_the_run
 from tpukit.essentials.launcher.topology import RuntimeInUseError
 from tpukit.essentials.launcher.watchdog import Limits, refuse_seconds
-from tpukit.essentials.launcher.worker_group import WorkerGroup, kept_open
+from tpukit.essentials.launcher.worker_group import WorkerGroup, session_groups
 
 _PROMPT_SECONDS = 3.0  # for all cores to come back after an exception or an interrupt
-_RAISE_SECONDS = 1.0  # part of these, after which a core is stopped where it stands
-_ASK_SECONDS = 0.05  # between two questions where the cores are
-_LOOK_SECONDS = 0.002
+# After so many of these seconds a core that has reached no boundary gets the exception anyway.
+_RAISE_SECONDS = 1.0
+_ASK_SECONDS = 0.05  # between two requests for the positions of the cores
+_LOOK_SECONDS = 0.002  # between two reads of the workers' messages
 _NEW = "run the cell that makes the session again: session = tpukit.Session(...)"
 _open: list["Session"] = []
 
 
 class SessionEndedError(TpukitError, RuntimeError):
-    """The session was closed, or had to end."""
+    """The session was closed, has ended after a failure, or is busy with another run."""
 
 
 class Session:
@@ -76,15 +78,15 @@ class Session:
     Unlike the workers of `launch`, the workers of a session are not new forks of the notebook.
     Functions, classes and values are sent with `cloudpickle` at each call. Environment variables
     and settings of torch stay as they were when the session began; tpukit prints the names of
-    variables and modules that have changed. Changes of the working directory and of `sys.path`
-    reach the workers.
+    variables and modules that have changed. The working directory and `sys.path` are exceptions:
+    each run uses those of the notebook.
 
     Args:
         cores, device, backend: as `launch`.
-        seed: seed of all random numbers, which continue from run to run; None for the notebook's
-            own.
+        seed: seed of all random numbers, by default 0; None for `torch.initial_seed()` of the
+            notebook. The random sequence continues from run to run.
         limits: as `launch`.
-        progress: how the start is shown, as `launch`.
+        progress: the display of the session's start, as `launch`.
         matmul_precision, compile_cache, shard: as `launch`.
         idle: time without a run after which the session closes itself and gives its chips back,
             such as "30m"; None for no limit.
@@ -118,11 +120,12 @@ class Session:
             from tpukit.essentials.launcher.session_worker import serve
         self._idle = None if idle is None else parse_duration(idle, "idle")
         self._limits = limits
-        # Held by a run, and by the thread that closes. A run that fails closes the session itself.
+        # A run acquires it, and so does the thread that closes an idle session. It is reentrant,
+        # because a run that fails closes the session itself.
         self._lock = threading.RLock()
-        self._ended = ""  # why; "" while the session is open
+        self._ended = ""  # the reason why the session has ended; "" while it is open
         self._is_running = False
-        self._was_left = False  # by a core, in the last run
+        self._was_left = False  # whether a core left the last run before its function returned
         self._calls = serialization.CallFile()
         self._serialization = serialization
         options = LaunchOptions(
@@ -135,6 +138,7 @@ class Session:
             compile_cache=compile_cache,
             shard=shard,
         )
+        # All checks come before the earlier session ends, so that a wrong argument leaves it open.
         task, topology = plan(serve, (self._calls,), options, MachineInfo.read())
         _refuse_threads_and_no_forks(topology)
         _close_earlier(topology)
@@ -152,8 +156,8 @@ class Session:
             self._resources.close()
             raise worker_failed(failure, self._group)
         self._record = _record(self._group)
-        open_sessions.append(self._record)  # for `check`, which names what holds the chips
-        kept_open.append(self._group)  # for later forks, which close the pipes of its workers
+        open_sessions.append(self._record)  # for `check`, which names the programs on the chips
+        session_groups.append(self._group)  # later forks close their copies of these workers' pipes
         _open.append(self)
         self._surroundings = serialization.Surroundings()
         # Otherwise multiprocessing would wait for the workers when the program ends.
@@ -193,11 +197,12 @@ class Session:
         The function, and the notebook's functions, classes and values that it uses, are sent as
         they are now. Keep large data in `core.state`, because a call can send at most 64 MB.
 
-        After an exception or an interrupt the session continues, with `core.state` as the cores
-        left it, if all cores come back within three seconds, or eight while `fit` saves a
-        checkpoint. Gradients of the unfinished step are cleared, and the random numbers start
-        again. Otherwise the session ends. The error reports which happened, and why. A core that
-        waits inside of a compiled step for a core that has left does not come back.
+        After an exception or an interrupt, tpukit waits until all cores have left the function:
+        3 seconds, or 8 while `fit` saves a checkpoint. Then the session continues, with
+        `core.state` as the cores left it. tpukit clears the gradients of the unfinished step and
+        seeds the random numbers again. If a core has not left the function, the session ends; this
+        happens if the core waits inside a compiled step for a core that raised. The error reports
+        whether the session continues, and the reason.
 
         Args:
             fn: the worker function; its first argument is a `Core`.
@@ -233,6 +238,7 @@ class Session:
 
     def _run(self, call, timeout: float | None, *, progress: str | None, loggers) -> Run:
         group = self._group
+        # Random numbers of the cores must be equal outside of steps, as at the start of a launch.
         seeds_again = self._was_left or self._drew_unequally()
         with sigterm_ends_the_run(), screen(progress) as display:
             for line in self._surroundings.changes():
@@ -264,9 +270,9 @@ class Session:
             except BaseException as error:
                 is_handled = isinstance(error, TpukitError | LaunchInterrupted)
                 if isinstance(error, KeyboardInterrupt) and not is_handled:
-                    self._recover()  # it came before or after `watch`
-                elif not is_handled:
-                    self._end(f"{type(error).__name__} in the kernel")  # Terminated, by SIGTERM
+                    self._recover()  # the interrupt came before or after `watch`
+                elif not is_handled:  # for example `Terminated`, after SIGTERM
+                    self._end(f"{type(error).__name__} in the kernel")
                 raise
         others = "ended" if self._ended else "stopped"
         raise worker_failed(failure, group, others=others, text=text)
@@ -276,11 +282,12 @@ class Session:
             raise SessionEndedError("the session has ended", found=self._ended, fix=_NEW)
         if self._is_running:
             raise SessionEndedError(
-                "the session is in a run, and runs one function at a time",
-                fix="session.run(...) after it, not in a logger or another thread",
+                "the session is busy: it runs one function at a time",
+                fix="call session.run(...) after the run, not in a logger or in another thread",
             )
 
     def _drew_unequally(self) -> bool:
+        """Return whether the cores' shared random numbers differed at the end of the last run."""
         places = self._group.places.values()
         drawn = {place.numbers for place in places if place.numbers is not None}
         return len(drawn) > 1
@@ -292,7 +299,7 @@ class Session:
             self._end(recovery.why_not())
 
     def _recover(self, why_it_ends: str = "") -> str:
-        """Bring every core back to its prompt, or end the session; return a sentence about it."""
+        """Bring every core back to its prompt, or end the session; return the outcome as text."""
         recovery = _Recovery(self._group)
         try:
             why_it_ends = why_it_ends or recovery.bring_back()
@@ -311,10 +318,10 @@ class Session:
         with self._lock:
             if self._ended:
                 return
-            self._ended = why
+            self._ended = why  # first, because the lines below may be interrupted
             _open.remove(self)
             open_sessions.remove(self._record)
-            kept_open.remove(self._group)
+            session_groups.remove(self._group)
             self._resources.close()
             self._calls.close()
             self._closed.set()
@@ -337,13 +344,15 @@ class Session:
 class _Recovery:
     """Brings all cores of a session back to their prompts, between the same two steps.
 
-    1. Each core stops at its next boundary, and reports the number of boundaries passed.
-    2. Cores further back run on to the largest number, so every collective that began completes.
-    3. When all are there, the exception unwinds the worker functions. `fit` ends its step and
-       saves instead.
+    1. Each core stops at its next boundary, and reports how many boundaries it has passed.
+    2. Cores with a smaller number run on to the largest number reported, so that every collective
+       that has begun completes.
+    3. When all cores have passed equally many, an exception unwinds the worker functions. `fit`
+       ends its step and saves instead.
 
-    A core that reaches no boundary is stopped where it stands. If a core has left the run, the
-    others are stopped, too, because their next collective would never end.
+    A core that reaches no boundary in time gets the exception at its present line. If a core has
+    already left the run, all other cores get it at once, because their next collective would never
+    end. `session_worker` documents boundaries.
     """
 
     def __init__(self, group: WorkerGroup):
@@ -361,8 +370,9 @@ class _Recovery:
         while not self._are_at("prompt") and self._seconds() < self._limit_seconds():
             time.sleep(_LOOK_SECONDS)
             if not is_last_call and self._seconds() > self._limit_seconds() - _RAISE_SECONDS:
+                # Send RAISE again: after the first, `fit` only ends its step, and did not manage.
                 is_last_call = True
-                raised.clear()  # `fit` was not done with its step
+                raised.clear()
             group.read()
             if any(process.is_gone() for process in group.workers):
                 return "a worker process is gone"
@@ -370,7 +380,7 @@ class _Recovery:
                 next_question = time.monotonic() + _ASK_SECONDS
                 group.send(worker.WHERE)
             if len(group.places) < len(group.ranks):
-                continue  # some have not answered yet
+                continue  # some cores have not reported yet
             furthest = max(place.passed for place in group.places.values())
             away = {rank for rank in group.ranks if not group.is_at(rank, "prompt")}
             are_together = all(self._waits_at(rank, furthest) for rank in away)
@@ -388,7 +398,7 @@ class _Recovery:
         return SAVE_SECONDS if self._group.core_0_saves else _PROMPT_SECONDS
 
     def wait_for_prompts(self) -> bool:
-        """Wait for cores that have returned; return whether all are at their prompts."""
+        """Wait until cores that have returned are at their prompts; return whether all are."""
         while not self._are_at("prompt") and self._seconds() < _PROMPT_SECONDS:
             time.sleep(_LOOK_SECONDS)
             self._group.read()
@@ -430,13 +440,14 @@ def _record(group: WorkerGroup) -> SessionRecord:
     )
 
 
-# prctl(2), PR_SET_PDEATHSIG: the parent whose end is signalled is the thread that forked.
+# Source: prctl(2), PR_SET_PDEATHSIG. A worker gets its signal when the thread that forked it ends,
+# which may be long before the process ends.
 def _refuse_other_threads() -> None:
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeInUseError(
-            "a session is made in the main thread: Linux ends the workers with the thread that "
-            "forked them",
-            found=f"this is {threading.current_thread().name}",
+            "a session must be made in the main thread: Linux ends the workers when the thread "
+            "that forked them ends",
+            found=f"this thread is {threading.current_thread().name}",
             fix="session = tpukit.Session(...) in a separate cell; session.run may be called in "
             "a thread",
         )
@@ -472,6 +483,7 @@ def _refuse_threads_and_no_forks(topology) -> None:
 def _close_earlier(topology) -> None:
     """Close the session that has the same devices, because its cell was run again."""
     for session in list(_open):
+        # Sessions on other backends or chips can stay open.
         other = session._group.topology
         if (other.backend, other.device_number) == (topology.backend, topology.device_number):
             session._end("a new session took its place")

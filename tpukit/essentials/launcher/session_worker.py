@@ -1,15 +1,15 @@
 """The worker function of a session: run one function after the other, in a process that stays.
 
-               command thread                    main thread
-    RUN 3      passes it on                      runs function 3, sends its result
+    command    command thread                    main thread
+    RUN 3      puts 3 into a queue               runs function 3, sends its result
     WHERE      reports "running", 41 passed      passes boundary 42
     LIMIT 45   sets the limit                    waits at boundary 46, reports "paused"
     RAISE      sends SIGINT                      RunStopped unwinds the function
                                                  cleans up, reports "prompt"
 
-A boundary is the begin of a step, or of a collective outside of steps. All cores pass the same
-boundaries in the same order, so the number passed is one clock for all of them. That lets the
-kernel stop all cores between the same two steps.
+A boundary is the beginning of a step, or of a collective outside of steps. All cores pass the same
+boundaries in the same order, so the number of boundaries passed is a common clock. With it the
+kernel stops all cores between the same two steps.
 """
 
 import gc
@@ -26,19 +26,22 @@ from tpukit.essentials.environment import OwnMemory, reset_peak_memory
 from tpukit.essentials.launcher import channel, messages, serialization, worker
 from tpukit.essentials.launcher.core import Core
 
-_POLL_SECONDS = 0.2  # between two looks of a paused core, so that it hears signals
+_POLL_SECONDS = 0.2  # a paused core wakes up this often, because Python then handles signals
 
 
 class RunStopped(BaseException):
-    """The kernel has stopped the run; unwinds the worker function. It is no `Exception`."""
+    """The kernel has stopped the run; this unwinds the worker function.
+
+    It is not an `Exception`, so `except Exception` does not catch it.
+    """
 
 
 class StoppingPoint:
     """Makes a core wait at a boundary, until the kernel moves the limit or stops the run.
 
     Attributes:
-        passed: boundaries that the core has passed in this run.
-        is_paused: whether it waits.
+        passed: number of boundaries that the core has passed in this run.
+        is_paused: whether the core waits at a boundary.
     """
 
     def __init__(self, report: Callable[[], None]):
@@ -53,15 +56,15 @@ class StoppingPoint:
         self._limit: int | None = None
 
     def limit(self, passed: int | None) -> None:
-        """Let the core pass so many boundaries, and no more; None for any number."""
+        """Set the number of boundaries that the core may pass in this run; None for no limit."""
         with self._turn:
             self._limit = passed
             self._turn.notify_all()
 
     def cross(self) -> None:
         """Pass a boundary; wait while the limit is reached."""
-        # First without the lock, because each step passes here. A limit that is set in this moment
-        # stops the core at its next boundary.
+        # The first check has no lock, because every step comes here. If the other thread sets a
+        # limit just after this check, the core stops at its next boundary.
         if self._limit is not None:
             with self._turn:
                 try:
@@ -76,7 +79,7 @@ class StoppingPoint:
 
 
 class _SessionCore:
-    """A core of a session, and its place in the current run."""
+    """A core of a session: its runs, its position in the current run, and the commands to it."""
 
     def __init__(self, core: Core, calls: serialization.CallFile):
         self._core = core
@@ -91,7 +94,8 @@ class _SessionCore:
         self._shared_numbers: int | None = None
         self._point = StoppingPoint(self._report)
         core.internal.at_boundary = self._point.cross
-        # A run may change these: Lightning the handler, asyncio the pipe, a user the streams.
+        # Each run begins with these again, because an earlier run may have changed them: Lightning
+        # sets a handler, asyncio the signal pipe, user code the streams.
         self._streams = sys.stdout, sys.stderr
         self._torch_settings = _torch_settings()
         self._on_sigterm = signal.getsignal(signal.SIGTERM)
@@ -99,10 +103,10 @@ class _SessionCore:
         signal.set_wakeup_fd(self._signal_pipe, warn_on_full_buffer=False)
 
     def serve(self) -> None:
-        """Run the functions of the session; it ends with the process."""
+        """Run the functions of the session, until the process ends."""
         channel.pickle_with(serialization.Pickler)
         self._worker.on_command = self._obey
-        # SIGINT, because `channel` postpones it while a message is sent.
+        # SIGINT stops a run, because `channel` postpones it while a message is sent.
         signal.signal(signal.SIGINT, self._stop)
         self._core.internal.send(messages.Result(self._core.rank, None))  # of run 0, the start
         self._wait_at_prompt()
@@ -125,7 +129,7 @@ class _SessionCore:
         self._report()
 
     def _begin_run(self) -> OwnMemory:
-        """Reset everything that belongs to one run."""
+        """Reset the state of a run, and return a new measurement of its memory."""
         self._point.begin_run()
         self._is_stopped = False
         self._core.internal.begin_run()
@@ -138,14 +142,14 @@ class _SessionCore:
         reset_peak_memory()
         memory = OwnMemory()
         started = worker.StartedCore(self._core, threading.get_ident(), memory)
-        self._worker.cores[:] = [started]
+        self._worker.cores[:] = [started]  # heartbeats and signal handlers read this list
         return memory
 
     def _call(self, core: Core) -> object:
         """Run the function that the kernel has sent."""
         try:
             self._is_in_function = True
-            if self._is_stopped:  # before the function began, so SIGINT had nothing to leave
+            if self._is_stopped:  # RAISE came before this call, so its SIGINT had no effect
                 raise RunStopped
             call = self._calls.read()
             self._prepare(call.circumstances)
@@ -166,33 +170,35 @@ class _SessionCore:
         sys.path[:] = circumstances.path
         linecache.cache.update(circumstances.sources)
         if circumstances.was_left:
-            internal.abandon()  # on all cores, because each may know something else
+            # On all cores, also on those that returned: the cores must forget the same gradients.
+            internal.abandon()
             self._core.backend.reopen(self._run)
         if circumstances.seeds_again:
             internal.numbers.start(self._run)
 
     def _clean_up(self) -> None:
-        """Bring the device to rest after an exception; only then is the core at its prompt."""
+        """Finish the device's work after an exception, before the core goes to its prompt."""
         self._core.internal.abandon()
         gc.collect()  # the frames of the traceback hold tensors
         backend = self._core.backend
         if backend.traced:
-            # First the end of a step: `wait` alone would compute half a step, and its weights' old
-            # memory is gone. A device that waits for a core that has left does not come back.
+            # `sync` first, which completes the recorded step: `wait` alone would compute half of
+            # it, and the memory of the old weights is already released. If the device waits for a
+            # core that has left the run, these calls do not return, and the session ends.
             try:
                 backend.sync()
                 backend.wait()
             except RuntimeError as error:
-                print(f"the operations of the step that was left cannot run: {error}", flush=True)
+                print(f"the operations of the unfinished step cannot run: {error}", flush=True)
 
     def _stop(self, *_: object) -> None:
-        """Handle SIGINT: leave the function, once per run, if the kernel has asked for that."""
+        """Handle SIGINT: after RAISE, leave the worker function, once per run."""
         if self._is_in_function and self._is_stopped:
             self._is_in_function = False  # a second SIGINT must not interrupt the unwinding
             raise RunStopped
 
     def _obey(self, command: bytes, number: int) -> None:
-        """Obey a command; runs in the thread that reads them."""
+        """Obey a command of the kernel; called in the thread that reads commands."""
         match command:
             case worker.RUN:
                 self._runs.put(number)
@@ -205,8 +211,9 @@ class _SessionCore:
                 self._end_run()
 
     def _end_run(self) -> None:
-        """Let a `fit` that waits at a boundary save and end; else interrupt the function."""
+        """Let a `fit` that is paused at a boundary save and end; else interrupt the function."""
         internal = self._core.internal
+        # `fit` gets this request once. If it has not ended at the second RAISE, it is interrupted.
         if internal.ends_between_steps and self._point.is_paused and not internal.stops_together:
             internal.stops_together = True
             internal.end_requested = True
@@ -221,7 +228,7 @@ class _SessionCore:
         import torch
 
         core = self._core
-        with self._reporting:  # else an older place could arrive after a newer one
+        with self._reporting:  # both threads report, and an older report must not arrive last
             place = "paused" if self._point.is_paused else "running"
             if self._is_at_prompt:
                 place = "prompt"
@@ -239,7 +246,7 @@ class _SessionCore:
 
 
 def _torch_settings() -> list[tuple[Callable, object]]:
-    """Return the settings of torch that a cell often changes: the setter, and the value now."""
+    """Return torch settings that cells often change, as (setter, current value)."""
     import torch
 
     return [
@@ -253,16 +260,16 @@ def _torch_settings() -> list[tuple[Callable, object]]:
 def _set_default_device(device) -> None:
     import torch
 
-    # Only if it differs, because a default that was set slows down every call of torch, also "cpu".
+    # Only if it differs, because any default that was set, even "cpu", slows down all torch calls.
     if torch.empty(0).device != device:
         torch.set_default_device(device)
 
 
 def serve(core: Core, calls: serialization.CallFile) -> None:
-    """Run the functions of a session on a core; the worker function of the session's workers.
+    """Run the functions of a session on a core. A session's workers run it as worker function.
 
     Args:
         core: the core.
-        calls: the file in which the kernel writes each call.
+        calls: the file into which the kernel writes each call.
     """
     _SessionCore(core, calls).serve()

@@ -1,7 +1,7 @@
 """How a run ends: the protocol of SIGTERM, the handlers of signals, and every grace time.
 
-A platform that takes its machine back sends SIGTERM to the kernel, and SIGKILL some seconds later.
-An interrupt of the cell ends a run in the same way, and so does the failure of a core:
+A platform that reclaims its machine sends SIGTERM to the kernel, and SIGKILL some seconds later. An
+interrupt of the cell and the failure of a core end a run by the same steps:
 
 1. In the kernel `sigterm_ends_the_run` raises `Terminated`; an interrupt is a KeyboardInterrupt.
 2. The kernel sends SIGTERM to every worker process that has not returned. It does not signal that
@@ -12,14 +12,14 @@ An interrupt of the cell ends a run in the same way, and so does the failure of 
    (`core.internal.finishing_steps`, as `fit` does), only `end_requested` is set.
 4. The kernel waits `END_SECONDS`; if core 0 ends between steps and saves, up to `SAVE_SECONDS`.
 5. The kernel sends the last command on the control pipes and closes them. A worker that has
-finished exits; any other worker kills itself and its children. A worker whose result has just
-arrived has `DONE_SECONDS` to finish. 6. After another `END_SECONDS` every process that is left is
-killed, with its process group.
+   finished exits; any other worker kills itself and its children. A worker whose result has just
+   arrived has `DONE_SECONDS` to finish.
+6. After another `END_SECONDS` the kernel kills every remaining process, with its process group.
 
 A worker ignores SIGINT, which Jupyter sends to the whole process group, because only the kernel
-decides. In a session the kernel lets a worker send itself SIGINT, which stops the run and not the
-process (`session_worker`). If the kernel dies, Linux kills the worker (PR_SET_PDEATHSIG), and the
-worker sees the end of its control pipe.
+decides how a run ends. In a session a worker sends SIGINT to itself when the kernel commands it,
+which stops the run and not the process (`session_worker`). If the kernel dies, Linux kills the
+worker (PR_SET_PDEATHSIG), and the worker also sees the end of its control pipe.
 """
 
 import contextlib
@@ -34,20 +34,23 @@ from collections.abc import Iterator
 DONE_SECONDS = 2.0  # for a worker to exit after its result has come
 END_SECONDS = 1.0  # for the `finally` blocks of workers that got SIGTERM
 SAVE_SECONDS = 8.0  # for core 0 to end its step and save, if it has announced that
-STEP_SECONDS = 5.0  # part of these, in which the other cores help core 0 to finish a step
-FAILURE_SECONDS = 0.5  # for a failure that happened earlier and is still in its pipe
-# The same after a failure in a collective: the core that left the others there reports later.
+# The first part of SAVE_SECONDS: until then the other cores stay, because core 0 needs them in the
+# collectives of its step.
+STEP_SECONDS = 5.0
+FAILURE_SECONDS = 0.5  # for the report of an earlier failure, which is still in its pipe
+# The same after a failure in a collective. Its cause is another core, which may report later.
 FAILURE_IN_A_COLLECTIVE_SECONDS = 2.0
 STACKS_SECONDS = 2.0  # for the cores of a run that hangs to send their stacks
 INTERRUPT_STACKS_SECONDS = 0.5  # the same for an interrupted run, because its user waits
 
 _PR_SET_PDEATHSIG = 1
-# Linux sends it to children of a thread that ended. A program that the child executes ignores it.
+# The signal that children get when the thread that forked them ends. SIGURG, because a program that
+# the child executes ignores it by default.
 _THREAD_ENDED = getattr(signal, "SIGURG", signal.SIGTERM)
 
 
 class Terminated(BaseException):
-    """SIGTERM has arrived; unwinds the worker function, so that its `finally` blocks run.
+    """SIGTERM has arrived; unwinds the worker function with its `finally` blocks.
 
     It is not an `Exception`, so `except Exception` does not catch it.
     """
@@ -55,17 +58,18 @@ class Terminated(BaseException):
 
 @contextlib.contextmanager
 def sigterm_ends_the_run() -> Iterator[None]:
-    """Raise `Terminated` on SIGTERM, and let SIGTERM end the process afterwards.
+    """Raise `Terminated` on SIGTERM in the block, then end the process by SIGTERM.
 
-    A handler of the user's own stays in place.
+    If the user has set a handler of SIGTERM, it remains in effect.
     """
+    # Only the main thread can set handlers.
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
 
     def end(*_: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second SIGTERM ends the process at once
         raise Terminated
 
     signal.signal(signal.SIGTERM, end)
@@ -97,6 +101,7 @@ def without_interrupts() -> Iterator[None]:
         if callable(handler):  # SIG_IGN and SIG_DFL raise nothing
             before[number] = handler
     try:
+        # Inside of `try`, because a signal may arrive between the two calls.
         for number in before:
             signal.signal(number, lambda number, _: arrived.append(number))
         yield
@@ -108,10 +113,14 @@ def without_interrupts() -> Iterator[None]:
 
 
 def die_with_parent(parent: int) -> None:
-    """Let Linux kill this process when its parent dies; else it would hold the chip forever."""
+    """Let Linux kill this process when its parent dies, which frees the chip.
+
+    Args:
+        parent: the process ID of the parent.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the call
+    if os.getppid() != parent:  # the parent died before the call
         os._exit(1)
 
 
@@ -132,10 +141,10 @@ def _die_with_process(parent: int) -> None:
 
 
 def tie_children() -> None:
-    """Let children of this process die with it, and give them none of its signal handlers.
+    """Let future children of this process die with it, without its signal handlers.
 
-    These are the processes of a DataLoader or of a pool. They do not tear down objects that this
-    process has released, because that may wait for a thread which they do not have.
+    These are the processes of a DataLoader or of a pool. They freeze the garbage collector: to
+    destroy an object of this process may mean to wait for a thread, which a fork does not have.
 
     SIGTERM is blocked across the fork. A pool ends its processes with it, some in their first
     moment. They would still have this worker's handler, and write into its signal pipe as if the
@@ -152,7 +161,7 @@ def tie_children() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, fork.mask)
 
     def in_child() -> None:
-        gc.freeze()
+        gc.freeze()  # the collector ignores all objects that came with the fork
         if fork.is_main:
             die_with_parent(fork.parent)
         else:
@@ -165,10 +174,10 @@ def tie_children() -> None:
 
 
 def signal_pipe() -> int:
-    """Return a pipe that gets the number of every signal, independently of the main thread.
+    """Return a pipe into which Python writes the number of every signal.
 
-    Without it, a SIGTERM that the system gives to another thread does not wake a main thread that
-    sleeps or compiles.
+    Another thread can read it. Without it, no Python code would run on SIGTERM while the main
+    thread sleeps or compiles.
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -177,11 +186,11 @@ def signal_pipe() -> int:
 
 
 @contextlib.contextmanager
-def children_heard() -> Iterator[None]:
-    """Let handlers of SIGCHLD raise inside this block only.
+def sigchld_reset_after() -> Iterator[None]:
+    """Reset the handler of SIGCHLD after the block.
 
-    PyTorch installs a handler that raises when a process of a DataLoader was killed. After the
-    worker function it would interrupt the message with the result.
+    PyTorch installs a handler that raises an error when a process of a DataLoader was killed. After
+    the worker function, that error would interrupt the message with the result.
     """
     try:
         yield

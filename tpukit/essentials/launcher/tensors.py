@@ -1,4 +1,4 @@
-"""Save tensors without a leak of `torch.save`; move modules to XLA with their tied weights."""
+"""Save tensors without the memory leak of `torch.save`; move modules with their tied weights."""
 
 import pickle
 import types
@@ -7,14 +7,14 @@ from tpukit.essentials.display import InvalidTypeError
 
 
 def save_tensors(value: object, file) -> None:
-    """Write `torch.save` of a value into an open file, and free the memory of its tensors.
+    """Write a value with `torch.save` into an open file, without a memory leak.
 
-    In each call `torch.save` makes a class for its pickler. A class refers to itself, and this one
-    refers to the memory of every saved tensor (`serialized_storages` in torch/serialization.py, 2.8
-    and 2.9). So the memory stays until Python's garbage collector looks at old objects, which
-    happens rarely in a training with few and large objects: a checkpoint of ResNet-34 and Adam
-    kept 244 MiB, and one more with each epoch. Collecting here would stop the training loop while
-    every object of the process is looked at. Removing the reference of the class does not.
+    In each call `torch.save` makes a class for its pickler. A class refers to itself, and this
+    class refers to the memory of every saved tensor (`serialized_storages` in
+    torch/serialization.py, 2.8 and 2.9). So the memory stays until Python's garbage collector
+    examines old objects. That is rare in training, which has few and large objects: each checkpoint
+    of ResNet-34 and Adam kept 244 MiB. This function removes the reference. A call of `gc.collect`
+    would also free the memory, but would examine every object of the process.
     """
     import torch
 
@@ -29,15 +29,18 @@ def save_tensors(value: object, file) -> None:
     try:
         torch.save(value, file, pickle_module=module)
     finally:
+        # `persistent_id` is the method whose closure has `serialized_storages`.
         for kind in made:
             kind.persistent_id = None
 
 
 def move_module(module, device):
-    """Move a module to a device; a tensor with several names stays a single tensor.
+    """Move a module to a device, and return it; tied weights remain a single tensor.
 
-    On XLA `Module.to` makes a tensor per name, and these are then trained separately.
+    On XLA `Module.to` makes a tensor for each name of a tied weight, and an optimizer would train
+    these separately.
     """
+    # By the id of each tensor, all (dict of a layer, name) that refer to it.
     places: dict[int, list[tuple[dict, str]]] = {}
     for layer in module.modules():
         for tensors in (layer._parameters, layer._buffers):
@@ -53,8 +56,8 @@ def move_module(module, device):
 def refuse_scripted(module) -> None:
     """Raise an InvalidTypeError for modules of torch.jit.
 
-    A copy of one has weights that no optimizer takes, and on XLA the move to the device fails in
-    an assertion of torch or in a segmentation fault (torch 2.9).
+    The copy of such a module has weights that no optimizer accepts, and its move to XLA ends in an
+    assertion of torch or a segmentation fault (torch 2.9).
     """
     import torch
 
@@ -64,5 +67,5 @@ def refuse_scripted(module) -> None:
             raise InvalidTypeError(
                 "core.model does not support modules of torch.jit",
                 found=f"{name or 'the module'} is a {type(layer).__name__}",
-                fix="core.model(module) of the module before torch.jit.script or torch.jit.trace",
+                fix="core.model(module) with the module before torch.jit.script or torch.jit.trace",
             )

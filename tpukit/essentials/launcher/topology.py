@@ -1,4 +1,4 @@
-"""Choose the backend of a run, and lay out its cores over processes.
+"""Choose the backend of a run, and divide its cores among processes.
 
     machine               asked for          backend          cores x processes
     8 v5e chips           nothing            xla              8 x 8
@@ -6,7 +6,7 @@
     no chip, 4 CPUs       nothing            cpu              4 x 4
     no chip               backend="xla"      xla:simulator    as asked (or xla:cpu)
 
-It also refuses a kernel whose forks could not start a runtime of their own.
+It also raises an error if forks of this kernel could not start a runtime of their own.
 """
 
 import multiprocessing
@@ -30,7 +30,10 @@ _WHEELS = "Linux on x86-64, Python 3.11 to 3.13 and torch 2.8 or 2.9: torch_xla 
 
 
 class RuntimeInUseError(TpukitError, RuntimeError):
-    """This process is a worker, or has started the device's runtime, so a fork cannot start it."""
+    """Forks of this process could not start the device's runtime.
+
+    This process is a worker, or has started or changed a runtime itself.
+    """
 
 
 def choose_topology(host: MachineInfo, cores: int | None, backend: str | None) -> Topology:
@@ -38,11 +41,13 @@ def choose_topology(host: MachineInfo, cores: int | None, backend: str | None) -
 
     Args:
         host: the machine.
-        cores: None for all.
-        backend: None for the best that the machine has.
+        cores: number of cores; None for all.
+        backend: name of the backend; None for the fastest device of the machine.
 
     Raises:
-        InvalidValueError: the machine does not support this.
+        InvalidValueError: the machine does not support `cores` or `backend`, or a package that the
+            backend needs is not installed.
+        NotInstalledError: torch or the backend's subpackage is absent.
     """
     _check_backend(host, backend)
     if cores is not None:
@@ -52,9 +57,10 @@ def choose_topology(host: MachineInfo, cores: int | None, backend: str | None) -
                 f"cores must be a whole number, at least 1, or None for all, got {cores!r}",
                 fix="leave cores out for all, or cores=1",
             )
-    refuse_torch(host)
+    refuse_torch(host)  # before the packages that need torch
     runtime = _choose_runtime(host, backend)
     if runtime.package and host.versions.get(runtime.package) is None:
+        # The line for torch_xla depends on the machine, and is "" where it has no wheels.
         line = runtime.how_to_install or install_line(host, for_graphs=True) or _WHEELS
         raise InvalidValueError(
             f"the {runtime.name.partition(':')[0]} backend needs "
@@ -66,7 +72,7 @@ def choose_topology(host: MachineInfo, cores: int | None, backend: str | None) -
 
 
 def refuse_torch(host: MachineInfo) -> None:
-    """Raise if torch is not installed, or too old, as `setup` and `check` report it."""
+    """Raise an error if torch is not installed or too old, with the text of `check`."""
     problem = torch_problem(host)
     if not problem:
         return
@@ -80,9 +86,9 @@ def refuse_torch(host: MachineInfo) -> None:
 
 
 def _check_backend(host: MachineInfo, backend: str | None) -> None:
-    """Raise if there is no such backend, or its optional subpackage is absent."""
+    """Raise an error if there is no such backend, or its optional subpackage is absent."""
     wanted = backend
-    if backend is None and host.chips:
+    if backend is None and host.chips:  # a machine with chips must not fall back to the CPU
         wanted = host.tpu_package
     if wanted in REGISTRY and wanted not in runtimes():
         REGISTRY[wanted].load()  # raises NotInstalledError
@@ -95,9 +101,9 @@ def _check_backend(host: MachineInfo, backend: str | None) -> None:
 
 
 def _choose_runtime(host: MachineInfo, backend: str | None) -> Runtime:
-    """Return the runtime that was asked for, or its dry run if the machine has no such device.
+    """Return the runtime of this name, or its dry run if the machine has no such device.
 
-    Without a name it is the fastest device; a dry run in place of a device must be named.
+    With None it returns the runtime of the fastest device, and never a dry run.
     """
     if backend is None:
         present = [
@@ -105,7 +111,8 @@ def _choose_runtime(host: MachineInfo, backend: str | None) -> Runtime:
             for runtime in runtimes().values()
             if runtime.dry_run_of is None and runtime.is_present(host)
         ]
-        # The registry has them from the fastest to the slowest.
+        # The registry lists the runtimes from the fastest to the slowest. torch_xla and TorchTPU
+        # use the same chips, so the installed package decides between them.
         fastest = present[0]
         for runtime in present:
             is_same_device = runtime.hardware == fastest.hardware
@@ -127,12 +134,17 @@ def choose_device(
     cores: int | None,
     backend: str | None,
 ) -> Topology:
-    """Return the layout of a run of a single process on a chip or GPU, or on a CPU process.
+    """Return the layout of a run on a single chip, GPU or CPU process.
+
+    Args:
+        host: the machine.
+        device: number of the device, from 0.
+        cores, backend: as in `choose_topology`.
 
     Raises:
-        InvalidValueError: there is no device of this number, or `cores` is not 1.
+        InvalidValueError: there is no device of this number, or `cores` is neither 1 nor None.
     """
-    count = choose_topology(host, None, backend).processes or 1  # 0 if nothing can be forked
+    count = choose_topology(host, None, backend).processes or 1  # 0 on systems without fork
     is_number = isinstance(device, int) and not isinstance(device, bool)
     if not is_number or not 0 <= device < count or cores not in (None, 1):
         raise InvalidValueError(
@@ -147,7 +159,7 @@ def refuse_one_process_variables(
     topology: Topology,
     environ: Mapping[str, str] = os.environ,
 ) -> None:
-    """Raise if all workers would inherit variables that give one process its part of the chips.
+    """Raise an error if the workers would inherit variables that are meant for one process.
 
     libtpu would start each worker as "rank 0 of 1", and each would train a separate model without
     an error.
@@ -159,19 +171,20 @@ def refuse_one_process_variables(
         left = [f"{name}={environ[name]}" for name in names]
         pops = ", ".join(f'"{name}"' for name in names)
         raise InvalidValueError(
-            f"{names[0]} gives a process a part of the chips, and this run takes all",
+            f"{names[0]} gives a process a part of the chips, and this run uses all of them",
             found=f"{', '.join(left)}, which every worker would inherit",
             fix=f"for name in ({pops},): os.environ.pop(name), then launch; or cores=1",
         )
 
 
 def refuse_if_in_use(host: MachineInfo, environ: Mapping[str, str] = os.environ) -> None:
-    """Raise if forks of this process could not start the device's runtime.
+    """Raise an error if forks of this process could not start the device's runtime.
 
     Raises:
         RuntimeInUseError: this process is a worker, or has started or changed a runtime that no
             fork can share.
     """
+    # The parent, too, because this may be a DataLoader's process, which a worker has started.
     for process in (multiprocessing.current_process(), multiprocessing.parent_process()):
         if process and process.name.startswith(WORKER):
             raise RuntimeInUseError(
@@ -182,6 +195,7 @@ def refuse_if_in_use(host: MachineInfo, environ: Mapping[str, str] = os.environ)
                     "function itself: fn(core)"
                 ),
             )
+    # xr.use_spmd() sets this variable.
     if environ.get("XLA_USE_SPMD", "0") not in ("", "0", "false"):
         raise RuntimeInUseError(
             "the notebook has called xr.use_spmd(), which every worker would inherit",

@@ -1,16 +1,16 @@
-"""Decide whether a run hangs: tell a core that hangs from cores that wait for it or compile.
+"""Decide whether a run hangs, and which core caused that.
 
 Every core reports a counter (its activity) and the collective that it waits in, if any:
 
                activity    waits in          uses a processor
-    core 0     12          optimizer_step    no                  waits for another
-    core 1     11          -                 yes                 compiles: the run is fine
-    core 1     11          -                 no                  hangs: core 1 is to blame
+    core 0     12          optimizer_step    no                  waits for another core
+    core 1     11          -                 yes                 compiles: the run does not hang
+    core 1     11          -                 no                  hangs: core 1 is the cause
 
-A core that waits is never to blame while another does not wait. A core that uses a processor is
-never to blame, because a compilation takes minutes and changes no counter. Processor time also
-decides if the last report is old, because a core that pickles a large result blocks the thread that
-reports.
+If some cores wait in a collective and others do not, the cause is a core that does not. A core that
+uses a processor is never the cause, because a compilation takes minutes and changes no counter.
+Processor time also decides if the last report is old: a core that pickles a large result blocks its
+thread that reports.
 """
 
 import time
@@ -20,24 +20,26 @@ from typing import NamedTuple
 
 from tpukit.essentials.display import InvalidValueError
 
-# A core that has returned has done its part of every collective: the rest is bytes on their way.
+# Cores normally reach a collective within so many seconds of each other. A core that has returned
+# has sent its part of every collective, so that only the transfer can take time.
 _UNEVEN_SECONDS = 5.0
-_SECONDS_BETWEEN_LOOKS = 0.25  # at processor time, which reads all of /proc for each process
-_CPU_SAMPLE_SECONDS = 2.0  # between the two readings that are compared
-# Share of a processor below which a core is idle. A compiler, a decoder or a loop uses a whole one
-# or waits for one; a sleep or a lock uses almost nothing.
+# Between two measurements of processor time, each of which reads all of /proc for each process.
+_SECONDS_BETWEEN_LOOKS = 0.25
+_CPU_SAMPLE_SECONDS = 2.0  # at least, between the two measurements that are compared
+# Share of a processor below which a core is idle. A compiler, a decoder or a loop uses almost 1.0;
+# a core that sleeps or waits for a lock uses almost 0.
 _IDLE = 0.5
 _LONGER = "launch(..., limits=tpukit.Limits(stall=seconds))"
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of a launch: how long cores may wait for a core, and how often workers report.
+    """The limits of a launch: how long a core may hang, and how often workers report.
 
     Attributes:
-        stall: seconds that cores may wait for a core that neither moves on nor uses a processor.
-            Then the run is ended with the stacks of all cores. None for no limit. A core that
-            compiles uses a processor.
+        stall: seconds without progress after which tpukit ends a run that hangs, and reports the
+            stacks of all cores. A run hangs if no core makes progress or uses a processor; a core
+            that compiles uses one. None for no limit.
         heartbeat: seconds between two reports of a worker to the kernel.
 
     Raises:
@@ -55,16 +57,22 @@ class Limits:
 
 
 def refuse_seconds(name: str, value: object, *, fix: str) -> None:
-    """Raise InvalidValueError unless the value is a number of seconds above 0."""
+    """Raise an InvalidValueError unless the value is a number of seconds above 0.
+
+    Args:
+        name: name of the argument, for the message.
+        value: the value.
+        fix: the line that the message advises.
+    """
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not value > 0:  # so NaN is refused, too
+    if not is_number or not value > 0:  # not `value <= 0`, which would accept NaN
         raise InvalidValueError(
             f"{name} must be a number of seconds above 0, got {value!r}", fix=fix
         )
 
 
 class Heartbeat(NamedTuple):
-    """The newest report of a core that shows a change."""
+    """The last report of a core that differed from the report before."""
 
     activity: int
     waiting: str | None  # a collective
@@ -72,7 +80,7 @@ class Heartbeat(NamedTuple):
 
 
 class Stall(NamedTuple):
-    """A run that hangs: the core to blame, the event, and the fix."""
+    """A run that hangs: the core that causes it, the event, and the fix."""
 
     rank: int
     what: str
@@ -80,25 +88,25 @@ class Stall(NamedTuple):
 
 
 class _Sample(NamedTuple):
-    """The processor time of cores at a moment."""
+    """A measurement of the cores' processor times."""
 
-    time: float  # `time.monotonic()`
+    time: float  # `time.monotonic()` of the measurement
     busy_seconds: dict[int, float]  # by rank
 
 
 class Watchdog:
-    """Decides from heartbeats and processor time whether a run still moves.
+    """Decides from heartbeats and processor time whether a run hangs.
 
     Args:
         ranks: the cores.
-        limits: how long cores may stand still.
+        limits: the seconds after which a run without progress hangs.
         busy_seconds: returns the processor time so far of a rank's process, in seconds.
         timeout: seconds that the run may take; None for no limit.
-        in_graph: cores may also wait for each other when they read a tensor, which no heartbeat
-            reports.
-        waits_idle: a core that waits uses no processor.
-        others: the run has more cores on other hosts, for which these cores may wait. Those hosts
-            watch them.
+        in_graph: True if cores may also wait for each other when they read a tensor, which no
+            heartbeat reports.
+        waits_idle: True if a core that waits in a collective uses no processor.
+        others: True if the run has more cores on other hosts. Cores of this host may wait for
+            them, and the launch on those hosts watches them.
     """
 
     def __init__(
@@ -133,14 +141,14 @@ class Watchdog:
         *,
         waits_outside: bool = False,
     ) -> None:
-        """Take in a report; the clock of a core starts again if it has moved on.
+        """Record a report; a change of it starts the clock of the core again.
 
         Args:
             rank: the core.
             activity: its counter.
-            waiting: the collective it is in; None for none.
-            waits_outside: it waits for a compilation in a process that may not belong to this run.
-                That counts as moving.
+            waiting: the collective that the core is in; None for none.
+            waits_outside: True if the core waits for a compilation in another process, which may
+                not belong to this run. That counts as progress.
         """
         last = self._heartbeats.get(rank, self._silent)
         has_moved = (last.activity, last.waiting) != (activity, waiting)
@@ -148,22 +156,22 @@ class Watchdog:
             self._heartbeats[rank] = Heartbeat(activity, waiting, time.monotonic())
 
     def waits_long(self, returned: set[int]) -> bool:
-        """Return whether a core has been in a collective for longer than cores normally differ."""
+        """Return whether a core has been in a collective for more than 5 seconds."""
         return bool(_late(self._running(returned), time.monotonic()))
 
     def find_stall(self, returned: set[int], sending: Collection[int] = ()) -> Stall | None:
-        """Return the core that the others wait for, if the run hangs; otherwise None.
+        """Return the cause if the run hangs, otherwise None.
 
         Args:
             returned: the cores that have returned.
-            sending: the cores of which only a part of a message has arrived. They wait for the
-                kernel to read the rest, and send no heartbeat before.
+            sending: the cores of which only a part of a message has arrived. They send no heartbeat
+                until the kernel has read the rest.
         """
         running = self._running(returned)
         now = time.monotonic()
         if not running:
             return None
-        # A time limit holds for busy cores, too, so it comes before everything else.
+        # The timeout applies to busy cores, too, so it comes before the check of processor time.
         over_time = self._over_time(running, now)
         if over_time is not None:
             return over_time
@@ -181,12 +189,13 @@ class Watchdog:
     def _over_time(self, running: dict[int, Heartbeat], now: float) -> Stall | None:
         if self.timeout is None or now - self._began <= self.timeout:
             return None
+        # Report a core outside of collectives if there is one: the others wait for it.
         working = [rank for rank, beat in running.items() if not beat.waiting]
         rank = working[0] if working else min(running)
         what = f"was not done after timeout={self.timeout:g} seconds"
         if running[rank].waiting:
             what += f", waiting in {running[rank].waiting}()"
-        fix = "a longer timeout, or None for no limit; see below where the cores stand"
+        fix = "a longer timeout, or None for no limit; the stacks below show what the cores do"
         return Stall(rank, what, fix)
 
     def _left_early(
@@ -197,18 +206,18 @@ class Watchdog:
     ) -> Stall | None:
         """Return a stall if all running cores wait for a core that has returned.
 
-        They would wait forever, so the watchdog does not wait for the limit.
+        They would wait forever, so the watchdog applies 5 seconds instead of `Limits.stall`.
         """
         late = _late(running, now)
         all_wait = all(beat.waiting for beat in running.values())
         if not returned or not late or not all_wait:
             return None
-        collective = running[late[0]].waiting
+        collective = running[late[0]].waiting  # `late` has been in it for more than 5 seconds
         fix = (
             "let every core do the same number of steps: core.batches gives each the same number "
             "of batches"
         )
-        if collective == "save":
+        if collective == "save":  # the collective that users most often call on core 0 alone
             fix = (
                 "core.save(...) on every core, not under `if core.is_main`: core 0 alone writes "
                 "the file"
@@ -222,9 +231,9 @@ class Watchdog:
         returned: set[int],
         now: float,
     ) -> Stall | None:
-        """Return a stall if no core has moved on within the limit."""
+        """Return a stall if no core has made progress within `Limits.stall` seconds."""
         quiet = {rank: now - beat.since for rank, beat in running.items()}
-        # Processor time is compared last: a core that reports nothing may still work.
+        # `find_stall` compares processor time after this, because a core may work without reports.
         if self.limits.stall is None or min(quiet.values()) <= self.limits.stall:
             return None
         waiting = [rank for rank, beat in running.items() if beat.waiting]
@@ -235,9 +244,12 @@ class Watchdog:
         if not waiting and silent:
             rank = silent[0]
             what = f"has not started in {quiet[rank]:.0f} s, and uses no processor"
-            fix = f"see tpukit.check() for who holds the chips; {_LONGER} allows a longer start"
+            fix = (
+                "tpukit.check() names the process that holds the chips; "
+                f"{_LONGER} allows a longer start"
+            )
             return Stall(rank, what, fix)
-        if self._others:  # all may wait for a core of another host
+        if self._others:  # all cores here may wait for a core of another host
             return None
         if not working:
             return self._each_for_the_other(running, quiet)
@@ -249,13 +261,14 @@ class Watchdog:
         running: dict[int, Heartbeat],
         quiet: dict[int, float],
     ) -> Stall:
-        """Blame a core that does not wait, while others do."""
+        """Return a stall caused by a core that is in no collective, while others wait in one."""
         first = next(rank for rank, beat in running.items() if beat.waiting)
         return Stall(
             late,
             f"has not moved for {quiet[late]:.0f} s, while core {first} waits for it in "
             f"{running[first].waiting}()",
-            f"see below where core {late} stands; {_LONGER} allows more than {self.limits.stall:g}",
+            f"the stack of core {late} below shows what it does; {_LONGER} allows more than "
+            f"{self.limits.stall:g} seconds",
         )
 
     def _silent_all(
@@ -264,22 +277,24 @@ class Watchdog:
         returned: set[int],
         quiet: dict[int, float],
     ) -> Stall:
-        """Blame a core if none reports that it waits.
+        """Return a stall caused by the quietest core, if no core reports a collective.
 
-        They may wait for a lock, or for each other when they read a tensor of the graph.
+        The cores may wait for a lock, or for each other when they read a tensor of the graph.
         """
         longest = max(running, key=quiet.__getitem__)
         still = f"{quiet[longest]:.0f} s, nor used a processor"
         everyone = f"has not moved for {still}, and neither has any other core"
         if not self._in_graph:
             fix = (
-                f"see below where it stands, at a lock perhaps; {_LONGER}, or None, for a long wait"
+                "the stacks below show what the cores wait for, such as a lock; "
+                f"{_LONGER}, or None, for a long wait"
             )
             return Stall(longest, everyone, fix)
         fix = (
-            "the same collectives in the same order on every core, also before what is read with "
-            f".item() or print; if it waits for something else: {_LONGER}, or None"
+            "call the same collectives in the same order on every core, also before you read a "
+            f"tensor with .item() or print; if it waits for something else: {_LONGER}, or None"
         )
+        # A core that has returned has probably left out a collective of the graph.
         if returned:
             what = f"returned while core {longest} has not moved for {still}"
             return Stall(min(returned), what, fix)
@@ -290,7 +305,7 @@ class Watchdog:
         running: dict[int, Heartbeat],
         quiet: dict[int, float],
     ) -> Stall:
-        """Blame a core in the rarest collective, if all cores wait but in different ones."""
+        """Return a stall if all cores wait: the cause is the core in the rarest collective."""
         collectives = [beat.waiting for beat in running.values()]
         rank = min(running, key=lambda rank: collectives.count(running[rank].waiting))
         each = ", ".join(f"core {rank} in {beat.waiting}()" for rank, beat in running.items())
@@ -300,15 +315,16 @@ class Watchdog:
     def _all_idle(self, running: dict[int, Heartbeat], now: float) -> bool:
         """Return whether no core was busy over the last seconds.
 
-        A core that waits counts only if waiting uses no processor.
+        On backends whose collectives spin, cores in a collective are left out.
         """
         if now < self._next_look:
             return False
         self._next_look = now + _SECONDS_BETWEEN_LOOKS
-        busy_seconds = {}
+        busy_seconds = {}  # of the cores that must be idle if the run hangs
         for rank, beat in running.items():
             if self._waits_idle or not beat.waiting:
                 busy_seconds[rank] = self._busy_seconds(rank)
+        # The first call after a suspicion takes a sample, and a later call compares with it.
         if self._sample is None or self._sample.busy_seconds.keys() != busy_seconds.keys():
             self._sample = _Sample(now, busy_seconds)
         before = self._sample
@@ -323,7 +339,7 @@ class Watchdog:
 
 
 def _late(running: dict[int, Heartbeat], now: float) -> list[int]:
-    """Return the cores that have been in a collective for longer than cores normally differ."""
+    """Return the cores that have been in a collective for more than `_UNEVEN_SECONDS`."""
     late = []
     for rank, beat in running.items():
         if beat.waiting and now - beat.since > _UNEVEN_SECONDS:

@@ -5,9 +5,10 @@
     run_function   run the worker function, send its result or its failure
 
 In a session the worker function is `session_worker.serve`, which runs one function after the other.
-Meanwhile two more threads run: the first sends heartbeats, the second obeys the kernel's commands.
-A worker never ends by itself, because other cores may still need it in a collective: it waits for
-a command on the control pipe, which also ends when the kernel is gone.
+Two more threads run in the process: the first sends heartbeats, the second obeys the kernel's
+commands. A worker does not exit after its result, because other cores may still need its process in
+a collective. It waits for a command on the control pipe, or for the end of the pipe if the kernel
+has died.
 """
 
 import contextlib
@@ -55,9 +56,9 @@ GO = b"g"  # exit as soon as the work is done
 STOP = b"e"  # exit now, with all child processes
 # Commands of a session.
 RUN = b"r"  # run the function of this number
-WHERE = b"w"  # report the place of the core
-LIMIT = b"l"  # pass so many boundaries, and wait at the next
-RAISE = b"x"  # leave the worker function where it stands
+WHERE = b"w"  # report the position of the core, as `messages.At`
+LIMIT = b"l"  # pass this number of boundaries in all, and wait at the next
+RAISE = b"x"  # leave the worker function by an exception
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Task:
         args: its arguments after the core.
         seed: the seed of all random numbers.
         matmul_precision: the precision of matrix products, as `launch` documents.
-        timeout: seconds after which the run is ended; None for no limit.
+        timeout: seconds after which tpukit ends the run; None for no limit.
     """
 
     fn: Callable
@@ -83,14 +84,20 @@ class Task:
             refuse_seconds("timeout", self.timeout, fix="timeout=3600, or None for no limit")
         if self.matmul_precision not in (None, "high", "highest"):
             raise InvalidValueError(
-                "matmul_precision is 'high', 'highest', or None for the device's own precision, "
+                "matmul_precision must be 'high', 'highest', or None for the device's own, "
                 f"got {self.matmul_precision!r}",
                 fix="for bfloat16 everywhere pass bf16=True to fit, or use torch.autocast",
             )
 
 
 class World(NamedTuple):
-    """The number of cores of a run on all hosts, the number of hosts, and a core's peak TFLOP/s."""
+    """The planned size of a run.
+
+    Attributes:
+        size: number of cores on all hosts.
+        hosts: number of hosts.
+        peak_tflops: as `Core.peak_tflops`.
+    """
 
     size: int
     hosts: int = 1
@@ -102,17 +109,17 @@ class World(NamedTuple):
         hosts = topology.hosts.count if topology.hosts else 1
         kind = GENERATIONS.get(topology.generation)
         peak = None
-        # The simulator of a dry run names the generation that it plays.
+        # A simulated TPU has a generation, too, but its peak would mean nothing.
         if kind is not None and not topology.is_dry_run:
             peak = kind.teraflops or None
         return cls(topology.world_size, hosts=hosts, peak_tflops=peak)
 
 
 def seed_of(seed: int | None, hosts: object = None) -> int:
-    """Return the seed of a run: the given one, or the notebook's own.
+    """Return the seed of a run: the given one, otherwise the notebook's.
 
-    A launch does not change the notebook's seed. With several hosts the default is 0, because each
-    host has its own generator.
+    A launch does not change the notebook's seed. With several hosts the default is 0, because the
+    notebook of each host may have another seed.
     """
     if seed is not None:
         return seed
@@ -128,14 +135,15 @@ class WorkerPipes:
     """The connections of a worker process with its kernel.
 
     Attributes:
-        rank: the rank of the first core of this process.
-        kernel: the process that forked this one.
-        folder: for sockets and files of this process's own children; the kernel removes it.
+        rank: the expected rank of the first core of this process.
+        kernel: the process ID of the kernel, which forked this process.
+        folder: a folder for sockets and files of this process's children; the kernel removes it.
         heartbeat: seconds between two heartbeats.
-        messages: the pipe for `Sender`.
-        output: the pipe that standard output and error become.
-        control: the pipe of the kernel's commands; it ends when the kernel is gone.
-        inherited: the kernel's ends of all pipes, which came with the fork; the worker closes them.
+        messages: file descriptor of the pipe for `Sender`.
+        output: file descriptor of the pipe for standard output and error.
+        control: file descriptor of the pipe with the kernel's commands; it ends with the kernel.
+        inherited: file descriptors of the kernel's ends of all pipes, which the fork has copied and
+            the worker closes.
     """
 
     rank: int
@@ -152,16 +160,16 @@ class StartedCore(NamedTuple):
     """A core of this process that has started."""
 
     core: Core
-    thread: int  # its ident
+    thread: int  # `threading.get_ident()` of the core's thread
     memory: OwnMemory
 
 
 def main(task: Task, start: Callable[[Callable], None], pipes: WorkerPipes, world: World) -> None:
-    """Run in the forked child, and never return.
+    """Run a worker process, and never return; called in the forked child.
 
     Args:
         task: the work.
-        start: starts the device and calls its argument once per core.
+        start: starts the device, and calls its argument once per core with the core's backend.
         pipes: the connections with the kernel.
         world: the planned number of cores and hosts.
     """
@@ -186,7 +194,9 @@ def main(task: Task, start: Callable[[Callable], None], pipes: WorkerPipes, worl
     try:
         start(lambda backend: run_core(task, backend, send=send, cores=worker.cores, world=world))
     except BaseException as error:
-        if worker.cores:  # raised by a handler of signals, after the worker function had returned
+        # After the device's start, `run_function` catches every error of the worker function. So
+        # this one comes from a signal handler.
+        if worker.cores:
             failure = exception_raised(worker.rank_here(), error)
         else:
             failure = device_not_started(pipes.rank, error)
@@ -211,7 +221,7 @@ def run_core(
         task: the work.
         backend: the core's device and collectives.
         send: sends a message to the kernel.
-        cores: this core is added to it.
+        cores: the list of the process's started cores, to which this function adds the core.
         world: the planned number of cores and hosts; None if it is not known.
     """
     import torch
@@ -221,7 +231,7 @@ def run_core(
         backend.set_precision(task.matmul_precision)
     core = Core(backend, send, task.seed)
     core_lookup.enter(core)
-    memory = OwnMemory()  # made now: the peak of the device's start is not the function's
+    memory = OwnMemory()  # after the device's start, whose peak must not count
     cores.append(StartedCore(core, threading.get_ident(), memory))
     send(messages.Started(core.rank))
 
@@ -231,10 +241,10 @@ def run_core(
             core.hosts = world.hosts
             core.peak_tflops = world.peak_tflops
         core.internal.numbers.start()
-        # After one backward() in the kernel, on any tensor, the autograd engine that the fork
-        # inherits has no thread for a device that is opened here ("device_ready_queues_.size()" in
-        # torch 2.8 and 2.9). Without threads backward() runs in this thread, which loses nothing
-        # on XLA, because it only records the graph.
+        # If the kernel has called backward() on any tensor, the autograd engine that the fork
+        # inherits has no thread for a device that the worker opens, and torch raises an error about
+        # "device_ready_queues_.size()" (torch 2.8 and 2.9). Without multithreading, backward() runs
+        # in this thread. On XLA that costs nothing, because backward() only records the graph.
         with torch.autograd.set_multithreading_enabled(False):
             return task.fn(core, *args)
 
@@ -245,32 +255,43 @@ def run_core(
 
 
 def run_function(core: Core, memory: OwnMemory, fn: Callable, args: tuple = ()) -> bool:
-    """Run a function on a core, and send its result or its failure; return whether it returned."""
+    """Run a function on a core, and send its result or its failure to the kernel.
+
+    Args:
+        core: the core, which is the first argument of `fn`.
+        memory: the measurement of the process's memory.
+        fn: the function.
+        args: its arguments after the core.
+
+    Returns:
+        True if `fn` returned and its result was sent, False after an exception.
+    """
     send = core.internal.send
     send(_memory_of(core, memory))
     try:
-        with signals.children_heard():
+        with signals.sigchld_reset_after():
             result = fn(core, *args)
         agreement = core.internal.agreement
         alone = agreement.has_trained_alone()
         send(messages.StateAtEnd(core.rank, agreement.state_at_end(), alone))
         core.flush()
-        _flush_streams()  # a last line without an end must leave before the result does
+        _flush_streams()  # before the result, so that a last line without an end is not lost
         send(_memory_of(core, memory))
         _send_result(core, result, send)
     except BaseException as error:  # the kernel must know of every exception
         _flush_streams()
         send(messages.CoreFailed(exception_raised(core.rank, error)))
-        with contextlib.suppress(Exception):  # last, since logged tensors may wait for a collective
+        # After the failure is sent, because logged tensors may wait forever for a collective.
+        with contextlib.suppress(Exception):
             core.flush()
         return False
     return True
 
 
 def _refuse_another_world(core: Core, world: World) -> None:
-    """Raise if the devices of the run did not find each other.
+    """Raise an error if the devices of the run did not find each other.
 
-    Each core would train a separate model, without an error.
+    Otherwise each core would train a separate model without an error.
     """
     if core.world_size == world.size:
         return
@@ -298,12 +319,13 @@ def _send_result(core: Core, result: object, send: Callable[[object], None]) -> 
     try:
         send(messages.Result(core.rank, result))
     except SerializationError:
-        serialize(result)  # raises, too, and names the part of the result, not of the message
+        # This raises an error that names the part of the result, not of the message.
+        serialize(result)
         raise
 
 
 def _before_step(optimizer, args: tuple, kwargs: dict) -> None:
-    """Check an optimizer before its step; torch calls this for every optimizer."""
+    """Check an optimizer before its step; torch calls this hook for every optimizer."""
     core = core_lookup.find()
     if core is None:
         return
@@ -311,11 +333,12 @@ def _before_step(optimizer, args: tuple, kwargs: dict) -> None:
     if "closure" not in kwargs and len(args) > 1:
         closure = args[1]
     core.internal.agreement.before_step(optimizer, closure=closure)
+    # Before the step for a loaded state, and after it for the state that the first step creates.
     core.backend.place_state(optimizer)
 
 
 def _after_step(optimizer, args: tuple, kwargs: dict) -> None:
-    """Count a step of an optimizer; torch calls this for every optimizer."""
+    """Count a step of an optimizer; torch calls this hook for every optimizer."""
     core = core_lookup.find()
     if core is None:
         return
@@ -340,7 +363,7 @@ class _Worker:
     Attributes:
         cores: the cores of this process that have started.
         finished: set while no core is in a worker function: every one has returned or failed.
-        on_command: called with each command of a session, and its number, in the thread that reads
+        on_command: called with a session's command and its number, in the thread that reads
             commands.
     """
 
@@ -352,17 +375,18 @@ class _Worker:
         self.on_command: Callable[[bytes, int], None] = lambda command, number: None
 
     def rank_here(self) -> int:
-        """Return the rank of the core that runs in this thread; else the first of the process."""
+        """Return the rank of the core in this thread, else the lowest rank of the process."""
         ranks = {started.thread: started.core.rank for started in self.cores}
         first = min(ranks.values(), default=self.pipes.rank)
         return ranks.get(threading.get_ident(), first)
 
     def beat(self) -> None:
-        """Send heartbeats while a worker function runs; runs in a separate thread.
+        """Send heartbeats while a worker function runs, in a separate thread.
 
-        Between the runs of a session nobody reads them, and a full pipe would block the sender.
+        Between the runs of a session it sends none: the kernel reads no messages then, and a full
+        pipe would block the sender.
         """
-        with contextlib.suppress(OSError):  # the kernel is gone, as the control pipe shows, too
+        with contextlib.suppress(OSError):  # the kernel is gone; `obey` then ends the process
             while True:
                 time.sleep(self.pipes.heartbeat)
                 if self.finished.is_set():
@@ -397,7 +421,8 @@ class _Worker:
                     self._send_stacks()
                 else:
                     self.on_command(command, number)
-        # The kernel sends GO when it has the results. The main thread may only just have sent them.
+        # The kernel sends GO when it has all results of this process. The main thread may still be
+        # in the few lines between sending its result and `finished`.
         seconds = signals.DONE_SECONDS if command == GO else 0
         if self.finished.wait(seconds):
             os._exit(0)
@@ -419,9 +444,9 @@ class _Worker:
             raise signals.Terminated
 
     def _report_sigterm(self) -> None:
-        """Report every core, and unwind those in threads.
+        """Report SIGTERM for every core, and raise `Terminated` in cores outside the main thread.
 
-        A core in native code would handle the signal late, or never.
+        This is done here, because a main thread in native code runs its handler late or never.
         """
         for core, thread, frame in self._running():
             core.internal.end_requested = True
@@ -445,8 +470,8 @@ class _Worker:
     def _running(self) -> list[tuple[Core, int, object]]:
         """Return (core, thread, frame) for each core; a core that is done may have no thread."""
         frames = sys._current_frames()
-        # Otherwise this frame and the dict would keep each other alive, and with them all frames:
-        # a loader that only the garbage collector frees waits five seconds for its processes.
+        # This frame and the dict would refer to each other, and keep all frames and their variables
+        # alive until the garbage collector runs. A DataLoader that it frees waits for five seconds.
         frames.pop(threading.get_ident(), None)
         return [
             (core, thread, frames[thread]) for core, thread, _ in self.cores if thread in frames
@@ -465,7 +490,7 @@ def _detach(pipes: WorkerPipes) -> None:
     """Detach from the kernel's signals, terminal and pipes, which a worker must not use."""
     with contextlib.suppress(OSError):
         os.setpgid(0, 0)  # so the process and its own children can be ended together
-    # Jupyter interrupts the whole group; the kernel decides what to do about it.
+    # Jupyter sends SIGINT to the whole process group. Only the kernel reacts, and ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signals.die_with_parent(pipes.kernel)
     orphans.mark(pipes.kernel)
@@ -475,8 +500,9 @@ def _detach(pipes: WorkerPipes) -> None:
     _replace_streams(pipes.output)
     faulthandler.enable(file=sys.stderr)
     _refuse_questions()
-    # A DataLoader's processes pass tensors through sockets in a folder that stays if they are
-    # killed. So does joblib, in /dev/shm.
+    # A DataLoader's processes pass tensors through sockets in a temporary folder, and joblib's
+    # through files in /dev/shm. Nobody removes these if the processes are killed, so they go into a
+    # folder that the kernel removes.
     multiprocessing.current_process()._config["tempdir"] = str(pipes.folder)
     os.environ.setdefault("JOBLIB_TEMP_FOLDER", str(pipes.folder))
 
@@ -498,7 +524,12 @@ def _replace_streams(output: int) -> None:
 
 
 def _redirect_logging(before: tuple, after: tuple) -> None:
-    """Let the notebook's log handlers write to the new streams, so that lines name the core."""
+    """Let the notebook's log handlers write to the new streams, so that lines name the core.
+
+    Args:
+        before: standard output and error of the kernel.
+        after: the streams in their place.
+    """
     handlers = set()
     for logger in (logging.root, *logging.root.manager.loggerDict.values()):
         handlers |= set(getattr(logger, "handlers", ()))
@@ -509,14 +540,17 @@ def _redirect_logging(before: tuple, after: tuple) -> None:
 
 
 def _refuse_questions() -> None:
-    """Make input(), getpass() and breakpoint() raise: ipykernel's own never return in a fork."""
+    """Let input(), getpass() and breakpoint() raise an error.
+
+    ipykernel's versions never return in a fork.
+    """
     import builtins
     import getpass
 
     def refuse(*_: object, **__: object) -> None:
         raise EOFError(
-            "input(), getpass() and breakpoint() do not work in a worker: nobody would see them; "
-            "ask in the notebook and pass the answer as an argument of launch, or look at values "
+            "input(), getpass() and breakpoint() do not work in a worker, which has no keyboard; "
+            "ask in the notebook and pass the answer as an argument of launch, or print values "
             "with core.print"
         )
 

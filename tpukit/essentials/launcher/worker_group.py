@@ -1,4 +1,4 @@
-"""The worker processes of a run: fork them, take in their messages, watch them, end them.
+"""The worker processes of a run: fork them, read their messages, watch them, end them.
 
     with WorkerGroup(topology, task, limits, display) as group:    forks the processes
         failure = group.watch()                                    until all returned or one failed
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tpukit.essentials.backends import Cpu, Topology, runtimes
-from tpukit.essentials.data import numbers_kept
+from tpukit.essentials.data import random_states_restored
 from tpukit.essentials.display import Screen, TpukitRuntimeError
 from tpukit.essentials.environment import orphans
 from tpukit.essentials.launcher import messages, signals, worker
@@ -34,12 +34,12 @@ from tpukit.essentials.launcher.watchdog import Limits, Stall, Watchdog
 from tpukit.essentials.launcher.worker import Task, World
 from tpukit.essentials.launcher.worker_process import WorkerProcess
 
-_TICK_SECONDS = 0.1  # at most between two looks at the processes
-_POLL_SECONDS = 0.02
+_TICK_SECONDS = 0.1  # at most between two checks of the processes
+_POLL_SECONDS = 0.02  # between two reads while the kernel waits for stacks or a checkpoint
 
 
-# The groups of open sessions. A worker closes their pipes, too.
-kept_open: list["WorkerGroup"] = []
+# The groups of open sessions. Every new worker inherits their pipes, and closes its copies.
+session_groups: list["WorkerGroup"] = []
 
 
 class _Arrived(NamedTuple):
@@ -55,26 +55,26 @@ class WorkerGroup:
     Args:
         topology: the layout of the run.
         task: the work.
-        limits: how long cores may stand still, and how often they report.
+        limits: how long cores may hang, and how often they report.
         display: shows the output of the cores.
-        writers: get the rows of `core.log` as they arrive; None for none.
-        beside: the groups that run at the same time. A worker closes their pipes, which its fork
-            brings along.
+        writers: the `LogWriters`, which get the rows of `core.log`; None for none.
+        beside: the groups that run at the same time. A worker closes the copies of their pipes
+            that it inherits.
 
     Attributes:
-        ranks: the ranks of the cores. Until a core has reported its rank, this is its probable
+        ranks: the ranks of the cores. Until a core has reported its rank, this is its expected
             rank.
         results: the results so far, by rank.
         states: the states that must be in sync at the end, by rank.
-        alone: cores that have trained, and were in no collective.
+        alone: cores that have trained but were in no collective.
         memory: peak host memory in bytes, by rank.
         memory_growth: largest growth of the process since its start in bytes, by rank.
         log: the rows of `core.log` so far.
         failures: the failures so far.
         began: `time.monotonic()` of the fork.
-        core_0_saves: whether core 0 has announced that it saves when it has to end.
+        core_0_saves: whether core 0 saves a checkpoint when it gets SIGTERM, as `fit` does.
         run: number of the run; a launch has only run 0.
-        places: where the cores of a session stand in this run, by rank.
+        places: the positions of a session's cores in this run, by rank.
         ended: `time.monotonic()` of the last result; 0 while the group runs.
     """
 
@@ -146,7 +146,7 @@ class WorkerGroup:
         )
 
     def start(self) -> None:
-        """Fork the processes; if this raises an error, no process is left."""
+        """Fork the processes. If this raises an error, it leaves no process behind."""
         package = self._runtime.package
         if package and package not in sys.modules:
             self.display.status(f"importing {package}, once, for about ten seconds")
@@ -156,19 +156,20 @@ class WorkerGroup:
         self._folder = orphans.make_folder()
         with self._runtime.meeting_point(self.topology) as meeting_point:
             try:
-                # An interrupt between a fork and the entry in the list would lose the child.
+                # After an interrupt between a fork and `append`, nobody would end the child.
                 with signals.without_interrupts():
                     for number in range(self.topology.processes):
                         self.workers.append(self._fork(number, meeting_point))
-            except BaseException:  # OSError if the machine allows no more processes, an interrupt
+            except BaseException:  # an interrupt; OSError if the machine allows no more processes
                 self.end()
                 raise
         self._restart_clocks()
 
-    # A worker that kept a pipe of another open would hide the end of that pipe from the kernel.
+    # Each worker closes its copies of the other workers' pipes. Otherwise such a pipe would stay
+    # open after its own worker has died, and the kernel would not see its end.
     def _fork(self, number: int, meeting_point: object) -> WorkerProcess:
         inherited = []
-        for group in (self, *self._beside, *kept_open):
+        for group in (self, *self._beside, *session_groups):
             for process in group.workers:
                 inherited += process.fds()
         return WorkerProcess(
@@ -184,13 +185,17 @@ class WorkerGroup:
     # While it runs
 
     def watch(self) -> Failure | None:
-        """Run until all cores have returned or a core has failed; return the first failure."""
+        """Watch the run until all cores have returned or one failed; return the failure."""
         for _ in self.looks(_TICK_SECONDS):
             pass
         return self.failures.first()
 
     def looks(self, seconds: float) -> Iterator[None]:
-        """Take in messages until all cores are done; yield at least this often, in seconds."""
+        """Read messages until all cores are done; yield after each check of the processes.
+
+        Args:
+            seconds: the longest time between two checks.
+        """
         with selectors.DefaultSelector() as pipes:
             for process in self.workers:
                 pipes.register(process.messages.fd, selectors.EVENT_READ, process)
@@ -207,8 +212,9 @@ class WorkerGroup:
             self._show(process, process.output.rest())
 
     def _look(self, pipes: selectors.BaseSelector, seconds: float) -> None:
-        """Read from the processes and note those that died; wait for at most this many seconds."""
-        gone = [process for process in self.workers if process.is_gone()]  # before the last read
+        """Read from the processes and record deaths; wait for data at most `seconds`."""
+        # Before the reads: a process that ends during them may still have messages in its pipe.
+        gone = [process for process in self.workers if process.is_gone()]
         for key, _ in pipes.select(seconds):
             process = key.data
             self._read(process)
@@ -222,7 +228,7 @@ class WorkerGroup:
         self.display.draw()
 
     def _is_over(self) -> bool:
-        """Return whether the run has failed for good, or hangs, which is noted as a failure."""
+        """Return whether the run has failed or hangs; record a hang as a failure."""
         if not self.failures:
             sending = set()
             for process in self.workers:
@@ -236,15 +242,15 @@ class WorkerGroup:
         return self.failures.are_settled(every_core_is_known=known >= set(self.ranks))
 
     def _read(self, process: WorkerProcess) -> None:
-        """Take in everything that a process has sent and printed by now."""
-        # An interrupt in the middle would lose a message, and with it all that follow.
+        """Handle all messages and lines of a process that have arrived."""
+        # After an interrupt in the middle of a message, no later message would be readable.
         with signals.without_interrupts():
             lines = [*process.output.lines()]
             for message in process.receive():
                 self._arrived.append(_Arrived(message, process.rank))
         self._show(process, lines)
         while self._arrived:
-            # An interrupt here has the message taken twice, and never lost.
+            # After an interrupt here the message is handled a second time, but never lost.
             self._take(*self._arrived[0])
             self._arrived.popleft()
 
@@ -255,7 +261,7 @@ class WorkerGroup:
             self.display.line(text)
 
     def _take(self, message: object, sender: int) -> None:
-        """Take in a message."""
+        """Handle a message."""
         match message:
             case messages.Started(rank):
                 self._name(rank)
@@ -277,7 +283,7 @@ class WorkerGroup:
             case messages.Stack(rank, text):
                 self._stacks[rank] = text
             case messages.At(rank, run):
-                if run == self.run:  # otherwise late news of the run before
+                if run == self.run:  # otherwise a late report from the previous run
                     self.places[rank] = message
             # Only core 0 writes files, so the kernel waits for no other core.
             case messages.FinishesSteps(rank):
@@ -286,7 +292,7 @@ class WorkerGroup:
                 self._take_output(message, sender)
 
     def _take_output(self, message: object, sender: int) -> None:
-        """Take in a message that is shown, or an unknown message."""
+        """Handle a message that the display shows, or an unknown message."""
         match message:
             case messages.Line(rank, text, named):
                 self.display.line(f"[core {rank}] {text}" if named else text)
@@ -295,10 +301,10 @@ class WorkerGroup:
             case messages.Progress(label, done, total, options):
                 self.display.bar(label, done, total, **options)
             case messages.Display(rank, data, metadata, options):
-                if self.topology.cores > 1:
+                if self.topology.cores > 1:  # a picture has no line that could name its core
                     self.display.line(f"[core {rank}] shows:")
                 self.display.show(data, metadata, **options)
-            case Exception():  # of `Receiver`, for a message that does not unpickle
+            case Exception():  # from `Receiver`, for a message that cannot be unpickled
                 self.failures.add(result_unreadable(sender, message))
             case _:
                 raise TpukitRuntimeError(
@@ -314,7 +320,8 @@ class WorkerGroup:
         self.memory_growth[rank] = max(memory.most - first, self.memory_growth.get(rank, 0))
 
     def _take_rows(self, rows: list[dict]) -> None:
-        # Otherwise a message that is taken again after an interrupt would log its rows again.
+        # `_read` handles a message again after an interrupt. Without this block, and the `clear` at
+        # its end, the rows would then be logged twice.
         with signals.without_interrupts():
             self.log += rows
             self.display.curve(rows)
@@ -322,13 +329,14 @@ class WorkerGroup:
                 self._writers.add(rows)
             rows.clear()
         if self._writers:
-            self._writers.write()  # may take long, so interrupts are allowed
+            self._writers.write()  # outside of the block, because it may take long
 
     def _name(self, rank: int) -> None:
-        """Note that a core has this rank, in place of a rank that was only expected."""
+        """Put the rank that a core reports into `ranks`, in place of an expected rank."""
         if rank in self.ranks:
             return
         started = self._started()
+        # The reported rank is not among the expected ranks, so it replaces one of them.
         self.ranks.remove(max(expected for expected in self.ranks if expected not in started))
         self.ranks.append(rank)
         self.ranks.sort()
@@ -341,7 +349,7 @@ class WorkerGroup:
         return started
 
     def _note_death(self, process: WorkerProcess) -> None:
-        """Note a process that ended without a result or a report, once."""
+        """Record the failure of a process that ended without a result or a report, once."""
         if self._is_done(process) or process.has_failed:
             return
         process.has_failed = True
@@ -362,7 +370,7 @@ class WorkerGroup:
         return rank in self.results or self.is_at(rank, "prompt")
 
     def is_at(self, rank: int, place: str) -> bool:
-        """Return whether a core has last reported this place, as `messages.At`."""
+        """Return whether the last `messages.At` of a core has this place."""
         return rank in self.places and self.places[rank].place == place
 
     def send(self, command: bytes, number: int = 0, ranks: Iterable[int] | None = None) -> None:
@@ -374,12 +382,12 @@ class WorkerGroup:
             process.command(command, number)
 
     def read(self) -> None:
-        """Take in everything that the processes have sent and printed by now."""
+        """Handle all messages and lines of all processes that have arrived."""
         for process in self.workers:
             self._read(process)
 
     def _worker_of(self, rank: int) -> WorkerProcess:
-        """Return the process of a rank; before the rank has reported, a possible process."""
+        """Return the process of a rank; a possible process if the rank has not reported."""
         for process in self.workers:
             if rank in process.started:
                 return process
@@ -415,15 +423,15 @@ class WorkerGroup:
         return {rank: text for rank, text in self._stacks.items() if rank not in self.results}
 
     def waits_long(self) -> bool:
-        """Return whether a core has been in a collective for longer than cores are uneven."""
+        """Return whether a core has been in a collective for more than 5 seconds."""
         return self._watchdog.waits_long(set(self.results))
 
     # The end
 
     def tell_to_end(self) -> None:
-        """Send SIGTERM to every process that is not done, once.
+        """Send SIGTERM to every process that is not done; a second call does nothing.
 
-        A second SIGTERM would cut `finally` blocks short.
+        A second SIGTERM would interrupt the `finally` blocks of the worker function.
         """
         if self._was_told_to_end:
             return
@@ -436,6 +444,7 @@ class WorkerGroup:
         """End every process: at once if it is done, else after its `finally` blocks."""
         try:
             self.tell_to_end()
+            # `signals` documents the steps and the times of the end.
             unfinished = [process for process in self.workers if not self._is_done(process)]
             if self.core_0_saves and unfinished and not self.failures:
                 self._wait_for_save()
@@ -455,9 +464,9 @@ class WorkerGroup:
                 shutil.rmtree(self._folder, ignore_errors=True)
 
     def _wait_for_save(self) -> None:
-        """Take in the messages of core 0 until it has saved.
+        """Wait until core 0 has saved and returned, for at most `SAVE_SECONDS`.
 
-        The others may wait in a collective forever.
+        There is no wait for the other cores, which may be in a collective forever.
         """
         deadline = time.monotonic() + signals.SAVE_SECONDS
         first = self._worker_of(0)
@@ -469,16 +478,16 @@ class WorkerGroup:
 
 
 class InProcessGroup(WorkerGroup):
-    """The group if the system cannot fork, as on Windows: one core, in the kernel itself."""
+    """The group on systems without fork: a single core, in the kernel itself."""
 
     def start(self) -> None:
-        """Start nothing: the core runs when it is watched."""
+        """Load the runtime. The core runs later, in `looks`."""
         self._runtime.load(self.topology)
         self._watchdog = Watchdog(self.ranks, self.limits, lambda rank: 0.0)
         self.began = time.monotonic()
 
     def looks(self, seconds: float) -> Iterator[None]:
-        """Run the worker function here, and take in each message as it is sent."""
+        """Run the worker function in the kernel, and handle each message as it is sent."""
 
         def send(message: object) -> None:
             self._take(message, 0)
@@ -486,7 +495,7 @@ class InProcessGroup(WorkerGroup):
 
         try:
             # Keep the notebook's random numbers, because the next launch takes its seed from them.
-            with numbers_kept():
+            with random_states_restored():
                 worker.run_core(
                     self.task,
                     Cpu(0, 1, None),
@@ -497,6 +506,7 @@ class InProcessGroup(WorkerGroup):
         finally:
             self.ended = time.monotonic()
         failure = self.failures.first()
+        # `run_core` reports every exception as a failure, but an interrupt ends the launch.
         if failure and isinstance(failure.error, KeyboardInterrupt):
             raise failure.error
         yield from ()

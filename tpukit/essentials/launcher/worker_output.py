@@ -3,7 +3,7 @@
     pipe       "loss 0.5\\nlo" "ss 0.4\\n" "\\r 5%\\r 10%"
     lines      "loss 0.5", "loss 0.4", and every ten seconds the state of the bar, " 10%"
 
-The last lines are kept for the report of a process that dies.
+If the process dies, the report of its failure has its last lines.
 """
 
 import os
@@ -12,21 +12,22 @@ from collections import deque
 from collections.abc import Iterator
 
 _LINES_PER_SECOND = 500  # of a process; a browser with a hundred thousand lines stops answering
-_LAST_LINES = 200  # kept for the report of a process that died
-_LINES_OF_REPORT = 20
-_LINES_AROUND_CRASH = 10
+_LAST_LINES = 200  # stored per process; the report of its death shows a part of them
+_LINES_OF_REPORT = 20  # the last ones, if Python has printed no crash report
+_LINES_AROUND_CRASH = 10  # before, and as many after, the first line of a crash report
 _READ = 1 << 16  # bytes per read: the capacity of a pipe in Linux
-_MOST_READS = 16  # per look, so that a process that prints forever does not hold up the others
+_MOST_READS = 16  # per call of `lines`, so that a process that prints forever delays no other
 _LONGEST_LINE = 1 << 16  # bytes; a longer line is shown in pieces
-_SECONDS_BETWEEN_STATES = 10.0  # of a line that is written over, as progress bars do
+# Between two outputs of a line that its process overwrites, as a progress bar does with "\r".
+_SECONDS_BETWEEN_STATES = 10.0
 
 
 class WorkerOutput:
     """The kernel's end of a worker's standard output and error.
 
     Attributes:
-        fd: the pipe.
-        closed: True when the pipe has ended.
+        fd: the file descriptor of the pipe.
+        closed: True once the pipe has ended.
     """
 
     def __init__(self, fd: int):
@@ -41,7 +42,7 @@ class WorkerOutput:
         os.set_blocking(fd, False)
 
     def lines(self) -> Iterator[str]:
-        """Yield the complete lines, and sometimes the state of a line that is written over."""
+        """Yield the new complete lines, and every ten seconds the state of a progress bar."""
         for _ in range(_MOST_READS):
             if self.closed:
                 return
@@ -56,13 +57,13 @@ class WorkerOutput:
             yield _text(self._line)
 
     def rest(self) -> Iterator[str]:
-        """Yield the rest at the end of a run: an incomplete line, the number of hidden lines."""
+        """Yield the last texts of a run: an incomplete line, and the number of hidden lines."""
         if self._line:
             yield from self._within_limit(self._cut(len(self._line)))
         yield from self._count_hidden()
 
     def last_lines(self) -> str:
-        """Return the last lines of a process; after a crash, those around Python's report."""
+        """Return the last lines; after a crash, the lines around faulthandler's report."""
         last = list(self._last)
         for number, line in enumerate(last):
             if line.startswith("Fatal Python error"):
@@ -71,7 +72,7 @@ class WorkerOutput:
         return "\n".join(last[-_LINES_OF_REPORT:])
 
     def forget(self) -> None:
-        """Forget the last lines, which are of an earlier run of the session."""
+        """Forget the last lines, because they belong to an earlier run of the session."""
         self._last.clear()
 
     def close(self) -> None:
@@ -120,5 +121,5 @@ class WorkerOutput:
 
 
 def _text(line: bytes | bytearray) -> str:
-    """Return a line as text; if it was written over, its last state."""
+    """Return a line as text; of a line with "\\r", the part after the last one."""
     return line.decode(errors="replace").rstrip("\r").rsplit("\r", 1)[-1]

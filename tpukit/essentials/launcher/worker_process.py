@@ -26,18 +26,17 @@ class WorkerProcess:
         number: number of the process, from 0.
         topology: the layout of the run.
         task: the work.
-        heartbeat: as in `WorkerPipes`.
-        folder: as in `WorkerPipes`.
-        meeting_point: opened by the runtime, so that the processes find each other.
+        heartbeat, folder: as in `WorkerPipes`.
+        meeting_point: the runtime's object through which the processes find each other.
         inherited: the kernel's ends of the pipes of workers that were forked before. This worker
-            closes them.
+            closes its copies of them.
 
     Attributes:
-        started: ranks of its cores, as each reports when its device has started. The order of a
-            TPU's chips is not fixed (pytorch/xla 3824, 3902), so a rank need not be the number of
-            its process.
-        has_failed: True once a core of it has reported a failure, or the kernel has noted that
-            the process died.
+        started: ranks of its cores whose devices have started, as the cores report them. The order
+            of a TPU's chips is not fixed (pytorch/xla 3824, 3902), so a rank need not be the number
+            of its process.
+        has_failed: True after a core of the process has reported a failure, or after the kernel has
+            recorded the death of the process.
         process: the `multiprocessing.Process`.
         messages: the messages of its cores.
         output: its standard output and error.
@@ -58,6 +57,7 @@ class WorkerProcess:
         self._expected = topology.ranks(number)
         self.started: list[int] = []
         self.has_failed = False
+        # Three pipes: the kernel reads messages and output, and writes commands.
         messages_fd, messages_end = os.pipe()
         output_fd, output_end = os.pipe()
         control_end, self._control = os.pipe()
@@ -89,6 +89,7 @@ class WorkerProcess:
                 os.close(fd)
             raise
         finally:
+            # The worker has its own copies. Open ends in the kernel would hide the worker's end.
             for fd in (messages_end, output_end, control_end):
                 os.close(fd)
         self.messages = Receiver(messages_fd)
@@ -97,12 +98,12 @@ class WorkerProcess:
 
     @property
     def rank(self) -> int:
-        """The first core of the process; until a device has started, its probable rank."""
+        """The lowest rank of the process; until a device has started, the expected rank."""
         return min(self.started or self._expected)
 
     @property
     def unstarted(self) -> int:
-        """Number of its cores that have not reported yet."""
+        """Number of the process's cores whose devices have not started yet."""
         return len(self._expected) - len(self.started)
 
     def fds(self) -> list[int]:
@@ -110,7 +111,7 @@ class WorkerProcess:
         return [self.messages.fd, self.output.fd, self._control]
 
     def receive(self) -> Iterator[object]:
-        """Yield the messages that have arrived; an exception for each that does not unpickle."""
+        """Yield the messages that have arrived, as `Receiver.receive` does."""
         for message in self.messages.receive():
             match message:
                 case messages.Started(rank):
@@ -129,7 +130,7 @@ class WorkerProcess:
         return self.process.exitcode is not None
 
     def terminate(self) -> None:
-        """Send SIGTERM to the process alone: it may need its children to end its step."""
+        """Send SIGTERM to the process without its children, which its last step may need."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.process.pid, signal.SIGTERM)
 
@@ -142,24 +143,24 @@ class WorkerProcess:
         if self._control < 0:
             return
         with contextlib.suppress(OSError):
-            # The end of the pipe is not enough: a launch in another thread may have forked
-            # meanwhile, and then its worker keeps this end open, too.
+            # To close the pipe is not enough: if a launch in another thread has forked meanwhile,
+            # its worker has a copy of this end, and the pipe stays open.
             os.write(self._control, worker.COMMAND.pack(command, 0))
         os.close(self._control)
         self._control = -1
 
     def command(self, command: bytes, number: int = 0) -> None:
-        """Send a command of `worker`; a process that is gone gets none."""
+        """Send a command of `worker`; without effect if the process has ended."""
         with contextlib.suppress(OSError):
             os.write(self._control, worker.COMMAND.pack(command, number))
 
     def begin_run(self) -> None:
-        """Forget the run before, in a session."""
+        """Forget the failure and the output of the session's previous run."""
         self.has_failed = False
         self.output.forget()
 
     def kill(self) -> None:
-        """End the process and its children for certain, and close the pipes."""
+        """Kill the process and its children, and close the pipes."""
         self.dismiss()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
@@ -173,8 +174,8 @@ class WorkerProcess:
 
 
 def _fork(process: multiprocessing.Process) -> None:
-    # Objects that the kernel has released may wait for a thread when they are torn down, and the
-    # worker does not have that thread. The collector leaves frozen objects alone.
+    # The destructor of an object of the kernel may wait for a thread, which the worker does not
+    # have. The garbage collector does not destroy frozen objects.
     gc.freeze()
     try:
         with warnings.catch_warnings():
@@ -186,5 +187,5 @@ def _fork(process: multiprocessing.Process) -> None:
     finally:
         gc.unfreeze()
     with contextlib.suppress(OSError):
-        # The child does this, too, because either of them may come first.
+        # The child makes this call, too, because the kernel or the child may be first to need it.
         os.setpgid(process.pid, process.pid)

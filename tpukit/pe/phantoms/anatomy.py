@@ -1,16 +1,16 @@
-"""The patient of a phantom: measures, vessels and findings, drawn from a seed.
+"""Draw the patient of a phantom from a seed: sizes, vessels and findings.
 
     make_patient(rng, Findings(left=True, acute=True))
-      1. sizes and the centre lines of the great vessels, PATHS, stretched to these sizes
-      2. the small vessels of both lungs, grown from the ends of the great ones
+      1. sizes, and the centre lines of the great vessels: PATHS, scaled to these sizes
+      2. the small vessels of both lungs, grown from the ends of the great vessels
       3. findings: clots in the arteries, a wide right ventricle, opacities, fluid
 
-All lengths are in mm. x points to the patient's left (the right of the picture), y to the back, z
-to the feet. (0, 0) is the middle of the chest; z is 0 at the lung apices, and HEIGHT below the
-domes of the diaphragm. A "level" is a share of HEIGHT.
+All lengths are in mm. x points to the patient's left (the right of the image), y to the back, z to
+the feet. x = y = 0 is the middle of the chest. z is 0 at the lung apices, and HEIGHT below the
+domes of the diaphragm. A "level" is z as a share of HEIGHT.
 
-The order in which random numbers are drawn must not change: a seed would give another picture.
-The module imports numpy, so only the functions that draw a phantom import it.
+The order in which random numbers are drawn must not change, because a seed must always give the
+same images. This module imports numpy, so only the functions that draw a phantom import it.
 """
 
 from collections.abc import Callable
@@ -20,8 +20,8 @@ from typing import NamedTuple
 import numpy as np
 
 HEIGHT = 250.0  # mm from the apices to the last slice
-LEVELS = (0.0, 0.08, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0)  # of the measures in OUTLINES
-# Measures in mm at each of LEVELS, from the apices down.
+LEVELS = (0.0, 0.08, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0)  # the levels of the measures in OUTLINES
+# Measures in mm at each of LEVELS, from the apices down. "width" and "depth" are half axes.
 OUTLINES = {
     "cavity_width": (58, 86, 110, 120, 127, 134, 138, 137),  # half of the inside of the rib cage
     "cavity_depth": (38, 54, 70, 77, 81, 85, 87, 85),
@@ -116,14 +116,14 @@ _MOVED = ("aorta", "cava", "azygos")  # vessels whose place varies from patient 
 
 @dataclass(frozen=True)
 class Findings:
-    """The report of an exam; its labels and its images follow from it."""
+    """The report of an exam, which determines its labels and its images."""
 
     left: bool = False
     right: bool = False
     central: bool = False
     chronic: bool = False
     acute: bool = False
-    rv_lv_ratio: float = 0.8  # short-axis diameter of the right ventricle over that of the left
+    rv_lv_ratio: float = 0.8  # the short axis of the right ventricle divided by that of the left
     indeterminate: bool = False
     motion: bool = False
     poor_contrast: bool = False
@@ -133,7 +133,7 @@ class Findings:
 
     @property
     def positive(self) -> bool:
-        """Whether the exam shows an embolus anywhere."""
+        """True if the exam has an embolus."""
         return self.left or self.right or self.central
 
     @property
@@ -169,7 +169,7 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class Tubes:
-    """Round vessels as chains of short segments: (n, 3) end points and (n,) radii, in mm."""
+    """Round vessels as n segments: end points, (n, 3), and radii, (n,), in mm."""
 
     start: np.ndarray
     end: np.ndarray
@@ -178,7 +178,7 @@ class Tubes:
 
     @staticmethod
     def along(points: np.ndarray) -> "Tubes":
-        """Make a chain of the (n, 4) points x, y, z, radius."""
+        """Make the segments between (n, 4) points of x, y, z and radius in mm."""
         points = np.asarray(points, np.float32)
         places = points[:, :3]
         radii = points[:, 3]
@@ -186,10 +186,10 @@ class Tubes:
 
     @staticmethod
     def joined(parts: list["Tubes"]) -> "Tubes":
-        """Join several chains.
+        """Return the segments of several vessels as one.
 
-        The result is float32, as the slices are: a single float64 number would double the size of
-        every array that it is combined with.
+        The result is float32 like the slices, because float64 would double the size of every array
+        that is computed from both.
         """
         joined = {}
         for name in ("start", "end", "start_radius", "end_radius"):
@@ -198,7 +198,7 @@ class Tubes:
         return Tubes(**joined)
 
     def near(self, z: float) -> list[Segment]:
-        """Return the segments that a slice at z cuts."""
+        """Return the segments that the slice at z, in mm, may cut."""
         low = np.minimum(self.start[:, 2] - self.start_radius, self.end[:, 2] - self.end_radius)
         high = np.maximum(self.start[:, 2] + self.start_radius, self.end[:, 2] + self.end_radius)
         ends = (self.start, self.end, self.start_radius, self.end_radius)
@@ -207,13 +207,13 @@ class Tubes:
 
 @dataclass(frozen=True)
 class Embolus:
-    """A clot in one artery: an acute one in the middle of the lumen, a chronic one at the wall."""
+    """A clot in one artery: an acute clot in the middle of the lumen, a chronic one at the wall."""
 
     clot: Tubes
-    lumen: Tubes | None  # chronic: the channel that stays open
+    lumen: Tubes | None  # the channel that a chronic clot leaves open; None for an acute clot
     calcium: Tubes | None
-    hu: float
-    extent: tuple[float, float] | None = None  # first and last z; None for the whole clot
+    hu: float  # the Hounsfield units of the clot
+    extent: tuple[float, float] | None = None  # first and last z in mm; None for the whole clot
 
     def at(self, z: float) -> bool:
         """Return whether a slice at z may cut the clot."""
@@ -222,7 +222,7 @@ class Embolus:
 
 @dataclass(frozen=True)
 class Chamber:
-    """An ellipsoid of the heart, turned in the plane of the slice."""
+    """An ellipsoid of the heart, turned in the plane of the slice; lengths in mm."""
 
     x: float
     y: float
@@ -233,7 +233,7 @@ class Chamber:
     angle: float  # radians from +x towards +y
 
     def at(self, z: float) -> float:
-        """Return the scale of the cross-section at z, 0 if the slice misses the chamber."""
+        """Return the scale of the cross-section at z, 0 to 1; 0 if the slice misses the chamber."""
         return float(np.sqrt(max(0.0, 1 - ((z - self.z) / self.height) ** 2)))
 
 
@@ -252,10 +252,11 @@ class Patient:
 
     findings: Findings
     field_of_view: float  # mm
-    turn: float  # radians
-    shift: tuple[float, float]  # mm
+    turn: float  # radians by which the patient is turned on the table
+    shift: tuple[float, float]  # mm by which the patient is off the centre, in x and y
     outline: dict[str, float]  # factors for OUTLINES
-    waves: np.ndarray  # (6, 5): amplitude (mm), kx, ky, kz (1/mm), phase; three bend x, three y
+    # (6, 5): amplitude in mm; kx, ky, kz in 1/mm; phase. Three waves bend x, three bend y.
+    waves: np.ndarray
     breasts: float  # 0 for none
     fat: float  # mm added under the skin
     domes: tuple[float, float]  # levels of the right and left dome of the diaphragm
@@ -271,21 +272,22 @@ class Patient:
     rib_phase: float = 0.0
 
     def measure(self, name: str, z: float) -> float:
-        """Return one of OUTLINES at z, scaled to this patient."""
+        """Return a measure of OUTLINES in mm at z, scaled to this patient."""
         value = float(np.interp(z / HEIGHT, LEVELS, OUTLINES[name]))
         return value * self.outline.get(name, 1.0)
 
 
 class _Size(NamedTuple):
-    """The scale of a patient: 1 is the mean."""
+    """The size of a patient as factors; 1 is the mean."""
 
-    whole: float  # also of the depth
+    whole: float  # the factor for all lengths except widths
     width: float
     domes: tuple[float, float]  # as in `Patient`
 
 
 def make_patient(rng: np.random.Generator, findings: Findings) -> Patient:
-    """Draw a patient with these findings; everything else varies as among patients."""
+    """Draw a random patient with these findings."""
+    # Do not reorder these lines: each draws random numbers.
     whole = rng.normal(1, 0.05)
     width = whole * rng.normal(1, 0.03)
     size = _Size(whole, width, (rng.uniform(0.77, 0.84), rng.uniform(0.81, 0.88)))
@@ -324,7 +326,7 @@ def _outline_factors(size: _Size) -> dict[str, float]:
 
 
 def _vessel_paths(rng: np.random.Generator, findings: Findings, size: _Size) -> dict:
-    """Return (n, 4) points along each of PATHS, scaled to a patient."""
+    """Return the points of each path of PATHS, (n, 4), smooth and scaled to a patient."""
     widths = {name: rng.normal(1, 0.05) for name in PATHS}
     for name in ARTERIES:
         widths[name] *= _widening(findings, name)
@@ -342,7 +344,7 @@ def _vessel_paths(rng: np.random.Generator, findings: Findings, size: _Size) -> 
 def _widening(findings: Findings, artery: str) -> float:
     """Return the factor by which the findings widen an artery."""
     has_clot = ("right" in artery and findings.right) or ("left" in artery and findings.left)
-    # A short clot does not widen its artery: the network could see that in the other slices.
+    # A short clot does not widen its artery, because a network could see that in other slices.
     is_swollen = has_clot and "main" not in artery and not findings.extent
     is_strained = findings.rv_lv_ratio >= 1
     factor = 1.0
@@ -354,7 +356,7 @@ def _widening(findings: Findings, artery: str) -> float:
 
 
 def smooth(points: np.ndarray, steps: int = 5) -> np.ndarray:
-    """Return a Catmull-Rom curve through (n, 4) points, with `steps` points per span."""
+    """Return a Catmull-Rom curve through (n, 4) points, with `steps` points between two of them."""
     before = 2 * points[:1] - points[1:2]
     after = 2 * points[-1:] - points[-2:-1]
     padded = np.concatenate([before, points, after])
@@ -368,7 +370,7 @@ def smooth(points: np.ndarray, steps: int = 5) -> np.ndarray:
 
 
 def _blood(rng: np.random.Generator, findings: Findings) -> dict[str, float]:
-    """Return the Hounsfield units of blood with contrast: pulmonary, systemic, and in the cava."""
+    """Return the Hounsfield units of blood with contrast: pulmonary, left heart, vena cava."""
     poor = findings.poor_contrast
     artery = rng.uniform(120, 165) if poor else rng.uniform(260, 400)
     left = artery * rng.uniform(0.55, 0.95)
@@ -377,7 +379,11 @@ def _blood(rng: np.random.Generator, findings: Findings) -> dict[str, float]:
 
 
 def _vessels(rng: np.random.Generator, paths: dict, size: _Size) -> dict[str, Tubes]:
-    """Return all vessels by name, and joined: "arteries", "lung arteries" and the veins as well."""
+    """Return all vessels by name.
+
+    "arteries" and "veins" are the great vessels of the lungs together; "lung arteries" and "lung
+    veins" are the small vessels that grow from them.
+    """
     vessels = {name: Tubes.along(path) for name, path in paths.items()}
     vessels["arteries"] = Tubes.joined([vessels[name] for name in ARTERIES])
     vessels["veins"] = Tubes.joined([vessels[name] for name in VEINS])
@@ -391,7 +397,10 @@ def _vessels(rng: np.random.Generator, paths: dict, size: _Size) -> dict[str, Tu
 
 
 def _is_in_lung(points: np.ndarray, size: _Size) -> np.ndarray:
-    """Return (n,) bool for (n, 3) points: inside the rib cage, above the diaphragm."""
+    """Return whether points, (n, 3), are inside a lung, (n,) bool.
+
+    That is inside the rib cage, above the diaphragm, and outside of the mediastinum.
+    """
     x = points[:, 0]
     y = points[:, 1]
     level = points[:, 2] / HEIGHT
@@ -411,14 +420,22 @@ def lung_tree(
     side: int,
     inside: Callable,
 ) -> Tubes:
-    """Grow branches from the stems to points all over a lung.
+    """Grow branches from the stems to random points all over a lung.
 
-    The width of a branch follows from the number of branches that it feeds.
+    Args:
+        rng: the random numbers.
+        stems: (n, 4) points of the vessels from which branches grow.
+        side: -1 for the right lung, 1 for the left.
+        inside: a function from (n, 3) points to (n,) bool, True inside the lung.
+
+    Returns:
+        The branches; the width of a branch follows from the number of branches that it feeds.
     """
     box = ((0, -95, 0.03 * HEIGHT), (140, 100, 0.9 * HEIGHT))
     targets = rng.uniform(*box, (1000, 3)) * (side, 1, 1)
     targets = targets[inside(targets)]
     stem = np.concatenate([stem[len(stem) // 3 :, :3] for stem in stems])
+    # Near targets first, so that far branches grow from them.
     targets = targets[np.argsort(np.linalg.norm(targets - stem.mean(0), axis=1))]
     count = len(stem)
     nodes = np.zeros((count + 3 * len(targets), 3))
@@ -426,7 +443,7 @@ def lung_tree(
     nodes[:count] = stem
     parents = [-1] * count
     for target in targets:
-        # A path along existing vessels costs less than a new one, so branches share trunks.
+        # 1 mm along existing vessels costs 0.45 of 1 mm of a new branch, so branches share trunks.
         distance = np.linalg.norm(nodes[:count] - target, axis=1)
         parent = int((distance + 0.45 * cost[:count]).argmin())
         start = nodes[parent]
@@ -442,13 +459,19 @@ def lung_tree(
 
 
 def _branches(nodes: np.ndarray, parents: list[int]) -> Tubes:
-    """Return the tubes of a tree: parents come before their children, and stems have -1."""
-    feeds = np.zeros(len(nodes))
+    """Return the tubes of a tree.
+
+    Args:
+        nodes: (n, 3) points; a parent comes before its children.
+        parents: (n,) the index of each node's parent; -1 for the nodes of stems.
+    """
+    feeds = np.zeros(len(nodes))  # the number of branch ends that each node feeds
     for node in range(len(nodes) - 1, -1, -1):
         feeds[node] = max(feeds[node], 1)
         if parents[node] >= 0:
             feeds[parents[node]] += feeds[node]
-    radius = np.minimum(0.95 * feeds ** (1 / 2.7), 4.0)  # Murray's law, the exponent as in lungs
+    # Murray's law, with the exponent 2.7 instead of 3, as in lungs; in mm.
+    radius = np.minimum(0.95 * feeds ** (1 / 2.7), 4.0)
     grown = [node for node in range(len(nodes)) if parents[node] >= 0]
     above = [parents[node] for node in grown]
     first = np.minimum(radius[above], radius[grown] * 1.25)
@@ -456,7 +479,7 @@ def _branches(nodes: np.ndarray, parents: list[int]) -> Tubes:
 
 
 def _flow(rng: np.random.Generator, findings: Findings, paths: dict) -> Tubes | None:
-    """Return the stretch of an artery that contrast has not reached yet, None for none."""
+    """Return the part of an artery that contrast has not reached yet; None if there is none."""
     if not findings.flow_artifact:
         return None
     artery = str(rng.choice(["right interlobar", "left interlobar", "trunk"]))
@@ -482,7 +505,7 @@ def _opacities(rng: np.random.Generator, findings: Findings, size: _Size) -> lis
 
 
 def _fluid(rng: np.random.Generator, findings: Findings) -> float:
-    """Return the mm of fluid behind a lung."""
+    """Return the depth of the fluid behind a lung in mm; 0 for no fluid."""
     probability = 0.55 if findings.positive else 0.1
     if rng.random() >= probability:
         return 0.0
@@ -498,7 +521,13 @@ def _waves(rng: np.random.Generator) -> np.ndarray:
 
 
 def make_heart(rng: np.random.Generator, ratio: float, scale: float) -> dict[str, Chamber]:
-    """Place the four chambers so that the short axes of the ventricles have the given ratio."""
+    """Place the four chambers of the heart.
+
+    Args:
+        rng: the random numbers.
+        ratio: the short axis of the right ventricle divided by that of the left.
+        scale: the size of the heart; 1 is the mean.
+    """
     turn = np.radians(rng.uniform(-42, -30))
     left = rng.uniform(18.5, 20.5) * scale
     if ratio >= 1:  # a strained right heart squeezes the left one
@@ -523,17 +552,18 @@ def make_heart(rng: np.random.Generator, ratio: float, scale: float) -> dict[str
 
 
 class _Site(NamedTuple):
-    """The place of a clot: a part of an artery."""
+    """The part of an artery that has a clot."""
 
-    artery: str
-    first: float  # share of its length
-    last: float
+    artery: str  # a key of PATHS
+    first: float  # where the part begins, as a share of the artery's length
+    last: float  # where the part ends
 
 
 def place_emboli(rng: np.random.Generator, findings: Findings, paths: dict) -> list[Embolus]:
-    """Place clots as the findings say.
+    """Place the clots of the findings.
 
-    They lie on each affected side, and in the trunk and the main arteries if one is central.
+    The arteries of each affected side have clots. If the findings are central, the trunk and the
+    main arteries have clots too.
     """
     emboli = []
     for number, (artery, first, last) in enumerate(_sites(rng, findings)):
@@ -543,7 +573,7 @@ def place_emboli(rng: np.random.Generator, findings: Findings, paths: dict) -> l
         is_old = findings.chronic and (not findings.acute or number % 2 == 0)
         embolus = old_clot(rng, part) if is_old else fresh_clot(rng, part)
         if findings.extent:
-            # In the first half, because the artery is wide enough there to show the clot.
+            # In the first half of the part, where the artery is wide enough for a visible clot.
             middle = part[int(rng.uniform(0.1, 0.5) * (len(part) - 1)), 2]
             half = findings.extent / 2
             embolus = replace(embolus, extent=(middle - half, middle + half))
@@ -561,18 +591,21 @@ def _sites(rng: np.random.Generator, findings: Findings) -> list[_Site]:
             sites.append(_Site(f"{side} upper", rng.uniform(0.0, 0.2), rng.uniform(0.5, 0.75)))
         if findings.central:
             sites.append(_Site(f"{side} main", rng.uniform(0.1, 0.3), rng.uniform(0.8, 1.0)))
-    if findings.central:  # on its own, or on the fork of the trunk, as a saddle embolus
+    if findings.central:  # alone, or with clots in the main arteries as a saddle embolus
         sites.append(_Site("trunk", rng.uniform(0.35, 0.5), 1.0))
     return sites
 
 
 def fresh_clot(rng: np.random.Generator, path: np.ndarray) -> Embolus:
-    """Fill the middle of an artery, with a rim of contrast; some clots fill all of it and widen it.
+    """Make an acute clot: in the middle of the artery with a rim of contrast, or filling it.
 
-    `path` is the (n, 4) part of the artery's centre line.
+    Args:
+        rng: the random numbers.
+        path: (n, 4) points of the artery's centre line, for the part that has the clot.
     """
     clot = path.copy()
-    # A clot is as wide as the leg vein in which it formed: less than the arteries above 10.5 mm.
+    # A clot has the width of the leg vein in which it formed, so it never fills an artery with a
+    # radius above 10.5 mm.
     if path[0, 3] > 10.5:
         clot[:, 3] *= rng.uniform(0.62, 0.8)
     elif rng.random() < 0.6:
@@ -583,7 +616,10 @@ def fresh_clot(rng: np.random.Generator, path: np.ndarray) -> Embolus:
 
 
 def old_clot(rng: np.random.Generator, path: np.ndarray) -> Embolus:
-    """Line the wall of an artery, around an eccentric channel; half of these clots have calcium."""
+    """Make a chronic clot, which lines the wall of the artery around an eccentric open channel.
+
+    Half of these clots have calcium. The arguments are those of `fresh_clot`.
+    """
     angle = rng.uniform(0, 2 * np.pi)
     away = np.array([np.cos(angle), np.sin(angle), 0])
     clot = path.copy()
@@ -592,6 +628,7 @@ def old_clot(rng: np.random.Generator, path: np.ndarray) -> Embolus:
     lumen[:, 3] *= rng.uniform(0.42, 0.55)
     lumen[:, :3] += away * (path[:, 3:] - lumen[:, 3:] - 0.5)
     calcium = path[len(path) // 3 : 2 * len(path) // 3 + 2].copy()
+    # The channel is moved to one side of the artery, and calcium is on the other side, in the clot.
     calcium[:, :3] -= away * calcium[:, 3:] * 0.8
     calcium[:, 3] = 1.3
     return Embolus(

@@ -1,4 +1,4 @@
-"""Write the slices of a phantom as DICOM files, with the tags that real ones have."""
+"""Write the slices of a phantom as DICOM files, with the elements of real CT files."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,21 +21,21 @@ _SAME_IN_ALL = {
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a slice in its exam and in the body; lengths in mm."""
+    """The identifiers of a slice and its position in the body; lengths in mm."""
 
-    study: str
-    series: str
-    image: str
-    number: int  # in the series
-    z: float  # towards the head
+    study: str  # StudyInstanceUID
+    series: str  # SeriesInstanceUID
+    image: str  # SOPInstanceUID
+    number: int  # InstanceNumber
+    z: float  # the position along the body; it grows towards the head
     pixel: float  # width and height of a pixel
-    apart: float = 1.0  # from this slice to the next
+    apart: float = 1.0  # the distance to the next slice
     orientation: tuple[int, ...] = (1, 0, 0, 0, 1, 0)  # the directions of a row and of a column
     modality: str = "CT"
 
 
 def write_dicom(path: Path, hounsfield, place: Place) -> None:
-    """Write (H, W) Hounsfield units as a CT image.
+    """Write a slice of Hounsfield units, (H, W), as a DICOM CT image.
 
     The file is explicit VR little endian, with int16 values, slope 1 and intercept -1024.
     """

@@ -1,12 +1,12 @@
-"""Phantom exams: chest CTs with and without emboli, drawn from a seed, in the competition's layout.
+"""Draw phantom exams, chest CTs with and without emboli, in the competition's folder layout.
 
     phantom(folder, studies=300)
-      1. `decide_findings`: the report of every exam, so that the shares of positive exams are met
+      1. `decide_findings`: the findings of every exam, with the requested share of positive exams
       2. `draw_study`, in several processes: a patient with these findings, slice by slice
       3. train.csv, from the rows that each process wrote
 
-Each exam has its own random numbers, made from the seed and its number. Therefore the result does
-not depend on the number of processes.
+The random numbers of an exam depend only on the seed and the number of the exam. Therefore the
+result does not depend on the number of processes.
 """
 
 import hashlib
@@ -21,8 +21,8 @@ from tpukit.pe.dicom import load_pydicom
 from tpukit.pe.labels import COLUMNS
 from tpukit.pe.phantoms.dicom_files import Place, write_dicom
 
-SHORT = (2.0, 6.0)  # mm along the body
-RECIPE = 1  # increase it whenever the same arguments would draw another picture
+SHORT = (2.0, 6.0)  # mm along the body: the shortest and longest embolus with short=True
+RECIPE = 1  # increase this whenever the same arguments would draw other images
 _PLACES = {  # probability of (left, right, central), about as in the competition
     (True, False, False): 0.18,
     (False, True, False): 0.22,
@@ -61,32 +61,35 @@ def phantom(
 ) -> Path:
     """Draw synthetic chest CTs with labels, for practice without the competition's data.
 
-    They show no patient: the anatomy is a few hundred curves and ellipses, the emboli are filling
-    defects in the contrast, and the labels are known because the emboli were drawn. A model that
-    was trained on phantoms has learned nothing about medicine.
+    A phantom shows no patient. The anatomy is a few hundred curves and ellipses, and the emboli are
+    filling defects in the contrast. The labels are known because the emboli were drawn. A model
+    that was trained on phantoms has learned nothing about medicine.
 
-    Writes `<folder>/train.csv` and `<folder>/train-jpegs/<study>/<series>/<position>_<image>.jpg`,
-    as in the competition's data and in the JPEG set. As DICOM the files are
-    `<folder>/train/<study>/<series>/<image>.dcm`. The same arguments give the same bytes. Called
-    again with the same arguments, it returns at once; after an interruption, it draws everything
-    again. Finished phantoms are never replaced: use another folder for others.
+    `phantom` writes `<folder>/train.csv` and
+    `<folder>/train-jpegs/<study>/<series>/<position>_<image>.jpg`, as in the competition's data and
+    in the JPEG data set. DICOM files are `<folder>/train/<study>/<series>/<image>.dcm`. The same
+    arguments give the same bytes. If the phantoms of these arguments are complete, the call returns
+    at once; after an interruption, it draws everything again. It never replaces complete phantoms
+    of other arguments: use another folder.
 
     Args:
         folder: an empty or new folder, or the folder of an earlier call.
-        studies: number of exams, at least 2.
-        slices: images per exam, evenly spaced from the lung apices to below the diaphragm; at
-            least 2.
-        seed: determines everything that is drawn.
-        size: height and width in pixels, at least 32.
-        positive: share of the exams with an embolus, 0 to 1. A sixteenth of all exams is
-            indeterminate, the rest is negative.
-        form: "jpeg" for images as in the JPEG set; "dicom" for slices in Hounsfield units,
+        studies: the number of exams, 2 or more.
+        slices: the number of images per exam, 2 or more, evenly spaced from the lung apices to
+            below the diaphragm.
+        seed: determines everything that is drawn, 0 or more.
+        size: height and width in pixels, 32 or more.
+        positive: the share of the exams with an embolus, 0 to 1. A sixteenth of all exams is
+            indeterminate, and the rest is negative.
+        form: "jpeg" for images as in the JPEG data set; "dicom" for slices in Hounsfield units,
             uncompressed.
-        masks: also write the pixels of each embolus, for `embolus_masks`, as
+        masks: True to also write the pixels of each embolus, for `embolus_masks`, as
             `<folder>/masks/<study>/<series>/<image>.png`. The images do not change.
-        short: draw emboli of 2 to 6 mm along the body. They show on two or three slices of an exam
-            of 150, as many real ones do. Otherwise they span a third of the exam or more.
-        workers, progress: as for `tpukit.pack`; the workers draw.
+        short: True for emboli of 2 to 6 mm along the body, which are on two or three slices of an
+            exam of 150, like many real emboli. False for emboli that span a third of the exam or
+            more.
+        workers: the number of processes that draw; None for one per CPU.
+        progress: as for `tpukit.pack`.
 
     Returns:
         The folder.
@@ -94,7 +97,7 @@ def phantom(
     Raises:
         ValueError: a number is out of its range, or is not an integer.
         FileExistsError: the folder contains other phantoms, or other files.
-        ImportError: form is "dicom", and pydicom is not installed.
+        ModuleNotFoundError: `form` is "dicom", and pydicom is not installed.
     """
     whole_number("workers", workers, 1)
     recipe = {
@@ -125,14 +128,15 @@ def phantom(
     if _is_complete(target):
         return target.folder
     with target.locked():
-        if not _is_complete(target):  # another process may have drawn them meanwhile
+        if not _is_complete(target):  # another process may have finished before the lock
             _draw_all(target, how_many(studies, workers), progress)
     return target.folder
 
 
 def _draw_all(target: PhantomFolder, workers: int, progress: str | None) -> None:
     recipe = target.plan
-    # Files of an earlier call may be incomplete, and 300 exams take two minutes.
+    # From scratch, because files of an interrupted call may be incomplete. 300 exams take only two
+    # minutes.
     target.begin(from_scratch=True)
     run_in_processes(
         "tpukit.pe.phantoms.drawing:_draw_share",
@@ -155,7 +159,7 @@ def _draw_all(target: PhantomFolder, workers: int, progress: str | None) -> None
 
 
 def decide_findings(recipe: dict) -> list:
-    """Decide the findings of every exam, so that the shares are met to the nearest exam."""
+    """Decide the findings of every exam, with the shares of the recipe to the nearest exam."""
     import numpy as np
 
     rng = np.random.default_rng([recipe["seed"], 0])
@@ -167,6 +171,7 @@ def decide_findings(recipe: dict) -> list:
     kinds += ["indeterminate"] * indeterminate
     kinds += ["negative"] * negative
     exams = []
+    # The numbers of each kind are exact, and only their order is random.
     for kind in rng.permutation(kinds):
         if kind == "positive":
             exams.append(_positive(rng, recipe))
@@ -184,7 +189,7 @@ def _positive(rng, recipe: dict):
     places = list(_PLACES)
     left, right, central = places[rng.choice(len(places), p=list(_PLACES.values()))]
     age = rng.random()
-    # The larger the clot, the more it strains the right heart and widens its ventricle.
+    # A larger clot strains the right heart more, and so is more likely to widen its ventricle.
     probability = 0.25
     if central:
         probability = 0.7
@@ -202,7 +207,7 @@ def _positive(rng, recipe: dict):
     )
     if "short" not in recipe:
         return findings
-    # On at least two slices, because otherwise no slice of the exam might show it.
+    # At least as long as two slices, because a shorter embolus might be on no slice of the exam.
     shortest = 2.2 * _apart(recipe["slices"])
     return replace(findings, extent=max(rng.uniform(*SHORT), shortest))
 
@@ -232,7 +237,7 @@ def _negative(rng):
 
 
 def _draw_share(job: list) -> None:
-    """Draw every `workers`th exam, in a process."""
+    """Draw the exams of one process; `run_in_processes` calls it."""
     recipe, work, rank, workers = job
     for number, findings in enumerate(decide_findings(recipe)):
         if number % workers == rank:
@@ -240,7 +245,14 @@ def _draw_share(job: list) -> None:
 
 
 def draw_study(recipe: dict, number: int, findings, *, work: Path) -> None:
-    """Draw the images of an exam into `work`, then write its rows of train.csv there."""
+    """Draw the images of an exam, and write its rows of train.csv.
+
+    Args:
+        recipe: the arguments of `phantom`.
+        number: the number of the exam, from 0.
+        findings: the `Findings` of the exam.
+        work: the folder for the images and for `<number>.csv`.
+    """
     import numpy as np
     from PIL import Image
 
@@ -272,14 +284,14 @@ def draw_study(recipe: dict, number: int, findings, *, work: Path) -> None:
             Image.fromarray(embolus).save(masks / f"{image}.png")
         labels = {"pe_present_on_image": int(embolus.any()), **findings.labels}
         rows.append([study, series, image, *(labels[name] for name in COLUMNS[3:])])
-    # Sorted by identifier, not by position, as in the competition's table: code that relies on the
-    # order of the rows fails here, too.
+    # Sorted by identifier and not by position, as in the competition's table, so that code which
+    # relies on the order of the rows fails here too.
     lines = [",".join(map(str, row)) + "\n" for row in sorted(rows)]
     (work / f"{number}.csv").write_text("".join(lines))
 
 
 def _place(recipe: dict, patient, position: int, *, uids: tuple[str, str, str]) -> Place:
-    """Return the place of a slice in its exam and in the body, for a DICOM file."""
+    """Return the identifiers and the position of a slice, for its DICOM file."""
     from tpukit.pe.phantoms.anatomy import HEIGHT
 
     slices = recipe["slices"]
@@ -300,8 +312,8 @@ def study_uid(seed: int, number: int) -> str:
 def height_of(position: int, slices: int) -> float:
     """Return z of a slice in mm, in the axes of `anatomy`.
 
-    Position 0 is below the diaphragm, the last one is at the shoulders: the z axis of DICOM points
-    to the head, so a series starts at the feet.
+    Position 0 is below the diaphragm, and the last position at the shoulders, because the z axis of
+    DICOM points to the head.
     """
     from tpukit.pe.phantoms.anatomy import HEIGHT
 
@@ -309,15 +321,15 @@ def height_of(position: int, slices: int) -> float:
 
 
 def _apart(slices: int) -> float:
-    """Return the mm from slice to slice."""
+    """Return the distance between two slices in mm."""
     return height_of(0, slices) - height_of(1, slices)
 
 
 def _is_complete(target: PhantomFolder) -> bool:
-    """Return whether the folder contains all of these phantoms.
+    """Return whether the folder contains all phantoms of the recipe.
 
     Raises:
-        FileExistsError: it contains other phantoms, which another notebook may be reading.
+        FileExistsError: the folder contains other phantoms, which another notebook may use.
     """
     try:
         made = target.read_manifest()["plan"]
@@ -332,7 +344,7 @@ def _is_complete(target: PhantomFolder) -> bool:
 
 
 def _images(recipe: dict) -> str:
-    """Return the folder of the images, as the competition or the JPEG set names it."""
+    """Return the name of the folder of images, as in the competition or in the JPEG data set."""
     return "train" if "form" in recipe else "train-jpegs"
 
 

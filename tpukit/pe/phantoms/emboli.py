@@ -1,6 +1,6 @@
-"""The places of the emboli of phantoms, to point at them in a figure.
+"""Find the positions and the masks of emboli in phantoms, to show them in figures.
 
-Data of patients have no such places.
+They are unknown for data of patients.
 """
 
 from pathlib import Path
@@ -10,15 +10,15 @@ from tpukit.pe.phantoms.drawing import PhantomFolder, decide_findings, height_of
 
 
 def embolus_places(folder, table):
-    """Return the place of the largest embolus on each slice of a phantom.
+    """Return the position of the largest embolus on each slice of phantoms.
 
     Args:
         folder: the folder that `phantom` wrote.
-        table: rows of the folder's labels, as `index_images` returns them.
+        table: rows of the folder's labels, as from `index_images`.
 
     Returns:
-        (N, 2) float array of x and y, as shares of the width and the height of the slice, from its
-        upper left corner. nan if a slice shows no embolus, or if the folder is not of a phantom.
+        (N, 2) float array of x and y, as shares of the slice's width and height from its upper left
+        corner. They are nan if a slice has no embolus, or if the folder has no phantoms.
     """
     import numpy as np
 
@@ -35,13 +35,14 @@ def embolus_places(folder, table):
 
 
 def embolus_masks(folder, table, size: int | None = None):
-    """Return the pixels of emboli in phantoms, for each row of a table.
+    """Return masks of the emboli in phantoms, one per row of a table.
 
     Args:
         folder: the folder that `phantom(..., masks=True)` wrote.
-        table: rows of the folder's labels; only the UIDs of study, series and image are read.
-        size: height and width in pixels, resized to the nearest pixel; None for the size of the
-            phantoms.
+        table: rows of the folder's labels; only the identifiers of study, series and image are
+            necessary.
+        size: height and width in pixels, to which masks are resized by nearest neighbour; None for
+            the size of the phantoms.
 
     Returns:
         (N, size, size) bool, all False for a slice without an embolus.
@@ -71,7 +72,7 @@ def embolus_masks(folder, table, size: int | None = None):
 
 
 def _patient(recipe: dict, study: str):
-    """Draw the patient of an exam again: the seed determines it."""
+    """Draw the patient of an exam again from the seed."""
     import numpy as np
 
     from tpukit.pe.phantoms.anatomy import make_patient
@@ -83,7 +84,7 @@ def _patient(recipe: dict, study: str):
 
 
 def _largest(patient, position: int, recipe: dict) -> tuple[float, float]:
-    """Return the middle of the largest clot on a slice, as shares of its width and height."""
+    """Return a point inside the largest clot on a slice, as shares of its width and height."""
     import numpy as np
     from scipy import ndimage
 
@@ -91,7 +92,7 @@ def _largest(patient, position: int, recipe: dict) -> tuple[float, float]:
 
     size = recipe["size"]
     canvas = Canvas(patient, height_of(position, recipe["slices"]), size)
-    canvas.hu[:] = 0  # holds coverage here: 1 in a clot
+    canvas.hu[:] = 0  # used for the coverage here, 1 inside a clot, instead of Hounsfield units
     for embolus in patient.emboli:
         if not embolus.at(canvas.z):
             continue

@@ -1,14 +1,14 @@
-"""The scanner of a phantom: an axial slice of a patient, in Hounsfield units.
+"""Draw an axial slice of a phantom's patient in Hounsfield units (HU), as a scanner would.
 
-A slice is painted like a picture: skin, then fat over it, then muscle, lungs, bones, heart, vessels
-and clots. Every shape is a signed distance in mm, negative inside. Shapes combine by their
-distances: `max` of two is their overlap, `melt` is both with a rounded joint.
+A slice is painted in layers: skin, then fat over it, then muscle, lungs, bones, heart, vessels and
+clots. Every shape is an array of signed distances in mm, negative inside the shape. The `max` of
+two shapes is their overlap, and `melt` is their union with a rounded joint.
 
     canvas.spot(Ellipse(0, 60, a=18, b=14.5), 95)      a disc of the spine: 95 HU, 36 x 29 mm
 
-Lengths are in mm, in the axes of `anatomy`. The arithmetic must not change, nor the order of random
-numbers: a seed would give another picture. The module imports numpy and scipy, so only the
-functions that draw a phantom import it.
+Lengths are in mm, in the axes of `anatomy`. Do not change the arithmetic or the order of random
+numbers, because a seed must always give the same images. This module imports numpy and scipy, so
+only the functions that draw a phantom import it.
 """
 
 from typing import NamedTuple
@@ -25,9 +25,9 @@ MARROW = 210
 CORTEX = 620
 MYOCARDIUM = 105
 FLUID = 8
-SMALLEST_CLOT = 60.0  # mm2 of an embolus on a slice; a smaller cross-section is not drawn at all
-_EVERYWHERE = (slice(None), slice(None))  # of a canvas
-_BOTH = (-1, 1)  # signs of x: right, left
+SMALLEST_CLOT = 60.0  # mm2; if the emboli of a slice have a smaller area, they are not drawn
+_EVERYWHERE = (slice(None), slice(None))  # the window of all rows and columns
+_BOTH = (-1, 1)  # the sign of x on the patient's right and left
 
 
 class Ellipse(NamedTuple):
@@ -41,7 +41,7 @@ class Ellipse(NamedTuple):
     power: float = 2.0
 
     def distance(self, x, y):
-        """Return the signed distances of points in mm, to first order (exact on the edge)."""
+        """Return the signed distance of points to the edge in mm, exact only on the edge."""
         a = np.float32(self.a)
         b = np.float32(self.b)
         u = x - np.float32(self.x)
@@ -54,7 +54,7 @@ class Ellipse(NamedTuple):
             u = along
         u = np.abs(u) / a
         v = np.abs(v) / b
-        # To first order the distance is r - 1, divided by the length of the gradient of r.
+        # r is 1 on the edge. To first order, the distance is (r - 1) / |gradient of r|.
         tiny = np.float32(1e-9)
         if self.power == 2.0:
             r = np.sqrt(u * u + v * v) + np.float32(1e-6)
@@ -68,7 +68,7 @@ class Ellipse(NamedTuple):
 
 
 def melt(first, second, radius: float):
-    """Join two shapes given by their distances, with a fillet of this radius in mm."""
+    """Join two shapes, given by their distances, with a joint rounded by this radius in mm."""
     h = np.clip(0.5 + 0.5 * (second - first) / radius, 0, 1)
     return second * (1 - h) + first * h - radius * h * (1 - h)
 
@@ -82,8 +82,8 @@ class Canvas:
         patient, z, size: the slice at z, (size, size) pixels.
         pixel: mm per pixel.
         level: z as a share of HEIGHT.
-        x, y: (size, size) mm, the place of each pixel in the patient, who is turned, shifted, and
-            bent by long, shallow waves, so that no organ is a perfect ellipse.
+        x, y: (size, size) mm, the position of each pixel in the patient. The patient is turned,
+            shifted, and bent by long, shallow waves, so that no organ is a perfect ellipse.
         hu: (size, size) float32 Hounsfield units.
     """
 
@@ -105,13 +105,13 @@ class Canvas:
             bends.append(amplitude * np.sin(kx * x + ky * y + (kz * np.float32(z) + phase)))
         self.x = x + sum(bends[:3])
         self.y = y + sum(bends[3:])
-        # The most that the waves move a pixel, so that a window contains the bent shape.
+        # The most mm by which the waves move a pixel. `window` adds them to a shape's radius.
         bend = float(patient.waves[:, 0].reshape(2, 3).sum(1).max())
         self._reach = bend + 2 * self.pixel
         self.hu = np.full((size, size), -1000, np.float32)
 
     def window(self, x: float, y: float, radius: float) -> tuple[slice, slice]:
-        """Return the rows and columns that can contain a shape of this radius."""
+        """Return the rows and columns that can contain a shape at (x, y) of this radius in mm."""
         x = x + self.patient.shift[0]
         y = y + self.patient.shift[1]
         column = (self._cos * x - self._sin * y) / self.pixel + self.size / 2
@@ -124,18 +124,19 @@ class Canvas:
         return shape.distance(self.x, self.y)
 
     def cover(self, distance):
-        """Convert signed distances in mm into coverage, 0 to 1."""
+        """Convert signed distances in mm into the covered share of each pixel, 0 to 1."""
         return np.clip(0.5 - distance / self.pixel, 0, 1)
 
     def paint(self, distance, value, *, window=_EVERYWHERE, limit=None, strength: float = 1.0):
         """Paint a value, or an array of values, on the pixels with a negative distance.
 
         Args:
-            distance: the signed distance of each pixel of the window.
+            distance: the signed distance of each pixel of the window, in mm.
             value: Hounsfield units.
-            window: rows and columns to paint.
-            limit: (size, size) coverage of another shape, beyond which nothing is painted.
-            strength: 0 to 1, below 1 to blend with earlier paint.
+            window: the rows and columns to paint; the default is the whole slice.
+            limit: (size, size), the coverage of another shape outside of which nothing is painted;
+                None for no limit.
+            strength: 0 to 1; values below 1 blend with earlier paint.
         """
         cover = self.cover(distance) * strength
         if limit is not None:
@@ -143,13 +144,13 @@ class Canvas:
         self.hu[window] += cover * (value - self.hu[window])
 
     def spot(self, shape: Ellipse, value, *, limit=None):
-        """Paint an ellipse."""
+        """Paint an ellipse; `value` and `limit` are those of `paint`."""
         window = self.window(shape.x, shape.y, max(shape.a, shape.b))
         distance = shape.distance(self.x[window], self.y[window])
         self.paint(distance, value, window=window, limit=limit)
 
     def bone(self, shape: Ellipse, *, shell: float = 2.0, marrow: float = MARROW):
-        """Paint an ellipse of marrow with a shell of dense bone."""
+        """Paint an ellipse of `marrow` HU with a shell of dense bone, `shell` mm thick."""
         window = self.window(shape.x, shape.y, max(shape.a, shape.b))
         distance = shape.distance(self.x[window], self.y[window])
         self.paint(distance, CORTEX, window=window)
@@ -161,8 +162,8 @@ class Canvas:
         Args:
             tubes: the vessels; only the segments near this slice are painted.
             value: Hounsfield units.
-            grow: mm by which the vessels are widened.
-            soft: the edges are soft over 1 + `soft` pixels.
+            grow: the mm by which the radius of vessels is increased.
+            soft: edges are blurred over 1 + `soft` pixels.
             limit, strength: as for `paint`.
         """
         for start, end, start_radius, end_radius in tubes.near(self.z):
@@ -190,16 +191,22 @@ def _clipped(middle: float, half: float) -> slice:
 
 
 def _below(level: float, top: float, span: float) -> float:
-    """Return 1 for levels up to `top - span`, 0 from `top` on, and a ramp between."""
+    """Return 1 for levels up to `top - span`, 0 from `top` on, and a linear ramp between."""
 
     return np.clip((top - level) / span, 0, 1)
 
 
 def scan(patient: Patient, z: float, size: int, rng: np.random.Generator):
-    """Draw the slice at z.
+    """Draw the slice of a patient at z.
+
+    Args:
+        patient: the patient.
+        z: the position of the slice in mm.
+        size: height and width in pixels.
+        rng: the random numbers of the exam.
 
     Returns:
-        (size, size) float32 Hounsfield units, and (size, size) bool, the pixels of emboli.
+        The slice, (size, size) float32 Hounsfield units; and the mask of emboli, (size, size) bool.
     """
     canvas = Canvas(patient, z, size)
     cavity = draw_wall(canvas)
@@ -238,7 +245,7 @@ def draw_wall(canvas: Canvas):
             body = melt(body, canvas.distance(shape), 14)
     canvas.paint(body, SKIN)
     canvas.paint(body + 2.2, FAT)
-    if has_breasts:
+    if has_breasts:  # glandular tissue, over the fat, with a wavy edge
         for side in _BOTH:
             shape = Ellipse(side * 80, front - 24, 30 * swell, 17 * swell, angle=side * 0.4)
             lobes = 7 * np.sin(0.37 * canvas.x + 0.1 * z) * np.sin(0.41 * canvas.y)
@@ -249,7 +256,12 @@ def draw_wall(canvas: Canvas):
 
 
 def _draw_table(canvas: Canvas, *, back: float) -> None:
-    """Paint the table under the patient: a shell of two arcs around the same far centre."""
+    """Paint the table under the patient: an arc of foam with a shell.
+
+    Args:
+        canvas: the slice.
+        back: y of the patient's back in mm.
+    """
     middle = back + 4 - 420
     table = np.abs(np.hypot(canvas.x, canvas.y - middle) - 420 - 8)
     canvas.paint(table - 7, -880)  # foam
@@ -261,6 +273,12 @@ def _draw_muscles(canvas: Canvas, within, a: float, front: float) -> None:
 
     These are the pectorals in front, latissimus and the muscles of the shoulder blade at the side,
     and the erectors next to the spine.
+
+    Args:
+        canvas: the slice.
+        within: (size, size), the coverage of the body.
+        a: half the width of the rib cage in mm.
+        front: y of the front of the rib cage in mm.
     """
     muscle = canvas.patient.contrast["muscle"]
     spine = canvas.patient.measure("spine_y", canvas.z)
@@ -293,9 +311,9 @@ def draw_lungs(canvas: Canvas, cavity, heart):
     """Paint the inside of the rib cage except heart and vessels.
 
     Args:
-        canvas: to paint on.
-        cavity: distance to the inside of the rib cage.
-        heart: distance to the heart, None if the slice misses it.
+        canvas: the slice.
+        cavity: the distance to the inside of the rib cage.
+        heart: the distance to the heart; None if the slice misses the heart.
 
     Returns:
         The distance to the lungs.
@@ -362,7 +380,7 @@ def _organs(canvas: Canvas) -> dict:
 
 
 def draw_belly(canvas: Canvas, cavity, organs: dict):
-    """Paint the liver on the right, the stomach and the spleen on the left, each under its dome."""
+    """Paint the organs under the domes: the liver on the right, stomach and spleen on the left."""
     z = canvas.z
     x = canvas.x
     y = canvas.y
@@ -389,7 +407,7 @@ def draw_belly(canvas: Canvas, cavity, organs: dict):
 
 
 def _cross_section(chamber: Chamber, z: float, *, wall: float = 0.0) -> Ellipse:
-    """Return a chamber in the slice at z, enlarged by its wall."""
+    """Return the cross-section of a chamber at z, enlarged by a wall in mm."""
     scale = chamber.at(z)
     a = chamber.long * scale + wall
     b = chamber.short * scale + wall
@@ -450,7 +468,10 @@ def _draw_papillary_muscles(canvas: Canvas, chamber: Chamber) -> None:
 def draw_vessels(canvas: Canvas, inside):
     """Paint airways, the vessels of the lung and the great vessels; pulmonary arteries come last.
 
-    `inside` is the coverage of the lungs, which limits the small vessels.
+    Args:
+        canvas: the slice.
+        inside: (size, size), the coverage of the lungs, outside of which small vessels are not
+            painted.
     """
     p = canvas.patient
     blood = p.contrast
@@ -464,10 +485,10 @@ def draw_vessels(canvas: Canvas, inside):
     airways = [tubes[name] for name in tubes if "trachea" in name or "bronchus" in name]
     for airway in airways:
         canvas.tubes(airway, 30, grow=1.3)
-    # The air after all of the tissue, so that it stays open at the branches.
+    # The air after the walls of all airways, so that no wall closes an airway where they branch.
     for airway in airways:
         canvas.tubes(airway, -990)
-    # The contrast comes from one arm, so the vein of the other one is paler.
+    # Contrast is injected into the left arm, so the vein of the right arm is darker.
     canvas.tubes(tubes["right brachiocephalic vein"], blood["cava"] * 0.55)
     for name in ("left brachiocephalic vein", "cava"):
         canvas.tubes(tubes[name], blood["cava"])
@@ -475,18 +496,19 @@ def draw_vessels(canvas: Canvas, inside):
     for name in ("brachiocephalic artery", "left carotid", "left subclavian", "aorta"):
         canvas.tubes(tubes[name], 60, grow=1.2)
         canvas.tubes(tubes[name], blood["left"])
-    # 1 mm of tissue around the blood.
+    # The wall of the arteries: 1 mm of tissue around the blood.
     canvas.tubes(tubes["arteries"], 50, grow=1.0)
     canvas.tubes(tubes["arteries"], blood["artery"])
     if p.flow is not None:
-        # Blood without contrast so far: darker, but blurred, and never as dark as a clot.
+        # Blood that contrast has not reached yet: darker and blurred, but never as dark as a clot.
         canvas.tubes(p.flow, 0.62 * blood["artery"], soft=3.0, strength=0.8)
 
 
 def draw_emboli(canvas: Canvas):
-    """Paint clots, and return (size, size) bool, the pixels that they changed.
+    """Paint the clots of a slice, and return the mask of the changed pixels, (size, size) bool.
 
-    If they changed less than SMALLEST_CLOT, nothing is painted, and all is False.
+    If the mask has a smaller area than SMALLEST_CLOT, the slice is not changed, and the mask is
+    False everywhere.
     """
     before = canvas.hu.copy()
     artery = canvas.patient.contrast["artery"]
@@ -498,7 +520,7 @@ def draw_emboli(canvas: Canvas):
             canvas.tubes(embolus.lumen, artery)
         if embolus.calcium is not None:
             canvas.tubes(embolus.calcium, 450)
-    mask = np.abs(canvas.hu - before) > 60  # HU: less would not show in the noise
+    mask = np.abs(canvas.hu - before) > 60  # HU; a smaller change would not be visible in the noise
     area = np.count_nonzero(mask) * canvas.pixel**2
     if area < SMALLEST_CLOT:
         canvas.hu = before
@@ -530,7 +552,7 @@ def draw_bones(canvas: Canvas, cavity):
 
 
 def _draw_ribs(canvas: Canvas, cavity, middle: float) -> None:
-    """Paint all ribs by one formula: each descends 75 mm to the front, and they are 25 mm apart."""
+    """Paint all ribs by one formula: they are 25 mm apart, and descend 75 mm to the front."""
     from_back = np.arctan2(np.abs(canvas.x), (canvas.y - middle)) / np.pi
     turns = (canvas.z - 75 * from_back) / 25 + canvas.patient.rib_phase
     gap = (turns - np.round(turns)) * 25
@@ -553,7 +575,7 @@ def _draw_shoulder(canvas: Canvas, side: int, blade: float) -> None:
 
 
 def draw_spine(canvas: Canvas, spine: float):
-    """Paint a vertebra, or the disc between two, with its arch, processes and canal."""
+    """Paint a vertebra with arch, processes and canal, or the disc between two vertebrae."""
     phase = (canvas.z / 23 + canvas.patient.rib_phase) % 1
     is_disc = phase < 0.2
     if phase < 0.55:
@@ -574,7 +596,7 @@ def draw_spine(canvas: Canvas, spine: float):
 
 
 def expose(canvas: Canvas, rng: np.random.Generator):
-    """Return the slice with the artefacts of a real scanner: streaks, blur, motion and noise."""
+    """Return the slice in HU with the artefacts of a real scanner: streaks, blur, motion, noise."""
     p = canvas.patient
     pixel = canvas.pixel
     hu = canvas.hu
@@ -587,16 +609,16 @@ def expose(canvas: Canvas, rng: np.random.Generator):
     hu = gaussian_filter(hu, 0.75 / pixel)
     if p.findings.motion:
         step = rng.uniform(3, 7, 2) / pixel * rng.choice([-1, 1], 2)
-        # Two positions of a patient who breathed, each with half of the rays.
+        # A patient who breathed: two positions, each seen by half of the rays.
         moved = np.roll(hu, tuple(np.round(step).astype(int)), (0, 1))
         hu = gaussian_filter(0.5 * hu + 0.5 * moved, 1.3 / pixel)
-    # Most rays are absorbed in the middle of the body, so the noise is strongest there.
+    # The body absorbs most rays in its middle, so the noise is strongest there.
     middle = 0.7 + 0.6 * np.exp(-(canvas.x**2 + canvas.y**2) / 110**2)
     return hu + p.noise * middle * _grain(canvas, rng)
 
 
 def _grain(canvas: Canvas, rng: np.random.Generator):
-    """Return the noise of a slice, about 1 HU, with horizontal lines at the shoulders."""
+    """Return noise of about 1 HU, with horizontal lines in slices at the shoulders."""
     shape = (canvas.size, canvas.size)
     grain = gaussian_filter(rng.standard_normal(shape, np.float32), 0.8)
     grain = grain / grain.std() + 0.35 * rng.standard_normal(shape, np.float32)
