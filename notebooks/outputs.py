@@ -8,7 +8,8 @@ cell has the hash of its source in its metadata, so that a test finds a cell tha
 output was stored. The install cell has no output: it prints the folder of tpukit on this machine.
 
 The processor time of the run goes into the notebook's metadata, and half of it into the line *Takes*
-of the header: the time on two cores without other work. Other programs do not change it much.
+of the header, because two processes share it: the time on two cores without other work. Other programs
+do not change it much.
 
 Chromium makes pictures of HTML that GitHub does not display: live curves, and the viewer of slices.
 """
@@ -42,6 +43,8 @@ PARAMETERS = {
         "exam_epochs": 4,
     },
 }
+# Notebooks whose long launches have a single process, so the second core has nothing to do.
+ONE_PROCESS = ("03_before_you_have_a_tpu", "11_why_is_it_slow", "14_larger_than_a_chip")
 LARGEST = 400 * 1024  # bytes of a notebook with its outputs
 LARGEST_SUM = 4 * 1024 * 1024  # bytes of all notebooks
 COLORS = 128  # of a picture
@@ -83,7 +86,7 @@ def store(notebook: dict, name: str) -> None:
     notebook["metadata"]["tpukit"] = {"processor_seconds": seconds}
     if not parameters:  # otherwise this is not the time of the notebook's own parameters
         header = notebook["cells"][0]
-        header["source"] = re.sub(r"(\*\*Takes\*\*) [^;\n]+", rf"\1 {takes(seconds)}", header["source"])
+        header["source"] = re.sub(r"(\*\*Takes\*\*) [^;\n]+", rf"\1 {takes(name, seconds)}", header["source"])
     for number, (cell, found) in enumerate(zip(cells, outputs, strict=True), start=1):
         cell["outputs"] = found
         cell["execution_count"] = number
@@ -104,10 +107,11 @@ def processor_seconds() -> float:
     return children.ru_utime + children.ru_stime
 
 
-def takes(seconds: float) -> str:
-    """Return the words of a header for a processor time: it is shared by two cores."""
-    minutes = round(seconds / 2 / 60)
-    if seconds / 2 < 50:
+def takes(name: str, processor_seconds: float) -> str:
+    """Return the time in the header of a notebook with this processor time."""
+    seconds = processor_seconds if name in ONE_PROCESS else processor_seconds / 2
+    minutes = round(seconds / 60)
+    if seconds < 50:
         return "less than a minute on two CPU cores"
     if minutes == 1:
         return "about a minute on two CPU cores"

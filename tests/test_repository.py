@@ -789,7 +789,9 @@ def test_the_time_in_a_header_is_that_of_the_run_that_made_the_outputs(path):
     measured = load(path)["metadata"].get("tpukit")
     if not measured or path.stem in PARAMETERS:
         pytest.skip("not measured with the notebook's own parameters")
-    assert f"**Takes** {takes(measured['processor_seconds'])}" in source(load(path)["cells"][0])
+    assert f"**Takes** {takes(path.stem, measured['processor_seconds'])}" in source(
+        load(path)["cells"][0]
+    )
 
 
 @EACH_NOTEBOOK

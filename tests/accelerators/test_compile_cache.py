@@ -231,7 +231,8 @@ def test_a_damaged_or_foreign_file_is_compiled_anew_and_mended(at, first, tmp_pa
     assert trained(mine) == (losses, len(kinds), compiled - len(kinds))
     said = capfd.readouterr().out
     found = re.findall(
-        r"\.pjrt is damaged, or not what this version has kept|refuses what it once made", said
+        r"\.pjrt is not used: it is damaged, or another version has written it|rejects a stored program",
+        said,
     )
     assert len(found) == len({"under a header" in kind for kind in kinds})  # each said once
     assert [file.name for file in sorted(mine.iterdir())] == [
@@ -245,7 +246,7 @@ def test_a_folder_in_the_place_of_a_file_stays_and_is_said(first, tmp_path, capf
     mine = shutil.copytree(first[0], tmp_path / "kept")
     in_its_place(next(mine.iterdir()), Path.mkdir)
     assert trained(mine) == (first[1], 1, first[2] - 1)
-    assert f"none is kept in {mine}: Is a directory" in capfd.readouterr().out
+    assert f"no program is stored in {mine}: Is a directory" in capfd.readouterr().out
 
 
 @STANDS_IN
@@ -256,7 +257,10 @@ def test_a_full_disk_is_said_once_and_training_goes_on(cores, first, tmp_path, c
     )  # of bytes, in place of a disk
     assert cores > 1 or losses == first[1]
     assert loaded == 0
-    assert capfd.readouterr().out.count(f"none is kept in {tmp_path / 'kept'}: File too large") == 1
+    assert (
+        capfd.readouterr().out.count(f"no program is stored in {tmp_path / 'kept'}: File too large")
+        == 1
+    )
     assert list((tmp_path / "kept").iterdir()) == []
 
 
@@ -271,7 +275,10 @@ def test_a_disk_that_is_really_full_is_said_once_too(first, tmp_path, capfd):
         pytest.skip("this user may not mount a small disk")
     try:
         assert trained(disk, cores=2)[0]
-        assert capfd.readouterr().out.count(f"none is kept in {disk}: No space left on device") == 1
+        assert (
+            capfd.readouterr().out.count(f"no program is stored in {disk}: No space left on device")
+            == 1
+        )
         assert {file.suffix for file in disk.iterdir()} <= {".pjrt"}
     finally:
         subprocess.run(["umount", disk], check=True)

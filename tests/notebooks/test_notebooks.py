@@ -10,7 +10,9 @@ empty folder: tpukit is found where it is installed, and files go where they can
 
 import ast
 import copy
+import dataclasses
 import json
+import math
 import os
 import re
 import runpy
@@ -20,11 +22,13 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import pandas
 import psutil
 import pytest
+import torch
 from helpers.notebook_parameters import small
 from nbclient import NotebookClient
 from nbclient.exceptions import DeadKernelError
@@ -367,6 +371,77 @@ def test_the_sizes_for_a_tpu_replace_parameters_that_there_are_by_values_of_thei
         assert (sizes["image_size"], sizes["batch_size"]) == (256, 128)
         for key, value in sizes.items():
             assert parameters[key] is None or type(value) is type(parameters[key]), key
+
+
+def names_of_the_large_model():
+    """Return the names that notebook 14 defines for its presets, the network and the tokenizer."""
+    name = "14_larger_than_a_chip"
+    cells = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4).cells
+    defined = parameters_of(name) | {
+        "dataclasses": dataclasses,
+        "torch": torch,
+        "nn": torch.nn,
+        "math": math,
+    }
+    for start in ("@dataclasses.dataclass", "class Conv1D", "class GPT(", "def count_weights"):
+        (source,) = [cell.source for cell in cells if cell.source.startswith(start)]
+        exec(source, defined)
+    (tokens,) = [
+        cell.source for cell in cells if cell.source.startswith("class CharacterTokenizer")
+    ]
+    return defined, tokens
+
+
+def test_the_large_preset_of_notebook_14_is_gpt2_xl(capsys):
+    defined, _ = names_of_the_large_model()
+    large = defined["PRESETS"]["large"]
+    with torch.device("meta"):
+        shapes = {
+            name: tuple(one.shape) for name, one in defined["GPT"](large).state_dict().items()
+        }
+    assert shapes["transformer.wte.weight"] == (50_304, 1600)
+    assert shapes["transformer.wpe.weight"] == (1024, 1600)
+    assert shapes["transformer.h.47.attn.c_attn.weight"] == (1600, 4800)
+    assert shapes["transformer.h.47.mlp.c_proj.weight"] == (6400, 1600)
+    assert len([name for name in shapes if name.endswith("ln_1.weight")]) == 48
+    # The published model has 1,557,611,200 weights; 47 rows of padding are added.
+    assert defined["count_weights"](large) == 1_557_611_200 + 47 * 1600
+    assert 12 * defined["count_weights"](large) > 16e9, "one chip could hold it"
+    assert large.vocab_size % 8 == large.width % 8 == large.batch_size % 8 == 0
+
+
+class TokenizerOfGPT2:
+    """Has as many tokens as that of Hugging Face, which would be downloaded."""
+
+    eos_token_id = 50_256
+
+    @classmethod
+    def from_pretrained(cls, name):
+        assert name == "gpt2"
+        return cls()
+
+    def __len__(self):
+        return 50_257
+
+    def encode(self, text):
+        return [13615, 262]
+
+    def decode(self, tokens):
+        return "Return the"
+
+
+@pytest.mark.parametrize("vocab_size", [128, 50_257])
+def test_a_vocabulary_that_is_too_small_for_the_tokenizer_is_refused(vocab_size, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(AutoTokenizer=TokenizerOfGPT2))
+    defined, tokens = names_of_the_large_model()
+    config = dataclasses.replace(
+        defined["PRESETS"]["small"], tokenizer="gpt2", vocab_size=vocab_size
+    )
+    if vocab_size < len(TokenizerOfGPT2()):
+        with pytest.raises(AssertionError, match="set vocab_size to 50304 or more"):
+            exec(tokens, defined | {"config": config})
+    else:
+        exec(tokens, defined | {"config": config})
 
 
 @pytest.mark.parametrize("folds", [{"test_fold": 1}, {"test_fold": 5}, {"valid_fold": -1}])

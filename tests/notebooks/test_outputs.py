@@ -155,7 +155,9 @@ def test_the_parameters_cell_shows_smaller_parameters():
     ],
 )
 def test_a_header_has_the_time_that_two_cores_need(processor_seconds, words):
-    assert outputs.takes(processor_seconds) == f"{words} on two CPU cores"
+    assert outputs.takes("a notebook", processor_seconds) == f"{words} on two CPU cores"
+    one_process = outputs.takes(outputs.ONE_PROCESS[0], processor_seconds / 2)
+    assert one_process == f"{words} on two CPU cores"
 
 
 def test_outputs_come_with_the_time_of_their_run(monkeypatch):

@@ -53,16 +53,18 @@ class Report(Findings):
     step_seconds: float | None = None
 
     def roofline(self, planned):
-        """Return a matplotlib figure: the measured step under the roofline of its chip.
+        """Draw the measured step under the roofline of its chip; return a figure of matplotlib.
 
-        Call it in the notebook, with the report that the worker function returned. Counters cannot
-        tell how many bytes an operation moves, so the operations come from the compiler.
+        Call it in the notebook, on the report that the worker function returned. The counters do
+        not contain the bytes that an operation moves, so the operations come from the compiler's
+        report, `planned`.
 
         Args:
-            planned: what `tpukit.preflight.preflight` returned for the same step and chip.
+            planned: the result of `tpukit.preflight.preflight` for the same step and chip.
 
         Raises:
-            InvalidValueError: no step was measured, or the step of `planned` does not fit.
+            InvalidValueError: the report has no step; or `planned` has no program, because its step
+                needs too much memory.
         """
         if self.step_seconds is None:
             raise InvalidValueError(

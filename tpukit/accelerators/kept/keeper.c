@@ -79,7 +79,7 @@ static void* load(void* client, const Key* key) {
   char* content = read_program(key, folders, &args.size);
   args.bytes = content;
   if (content && failed(plugin, plugin->call[DESERIALIZE_AND_LOAD](&args))) {
-    say_once(REFUSED, "the compiler's library refuses what it once made, so it is compiled again");
+    say_once(REFUSED, "the compiler's library rejects a stored program, so it is compiled again");
     args.loaded = NULL;
   }
   free(content);
@@ -90,11 +90,11 @@ static void* load(void* client, const Key* key) {
 static int keep(const Api* of, void* executable, const Key* key) {
   Serialized args = ARGS(Serialized, .of = executable);
   if (failed(of, of->call[SERIALIZE](&args))) {
-    say_once(UNABLE, "the compiler's library cannot write its programs, so none is kept");
+    say_once(UNABLE, "the compiler's library cannot write its programs, so none is stored");
     return 0;
   }
   int why = write_program(key, folders, args.bytes, args.size);
-  if (why) say_once(NOT_WRITTEN, "none is kept in %.*s: %s", (int)strcspn(folders, "\n"), folders, strerror(why));
+  if (why) say_once(NOT_WRITTEN, "no program is stored in %.*s: %s", (int)strcspn(folders, "\n"), folders, strerror(why));
   args.destroy(args.owner);
   return !why;
 }
@@ -161,6 +161,6 @@ const Api* GetPjrtApi(void) {
   memcpy(api, plugin, plugin->struct_size);
   int can = plugin->version.major == 0 && plugin->struct_size >= sizeof *plugin + (CLIENT_TOPOLOGY + 1) * sizeof *api->call;
   if (can && mine) api->call[CLIENT_COMPILE] = compile;
-  else say_once(UNABLE, "the compiler's library is another than is known here, so none is kept");
+  else say_once(UNABLE, "the compiler's library has an unknown interface, so no program is stored");
   return api;
 }

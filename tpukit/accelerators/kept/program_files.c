@@ -58,7 +58,7 @@ char* read_program(const Key* key, const char* folders, size_t* size) {
     if (file < 0 && errno == ENOENT) continue;
     content = file < 0 ? NULL : read_whole(file, key, size);
     if (content) futimens(file, NULL);  // mark the file as used: the least recently used files are removed
-    else say_once(DAMAGED, "%s is damaged, or not what this version has kept, and is not used", path);
+    else say_once(DAMAGED, "%s is not used: it is damaged, or another version has written it", path);
     if (file >= 0) close(file);
   }
   return content;
