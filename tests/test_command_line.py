@@ -28,7 +28,7 @@ WRONG = {
     "job train.py:": "a file that ends in .ipynb or .py",
     "job": "the following arguments are required: notebook",
     "job train.py --to mars": "invalid choice: 'mars'",
-    "job train.py --secret TOKEN": "--secret is a name and a reference",
+    "job train.py --secret TOKEN": "--secret must be NAME=REFERENCE",
     "lint none.py": "there is no file",
     "lint text.ipynb": "cannot be read",
     "lint list.ipynb": "cannot be read",

@@ -48,7 +48,7 @@ def test_a_notebook_is_submitted_listed_read_fetched(
         (["job", "there.ipynb"], "no such file"),
         (["job", "book.ipynb", "-p", "epoch", "3"], "no such parameter: epoch"),
         (["job", "book.ipynb", "-p", "epochs", "three"], "not a Python literal"),
-        (["job", "book.ipynb", "--secret", "HF_TOKEN"], "a name and a reference"),
+        (["job", "book.ipynb", "--secret", "HF_TOKEN"], "must be NAME=REFERENCE"),
         (["job", "book.ipynb", "--secret", "HF_TOKEN=hf_abc"], "is not a reference"),
         (["job", "book.ipynb", "--to", "vertex", "--chip", "v5e-8"], "needs a bucket"),
         (

@@ -5,17 +5,13 @@ from a clone that TORCH_XLA_SOURCE names. If both are out of reach, nothing of t
 """
 
 import importlib.metadata
-import os
-import subprocess
 
 import pytest
+from judges.checkout import fetch
 from simulator import upstream
-
-from tpukit.simulator import build
 
 pytestmark = [pytest.mark.judges, pytest.mark.xla]
 
-SOURCE = "https://github.com/pytorch/xla"
 TIME_LIMIT = 300  # seconds, for hangs; a file takes half a minute
 BATCH_NORM = "test_mp_sync_batch_norm.py"
 DDP = "pjrt/test_ddp.py"
@@ -52,19 +48,9 @@ NOT_OFFERED = {  # by the last word of the arguments
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
     """Clone the tag of the installed torch_xla, and return the folder of its tests."""
-    reason = build.why_not()
-    if reason or os.geteuid() != 0:
-        pytest.skip(f"not offered: {reason or 'the simulated chips of these tests need root'}")
     folder = tmp_path_factory.mktemp("torch_xla")
     tag = f"v{importlib.metadata.version('torch_xla')}"
-    source = os.environ.get("TORCH_XLA_SOURCE", SOURCE)
-    command = ["git", "clone", "--quiet", "--depth", "1", "--branch", tag, source, folder]
-    # The tests may not wait for a password.
-    environ = os.environ | {"GIT_TERMINAL_PROMPT": "0"}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True)
-    if done.returncode:
-        problem = done.stderr.strip().splitlines()[-1]
-        pytest.skip(f"not offered: no source of torch_xla's tests on the package index; {problem}")
+    fetch(folder, name="torch_xla", address="https://github.com/pytorch/xla", tag=tag)
     return folder / "test"
 
 

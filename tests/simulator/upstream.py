@@ -58,18 +58,28 @@ def run(file: str | Path, *others: str, torchrun: bool = False, **options):
         torchrun: call `_mp_fn` of the file on each chip, as torchrun does.
         options: of `subprocess.run`.
     """
+    test = Path(file).resolve()
+    program = CALLED if torchrun else FORKED
+    return run_python("-c", program, str(test), *others, cwd=test.parent, **options)
+
+
+def run_python(*arguments: str, environ: dict[str, str] | None = None, **options):
+    """Run Python on the simulated chips, and return its `subprocess.CompletedProcess`.
+
+    Args:
+        arguments: of the interpreter.
+        environ: further environment variables.
+        options: of `subprocess.run`.
+    """
     plugin = build.find_plugin().library
     with shapes.meeting_place() as path:
         variables = shapes.environment(
             shapes.dry_run(CHIPS), library=build.library(), plugin=plugin, memory=path
         )
-        test = Path(file).resolve()
         on_a_bus = ["unshare", "--mount", "sh", "-ec", BUS, "sh", sys.executable]
-        program = CALLED if torchrun else FORKED
         return subprocess.run(
-            [*on_a_bus, "-c", program, str(test), *others],
-            env={**os.environ, **variables},
-            cwd=test.parent,
+            [*on_a_bus, *arguments],
+            env={**os.environ, **variables, **(environ or {})},
             pass_fds=[int(Path(path).name)],
             **options,
         )

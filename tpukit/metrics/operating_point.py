@@ -100,6 +100,7 @@ def _best(truth, rank, weights, *, specificity: float) -> _Best:
     import numpy as np
 
     counts = above_each(truth, rank, weights)
+    # The specificity at each threshold, from the highest threshold down.
     specificities = 1 - counts.negative / counts.negative[-1]
     is_enough = np.flatnonzero(specificities >= specificity - _ROUNDING)
     found = counts.positive[is_enough].max(initial=0)

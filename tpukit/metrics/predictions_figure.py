@@ -190,7 +190,8 @@ def _chosen(chances: np.ndarray, truth: np.ndarray, count: int) -> np.ndarray:
     """
     import numpy as np
 
-    by_importance = np.lexsort((-chances, ~truth))  # the last key counts first
+    # `lexsort` sorts by its last key first: true labels, then by descending probability.
+    by_importance = np.lexsort((-chances, ~truth))
     return np.sort(by_importance[:count])
 
 
@@ -199,6 +200,7 @@ def _in_words(words: list[str], truth: np.ndarray, chances: np.ndarray, *, thres
     parts = []
     for index, row in enumerate(chances):
         part = f"{index + 1}: true are {_listed(words, row, truth[index].nonzero()[0])}"
+        # The false alarms of this image.
         wrong = ((row > threshold) & ~truth[index]).nonzero()[0]
         if len(wrong):
             part += f"; above {threshold:g} and not true: {_listed(words, row, wrong)}"

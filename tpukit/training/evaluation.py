@@ -31,7 +31,8 @@ class Evaluation:
 
     Attributes:
         loss: the loss of all samples together, as if they were one batch. With
-            `keep_outputs=False` it is the mean of the batches' losses, weighted by their samples.
+            `keep_outputs=False`, it is the mean of the batches' losses, weighted by their samples,
+            or by their weights if the loss returns `(total, weight)`.
         metrics: the value of each metric, by name.
         outputs: (N, ...) on the CPU, float32 or wider, in dataset order; nested as the model's
             outputs. None with `keep_outputs=False`.
@@ -195,6 +196,7 @@ def evaluate_synced(
         name: _one_number(name, _of_all(core, metric, outputs, targets))
         for name, metric in (metrics or {}).items()
     }
+    # All cores must get the same numbers, because they choose the best epoch by them.
     value, numbers = _from_core_0(core, (value, numbers))
     return Evaluation(value, numbers, outputs=outputs, targets=targets)
 

@@ -56,7 +56,7 @@ class Jobs(Table):
         failures: for each job that failed or was interrupted, its number and a `WorkerError` with
             the traceback.
         device: the kind of device on which each job ran, such as "CPU".
-        seconds: time from the start of `launch_each` to the end of the last job.
+        seconds: time from the start of the first job to the end of the last.
     """
 
     configs: list
@@ -171,6 +171,7 @@ def launch_each(
 
 def _places(host: MachineInfo, cores: int | None, backend: str | None) -> int:
     """Return the number of jobs that can run at the same time."""
+    # A launch on all cores has one process per chip, GPU or processor.
     whole = choose_topology(host, None, backend)
     there = whole.processes or 1  # 0 processes if the platform cannot fork
     if cores is None:
@@ -266,6 +267,7 @@ class _Queue:
         now = time.monotonic()
         for place, free_at in self._free_at.items():
             is_free = place not in self._running and now >= free_at
+            # In the order of the configs; a job that must be tried again is at the front.
             if self._waiting and is_free:
                 self._begin(self._waiting.popleft(), place)
 

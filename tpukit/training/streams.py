@@ -156,6 +156,7 @@ class StreamBatches(Batches):
         self._seed = state["seed"]
         if not self.sampler.steps(self._done):  # the state was saved at the end of an epoch
             self._begin_next_epoch()
+        # The position in the stream was not saved, so read it from its start.
         self._resumed = True
         self._feed.restart()
 
@@ -354,7 +355,7 @@ def _check(dataset: object, steps: int) -> None:
             "urls[share::shares], nodesplitter=None, workersplitter=None)..., "
             "steps=..., batch_size=...)",
         )
-    # Set by split_dataset_by_node of Hugging Face's datasets (4.x).
+    # `split_dataset_by_node` of Hugging Face's datasets (4.x) sets this attribute.
     divided = getattr(dataset, "_distributed", None)
     if getattr(divided, "world_size", 1) > 1:
         raise InvalidValueError(

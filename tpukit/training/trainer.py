@@ -618,6 +618,7 @@ class Trainer:
         step = self.losses.fetch()  # the first step with a loss that is not finite
         if step is None:
             return
+        # `fetch` also reports a step whose mean over the cores is not finite.
         if math.isfinite(step.local):
             # The mean over the cores is not finite, but this core's loss is. Wait here, while the
             # core with the NaN or infinity raises the error: only it knows its samples.

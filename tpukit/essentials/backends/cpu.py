@@ -381,7 +381,7 @@ class Cpu(Backend):
 
 
 class CpuRuntime(Runtime):
-    """The dry run with CPU processes; on systems without fork, a single core in the kernel."""
+    """The dry run with CPU processes; without fork, with one core in the kernel."""
 
     name = "cpu"
     backend = Cpu
@@ -451,7 +451,7 @@ class CpuRuntime(Runtime):
 
 
 def dry_run_cores(machine) -> int:
-    """Return the default number of CPU processes: one per processor, at least 2 and at most 8."""
+    """Return the default number of CPU processes: one per processor, 2 to 8."""
     if not hasattr(os, "fork"):
         return 1
     return min(_MOST_DRY_RUN_CORES, max(2, machine.cpus))

@@ -27,7 +27,7 @@ class BackendMismatchError(InvalidValueError):
 
 @dataclass(frozen=True)
 class Hosts:
-    """The hosts of a run, each of which launches the same function on the same number of cores.
+    """The hosts of a run. Each launches the same function on equally many cores.
 
     Attributes:
         number: the number of this host, from 0.
@@ -184,7 +184,7 @@ class Backend:
         raise NotImplementedError
 
     def all_reduce(self, tensor, op: str):
-        """Return a tensor reduced over the cores, with equal bits on all cores. Collective.
+        """Return a tensor reduced over the cores, with equal bits on all. Collective.
 
         Args:
             tensor: a tensor of the same shape and dtype on every core.
@@ -193,7 +193,7 @@ class Backend:
         raise NotImplementedError
 
     def with_fractions(self, tensor):
-        """Return a tensor with a dtype for means: integers become `real`, others do not change."""
+        """Return a tensor with a dtype for means: integers become `real`."""
         if tensor.is_floating_point() or tensor.is_complex():
             return tensor
         return tensor.to(self.real)
@@ -220,7 +220,7 @@ class Backend:
         raise NotImplementedError
 
     def average(self, tensors: list) -> None:
-        """Overwrite the tensors, such as gradients, with their mean over the cores. Collective."""
+        """Overwrite tensors, such as gradients, with their mean over cores. Collective."""
         raise NotImplementedError
 
     def reopen(self, run: int) -> None:
@@ -240,14 +240,14 @@ class Backend:
         raise NotImplementedError
 
     def to_device(self, tensors: list) -> list:
-        """Copy tensors to the device, in a single transfer. Any thread may call this method."""
+        """Copy tensors to the device, in a single transfer. Any thread may call it."""
         raise NotImplementedError
 
     def note_batch(self, batch: object) -> None:
         """Record a batch that `core.batches` gives to a loop. Only `preflight` needs it."""
 
     def to_cpu(self, tensors: list) -> list:
-        """Copy tensors to host memory, in a single transfer; return host tensors unchanged."""
+        """Copy tensors to host memory, in a single transfer; return host tensors as is."""
         raise NotImplementedError
 
     def compiles(self) -> tuple[int, float] | None:
@@ -276,7 +276,7 @@ class Backend:
         return {}
 
     def memory(self) -> dict[str, int]:
-        """Return {"peak": largest use of device memory so far, "limit": its size}, in bytes.
+        """Return the "peak" of used device memory and its "limit", in bytes.
 
         The dict is empty if the device does not report them.
         """
@@ -338,7 +338,7 @@ class Runtime:
         return False
 
     def load(self, topology: Topology) -> None:
-        """Import the workers' modules in the kernel, once for all forks. It starts no device."""
+        """Import the workers' modules in the kernel, once for all; start no device."""
         # The first optimizer of a process imports torch._dynamo, which takes a second or more.
         import torch._dynamo
         import torch.distributed
@@ -369,7 +369,7 @@ class Runtime:
         return open_compile_cache(folders, say)
 
     def meeting_point(self, topology: Topology) -> contextlib.AbstractContextManager:
-        """Return a context manager for the object by which a run's processes find each other.
+        """Return the context manager of the object that connects a run's processes.
 
         The kernel opens it before the forks, which inherit it, and closes it after them.
         """

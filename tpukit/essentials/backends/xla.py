@@ -139,7 +139,7 @@ class TorchXla(Backend):
 
 
 class Tpu(TorchXla):
-    """A TPU core. Operations are recorded into the graph of a step; `sync` compiles and runs it."""
+    """A TPU core. It records operations into a graph, which `sync` compiles and runs."""
 
     in_graph = True
 
@@ -306,7 +306,7 @@ class XlaRuntime(Runtime):
 
 
 def import_torch_xla(device_type: str) -> None:
-    """Import torch_xla in the kernel, so that the workers inherit it. It starts no runtime.
+    """Import torch_xla in the kernel, for all workers; start no runtime.
 
     The import takes ten seconds. Without PJRT_DEVICE torch_xla would choose a device, set the
     variable in the kernel and log a warning. With torch 2.8 and Triton, without TORCH_WARM_POOL=0,

@@ -39,7 +39,7 @@ _MOST_WORKERS = 16  # loader processes per core, if the user does not set `worke
 
 
 class Batches:
-    """An iterable over this core's batches of an epoch; each new loop is the next epoch.
+    """An iterable over this core's batches; each new loop is the next epoch.
 
     All cores have the same number of batches, and every batch has `batch_size` samples. So a step
     is compiled only once, and no core waits for a core that has finished. With `buckets` batches
@@ -269,9 +269,9 @@ class Batches:
         return self.layout | self._facts
 
     def identity(self) -> dict[str, object]:
-        """Return the facts by which a checkpoint recognises its dataset; empty for a stream.
+        """Return the facts by which a checkpoint recognises its dataset.
 
-        This reads no sample.
+        The dict is empty for a stream. This method reads no sample.
         """
         if self._identity is None:
             self._identity = identity(self.dataset) if self.has_numbers else {}
@@ -297,7 +297,7 @@ class Batches:
             )
 
     def state_dict(self) -> dict:
-        """Return the position in the data and the identity of the dataset, for a checkpoint.
+        """Return the position in the data and the dataset's identity, for a checkpoint.
 
         The position counts only batches that the loop has received, not batches that are prepared.
         """
@@ -400,7 +400,7 @@ class Batches:
             self._transfer.check = None
 
     def arrange(self, tensors: object) -> object:
-        """Return a batch in the form for the loop: a view of a source's images (B, 3, H, W)."""
+        """Return a batch in the form for the loop: images as (B, 3, H, W), a view."""
         return self._feed.arrange(tensors)
 
 

@@ -6,7 +6,7 @@ from tpukit.essentials.display import InvalidValueError
 
 
 def collate(items: list, samples: Sequence[int] = ()) -> object:
-    """Join items to a batch with `torch.utils.data.default_collate`, and return the batch.
+    """Join items to a batch with torch's `default_collate`, and return the batch.
 
     Args:
         items: the items of the dataset.

@@ -241,7 +241,7 @@ def numbered(samples: Iterable, batches: Iterator[object]) -> Iterator[Sent]:
 
 
 def send_nested(batch: object, transfer: Callable[[list], list]) -> object:
-    """Return a nested batch with all its tensors on the device, after a single transfer."""
+    """Send the tensors of a nested batch in a single transfer; return the batch."""
     import torch
     from torch.utils import _pytree as tree
 

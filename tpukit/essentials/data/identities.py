@@ -52,7 +52,7 @@ def identity(dataset: object) -> dict[str, object]:
 
 
 def different_parts(saved: Mapping[str, object], here: Mapping[str, object]) -> list[str]:
-    """Return the names of the parts that differ, each with both values if they are texts.
+    """Return the names of the parts that differ, with both values if they are texts.
 
     Args:
         saved: the identity in the checkpoint.

@@ -44,7 +44,7 @@ class _Outcome(NamedTuple):
 
 
 def run_ahead(calls: Iterable[Callable[[], object]], threads: int) -> Iterator[object]:
-    """Yield the results of calls in order; threads run the calls, two ahead per thread.
+    """Yield the results of calls in order; threads run them, two ahead per thread.
 
     Args:
         calls: functions without arguments.
@@ -191,7 +191,7 @@ def load_images(
 
 
 def iterate_loader(dataset: MapDataset, jobs: Iterable, workers: int) -> Iterator[object]:
-    """Return an iterator over `dataset[job]` for each job, in order, from loader processes.
+    """Return an iterator over `dataset[job]` of all jobs, from loader processes.
 
     Args:
         dataset: a dataset of batches.

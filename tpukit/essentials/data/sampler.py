@@ -20,7 +20,7 @@ from tpukit.essentials.display import InvalidTypeError, InvalidValueError
 
 @dataclass(frozen=True)
 class ShardedSampler:
-    """Divide the samples of an epoch among the cores, with the same number of batches for each.
+    """Divide the samples of an epoch among the cores, in equally many batches.
 
     Shuffled: in step `i`, all cores together get the samples from `i * n` to `(i + 1) * n` of a
     permutation, where n is `samples_per_step`. The permutation depends only on seed and epoch. So
@@ -57,7 +57,7 @@ class ShardedSampler:
         return self.batch_size * self.world_size
 
     def steps(self, done: int = 0) -> int:
-        """Return the number of remaining steps of an epoch, after `done` samples of all cores."""
+        """Return the number of remaining steps, after `done` samples of all cores."""
         left = self.count - done
         if self.drop_last:
             steps = left // self.samples_per_step
@@ -68,7 +68,7 @@ class ShardedSampler:
         return max(0, steps)
 
     def positions(self, done: int = 0, *, epoch: int = 0, seed: int = 0):
-        """Return this core's positions in the epoch; positions from `count` on are padding.
+        """Return this core's positions in the epoch; those from `count` on are padding.
 
         They are the same in every epoch. The sampler for buckets overrides this method.
 
@@ -95,7 +95,7 @@ class ShardedSampler:
         return by_core[self.rank, first : first + steps]
 
     def samples(self, positions, *, epoch: int, seed: int):
-        """Return the sample numbers at positions of an epoch; padding repeats some samples.
+        """Return the sample numbers at positions of an epoch; padding repeats samples.
 
         Args:
             positions: integers of any shape.

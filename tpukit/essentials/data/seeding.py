@@ -13,7 +13,7 @@ TURN = threading.RLock()  # a thread acquires it before it uses the generators
 
 
 def seed_host(numbers: tuple[int, ...]) -> int:
-    """Seed `random`, numpy and torch's CPU generator from whole numbers; return the 32-bit seed.
+    """Seed `random`, numpy and torch's CPU generator; return the 32-bit seed.
 
     The same numbers give the same seed in every process and on every machine. So the random numbers
     depend on core, epoch and batch, but not on the process that draws them.
@@ -87,7 +87,7 @@ def random_states_restored() -> Iterator[None]:
 
 @contextlib.contextmanager
 def seeded_in_turn(numbers: tuple[int, ...]) -> Iterator[None]:
-    """Seed the host's random numbers for a block, which only one thread at a time can enter.
+    """Seed the host's random numbers for a block, one thread at a time.
 
     After the block the former states are restored. So the random numbers in the block do not depend
     on other threads, if those draw in such blocks or call `seed_in_turn`.

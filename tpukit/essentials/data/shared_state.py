@@ -89,7 +89,7 @@ class _Held(NamedTuple):
 
 
 def remember(fn: Callable, args: tuple) -> None:
-    """Record the files, generators and pools that a worker function uses, before the fork.
+    """Record the files, generators and pools of a worker function before the fork.
 
     Args:
         fn: the worker function. Its closure and the globals in its code are examined, too.
@@ -120,7 +120,7 @@ def remember(fn: Callable, args: tuple) -> None:
 
 
 def lines_about(fn: Callable) -> list[str]:
-    """Return a warning for each file and generator of the notebook in a worker function."""
+    """Return a warning for each file and generator that a worker function uses."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     lines = []

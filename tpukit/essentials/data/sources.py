@@ -97,7 +97,7 @@ def reader_ahead(source: BatchSource | None) -> Callable | None:
 
 
 def inside(dataset: object) -> list:
-    """Return the datasets inside a Subset or ConcatDataset of torch; [] for other datasets."""
+    """Return the datasets inside a Subset or ConcatDataset of torch; [] for others."""
     if _is_subset(dataset):
         return [dataset.dataset]
     datasets = getattr(dataset, "datasets", None)
@@ -145,7 +145,7 @@ def reads_many(dataset: object) -> bool:
 
 
 def only_iterates(dataset: object) -> bool:
-    """Return whether a dataset can only be read in order, so that samples have no numbers.
+    """Return whether a dataset can only be read in order, without sample numbers.
 
     Such datasets are iterables, functions that open an iterable, and torch's IterableDataset. The
     last may have a length, and has a `__getitem__` that only raises an error.
@@ -158,7 +158,7 @@ def only_iterates(dataset: object) -> bool:
 
 
 def refuse_loader(dataset: object, batch_size: int) -> None:
-    """Raise an error for a DataLoader, which makes batches, and for a table of columns.
+    """Raise an error for a DataLoader, which makes batches, and for columns.
 
     Args:
         dataset: the dataset.

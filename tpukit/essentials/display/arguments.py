@@ -31,7 +31,7 @@ def check_count(name: str, value: object, *, least: int = 1, otherwise: str = ""
     """
     fix = f"{name}={least}"
     is_number_as_text = isinstance(value, str) and value.strip().isdecimal()
-    if is_number_as_text:
+    if is_number_as_text:  # the number that the user probably meant
         fix = f"{name}={int(value)}"
     if otherwise:
         fix += f", or {otherwise}"
@@ -56,7 +56,7 @@ def check_number(name: str, value: object, *, fix: str) -> None:
 
 
 def check_flag(name: str, value: object) -> None:
-    """Raise an InvalidTypeError unless an argument is True or False; numpy's bool counts too."""
+    """Raise an InvalidTypeError unless an argument is a bool, of Python or numpy."""
     if type(value).__name__ in _FLAGS:
         return
     is_false = str(value).strip().lower() in _FALSE

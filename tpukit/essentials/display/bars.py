@@ -92,7 +92,7 @@ class Bar:
         if self.samples_per_step:
             samples = steps_per_second * self.samples_per_step
             return f"{samples:,.0f} {self.unit or 'samples'}/s"
-        if steps_per_second < 1:
+        if steps_per_second < 1:  # "0.0 epochs/s" would say nothing
             return f"{duration(1 / steps_per_second, exact=True)} each"
         name = self.label if self.label.endswith("s") else "steps"
         digits = 0 if steps_per_second >= 100 else 1
@@ -112,6 +112,7 @@ class Bar:
         return ""
 
     def _since_heard(self) -> float:
+        # `seconds` is as old as the worker's last message.
         if self.seconds is None or self.heard is None:
             return 0.0
         return max(0.0, (self.ended or time.monotonic()) - self.heard)

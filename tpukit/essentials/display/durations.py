@@ -10,7 +10,7 @@ _SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 
 
 def parse_duration(text: str | float, argument: str = "max_time") -> float:
-    """Return a duration in seconds, from a text such as "8h30m" or from a number of seconds.
+    """Return a duration in seconds, from a text such as "8h30m" or a number.
 
     Args:
         text: days, hours, minutes and seconds, such as "1d2h3m4s" or "30m"; or seconds.
@@ -24,6 +24,7 @@ def parse_duration(text: str | float, argument: str = "max_time") -> float:
         return float(text)
     written = str(text).strip()
     parts = re.findall(r"(\d+)([dhms])", written)
+    # The second test is for a text such as "about 8h", in which `findall` finds a part.
     if not parts or not _DURATION.fullmatch(written):
         fact = f'a time is written "8h30m", "10m", "90s", or as seconds; got {text!r}'
         raise InvalidValueError(fact, fix=f'{argument}="8h30m"')

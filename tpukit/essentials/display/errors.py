@@ -30,7 +30,7 @@ def explain(fact: str, *, found: object = "", fix: object = "", details: str = "
     for label, part in (("found:", found), ("fix:", fix)):
         text = str(part)
         if text:
-            indented = text.replace("\n", f"\n{'':9}")
+            indented = text.replace("\n", f"\n{'':9}")  # further lines begin below the first
             lines.append(f"  {label:<7}{indented}")
     if details:
         lines.append(f"\n{details}")
@@ -38,7 +38,7 @@ def explain(fact: str, *, found: object = "", fix: object = "", details: str = "
 
 
 class ErrorFields:
-    """Mixin that gives an exception the fields of `TpukitError`, and its text from `explain`.
+    """Mixin that gives an exception the fields and the text of `TpukitError`.
 
     Only an exception that must not be an `Exception`, such as an interrupt, uses it directly.
     """
@@ -70,7 +70,7 @@ class ErrorFields:
 
 
 class TpukitError(ErrorFields, Exception):
-    """Base of all errors of tpukit, each of which also has a built-in base such as ValueError.
+    """Base of all errors of tpukit. Each also has a built-in base, as ValueError.
 
     Attributes:
         fact: the problem, in a sentence in lower case, with the values that were given.
@@ -97,7 +97,7 @@ class PathExistsError(TpukitError, FileExistsError):
 
 
 class AccessDeniedError(TpukitError, PermissionError):
-    """The operating system does not allow this process to read or write a file or a folder."""
+    """This process has no permission to read or write a file or a folder."""
 
 
 class InvalidIndexError(TpukitError, IndexError):
@@ -105,7 +105,10 @@ class InvalidIndexError(TpukitError, IndexError):
 
 
 class SystemFailureError(TpukitError, OSError):
-    """A file, a disk or another part of the system has failed; `errno` is that of `OSError`."""
+    """A file, a disk or another part of the system has failed.
+
+    The attribute `errno` is that of `OSError`.
+    """
 
 
 class NotInstalledError(TpukitError, ModuleNotFoundError):
@@ -125,7 +128,7 @@ class ErrorParts(NamedTuple):
 
 
 def parts_of(error: BaseException) -> ErrorParts:
-    """Return the fields of an error of tpukit; the text of any other exception is its fact."""
+    """Return fact, found and fix of an error; of any other exception, its text."""
     if isinstance(error, ErrorFields):
         return ErrorParts(error.fact, error.found, error.fix)
     return ErrorParts(str(error), "", "")
@@ -138,6 +141,7 @@ def kind_of(error: BaseException) -> str:
     "InvalidValueError", because users know and catch that one.
     """
     kind = type(error)
+    # The bases of such a class are TpukitError and the built-in error.
     if kind.__module__ == __name__:
         kind = kind.__bases__[-1]
     return kind.__name__

@@ -189,7 +189,7 @@ def labels_and_masks(targets: Any) -> tuple[Any, Any]:
     """Return the labels and the masks of a batch's targets; None for a part that is missing."""
     if isinstance(targets, Mapping):
         return targets.get("labels"), targets.get("masks")
-    is_mask = len(getattr(targets, "shape", ())) == 3
+    is_mask = len(getattr(targets, "shape", ())) == 3  # labels have one or two axes
     if is_mask:
         return (None, targets)
     return (targets, None)
@@ -270,6 +270,7 @@ def titles(labels: Any, names: Sequence[str] | Mapping | None, images: int) -> l
         InvalidValueError: labels or names do not match the images or each other.
     """
     array = label_array(labels, images)
+    # Zeros and ones: the names of the ones in each row. Class numbers: the name of the class.
     if array.ndim == 2:
         words = label_names(names, array.shape[1])
         return [[words[label] for label in row.nonzero()[0]] for row in array]

@@ -83,6 +83,7 @@ def show_batch(
     if labels is not None:
         names_of_images = figure_inputs.titles(labels, names, images=len(images))[: len(pixels)]
     rows = math.ceil(len(pixels) / columns)
+    # The width of an image in inches: as large as the figure allows, but not enlarged too much.
     cell = min(_LARGEST_CELL, (look.WIDTH - look.MARGIN) / columns - look.MARGIN)
     height = cell * look.aspect(pixels)
     titles = [_wrap(words, cell) for words in names_of_images]

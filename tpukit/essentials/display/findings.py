@@ -25,9 +25,10 @@ class Finding:
 class Findings(Table):
     """Findings in order, one per row: the base of `Check` and `Report`.
 
-    A subclass is a dataclass with two fields: `findings`, and `subject`, which begins the title.
+    A subclass is a dataclass with `findings`, and with `subject`, which begins the title.
     """
 
+    # Only annotations: the subclass decides whether each is a field or a property.
     findings: tuple[Finding, ...]
     subject: str
 
@@ -58,7 +59,7 @@ class Findings(Table):
         return tuple(finding for finding in self.findings if finding.state == state)
 
     def rows(self, before_fix: str = "fix: ") -> list[tuple[str, str, str]]:
-        """Return (state, name, fact and fix) of every finding; `before_fix` introduces the fix."""
+        """Return (state, name, fact and fix) of each finding, `before_fix` before the fix."""
         found = []
         for finding in self.findings:
             text = finding.fact

@@ -8,7 +8,7 @@ from tpukit.essentials.display.errors import NotInstalledError
 
 @contextlib.contextmanager
 def optional_subpackage(feature: str) -> Iterator[None]:
-    """Import from an optional subpackage in the block; raise a clear error if it is absent.
+    """Import from an optional subpackage in the block; raise an error without it.
 
         with optional_subpackage("core.batches(buckets=...)"):
             from tpukit.training import Buckets
@@ -26,7 +26,7 @@ def optional_subpackage(feature: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         missing = error.name or ""
-        is_our_own = missing.startswith("tpukit.")
+        is_our_own = missing.startswith("tpukit.")  # else another package is missing, such as torch
         if not is_our_own:
             raise
         folder = missing.replace(".", "/")

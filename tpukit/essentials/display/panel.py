@@ -70,6 +70,7 @@ def panel_html(
 def _rows(bars: Sequence[Bar], cores: Sequence[tuple[str, str]]) -> list[str]:
     shown = shown_bars(bars)
     rows = []
+    # A line for all older loops, so that the panel does not grow during a long run.
     if hidden := len(bars) - len(shown):
         text = "1 more loop is over"
         if hidden > 1:
@@ -109,7 +110,7 @@ def _track(bar: Bar) -> str:
         color = _DONE
     elif bar.running:
         color = _RUNNING
-    share = bar.share()
+    share = bar.share()  # None without a total: the track is then empty
     filled = "width:0" if share is None else f"width:{100 * share:.1f}%;background:{color}"
     track = "width:220px;height:7px;border-radius:4px;overflow:hidden"
     return (

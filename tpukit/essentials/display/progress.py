@@ -54,7 +54,7 @@ def current_cell() -> int | None:
 
 
 class Screen:
-    """The display of a run. This base class prints lines only; subclasses add bars and curves.
+    """The display of a run. This base class prints lines; subclasses add bars.
 
     You can call `draw` in every step, because it redraws at most every 0.3 seconds.
 
@@ -84,7 +84,7 @@ class Screen:
         sys.stdout.write(text + "\n")
 
     def show(self, data: dict, metadata: dict, **options: object) -> None:
-        """Display an object of a worker in the notebook, in the best of its representations.
+        """Display an object of a worker in the notebook, in its best representation.
 
         Args:
             data: the representations by MIME type, as IPython made them in the worker.
@@ -163,7 +163,11 @@ class Screen:
             self._changed = True
 
     def draw(self, last: bool = False) -> None:
-        """Update the display if it has changed: at most every 0.3 s, and always at the `last`."""
+        """Update the display if it has changed, every 0.3 s at most.
+
+        Args:
+            last: True for the final state, which is drawn without a wait.
+        """
         now = time.monotonic()
         is_due = last or now >= self._next_drawing
         if is_due and self._is_new():

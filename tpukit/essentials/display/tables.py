@@ -82,7 +82,7 @@ def _longest(lines: list[str]) -> int:
 
 
 def as_html(rows: Sequence[Sequence[str]], *, title: str = "") -> str:
-    """Return rows as an HTML table without a background, in the notebook's own text colour.
+    """Return rows as an HTML table, in the text colour of the notebook.
 
     Cells are escaped, and line breaks remain. Text between backticks becomes code. A cell with
     exactly the text ok, info, warning or failure gets a dot in the colour of that state.

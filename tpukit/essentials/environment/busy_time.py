@@ -36,7 +36,7 @@ class _Sample(NamedTuple):
 
 
 class BusyTime:
-    """The time that the processes of a group used a processor, or waited for one or for a disk.
+    """The time that the processes of a group used a processor, or had to wait.
 
     Args:
         group: id of the process group.

@@ -117,7 +117,7 @@ def wait_for_chips(
     seconds: float = 60.0,
     machine: Machine = THIS_MACHINE,
 ) -> None:
-    """Wait until enough chips are free; print once which processes hold the busy chips.
+    """Wait until enough chips are free; print once who holds the busy chips.
 
     After a SIGKILL chips stay busy for some seconds (10 to 30 on Kaggle and v6e), and torch_xla 2.8
     ends a process that tries to open one twice. So a run tests the chips before it forks: it opens

@@ -57,7 +57,7 @@ def write_whole(
 
 
 def is_writable_by_others(path: Path) -> bool:
-    """Return whether users other than this user and root can change a file or a folder.
+    """Return whether other users (except root) can change a file or a folder.
 
     If so, tpukit must not load files from it as code. A folder that belongs to another user is safe
     only if its file system is read-only, as Kaggle's inputs are.

@@ -16,7 +16,7 @@ _ROOT = Path(__file__).parents[3]  # the folder that contains the package
 
 
 def finish_install(wheels: str | Path = ".") -> None:
-    """End the install cell of a notebook, and print the version of tpukit and its folder.
+    """End the install cell of a notebook, and print tpukit's version and folder.
 
     If the packages that `pack` needs are missing, it installs them from the folder of the wheel or
     from the package index. If that fails, for example without internet, it prints their names.

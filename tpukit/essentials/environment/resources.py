@@ -135,7 +135,7 @@ def peak_memory() -> int:
 
 
 def reset_peak_memory(machine: Machine = THIS_MACHINE) -> None:
-    """Reset the peak of this process, so `peak_memory` measures from now on (Linux only)."""
+    """Reset the peak of this process for `peak_memory` (Linux only)."""
     with contextlib.suppress(OSError):
         # 5 resets the peak (man 5 proc_pid_clear_refs).
         (machine.proc / "self" / "clear_refs").write_text("5")

@@ -71,7 +71,7 @@ _HARMLESS = ("XRT_", "TORCH_DEVICE_")
 
 
 class EnvironmentCheckError(TpukitError, RuntimeError):
-    """`check` found a problem with which a launch would fail or run on the wrong device."""
+    """`check` found a problem: a launch would fail or run on the wrong device."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -110,7 +110,7 @@ class Check(Findings):
 
 
 def check(machine: Machine = THIS_MACHINE, *, info: MachineInfo | None = None) -> Check:
-    """Check whether this machine and this kernel are ready to launch; name each problem's fix.
+    """Check whether this machine and kernel are ready to launch; list the fixes.
 
     `check` starts no runtime, imports no torch and opens no device. So you can call it before,
     between and after launches. It takes less than a second.

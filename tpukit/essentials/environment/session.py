@@ -315,7 +315,7 @@ def _cache_change(environ: Mapping[str, str], folders: str) -> tuple[Change, ...
 
 
 def install_line(info: MachineInfo, *, for_graphs: bool = False) -> str:
-    """Return the pip line that installs torch, torch_xla and libtpu as needed; "" for none.
+    """Return the pip line for missing torch, torch_xla and libtpu; "" for none.
 
     The line keeps the torch of a platform's image, and adds the packages that match it. torch_xla
     has wheels for Linux x86-64 only. On other systems, and on machines without chips, torch alone
@@ -358,7 +358,7 @@ def is_too_old(torch: str) -> bool:
 
 
 def torch_problem(info: MachineInfo) -> str:
-    """Return why no launch can start with this machine's torch; "" if a launch can start.
+    """Return why no launch can start with this machine's torch; "" if one can.
 
     `setup`, `check` and `launch` all report this text, with the fix of `how_to_install`.
     """
@@ -394,7 +394,7 @@ def wrong_image(info: MachineInfo) -> str:
 
 
 def how_to_install(info: MachineInfo) -> str:
-    """Return the line that installs torch, torch_xla and libtpu, and how to restart after it."""
+    """Return the line that installs torch and torch_xla, with a restart after it."""
     line = install_line(info)
     if not line:
         return how_to_start_afresh(info)

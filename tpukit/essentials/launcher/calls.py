@@ -47,7 +47,7 @@ def refuse_call(fn: Callable, args: tuple, caller: str = "launch") -> None:
     except (TypeError, ValueError):  # some functions written in C have none
         return
     try:
-        signature.bind(None, *args)
+        signature.bind(None, *args)  # raises what a call would raise; None stands for the core
     except TypeError as error:
         name = _name(fn)
         types = ["core", *(type(arg).__name__ for arg in args)]
@@ -68,6 +68,7 @@ def explain_unknown_options(launch: _Launch) -> _Launch:
 
     @functools.wraps(launch)
     def checked(*args: object, **given: object) -> object:
+        # Without `args` there is no function that the fix could name; Python raises an error then.
         unknown = [name for name in given if name not in options and name != "fn"]
         if unknown and args:
             _refuse_options(args[0], unknown, options)

@@ -240,6 +240,7 @@ def _tensor(raw, facts: _TensorFacts):
 def _culprit(value: object, name: str = "the value", depth: int = 0) -> str:
     """Name the innermost part that cannot be pickled: `the value['model'][0] (a function)`."""
     if depth < _DEEPEST:
+        # Pickle each part alone: the first that fails contains the culprit.
         for step, part in _parts_of(value):
             try:
                 _pickler(io.BytesIO(), protocol=5, buffer_callback=lambda _: None).dump(part)

@@ -36,7 +36,7 @@ _REDUCTIONS = ("sum", "mean", "min", "max")
 
 
 class Core:
-    """The view of a run from a core; `launch` makes it and passes it to the worker function.
+    """The view of a run from a core, the first argument of the worker function.
 
     Methods whose description says "Collective" must be called on every core, the same number of
     times and in the same order. If a core leaves out such a call, all other cores wait for it.
@@ -118,7 +118,7 @@ class Core:
         start: int = 0,
         unit: str | None = None,
     ) -> Iterator:
-        """Yield the items of an iterable, and show a progress bar of core 0 in the notebook.
+        """Yield the items of an iterable, and show core 0's progress in the notebook.
 
         Loops may be nested: `core.progress(range(epochs), "epochs")` around
         `core.progress(batches, "train")` are two bars, and the second starts again in each epoch.
@@ -175,6 +175,7 @@ class Core:
         module = move_module(module, self.device)
         self.internal.agreement.add_model(module, allow_different)
         with self.internal.together("model"):
+            # With `shard`, a line about large weights that cannot be divided; otherwise "".
             notice = self.backend.place_model(module)
             if notice:
                 self.print(notice)
@@ -309,7 +310,7 @@ class Core:
         return batches
 
     def step(self) -> contextlib.AbstractContextManager[None]:
-        """Run the training step inside the `with` block; on a TPU, compile it as one graph.
+        """Run the training step in the `with` block; on a TPU, compile it as one graph.
 
         Put the forward pass, the backward pass and the optimizer step of a batch into the block.
         On a TPU they run as one program when the block ends.
@@ -322,7 +323,7 @@ class Core:
         return self.internal.step()
 
     def counting_flops(self) -> contextlib.AbstractContextManager[None]:
-        """Count the floating-point operations of the forward pass inside the `with` block, once.
+        """Count the FLOPs of the forward pass in the `with` block, once.
 
             with core.step():
                 with core.counting_flops():
@@ -354,12 +355,12 @@ class Core:
         average_also: Iterable = (),
         weight=None,
     ) -> None:
-        """Average gradients over the cores, run the optimizer, clear gradients. Collective.
+        """Average the gradients over the cores, then run the optimizer. Collective.
 
-        Gradients of several calls of `backward` are averaged once, here. If only some cores have a
-        gradient for a parameter, it counts as zero on the others. If no core has one, the
-        parameter does not change. Every parameter that requires a gradient takes part in the
-        transfer, so freeze the parameters that you do not train:
+        Gradients of several calls of `backward` are averaged once, here, and cleared afterwards. If
+        only some cores have a gradient for a parameter, it counts as zero on the others. If no core
+        has one, the parameter does not change. Every parameter that requires a gradient takes part
+        in the transfer, so freeze the parameters that you do not train:
         `parameter.requires_grad_(False)`.
 
         Args:
@@ -389,7 +390,7 @@ class Core:
                 if parameter.grad is not None:
                     # The mean of sums by the mean of weights is the sum by the summed weight.
                     parameter.grad.div_(weight)
-        if clip is not None:
+        if clip is not None:  # after the average, so the norm is the same on all cores
             torch.nn.utils.clip_grad_norm_(parameters_of(optimizer), clip)
         with self.internal.agreement.optimizer_step_marked():
             optimizer.step()
@@ -473,7 +474,7 @@ class Core:
             return self.backend.all_reduce(tensor.detach(), op)
 
     def mean(self, value) -> Any:
-        """Return the mean over the cores of a number, a tensor, or a dict of them. Collective.
+        """Return the mean of a number, tensor or dict of them over the cores. Collective.
 
         A tensor stays on the device, so this method does not wait for the device. A number becomes
         a float. A dict is averaged by name, whatever its order, and may contain dicts.
@@ -549,7 +550,7 @@ class Core:
         """
         with self.internal.in_graph("save"):
             self.backend.sync()
-        if not self.internal.in_fit:
+        if not self.internal.in_fit:  # `fit` has compared the cores itself
             with self.internal.together("save"):
                 self.internal.agreement.compare_loop("before core.save")
         if self.is_main and not self.backend.is_recording:
@@ -602,11 +603,12 @@ class Core:
 
     @property
     def tflops_per_second(self) -> float | None:
-        """TFLOP/s per chip of the last 64 steps; None before `counting_flops` and two steps.
+        """TFLOP/s per chip of the last 64 steps; None before they are known.
 
-        A core of a v2 or v3, and a GPU, counts as a chip. The value is the median over the steps
-        with known FLOPs. Their time includes the wait for batches. A step that compiles hardly
-        changes a median, and steps of an evaluation have no known FLOPs.
+        They are known after two steps with `counting_flops`, and in `fit`. A core of a v2 or v3,
+        and a GPU, counts as a chip. The value is the median over the steps with known FLOPs. Their
+        time includes the wait for batches. A step that compiles hardly changes a median, and steps
+        of an evaluation have no known FLOPs.
         """
         rates = self.internal.flops_per_second
         if not rates:
@@ -626,7 +628,7 @@ class Core:
 
 def _copy(module):
     """Copy a module, even if it has computed tensors, as with `torch.nn.utils.weight_norm`."""
-    computed = {}
+    computed = {}  # deepcopy's memo: by id, the copies that it need not make
     for layer in module.modules():
         for value in vars(layer).values():
             if getattr(value, "grad_fn", None) is not None:

@@ -137,7 +137,7 @@ class CoreInternal:
     @contextlib.contextmanager
     def counting_flops(self) -> Iterator[None]:
         """Count the FLOPs within, as `Core.counting_flops` documents."""
-        if self.flops.problem:
+        if self.flops.problem:  # printed already, in the block that had it
             yield
             return
         counting = contextlib.nullcontext() if self._flops_are_known else self.flops.counting()
@@ -167,7 +167,7 @@ class CoreInternal:
         now = time.monotonic()
         self.activity.count += 1
         self.step_seconds.append(now - began)
-        seconds = None
+        seconds = None  # the first step has no step before it
         if self._last_step_ended is not None:
             seconds = now - self._last_step_ended
         self._last_step_ended = now

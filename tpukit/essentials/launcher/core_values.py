@@ -122,7 +122,7 @@ def _portions(tensors: Mapping[_Key, object]) -> Iterator[list[_Key]]:
 
 
 def checksum(tensor) -> int:
-    """Return a CRC-32 of the bytes of a tensor in host memory; a sparse tensor is made dense."""
+    """Return a CRC-32 of the bytes of a tensor in host memory."""
     import torch
 
     # Two sparse tensors can be equal with their entries in another order.
@@ -263,7 +263,7 @@ def _tensor_texts(prefix: str, group: str, tensors: Iterable[tuple[str, object]]
 
 
 def averaged_buffers(*modules: object) -> Callable[[], list]:
-    """Return a function that looks up the modules' float buffers, which need averaging.
+    """Return a function that looks up the float buffers of modules, for averaging.
 
     A layer may replace a buffer, as `self.center = 0.9 * self.center + ...` does. The function
     therefore remembers modules and names, not tensors. A call takes 4 microseconds; a search

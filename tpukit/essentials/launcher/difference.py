@@ -27,6 +27,7 @@ _FACTS = {
     "weights": "the cores hold different weights, and would train different models",
     "buffers": "the cores hold different buffers",
 }
+# The most common cause comes first.
 _FIXES = {
     "run": (
         "call it with the same arguments on every core\n"
@@ -111,6 +112,7 @@ def _group_text(group: str, states: list[Mapping]) -> str:
     if len(rows) > _MOST_SHOWN:
         more = f" and {len(rows) - _MOST_SHOWN} more"
     shown = list(rows)[:_MOST_SHOWN]
+    # A checksum means nothing to a reader, so show only which cores have the same.
     if group in _CHECKSUMS:
         cores = [_cores(ranks) for ranks in _ranks_by_value(rows[shown[0]]).values()]
         return f"{group}: {', '.join(shown)}{more}; {' differs from '.join(cores)}"

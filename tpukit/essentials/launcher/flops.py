@@ -47,7 +47,7 @@ class FlopCounter:
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[None]:
-        """Count the calls in the `with` block. A failure to count sets `problem`, not an error."""
+        """Count the calls in the `with` block; set `problem` if that fails."""
         with _call_mode()(self):
             yield
 

@@ -12,7 +12,7 @@ from tpukit.essentials.launcher.difference import OutOfSyncError, different_name
 
 
 def gather_objects(core, value: object) -> list:
-    """Return the objects of all cores, in order of rank. Collective: call it on every core.
+    """Return the objects of all cores, in order of rank. Collective.
 
     Args:
         core: the `Core`.

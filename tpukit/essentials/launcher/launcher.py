@@ -44,6 +44,7 @@ from tpukit.essentials.launcher.worker import Task, seed_of
 from tpukit.essentials.launcher.worker_group import InProcessGroup, WorkerGroup
 
 _MIB = 2**20
+# Printed if every core has trained and none was in a collective.
 _EACH_ALONE = (
     "no core has waited for another: each has trained a separate model. core.model, "
     "core.batches and core.optimizer_step join the cores; tpukit.launch_each is for independent "
@@ -147,7 +148,7 @@ class WorkerError(TpukitError, RuntimeError):
 
 
 class LaunchInterrupted(ErrorFields, KeyboardInterrupt):
-    """The user interrupted the run, so tpukit has ended its workers, or stopped them in a session.
+    """The user interrupted the run, so tpukit has ended or stopped its workers.
 
     The exception has the fields of `TpukitError`, but `except Exception` does not catch it.
 
@@ -195,7 +196,7 @@ def launch(
     compile_cache: Folders | bool | None = None,
     shard: str | None = None,
 ) -> Run:
-    """Run `fn(core, *args)` on every core, each in its own process, and return the results.
+    """Run `fn(core, *args)` on every core, and return the results.
 
     The workers are forks of the kernel: they see everything that the notebook has defined, and no
     argument needs pickling. Changes that a worker makes to variables do not reach the notebook. The
@@ -294,6 +295,7 @@ def run_on_cores(fn: Callable, args: tuple, options: LaunchOptions) -> Run:
         group.end()
         return "its workers were ended"
 
+    # The display opens first: it shows the wait for chips and the start of the workers, too.
     with sigterm_ends_the_run(), screen(options.progress) as display:
         writers = log_writers(options.loggers, display)
         with started(task, topology, options, display, writers) as group:
@@ -473,7 +475,7 @@ def ready(
     compile_cache: Folders | bool | None,
     display: Screen,
 ) -> Iterator[Topology]:
-    """Wait until the TPU's chips are free, and open the compilation cache for the block.
+    """Wait until the TPU's chips are free; open the compilation cache for a block.
 
     It yields the layout, to which it has added the cache.
 
@@ -532,13 +534,14 @@ def worker_failed(
         traceback=failure.trace,
         run=collect(group),
     )
+    # As `raise ... from` does, so that the notebook shows the core's own exception first.
     error.__cause__ = failure.error
     return error
 
 
 def collect(group: WorkerGroup) -> Run:
     """Return the `Run` of a group with the results so far."""
-    ranks = group.ranks
+    ranks = group.ranks  # a core that failed early may have no result and no memory report
     return Run(
         results=[group.results.get(rank) for rank in ranks],
         cores=group.topology.cores,

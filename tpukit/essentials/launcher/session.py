@@ -138,6 +138,7 @@ class Session:
             compile_cache=compile_cache,
             shard=shard,
         )
+        # All checks come before the earlier session ends, so that a wrong argument leaves it open.
         task, topology = plan(serve, (self._calls,), options, MachineInfo.read())
         _refuse_threads_and_no_forks(topology)
         _close_earlier(topology)
@@ -317,7 +318,7 @@ class Session:
         with self._lock:
             if self._ended:
                 return
-            self._ended = why
+            self._ended = why  # first, because the lines below may be interrupted
             _open.remove(self)
             open_sessions.remove(self._record)
             session_groups.remove(self._group)
@@ -482,6 +483,7 @@ def _refuse_threads_and_no_forks(topology) -> None:
 def _close_earlier(topology) -> None:
     """Close the session that has the same devices, because its cell was run again."""
     for session in list(_open):
+        # Sessions on other backends or chips can stay open.
         other = session._group.topology
         if (other.backend, other.device_number) == (topology.backend, topology.device_number):
             session._end("a new session took its place")

@@ -50,7 +50,7 @@ _THREAD_ENDED = getattr(signal, "SIGURG", signal.SIGTERM)
 
 
 class Terminated(BaseException):
-    """SIGTERM has arrived; this unwinds the worker function, so that its `finally` blocks run.
+    """SIGTERM has arrived; unwinds the worker function with its `finally` blocks.
 
     It is not an `Exception`, so `except Exception` does not catch it.
     """
@@ -58,7 +58,7 @@ class Terminated(BaseException):
 
 @contextlib.contextmanager
 def sigterm_ends_the_run() -> Iterator[None]:
-    """Raise `Terminated` on SIGTERM in the block; after the clean-up SIGTERM ends the process.
+    """Raise `Terminated` on SIGTERM in the block, then end the process by SIGTERM.
 
     If the user has set a handler of SIGTERM, it remains in effect.
     """
@@ -113,7 +113,7 @@ def without_interrupts() -> Iterator[None]:
 
 
 def die_with_parent(parent: int) -> None:
-    """Let Linux kill this process when its parent dies; else it would never free its chip.
+    """Let Linux kill this process when its parent dies, which frees the chip.
 
     Args:
         parent: the process ID of the parent.

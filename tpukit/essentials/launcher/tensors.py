@@ -40,6 +40,7 @@ def move_module(module, device):
     On XLA `Module.to` makes a tensor for each name of a tied weight, and an optimizer would train
     these separately.
     """
+    # By the id of each tensor, all (dict of a layer, name) that refer to it.
     places: dict[int, list[tuple[dict, str]]] = {}
     for layer in module.modules():
         for tensors in (layer._parameters, layer._buffers):

@@ -30,7 +30,10 @@ _WHEELS = "Linux on x86-64, Python 3.11 to 3.13 and torch 2.8 or 2.9: torch_xla 
 
 
 class RuntimeInUseError(TpukitError, RuntimeError):
-    """This process is a worker, or has started the device's runtime, so a fork cannot start it."""
+    """Forks of this process could not start the device's runtime.
+
+    This process is a worker, or has started or changed a runtime itself.
+    """
 
 
 def choose_topology(host: MachineInfo, cores: int | None, backend: str | None) -> Topology:
@@ -57,6 +60,7 @@ def choose_topology(host: MachineInfo, cores: int | None, backend: str | None) -
     refuse_torch(host)  # before the packages that need torch
     runtime = _choose_runtime(host, backend)
     if runtime.package and host.versions.get(runtime.package) is None:
+        # The line for torch_xla depends on the machine, and is "" where it has no wheels.
         line = runtime.how_to_install or install_line(host, for_graphs=True) or _WHEELS
         raise InvalidValueError(
             f"the {runtime.name.partition(':')[0]} backend needs "
@@ -191,6 +195,7 @@ def refuse_if_in_use(host: MachineInfo, environ: Mapping[str, str] = os.environ)
                     "function itself: fn(core)"
                 ),
             )
+    # xr.use_spmd() sets this variable.
     if environ.get("XLA_USE_SPMD", "0") not in ("", "0", "false"):
         raise RuntimeInUseError(
             "the notebook has called xr.use_spmd(), which every worker would inherit",

@@ -116,7 +116,7 @@ class World(NamedTuple):
 
 
 def seed_of(seed: int | None, hosts: object = None) -> int:
-    """Return the seed of a run: the given one, otherwise the notebook's `torch.initial_seed()`.
+    """Return the seed of a run: the given one, otherwise the notebook's.
 
     A launch does not change the notebook's seed. With several hosts the default is 0, because the
     notebook of each host may have another seed.

@@ -185,7 +185,7 @@ class WorkerGroup:
     # While it runs
 
     def watch(self) -> Failure | None:
-        """Run until all cores have returned or a core has failed; return the first failure."""
+        """Watch the run until all cores have returned or one failed; return the failure."""
         for _ in self.looks(_TICK_SECONDS):
             pass
         return self.failures.first()
@@ -478,7 +478,7 @@ class WorkerGroup:
 
 
 class InProcessGroup(WorkerGroup):
-    """The group on systems without fork, such as Windows: a single core, in the kernel itself."""
+    """The group on systems without fork: a single core, in the kernel itself."""
 
     def start(self) -> None:
         """Load the runtime. The core runs later, in `looks`."""
