@@ -217,9 +217,10 @@ def _look_again(api: _CustomJobs, plan: JobPlan, error: CloudError):
     if job is None and not is_known:
         bucket = plan.folder.rpartition("/")[0]
         raise CloudError(
-            f"{error.fact}; whether it was created is not known",
+            f"{error.fact}; it is not known whether Vertex AI created the job",
             found=f"{error.found}; {seen}",
-            fix=f'find("{plan.name}", "{bucket}").start(), which looks for it first; {error.fix}',
+            fix=f'find("{plan.name}", "{bucket}").start() starts the job unless Vertex AI has it by '
+            f"then; before that: {error.fix}",
             status=error.status,
             may_pass=True,
             answered=False,

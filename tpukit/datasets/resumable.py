@@ -76,7 +76,7 @@ class ResumableFolder:
 
     @property
     def is_finished(self) -> bool:
-        """True if the folder has a manifest, of any plan."""
+        """True if the folder has a manifest, even if it was written for another plan."""
         return (self.folder / self.manifest_name).is_file()
 
     def read_manifest(self) -> dict:

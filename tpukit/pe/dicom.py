@@ -292,10 +292,10 @@ def undecodable(syntax: str) -> str | None:
 
 
 def find_scale(file, path) -> tuple[Scale, list[str]]:
-    """Return the scale of a file, and the names of its missing elements of slope and intercept.
+    """Return the scale of a file, and which of RescaleSlope and RescaleIntercept the file lacks.
 
     Raises:
-        ValueError: the file is not a CT slice, or slope or intercept is not finite or slope is 0.
+        ValueError: the file is not a CT slice, its slope is 0, or one of both is not finite.
     """
     table = _find_table(file)
     missing = []

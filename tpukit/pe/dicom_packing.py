@@ -193,12 +193,12 @@ def _own_options(options: PackOptions) -> PackOptions:
 
 def _check_form(form: str, *, quality: int, missing: str, crop: str | None, window) -> None:
     """Raise ValueError for settings that do not exist or do not belong together."""
-    is_known = form in ("jpeg", "int16") and missing in ("raise", "drop")
-    if not is_known or not 1 <= quality <= 95:
-        raise ValueError(
-            'form must be "jpeg" or "int16", missing "raise" or "drop", and quality 1 to 95; '
-            f"got form={form!r}, missing={missing!r}, quality={quality}"
-        )
+    if form not in ("jpeg", "int16"):
+        raise ValueError(f'form must be "jpeg" or "int16", got {form!r}')
+    if missing not in ("raise", "drop"):
+        raise ValueError(f'missing must be "raise" or "drop", got {missing!r}')
+    if not 1 <= quality <= 95:
+        raise ValueError(f"quality must be from 1 to 95, got {quality}")
     if crop not in (None, "lungs"):
         raise ValueError(f'crop must be None or "lungs", got {crop!r}')
     if form == "int16" and window is not None:

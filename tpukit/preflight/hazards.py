@@ -59,8 +59,8 @@ def find_hazards(recording: Recording) -> list[Finding]:
     return found
 
 
-def padding(program: Program) -> Iterator[Array]:
-    """Yield the arrays in HBM that the operations of a program write."""
+def written_arrays(program: Program) -> Iterator[Array]:
+    """Yield the arrays in HBM, except scalars, that the operations of a program write."""
     for operation in program.operations:
         if operation.opcode not in _NOT_RESULTS:
             for array in operation.arrays:

@@ -35,7 +35,7 @@ from tpukit.essentials.launcher import WorkerError
 from tpukit.preflight.compiler import Compiled, OutOfMemoryError, compile_graph
 from tpukit.preflight.cycles import Transfer, group_bytes
 from tpukit.preflight.cycles import samples as samples_of
-from tpukit.preflight.hazards import find_hazards, padding
+from tpukit.preflight.hazards import find_hazards, written_arrays
 from tpukit.preflight.hlo import Operation, Program, read_program
 from tpukit.preflight.recording import Graph, PreflightError, Recording, record
 from tpukit.preflight.roofline import limit, roofline_figure
@@ -507,7 +507,7 @@ class Preflight(Findings):
     def _padding(self) -> list[Finding]:
         arrays = []
         for compiled in self.compiled:
-            arrays += padding(compiled.program)
+            arrays += written_arrays(compiled.program)
         in_memory = sum(array.padded_bytes for array in arrays)
         if not in_memory:
             return []

@@ -47,9 +47,9 @@ def separate_metrics(core, metrics: Mapping[str, object]) -> dict[str, object]:
         if twice:
             raise InvalidValueError(
                 f"two metrics have the name {min(twice)!r}",
-                found=f"{first_few(map(repr, metrics), 4)}; the metrics of a collection named "
-                "'all' are named all_<name>",
-                fix="another name for one of the two",
+                found=f"metrics= has {first_few(map(repr, metrics), 4)}; a metric in a collection is "
+                "named <name of the collection>_<its own name>",
+                fix="another name for the collection, or for the other metric",
             )
         separate |= parts
     return separate

@@ -92,5 +92,8 @@ def _call_of_python(frame) -> str | None:
 
 @functools.lru_cache(maxsize=10_000)
 def is_own(file: str) -> bool:
-    """Return whether a source file is the user's: a notebook cell, or a module not installed."""
+    """Return whether a source file is the user's: a notebook cell, or a .py file of the user.
+
+    Files of Python, of installed packages and of tpukit are not.
+    """
     return "-packages" not in file and not file.startswith(_LIBRARIES)

@@ -486,7 +486,8 @@ def ready(
         display: shows the wait, and a summary of the cache at the end.
 
     Raises:
-        DeviceBusyError: other programs or a session of this notebook use the chips.
+        DeviceBusyError: a session of this notebook uses the chips, or other programs still use them
+            after the longest wait.
         TypeError, ValueError: `compile_cache` is invalid, as `launch` documents.
     """
     runtime = runtimes()[topology.backend]

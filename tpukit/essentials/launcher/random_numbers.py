@@ -86,10 +86,12 @@ class RandomNumbers:
 
     @contextlib.contextmanager
     def own(self) -> Iterator[None]:
-        """Draw this core's own numbers in the block, and the shared numbers of the host after it.
+        """Draw random numbers in the block that differ between the cores.
 
-        The device's generator is not restored after the block: reading its state would cut the
-        graph in two on a TPU. So it has this core's own numbers from the first block on.
+        After the block, the host's generators again draw the same numbers on every core. The
+        device's generator is not restored, because reading its state would cut the graph in two on
+        a TPU. So on a TPU, it draws different numbers on each core from the first block on. After
+        `seed`, the block changes nothing.
         """
         if not self._shared:
             yield
