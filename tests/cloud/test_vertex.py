@@ -276,7 +276,9 @@ def test_a_service_that_is_not_available_is_asked_again_after_a_look_for_the_job
 def test_without_an_answer_it_is_not_sent_twice_and_the_error_names_the_doubt(transport, fate):
     cloud = Cloud(creating=[fate])
     with serving(cloud, transport, request_timeout=3.0) as target:
-        with pytest.raises(CloudError, match="; whether it was created is not known\n") as caught:
+        with pytest.raises(
+            CloudError, match="; it is not known whether Vertex AI created the job\n"
+        ) as caught:
             target.start(PLAN)
         assert "the list of jobs does not have it" in caught.value.found
         assert 'find("train-1", "gs://demo-bucket/jobs").start()' in caught.value.fix

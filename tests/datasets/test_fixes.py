@@ -446,7 +446,7 @@ def written(fix):
     """Do the lines of a fix up to its "or", as a cell of the user's notebook."""
     lines = fix.text.rpartition("; or")[0]
     cell = dict(NAMES, glob=glob, os=os, quietly=quietly)
-    *before, call = lines.split("; ")
+    *before, call = lines.removesuffix(" packs the images alone").split("; ")
     for line in before:
         exec(line, cell)
     return eval(call.replace("pack(", "quietly(", 1).replace(" ...,", ""), cell)
@@ -474,13 +474,12 @@ def test_the_fixes_work_for_folders_of_masks_in_each_class():
     files = [f"{kind}/{part}/1.png" for kind in ("ill", "well") for part in ("images", "masks")]
     folder_of(Path("covid"), *files)
     with fixes(
-        "folder_layouts: the sub-folders of {} hold images and masks, and masks are not images of a "
-        "class"
+        "folder_layouts: masks cannot be packed as images of a class: {} has masks in each class"
     ) as fix:
         quietly("covid")
     made = written(fix)
     assert (len(made), made.classes) == (2, ["ill", "well"])
-    assert len(with_option(fix, fix.text.rpartition("or ")[2], "covid")) == 4
+    assert len(with_option(fix, fix.text.rpartition("pack(..., ")[2].rstrip(")"), "covid")) == 4
 
 
 def test_the_fixes_work_for_a_copy_of_the_classes_among_them():
@@ -1619,7 +1618,9 @@ def test_the_fixes_work_for_tfrecord_files():
 
     write(Path("a.tfrec"), example(image=b"x", target=1, who=[1, 2], scan=b"one"))
     records = read_tfrecords("a.tfrec")
-    with fixes("tfrecords: {} has no single word or number in feature {}, which ...") as fix:
+    with fixes(
+        "tfrecords: feature {} of {} must have exactly one word or number, because it ..."
+    ) as fix:
         records.column("who")
     assert "groups=" in fix
     assert records.column("scan") == ["one"]

@@ -65,8 +65,8 @@ class ShardedTpu(Tpu):
     def place(self, tensors: list) -> list:
         """Mark how each tensor is divided over the chips, before it is sent to them.
 
-        Small tensors are marked as whole, because the first step returns them with this mark. If
-        they did not have it before, the second step would need another graph.
+        Small tensors are marked, too, as whole. The first step returns them with this mark. If
+        they entered it without the mark, the second step would need another graph.
 
         Returns:
             the large tensors that cannot be sharded, because the number of chips divides none of

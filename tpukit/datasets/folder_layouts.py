@@ -87,13 +87,15 @@ def _refuse_masks_in_classes(layout: _Layout) -> None:
     images = [name for name in common if words_of(name) & _IMAGES and name not in masks]
     if not masks or len(images) != 1:
         return
-    found = os.path.join(glob.escape(folder), "*", images[0], "*")
+    pattern = os.path.join(glob.escape(folder), "*", images[0], "*")
+    files = f"files = sorted(glob.glob({pattern!r})); {_parts_of_paths(folder, 'files')}"
     raise InvalidValueError(
-        f"the sub-folders of {folder} hold images and masks, and masks are not images of a class",
-        found=f"each holds {_list(common)}",
-        fix=f"files = sorted(glob.glob({found!r})); {_parts_of_paths(folder, 'files')}; "
+        f"masks cannot be packed as images of a class: {folder} has masks in each class",
+        found=f"each sub-folder contains {_list(common)}",
+        fix=f"{files}; "
         'pack(pandas.DataFrame({"path": files, "label": [part[0] for part in parts]}), ..., '
-        f'labels="label"); or classes={_all(layout.classes)}',
+        f'labels="label") packs the images alone; or, with the masks, '
+        f"pack(..., classes={_all(layout.classes)})",
     )
 
 

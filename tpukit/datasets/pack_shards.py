@@ -203,7 +203,7 @@ def labels_of(target: PackFolder, shard: Path):
 def digest(stored) -> bytes:
     """Return the CRC-32 and Adler-32 of the stored bytes, eight bytes in all.
 
-    With a checksum of four bytes, about two of 100,000 images would be equal by chance. Both
+    With four bytes, two of 100,000 images would probably have the same checksum by chance. Both
     checksums together take a fifth of the time of blake2b.
     """
     return struct.pack("<II", zlib.crc32(stored), zlib.adler32(stored))

@@ -129,7 +129,8 @@ def pack(
 
     If the call is interrupted, even by a reboot, the same call continues. If everything is packed,
     the call returns at once, even if the folder or CSV file of the source no longer exists. One
-    pack is enough for all folds: `PackedImages.rows` has the row of each image in the table.
+    pack is enough for all folds of a cross-validation. `PackedImages.rows[i]` is the row of image i
+    in your table, so you can choose the images of a fold by a column of the table.
 
     `pack` never overwrites a folder with another pack. To recognise the same source, it compares
     names, labels, groups, and the sizes of at most 20,000 files. If modification times or paths
@@ -144,14 +145,15 @@ def pack(
             paths, or of images, as in a parquet file of the Hugging Face hub. Or a map-style
             dataset, such as torchvision's and Hugging Face's, or another iterable of
             `(image, labels)`, `(image, mask)`, `(image, labels, mask)` or dicts.
-            In items, an image is one of two kinds. The bytes of an image file, also as an array or
-            an open file, are stored unchanged. A Pillow image of any mode, an array (H, W, C) or a
-            tensor (C, H, W) is stored as pixels; arrays and tensors have 1 or 3 channels of uint8,
-            bool, uint16 or floats in [0, 1]. Labels are one number or several.
-            This process reads a map-style dataset in the random order. If the call is interrupted,
-            the finished files of `shard_size` images remain. An iterable is first stored in its own
-            order, which takes twice the disk space until the end. If the call is interrupted, the
-            next call reads the iterable from its start.
+            In items, an image is one of two kinds. The bytes of an image file are stored unchanged;
+            they may also be an open file, or a uint8 array (N,) or (N, 1). A Pillow image of any
+            mode, an array (H, W, C) or a tensor (C, H, W) is stored as pixels; arrays and tensors
+            have 1 or 3 channels of uint8, bool, uint16 or floats in [0, 1]. Labels are one number
+            or several.
+            The process that calls `pack` reads a map-style dataset itself, in the random order of
+            the pack. If the call is interrupted, the finished files of `shard_size` images remain.
+            An iterable is first stored in its own order, which takes twice the disk space until the
+            end. If the call is interrupted, the next call reads the iterable from its start.
         folder: a new or empty folder, or one in which the same pack was begun. Or several folders:
             `pack` uses the first that contains this pack or has enough free disk, and prints it.
         labels: for a table, the names of the columns that are labels. For items that are dicts,
@@ -160,10 +162,10 @@ def pack(
         groups: for a table, the column with the group of each image, such as its patient. For
             TFRecord files, the name of a feature. For other items, one value per item.
             `PackedImages.split` puts all images of a group into the same part. None for no groups.
-        classes: the names of the numbers of a single label, such as `train.classes`: a list in
-            their order, or a dict from number to name or from name to number, also with numbers
-            as text. Names that differ only in case are two classes. None for a folder's
-            sub-folders or a column's words, sorted, or the names that a dataset has
+        classes: if the label is a class number, the name of each class. A list whose item i is the
+            name of class i, such as `train.classes`; or a dict from number to name or from name to
+            number. The numbers may be text. Names that differ only in case are two classes. None
+            for a folder's sub-folders or a column's words, sorted, or the names that a dataset has
             (`dataset.classes`, `features["label"].names`). With classes, `PackedImages.labels` is
             (N,) int64. () for none.
         path: the column of a table with the paths of the image files, or with the images: bytes,

@@ -328,8 +328,8 @@ def _group(features, name: str, where: str) -> str | int | float:
         return value.decode() if isinstance(value, bytes) else value
     except ValueError as error:  # several values, or bytes that are not UTF-8
         raise InvalidValueError(
-            f"{where} has no single word or number in feature {name!r}, which names the group "
-            "of its image",
+            f"feature {name!r} of {where} must have exactly one word or number, because it names "
+            "the group of the image",
             found=_listed(features),
             fix="pack(..., groups=...) with another feature",
         ) from error

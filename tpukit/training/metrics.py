@@ -47,8 +47,8 @@ def separate_metrics(core, metrics: Mapping[str, object]) -> dict[str, object]:
         if twice:
             raise InvalidValueError(
                 f"two metrics have the name {min(twice)!r}",
-                found=f"metrics= has {first_few(map(repr, metrics), 4)}; a metric in a collection is "
-                "named <name of the collection>_<its own name>",
+                found=f"metrics= has {first_few(map(repr, metrics), 4)}; a metric in a collection "
+                "is named <name of the collection>_<its own name>",
                 fix="another name for the collection, or for the other metric",
             )
         separate |= parts

@@ -366,7 +366,7 @@ def test_xla_without_a_chip_runs_on_the_simulator_if_it_is_installed(
         (
             EIGHT,
             {"device": 8},
-            r"one chip, 0 to 7 here, and cores 1 or None\n  found: device=8, cores=None\n  fix:",
+            r"a chip, 0 to 7, and cores must be 1 or None\n  found: device=8, cores=None\n  fix:",
         ),
         (EIGHT, {"device": 2, "cores": 8}, "found: device=2, cores=8"),
         ({"chips": 0}, {"device": -1}, "found: device=-1"),

@@ -148,7 +148,7 @@ def choose_device(
     is_number = isinstance(device, int) and not isinstance(device, bool)
     if not is_number or not 0 <= device < count or cores not in (None, 1):
         raise InvalidValueError(
-            f"device must be the number of one chip, 0 to {count - 1} here, and cores 1 or None",
+            f"device must be the number of a chip, 0 to {count - 1}, and cores must be 1 or None",
             found=f"device={device!r}, cores={cores!r}",
             fix=f"launch(..., device={count - 1}), or leave device out for all",
         )

@@ -68,7 +68,10 @@ class Ellipse(NamedTuple):
 
 
 def melt(first, second, radius: float):
-    """Join two shapes, given by their distances, with a joint rounded by this radius in mm."""
+    """Join two shapes with a joint rounded by this radius in mm.
+
+    `first`, `second` and the result are signed distances in mm to the edge of a shape.
+    """
     h = np.clip(0.5 + 0.5 * (second - first) / radius, 0, 1)
     return second * (1 - h) + first * h - radius * h * (1 - h)
 
