@@ -8,12 +8,13 @@ The files of a job, by their names:
     cancel               exists if the job should end
     attempts/0001.json   one file for each start on a machine
     state.json           state, attempt, cell and time
-    out/                 a copy of the working directory
+    out/                 copies of the new and changed files of the working directory
     log/01-000001.txt    the output of each attempt, in pieces
     notebook.ipynb       the notebook as far as it was executed
     notebook.html, metrics.json    written at the end
     manifest.json        written at the end: size and checksum of all results
-    result.json          written last, when the job is over
+    result.json          written last, when the job is over; by `Job.wait`, if the platform ended
+                         the job before a machine could write it
 """
 
 import base64
