@@ -147,7 +147,8 @@ def test_a_failing_cell_raises_here_with_its_traceback(make_notebook, send):
         result(job)
     assert caught.value.ename == "ZeroDivisionError"
     assert "return 1 / x" in str(caught.value)
-    assert caught.value.cell == 2  # of the source, whatever papermill has inserted
+    assert caught.value.cell == 3  # of the source from 1, whatever papermill has inserted
+    assert "cell 3 of " in str(caught.value)
     assert caught.value.state == job.state == "failed"
     assert job.download().files["before.txt"].read_text() == "kept"
     assert "never" not in job.logs()
@@ -159,6 +160,17 @@ def test_a_failing_cell_raises_here_with_its_traceback(make_notebook, send):
     assert job.folder.read("notebook.ipynb") == before
     with pytest.raises(ValueError, match="has ended: failed"):
         job.start()
+
+
+def test_the_cell_that_runs_has_its_number_in_the_notebook_that_was_sent(
+    make_notebook, send, capsys
+):
+    book = make_notebook("1", "open('go', 'w').close()\n" + WAIT, "3", parameters="n = 1")
+    job = send(book, parameters={"n": 2})
+    wait_for(lambda: job.folder.read("out/go") is not None, job)
+    with pytest.raises(TimeoutError, match="is running"):
+        job.wait(0.1, every=0.05)
+    assert ": running, cell 3 of 4\n" in capsys.readouterr().out
 
 
 def test_another_process_with_the_number_of_a_job_is_not_the_job(tmp_path):

@@ -75,7 +75,7 @@ class CellFailedError(JobFailedError):
     """A cell of a job raised an error; the message has the cell's traceback as text.
 
     Attributes:
-        cell: the number of the cell in the notebook that was sent, from 0; Markdown cells count.
+        cell: the number of the cell in the notebook that was sent, from 1; Markdown cells count.
         ename: the name of the error's class.
         evalue: the message of the error.
         traceback: the traceback of the error, as text.
@@ -438,9 +438,9 @@ class Job:
         if state != "running":
             return ""
         about = read_json(self.folder, "state.json")
-        if not about.get("cells"):
+        if not about.get("cell"):
             return ""
-        return f", cell {about['cell'] + 1} of {about['cells']}"
+        return f", cell {about['cell']} of {about['cells']}"
 
     def _keep_reason(self, state: str, reason: str) -> None:
         """Write result.json, if the platform has ended the job and no machine has written it.
