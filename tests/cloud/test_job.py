@@ -753,8 +753,9 @@ def test_every_request_of_a_wait_may_remain_without_an_answer(reporting, monkeyp
         job.wait(60, every=0.01)
     assert "no answer the cloud did not answer" in capsys.readouterr().out
     reports[0] = PlatformState("failed", "no capacity")
+    assert job.wait(60, every=0.01) == "failed"
     with pytest.raises(JobFailedError, match="failed; no capacity"):
-        job.result(timeout=60)
+        job.result()
     assert set(failures.values()) == {0}
 
 
