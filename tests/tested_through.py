@@ -62,6 +62,7 @@ TESTED_THROUGH = {
         "migrate/shell_checks.py",
     ],
     "datasets/test_pack_sources.py": [
+        "datasets/gone_sources.py",
         "datasets/image_folders.py",
         "datasets/packing.py",
         "datasets/source_files.py",

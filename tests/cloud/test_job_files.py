@@ -33,6 +33,17 @@ def test_a_key_is_known_by_its_content_too(tmp_path):
         named_files(tmp_path, ["data"])
 
 
+def test_the_fix_for_a_hidden_file_works_beside_its_folder(tmp_path):
+    (tmp_path / "kit").mkdir()
+    (tmp_path / "kit" / ".env").write_text("A=1")
+    (tmp_path / "kit" / "code.py").write_text("a = 1")
+    with pytest.raises(ValueError, match="name such a file by its own path"):
+        named_files(tmp_path, ["kit"])
+    for named in (["kit", "kit/.env"], ["kit/.env", "kit"], ["kit", "kit/../kit/.env"]):
+        found = named_files(tmp_path, named)
+        assert sorted(found) == ["kit/.env", "kit/code.py"]
+
+
 def test_links_out_of_a_folder_are_refused_unless_named(tmp_path):
     (tmp_path / "book/data/inside").mkdir(parents=True)
     (tmp_path / "secret.txt").write_text("x")

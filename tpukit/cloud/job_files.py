@@ -71,6 +71,7 @@ def named_files(
     """
     found = {}
     refused = []
+    listed = {Path(os.path.relpath(folder / one, folder)).as_posix() for one in named}
     for one in named:
         place = folder / one
         if not place.exists():
@@ -84,7 +85,9 @@ def named_files(
             files = [path for path in inside if path.is_symlink() or not path.is_dir()]
         for file in files:
             name = Path(os.path.relpath(file, folder)).as_posix()
-            reason = _reason_against(file, name, place if place.is_dir() else None)
+            # A listed folder does not refuse a file that is listed, too.
+            inside_of = place if place.is_dir() and name not in listed else None
+            reason = _reason_against(file, name, inside_of)
             if reason:
                 refused.append(f"{name} {reason}")
                 continue

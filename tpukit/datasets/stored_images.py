@@ -135,7 +135,7 @@ class StoredImages(Dataset):
             raise InvalidValueError(
                 f"label {labels[wrong][0]} is not one of the {len(self.classes)} classes",
                 found=first_few(self.classes, 8),
-                fix="numbers from 0, in the order of .classes; for other classes pack again",
+                fix="labels that are positions in .classes, from 0; for other classes, pack again",
             )
         if are_other_numbers(self.classes):
             print(f"labels: numbers are positions in .classes, from 0: 0 means {self.classes[0]!r}")

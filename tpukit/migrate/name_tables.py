@@ -57,7 +57,7 @@ def entry_of(full: str) -> dict:
 
 
 def parts_of(full: str) -> list[str]:
-    """Return the names that a name begins with, the longest first: of a.b.c, a.b.c and a.b."""
+    """Return a name and its prefixes with a dot, longest first: for a.b.c, [a.b.c, a.b]."""
     parts = full.split(".")
     return [".".join(parts[:end]) for end in range(len(parts), 1, -1)]
 

@@ -66,7 +66,8 @@ class Batches:
         received: a function that is called with each batch on the device when a loop gets it.
         shares_process: True if other cores are threads of this process, which share its random
             generators.
-        numbers: returns a context manager, in which this process reads samples if `workers` is 0.
+        numbers: returns a context manager in which this core draws random numbers of its own. It
+            is used if `workers` is 0, because this process then reads the samples.
 
     Attributes:
         dataset: the dataset, as it was passed.

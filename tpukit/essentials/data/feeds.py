@@ -165,7 +165,8 @@ class SampleFeed:
         buckets: `tpukit.Buckets`, for samples of several lengths; None for a single length.
         shares_process: True if other cores are threads of this process, which share its random
             generators.
-        numbers: returns a context manager, in which this process reads samples if `workers` is 0.
+        numbers: returns a context manager in which this core draws random numbers of its own. It
+            is used if `workers` is 0, because this process then reads the samples.
         generators: the random generators in the dataset, which are seeded for each batch.
     """
 

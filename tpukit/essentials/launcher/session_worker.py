@@ -266,7 +266,7 @@ def _set_default_device(device) -> None:
 
 
 def serve(core: Core, calls: serialization.CallFile) -> None:
-    """Run the functions of a session on a core. A session's workers run it as worker function.
+    """Run the functions of a session on a core; `Session` starts its workers with it.
 
     Args:
         core: the core.
