@@ -10,7 +10,6 @@ TESTED_THROUGH = {
     ],
     "cloud/test_job_command.py": ["__main__.py"],
     "cloud/test_tpu_health.py": ["cloud/tpu_vm.py"],
-    "cloud/test_vertex.py": ["cloud/answers.py"],
     "accelerators/test_hosts.py": ["essentials/backends/protocol.py"],
     "essentials/data/test_batches.py": ["essentials/data/feeds.py"],
     "essentials/backends/test_cpu.py": ["essentials/backends/registry.py"],
