@@ -86,8 +86,9 @@ def hold(path: Path, *, seconds: float) -> Iterator[None]:
 def claim(unfinished: Path) -> Iterator[None]:
     """Create a file and lock it, so that `remove_unclaimed` of another process does not remove it.
 
-    The lock is an flock. The caller opens and closes the file in the block, which would release a
-    lock of lockf.
+    On Windows nothing is created or locked, because the file that the caller opens in the block
+    cannot be removed. Elsewhere the lock is an flock: the caller opens and closes the file in the
+    block, which would release a lock of lockf.
     """
     if fcntl is None:
         yield  # Windows does not remove a file that a process has open
