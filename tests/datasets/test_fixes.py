@@ -366,8 +366,11 @@ def test_the_fixes_work_for_folders_of_images_without_a_class():
     shutil.copytree("in", "moved")
     quietly("moved", "of-moved")
     shutil.move("moved", "elsewhere")
-    with fixes("packing: there is no {}") as fix:
+    with fixes("gone_sources: there is no {}") as fix:
         quietly("elsewhere-by-mistake", "of-moved")
+    assert len(fix.code(r"tpukit\.\S+\)")) == 1
+    with fixes("gone_sources: {} holds another pack, and {} is gone") as fix:
+        quietly("moved", "of-moved", size=8)
     assert len(fix.code(r"tpukit\.\S+\)")) == 1
 
     Path("in/dog").mkdir()

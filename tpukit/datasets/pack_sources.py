@@ -35,6 +35,11 @@ from tpukit.essentials.display import InvalidValueError, TpukitError, names_in_o
 _FEW = 12  # the most names that a message lists in full
 
 
+def _in_memory() -> dict:
+    """Return the entry of the arguments for sources that `pack` does not read by their path."""
+    return {"source": {"words": "another kind of source, such as a table in memory", "digest": ""}}
+
+
 @dataclass(frozen=True)
 class PackSource:
     """The images to pack, in their own order.
@@ -66,6 +71,8 @@ class PackSource:
         weight: for images that are encoded anew, an object that estimates their bytes. It has the
             attributes of `tpukit.pe.dicom_slices.SliceWeight`: `count`, `at_most`, `sample` and
             `smaller`. None for images that are stored unchanged or as pixels.
+        arguments: the result of `arguments_of` for a folder or a CSV file, for a later call without
+            the source.
     """
 
     facts: dict
@@ -87,6 +94,7 @@ class PackSource:
     path_column: Hashable = ""
     table_file: str = ""
     weight: object = None
+    arguments: dict = field(default_factory=_in_memory)
 
     @property
     def count(self) -> int | None:
@@ -142,7 +150,7 @@ def describe_source(
     is_data_frame = hasattr(source, "columns") and hasattr(source, "iloc")
     if is_data_frame or is_table_file(source):
         _refuse(columns, "a table", "image")
-        described = _describe_table(source, _names(labels), groups, classes, columns)
+        described = _describe_table(source, as_names(labels), groups, classes, columns)
     elif isinstance(source, str | os.PathLike):
         refuse_other_file(os.fspath(source))
         if labels is not None or groups is not None:
@@ -285,7 +293,7 @@ def _joined(names: Iterable[str]) -> bytes:
 
 
 def _describe_items(source, labels, groups, classes, columns: Columns) -> PackSource:
-    asked = None if labels is None else _names(labels)
+    asked = None if labels is None else as_names(labels)
     items = Items(source, replace(columns, labels=asked), classes)
     _refuse_own_plugin(items)
     names = _label_names(items, asked)
@@ -364,7 +372,7 @@ def make_rows(labels, groups):
     return rows
 
 
-def _names(labels) -> list:
+def as_names(labels) -> list:
     """Return the argument labels= as a list; it may be one name, or an Index of pandas."""
     if labels is None:
         return []
