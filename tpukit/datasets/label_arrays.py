@@ -106,13 +106,16 @@ def _numbers(column, name: str, what: str):
     if hasattr(column, "isna"):
         column = _without_na(column)
     array = numpy.asarray(column)
-    # A column of numbers with None has the dtype object. With NaN instead, numpy finds the dtype of
-    # the numbers, and the check of missing values finds the row.
+    values = array.reshape(-1).tolist()
+    # A column of numbers with None or pd.NA has the dtype object. With NaN instead, numpy finds the
+    # dtype of the numbers, and the check of missing values finds the row.
     if array.dtype.kind == "O":
-        array = numpy.array([numpy.nan if value is None else value for value in array.tolist()])
+        values = [numpy.nan if is_missing(value) else value for value in array.tolist()]
+        array = numpy.array(values)
     if array.dtype.kind in "biuf":
         return array
-    value = array.reshape(-1).tolist()[0]
+    others = (value for value in values if numpy.asarray(value).dtype.kind not in "biuf")
+    value = next(others, values[0])
     fix = "yield (image, number), or (image, word) and classes= with all words"
     if what == "row":
         fix = _as_numbers(name, is_date=array.dtype.kind in "mM")
@@ -294,7 +297,7 @@ def _class_numbers(values: list, name: str, classes: list[str]):
 def _check_members(values: list, numbers: dict, name: str, *, classes: list[str]) -> None:
     """Raise ValueError if a value is missing, or is not a key of `numbers`."""
     for row, value in enumerate(values):
-        if _is_missing(value):
+        if is_missing(value):
             read_again = "pack(pandas.read_csv(file, keep_default_na=False)"
             raise InvalidValueError(
                 f"label {name!r} of row {row} is missing",
@@ -361,7 +364,7 @@ def _as_written(value, numbers: dict):
             return float(value)
         return value
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if is_number or _is_missing(value) or str(value) not in numbers:
+    if is_number or is_missing(value) or str(value) not in numbers:
         return value
     return str(value)
 
@@ -410,7 +413,7 @@ def number_groups(values):
 
 def _group_name(value) -> str:
     """Return the name of a group without blanks around it; "" for a missing value."""
-    if type(value) is not str and _is_missing(value):
+    if type(value) is not str and is_missing(value):
         return ""
     return str(value).strip()
 
@@ -422,8 +425,11 @@ def as_list(values) -> list:
     return list(values)
 
 
-def _is_missing(value) -> bool:
+def is_missing(value) -> bool:
+    """Return whether a value of a column is None, NaN, pd.NaT or pd.NA."""
     try:
-        return value is None or bool(value != value)  # only NaN differs from itself
+        return value is None or bool(value != value)  # only NaN and NaT differ from themselves
     except TypeError:  # pd.NA cannot be compared
         return True
+    except ValueError:  # an array
+        return False
