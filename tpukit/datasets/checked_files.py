@@ -17,7 +17,7 @@ def write_file(file: Path, data: bytes) -> None:
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove unfinished files of `write_whole` in a folder to which no process is writing."""
+    """Remove the unfinished files of `write_whole`; no process may be writing to the folder."""
     # Not "*.part", because other programs have files with this ending.
     for part in folder.glob("*.[0-9]*.part"):
         part.unlink(missing_ok=True)

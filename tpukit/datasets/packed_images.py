@@ -65,7 +65,8 @@ class PackedImages(StoredImages):
         FileNotFoundError: there is no finished pack in the folder.
         OSError: a file of the pack is damaged, truncated or missing; or, when images are read, an
             image is damaged.
-        ValueError: the pack has pixels of another size, or the folder has files of another program.
+        ValueError: the pack has pixels of another size than `size`, or the folder has files of
+            another program.
     """
 
     def __init__(self, folder, size=None, *, exact: bool = False):
