@@ -1363,6 +1363,25 @@ def test_the_fixes_work_for_dialects_of_csv_files(option):
     assert len(done(fix, fix.text, labels="kind").classes) == 2
 
 
+@pytest.mark.parametrize("ending", ["csv", "tsv"])
+def test_the_fixes_work_for_csv_files_that_pandas_cannot_read(ending):
+    file = f"table.{ending}"
+    mark = {"csv": ",", "tsv": "\t"}[ending]
+    table_of(kind=["a", "b"] * 2).to_csv(file, sep=mark, index=False)
+    whole = Path(file).read_text()
+    Path(file).write_text(f"{whole}4.png{mark}a{mark}of 2020{mark}new\n")
+    with fixes("pack_tables: {} {}") as fix:
+        quietly(file, labels="kind")
+    assert "on_bad_lines='warn'" in fix
+    with pytest.warns(pandas.errors.ParserWarning):
+        assert len(done(fix, fix.text, labels="kind")) == 4
+    Path(file).write_text("")
+    with fixes("pack_tables: {} is empty"):
+        quietly(file, labels="kind")
+    Path(file).write_text(whole)  # made again
+    quietly(file, labels="kind")
+
+
 # Masks
 
 

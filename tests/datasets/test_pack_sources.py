@@ -806,3 +806,18 @@ def test_who_waits_for_another_process_says_so(tmp_path, capfd):
     assert "another process writes here, and this one waits" in capfd.readouterr().out
     other.wait()
     other.stdout.close()
+
+
+@pytest.mark.parametrize(("share", "words"), [(0.004, "0.4%"), (0.29, "29%"), ("skip", "10%")])
+def test_the_share_that_may_be_damaged_is_told_exactly(tmp_path, share, words):
+    fill(tmp_path / "a")
+    for file in list((tmp_path / "a").rglob("*.bmp"))[:2]:
+        file.write_bytes(b"damaged")
+    with pytest.raises(ValueError, match=f"damaged= allows {words}\n"):
+        pack(tmp_path / "a", tmp_path / "out", damaged=share, **QUIET)
+
+
+def test_a_seed_of_none_is_refused_because_no_later_call_could_continue(tmp_path):
+    with pytest.raises(ValueError, match="seed must be a whole number, 0 or more, got None"):
+        pack(items(), tmp_path / "out", options=PackOptions(seed=None), **QUIET)
+    assert not (tmp_path / "out").exists()

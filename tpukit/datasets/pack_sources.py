@@ -48,7 +48,7 @@ class PackSource:
         facts: the entries of a pack's plan that identify this source: names, labels, groups; for
             items also contents.
         label_names: the names of the L labels.
-        classes: the names of the numbers of a single label; or [].
+        classes: if the label is a class number, the name of each class; else [].
         group_names: the names of the group numbers in the rows.
         rows: (N,) of `row_type`; None for items, whose labels are not known yet.
         root: the folder of the files; "" for the current folder.
@@ -57,20 +57,20 @@ class PackSource:
         items: the items of a source without files; None for files.
         groups: for items, (N,) int32; None if each image is a group of its own.
         table: the rows of a table; None for another source.
-        look: a function for everything that takes long to find, such as the headers of DICOM files.
+        look: a function that reads what takes long to read, such as the headers of DICOM files.
             When the pack begins, `pack` calls it with the folder `unfinished`; it returns the
             complete source. None if the source is complete.
         shuffled: True for a random order; False for the order of `rows`.
         reader: "package.module:class" of the reader of images in the worker processes; "" for
             `Files`. The class is called with the folder `unfinished`, the root and the plan, and
             has the methods of `Files`. Files of such a source are compared by names and sizes only.
-        settings: other entries of the plan that determine the contents.
+        settings: the entries of the plan, besides `facts`, that determine the pack's contents.
         left_out: the number of files of a folder that are not images, by their ending.
         path_column: the column of a table with the paths; "" for another source.
         table_file: the path of a CSV file; "" for another source.
-        weight: an object that estimates the bytes of images if they are encoded anew, with the
+        weight: for images that are encoded anew, an object that estimates their bytes. It has the
             attributes of `tpukit.pe.dicom_slices.SliceWeight`: `count`, `at_most`, `sample` and
-            `smaller`. None for other sources.
+            `smaller`. None for images that are stored unchanged or as pixels.
         arguments: the result of `arguments_of` for a folder or a CSV file, for a later call without
             the source.
     """
