@@ -267,6 +267,19 @@ def test_another_table_of_the_same_images_is_not_the_source(tmp_path):
         pack(tmp_path / "in", tmp_path / "out", **QUIET)  # the folder, not the table in it
 
 
+def test_a_pack_without_its_source_may_be_in_any_of_several_folders(tmp_path):
+    source = outlived_table(tmp_path / "in")
+    places = [tmp_path / "a", tmp_path / "b", tmp_path / "c"]
+    pack(source, places[1], labels="species", **QUIET)
+    made = pack(source, places[2], labels="site", **QUIET)
+    shutil.rmtree(tmp_path / "in")
+    assert pack(source, places, labels="site", **QUIET).digest == made.digest
+    with pytest.raises(FileExistsError, match="labels species, asked for age"):
+        pack(source, places, labels="age", **QUIET)
+    with pytest.raises(FileExistsError, match="groups none, asked for a list"):
+        pack(source, places, labels="species", groups=["p"] * 1000, **QUIET)
+
+
 def without_arguments(folder):
     """Make a pack like those of earlier versions, which did not store the arguments."""
     file = folder / "manifest.json"
