@@ -250,7 +250,7 @@ class Job:
         return self._look()[0]
 
     def start(self) -> "Job":
-        """Start the job on a machine, for the first time as `submit` does, or after an interruption.
+        """Start the job on a machine, first as `submit` does, or again after an interruption.
 
         Raises:
             InvalidValueError: the job has ended.
