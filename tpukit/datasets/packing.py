@@ -67,8 +67,8 @@ class PackOptions:
     """Rare options of `pack`: `pack(..., options=PackOptions(window=(0, 4095)))`.
 
     Attributes:
-        image: the key of the image in items that are dicts; None for the first of image, img,
-            pixel_values.
+        image: the key of the image in items that are dicts; None for the first of image, img and
+            pixel_values that exists.
         window: (low, high), the values that become black and white in images of more than 8 bits,
             such as (0, 4095). None for (0, 65535) with 16 bits and (0, 1) with arrays of floats, so
             that nothing is clipped. The pack stores the window. A window is not supported for
@@ -118,10 +118,10 @@ def pack(
     """Pack images and labels into a few large files with checksums and fast random access.
 
     The order is random and determined by the seed, so each file has images of all classes. `pack`
-    decodes every image once, so that it finds a damaged image now. An image is damaged if its
-    decoder warns. Images of more than `PIL.Image.MAX_IMAGE_PIXELS` pixels, 89,478,485 by default,
-    are treated like damaged ones. If Pillow cannot open a kind of file, such as a TIFF of 13
-    channels, the error says so and has a line of code that reads the file.
+    decodes every image once, so that it finds damaged images before the training. An image is
+    damaged if its decoder warns. Images of more than `PIL.Image.MAX_IMAGE_PIXELS` pixels,
+    89,478,485 by default, are treated like damaged ones. If Pillow cannot open a kind of file, such
+    as a TIFF of 13 channels, the error says so and has a line of code that reads the file.
 
     `pack` turns images as their EXIF orientation says. Transparent pixels become white, grey images
     get three equal channels, and only the first of several pages or frames is packed.
@@ -157,8 +157,9 @@ def pack(
         folder: a new or empty folder, or one in which the same pack was begun. Or several folders:
             `pack` uses the first that contains this pack or has enough free disk, and prints it.
         labels: for a table, the names of the columns that are labels. For items that are dicts,
-            the keys of labels; None for the first of label, labels, fine_label, target, targets. []
-            for no labels. Labels are stored as float32. A single column of words becomes classes.
+            the keys of labels; None for the first of label, labels, fine_label, target and targets
+            that exists. [] for no labels. Labels are stored as float32. A single column of words
+            becomes classes.
         groups: for a table, the column with the group of each image, such as its patient. For
             TFRecord files, the name of a feature. For other items, one value per item.
             `PackedImages.split` puts all images of a group into the same part. None for no groups.
@@ -357,7 +358,7 @@ def _reopen(described: PackSource, target: PackFolder) -> PackedImages:
         repaired = _repaired(described, target, packed.skipped, noted=target.folder)
         if repaired:
             raise target.another(
-                f"without files that were left out as damaged and are whole now, as {repaired}"
+                f"without files that were left out as damaged and are whole now, such as {repaired}"
             )
     elif described.is_stream:
         print(
@@ -668,6 +669,6 @@ def _full(folder: Path) -> OSError:
         f"the disk of {folder} is full",
         found=f"{len(files)} files of {packed / 1e6:,.0f} MB are packed, "
         f"{free / 1e6:,.0f} MB are free",
-        fix="make room and call pack again, it continues from here; or pack onto a larger disk",
+        fix="make room and call pack again: it continues from here; or pack onto a larger disk",
         errno=errno.ENOSPC,
     )
