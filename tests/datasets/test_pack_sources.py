@@ -267,6 +267,19 @@ def test_another_table_of_the_same_images_is_not_the_source(tmp_path):
         pack(tmp_path / "in", tmp_path / "out", **QUIET)  # the folder, not the table in it
 
 
+def test_a_pack_without_its_source_may_be_in_any_of_several_folders(tmp_path):
+    source = outlived_table(tmp_path / "in")
+    places = [tmp_path / "a", tmp_path / "b", tmp_path / "c"]
+    pack(source, places[1], labels="species", **QUIET)
+    made = pack(source, places[2], labels="site", **QUIET)
+    shutil.rmtree(tmp_path / "in")
+    assert pack(source, places, labels="site", **QUIET).digest == made.digest
+    with pytest.raises(FileExistsError, match="labels species, asked for age"):
+        pack(source, places, labels="age", **QUIET)
+    with pytest.raises(FileExistsError, match="groups none, asked for a list"):
+        pack(source, places, labels="species", groups=["p"] * 1000, **QUIET)
+
+
 def without_arguments(folder):
     """Make a pack like those of earlier versions, which did not store the arguments."""
     file = folder / "manifest.json"
@@ -806,3 +819,18 @@ def test_who_waits_for_another_process_says_so(tmp_path, capfd):
     assert "another process writes here, and this one waits" in capfd.readouterr().out
     other.wait()
     other.stdout.close()
+
+
+@pytest.mark.parametrize(("share", "words"), [(0.004, "0.4%"), (0.29, "29%"), ("skip", "10%")])
+def test_the_share_that_may_be_damaged_is_told_exactly(tmp_path, share, words):
+    fill(tmp_path / "a")
+    for file in list((tmp_path / "a").rglob("*.bmp"))[:2]:
+        file.write_bytes(b"damaged")
+    with pytest.raises(ValueError, match=f"damaged= allows {words}\n"):
+        pack(tmp_path / "a", tmp_path / "out", damaged=share, **QUIET)
+
+
+def test_a_seed_of_none_is_refused_because_no_later_call_could_continue(tmp_path):
+    with pytest.raises(ValueError, match="seed must be a whole number, 0 or more, got None"):
+        pack(items(), tmp_path / "out", options=PackOptions(seed=None), **QUIET)
+    assert not (tmp_path / "out").exists()

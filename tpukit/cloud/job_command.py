@@ -91,7 +91,7 @@ def run(given: argparse.Namespace) -> int:
     """Submit the notebook; with --wait, print the paths of its files when the job is over."""
     if given.notebook is None:
         # --files takes all words up to the next option, and so also a notebook after it.
-        found = f"--files has {' '.join(given.files)}" if given.files else None
+        found = f"--files has {' '.join(given.files)}" if given.files else ""
         fix = "name it before the options: python -m tpukit job train.ipynb --files data.csv"
         raise InvalidValueError("the notebook is missing", found=found, fix=fix)
     wrong = [pair for pair in given.secret if "=" not in pair]

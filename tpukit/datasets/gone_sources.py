@@ -6,7 +6,7 @@ arguments of its call in the manifest, and `find_outlived` compares these.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 
 from tpukit.datasets.item_parts import Columns
@@ -14,7 +14,12 @@ from tpukit.datasets.pack_tables import is_table_file
 from tpukit.datasets.packed_images import PackedImages, PackFolder
 from tpukit.datasets.resumable import fact
 from tpukit.datasets.source_files import Names, look_at
-from tpukit.essentials.display import PathExistsError, PathNotFoundError, names_in_order
+from tpukit.essentials.display import (
+    PathExistsError,
+    PathNotFoundError,
+    TpukitError,
+    names_in_order,
+)
 
 _FEW = 12  # the most names that a message lists in full
 
@@ -34,11 +39,19 @@ def arguments_of(source, labels: list, groups, classes, columns: Columns) -> dic
     return {
         "source": fact(os.fspath(source), place),
         "labels": [str(label) for label in labels],
-        "groups": None if groups is None else str(groups),
+        "groups": _name_of(groups),
         "classes": classes,
         "path": "path" if columns.path is None else str(columns.path),
         "masks": None if columns.masks is None else str(columns.masks),
     }
+
+
+def _name_of(column) -> str | None:
+    """Return the name of a column; for a list of values, which is refused, its type."""
+    if column is None:
+        return None
+    is_name = isinstance(column, Hashable) and not isinstance(column, tuple)
+    return str(column) if is_name else f"a {type(column).__name__}"
 
 
 def find_outlived(
@@ -61,36 +74,51 @@ def find_outlived(
             folder.
         FileExistsError: the pack was made with other arguments.
     """
+    refused = None
     for place in places:
         target = PackFolder(place, plan)
         if not target.is_finished:  # the missing images cannot be read any more
             continue
         manifest = target.read_manifest()
         packed = PackedImages(place)
-        other = _other_source(packed, manifest, arguments, root=_root_of(source, root))
-        if other:
-            raise PathNotFoundError(
-                f"there is no {os.fspath(source)}",
-                found=f"a finished pack in {place}, {other}",
-                fix=f"tpukit.PackedImages({os.fspath(place)!r}) opens it; or check the path",
+        error = _refusal(source, packed, manifest, target=target, root=root, arguments=arguments)
+        if error is None:
+            print(
+                f"pack: {os.fspath(source)} is gone; {place} is finished, and is returned as it is"
             )
-        stored = manifest["plan"]
-        differences = []
-        another = target.differences({name: stored.get(name) for name in plan})
-        if another:
-            differences.append(another.found)
-        differences += _other_arguments(manifest, arguments, is_table=is_table_file(source))
-        if differences:
-            raise PathExistsError(
-                f"{place} holds another pack, and {os.fspath(source)} is gone",
-                found="; ".join(differences),
-                fix="pass the arguments with which the pack was made; "
-                f"or tpukit.PackedImages({os.fspath(place)!r}) opens it as it is",
-            )
-        print(f"pack: {os.fspath(source)} is gone; {place} is finished, and is returned as it is")
-        _report_unknown(manifest, arguments)
-        return packed
+            _report_unknown(manifest, arguments)
+            return packed
+        refused = refused or error  # another folder may have the pack
+    if refused:
+        raise refused
     return None
+
+
+def _refusal(
+    source, packed: PackedImages, manifest: dict, *, target: PackFolder, root, arguments: dict
+) -> TpukitError | None:
+    """Return the error for a pack of another source or with other arguments; None for this one."""
+    place = os.fspath(target.folder)
+    other = _other_source(packed, manifest, arguments, root=_root_of(source, root))
+    if other:
+        return PathNotFoundError(
+            f"there is no {os.fspath(source)}",
+            found=f"a finished pack in {place}, {other}",
+            fix=f"tpukit.PackedImages({place!r}) opens it; or check the path",
+        )
+    differences = []
+    another = target.differences({name: manifest["plan"].get(name) for name in target.plan})
+    if another:
+        differences.append(another.found)
+    differences += _other_arguments(manifest, arguments, is_table=is_table_file(source))
+    if not differences:
+        return None
+    return PathExistsError(
+        f"{place} holds another pack, and {os.fspath(source)} is gone",
+        found="; ".join(differences),
+        fix="pass the arguments with which the pack was made; "
+        f"or tpukit.PackedImages({place!r}) opens it as it is",
+    )
 
 
 def _other_arguments(manifest: dict, asked: dict, *, is_table: bool) -> list[str]:

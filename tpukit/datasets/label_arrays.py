@@ -1,8 +1,8 @@
-"""Convert labels to float32 if that changes none of them, and words and groups to numbers.
+"""Convert labels to float32 if it can hold them, and words and groups to numbers.
 
 column                    classes          stored labels
 cat, dog, cat             cat, dog         0.0, 1.0, 0.0
-0.5, 2, 7                 none             0.5, 2.0, 7.0
+0.1, 2, 7                 none             0.1 rounded to float32, 2.0, 7.0
 16777217                  none             refused: float32 would store 16777216
 "1", "2"                  none             refused: these are numbers that were read as text
 """
@@ -55,7 +55,8 @@ def as_labels(values, names: Sequence[str], *, first_row: int = 0, what: str = "
         what: "row" of a table or "item", for messages and their fixes.
 
     Raises:
-        ValueError: a value is missing, infinite, not a number, or float32 would change it.
+        ValueError: a value is missing, infinite or not a number; or float32 would make it infinite
+            or 0, or would change it although it is a whole number. Fractions are rounded.
     """
     import numpy
 
@@ -239,8 +240,8 @@ def encode_words(column, name: str, classes: Sequence[str] | None):
             an interval is the name of a class if a class in the list has that text.
 
     Returns:
-        The class numbers, (N,) float32, and the classes; None if the values of the column are
-        numbers.
+        The class numbers, (N,) float32, and the classes. None without `classes` for a column of
+        numbers, or of text that reads as numbers, unless the column is categorical.
 
     Raises:
         ValueError: a value is missing or is not one of the classes, or only some values are words.

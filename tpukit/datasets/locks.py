@@ -88,7 +88,8 @@ def claim(unfinished: Path) -> Iterator[None]:
     """Create a file and lock it, so that `remove_unclaimed` of another process does not remove it.
 
     The caller opens and closes the file in the block. That would release a lock of lockf, so the
-    lock is one of flock.
+    lock is one of flock. On Windows nothing is created or locked, because the file that the caller
+    opens in the block cannot be removed.
     """
     if fcntl is None:
         yield  # Windows does not remove a file that a process has open

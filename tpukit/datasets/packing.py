@@ -3,6 +3,7 @@
     photos/cat/a.jpg                    packed/00000-of-00002.array_record   shard_size images
     photos/dog/b.jpg    -- pack -->     packed/00001-of-00002.array_record
     ...                                 packed/index.npy, names, looks.npy   rows, names, file times
+                                        packed/groups.npy                    groups with copies
                                         packed/manifest.json                 written last
 
 `pack_described` works in four steps, each of which an interrupted call can repeat: choose a folder
@@ -158,8 +159,9 @@ def pack(
             `pack` uses the first that contains this pack or has enough free disk, and prints it.
         labels: for a table, the names of the columns that are labels. For items that are dicts,
             the keys of labels; None for the first of label, labels, fine_label, target and targets
-            that exists. [] for no labels. Labels are stored as float32. A single column of words
-            becomes classes.
+            that exists. [] for no labels. Labels are stored as float32, which rounds fractions. A
+            whole number beyond 2**24 that float32 would change is an error, and so is a number too
+            large or too small for float32. A single column of words becomes classes.
         groups: for a table, the column with the group of each image, such as its patient. For
             TFRecord files, the name of a feature. For other items, one value per item.
             `PackedImages.split` puts all images of a group into the same part. None for no groups.
@@ -195,7 +197,7 @@ def pack(
 
     Raises:
         ValueError: an argument or the source is not as above, the images have different numbers of
-            labels, a label is not exact as float32, or too many images are damaged.
+            labels, a label is missing or float32 cannot hold it, or too many images are damaged.
         DiskFullError: the disk is too small for the pack. `pack` checks that before the first
             image, and the message has the number of images for which there is space.
         OSError: an image is damaged or missing, and the message names it; or the disk became full.
@@ -261,7 +263,8 @@ def check_arguments(damaged: str | float, options: PackOptions, *, size) -> None
             f"options must be a PackOptions, got {options!r}",
             fix="options=tpukit.PackOptions(shard_size=1024)",
         )
-    whole_number("seed", options.seed, 0)
+    # With None, each call would have another order, and could not continue an earlier one.
+    whole_number("seed", options.seed, 0, is_optional=False)
     whole_number("shard_size", options.shard_size, 1)
     whole_number("workers", options.workers, 1)
     whole_number("quality", options.quality, 1)
@@ -608,7 +611,7 @@ def _refuse_damage(skipped: list[dict], count: int, share: float, *, files, note
                 file.unlink()  # the next call packs the images that replace the damaged ones
         raise InvalidValueError(
             f"{len(skipped):,} of {count:,} images are damaged or missing, and damaged= allows "
-            f"{share:.0%}",
+            f"{100 * share:.4g}%",
             found=_reasons(skipped),
             fix="check the paths, and call again; "
             f"or damaged={math.ceil(100 * len(skipped) / count) / 100}",
