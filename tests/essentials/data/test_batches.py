@@ -195,7 +195,7 @@ def layout(**changed):
 @pytest.mark.parametrize(
     ("options", "state", "message"),
     [
-        ({"shuffle": True}, {"count": 41}, "dataset of 41 samples, this one has 40"),
+        ({"shuffle": True}, {"count": 41}, "dataset of 41 samples, but this dataset has 40"),
         (
             {},
             layout(batch_size=8),
