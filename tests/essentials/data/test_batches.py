@@ -210,7 +210,7 @@ def layout(**changed):
         (
             {},
             {"samples": 8, "layout": {"shuffle": True}},
-            "8 samples into an epoch(.|\n)*saved with shuffle=True; here",
+            "8 samples after the start of an epoch(.|\n)*saved with shuffle=True; here",
         ),
         (
             {"shuffle": True},

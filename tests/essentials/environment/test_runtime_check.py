@@ -318,7 +318,7 @@ def test_where_torchtpu_takes_the_place_of_torch_xla_it_is_told_to_be_experiment
             KAGGLE,
             {"libtpu": "0.0.21"},
             "warning",
-            "released with 0.0.17",
+            "released with libtpu 0.0.17",
             "`%pip install libtpu==0.0.17`",
         ),
         (COLAB, {"libtpu": "0.0.21"}, "ok", "libtpu 0.0.21", ""),
