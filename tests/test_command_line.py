@@ -26,7 +26,7 @@ WRONG = {
     "job julia.ipynb": "is a notebook in julia",
     "job none.ipynb": "no such file",
     "job train.py:": "a file that ends in .ipynb or .py",
-    "job": "the following arguments are required: notebook",
+    "job": "the notebook is missing\n  fix: ",
     "job train.py --to mars": "invalid choice: 'mars'",
     "job train.py --secret TOKEN": "--secret must be NAME=REFERENCE",
     "lint none.py": "there is no file",

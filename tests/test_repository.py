@@ -360,6 +360,7 @@ def test_every_patch_is_documented_with_its_reason_and_its_end():
 # Tests
 
 WITHOUT_A_MODULE = {  # subjects of tests that are no single module
+    "accelerators": {"visible_gpus"},  # on machines without a GPU, too
     "essentials/data": {"fixes"},
     "essentials/launcher": {"in_graph", "kernel", "ranks"},
     "essentials/display": {"html_tables"},

@@ -10,7 +10,6 @@ TESTED_THROUGH = {
     ],
     "cloud/test_job_command.py": ["__main__.py"],
     "cloud/test_tpu_health.py": ["cloud/tpu_vm.py"],
-    "cloud/test_vertex.py": ["cloud/answers.py"],
     "accelerators/test_hosts.py": ["essentials/backends/protocol.py"],
     "essentials/data/test_batches.py": ["essentials/data/feeds.py"],
     "essentials/backends/test_cpu.py": ["essentials/backends/registry.py"],
@@ -62,6 +61,7 @@ TESTED_THROUGH = {
         "migrate/shell_checks.py",
     ],
     "datasets/test_pack_sources.py": [
+        "datasets/gone_sources.py",
         "datasets/image_folders.py",
         "datasets/packing.py",
         "datasets/source_files.py",

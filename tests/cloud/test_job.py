@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import papermill
 import pytest
 from helpers.executed import outputs
 
+from tpukit.__main__ import main
 from tpukit.cloud.answers import CloudError
 from tpukit.cloud.job import OVER, CellFailedError, Job, JobFailedError, find, jobs, submit
 from tpukit.cloud.job_folder import open_folder, read_json, write_json
@@ -145,7 +147,8 @@ def test_a_failing_cell_raises_here_with_its_traceback(make_notebook, send):
         result(job)
     assert caught.value.ename == "ZeroDivisionError"
     assert "return 1 / x" in str(caught.value)
-    assert caught.value.cell == 2  # of the source, whatever papermill has inserted
+    assert caught.value.cell == 3  # of the source from 1, whatever papermill has inserted
+    assert "cell 3 of " in str(caught.value)
     assert caught.value.state == job.state == "failed"
     assert job.download().files["before.txt"].read_text() == "kept"
     assert "never" not in job.logs()
@@ -157,6 +160,17 @@ def test_a_failing_cell_raises_here_with_its_traceback(make_notebook, send):
     assert job.folder.read("notebook.ipynb") == before
     with pytest.raises(ValueError, match="has ended: failed"):
         job.start()
+
+
+def test_the_cell_that_runs_has_its_number_in_the_notebook_that_was_sent(
+    make_notebook, send, capsys
+):
+    book = make_notebook("1", "open('go', 'w').close()\n" + WAIT, "3", parameters="n = 1")
+    job = send(book, parameters={"n": 2})
+    wait_for(lambda: job.folder.read("out/go") is not None, job)
+    with pytest.raises(TimeoutError, match="is running"):
+        job.wait(0.1, every=0.05)
+    assert ": running, cell 3 of 4\n" in capsys.readouterr().out
 
 
 def test_another_process_with_the_number_of_a_job_is_not_the_job(tmp_path):
@@ -648,6 +662,127 @@ def test_a_result_that_is_not_complete_keeps_the_machine(make_notebook, send, mo
     job.wait()
     job.wait()
     assert len(cleaned) == 1
+
+
+class Reporting(LocalTarget):
+    """A platform that starts nothing, and reports on each job what a test wants."""
+
+    def __init__(self):
+        self.report = PlatformState("queued")
+        self.starts = 0
+
+    def start(self, plan):
+        self.starts += 1
+        return {"name": plan.name}
+
+    def state(self, handle):
+        return self.report
+
+    def logs(self, handle):
+        return "the platform's log"
+
+    def cancel(self, handle):
+        self.report = PlatformState("gone", "the TPU VM is deleted")
+
+    def clean_up(self, handle):
+        self.report = PlatformState("gone", "the TPU VM is deleted")
+
+
+@pytest.fixture
+def reporting(make_notebook, tmp_path):
+    target = Reporting()
+    book = make_notebook("1")
+    job = submit(book, name="reported", to=target, bucket=tmp_path / "jobs", options=PLAIN)
+    return target, job
+
+
+def test_the_reason_of_the_platform_remains_after_its_record_is_deleted(reporting, tmp_path):
+    target, job = reporting
+    target.report = PlatformState("failed", "FAILED There is no more capacity in the zone")
+    with pytest.raises(JobFailedError, match="failed; FAILED There is no more capacity") as caught:
+        job.result()
+    assert caught.value.state == job.state == "failed"
+    assert target.report.word == "gone"
+    again = find("reported", tmp_path / "jobs", to=target)
+    assert again.state == again.wait() == "failed"
+    with pytest.raises(JobFailedError, match="There is no more capacity"):
+        again.result()
+    run = subprocess.run(["bash", place(job, "run.sh")], capture_output=True, timeout=60)
+    assert run.returncode == 1  # a machine that comes late does not run the job
+
+
+@pytest.mark.parametrize(
+    ("report", "state"),
+    [
+        (PlatformState("gone", "the TPU VM is deleted"), "cancelled"),
+        (PlatformState("failed", "no capacity"), "failed"),
+        (PlatformState("cancelled"), "cancelled"),
+    ],
+)
+def test_a_job_that_the_platform_has_ended_is_not_started_again(reporting, report, state):
+    target, job = reporting
+    if state == "cancelled":
+        job.cancel()
+    target.report = report
+    assert job.state == state
+    with pytest.raises(ValueError, match=f"has ended: {state}(.|\n)*under another name"):
+        job.start()
+    assert target.starts == 1
+    assert job.state == state
+
+
+def test_every_request_of_a_wait_may_remain_without_an_answer(reporting, monkeypatch, capsys):
+    target, job = reporting
+    lost = CloudError("the cloud did not answer", may_pass=True)
+    failures = {"state.json": 2, "result.json": 2, "manifest.json": 2, "log/": 2, "clean_up": 2}
+
+    def fail(name):
+        if failures.get(name):
+            failures[name] -= 1
+            raise lost
+
+    read, names, clean_up = job.folder.read, job.folder.names, target.clean_up
+    monkeypatch.setattr(job.folder, "read", lambda name: fail(name) or read(name))
+    monkeypatch.setattr(job.folder, "names", lambda prefix="": fail(prefix) or names(prefix))
+    monkeypatch.setattr(target, "clean_up", lambda handle: fail("clean_up") or clean_up(handle))
+    reports = [PlatformState("running")] * 6 + [PlatformState("gone", "taken back")]
+    monkeypatch.setattr(
+        target, "state", lambda handle: reports.pop(0) if len(reports) > 1 else reports[0]
+    )
+    with pytest.raises(JobFailedError, match="interrupted; taken back"):
+        job.wait(60, every=0.01)
+    assert "no answer the cloud did not answer" in capsys.readouterr().out
+    reports[0] = PlatformState("failed", "no capacity")
+    assert job.wait(60, every=0.01) == "failed"
+    with pytest.raises(JobFailedError, match="failed; no capacity"):
+        job.result()
+    assert set(failures.values()) == {0}
+
+
+def test_what_will_not_pass_ends_the_waiting_at_once(reporting, monkeypatch):
+    target, job = reporting
+
+    def state(handle):
+        raise CloudError("not permitted")
+
+    monkeypatch.setattr(target, "state", state)
+    with pytest.raises(CloudError, match="not permitted"):
+        job.wait(60)
+
+
+@pytest.mark.parametrize("folder", ["jobs", "my runs", "jobs/sub"])
+def test_the_command_that_is_printed_finds_the_job(
+    make_notebook, tmp_path, monkeypatch, capsys, folder
+):
+    monkeypatch.chdir(tmp_path)
+    submit(make_notebook("1"), name="one", to=Reporting(), bucket=folder, options=PLAIN)
+    command = capsys.readouterr().out.rpartition("follow it: ")[2]
+    assert ("--bucket" in command) == (folder != "jobs")
+    python, dash_m, tpukit, *words = shlex.split(command)
+    assert (python, dash_m, tpukit) == ("python", "-m", "tpukit")
+    monkeypatch.setattr(LocalTarget, "logs", lambda self, handle: "found")
+    assert main(words) == 0
+    assert capsys.readouterr().out == "found"
 
 
 @pytest.mark.parametrize(

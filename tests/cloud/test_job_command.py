@@ -58,6 +58,10 @@ def test_a_notebook_is_submitted_listed_read_fetched(
         (["job", "book.ipynb", "--spot"], "spot"),
         (["job", "book.ipynb", "--timeout", "soon"], "a time is written"),
         (["logs", "none"], "no job none"),
+        (["job"], "the notebook is missing"),
+        (["job", "--files", "data.csv", "book.ipynb"], "--files has data.csv book.ipynb"),
+        (["job", "--files", "data.csv", "book.ipynb"], "before the options: python -m tpukit job"),
+        (["job", "--files", "data.csv", "--spot", "book.ipynb"], "data.csv"),
     ],
 )
 def test_what_is_wrong_is_one_message_and_exit_status_2(

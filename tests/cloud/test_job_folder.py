@@ -40,6 +40,13 @@ def test_files_are_written_read_listed_and_deleted(folder, tmp_path):
     assert folder.names() == ["out/deep/b.bin"]
 
 
+@pytest.mark.parametrize("name", ["film.1.part", "film.part", "notes.tmp", ".hidden"])
+def test_a_file_of_the_user_is_listed_whatever_its_name(folder, name):
+    folder.write(f"in/files/{name}", b"the user's")
+    assert folder.names() == [f"in/files/{name}"]
+    assert folder.below("in/files").names() == [name]
+
+
 def test_a_file_is_created_once_however_many_try(folder):
     made = []
 
@@ -72,6 +79,8 @@ def test_a_write_that_breaks_off_leaves_the_file_before(tmp_path, monkeypatch):
     folder.write("notebook.ipynb", b"whole")
 
     def replace(*_):
+        assert len(os.listdir(tmp_path)) == 2
+        assert folder.names() == ["notebook.ipynb"]  # the new file is not yet one of the folder
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "replace", replace)

@@ -24,7 +24,7 @@ def test_outputs_and_cells_of_an_earlier_run_are_not_sent(make_notebook):
     path.write_text(json.dumps(book))
     found = read_notebook(path)
     assert secret.encode() not in found.content
-    assert found.numbers == (0, 1, 3)
+    assert found.numbers == (1, 2, 4)
     assert found.parameters_cell == 0
     sent = nbformat.reads(found.content.decode(), as_version=4)
     nbformat.validate(sent)
@@ -47,7 +47,7 @@ def test_outputs_and_cells_of_an_earlier_run_are_not_sent(make_notebook):
         ),
         (
             '{"cells": [{"cell_type": "code", "source": ["x = (1,\\n", "y = 2"]}], "nbformat": 4}',
-            "cell 0.* is not valid Python",
+            "cell 1.* is not valid Python",
         ),
     ],
 )
@@ -196,7 +196,7 @@ NO_SECRETS = [
 @pytest.mark.parametrize("text", SECRETS, ids=lambda text: text[:24])
 def test_what_looks_like_a_secret_is_refused_with_the_number_of_its_cell(make_notebook, text):
     with pytest.raises(
-        ValueError, match=r"cell 1 of book.ipynb contains text that looks like a secret"
+        ValueError, match=r"cell 2 of book.ipynb contains text that looks like a secret"
     ) as caught:
         read_notebook(make_notebook("1", text, tags=[(1, "raises-exception")]))
     assert text not in str(caught.value)

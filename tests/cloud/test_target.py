@@ -167,7 +167,7 @@ def test_a_cell_that_fails_raises_here_and_ends_the_machine(platform, cloud, mak
     job = platform.send(make_notebook("open('before.txt', 'w').write('kept')", "1 / 0"))
     with pytest.raises(CellFailedError, match="ZeroDivisionError: division by zero") as caught:
         job.result(timeout="5m")
-    assert caught.value.cell == 1
+    assert caught.value.cell == 2
     assert job.folder.read("out/before.txt") == b"kept"
     wait_for(lambda: not platform.processes(job), job)
     assert cloud.machines() == []

@@ -366,8 +366,11 @@ def test_the_fixes_work_for_folders_of_images_without_a_class():
     shutil.copytree("in", "moved")
     quietly("moved", "of-moved")
     shutil.move("moved", "elsewhere")
-    with fixes("packing: there is no {}") as fix:
+    with fixes("gone_sources: there is no {}") as fix:
         quietly("elsewhere-by-mistake", "of-moved")
+    assert len(fix.code(r"tpukit\.\S+\)")) == 1
+    with fixes("gone_sources: {} holds another pack, and {} is gone") as fix:
+        quietly("moved", "of-moved", size=8)
     assert len(fix.code(r"tpukit\.\S+\)")) == 1
 
     Path("in/dog").mkdir()
@@ -1358,6 +1361,25 @@ def test_the_fixes_work_for_dialects_of_csv_files(option):
         quietly("table.csv", labels="kind")
     assert option in fix.text.replace('"', "'")
     assert len(done(fix, fix.text, labels="kind").classes) == 2
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv"])
+def test_the_fixes_work_for_csv_files_that_pandas_cannot_read(ending):
+    file = f"table.{ending}"
+    mark = {"csv": ",", "tsv": "\t"}[ending]
+    table_of(kind=["a", "b"] * 2).to_csv(file, sep=mark, index=False)
+    whole = Path(file).read_text()
+    Path(file).write_text(f"{whole}4.png{mark}a{mark}of 2020{mark}new\n")
+    with fixes("pack_tables: {} {}") as fix:
+        quietly(file, labels="kind")
+    assert "on_bad_lines='warn'" in fix
+    with pytest.warns(pandas.errors.ParserWarning):
+        assert len(done(fix, fix.text, labels="kind")) == 4
+    Path(file).write_text("")
+    with fixes("pack_tables: {} is empty"):
+        quietly(file, labels="kind")
+    Path(file).write_text(whole)  # made again
+    quietly(file, labels="kind")
 
 
 # Masks

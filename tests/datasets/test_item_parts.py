@@ -379,3 +379,13 @@ def test_hugging_face_masks_and_parts(tmp_path):
     assert np.array_equal(targets["masks"], np.asarray(masks[records.rows[4]]))
     with pytest.raises(ValueError, match=r"pass one of its parts: source\['train'\]"):
         pack(datasets.DatasetDict(train=data), tmp_path / "new")
+
+
+@pytest.mark.parametrize(
+    ("count", "found"), [(2, "a, b"), (4, "a, b, c, d"), (5, "a, b, c, d, ...")]
+)
+def test_a_message_has_an_ellipsis_only_for_more_classes(tmp_path, count, found):
+    classes = list("abcde"[:count])
+    with pytest.raises(ValueError, match=r"label 9 of item 0") as error:
+        pack([(np.zeros((8, 8, 3), np.uint8), 9)], tmp_path, classes=classes, progress="off")
+    assert error.value.found == f"classes 0 to {count - 1}: {found}"

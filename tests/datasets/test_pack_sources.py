@@ -21,6 +21,7 @@ torch = pytest.importorskip("torch")
 from helpers.sources import Items  # noqa: E402
 
 import tpukit  # noqa: E402
+from tpukit.datasets import checked_files  # noqa: E402
 from tpukit.datasets.image_cache import build_image_cache, cached_images  # noqa: E402
 from tpukit.datasets.packed_images import PackedImages  # noqa: E402
 from tpukit.datasets.packing import PackOptions, pack  # noqa: E402
@@ -151,6 +152,165 @@ def test_a_pack_outlives_its_source(tmp_path, capsys, kind):
     assert eval(call, {"tpukit": tpukit}).digest == made.digest
     with pytest.raises(FileNotFoundError, match="there is no f"):
         pack(source, tmp_path / "new", **arguments, **QUIET)
+
+
+def outlived_table(folder, **columns):
+    """Return a CSV file of four images with columns of classes, quantities, groups and masks."""
+    fill(folder)
+    names = sorted(str(file.relative_to(folder)) for file in folder.rglob("*.bmp"))
+    for number in range(4):
+        Image.new("L", (24, 24), number).save(folder / f"mask{number}.png")
+    words = {
+        "species": list("aabb"),
+        "site": list("xyxy"),
+        "patient": list("pqrs"),
+        "age": range(4),
+    }
+    masks = [f"mask{number}.png" for number in range(4)]
+    table = pd.DataFrame({"path": names, **words, "mask": masks, "other": masks[::-1], **columns})
+    table.to_csv(folder / "t.csv", index=False)
+    return folder / "t.csv"
+
+
+# The arguments of the pack, those of the call without the source, and the difference in words.
+OTHER_ARGUMENTS = {
+    "labels": ({"labels": "species"}, {"labels": "site"}, "labels species, asked for site"),
+    "no labels": ({"labels": "species"}, {}, "labels species, asked for none"),
+    "groups": (
+        {"labels": "age", "groups": "patient"},
+        {"labels": "age", "groups": "site"},
+        "groups patient, asked for site",
+    ),
+    "no groups": ({"groups": "patient"}, {}, "groups patient, asked for none"),
+    "new groups": ({}, {"groups": "patient"}, "groups none, asked for patient"),
+    "classes": (
+        {"labels": "species", "classes": ["a", "b"]},
+        {"labels": "species", "classes": ["b", "a"]},
+        "classes a, b, asked for b, a",
+    ),
+    "no classes": (
+        {"labels": "age", "classes": range(4)},
+        {"labels": "age"},
+        "classes 0, 1, 2, 3, asked for none",
+    ),
+    "new classes": (
+        {"labels": "age"},
+        {"labels": "age", "classes": range(4)},
+        "classes none, asked for 0, 1, 2, 3",
+    ),
+    "masks": ({"masks": "mask"}, {"masks": "other"}, "masks mask, asked for other"),
+    "no masks": (
+        {"masks": "mask", "labels": "age"},
+        {"labels": "age"},
+        "masks mask, asked for none",
+    ),
+    "path": ({}, {"path": "name"}, "path path, asked for name"),
+    "two": (
+        {"labels": "age", "groups": "site"},
+        {"labels": "site"},
+        "labels age, asked for site; groups site, asked for none",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", OTHER_ARGUMENTS)
+def test_other_arguments_are_refused_although_the_source_is_gone(tmp_path, what):
+    packed_with, asked, message = OTHER_ARGUMENTS[what]
+    source = outlived_table(tmp_path / "in")
+    made = pack(source, tmp_path / "out", **packed_with, **QUIET)
+    shutil.rmtree(tmp_path / "in")
+    with pytest.raises(FileExistsError, match=f"found: {re.escape(message)}\n") as error:
+        pack(source, tmp_path / "out", **asked, **QUIET)
+    said(error)
+    assert "rmtree" not in error.value.fix  # the pack is all that is left
+    call = error.value.fix.partition("; or ")[2].partition(" opens")[0]
+    assert eval(call, {"tpukit": tpukit}).digest == made.digest
+    assert pack(source, tmp_path / "out", **packed_with, **QUIET).digest == made.digest
+
+
+def test_classes_may_be_named_that_the_pack_found_itself(tmp_path):
+    source = outlived_table(tmp_path / "in")
+    made = pack(source, tmp_path / "out", labels="species", **QUIET)
+    shutil.rmtree(tmp_path / "in")
+    again = pack(source, tmp_path / "out", labels=["species"], classes=("a", "b"), **QUIET)
+    assert again.digest == made.digest
+
+
+def test_a_pack_with_masks_outlives_its_source(tmp_path, capsys):
+    source = outlived_table(tmp_path / "in")
+    made = pack(source, tmp_path / "out", masks="mask", **QUIET)
+    shutil.rmtree(tmp_path / "in")
+    capsys.readouterr()
+    assert pack(source, tmp_path / "out", masks="mask", **QUIET).digest == made.digest
+    assert f"{source} is gone; " in capsys.readouterr().out
+    with pytest.raises(FileNotFoundError, match="of images that were in another place"):
+        pack(tmp_path / "typo" / "t.csv", tmp_path / "out", masks="mask", **QUIET)
+
+
+def test_another_table_of_the_same_images_is_not_the_source(tmp_path):
+    source = outlived_table(tmp_path / "in")
+    other = tmp_path / "in" / "u.csv"
+    table = pd.read_csv(source)
+    table.assign(species=table.species[::-1].to_list()).to_csv(other, index=False)
+    arguments = {"labels": "species", "root": tmp_path / "in"}
+    pack(source, tmp_path / "out", **arguments, **QUIET)
+    pack(table, tmp_path / "of_memory", **arguments, **QUIET)
+    source.unlink()
+    other.unlink()
+    with pytest.raises(FileNotFoundError, match="that was made from .*t.csv") as error:
+        pack(other, tmp_path / "out", **arguments, **QUIET)
+    said(error)
+    with pytest.raises(FileNotFoundError, match="that was made from another kind of source"):
+        pack(source, tmp_path / "of_memory", **arguments, **QUIET)
+    shutil.rmtree(tmp_path / "in")
+    with pytest.raises(FileNotFoundError, match="that was made from .*t.csv"):
+        pack(tmp_path / "in", tmp_path / "out", **QUIET)  # the folder, not the table in it
+
+
+def test_a_pack_without_its_source_may_be_in_any_of_several_folders(tmp_path):
+    source = outlived_table(tmp_path / "in")
+    places = [tmp_path / "a", tmp_path / "b", tmp_path / "c"]
+    pack(source, places[1], labels="species", **QUIET)
+    made = pack(source, places[2], labels="site", **QUIET)
+    shutil.rmtree(tmp_path / "in")
+    assert pack(source, places, labels="site", **QUIET).digest == made.digest
+    with pytest.raises(FileExistsError, match="labels species, asked for age"):
+        pack(source, places, labels="age", **QUIET)
+    with pytest.raises(FileExistsError, match="groups none, asked for a list"):
+        pack(source, places, labels="species", groups=["p"] * 1000, **QUIET)
+
+
+def without_arguments(folder):
+    """Make a pack like those of earlier versions, which did not store the arguments."""
+    file = folder / "manifest.json"
+    manifest = checked_files.unseal(file.read_bytes())
+    del manifest["arguments"]
+    del manifest["first_mask"]
+    file.write_bytes(checked_files.seal(manifest))
+
+
+def test_an_old_pack_outlives_its_source_and_tells_what_it_cannot_compare(tmp_path, capsys):
+    source = outlived_table(tmp_path / "in")
+    arguments = {"labels": "species", "groups": "patient"}
+    pack(source, tmp_path / "out", **arguments, **QUIET)
+    pack(source, tmp_path / "masks", masks="mask", **QUIET)
+    shutil.rmtree(tmp_path / "in")
+    without_arguments(tmp_path / "out")
+    without_arguments(tmp_path / "masks")
+    capsys.readouterr()
+    assert len(pack(source, tmp_path / "out", **arguments, **QUIET)) == 4
+    assert "not compared: source, groups, classes, path" in capsys.readouterr().out
+    for change, message in (
+        ({"labels": "site"}, "labels species, asked for site"),
+        ({"groups": None}, "groups of unknown name, asked for none"),
+        ({"classes": ["b", "a"]}, "classes a, b, asked for b, a"),
+        ({"masks": "mask"}, "masks none, asked for mask"),
+    ):
+        with pytest.raises(FileExistsError, match=f"found: {message}\n"):
+            pack(source, tmp_path / "out", **{**arguments, **change}, **QUIET)
+    with pytest.raises(FileNotFoundError, match="does not store where its masks were") as error:
+        pack(source, tmp_path / "masks", masks="mask", **QUIET)
+    said(error)
 
 
 def items(count=6, shift=0):
@@ -659,3 +819,18 @@ def test_who_waits_for_another_process_says_so(tmp_path, capfd):
     assert "another process writes here, and this one waits" in capfd.readouterr().out
     other.wait()
     other.stdout.close()
+
+
+@pytest.mark.parametrize(("share", "words"), [(0.004, "0.4%"), (0.29, "29%"), ("skip", "10%")])
+def test_the_share_that_may_be_damaged_is_told_exactly(tmp_path, share, words):
+    fill(tmp_path / "a")
+    for file in list((tmp_path / "a").rglob("*.bmp"))[:2]:
+        file.write_bytes(b"damaged")
+    with pytest.raises(ValueError, match=f"damaged= allows {words}\n"):
+        pack(tmp_path / "a", tmp_path / "out", damaged=share, **QUIET)
+
+
+def test_a_seed_of_none_is_refused_because_no_later_call_could_continue(tmp_path):
+    with pytest.raises(ValueError, match="seed must be a whole number, 0 or more, got None"):
+        pack(items(), tmp_path / "out", options=PackOptions(seed=None), **QUIET)
+    assert not (tmp_path / "out").exists()

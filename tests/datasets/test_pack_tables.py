@@ -203,3 +203,104 @@ def test_files_of_sixteen_bits_are_packed_by_a_window_which_the_pack_keeps(tmp_p
     )
     with pytest.raises(FileExistsError, match="window"):
         pack(table, tmp_path / "kept", options=PackOptions(window=(0, 100)), **QUIET)
+
+
+@pytest.mark.parametrize("column", ["path", "mask"])
+def test_a_missing_path_is_named_in_a_column_of_nullable_text(tmp_path, column):
+    table = pd.DataFrame({"path": ["a.png", "b.png"], "mask": ["a.png", "b.png"]})
+    table[column] = pd.array(["a.png", None], dtype="string")
+    with pytest.raises(
+        ValueError, match=f"the column {column} holds a value that is not a path\n  found: <NA>\n"
+    ) as error:
+        pack(table, tmp_path / "out", masks="mask", **QUIET)
+    assert error.value.fix == f"drop the rows without one: table.dropna(subset=[{column!r}])"
+
+
+@pytest.mark.parametrize("name", ["T.TSV", "t.Tsv.GZ", "t.csv.tsv"])
+def test_the_separator_of_a_tsv_file_does_not_depend_on_the_case_of_its_name(
+    flowers, tmp_path, name
+):
+    file = tmp_path / name
+    table = pd.read_csv(flowers / "train.csv")
+    compression = "gzip" if name.endswith("GZ") else None
+    table.to_csv(file, sep="\t", index=False, compression=compression)
+    made = pack(file, tmp_path / "out", **FROM_CSV, root=flowers / "images", **QUIET)
+    assert made.classes == sorted(SPECIES)
+
+
+def test_a_csv_file_in_a_folder_named_tsv_has_commas(flowers, tmp_path):
+    file = tmp_path / "old.tsv.csv"
+    pd.read_csv(flowers / "train.csv").to_csv(file, index=False)
+    made = pack(file, tmp_path / "out", **FROM_CSV, root=flowers / "images", **QUIET)
+    assert made.classes == sorted(SPECIES)
+
+
+def test_the_fix_for_a_tsv_file_has_its_separator(tmp_path):
+    file = tmp_path / "T.TSV"
+    file.write_bytes("path\tkind\na.png\tB\xe4r\n".encode("latin-1"))
+    with pytest.raises(ValueError, match="is not in UTF-8") as error:
+        pack(file, tmp_path / "out", labels="kind", **QUIET)
+    assert "encoding='latin-1', sep='\\t'" in error.value.fix
+
+
+LABELS_OF_WORDS = {
+    "a word after a number": ([1, "x"], "'x'"),
+    "pd.NA before a word": ([pd.NA, "x"], "'x'"),
+    "a word before a number": (["x", 1], "'x'"),
+    "a number that is too large for an array": ([1, 2**70], str(2**70)),
+}
+
+
+@pytest.mark.parametrize("what", LABELS_OF_WORDS)
+def test_the_value_that_is_no_number_is_named(tmp_path, what):
+    values, named = LABELS_OF_WORDS[what]
+    table = pd.DataFrame({"path": ["a.png", "b.png"], "x": pd.Series(values, dtype=object), "y": 0})
+    with pytest.raises(ValueError, match=f"and these are not: 'x' holds {named}\n"):
+        pack(table, tmp_path / "out", labels=["x", "y"], **QUIET)
+
+
+@pytest.mark.parametrize("labels", ["x", ["x", "y"]])
+@pytest.mark.parametrize("missing", [pd.NA, None, float("nan"), pd.NaT])
+def test_a_missing_number_in_a_column_of_objects_is_named(tmp_path, labels, missing):
+    values = pd.Series([1.0, missing], dtype=object)
+    table = pd.DataFrame({"path": ["a.png", "b.png"], "x": values, "y": 0})
+    with pytest.raises(ValueError, match="label 'x' of row 1 is missing"):
+        pack(table, tmp_path / "out", labels=labels, **QUIET)
+
+
+# The path in the table, the path on the disk, and the code of the fix; "" if no code can mend it.
+SPELLINGS = {
+    "a blank": (" a.jpg", "a.jpg", ".str.strip()"),
+    "a blank after a folder": ("in/a.jpg ", "in/a.jpg", ".str.strip()"),
+    "back slashes": ("in\\a.jpg", "in/a.jpg", '.str.replace("\\\\", "/")'),
+    "the case of the name": ("Train/A.JPG", "Train/a.jpg", "[^/]*$"),
+    "the case of the path": ("Train/A.JPG", "train/a.jpg", ".str.lower()"),
+    "capital letters": ("Train/a.jpg", "TRAIN/A.JPG", ".str.upper()"),
+    "capital letters of the name": ("Train/a.jpg", "Train/A.JPG", "[^/]*$"),
+    "the case of the ending": ("Train/A.jpg", "Train/A.JPG", "[^.]*$"),
+    "no ending": ("in/a", "in/a.jpg", ' + ".jpg"'),
+    "another name": ("in/a.jpg", "in/b.jpg", ""),
+}
+
+
+@pytest.mark.parametrize("with_root", [True, False])
+@pytest.mark.parametrize("what", SPELLINGS)
+def test_the_fix_for_another_spelling_gives_the_path_on_the_disk(
+    tmp_path, monkeypatch, what, with_root
+):
+    written, on_disk, code = SPELLINGS[what]
+    monkeypatch.chdir(tmp_path)
+    root = Path("Photos") if with_root else Path()
+    (root / on_disk).parent.mkdir(parents=True, exist_ok=True)
+    flower(0).save(root / on_disk, "JPEG")
+    table = pd.DataFrame({"path": [written]})
+    options = {"root": root} if with_root else {}
+    with pytest.raises(OSError, match="cannot be packed") as error:
+        pack(table, "out", **options, **QUIET)
+    fix = str(error.value).partition("fix: ")[2].rpartition("; or the same call")[0]
+    if not code:
+        assert "table[" not in fix
+        return
+    assert code in fix
+    table["path"] = eval(fix[fix.index("table[") :], {"table": table})
+    assert len(pack(table, "out", **options, **QUIET)) == 1

@@ -517,6 +517,10 @@ FAULTS = {  # what was done to which file; what is said, if it opens at all when
     ),
     "a manifest that is gone": (Path.unlink, "manifest", "holds no finished pack"),
     "a flipped bit in the names": (flip, "names", "names is not what was written: its checksum"),
+    "names that are cut off": (cut, "names", "found: names has .* bytes where"),
+    "names that are gone": (Path.unlink, "names", "found: names is missing"),
+    "looks that are cut off": (cut, "looks", "found: looks.npy has .* bytes where"),
+    "looks that are gone": (Path.unlink, "looks", "found: looks.npy is missing"),
     "two shards of one size exchanged": (
         lambda f: swap(f, shards(f.parent)[0]),
         "00002",
@@ -813,3 +817,16 @@ def test_importing_it_is_free():
         subprocess.run([sys.executable, "-c", code], cwd=KIT, capture_output=True, text=True).stdout
         == "set()\n"
     )
+
+
+@pytest.mark.parametrize("name", ["names", "looks.npy"])
+def test_the_sizes_of_all_files_are_checked_when_a_pack_is_opened(copy, name):
+    cut(copy / name)
+    with pytest.raises(OSError, match=f"{name} has .* bytes where"):
+        PackedImages(copy)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_a_pack_of_files_is_not_called_by_another_format(tmp_path, kind):
+    made = pack([(encoded(0, kind=kind), 0)], tmp_path, progress="off")
+    assert "of 40 x 48 x 3, encoded, " in repr(made)

@@ -66,3 +66,88 @@ def test_settings_that_a_hand_has_broken_are_named(tmp_path):
     file.write_text(file.read_text()[:-9])
     with pytest.raises(ValueError, match=r"run/settings.json is not JSON\n  found: .*\n  fix: "):
         keep_settings(tmp_path / "run", SETTINGS)
+
+
+@pytest.fixture
+def bucket():
+    """Return the URL of a backup in fsspec's file system in memory."""
+    fsspec = pytest.importorskip("fsspec")
+    files = fsspec.filesystem("memory")
+    yield "memory://bucket/run"
+    if files.exists("/bucket"):
+        files.rm("/bucket", recursive=True)
+
+
+def test_a_backup_at_a_url_has_the_settings_too(tmp_path, monkeypatch, bucket):
+    monkeypatch.chdir(tmp_path)
+    keep_settings("run", SETTINGS, backup_dir=bucket)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]  # and no folder "memory:"
+    with pytest.raises(
+        ValueError,
+        match=f"{bucket} holds a run with other settings\n  found: exam_slices 96, asked for 8",
+    ):
+        keep_settings("new", {**SETTINGS, "exam_slices": 8}, backup_dir=bucket)
+    assert not Path("new").exists()
+    assert keep_settings("new", SETTINGS, backup_dir=bucket).is_file()
+
+
+@pytest.mark.parametrize(
+    "trained", ["step-00000010.pt", "slices/step-00000010.pt", "slices/best.pt"]
+)
+def test_results_in_a_bucket_without_settings_are_refused(tmp_path, bucket, trained):
+    import fsspec
+
+    with fsspec.open(f"{bucket}/{trained}", "wb") as file:
+        file.write(b"weights")
+    with pytest.raises(
+        ValueError,
+        match=f"{bucket} holds the results of a run, but not its settings\n  found: {trained}",
+    ):
+        keep_settings(tmp_path / "run", SETTINGS, backup_dir=bucket)
+    assert not (tmp_path / "run").exists()
+
+
+def test_settings_in_a_bucket_that_are_not_json_are_named(tmp_path, bucket):
+    import fsspec
+
+    keep_settings(tmp_path / "run", SETTINGS, backup_dir=bucket)
+    with fsspec.open(f"{bucket}/settings.json", "wb") as file:
+        file.write(b"{")
+    with pytest.raises(
+        ValueError, match=f"{bucket}/settings.json is not JSON\n  found: .*\n  fix: "
+    ):
+        keep_settings(tmp_path / "run", SETTINGS, backup_dir=bucket)
+
+
+def test_a_backup_that_cannot_be_reached_is_named(tmp_path, monkeypatch, bucket):
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    def refuse(self, *_, **__):
+        raise RuntimeError("401, invalid credentials")
+
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", refuse)
+    with pytest.raises(
+        OSError,
+        match=f"the settings in {bucket} cannot be read or written\n  found: .*401.*\n  fix: ",
+    ):
+        keep_settings(tmp_path / "run", SETTINGS, backup_dir=bucket)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_folder_itself_must_be_on_this_machine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        ValueError,
+        match=r"folder must be a path on this machine, got 'gs://b/run'\n  fix: .*backup_dir='gs://b/run'",
+    ):
+        keep_settings("gs://b/run", SETTINGS)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_home_folder_is_the_one_that_checkpoints_use(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    file = keep_settings("~/run", SETTINGS, backup_dir="~/drive")
+    assert file == tmp_path / "home" / "run" / "settings.json"
+    assert (tmp_path / "home" / "drive" / "settings.json").is_file()
+    assert not Path("~").exists()

@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tpukit import FitOptions, WorkerError, evaluate, fit
+from tpukit.training.weighted_loss import as_loss
 
 WEIGHTS = [0.2, 1.0, 5.0]
 
@@ -352,3 +353,13 @@ def test_segmentation_with_a_clipped_norm_and_momentum_equals_pytorch_over_epoch
         for mine, other in zip(weights, model.parameters(), strict=True):
             assert (mine - other).abs().max() < 1e-6
         assert train_loss == pytest.approx((totals[0] / totals[1]).item(), abs=1e-6)
+
+
+def test_a_loss_without_return_is_told_to_return():
+    def loss(outputs, targets):
+        CROSS_ENTROPY(outputs, targets)
+
+    with pytest.raises(ValueError, match="the loss must return one number, got None") as error:
+        as_loss(loss(torch.zeros(2, 3), torch.zeros(2, dtype=torch.long)))
+    assert error.value.fix.startswith("end the function with `return loss`")
+    assert "mean" not in error.value.fix

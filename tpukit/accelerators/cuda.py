@@ -22,16 +22,35 @@ def count(environ: Mapping[str, str] = os.environ, gpus: Path = _PROC) -> int:
         environ: environment variables; CUDA_VISIBLE_DEVICES limits the GPUs.
         gpus: the driver's folder.
     """
-    present = len(list(gpus.iterdir())) if gpus.is_dir() else 0
+    present = _present(gpus)
     visible = environ.get(_VISIBLE)
     if visible is None:
         return present
-    return min(present, len(_chosen(visible)))
+    return min(present, len(_chosen(visible, present)))
 
 
-def _chosen(visible: str) -> list[str]:
-    """Return the GPUs that a value of CUDA_VISIBLE_DEVICES names."""
-    return [part for part in visible.split(",") if part.strip() not in ("", "-1", "NoDevFiles")]
+def _present(gpus: Path = _PROC) -> int:
+    """Return the number of GPUs of this machine."""
+    return len(list(gpus.iterdir())) if gpus.is_dir() else 0
+
+
+def _chosen(visible: str, present: int) -> list[str]:
+    """Return the GPUs that a value of CUDA_VISIBLE_DEVICES makes visible.
+
+    CUDA uses the GPUs before the first invalid entry, and no other.
+
+    Args:
+        visible: the value, numbers or names such as "GPU-8932f937".
+        present: the number of GPUs of this machine.
+    """
+    chosen = []
+    for part in visible.split(","):
+        name = part.strip()
+        is_number = name.isdecimal() and int(name) < present
+        if not is_number and not name.startswith(("GPU-", "MIG-")):
+            break
+        chosen.append(name)
+    return chosen
 
 
 class Cuda(Cpu):
@@ -44,7 +63,8 @@ class Cuda(Cpu):
     def open_device(self):
         import torch
 
-        # In a run over several hosts, the rank counts all cores. All hosts have equally many GPUs.
+        # In a run over several hosts, the rank counts the cores of all hosts. The ranks of a host
+        # are consecutive and at most as many as its GPUs, so each has a GPU of its own.
         number = self.rank % torch.cuda.device_count()
         torch.cuda.set_device(number)
         return torch.device("cuda", number)
@@ -84,7 +104,7 @@ class CudaRuntime(CpuRuntime):
         return count() > 0
 
     def topology(self, machine, cores: int | None) -> Topology:
-        # Fewer cores than GPUs are fine: the first GPUs are used.
+        # Fewer cores than GPUs are fine. A run on one host uses the first GPUs.
         gpus = count()
         if gpus == 0 or (cores or 1) > gpus:
             wanted = "a GPU" if cores is None else f"cores={cores}"
@@ -108,7 +128,7 @@ class CudaRuntime(CpuRuntime):
         if topology.device_number is not None:
             all_of_them = ",".join(map(str, range(count())))
             visible = os.environ.get(_VISIBLE, all_of_them)
-            os.environ[_VISIBLE] = _chosen(visible)[topology.device_number]
+            os.environ[_VISIBLE] = _chosen(visible, _present())[topology.device_number]
         super().start(body, topology, process=process, meeting_point=meeting_point)
 
     def is_started(self) -> bool:

@@ -61,13 +61,14 @@ class Service:
         """
         try:
             yield
-        # The exceptions of googleapiclient, google-api-core, requests and sockets have no common
-        # base.
+        # The exceptions of googleapiclient, google-api-core, google-auth, requests and sockets have
+        # no common base.
         except Exception as error:
-            status = _status(error)
-            if status is None and not _is_of_the_network(error):
+            last = _last_answer(error)
+            status = _status(last)
+            if status is None and not _is_of_the_network(last):
                 raise
-            raise self._explained(error, what, status) from error
+            raise self._explained(last, what, status) from error
 
     def _explained(self, error: Exception, what: str, status: int | None) -> CloudError:
         message = _message(error)
@@ -89,7 +90,7 @@ class Service:
             found=found,
             fix=fix,
             status=status,
-            may_pass=status in (None, 429) or status >= 500,
+            may_pass=status in (None, 408, 429) or status >= 500,
             answered=status is not None and not is_lost,
         )
 
@@ -150,13 +151,26 @@ def find_credentials(given, project: str | None, environ: Mapping[str, str]) -> 
     return given, project
 
 
+def _last_answer(error: BaseException) -> BaseException:
+    """Return the exception of the last try, if Google's client has tried for its longest time.
+
+    google.api_core raises `RetryError` then, for a bucket after two minutes.
+    """
+    is_retried = ("google.api_core.exceptions", "RetryError") in _kinds(error)
+    return (error.cause or error) if is_retried else error
+
+
 def _status(error: BaseException) -> int | None:
     """Return the HTTP status in an exception; None if there is none.
 
-    googleapiclient has it in `resp`, google.api_core in `code`.
+    googleapiclient has it in `resp`, google.api_core in `code`, the client of Cloud Storage in
+    `response`.
     """
-    response = getattr(error, "resp", None)
-    status = getattr(response, "status", None) or getattr(error, "code", None)
+    for name, attribute in (("resp", "status"), ("response", "status_code")):
+        status = getattr(getattr(error, name, None), attribute, None)
+        if isinstance(status, int):
+            return int(status)
+    status = getattr(error, "code", None)
     return int(status) if isinstance(status, int) else None
 
 
@@ -180,15 +194,25 @@ def _message(error: BaseException) -> str:
 
 def _is_of_the_network(error: BaseException) -> bool:
     """Return whether an exception is one of the network or of the credentials."""
-    # The errors of requests and httplib2 are not all OSErrors.
-    modules = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
-    is_of_http = bool(modules & {"requests", "httplib2", "http"})
-    return isinstance(error, OSError) or is_of_http or _is_a_credential(error)
+    # The errors of these libraries are not all OSErrors.
+    kinds = _kinds(error)
+    packages = {module.partition(".")[0] for module, _ in kinds}
+    is_of_http = bool(packages & {"requests", "urllib3", "httplib2", "http"})
+    is_of_google = ("google.api_core.exceptions", "RetryError") in kinds or _is_of_auth(error)
+    return isinstance(error, OSError) or is_of_http or is_of_google
 
 
 def _is_a_credential(error: BaseException) -> bool:
-    kinds = set()
-    for kind in type(error).__mro__:
-        if kind.__module__ == "google.auth.exceptions":
-            kinds.add(kind.__name__)
-    return bool(kinds) and "TransportError" not in kinds
+    """Return whether the credential was rejected; then the same request never succeeds."""
+    is_of_transport = ("google.auth.exceptions", "TransportError") in _kinds(error)
+    return _is_of_auth(error) and not is_of_transport and not getattr(error, "retryable", False)
+
+
+def _is_of_auth(error: BaseException) -> bool:
+    """Return whether google-auth made the error."""
+    return "google.auth.exceptions" in {module for module, _ in _kinds(error)}
+
+
+def _kinds(error: BaseException) -> set[tuple[str, str]]:
+    """Return module and name of the class of an error and of all its base classes."""
+    return {(kind.__module__, kind.__name__) for kind in type(error).__mro__}

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import re
+import shlex
 import sys
 import time
 import uuid
@@ -54,7 +55,8 @@ _TARGETS = {
     target.name: target for target in (LocalTarget, VertexTarget, GcloudTarget, SkyPilotTarget)
 }
 TARGETS = tuple(_TARGETS)
-OVER = ("succeeded", "failed", "cancelled", "timed out")  # states that do not change
+OVER = ("succeeded", "failed", "cancelled", "timed out")  # states of a job that has ended
+_FOLDER = "jobs"  # the default of the argument `bucket`
 _LOG_LINES = 30  # an error shows this many lines from the end of the log
 _PATIENCE = 900.0  # `wait` raises after this many seconds without an answer of the platform
 
@@ -73,7 +75,7 @@ class CellFailedError(JobFailedError):
     """A cell of a job raised an error; the message has the cell's traceback as text.
 
     Attributes:
-        cell: the number of the cell in the notebook that was sent, from 0; Markdown cells count.
+        cell: the number of the cell in the notebook that was sent, from 1; Markdown cells count.
         ename: the name of the error's class.
         evalue: the message of the error.
         traceback: the traceback of the error, as text.
@@ -120,9 +122,9 @@ def submit(
     """Check a notebook or a script, print what is sent, and send it; return its `Job` at once.
 
     The notebook runs from top to bottom in a new kernel, in a working directory with the files of
-    `files`. This directory is copied into the job's folder every few seconds. So
-    `fit(..., checkpoints="run")` continues from its checkpoints if the platform starts the job
-    again.
+    `files`. Every few seconds, new and changed files of this directory are copied into the job's
+    folder. So `fit(..., checkpoints="run")` continues from its checkpoints if the platform starts
+    the job again.
 
     Args:
         notebook: the path of an .ipynb or .py file. A script with cells (`# %%`) becomes a
@@ -167,7 +169,7 @@ def submit(
     plan = JobPlan(
         name=name,
         target=target.name,
-        folder=address_of(bucket or "jobs", name),
+        folder=address_of(bucket or _FOLDER, name),
         tpu=None if chip is None else find_tpu(chip),
         timeout=parse_duration(timeout, "timeout"),
         # The version of this kernel's Python, so that packages and pickles are compatible.
@@ -253,18 +255,21 @@ class Job:
             InvalidValueError: the job has ended.
             CloudError: the platform did not start the job.
         """
-        if self._is_over():
+        # The platform may have ended the job before a machine could write result.json. A new
+        # machine would only install packages.
+        state = self.state
+        if state in OVER:
             raise InvalidValueError(
-                f"{self.name} has ended: {self.state}",
+                f"{self.name} has ended: {state}",
                 fix="submit() the notebook under another name",
             )
         handle = self.target.start(self.plan)
         # With the handle, `find` can follow and cancel the job from another machine.
         write_json(self.folder, "handle.json", handle)
         command = f"python -m tpukit logs {self.name}"
-        if not isinstance(self.folder, PathFolder):
+        if self.address != address_of(_FOLDER, self.name):
             bucket, _, _ = self.address.rpartition("/")
-            command += f" --bucket {bucket}"
+            command += f" --bucket {shlex.quote(bucket)}"
         print(f"{self.name} was started; follow it: {command}", flush=True)
         return self
 
@@ -290,8 +295,14 @@ class Job:
         Raises:
             TimeoutError: the job is not over after `timeout`.
             JobFailedError: the machine was lost, and the platform starts no other one.
-            CloudError: the platform did not answer for 15 minutes, or a result is not complete.
+            CloudError: the platform did not answer for 15 minutes, it rejected a request, or a
+                result is not complete.
         """
+        state, _ = self._wait(timeout, every=every)
+        return state
+
+    def _wait(self, timeout: str | float | None, *, every: float = 5.0) -> tuple[str, str]:
+        """Wait as `wait` does; return the state and the reason for it."""
         limit = math.inf if timeout is None else parse_duration(timeout, "timeout")
         began = time.monotonic()
         answered = began
@@ -299,24 +310,24 @@ class Job:
         while True:
             try:
                 state, reason = self._look()
+                line = f"{self.name}: {state}{self._cell(state)} {reason}".rstrip()
+                if state == "interrupted":
+                    fix = "job.start() continues from the files that were saved"
+                    raise self._failure(state, reason, fix=fix)
+                # If the job has ended before the first request, as often with `result`, print
+                # nothing.
+                if state not in OVER or shown:
+                    shown = _print_change(line, shown)
+                if state in OVER:
+                    self._keep_reason(state, reason)
+                    self._clean_up()
+                    return state, reason
                 answered = time.monotonic()
             except CloudError as error:  # a request may fail while the job runs on
                 if not error.may_pass or time.monotonic() - answered > _PATIENCE:
                     raise
-                state = "no answer"
-                reason = error.fact
-            if state == "interrupted":
-                fix = "job.start() continues from the files that were saved"
-                raise self._failure(state, reason, fix=fix)
-            line = f"{self.name}: {state}{self._cell(state)} {reason}".rstrip()
-            # If the job has ended before the first request, as often with `result`, print nothing.
-            is_first_look_at_the_end = state in OVER and not shown
-            if line != shown and not is_first_look_at_the_end:
-                print(line, flush=True)
-                shown = line
-            if state in OVER:
-                self._clean_up()
-                return state
+                state = "without an answer"
+                shown = _print_change(f"{self.name}: no answer {error.fact}", shown)
             if time.monotonic() - began > limit:
                 raise TimeoutError(f"{self.name} is {state} after {limit:g} s")
             time.sleep(every)
@@ -345,9 +356,8 @@ class Job:
             JobFailedError: the job failed in another way, was cancelled, or reached its time limit.
             TimeoutError, CloudError: as for `wait`.
         """
-        self.wait(timeout)
+        state, reason = self._wait(timeout)
         # The error of a cell says more than the state "failed", so it comes first.
-        state, reason = self._look()
         result = read_json(self.folder, "result.json")
         if "ename" in result:
             raise CellFailedError(
@@ -428,9 +438,18 @@ class Job:
         if state != "running":
             return ""
         about = read_json(self.folder, "state.json")
-        if not about.get("cells"):
+        if not about.get("cell"):
             return ""
-        return f", cell {about['cell'] + 1} of {about['cells']}"
+        return f", cell {about['cell']} of {about['cells']}"
+
+    def _keep_reason(self, state: str, reason: str) -> None:
+        """Write result.json, if the platform has ended the job and no machine has written it.
+
+        Otherwise the state would change to "interrupted" when the platform's job is deleted.
+        """
+        if not self._is_over():
+            end = {"state": state, "phase": "platform", "error": reason}
+            write_json(self.folder, "result.json", end)
 
     def _clean_up(self) -> None:
         """Let the target delete the machine, if all files of manifest.json are in the folder.
@@ -460,6 +479,13 @@ class Job:
         why = f"; {reason}" if reason else ""
         fact = f"the job {self.name} has no result: {state}{why}"
         return JobFailedError(fact, found=end, fix=fix, state=state)
+
+
+def _print_change(line: str, shown: str) -> str:
+    """Print a line unless it was printed last; return it."""
+    if line != shown:
+        print(line, flush=True)
+    return line
 
 
 class Jobs(Table, list):
@@ -554,7 +580,7 @@ def _sent_files(
 
 
 def _new_name(stem: str) -> str:
-    """Return a name that no other job has: the notebook's, the time, and four random letters."""
+    """Return a name that no other job has: the notebook's, the time, and random hex digits."""
     words = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")
     begin = words[:20].strip("-")
     if not begin[:1].isalpha():

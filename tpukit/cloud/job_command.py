@@ -24,9 +24,10 @@ _EXAMPLE = "Example: python -m tpukit job train.ipynb --to vertex --chip v5e-8 -
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command `job` to a parser."""
-    parser.usage = "python -m tpukit job [options] notebook"
+    parser.usage = "python -m tpukit job notebook [options]"
     parser.epilog = _EXAMPLE
-    parser.add_argument("notebook", help="train.ipynb or train.py")
+    # The notebook is optional here, so that `run` can explain why it is missing.
+    parser.add_argument("notebook", nargs="?", help="train.ipynb or train.py; before the options")
     parser.add_argument(
         "--to", default="local", choices=TARGETS, help="local is a dry run (default: local)"
     )
@@ -88,6 +89,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Submit the notebook; with --wait, print the paths of its files when the job is over."""
+    if given.notebook is None:
+        # --files takes all words up to the next option, and so also a notebook after it.
+        found = f"--files has {' '.join(given.files)}" if given.files else ""
+        fix = "name it before the options: python -m tpukit job train.ipynb --files data.csv"
+        raise InvalidValueError("the notebook is missing", found=found, fix=fix)
     wrong = [pair for pair in given.secret if "=" not in pair]
     if wrong:
         fix = "--secret HF_TOKEN=projects/my-project/secrets/hf/versions/latest"

@@ -8,12 +8,13 @@ The files of a job, by their names:
     cancel               exists if the job should end
     attempts/0001.json   one file for each start on a machine
     state.json           state, attempt, cell and time
-    out/                 a copy of the working directory
+    out/                 copies of the new and changed files of the working directory
     log/01-000001.txt    the output of each attempt, in pieces
     notebook.ipynb       the notebook as far as it was executed
     notebook.html, metrics.json    written at the end
     manifest.json        written at the end: size and checksum of all results
-    result.json          written last, when the job is over
+    result.json          written last, when the job is over; by `Job.wait`, if the platform ended
+                         the job before a machine could write it
 """
 
 import base64
@@ -33,7 +34,9 @@ from tpukit.essentials.environment import write_whole
 # Names of buckets have 3 to 63 characters: https://cloud.google.com/storage/docs/buckets#naming
 _BUCKET = re.compile(r"gs://([a-z0-9][a-z0-9._-]{1,61}[a-z0-9])(?:/(.*))?")
 _SECONDS = 60.0  # the timeout of a request
-_UNFINISHED = re.compile(r"[.]\d+[.]part$")  # a file that `write_whole` is writing
+# The end of the name of a file that is being written. It is not ".part", because a notebook may
+# have such files of its own, and `names` must return them.
+_UNFINISHED = ".tpukit-unfinished"
 
 
 class Stored(NamedTuple):
@@ -104,7 +107,10 @@ class PathFolder:
 
     def write(self, name: str, content: bytes | Path) -> None:
         """Write bytes, or a copy of a file of this machine; replace an existing file."""
-        with write_whole(self._place(name)) as written:
+        place = self._place(name)
+        # With the process id, because two processes may write the same file at the same time.
+        part = place.with_name(f"{place.name}.{os.getpid()}{_UNFINISHED}")
+        with write_whole(place, part=part) as written:
             if isinstance(content, bytes):
                 written.write(content)
                 return
@@ -136,7 +142,7 @@ class PathFolder:
         files = [
             path
             for path in place.rglob("*")
-            if path.is_file() and not _UNFINISHED.search(path.name)
+            if path.is_file() and not path.name.endswith(_UNFINISHED)
         ]
         names = sorted(path.relative_to(self._path).as_posix() for path in files)
         return [name for name in names if name.startswith(prefix)]

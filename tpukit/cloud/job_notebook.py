@@ -20,7 +20,8 @@ from tpukit.essentials.environment import load_notebook
 
 _MADE_BY_PAPERMILL = {"injected-parameters", "papermill-error-cell-tag"}  # tags of inserted cells
 _OF_A_RUN = ("widgets", "papermill")  # metadata of an earlier run
-NUMBER = "tpukit_cell"  # the metadata key of a sent cell's number in the file, from 0
+# The metadata key of a sent cell's number in the user's file, from 1; Markdown cells count.
+NUMBER = "tpukit_cell"
 _PERCENT = re.compile(
     r"^#[ ]?%%(.*)$", re.MULTILINE
 )  # begins a cell in Jupytext, VS Code and Spyder
@@ -38,7 +39,7 @@ class JobNotebook:
 
     Attributes:
         content: the bytes of the notebook without outputs.
-        numbers: the number of each sent cell in the file, from 0.
+        numbers: the number of each sent cell in the file, from 1; Markdown cells count.
         parameters_cell: the index of the cell with the tag "parameters" among the sent cells; -1 if
             there is none.
         defaults: the expression that this cell assigns to each name; None for a name without a
@@ -207,7 +208,7 @@ def _clean(book: dict) -> tuple[int, ...]:
     """Remove outputs and the cells that papermill inserted; return the numbers of other cells."""
     numbers = []
     cells = []
-    for number, cell in enumerate(book["cells"]):
+    for number, cell in enumerate(book["cells"], start=1):
         source = cell.get("source", "")
         cell["source"] = "".join(source)  # nbformat allows a text or a list of lines
         cell.setdefault("metadata", {})[NUMBER] = number

@@ -3,8 +3,8 @@
     spot        vertex: passed on    gcloud: passed on    skypilot: passed on    local: refused
     zone        vertex: refused      gcloud: required     skypilot: passed on    local: refused
 
-If a target cannot pass an option on to its platform, the option is an error before anything is
-sent. No option is ignored.
+If a target cannot pass an option on to its platform, `submit` raises an error before it sends
+anything. No option is ignored.
 """
 
 import re

@@ -162,7 +162,7 @@ def import_ray():
 def keep_signals() -> Iterator[None]:
     """Restore the handlers of SIGINT and SIGTERM at the end of the block.
 
-    Ray replaces them, so that cells could no longer be interrupted.
+    Ray replaces these handlers, and without them cells could no longer be interrupted.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -177,6 +177,8 @@ class _Attempt:
     Attributes:
         number: the number of the attempt, from 1. The machine that creates the file of the next
             number takes over the job.
+        cell: the number of the running cell in the user's notebook, from 1; 0 before the first.
+        cells: the number of the last cell; 0 before the first.
         reason: why the notebook must end: "timed out", "cancelled" or "replaced"; "" for a signal
             of the platform.
     """
@@ -391,10 +393,11 @@ class _WholeFiles:
         for cell in book["cells"]:
             if len(text) > _LONGEST_OUTPUT and "outputs" in cell:
                 cell["outputs"] = _limited(cell["outputs"])
-        statuses = [cell["metadata"].get("papermill", {}).get("status") for cell in book["cells"]]
-        self._attempt.cells = len(statuses)
-        if "running" in statuses:
-            self._attempt.cell = statuses.index("running")
+            # Cells that papermill has inserted have no number.
+            number = cell["metadata"].get(NUMBER, 0)
+            self._attempt.cells = max(number, self._attempt.cells)
+            if number and cell["metadata"].get("papermill", {}).get("status") == "running":
+                self._attempt.cell = number
         place = Path(path.removeprefix("whole:"))
         content = json.dumps(book, indent=1, ensure_ascii=False)
         open_folder(place.parent).write(place.name, content.encode(errors="replace"))

@@ -45,7 +45,7 @@ class SkyPilotTarget:
     name = "skypilot"
 
     def start(self, plan: JobPlan) -> dict:
-        """Submit the managed job, unless a job of this name and digest has not ended."""
+        """Submit the managed job if no job of this name and digest is queued or running."""
         handle = {"name": job_name(plan)}
         if self.state(handle).word in ("queued", "running"):
             return handle

@@ -17,7 +17,7 @@ def write_file(file: Path, data: bytes) -> None:
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove unfinished files of `write_whole` in a folder to which no process is writing."""
+    """Remove the unfinished files of `write_whole`; no process may be writing to the folder."""
     # Not "*.part", because other programs have files with this ending.
     for part in folder.glob("*.[0-9]*.part"):
         part.unlink(missing_ok=True)
@@ -73,18 +73,19 @@ def find_fault(file: Path, expected: dict) -> str | None:
     return None
 
 
-def whole_number(name: str, value, least: int) -> int | None:
+def whole_number(name: str, value, least: int, *, is_optional: bool = True) -> int | None:
     """Check that an argument is a whole number, and return it as an int; None for None.
 
     Args:
         name: the name of the argument, for the message.
         value: the argument, such as 64 or numpy.int64(64).
         least: the smallest value that is allowed.
+        is_optional: False if None is not allowed.
 
     Raises:
         ValueError: the argument is not a whole number, or it is below `least`.
     """
-    if value is None:
+    if value is None and is_optional:
         return None
     try:
         number = operator.index(value)

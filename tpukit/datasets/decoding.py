@@ -20,7 +20,7 @@ _DEFAULT = PixelForm()
 
 
 def decode(data: bytes, size=None, *, exact: bool = True, out=None, form: PixelForm = _DEFAULT):
-    """Decode a JPEG, PNG or other image of Pillow into (H, W, 3) uint8 RGB in [0, 255].
+    """Decode a JPEG, a PNG or another image that Pillow opens into (H, W, 3) uint8 RGB in [0, 255].
 
     The image is turned as its EXIF orientation says, transparent pixels become white, and only the
     first of several pages or frames is decoded. An image that is stored with a mask becomes
@@ -32,8 +32,8 @@ def decode(data: bytes, size=None, *, exact: bool = True, out=None, form: PixelF
     Pillow's bilinear filter does the rest. This is three times as fast, and the pixels differ by
     1.6 grey levels on average (from 256 to 128 pixels).
 
-    A JPEG is damaged if libjpeg warns. Pillow opens many damaged files, for example all of 101
-    JPEGs with 512 bytes of zeros in their data.
+    A JPEG is damaged if libjpeg warns. Pillow does not notice all damage: it opened all of 101
+    JPEGs in whose data 512 bytes had been set to zero.
 
     Args:
         data: the bytes of the file.
@@ -51,7 +51,7 @@ def decode(data: bytes, size=None, *, exact: bool = True, out=None, form: PixelF
     Raises:
         ValueError: the image is damaged; Pillow cannot open this kind of file; the image has more
             pixels than `PIL.Image.MAX_IMAGE_PIXELS`; it has more than 16 bits and `form` has no
-            window; or `out` has another shape.
+            window; or `out` does not have the shape of the result.
     """
     sides = image_size(size)
     if is_masked(data):

@@ -1,9 +1,9 @@
-"""Estimate before the first image is packed whether the disk has enough space for a pack.
+"""Estimate, before the first image is packed, whether a pack fits on the disk.
 
     stored as        estimate in bytes
     files            count * (the mean size of 256 files + 2 standard errors + 60)
     pixels           count * height * width * 3, or 4 with masks; twice that for a stream
-    DICOM slices     the same as for files, for a few slices that `PackSource.weight` encodes
+    DICOM slices     as for files, with the sizes of slices that `PackSource.weight` encodes
 
 If the disk is too small, the error suggests a smaller size, another disk, or fewer images.
 """
@@ -84,9 +84,10 @@ class Room:
     def choose(self, targets: Sequence[PackFolder]) -> PackFolder:
         """Return the folder to pack into, and print it if it is not the first.
 
-        The choice is the first folder with this pack, finished or not; else the first folder with
-        enough free disk; else the last folder. If the first folder has another pack, `choose`
-        returns this folder, and the caller raises an error.
+        If a folder already has this pack, finished or not, `choose` returns the first such folder.
+        Otherwise, if the first of all folders has another pack, `choose` returns that folder, and
+        the caller raises an error. Otherwise `choose` returns the first folder with enough free
+        disk, or the last folder if none has enough.
         """
         first = targets[0]
         begun = next(filter(_is_begun, targets), None)

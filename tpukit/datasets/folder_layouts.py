@@ -8,7 +8,8 @@
     covid/COVID/{images,masks}                       masks beside the images of a class
     brain/{no,yes,brain_tumor_dataset/{no,yes}}      a second copy of the classes
 
-tpukit does not guess: the error has the line to write, or the caller names the classes.
+tpukit does not guess: it raises an error with the line to write. If the sub-folders are the classes
+after all, the caller names them in classes=.
 """
 
 import contextlib

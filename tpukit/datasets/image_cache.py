@@ -61,8 +61,8 @@ def cached_images(
 
     To read an image from a cache is thirty times as fast as to decode it, so a cache saves time
     from the second epoch on. It takes size * size * 3 bytes per image. If memory or disk is too
-    small, the images are decoded in every epoch. The same pack gives the same bytes. If the call is
-    interrupted, even by a reboot, the same call continues.
+    small, the images are decoded in every epoch. The same pack gives a cache with the same bytes.
+    If the call is interrupted, even by a reboot, the same call continues.
 
     Args:
         packed: the result of `pack`.
@@ -75,8 +75,8 @@ def cached_images(
         exact: True for exactly the pixels of Pillow; see `decode`.
 
     Returns:
-        A `CachedImages`; or `PackedImages(folder, size)`, whose JPEG decoder scales the images:
-        their pixels are close to those of an exact cache.
+        A `CachedImages`. If memory or disk is too small, `PackedImages(folder, size)`, whose JPEG
+        decoder scales the images: their pixels are close to those of an exact cache.
 
     Raises:
         FileExistsError: the folder contains other files.

@@ -34,12 +34,12 @@ class FoundFiles:
         names: the paths of the images.
         labels: (N, L) or (N,) numbers.
         label_names: the names of the L labels.
-        classes: the names of the numbers of a single label; or [].
+        classes: if the label is a class number, the name of each class; else [].
         groups: (N,) int32, the number of each image's group; None without groups.
         group_names: the names of these numbers.
         mask_names: the paths of the masks; or [].
         images, masks: the images and masks in the cells of a table; [] if the cells are paths.
-        left_out: the number of other files in the folder, by their ending.
+        left_out: the number of files in the folder that are not images, by their ending.
     """
 
     names: list[str]
@@ -74,8 +74,8 @@ def find_images(
     Args:
         folder: the folder with one folder per class.
         classes: the classes in the order of their numbers; None for the sub-folders, sorted, 2
-            before 10. A class without a folder keeps its number, so that the numbers of validation
-            images are those of training. A folder without any file is a class without images.
+            before 10. A class without a folder keeps its number, so that a class has the same
+            number in training and validation. A folder without any file is a class without images.
         without: a folder to leave out.
 
     Raises:

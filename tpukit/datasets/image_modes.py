@@ -39,11 +39,11 @@ _TRANSPOSITIONS = {  # by EXIF's orientation
 
 
 def to_form(image, form: PixelForm = _DEFAULT):
-    """Convert a Pillow image to mode RGB, L, or F for 16 bits; of several frames, the first.
+    """Convert a Pillow image, or its first frame, to mode RGB, L, or F for 16 bits.
 
     An image that was opened from a file is turned by its EXIF orientation, and its transparent
-    pixels become white. An image in memory, as after `convert`, is not turned, and transparency
-    counts only if it has an alpha channel. A window converts more than 8 bits to 8.
+    pixels become white. An image in memory, as after `convert`, is not turned, and only its
+    alpha channel counts as transparency. A window converts more than 8 bits to 8.
 
     Args:
         image: a Pillow image of any mode; not modified.
@@ -188,7 +188,7 @@ def upright(image):
 
 
 def turn_of(image) -> int:
-    """Return the EXIF orientation of a Pillow image, 1 (upright) to 8; 1 for one in memory."""
+    """Return a Pillow image's EXIF orientation, 1 (upright) to 8; 1 for an image in memory."""
     if image.format is None:
         # The code that made this image has turned it already, or has drawn a mask over it unturned.
         return 1

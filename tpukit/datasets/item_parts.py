@@ -32,6 +32,7 @@ from tpukit.essentials.display import InvalidTypeError, InvalidValueError, parts
 _IMAGES = ("image", "img", "pixel_values")
 _LABELS = ("label", "labels", "fine_label", "target", "targets")
 _CHANNELS = (1, 3, 4)
+_SHOWN = 4  # the most classes in a message
 _FIX = (
     "give (image, label), or a dict: the image as bytes of a file, Pillow image or uint8 array; "
     "() for no labels"
@@ -199,9 +200,10 @@ def _stored_labels(labels: list, number: int, columns: Columns):
     if not names or len(values) > 1:
         return values
     if values[0] not in range(len(names)):
+        more = ", ..." if len(names) > _SHOWN else ""
         raise InvalidValueError(
             f"label {values[0]:g} of item {number} is not one of the {len(names)} classes",
-            found=f"classes 0 to {len(names) - 1}: {', '.join(names[:4])}, ...",
+            found=f"classes 0 to {len(names) - 1}: {', '.join(names[:_SHOWN])}{more}",
             fix="leave such items out; or classes=() stores the numbers as they are",
         )
     if columns.own:  # the dataset's number becomes the position of the same name in classes=
@@ -254,7 +256,10 @@ def _numbers(label, number: int, classes: Sequence[str]) -> list:
 
 
 def _stored_image(parts: _Parts, form: PixelForm):
-    """Return the image as bytes or (H, W, 3) uint8; with a mask as joined bytes or (H, W, 4)."""
+    """Return the image as bytes or pixels; with a mask as joined bytes or (H, W, 4) uint8.
+
+    Pixels are (H, W, 3) uint8; (H, W, 1) for mode "L", and (H, W, 2) for "I;16".
+    """
     image, mask, _ = parts
     if mask is None:
         return read_image(image, form)
@@ -262,7 +267,9 @@ def _stored_image(parts: _Parts, form: PixelForm):
     if _is_pillow(image):
         mask_is_turned = _is_pillow(mask) and turn_of(mask) != 1
         if not mask_is_turned:
-            image = image.copy()  # without EXIF: the mask was drawn over the pixels as they are
+            # The mask was drawn over the pixels as they are. A copy has no `format`, so `turn_of`
+            # does not turn it, though it still has the EXIF data.
+            image = image.copy()
     data = read_image(image, form)
     if isinstance(data, bytes):
         return join(data, mask if isinstance(mask, bytes) else encode_mask(read_mask(mask)))
@@ -282,6 +289,8 @@ def refuse_masks(form: PixelForm) -> None:
 
 def read_image(image, form: PixelForm):
     """Return an image as the bytes of its file or as pixels, (H, W, C) uint8.
+
+    C is 3; 1 for mode "L", and 2 for "I;16".
 
     Args:
         image: the result of `file_bytes`: bytes, a Pillow image, an array or a tensor.

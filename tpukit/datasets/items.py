@@ -92,9 +92,10 @@ class Items:
         length: the number of items; None if the source has no length.
         by_number: True if `source[number]` reads an item.
         first: (image, labels) of the first item that can be read.
-        labels: labels per item.
+        labels: the number of labels per item.
         columns: the keys of the labels if items are dicts; else None.
-        classes: the names of the numbers of a single label, from `classes` or the dataset; or [].
+        classes: if the label is a class number, the name of each class, from the argument or the
+            dataset; else [].
         has_masks: True if each item has a mask.
         dark: for a stream, the brightest value of each image of 16 bits that is nearly black.
         sizes: the bytes of each image that `digest` has read, before images are resized.
@@ -451,8 +452,8 @@ def class_names(source, label: str | None, *, has_others: bool = False) -> list[
     Args:
         source: the dataset; torch's Subset and ConcatDataset have the classes of their parts.
         label: the key of the label if items are dicts; else None.
-        has_others: True if the caller has names of its own. Names that contradict
-            `class_to_idx` then give [] instead of an error.
+        has_others: True if the caller has names of its own. Then, if the dataset's names contradict
+            its `class_to_idx`, the result is [], and no error is raised.
 
     Raises:
         ValueError: `classes` and `class_to_idx` contradict each other, or two datasets that are
@@ -607,7 +608,7 @@ class ReceivedItems:
         self.encoding = "jpeg" if shape is None else "uint8"
 
     def receive(self, number: int) -> StoredItem:
-        """Wait for the next item, whose number is `number`; `[number]` returns its image once."""
+        """Wait for item `number`, the next one; after that, `[number]` returns its image once."""
         item = pickle.load(self._stream)
         self._received[number] = item
         return item

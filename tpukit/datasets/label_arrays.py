@@ -1,8 +1,8 @@
-"""Convert labels to float32 if that changes none of them, and words and groups to numbers.
+"""Convert labels to float32 if it can hold them, and words and groups to numbers.
 
 column                    classes          stored labels
 cat, dog, cat             cat, dog         0.0, 1.0, 0.0
-0.5, 2, 7                 none             0.5, 2.0, 7.0
+0.1, 2, 7                 none             0.1 rounded to float32, 2.0, 7.0
 16777217                  none             refused: float32 would store 16777216
 "1", "2"                  none             refused: these are numbers that were read as text
 """
@@ -55,7 +55,8 @@ def as_labels(values, names: Sequence[str], *, first_row: int = 0, what: str = "
         what: "row" of a table or "item", for messages and their fixes.
 
     Raises:
-        ValueError: a value is missing, infinite, not a number, or float32 would change it.
+        ValueError: a value is missing, infinite or not a number; or float32 would make it infinite
+            or 0, or would change it although it is a whole number. Fractions are rounded.
     """
     import numpy
 
@@ -106,13 +107,16 @@ def _numbers(column, name: str, what: str):
     if hasattr(column, "isna"):
         column = _without_na(column)
     array = numpy.asarray(column)
-    # A column of numbers with None has the dtype object. With NaN instead, numpy finds the dtype of
-    # the numbers, and the check of missing values finds the row.
+    values = array.reshape(-1).tolist()
+    # A column of numbers with None or pd.NA has the dtype object. With NaN instead, numpy finds the
+    # dtype of the numbers, and the check of missing values finds the row.
     if array.dtype.kind == "O":
-        array = numpy.array([numpy.nan if value is None else value for value in array.tolist()])
+        values = [numpy.nan if is_missing(value) else value for value in array.tolist()]
+        array = numpy.array(values)
     if array.dtype.kind in "biuf":
         return array
-    value = array.reshape(-1).tolist()[0]
+    others = (value for value in values if numpy.asarray(value).dtype.kind not in "biuf")
+    value = next(others, values[0])
     fix = "yield (image, number), or (image, word) and classes= with all words"
     if what == "row":
         fix = _as_numbers(name, is_date=array.dtype.kind in "mM")
@@ -236,8 +240,8 @@ def encode_words(column, name: str, classes: Sequence[str] | None):
             intervals are names if a class has their text as its name.
 
     Returns:
-        The class numbers, (N,) float32, and the classes; None if the values of the column are
-        numbers.
+        The class numbers, (N,) float32, and the classes. None without `classes` for a column of
+        numbers, or of text that reads as numbers, unless the column is categorical.
 
     Raises:
         ValueError: a value is missing or is not one of the classes, or only some values are words.
@@ -294,7 +298,7 @@ def _class_numbers(values: list, name: str, classes: list[str]):
 def _check_members(values: list, numbers: dict, name: str, *, classes: list[str]) -> None:
     """Raise ValueError if a value is missing, or is not a key of `numbers`."""
     for row, value in enumerate(values):
-        if _is_missing(value):
+        if is_missing(value):
             read_again = "pack(pandas.read_csv(file, keep_default_na=False)"
             raise InvalidValueError(
                 f"label {name!r} of row {row} is missing",
@@ -361,7 +365,7 @@ def _as_written(value, numbers: dict):
             return float(value)
         return value
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if is_number or _is_missing(value) or str(value) not in numbers:
+    if is_number or is_missing(value) or str(value) not in numbers:
         return value
     return str(value)
 
@@ -410,7 +414,7 @@ def number_groups(values):
 
 def _group_name(value) -> str:
     """Return the name of a group without blanks around it; "" for a missing value."""
-    if type(value) is not str and _is_missing(value):
+    if type(value) is not str and is_missing(value):
         return ""
     return str(value).strip()
 
@@ -422,8 +426,11 @@ def as_list(values) -> list:
     return list(values)
 
 
-def _is_missing(value) -> bool:
+def is_missing(value) -> bool:
+    """Return whether a value of a column is None, NaN, pd.NaT or pd.NA."""
     try:
-        return value is None or bool(value != value)  # only NaN differs from itself
+        return value is None or bool(value != value)  # only NaN and NaT differ from themselves
     except TypeError:  # pd.NA cannot be compared
         return True
+    except ValueError:  # an array
+        return False

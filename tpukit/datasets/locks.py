@@ -47,7 +47,8 @@ def hold(path: Path, *, seconds: float) -> Iterator[None]:
         seconds: the longest time to wait for another process.
 
     Raises:
-        BlockingIOError: after `seconds`, another process still has the lock; the text names it.
+        BlockingIOError: after `seconds`, another process still has the lock; the message names
+            that process.
         OSError: this system does not support such locks.
     """
     if fcntl is None:
@@ -86,8 +87,9 @@ def hold(path: Path, *, seconds: float) -> Iterator[None]:
 def claim(unfinished: Path) -> Iterator[None]:
     """Create a file and lock it, so that `remove_unclaimed` of another process does not remove it.
 
-    The lock is an flock. The caller opens and closes the file in the block, which would release a
-    lock of lockf.
+    The caller opens and closes the file in the block. That would release a lock of lockf, so the
+    lock is one of flock. On Windows nothing is created or locked, because the file that the caller
+    opens in the block cannot be removed.
     """
     if fcntl is None:
         yield  # Windows does not remove a file that a process has open
@@ -106,7 +108,7 @@ def remove_unclaimed(files: Iterable[Path]) -> None:
     """Remove the files that no running process has claimed.
 
     On a drive without locks, no file is removed. Windows has no locks either, but it refuses to
-    remove open files, so all others are removed.
+    remove open files. So there, the files that no process has open are removed.
     """
     for path in files:
         # OSError: a running process has the lock, the file does not exist, or there are no locks.

@@ -1,12 +1,13 @@
 """Masks: the class number of every pixel, stored losslessly with the image.
 
-`join` stores both files as a single item, and `decode_masked` returns the mask as a fourth channel:
+`join` makes one item of the image's file and the mask's file, and `decode_masked` returns the mask
+as a fourth channel:
 
     stored     "tpukit image + mask", length of the image, image.jpg, mask.png
     decoded    (H, W, 4) uint8: red, green, blue, class number
 
 So a batch is a single uint8 array, which is cached, shared between processes and sent to the device
-like a batch of images alone. On the device, `tpukit.essentials.data.sources.split_masks` separates
+like a batch without masks. On the device, `tpukit.essentials.data.sources.split_masks` separates
 images and masks.
 """
 
@@ -43,8 +44,8 @@ def is_masked(data) -> bool:
 def join(image: bytes, mask: bytes) -> bytes:
     """Return the files of an image and its mask as one item.
 
-    The decoder turns an image by its EXIF orientation. A mask without EXIF would stay as it is, so
-    `join` turns the mask before it is stored.
+    The decoder turns an image by its EXIF orientation. It would not turn a mask without EXIF, so
+    `join` turns such a mask like its image.
     """
     how = orientation(image) if image[:2] == b"\xff\xd8" else _turn_of_other(image)
     if how != _UPRIGHT and _opened(mask, turn_of) == _UPRIGHT:

@@ -17,6 +17,7 @@ import json
 import math
 import os
 import pickle
+import re
 import struct
 import sys
 import zlib
@@ -328,7 +329,7 @@ def _write(
                 name = source.name(number)
                 note.skipped.append({"row": number, "name": name, "why": prepared.payload})
             else:
-                raise _cannot_pack(number, source.name(number), prepared, job)
+                raise _cannot_pack(number, source, prepared, job)
             count_image()
 
     part = part_of(target.work / file.name)
@@ -343,12 +344,16 @@ def _write(
     os.replace(part, file)
 
 
-def _cannot_pack(number: int, name: str, prepared: Prepared, job: dict) -> SystemFailureError:
+def _cannot_pack(number: int, source, prepared: Prepared, job: dict) -> SystemFailureError:
     """Return the error for a damaged image."""
+    name = source.name(number)
     why = prepared.payload
     fix = prepared.seen or "copy it again"
     if why in (os.strerror(errno.ENOENT), os.strerror(errno.EISDIR)):
-        fix = _right_path(name, f"table[{job['path_column']!r}]")
+        written = name
+        if isinstance(source, Files):
+            written = source.names[number]  # without the root
+        fix = _right_path(written, f"table[{job['path_column']!r}]", root=job["root"])
         # The fix changes a column of the table. If the user passed a CSV file, there is no table in
         # the notebook yet, so the fix begins with the line that reads it.
         if job["table_file"] and "table[" in fix:
@@ -362,32 +367,42 @@ def _cannot_pack(number: int, name: str, prepared: Prepared, job: dict) -> Syste
     )
 
 
-def _right_path(path: str, column: str) -> str:
+def _right_path(written: str, column: str, *, root: str) -> str:
     """Return the fix for a path without a file, derived from the files that exist.
 
     Args:
-        path: the path that was not found.
+        written: the path that was not found, as in the column.
         column: the column of paths, as code.
+        root: the folder to which the path is relative.
     """
+    path = os.path.join(root, written)
     with_ending = glob.glob(glob.escape(path) + ".*")
     if with_ending:
         return f'add the ending: {column} + "{os.path.splitext(with_ending[0])[1]}"'
-    # Usual differences between a table and the disk, each with the code that removes it.
-    folder, name = os.path.split(path)
-    others = {
-        ".str.strip()": path.strip(),
-        r'.str.replace("\\", "/")': path.replace("\\", "/"),
-        ".str.lower()": os.path.join(folder, name.lower()),
-        ".str.upper()": os.path.join(folder, name.upper()),
-    }
-    for change, other in others.items():
-        if other != path and os.path.isfile(other):
+    for change, other in _other_spellings(written).items():
+        if other != written and os.path.isfile(os.path.join(root, other)):
             return f"write it as the file is called: {column}{change}"
     if "://" in path:
         return "download the files first, and pass their paths on the disk"
     if os.path.isabs(path):
         return "check the path"
     return f"check the path, from {os.getcwd()}"
+
+
+def _other_spellings(path: str) -> dict[str, str]:
+    """Return usual differences between a table and the disk, each by the code that removes it."""
+    spellings = {
+        ".str.strip()": path.strip(),
+        r'.str.replace("\\", "/")': path.replace("\\", "/"),
+        ".str.lower()": path.lower(),
+        ".str.upper()": path.upper(),
+    }
+    for part in ("[^.]*$", "[^/]*$"):  # the ending of the file, and its name
+        for method in ("lower", "upper"):
+            change = f'.str.replace("{part}", lambda found: found[0].{method}(), regex=True)'
+            found = re.search(part, path)
+            spellings[change] = path[: found.start()] + getattr(found[0], method)()
+    return spellings
 
 
 def prepare(

@@ -35,6 +35,11 @@ from tpukit.essentials.display import InvalidValueError, TpukitError, names_in_o
 _FEW = 12  # the most names that a message lists in full
 
 
+def _in_memory() -> dict:
+    """Return the entry of the arguments for sources that `pack` does not read by their path."""
+    return {"source": {"words": "another kind of source, such as a table in memory", "digest": ""}}
+
+
 @dataclass(frozen=True)
 class PackSource:
     """The images to pack, in their own order.
@@ -43,7 +48,7 @@ class PackSource:
         facts: the entries of a pack's plan that identify this source: names, labels, groups; for
             items also contents.
         label_names: the names of the L labels.
-        classes: the names of the numbers of a single label; or [].
+        classes: if the label is a class number, the name of each class; else [].
         group_names: the names of the group numbers in the rows.
         rows: (N,) of `row_type`; None for items, whose labels are not known yet.
         root: the folder of the files; "" for the current folder.
@@ -52,20 +57,22 @@ class PackSource:
         items: the items of a source without files; None for files.
         groups: for items, (N,) int32; None if each image is a group of its own.
         table: the rows of a table; None for another source.
-        look: a function for everything that takes long to find, such as the headers of DICOM files.
+        look: a function that reads what takes long to read, such as the headers of DICOM files.
             When the pack begins, `pack` calls it with the folder `unfinished`; it returns the
             complete source. None if the source is complete.
         shuffled: True for a random order; False for the order of `rows`.
         reader: "package.module:class" of the reader of images in the worker processes; "" for
             `Files`. The class is called with the folder `unfinished`, the root and the plan, and
             has the methods of `Files`. Files of such a source are compared by names and sizes only.
-        settings: other entries of the plan that determine the contents.
+        settings: the entries of the plan, besides `facts`, that determine the pack's contents.
         left_out: the number of files of a folder that are not images, by their ending.
         path_column: the column of a table with the paths; "" for another source.
         table_file: the path of a CSV file; "" for another source.
-        weight: an object that estimates the bytes of images if they are encoded anew, with the
+        weight: for images that are encoded anew, an object that estimates their bytes. It has the
             attributes of `tpukit.pe.dicom_slices.SliceWeight`: `count`, `at_most`, `sample` and
-            `smaller`. None for other sources.
+            `smaller`. None for images that are stored unchanged or as pixels.
+        arguments: the result of `arguments_of` for a folder or a CSV file, for a later call without
+            the source.
     """
 
     facts: dict
@@ -87,6 +94,7 @@ class PackSource:
     path_column: Hashable = ""
     table_file: str = ""
     weight: object = None
+    arguments: dict = field(default_factory=_in_memory)
 
     @property
     def count(self) -> int | None:
@@ -142,7 +150,7 @@ def describe_source(
     is_data_frame = hasattr(source, "columns") and hasattr(source, "iloc")
     if is_data_frame or is_table_file(source):
         _refuse(columns, "a table", "image")
-        described = _describe_table(source, _names(labels), groups, classes, columns)
+        described = _describe_table(source, as_names(labels), groups, classes, columns)
     elif isinstance(source, str | os.PathLike):
         refuse_other_file(os.fspath(source))
         if labels is not None or groups is not None:
@@ -285,7 +293,7 @@ def _joined(names: Iterable[str]) -> bytes:
 
 
 def _describe_items(source, labels, groups, classes, columns: Columns) -> PackSource:
-    asked = None if labels is None else _names(labels)
+    asked = None if labels is None else as_names(labels)
     items = Items(source, replace(columns, labels=asked), classes)
     _refuse_own_plugin(items)
     names = _label_names(items, asked)
@@ -364,7 +372,7 @@ def make_rows(labels, groups):
     return rows
 
 
-def _names(labels) -> list:
+def as_names(labels) -> list:
     """Return the argument labels= as a list; it may be one name, or an Index of pandas."""
     if labels is None:
         return []

@@ -9,14 +9,14 @@ import glob
 import os
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from tpukit.datasets.encoded_images import is_image
 from tpukit.datasets.image_folders import FoundFiles
-from tpukit.datasets.label_arrays import as_labels, as_list, encode_words, number_groups
+from tpukit.datasets.label_arrays import as_labels, as_list, encode_words, is_missing, number_groups
 from tpukit.essentials.display import InvalidValueError, PathNotFoundError
 
-_SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".csv.zip", ".tsv.zip")
+_WITH_COMMAS = (".csv", ".csv.gz", ".csv.zip")
+_WITH_TABS = (".tsv", ".tsv.gz", ".tsv.zip")
 _WIDEST = 12  # the most digits of a file name that is a number
 _READERS = {  # calls of pandas that read other kinds of files
     ".parquet": "read_parquet({file!r})",
@@ -34,7 +34,12 @@ def is_table_file(source) -> bool:
     """Return True for the path of a CSV or TSV file."""
     if not isinstance(source, str | os.PathLike):
         return False
-    return os.fspath(source).lower().endswith(_SUFFIXES)
+    return os.fspath(source).lower().endswith(_WITH_COMMAS + _WITH_TABS)
+
+
+def _separator(source) -> str:
+    """Return the character between two fields of a file, by the ending of its name."""
+    return "\t" if os.fspath(source).lower().endswith(_WITH_TABS) else ","
 
 
 def refuse_other_file(source: str) -> None:
@@ -61,7 +66,8 @@ def load_table(source, *, words: Sequence):
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ValueError: pandas cannot read the file with its defaults; the fix has the option.
+        ValueError: the file is empty, or pandas cannot read it with its defaults; then the fix has
+            the option.
     """
     if not is_table_file(source):
         return source
@@ -71,10 +77,19 @@ def load_table(source, *, words: Sequence):
         )
     import pandas
 
-    separator = "\t" if ".tsv" in Path(source).suffixes else ","
     try:
         types = dict.fromkeys(words, str)
-        table = pandas.read_csv(source, sep=separator, dtype=types, low_memory=False)
+        table = pandas.read_csv(source, sep=_separator(source), dtype=types, low_memory=False)
+    except pandas.errors.EmptyDataError as error:
+        raise InvalidValueError(
+            f"{source} is empty",
+            found=error,
+            fix="check how it was made; its first line has the names of the columns",
+        ) from error
+    except pandas.errors.ParserError as error:
+        # For instance, a line has more fields than the first ones, or a quotation mark has no end.
+        why = "has lines that pandas cannot read"
+        raise _to_be_read_by(source, why, error, "on_bad_lines='warn'") from error
     except UnicodeDecodeError as error:
         is_utf_16 = error.object[:2] in (b"\xff\xfe", b"\xfe\xff")
         encoding = "encoding='utf-16'" if is_utf_16 else "encoding='latin-1'"
@@ -103,12 +118,14 @@ def line_that_reads(file: str, words: Sequence[Hashable], *, root: str) -> str:
         words: the columns to read as text, such as those of paths and groups.
         root: the folder to which the paths in the file are relative.
     """
-    separator = ", sep='\\t'" if ".tsv" in Path(file).suffixes else ""
+    separator = ", sep='\\t'" if _separator(file) == "\t" else ""
     types = f"dtype={{{', '.join(f'{word!r}: str' for word in words)}}}"
     return f"table = pandas.read_csv({file!r}{separator}, {types}), with root={root or '.'!r}"
 
 
 def _to_be_read_by(source, why: str, found, option: str) -> InvalidValueError:
+    if _separator(source) == "\t" and "sep=" not in option:
+        option += ", sep='\\t'"
     fix = _with_pandas(source, f"read_csv({os.fspath(source)!r}, {option})")
     return InvalidValueError(f"{source} {why}", found=found, fix=fix)
 
@@ -250,8 +267,7 @@ def _paths(column, name: Hashable, root: str) -> list[str]:
     except TypeError as error:
         other = next(path for path in column if not isinstance(path, str | bytes | os.PathLike))
         fix = f"drop the rows without one: table.dropna(subset=[{name!r}])"
-        is_nan = other != other  # NaN is the only value that differs from itself
-        if other is not None and not is_nan:
+        if not is_missing(other):
             fix = _as_paths(other, name, root)
         raise InvalidValueError(
             f"the column {name} holds a value that is not a path", found=repr(other), fix=fix

@@ -43,9 +43,9 @@ class PackedImages(StoredImages):
     `PackOptions(mode="L")`, and (2, H, W) with "I;16". The labels are a (L,) float32 tensor; a
     class is a () int64 tensor. With masks, `[i]` is `(image, mask)`, the mask (H, W) int64, or
     `(image, {"labels": ..., "masks": ...})`.
-    When a pack is opened, the size of every file and the index are checked. An image is checked
-    each time it is read. Open the pack in the kernel, and use it in forked workers, in threads,
-    and in the processes of a DataLoader.
+    When a pack is opened, the sizes of all files and the checksums of the index and the groups are
+    checked. An image is checked each time it is read. Open the pack in the kernel, and use it in
+    forked workers, in threads, and in the processes of a DataLoader.
 
     Args:
         folder: the folder that `pack` wrote.
@@ -56,16 +56,17 @@ class PackedImages(StoredImages):
     Attributes:
         names, labels, has_masks, groups, group_names, classes, rows: as of `StoredImages`. `rows`
             is correct even if damaged images were left out.
-        encoding: "jpeg" for encoded images, "uint8" for pixels.
+        encoding: "jpeg" for encoded images of any format, "uint8" for pixels.
         index: (N,) of `row_type`, as in the file index.npy.
-        skipped: a dict with "row", "name" and "why" for each image that was left out.
+        skipped: a list with a dict of "row", "name" and "why" for each image that was left out.
         digest: the digest of the manifest; two packs have different digests.
 
     Raises:
         FileNotFoundError: there is no finished pack in the folder.
         OSError: a file of the pack is damaged, truncated or missing; or, when images are read, an
             image is damaged.
-        ValueError: the pack has pixels of another size, or the folder has files of another program.
+        ValueError: the pack has pixels of another size than `size`, or the folder has files of
+            another program.
     """
 
     def __init__(self, folder, size=None, *, exact: bool = False):
@@ -108,9 +109,11 @@ class PackedImages(StoredImages):
     def _check_files(self, shards: list[dict]) -> None:
         """Raise OSError if a file of the pack is missing or truncated, or the index is damaged."""
         expected = {}
-        for name in ("index.npy", "groups.npy"):
-            if name in self.files:
-                expected[name] = self.files[name]
+        for name, facts in self.files.items():
+            expected[name] = facts
+            # Without their checksums, because millions of names would have to be read.
+            if name in ("names", "looks.npy"):
+                expected[name] = {"bytes": facts["bytes"]}
         for shard in shards:
             expected[shard["file"]] = shard
         for name, facts in expected.items():
@@ -231,7 +234,8 @@ class PackedImages(StoredImages):
         return self._shape
 
     def _form(self) -> str:
-        stored = "JPEG" if self.encoding == "jpeg" else "uint8"
+        # Not "JPEG", because the manifest does not have the formats of the files.
+        stored = "encoded" if self.encoding == "jpeg" else "uint8"
         if self._shape is None:
             return f" of different sizes, {stored}"
         height, width, channels = self._shape

@@ -3,6 +3,7 @@
     photos/cat/a.jpg                    packed/00000-of-00002.array_record   shard_size images
     photos/dog/b.jpg    -- pack -->     packed/00001-of-00002.array_record
     ...                                 packed/index.npy, names, looks.npy   rows, names, file times
+                                        packed/groups.npy                    groups with copies
                                         packed/manifest.json                 written last
 
 `pack_described` works in four steps, each of which an interrupted call can repeat: choose a folder
@@ -19,7 +20,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tpukit.datasets.array_records import Shards, load_array_record
@@ -32,6 +33,7 @@ from tpukit.datasets.checked_files import (
 )
 from tpukit.datasets.decoding import jpeg_decoder
 from tpukit.datasets.disk_space import Room
+from tpukit.datasets.gone_sources import arguments_of, find_outlived
 from tpukit.datasets.image_modes import check_window
 from tpukit.datasets.item_parts import Columns
 from tpukit.datasets.items import store_items
@@ -44,8 +46,7 @@ from tpukit.datasets.pack_shards import (
     shard_files,
     write_shards,
 )
-from tpukit.datasets.pack_sources import PackSource, describe_source, make_rows
-from tpukit.datasets.pack_tables import is_table_file
+from tpukit.datasets.pack_sources import PackSource, as_names, describe_source, make_rows
 from tpukit.datasets.packed_images import PackedImages, PackFolder
 from tpukit.datasets.pixel_form import PixelForm, image_size, size_in_plan
 from tpukit.datasets.row_labels import PackedRows
@@ -53,7 +54,6 @@ from tpukit.datasets.source_files import COMPARED, Files, Names, find_changed, l
 from tpukit.essentials.display import (
     InvalidValueError,
     NotInstalledError,
-    PathNotFoundError,
     SystemFailureError,
 )
 
@@ -128,9 +128,10 @@ def pack(
     get three equal channels, and only the first of several pages or frames is packed.
 
     If the call is interrupted, even by a reboot, the same call continues. If everything is packed,
-    the call returns at once, even if the folder or CSV file of the source no longer exists. One
-    pack is enough for all folds of a cross-validation. `PackedImages.rows[i]` is the row of image i
-    in your table, so you can choose the images of a fold by a column of the table.
+    the call returns at once, even if the folder or CSV file of the source no longer exists. Then
+    `pack` compares its arguments and the paths, because it cannot read the labels again. One pack
+    is enough for all folds of a cross-validation. `PackedImages.rows[i]` is the row of image i in
+    your table, so you can choose the images of a fold by a column of the table.
 
     `pack` never overwrites a folder with another pack. To recognise the same source, it compares
     names, labels, groups, and the sizes of at most 20,000 files. If modification times or paths
@@ -158,7 +159,9 @@ def pack(
             `pack` uses the first that contains this pack or has enough free disk, and prints it.
         labels: for a table, the names of the columns that are labels. For items that are dicts,
             the keys of labels; None for the first of label, labels, fine_label, target, targets. []
-            for no labels. Labels are stored as float32. A single column of words becomes classes.
+            for no labels. Labels are stored as float32, which rounds fractions; whole
+            numbers beyond 2**24 that it would change, and numbers too large or too small for it are
+            refused. A single column of words becomes classes.
         groups: for a table, the column with the group of each image, such as its patient. For
             TFRecord files, the name of a feature. For other items, one value per item.
             `PackedImages.split` puts all images of a group into the same part. None for no groups.
@@ -194,11 +197,13 @@ def pack(
 
     Raises:
         ValueError: an argument or the source is not as above, the images have different numbers of
-            labels, a label is not exact as float32, or too many images are damaged.
+            labels, a label is missing or float32 cannot hold it, or too many images are damaged.
         DiskFullError: the disk is too small for the pack. `pack` checks that before the first
             image, and the message has the number of images for which there is space.
         OSError: an image is damaged or missing, and the message names it; or the disk became full.
-        FileExistsError: the folder contains another pack or other files.
+        FileExistsError: the folder contains another pack or other files; or the source no longer
+            exists, and the pack was made with other arguments.
+        FileNotFoundError: the source does not exist, and no folder has a pack of it.
         ModuleNotFoundError: array_record or simplejpeg is not installed.
     """
     check_arguments(damaged, options, size=size)
@@ -214,15 +219,25 @@ def pack(
             "half a JPEG as a whole one",
             fix="%pip install simplejpeg, then run this cell again",
         )
-    # First, because the description of a source reads the source, and it may be deleted by now.
-    outlived = _pack_without_source(source, folder, root, size=size, options=options)
-    if outlived is not None:
-        print(f"pack: {outlived.report}")
-        _report_skipped(outlived, share_of(damaged))
-        return outlived
     columns = Columns(path, root, options.image, masks=masks, form=form_of(options))
+    arguments = None
+    if isinstance(source, str | os.PathLike):
+        arguments = arguments_of(source, as_names(labels), groups, classes, columns)
+    # First, because the description of a source reads the source, and it may be deleted by now.
+    if arguments and not os.path.exists(source):
+        plan = _numbers_in_plan(size, options)
+        plan |= {"window": None, "mode": None, "resize": None, **columns.form.plan()}
+        outlived = find_outlived(
+            source, _folders(folder), root=root, plan=plan, arguments=arguments
+        )
+        if outlived is not None:
+            print(f"pack: {outlived.report}")
+            _report_skipped(outlived, share_of(damaged))
+            return outlived
     without = _folders(folder)[0]
     described = describe_source(source, labels, groups, classes, columns, without=without)
+    if arguments:
+        described = replace(described, arguments=arguments)
     return pack_described(
         described, folder, size=size, damaged=damaged, progress=progress, options=options
     )
@@ -248,7 +263,8 @@ def check_arguments(damaged: str | float, options: PackOptions, *, size) -> None
             f"options must be a PackOptions, got {options!r}",
             fix="options=tpukit.PackOptions(shard_size=1024)",
         )
-    whole_number("seed", options.seed, 0)
+    # With None, each call would have another order, and could not continue an earlier one.
+    whole_number("seed", options.seed, 0, is_optional=False)
     whole_number("shard_size", options.shard_size, 1)
     whole_number("workers", options.workers, 1)
     whole_number("quality", options.quality, 1)
@@ -328,66 +344,6 @@ def _numbers_in_plan(size, options: PackOptions) -> dict:
         "seed": whole_number("seed", options.seed, 0),
         "shard": whole_number("shard_size", options.shard_size, 1) or _SHARD_SIZE,
     }
-
-
-def _pack_without_source(
-    source, folder, root, *, size, options: PackOptions
-) -> PackedImages | None:
-    """Return the finished pack of a source that no longer exists; None if the source exists.
-
-    In the next session of Colab, the images of /content are deleted, but a pack on Google Drive
-    still exists.
-
-    Args:
-        source, folder, root, size, options: as for `pack`.
-
-    Returns:
-        The pack; None also if no folder has a finished pack, or the source is not a path.
-
-    Raises:
-        FileNotFoundError: the images of the pack were in another folder than `source`.
-        FileExistsError: the pack was made with other arguments.
-    """
-    if not isinstance(source, str | os.PathLike) or os.path.exists(source):
-        return None
-    numbers = _numbers_in_plan(size, options)
-    numbers |= {"window": None, "mode": None, "resize": None, **form_of(options).plan()}
-    for place in _folders(folder):
-        target = PackFolder(place, numbers)
-        if not target.is_finished:  # the missing images cannot be read any more
-            continue
-        plan = target.read_manifest()["plan"]
-        another = target.differences({name: plan.get(name) for name in numbers})
-        if another:
-            raise another
-        packed = PackedImages(place)
-        if not _was_packed_from(packed, _root_of(source, root)):
-            raise PathNotFoundError(
-                f"there is no {os.fspath(source)}",
-                found=f"a finished pack in {place}, of images that were in another place",
-                fix=f"tpukit.PackedImages({os.fspath(place)!r}) opens it; or check the path",
-            )
-        print(f"pack: {os.fspath(source)} is gone; {place} is finished, and is returned as it is")
-        return packed
-    return None
-
-
-def _was_packed_from(packed: PackedImages, root: str) -> bool:
-    """Return whether the first image of a pack was in this folder."""
-    import numpy
-
-    if "looks.npy" not in packed.files or packed.has_masks:
-        return False
-    first = numpy.load(packed.folder / "looks.npy")[:1]
-    names = [Names(packed.folder / "names")[0]]
-    return bool((look_at(names, root)["place"] == first["place"]).all())
-
-
-def _root_of(source, root) -> str:
-    """Return the folder to which the paths of the source's images are relative."""
-    if root is not None:
-        return os.fspath(root)
-    return os.path.dirname(source) if is_table_file(source) else os.fspath(source)
 
 
 def _reopen(described: PackSource, target: PackFolder) -> PackedImages:
@@ -596,6 +552,8 @@ def _finish(described: PackSource, target: PackFolder, share: float) -> None:
         **_seen_in(described, notes),
         names=described.label_names,
         classes=described.classes,
+        arguments=described.arguments,
+        first_mask=described.mask_names[0] if described.mask_names else None,
         group_names=described.group_names,
         table=asdict(described.table or PackedRows(len(planned))),
         masks=described.has_masks,
@@ -653,7 +611,7 @@ def _refuse_damage(skipped: list[dict], count: int, share: float, *, files, note
                 file.unlink()  # the next call packs the images that replace the damaged ones
         raise InvalidValueError(
             f"{len(skipped):,} of {count:,} images are damaged or missing, and damaged= allows "
-            f"{share:.0%}",
+            f"{100 * share:.4g}%",
             found=_reasons(skipped),
             fix="check the paths, and call again; "
             f"or damaged={math.ceil(100 * len(skipped) / count) / 100}",

@@ -38,13 +38,13 @@ class CacheFolder(ResumableFolder):
 class CachedImages(StoredImages):
     """Decoded images on disk, as a map-style dataset and as a source of whole batches.
 
-    `[i]` is `(image, labels)`: a (3, H, W) uint8 tensor in [0, 255], with another mode (1, H, W) or
-    (2, H, W); and labels or masks as of `PackedImages`. Open the cache in the kernel and use it in
-    the workers: forked processes share the mapping of the file, and a pickle contains only the
-    path.
+    `[i]` is `(image, labels)`. The image is a (3, H, W) uint8 tensor in [0, 255]; (1, H, W) for
+    mode "L", and (2, H, W) for "I;16". Labels and masks are as those of `PackedImages`. Open the
+    cache in the kernel and use it in the workers: forked processes share the mapping of the file,
+    and a pickle contains only the path.
 
-    Do not change the files while the cache is open: if a mapped file is truncated, the system ends
-    a process that reads from it with SIGBUS.
+    Do not change the files while the cache is open: if a mapped file is truncated, the system
+    sends SIGBUS to every process that reads from the file, and the process ends.
 
     Args:
         folder: the folder that `cached_images` wrote.

@@ -140,7 +140,7 @@ class ResumableFolder:
     def differences(
         self, plan: dict, *, kind: type[TpukitError] = PathExistsError
     ) -> TpukitError | None:
-        """Return the error for another plan in this folder; None if it is the same."""
+        """Return the error if `plan` in this folder is not the plan of this object; else None."""
         differences = []
         for key in {**self.plan, **plan}:
             found = plan.get(key)
@@ -184,7 +184,8 @@ class ResumableFolder:
     def unfinished_plan(self) -> dict | None:
         """Return the plan of an unfinished folder; None if there is no plan.
 
-        {} means that a call ended while it cleared the folder, or that the version is another.
+        {} means that a call ended while it cleared the folder, or that the plan has another version
+        of the format.
         """
         try:
             begun = json.loads((self.work / "plan.json").read_bytes())
@@ -201,7 +202,7 @@ class ResumableFolder:
             from_scratch: True to remove also the files of an earlier call with the same plan.
 
         Raises:
-            FileExistsError: the folder holds other files.
+            FileExistsError: the folder holds files that tpukit has not written.
         """
         begun = self.unfinished_plan()
         if begun is None and not self.is_finished:

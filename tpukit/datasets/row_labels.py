@@ -6,8 +6,8 @@ table    index   label          pack           label
          5       emu            row 1          dog, of index 2
 
 New labels in a Series or DataFrame must have the rows of the table that was packed. The index is
-compared, because a user may have removed rows from the table before packing: a column of the
-whole table has the labels of the remaining rows at other positions.
+compared, because a user may have removed rows from the table before packing. In a column of the
+whole table, the labels of the remaining rows are then at other positions.
 """
 
 import hashlib

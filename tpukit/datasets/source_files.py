@@ -97,7 +97,7 @@ def look_at(names: Sequence[str], root: str, masks: Sequence[str] = ()):
 
     Returns:
         A structured array with the fields "row", the position in `names`; "size" in bytes, -1
-        unless the path is that of a file; "time", the modification time in ns; and "place", a
+            if there is no file at the path; "time", the modification time in ns; and "place", a
         CRC-32 of the absolute path.
     """
     import numpy

@@ -1,6 +1,7 @@
-"""Split images into two parts, or into folds, so that no group is in two of them.
+"""Split images into two parts, or into folds; all images of a group stay together.
 
-Groups are never divided, so the shares of the parts are only as near as whole groups allow.
+Groups are never divided. So the share of a part is only as near to the requested share as whole
+groups allow.
 """
 
 from typing import Any, NamedTuple
@@ -19,12 +20,12 @@ def split_by_group(groups, valid: float = 0.2, seed: int = 0, stratify=None):
             parts; None if only the number of images matters.
 
     Returns:
-        The indices of the images in each part, two int64 arrays in ascending order. The shares are
-        as near as whole groups allow.
+        The indices of the images in each part, two int64 arrays in ascending order. The share
+        of the second part is as near to `valid` as whole groups allow.
 
     Raises:
-        ValueError: `valid` is out of range, there is only one group, or `stratify` has another
-            length, has several columns with other numbers than 0 and 1, or has too many classes.
+        ValueError: `valid` is out of range; there is only one group; or `stratify` does not have N
+            rows, has too many classes, or has several columns with other numbers than 0 and 1.
     """
     import numpy
 
@@ -55,9 +56,9 @@ def split_by_group(groups, valid: float = 0.2, seed: int = 0, stratify=None):
 def folds_by_group(groups, count: int = 5, seed: int = 0, stratify=None) -> list[tuple]:
     """Divide images into folds that share no group; each fold is the validation part once.
 
-    The method is that of scikit-learn's StratifiedGroupKFold, for several labels per image too: the
-    groups are assigned one after the other, the largest first. Each group gets the fold that has
-    the fewest images of the same classes.
+    The method is that of scikit-learn's StratifiedGroupKFold, and also supports several labels per
+    image. The groups are assigned one after the other, the largest first. Each group gets the fold
+    that has the fewest images of the same classes.
 
     Args:
         groups: (N,) int, the group of each image.

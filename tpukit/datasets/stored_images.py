@@ -209,9 +209,9 @@ class StoredImages(Dataset):
             valid: the share of the images to validate on, between 0 and 1.
             seed: determines which groups are for validation.
             stratify: True for about the same share of each class, or of each label of zeros and
-                ones, in both parts; False for any shares. Or other classes: (N,) in the order of
-                the images, such as `table.site.to_numpy()[images.rows]`, or a column of the table
-                that was packed.
+                ones, in both parts; False for any shares. To balance other classes than those of
+                the images: (N,) in the order of the images, such as
+                `table.site.to_numpy()[images.rows]`, or a column of the table that was packed.
 
         Returns:
             Two int64 arrays of indices in ascending order.
@@ -222,7 +222,7 @@ class StoredImages(Dataset):
         return split_by_group(self.groups, valid, seed, stratify=self._kinds(stratify))
 
     def folds(self, count: int = 5, seed: int = 0, *, stratify=False) -> list[tuple]:
-        """Return the folds of a cross-validation; no group is in two validation parts.
+        """Return the folds of a cross-validation; a group's images are in the same fold.
 
         The same seed divides a pack and its cache in the same way.
 

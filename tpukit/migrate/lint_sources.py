@@ -160,7 +160,7 @@ def files_in(
     """Yield each file, and the notebooks and scripts in each folder; no file twice.
 
     Args:
-        paths: files and folders; files are not checked.
+        paths: files and folders; files are yielded without a check.
         skipped: this list receives the folders that are not searched, except hidden ones.
         errors: this list receives an error for each folder that cannot be read.
     """

@@ -76,7 +76,7 @@ class LintReport:
 
 
 def lint(path: str | Path) -> LintReport:
-    """Find the names of torch_xla and of related libraries in a file that have changed.
+    """Find the names in a file that torch_xla or a related library has changed or removed.
 
     The file is not written; `LintReport.fix` does that.
 

@@ -1,4 +1,4 @@
-"""Find the names, arguments, methods and environment variables in code that have changed."""
+"""Find changed names, arguments, methods and environment variables of torch_xla in code."""
 
 import ast
 import re

@@ -4,7 +4,8 @@
     def step(xm): xm.mark_step()              here xm is the parameter, so nothing of torch_xla
 
 For a report, a likely meaning is enough: `full_name` follows scopes and assignments. A fix needs a
-certain meaning: `is_plain` accepts a root only if nothing in any scope could give it another value.
+certain meaning: `is_plain` accepts a root, such as xm in xm.mark_step, only if nothing in any scope
+could give the root another value.
 """
 
 import ast
@@ -35,7 +36,7 @@ class Binding:
 
     Attributes:
         name: the name.
-        full: the full name that an import gives it; "" for the user's own.
+        full: the full name that an import gives it; "" if no import does.
         statement: the import; None for other statements.
         value: the expression that an assignment gives it; None for other statements.
         scope: the function or class around it; None at the top level.

@@ -81,7 +81,7 @@ def _moved_modules() -> dict[str, str]:
 
 
 def of_today(full: str) -> str:
-    """Return a name with the present path of its module, which may be the one it has."""
+    """Return a name with today's path of its module; the path may have stayed the same."""
     moved = _moved_modules()
     part = longest_part(full, moved)
     return moved.get(part, "") + full.removeprefix(part)

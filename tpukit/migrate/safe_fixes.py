@@ -33,7 +33,10 @@ class Edit(NamedTuple):
 
 
 class SafeFixes:
-    """Finds the edits that repair a finding: None if none is safe, [] if another edit does."""
+    """Find the edits that repair a finding.
+
+    None means that no edit is safe. [] means that an edit of another finding repairs it too.
+    """
 
     def __init__(self, names: Names):
         self._names = names

@@ -32,7 +32,7 @@ def check_shell(text: str) -> Iterator[tuple[int, str, Verdict]]:
     """Yield (lines below the first, the line, the verdict) for each finding in a shell command.
 
     Args:
-        text: the command, with its lines after a backslash.
+        text: the command, with the lines that a backslash joins to it.
     """
     if text.lstrip().startswith("#"):
         return

@@ -17,15 +17,16 @@ def class_activation(model, label: str = LABELS[0], *, layer: str = "layer2"):
     `tpukit.predict` runs this model on every core, as it runs the network:
     `tpukit.predict(core, pe.class_activation(model), batches, preprocess=pe.normalize)`.
 
-    A map shows the parts of an image that raised the output. They need not be the reason that a
-    radiologist would give. The resolution of a map is that of the layer: at 128 pixels, the four
-    layers of a ResNet-34 have maps of 32, 16, 8 and 4 entries per side.
+    A map shows the parts of an image that raised the output. These parts need not be what a
+    radiologist would point to. The resolution of a map is that of the layer: at 128 pixels, the
+    four layers of a ResNet-34 have maps of 32, 16, 8 and 4 entries per side.
 
     Measured with a network that was trained on phantoms (AUROC of the images 0.997; 38 slices): the
-    maximum of the map was within 15 of 256 pixels of the embolus in 53 % of the maps of layer1,
-    84 % of layer2, and 21 % of layer3. With Grad-CAM it was 45 %, 76 %, 16 %, and 32 % of layer4. A
-    network that judges by position alone has the same map for all images, so compare a map with the
-    mean map; see `attention_in_mask`.
+    maximum of the map was at most 15 pixels (of 256) from the embolus in 53 % of the maps of
+    layer1, 84 % of layer2, and 21 % of layer3. With Grad-CAM, the shares were 45 % of the maps of
+    layer1, 76 % of layer2, 16 % of layer3, and 32 % of layer4. A network that judges by position
+    alone has the same map for all images, so compare a map with the mean map; see
+    `attention_in_mask`.
 
     In a ResNet, the strided layers have odd kernels with padding of half their size. So the centre
     of entry i of a map is at pixel i times the stride. The functions that compare maps with images
@@ -64,8 +65,8 @@ def occlusion(model, label: str = LABELS[0], *, patches: int = 8):
 
     Use it to check a few class activation maps by another method. The model replaces one patch
     after the other by the mean grey. If a network judges by position, its logit falls little when
-    the embolus is hidden. The share inside the embolus is then that of the mean map; see
-    `attention_in_mask`.
+    the embolus is hidden. The `in_mask` of `attention_in_mask` is then about its
+    `mean_map`.
 
     Args:
         model: as for `class_activation`.
@@ -102,7 +103,8 @@ def attention_in_mask(maps, masks, others=None):
         maps: (N, h, w) array or tensor of numbers, 0 or more. They are resized to the masks' size
             by bilinear interpolation.
         masks: (N, H, W) array, true inside the embolus.
-        others: (M, h, w) maps of more images, for the mean map; None for `maps`.
+        others: (M, h, w), the maps whose mean is the mean map, as those of more images; None for
+            `maps`.
 
     Returns:
         A DataFrame with one row per image. `in_mask` is the share of the map inside the mask,
@@ -146,8 +148,9 @@ def _share_inside(large, masks):
 def enlarge(maps, shape: tuple):
     """Resize maps, (N, h, w), to `shape`, (N, H, W), bilinearly; return float64.
 
-    An entry of a map is drawn at the centre of its receptive field. That is the first of the pixels
-    that the entry covers. Their middle would be 3.5 pixels too far right and down, for layer2.
+    An entry of a map covers a block of pixels. It is drawn at the centre of its receptive field,
+    which is the first pixel of the block. For layer2, the middle of the block would be 3.5 pixels
+    too far right and down.
 
     Raises:
         ValueError: as for `attention_in_mask`.

@@ -46,7 +46,8 @@ def show_activation(
         masks: (N, H', W'), true inside the embolus; None if it is unknown, as for patients.
         probabilities: (N,), the probabilities that the network predicts; None to omit them.
         notes: N short texts, one under each column; None for no texts.
-        others: (M, h, w), the maps of more images, for the mean map; None for `maps`.
+        others: (M, h, w), the maps whose mean is the mean map, as those of more images; None for
+            `maps`.
         limit: the most images to draw, 1 or more.
 
     Returns:

@@ -130,7 +130,7 @@ def _logits(probabilities):
 
 
 def calibration_table(labels, before, after=None):
-    """Return the log loss of each label, next to that of the label's frequency as the answer.
+    """Return the log loss of each label, and the loss of answering its frequency always.
 
     Args:
         labels: a table of zeros and ones, one row per image.
@@ -138,7 +138,8 @@ def calibration_table(labels, before, after=None):
         after: a table of calibrated probabilities for the same images; None for none.
 
     Returns:
-        A DataFrame with one row per label. "positives" of "of" answers are true. "frequency alone"
+        A DataFrame with one row per label. Its column "of" is the number of answers, and
+        "positives" the number of those that are true. "frequency alone"
         is the log loss if each answer is the label's frequency, and "log loss" that of `before`.
         "calibrated" is the log loss of `after`, if it is given. "note" is a text if the label is
         too rare to judge, else "".

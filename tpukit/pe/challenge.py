@@ -161,8 +161,8 @@ def exam_loss(outputs: Mapping, targets: Mapping):
 
     Args:
         outputs: the logits of an `ExamNetwork` for B exams: "answers", (B, A), and "images",
-            (B, S). Nine answers get the weights of the challenge; another number of answers, the
-            same weight each.
+            (B, S). If A is 9, the answers get the weights of the challenge; otherwise all answers
+            get the same weight.
         targets: the targets of `ExamSequences`: "answers", (B, A), and "images", (B, S), in [0, 1];
             and "image_weight", (B, S), the sum of the weights of all images in each part of an
             exam.

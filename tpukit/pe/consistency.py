@@ -8,7 +8,7 @@ An exam with a positive image that is also a negative exam has two consistent ve
     negative_exam         0.7       0.7                 0.5
     central_pe            0.4       0.4                 0.500001
 
-The result is the version with the smaller loss, if the answers before the change were the truth.
+The result is the version with the smaller loss against the answers before the change.
 """
 
 from tpukit.pe.challenge import (

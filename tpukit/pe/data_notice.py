@@ -30,7 +30,7 @@ class Notice(str):
 def notice(folder) -> Notice:
     """Return the notice for figures of a folder's data: not for clinical use, and the licence.
 
-    For phantoms, the notice says how they were made in place of a licence.
+    For phantoms, the notice has no licence. It says how the phantoms were made.
 
     Args:
         folder: the folder of the data: a folder that `phantom` wrote, or the competition's files.

@@ -110,8 +110,8 @@ def read_dicom(path):
     """Read a CT slice from a DICOM file, in Hounsfield units.
 
     Hounsfield units are stored values times RescaleSlope plus RescaleIntercept, or are looked up in
-    the Modality LUT. If the file has no LUT, the defaults of missing elements are slope 1 and
-    intercept 0, with a warning. A missing Modality causes a warning too. Pixels that
+    the Modality LUT. If the file has no LUT and lacks one of these elements, `read_dicom`
+    takes slope 1 or intercept 0, and warns. A missing Modality causes a warning too. Pixels that
     PixelPaddingValue marks as not measured get at most the value of air.
 
     Args:
@@ -179,7 +179,7 @@ def is_dicom(path) -> bool:
 
 
 def open_dataset(path, **options):
-    """Read a DICOM data set, also without a preamble or file meta information, as old files are.
+    """Read a DICOM file, also an old one without a preamble or file meta information.
 
     Args:
         path: the path of the file.
@@ -295,7 +295,8 @@ def find_scale(file, path) -> tuple[Scale, list[str]]:
     """Return the scale of a file, and which of RescaleSlope and RescaleIntercept the file lacks.
 
     Raises:
-        ValueError: the file is not a CT slice, its slope is 0, or one of both is not finite.
+        ValueError: the file is not a CT slice, its slope is 0, or its slope or intercept is not
+            finite.
     """
     table = _find_table(file)
     missing = []

@@ -76,8 +76,8 @@ def index_dicom(
     Returns:
         A copy of the labels with a new index and the columns `path` (str), `position` (float) and
         `number` (the InstanceNumber, float), sorted by study, series and position. If `odd` names a
-        problem, `path` is "", and `position` and `number` are NaN. If the table is the labels of
-        `pack_dicom`, it does not read the headers again.
+        problem, `path` is "", and `position` and `number` are NaN. If you pass this table to
+        `pack_dicom` as `labels`, `pack_dicom` does not read the headers again.
 
     Raises:
         FileNotFoundError: the folder does not exist or contains no DICOM file, or a row has no

@@ -85,9 +85,9 @@ def pack_dicom(
             pack all slices without labels. The table of `index_dicom` also has the file and
             position of each image, so `pack_dicom` does not read the headers again.
         window: None for the lung, embolism and mediastinal windows of a slice as red, green and
-            blue. Or one window for three slices, the slice below, the slice itself and the slice
-            above: a name ("lung", "embolism", "mediastinum") or (level, width) in Hounsfield units.
-            At the ends of a series, the slice itself replaces the missing slice.
+            blue. Or one window: a name ("lung", "embolism", "mediastinum") or (level, width) in
+            Hounsfield units. Then the channels are the slice below, the slice itself and the slice
+            above. At the ends of a series, the slice itself replaces the missing slice.
         crop: None for whole slices; "lungs" to cut all slices of a series to one box around the
             lungs. `lung_box` finds it in 16 slices along the body. If it finds no box, the series
             is not cut.
@@ -106,13 +106,13 @@ def pack_dicom(
         columns: the columns of `labels` that are labels; () for a table without labels.
         options: `PackOptions(shard_size, workers, quality)`; the other options are not supported.
             `quality` is that of the JPEGs, 1 to 95; None for 85. Colours are not subsampled,
-            because they are three separate images. Quality 85 without subsampling is nearer to the
-            original than quality 90 with it, and the file is 10 % larger.
+            because they are three separate images. A file of quality 85 without subsampling is
+            nearer to the original than one of quality 90 with subsampling, and 10 % larger.
 
     Returns:
         The finished `PackedImages`: (3, size, size) uint8 per slice, or (2, size, size) with int16.
-        Its `rows` are the rows of `labels`; without labels, 0, 1, 2, ... in the packed order. Its
-        groups are the studies.
+        Its `rows[i]` is the row of image i in `labels`; without labels it is i. Its groups are the
+        studies.
 
     Raises:
         ValueError: an argument is not as above, none of the files is a CT slice, or too many slices

@@ -154,7 +154,8 @@ class SliceWeight:
     def smaller(self, plan: dict) -> Iterator[tuple[str, str, dict]]:
         """Yield arguments of `pack_dicom` that make a smaller pack, the largest pack first.
 
-        Each is the name of the argument, its code, and the changed entries of the plan.
+        It yields the name of the argument, the code that passes the argument, and the changed
+        entries of the plan.
         """
         for quality in (70, 50):
             if quality < plan.get("quality", 0):

@@ -44,8 +44,8 @@ def show_exams(
     """Draw the probability of an embolus along the body, and the slices that truly show one.
 
     Half of the panels show exams with an embolus, ordered from many slices with an embolus to few.
-    The other half show exams without an embolus. The exam with the highest probability comes first,
-    because a high probability is an error there.
+    The other half show exams without an embolus. Of these, the exam with the highest probability
+    comes first, because its high probability is an error.
 
     Args:
         labels: the table of the predicted images with StudyInstanceUID, position and
@@ -57,7 +57,7 @@ def show_exams(
         attention: (N,), the weight of each slice in the answers about its exam, 0 or more, drawn in
             green with its maximum at the height 1; None to omit it.
         limit: the most exams to draw.
-        threshold: the probability of a dotted line.
+        threshold: the probability at which a dotted line is drawn.
 
     Returns:
         The figure.

@@ -168,7 +168,7 @@ class ExamSequences:
                 "answers", (E, A), and "images", (E, S).
 
         Returns:
-            A DataFrame with the rows of the table that was given, in the same order, for
+            A DataFrame with the rows of the table of `ExamSequences`, in the same order, for
             `challenge_loss` and `make_consistent`. Its columns are StudyInstanceUID,
             SOPInstanceUID, and the probabilities of the image label and of each answer.
         """
@@ -195,7 +195,8 @@ class ExamSequences:
 
         Returns:
             A DataFrame with one row per exam of `studies` and one column per answer. Its index is
-            the column `exam` of the table that was given, or else the StudyInstanceUID.
+            the column `exam` of the table of `ExamSequences`, or StudyInstanceUID if the table has
+            no such column.
         """
         import numpy as np
         import pandas as pd

@@ -212,7 +212,7 @@ def assign_folds(
     stratify: str | None = None,
     groups: str = STUDY,
 ):
-    """Add a column `fold`, from 0 to folds - 1, so that no exam is in two folds.
+    """Add a column `fold`, from 0 to folds - 1; all images of an exam are in one fold.
 
     The same table always gives the same folds. All folds have about the same number of images.
 

@@ -2,12 +2,12 @@
 
 LayerCAM is by Jiang et al., IEEE Transactions on Image Processing 2021, doi
 10.1109/TIP.2021.3089943. Each entry of a layer's output is multiplied by its own gradient, or by 0
-if that is negative. The map is the sum of these products over the channels:
+if the gradient is negative. The map is the sum of these products over the channels:
 
     outputs (C, h, w)   2.0   1.0      gradients   0.5   -1.0      map   1.0   0.0
 
-Grad-CAM averages the gradient over all positions first, which leaves little of the map in early
-layers, whose features are small. The packages grad-cam and captum are not used, because neither
+Grad-CAM averages the gradient over all positions first. In early layers, whose features are small,
+this leaves little of the map. The packages grad-cam and captum are not used, because neither
 Colab's nor Kaggle's TPU image has them, and a worker must be able to run this module.
 
 Occlusion (Zeiler and Fergus, ECCV 2014) needs no gradient: it hides one part of the image after the

@@ -6,7 +6,7 @@ from tpukit.essentials.display import PathNotFoundError
 
 
 def check_missing(missing: str, *others: str) -> None:
-    """Raise ValueError unless `missing` is "raise", "drop" or one of the other words."""
+    """Raise ValueError unless `missing` is "raise", "drop" or one of `others`."""
     allowed = ("raise", "drop", *others)
     if missing not in allowed:
         raise ValueError(f"missing must be {' or '.join(map(repr, allowed))}, got {missing!r}")
@@ -31,7 +31,7 @@ def leave_out(
         folder: the folder that was searched.
         found: the contents of the folder, in words.
         call: the beginning of the user's call without its argument `missing`, for the fix.
-        kind: the noun for an entry of a row, in the singular, such as "image".
+        kind: the noun, in the singular, for what a row names, such as "image".
 
     Raises:
         FileNotFoundError: `missing` is "raise", or no row has a file.

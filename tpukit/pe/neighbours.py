@@ -13,14 +13,14 @@ from tpukit.pe.labels import IDS, SERIES
 class NeighbouringSlices:
     """Images whose channels are the slice below, the slice itself and the slice above.
 
-    All three channels have the same window. The images were packed or cached in any order, because
-    the positions in the table determine which slices are adjacent. At the ends of a series, the
-    slice itself replaces the missing slice, as in `pack_dicom`. If slices are missing within a
+    All three channels have the same window. The order of the images in the pack does not matter,
+    because the positions in the table determine which slices are adjacent. At the ends of a series,
+    the slice itself replaces the missing slice, as in `pack_dicom`. If slices are missing within a
     series, the next existing slice is used.
 
     `[i]` is `(image, labels)`: a (3, H, W) uint8 tensor, and the labels of `images[i]`.
-    `core.batches` and Subset support these images like `images`. From a cache, they are read a
-    sixth as fast as `images` alone (13,000 instead of 83,000 images per second of 64 pixels, one
+    `core.batches` and Subset support these images like `images`. From a cache, reading them is six
+    times as slow as reading `images` (13,000 instead of 83,000 images per second of 64 pixels, one
     thread of a busy machine). From a pack, each image needs three decoded slices, so build a cache.
 
     Args:

@@ -62,7 +62,7 @@ def read_exams(
         image. Pass the result to `check_exams`, which lists anything unusual.
 
     Raises:
-        FileNotFoundError: the folder has no DICOM file, or not the exam or image of a row.
+        FileNotFoundError: the folder has no DICOM file, or lacks the exam or image of a row.
         ValueError: the table is not as above, a label is neither 0 nor 1, an exam has several
             series and `series` does not select one of them, or no file is a CT slice.
         ModuleNotFoundError: pydicom, or a decoder that these files need, is not installed.

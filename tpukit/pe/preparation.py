@@ -1,4 +1,4 @@
-"""Save with a network's weights how its training images were prepared, to prepare others likewise.
+"""Save how the training images of a network were prepared, to prepare other images alike.
 
 preparation = Preparation.of(images)         # at the end of training
 json.dump(preparation.as_dict(), file)
@@ -45,8 +45,8 @@ class Preparation:
         """Return the preparation of images from `pack_dicom`, as `PackedImages` or `CachedImages`.
 
         Raises:
-            ValueError: `pack_dicom` did not make the images; or an earlier version of tpukit, which
-                did not record the preparation, made the cache.
+            ValueError: `pack_dicom` did not make the images; or their cache was made by an earlier
+                version of tpukit, which did not record the preparation.
         """
         made = getattr(images, "made", {})
         if not hasattr(images, "made"):

@@ -191,8 +191,8 @@ def show_study(
         upright: True if the patient's right is on the left side of the images, as after
             `pack_dicom`; R and L then mark the sides. False for no letters.
         limit: the number of stretches into which a longer exam is divided, 1 or more. The slider
-            then has the slice with the highest probability of each stretch, and all slices with an
-            embolus.
+            then has, from each stretch, the slice with the highest probability; and all slices with
+            an embolus.
 
     Returns:
         The viewer, which a notebook displays.
@@ -245,7 +245,10 @@ def show_study(
 
 
 def slices_of(labels: Any, study: str, series: str | None = None):
-    """Return the rows of one series of an exam, sorted along the body; errors as `show_study`."""
+    """Return the rows of one series of an exam, sorted along the body.
+
+    The errors are those of `show_study`.
+    """
     fix = "pe.index_images(labels, folder), or of DICOM files pe.index_dicom(labels, folder)"
     check_columns(labels, (STUDY, IMAGE, "position"), "the labels have", fix=fix)
     rows = labels.assign(_row=range(len(labels)))

@@ -402,7 +402,7 @@ def _numbers(file, name: str, *, count: int) -> list[float]:
 
 
 def without_others(folder, names: list[str], others: list) -> list:
-    """Print the number of undamaged files of other kinds, such as reports; return the other files.
+    """Print the number of intact files that are no CT slices; return the damaged files.
 
     Args:
         folder: the folder, for the text.
@@ -428,7 +428,7 @@ def of_other_kinds(names: list[str], others: list) -> list[tuple[str, str]]:
 
 
 def without_copies(headers):
-    """Return the headers without second files of an image, and print the number of these files."""
+    """Keep one header per image, return these, and print the number of the other files."""
     import numpy
 
     _, first = numpy.unique(headers["image"], return_index=True)

@@ -4,7 +4,8 @@ The slices are encoded once, as JPEG, into HTML with a few lines of JavaScript. 
 kernel: it moves while the kernel trains, in a saved notebook, and in a page made by nbconvert. A
 slider of ipywidgets would work in none of these. A page without scripts shows only the overview.
 
-If slices are left out, the slider has gaps of their width. With slices 1, 3 and 4 of an exam:
+On the slider, each slice has the width 1. The width of slices that are left out is divided between
+their two neighbours. With slices 1, 3 and 4 of an exam:
 
     numbers   1          3        4
     edges     0    1.5   3   4      (in slices, from the beginning of the first slice)
@@ -398,13 +399,13 @@ def _describe(index: int, count: int, title: str) -> str:
 
 
 def highest(values, stretches: int) -> list[int]:
-    """Divide values into stretches of equal length, and return the index of each one's maximum.
+    """Divide values into stretches of equal length; return the index of each stretch's maximum.
 
     Of equal values, the one nearest to the middle of the stretch counts.
 
     Args:
         values: (N,) numbers.
-        stretches: the number of stretches; if it is more than N, N.
+        stretches: the number of stretches; a number above N means N.
     """
     import numpy as np
 

@@ -7,11 +7,11 @@ weight is changed. `conv'` does that at no cost, because it multiplies its own w
     maxpool(relu(batchnorm(conv(x)))) = relu(normalize(maxpool(conv'(x))))
 
 Mean and variance are still those of all values. The function and its gradients are the same, except
-for rounding, and except for weights of exactly 0. There all values of a pooling window become
-equal, so the gradient of the pooling is not unique: torchvision's order uses the first value, and
-this order the largest.
+for rounding, and except for weights of exactly 0. If a weight is 0, all values of a pooling window
+become equal, so the gradient of the pooling is not unique: torchvision's order uses the first
+value, and this order the largest.
 
-By the estimates of the TPU's compiler it saves a twelfth of a ResNet-34's step, see
+By the estimates of the TPU's compiler, this order saves a twelfth of a ResNet-34's step, see
 `benchmarks/preflight.py`.
 """
 

@@ -63,7 +63,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def find_function(name: str) -> Callable:
-    """Return the function of a name such as "file.py:train", "module:train" or "file.ipynb:train".
+    """Find the function with a name such as "file.py:train", "module:train" or "file.ipynb:train".
 
     A Python file or module is imported. Of a notebook, the cells up to the function are run.
 

@@ -1,7 +1,7 @@
 """Draw a preflight: the memory of a core, and the time of a step by operation.
 
-In all functions, `found` is a `Preflight`, and `costs` are those of its most expensive operations
-that have an estimate of cycles.
+In all functions, `found` is a `Preflight`. `costs` are the `Cost` records of its most expensive
+operations, without operations that have no estimate of cycles.
 """
 
 from __future__ import annotations

@@ -151,8 +151,8 @@ class Operation:
         name: the name, unique in the program.
         opcode: the opcode, such as "fusion" or "convolution".
         arrays: the results.
-        scope: the last part of the op_name that `scopes` wrote, such as "call12"; "" if there is
-            none.
+        scope: the scope that `scopes` wrote into the op_name, such as "call12"; if there are
+            several, the innermost; "" if there is none.
         op_type: the operation of torch, such as "aten::convolution"; "" if unknown.
         source: "file:line" of the Python code, by torch_xla; "" if unknown.
         cycles: the compiler's estimate of cycles; None if there is none.
@@ -453,7 +453,10 @@ class Message:
         return self._values.get(number, [])
 
     def last(self, number: int, *, default):
-        """Return the last value of a field, which counts if it is not repeated; or `default`."""
+        """Return the value of a field that is not repeated, or `default`.
+
+        If the message has several values, the last counts.
+        """
         return self.every(number)[-1] if number in self._values else default
 
     def text(self, number: int) -> str:

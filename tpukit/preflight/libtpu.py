@@ -43,7 +43,7 @@ def platform_version() -> str:
 
 
 def find_libtpu(version: str | None = None, *, environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the path of libtpu in a version: the copy of `fetch_libtpu`, or the installed one.
+    """Return the path of a version of libtpu that `fetch_libtpu` downloaded or that is installed.
 
     Args:
         version, environ: as in `fetch_libtpu`.

@@ -56,7 +56,8 @@ class StepClock:
     def wait(self) -> None:
         """Wait until enough steps are measured, at most 15 s.
 
-        Without `core.step()` in the function, no end of a graph is seen, so there is no wait.
+        Without `core.step()` in the function, the clock sees no end of a graph. Then `wait` returns
+        at once.
         """
         self.ended.wait(_MOST_SECONDS if self._sees_graphs else 0)
 

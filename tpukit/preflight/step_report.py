@@ -117,7 +117,7 @@ class Preflight(Findings):
         shapes: for each batch shape other than the largest, the programs of its step.
         shard: as in `launch`.
         cut: the same step with `shard="fsdp"`, if the memory of one core is too small for the
-            model; None if it is not, or if that step could not be compiled.
+            model; None if the memory is large enough, or if that step could not be compiled.
     """
 
     chip: Tpu
@@ -251,7 +251,7 @@ class Preflight(Findings):
 
     @property
     def dollars_per_million(self) -> float:
-        """Dollars per million samples by the chip's estimate, if the cores never wait."""
+        """Dollars per million samples, by the estimated time of a step, if the cores never wait."""
         return _dollars_per_million(self.samples_per_second, self.dollars)
 
     @property
@@ -578,8 +578,9 @@ def preflight(
     separate process. That takes seconds to minutes, but only once per graph, because results are
     cached in the user's cache folder.
 
-    No file changes: `core.save` and `fit` write nothing. If the function itself writes to a file
-    outside of a temporary folder, as by `torch.save`, `preflight` raises an error with the line.
+    Your files do not change: `core.save` and `fit` write nothing. If the function itself writes to
+    a file outside of a temporary folder, as by `torch.save`, `preflight` raises an error with the
+    line.
 
     Args:
         train: the worker function, as for `launch`: `train(core, *args)`.
@@ -606,7 +607,8 @@ def preflight(
         The `Preflight`, a table that a notebook displays.
 
     Raises:
-        ValueError: a chip does not exist, also in `prices`; or other users can write to `keep`.
+        ValueError: the chip, or a chip in `prices`, does not exist; or other users can write to
+            `keep`.
         PreflightError: the step cannot be recorded or compiled here. Subclasses are
             LibtpuNotFoundError and CompileError.
         WorkerError: the worker function raised an error, or would have changed a file.

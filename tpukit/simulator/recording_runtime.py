@@ -162,7 +162,7 @@ class RecordingRuntime(SimulatorRuntime):
 
 
 def libtpu_flags(accelerator: str, generation: str, *, sharded: bool = False) -> str:
-    """Return the value of LIBTPU_INIT_ARGS, libtpu's flags, that a launch on a machine would have.
+    """Return LIBTPU_INIT_ARGS, the flags of libtpu, as a launch on this kind of machine sets it.
 
     Args:
         accelerator: Google Cloud's name of the machine, such as "v5litepod-8".

@@ -1,8 +1,8 @@
 """Run torch_xla's own TPU client on CPU processes, with a simulated libtpu.
 
 torch_xla loads the library that the environment variable TPU_LIBRARY_PATH names. `environment` of
-shapes.py names the simulated library there, and describes a machine with chips. So torch_xla runs
-the same code as on a TPU: a process per chip, with the collectives inside the graph.
+shapes.py sets this variable to the simulated library, and others that describe a machine. So
+torch_xla runs the same code as on a TPU: a process per chip, with the collectives inside the graph.
 """
 
 import contextlib

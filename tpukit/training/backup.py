@@ -18,7 +18,7 @@ import re
 import threading
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from tpukit.essentials.display import (
@@ -342,9 +342,9 @@ class Backup:
             raise TpukitRuntimeError("it has come too late")
 
 
-def _place(address: str) -> "_Folder | _Url":
+def _place(address: str) -> "_Folder | UrlPlace":
     if "://" in address:
-        return _Url(address)
+        return UrlPlace(address)
     return _Folder(Path(address).expanduser().absolute())
 
 
@@ -406,7 +406,7 @@ class _Folder:
         (self.folder / name).unlink()
 
 
-class _Url:
+class UrlPlace:
     """A backup at a URL, through fsspec. A bucket has an object only when it is complete."""
 
     def __init__(self, address: str):
@@ -437,12 +437,14 @@ class _Url:
         return f"{self._folder.rstrip('/')}/{name}"
 
     def connect(self) -> None:
+        """Sign in to the bucket once."""
         from fsspec.core import url_to_fs
 
         if self._files is None:
             self._files, self._folder = url_to_fs(self.address)  # signs in, so it may wait
 
     def names(self) -> list[str]:
+        """Return the names of the files."""
         self._files.invalidate_cache()
         try:
             paths = self._files.ls(self._folder, detail=False)
@@ -451,11 +453,13 @@ class _Url:
         return [path.rstrip("/").rpartition("/")[2] for path in paths]
 
     def pieces(self, name: str) -> Iterator[bytes]:
+        """Yield the contents of a file, piece by piece."""
         with self._files.open(self._path(name), "rb") as file:
             while piece := file.read(_PIECE):
                 yield piece
 
     def put(self, file: Path, moved: Callable[[], object]) -> None:
+        """Copy a file of this machine, and call `moved` after each piece."""
         from fsspec.callbacks import Callback
 
         class Moves(Callback):
@@ -469,7 +473,31 @@ class _Url:
         return
 
     def remove(self, name: str) -> None:
+        """Remove a file."""
         self._files.rm_file(self._path(name))
+
+    def read(self, name: str) -> bytes | None:
+        """Return the contents of a small file; None if it does not exist."""
+        self._files.invalidate_cache()
+        try:
+            return self._files.cat_file(self._path(name))
+        except FileNotFoundError:
+            return None
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a small file."""
+        try:
+            self._files.pipe_file(self._path(name), data)
+        except FileNotFoundError:  # not in a bucket, which has no folders
+            self._files.makedirs(self._folder, exist_ok=True)
+            self._files.pipe_file(self._path(name), data)
+
+    def find(self, patterns: Iterable[str]) -> str | None:
+        """Return the name of a file that matches one of the patterns; None if none does."""
+        for pattern in patterns:
+            for path in self._files.glob(self._path(pattern)):
+                return path.removeprefix(self._path(""))
+        return None
 
 
 def _is_whole_zip(path: Path) -> bool:

@@ -1,11 +1,14 @@
 """Store the settings of a run in its folder, so that no run with other settings uses the folder."""
 
+import contextlib
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from tpukit.essentials.display import InvalidValueError
+from tpukit.essentials.display import InvalidValueError, SystemFailureError
 from tpukit.essentials.environment import write_whole
+from tpukit.training.backup import UrlPlace
 
 FILE = "settings.json"  # in the folder of the run
 # Results of a run. Deeper folders may belong to another run, so they are not searched.
@@ -26,68 +29,148 @@ def keep_settings(folder, settings: Mapping, *, backup_dir=None) -> Path:
     Args:
         folder: the folder of the run.
         settings: a dict with values that JSON supports.
-        backup_dir: the backup folder; see `run_folder`. Its settings are compared as well, and
-            written if they are missing. None: no backup.
+        backup_dir: the backup folder, or its URL, as for `Checkpoints`. Its settings are compared
+            as well, and written if they are missing. None: no backup.
 
     Returns:
         the path of settings.json in the folder.
 
     Raises:
         ValueError: the folder or the backup has other settings, and the message names those
-            that differ; or it has checkpoints but no settings.
+            that differ; or one of them has checkpoints and neither has settings; or `folder` is a
+            URL.
+        OSError: the backup cannot be read or written.
+        NotInstalledError: the package for the URL of the backup is missing.
     """
+    _refuse_url(folder)
     # Convert as JSON does, so that the settings equal those in a file: a tuple becomes a list.
     asked = json.loads(json.dumps(settings))
-    files = [Path(place) / FILE for place in (folder, backup_dir) if place is not None]
+    own = _Folder(folder)
+    places = [own]
+    if backup_dir is not None:
+        is_url = "://" in os.fspath(backup_dir)
+        places.append(_Bucket(os.fspath(backup_dir)) if is_url else _Folder(backup_dir))
     # Check all folders before writing into any, so that an error changes nothing.
-    if not any(file.is_file() for file in files):
-        _check_untrained(files)
-    for file in files:
-        if file.is_file():
-            _check_same(file, asked)
+    stored = {place: place.read() for place in places}
+    if all(text is None for text in stored.values()):
+        for place in places:
+            _check_untrained(place)
+    for place, text in stored.items():
+        if text is not None:
+            _check_same(place, text, asked)
     # A folder without the file gets it: the new machine after a resume, or a new backup.
-    for file in files:
-        if not file.is_file():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with write_whole(file) as written:
-                written.write(json.dumps(asked, indent=1).encode() + b"\n")
-    return files[0]
+    for place, text in stored.items():
+        if text is None:
+            place.write(json.dumps(asked, indent=1).encode() + b"\n")
+    return own.folder / FILE
 
 
-def _check_same(file: Path, asked: dict) -> None:
-    """Raise ValueError if a file contains other settings than `asked`."""
-    differences = _differences(_read(file), asked)
+class _Folder:
+    """A folder with settings on this machine or on a mounted drive."""
+
+    def __init__(self, folder):
+        self.folder = Path(folder).expanduser()  # as `Checkpoints` does
+
+    def __str__(self) -> str:
+        return str(self.folder)
+
+    def read(self) -> bytes | None:
+        """Return the settings as JSON; None if there are none."""
+        file = self.folder / FILE
+        return file.read_bytes() if file.is_file() else None
+
+    def write(self, data: bytes) -> None:
+        """Write the settings."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with write_whole(self.folder / FILE) as written:
+            written.write(data)
+
+    def trained(self) -> str | None:
+        """Return the name of a result in the folder; None if there is none."""
+        for pattern in _TRAINED:
+            for found in self.folder.glob(pattern):
+                return str(found.relative_to(self.folder))
+        return None
+
+
+class _Bucket:
+    """A folder with settings at a URL, in the same place as the backup of `Checkpoints`."""
+
+    def __init__(self, address: str):
+        self._address = address.rstrip("/")
+        self._place = UrlPlace(self._address)
+
+    def __str__(self) -> str:
+        return self._address
+
+    def read(self) -> bytes | None:
+        with self._connected():
+            return self._place.read(FILE)
+
+    def write(self, data: bytes) -> None:
+        with self._connected():
+            self._place.write(FILE, data)
+
+    def trained(self) -> str | None:
+        with self._connected():
+            return self._place.find(_TRAINED)
+
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[None]:
+        try:
+            self._place.connect()
+            yield
+        except Exception as error:  # buckets and networks raise errors of any type
+            raise SystemFailureError(
+                f"the settings in {self} cannot be read or written",
+                found=f"{type(error).__name__}: {error}",
+                fix="check the address, and that this machine may write there; "
+                "or backup_dir=None, if `Checkpoints` has no backup either",
+            ) from error
+
+
+def _refuse_url(folder) -> None:
+    """Raise ValueError for a URL, as a path would create a folder "gs:" here."""
+    if "://" in os.fspath(folder):
+        raise InvalidValueError(
+            f"folder must be a path on this machine, got {os.fspath(folder)!r}",
+            fix=f'keep_settings("run", settings, backup_dir={os.fspath(folder)!r})',
+        )
+
+
+def _check_same(place: _Folder | _Bucket, text: bytes, asked: dict) -> None:
+    """Raise ValueError if a folder has other settings than `asked`."""
+    differences = _differences(_decoded(place, text), asked)
     if not differences:
         return
     found = "; ".join(differences[:_SHOWN])
     if len(differences) > _SHOWN:
         found += "; and others"
     raise InvalidValueError(
-        f"{file.parent} holds a run with other settings",
+        f"{place} holds a run with other settings",
         found=found,
         fix="use the settings of that run, or another folder (run_path) for this run",
     )
 
 
-def _check_untrained(files: list[Path]) -> None:
-    """Raise ValueError if a folder has results, though no folder has settings."""
-    for file in files:
-        for pattern in _TRAINED:
-            for trained in file.parent.glob(pattern):
-                raise InvalidValueError(
-                    f"{file.parent} holds the results of a run, but not its settings",
-                    found=f"{trained.relative_to(file.parent)}, and no {FILE}",
-                    fix=f"put {FILE} back into that folder; or use another folder (run_path) "
-                    "for this run",
-                )
+def _check_untrained(place: _Folder | _Bucket) -> None:
+    """Raise ValueError if a folder has results."""
+    trained = place.trained()
+    if trained:
+        raise InvalidValueError(
+            f"{place} holds the results of a run, but not its settings",
+            found=f"{trained}, and no {FILE}",
+            fix=f"put {FILE} back into that folder; or use another folder (run_path) for this run",
+        )
 
 
-def _read(file: Path):
+def _decoded(place: _Folder | _Bucket, text: bytes):
+    """Return the settings in the JSON of a folder."""
     try:
-        return json.loads(file.read_text())
+        return json.loads(text)
     except ValueError as error:
         raise InvalidValueError(
-            f"{file} is not JSON",
+            f"{place}/{FILE} is not JSON",
             found=error,
             fix=(
                 "put back the file that was written when this run began; or use another folder "

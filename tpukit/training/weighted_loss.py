@@ -67,6 +67,11 @@ def as_loss(value: object) -> Loss:
         )
     if isinstance(value, Real):
         return Loss(value)
+    if value is None:
+        raise InvalidValueError(
+            "the loss must return one number, got None",
+            fix="end the function with `return loss`",
+        )
     if not _is_one_number(value):
         raise InvalidValueError(
             f"the loss must return one number, got {_described(value)}",
