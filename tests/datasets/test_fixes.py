@@ -924,6 +924,15 @@ def test_the_fixes_work_for_an_option_of_slices_alone():
     quietly(items(), options=PackOptions())
 
 
+@pytest.mark.parametrize("folders", ["gs://bucket/pack", ["gs://bucket/pack"]])
+def test_the_fixes_work_for_a_pack_at_a_url(folders):
+    with fixes("packing: pack writes to a folder of this machine, got the URL {}") as fix:
+        quietly(items(), folders)
+    assert not Path("gs:").exists()
+    assert "mounted" in fix
+    quietly(items(), fix.code(r'".*"'))
+
+
 def test_the_fixes_work_for_options_that_are_none():
     with fixes("packing: options must be a PackOptions, got {}") as fix:
         quietly(items(), options={"shard_size": 1024})

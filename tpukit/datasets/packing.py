@@ -332,9 +332,16 @@ def pack_described(
 
 
 def _folders(folder) -> list[Path]:
-    if isinstance(folder, str | os.PathLike):
-        return [Path(folder)]
-    return [Path(each) for each in folder]
+    folders = [folder] if isinstance(folder, str | os.PathLike) else list(folder)
+    for each in folders:
+        # As a path, a URL would create a folder "gs:" here.
+        if "://" in os.fspath(each):
+            raise InvalidValueError(
+                f"pack writes to a folder of this machine, got the URL {os.fspath(each)}",
+                fix='pack(source, "packed"), and copy this folder to the bucket; or the folder of '
+                "a mounted drive",
+            )
+    return [Path(each) for each in folders]
 
 
 def _numbers_in_plan(size, options: PackOptions) -> dict:
