@@ -103,7 +103,7 @@ def test_the_report_counts_what_was_loaded_as_loaded(first):
         train, cores=1, backend="xla:simulator", progress="off", seed=0, compile_cache=first[0]
     ).results
     found = " ".join(result[3].split())
-    assert f"0 graphs compiled in 0.0 s, {first[2]} loaded in" in found
+    assert f"0 graphs compiled in 0.0 s, {first[2]} compiled before and loaded in" in found
     assert "went into compiling" not in found
 
 

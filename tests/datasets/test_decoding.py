@@ -173,7 +173,7 @@ def test_what_is_no_whole_image_raises(what, exact):
 def test_a_header_with_more_pixels_than_the_limit_raises_with_the_line_that_raises_the_limit(
     what, exact
 ):
-    with pytest.raises(ValueError, match="claims more than the 89,478,485 pixels") as error:
+    with pytest.raises(ValueError, match="claims more than 89,478,485 pixels") as error:
         decode(LYING[what], 32, exact=exact)
     assert "PIL.Image.MAX_IMAGE_PIXELS = None" in error.value.fix
 
@@ -344,7 +344,7 @@ def test_an_image_that_claims_more_pixels_than_the_limit_costs_no_memory(kind, m
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 9_998)
     with (
         contextlib.suppress(Image.DecompressionBombWarning),
-        pytest.raises(ValueError, match="claims more than the 9,998 pixels that are decoded"),
+        pytest.raises(ValueError, match="claims more than 9,998 pixels, the limit of Pillow"),
     ):
         decode(data)
 

@@ -115,7 +115,7 @@ def test_of_several_folders_the_first_with_room_is_taken_and_found_again(
     first = pack(photos, places, **QUIET)
     assert first.folder == places[1]
     assert (
-        f"no room in {places[0]} for what was asked for: packed in {places[1]}"
+        f"the requested pack does not fit in {places[0]}: packed in {places[1]}"
         in capsys.readouterr().out
     )
     disks["temp"] = 10  # the pack itself has taken it

@@ -924,6 +924,15 @@ def test_the_fixes_work_for_an_option_of_slices_alone():
     quietly(items(), options=PackOptions())
 
 
+@pytest.mark.parametrize("folders", ["gs://bucket/pack", ["gs://bucket/pack"]])
+def test_the_fixes_work_for_a_pack_at_a_url(folders):
+    with fixes("packing: pack writes to a folder of this machine, got the URL {}") as fix:
+        quietly(items(), folders)
+    assert not Path("gs:").exists()
+    assert "mounted" in fix
+    quietly(items(), fix.code(r'".*"'))
+
+
 def test_the_fixes_work_for_options_that_are_none():
     with fixes("packing: options must be a PackOptions, got {}") as fix:
         quietly(items(), options={"shard_size": 1024})
@@ -943,7 +952,7 @@ def test_the_fixes_work_for_arguments_that_do_not_belong_to_the_source():
 
     table = table_of(kind=["a", "b"] * 2, patient=[1, 1, 2, 2])
     folder_of(Path("in"), "cat/a.png")
-    with fixes("pack_sources: the labels of a folder are its sub-folders, and it ..."):
+    with fixes("pack_sources: the labels of a folder are its sub-folders, and a ..."):
         quietly("in", labels="kind")
     quietly(table, labels="kind", groups="patient")
 
@@ -1236,7 +1245,7 @@ def test_the_fixes_work_for_images_of_more_pixels_than_pillow_opens(monkeypatch)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     with (
         warnings.catch_warnings(action="ignore"),
-        fixes("decoding: its header claims more than the {} pixels that are ...") as fix,
+        fixes("decoding: its header claims more than {} pixels, the limit of ...") as fix,
     ):
         quietly(table_of(2), "pack")
     line = re.search(r"PIL\.Image\.MAX_IMAGE_PIXELS = None", fix.text)[0]
@@ -1599,7 +1608,7 @@ FEATURES = {
         "labels=(...)) with one of these names",
         {"labels": ("kind",)},
     ),
-    "tfrecords: {} has {} where those before have {}": (
+    "tfrecords: {} has {} where earlier records have {}": (
         [
             {"image": b"x", "target": 1, "boxes": [1, 2]},
             {"image": b"x", "target": 1, "boxes": [1, 2, 3]},

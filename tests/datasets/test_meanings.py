@@ -819,7 +819,8 @@ def test_what_pillow_opens_is_taken_and_all_else_is_counted(tmp_path, capsys):
             source / "cat" / file, save_all=True, append_images=[picture(2), picture(3)]
         )
     quietly(source, tmp_path / "moving")
-    assert "of 4 files with several pages or frames the first is taken" in capsys.readouterr().out
+    said = "4 files with several pages or frames: only the first page or frame of each is packed"
+    assert said in capsys.readouterr().out
     (source / "emu").mkdir()
     (source / "emu" / "a.heic").write_text("no image")
     with pytest.raises(ValueError, match=r"'emu' holds no image that pack can read(.|\n)*\.heic 1"):
@@ -879,7 +880,10 @@ def test_a_glance_at_the_last_lines_finds_what_is_rarely_meant(tmp_path, capsys)
         rows.append({"path": f"{number}.png", "mask": f"mask-{number}.png"})
     capsys.readouterr()
     quietly(pandas.DataFrame(rows), tmp_path / "f", root=tmp_path, masks="mask")
-    said = "masks show class 1 in several colours, (0, 255, 0) and (255, 0, 0): do their palettes number alike?"
+    said = (
+        "masks show class 1 in several colours, (0, 255, 0) and (255, 0, 0): "
+        "do all palettes give a class the same number?"
+    )
     assert said in capsys.readouterr().out
     quietly(pandas.DataFrame(rows[:1] * 2), tmp_path / "g", root=tmp_path, masks="mask")
     assert "several colours" not in capsys.readouterr().out

@@ -444,7 +444,7 @@ def test_a_full_disk_says_so_and_an_older_pack_stays_usable(images, tmp_path):
     fact, evidence, fix, *_, last = lines
     assert fact == f"28 the disk of {tmp_path}/str is full"
     assert "files of" in evidence
-    assert "make room and call pack again, it continues from here" in fix
+    assert "make room and call pack again: it continues from here" in fix
     assert ran.stdout.count("is full") == 2
     assert last == f"then {COUNT}"
 

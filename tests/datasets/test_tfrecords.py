@@ -213,7 +213,7 @@ WRONG = {
     ),
     "a word after numbers": (
         {"image": b"p", "target": b"rose"},
-        "has a word where those before have 1 label values",
+        "has a word where earlier records have 1 label values",
     ),
     "an image of floats": (
         {"image": [0.5, 0.25], "target": 1},
@@ -223,7 +223,7 @@ WRONG = {
     "an empty image": ({"image": b"", "target": 1}, "holds no image"),
     "more labels than before": (
         {"image": b"p", "target": [1, 2]},
-        "has 2 label values where those before have 1",
+        "has 2 label values where earlier records have 1",
     ),
     "an identifier as a label": (
         {"image": b"p", "target": 2**24 + 1},

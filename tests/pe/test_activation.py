@@ -117,7 +117,7 @@ def test_the_mean_map_is_the_baseline_of_a_network_that_answers_by_position():
     inside = pe.attention_in_mask(same, masks)
     assert inside.in_mask.tolist() == pytest.approx(inside.mean_map.tolist())
     images = np.full((4, 1, 32, 32), 90, np.uint8)
-    assert "no better than their mean" in _note(pe.show_activation(images, same, masks))
+    assert "no better than the mean map" in _note(pe.show_activation(images, same, masks))
     sharp = np.zeros((4, 4, 4))
     sharp[range(4), range(4), 0] = 1
     inside = pe.attention_in_mask(sharp, masks)

@@ -70,7 +70,7 @@ def test_the_exams_that_are_judged_are_not_those_that_were_fitted_on():
     temperatures = pe.fit_temperatures(labels, said)
     with pytest.raises(
         ValueError,
-        match="30 of the studies are those that .*\n.*\n  fix:   fit the temperatures on another fold",
+        match="fitted on 30 of the studies in this table\n.*\n  fix:   fit the temperatures on another fold",
     ):
         temperatures.apply(said)
 

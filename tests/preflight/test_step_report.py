@@ -222,7 +222,7 @@ def test_a_step_of_added_up_gradients_has_all_its_batches_and_no_loop_before_it(
         Preflight(CHIP, found, ()).batch_size == 16
     )  # and the rates, one number each, are no samples
     (graphs,) = [one for one in find_hazards(found) if one.name == "graphs a step"]
-    assert (graphs.state, graphs.fact[:30]) == ("ok", "4 graphs, each of a core.step(")
+    assert (graphs.state, graphs.fact[:37]) == ("ok", "4 graphs per step of the optimizers, ")
 
 
 def test_a_step_of_fit_counts_the_samples_of_all_its_batches():

@@ -254,7 +254,7 @@ def test_what_was_loaded_is_told_as_loaded():
     core.loads = lambda: (2, 8.5)
     outcome = report(of(core, seconds=10.0))
     assert found(outcome, "compiles").fact.startswith(
-        "1 graph compiled in 0.5 s, 2 loaded in 8.5 s that were compiled"
+        "1 graph compiled in 0.5 s, 2 compiled before and loaded in 8.5 s"
     )
     assert found(outcome, "compile time").state == "ok"
 

@@ -426,7 +426,7 @@ def test_images_of_another_kind_are_refused(images, said):
 @pytest.mark.parametrize(
     ("labels", "swap", "said"),
     [
-        (torch.zeros(4), ((LEFT, RIGHT),), "are (N, L), here (4, 7), got Tensor (4,)"),
+        (torch.zeros(4), ((LEFT, RIGHT),), "must be (N, L), here (4, 7), got Tensor (4,)"),
         (torch.zeros(4, 6), ((LEFT, RIGHT),), "here (4, 7), got Tensor (4, 6)"),
         (torch.zeros(3, 10), ((LEFT, RIGHT),), "here (4, 10), got Tensor (3, 10)"),
         (torch.zeros(4, 11), SIDES["swap_labels"], "here (4, 10), got Tensor (4, 11)"),

@@ -543,5 +543,5 @@ def test_what_an_interrupted_run_did_not_copy_the_next_one_copies(tmp_path):
 
 def test_a_backup_is_a_second_folder(tmp_path):
     drive = tmp_path / "drive"
-    with pytest.raises(WorkerError, match="backup_dir must be another folder than folder"):
+    with pytest.raises(WorkerError, match="backup_dir and folder must be different folders"):
         quietly(lambda core: train(core, folder=drive, backup_dir=drive))

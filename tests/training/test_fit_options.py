@@ -47,7 +47,7 @@ REFUSED = {
     "the folder as its backup": (
         'Checkpoints("run", backup_dir="./run")',
         ValueError,
-        "backup_dir must be another folder than folder",
+        "backup_dir and folder must be different folders",
     ),
     "a number as the backup": (
         'Checkpoints("run", backup_dir=3)',

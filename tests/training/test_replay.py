@@ -224,7 +224,7 @@ def test_a_line_says_that_no_batch_has_the_form_of_an_earlier_one():
     replayed, recorded = launched(lambda: {"in a new order": in_new_order}, 60)[0]["in a new order"]
     assert_same(replayed, recorded)
     assert replayed["lines"] == [
-        "no step of the first 47 was replayed, all were captured: their batches have 46 forms, and each is replayed "
+        "no step of the first 47 was replayed, all were captured: their batches have 46 forms, and a form is replayed "
         "from its third step on"
     ]
 

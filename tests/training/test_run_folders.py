@@ -146,6 +146,13 @@ def test_elsewhere_it_is_a_plain_folder(tmp_path, monkeypatch, capsys):
     assert "as long as this disk does" in capsys.readouterr().out
 
 
+def test_a_url_is_a_backup_and_no_folder_of_this_machine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="got 'gs://b/run'\n  fix: .*backup_dir='gs://b/run'"):
+        run_folder("gs://b/run", machine(tmp_path))
+    assert not (tmp_path / "gs:").exists()
+
+
 @pytest.mark.parametrize("name", ["/content/run", "../run", "", "."])
 def test_a_name_is_below_the_platforms_folder(name, tmp_path):
     with pytest.raises(ValueError, match="the platform decides where the folder is"):

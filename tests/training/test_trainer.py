@@ -651,7 +651,10 @@ def test_checkpoints_of_another_network_are_refused_and_nothing_is_lost(tmp_path
     text = str(failure.value)
     assert 'found: Unexpected key(s) in state_dict: "5.weight", "5.bias", "0.weight"' in text
     assert "size mismatch for 1.bias: copying a param with shape torch.Size([4])" in text
-    assert "build the model as it was when this was saved, or give this run another folder" in text
+    assert (
+        "build the model as it was when the checkpoint was saved, or give this run another folder"
+        in text
+    )
     with pytest.raises(WorkerError, match="resume=False, and .* holds checkpoints of step 24"):
         quietly(lambda core: train(core, folder=tmp_path, resume=False))
     assert sorted(tmp_path.iterdir()) == before

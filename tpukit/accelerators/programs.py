@@ -6,8 +6,8 @@
 torch_xla's bridge to torch.compile runs a model's forward and backward pass in this way. Here, the
 bridge runs a whole step. It cannot run a program that `sync` has compiled. One reason is that
 torch_xla stores programs under a hash, which differs between `sync` and the bridge. The other is
-that it records the shapes of the results only for the bridge (`CollectSyncTensors` and
-`GetGraphHash` in torch_xla's xla_graph_executor.cpp). If the outputs are sorted by their tensors'
+that torch_xla records the shapes of the results only for the bridge (`CollectSyncTensors` and
+`GetGraphHash` in its xla_graph_executor.cpp). If the outputs are sorted by their tensors'
 ids, as `sync` sorts them, the program has the same operations as with `sync`, and so the same
 results, bit for bit. Captured steps also run through the bridge, so no step is compiled twice.
 

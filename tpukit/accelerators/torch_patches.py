@@ -4,7 +4,7 @@ shorten_adam
     changes     `torch.optim.adam._single_tensor_adam`, for float32 tensors on XLA devices
     because     torch_xla 2.8 and 2.9 record seven operations per parameter and step; see `adam.py`
     upstream    pytorch/xla issues 8755 and 7923
-    until       torch_xla records Adam as fast; `benchmarks/recording.py` measures both
+    until       torch_xla records Adam as fast as the patch; `benchmarks/recording.py` measures both
 
 correct_running_statistics
     changes     `torch.batch_norm` and `torch.instance_norm`, for tensors on TorchTPU in training

@@ -94,7 +94,7 @@ def run_tool(
         raise CloudError(
             f"`{shown} ...` did not end within {seconds:g} s",
             found="the command may have succeeded",
-            fix="try again: tpukit looks for the job before it creates it again",
+            fix="try again: tpukit first looks for the job, so it does not create a second one",
             may_pass=True,
             answered=False,
         ) from error

@@ -204,7 +204,8 @@ def _send(
             if is_over:
                 difference = f"it has ended: {job.state}"
             raise InvalidValueError(
-                f"a job {plan.name} already exists, and {difference}", fix="another name"
+                f"a job {plan.name} already exists, and {difference}",
+                fix="give the new job another name",
             )
         # handle.json is written after the platform has accepted the job. If it is missing, an
         # earlier call was interrupted, and everything is sent again.
@@ -249,7 +250,7 @@ class Job:
         return self._look()[0]
 
     def start(self) -> "Job":
-        """Start the job on a machine; call it after an interruption, as `submit` calls it first.
+        """Start the job on a machine, first as `submit` does, or again after an interruption.
 
         Raises:
             InvalidValueError: the job has ended.
@@ -365,8 +366,8 @@ class Job:
                 f"{result['ename']}: {result['evalue']}",
                 found=result["traceback"],
                 fix=(
-                    "correct the cell and submit it again; "
-                    "job.download() has everything up to there"
+                    "correct the cell and submit the notebook again; "
+                    "job.download() fetches the files up to that cell"
                 ),
                 cell=result["cell"],
                 ename=result["ename"],
@@ -467,8 +468,8 @@ class Job:
                     f"{name} is not complete in the folder",
                     found=f"{self.address}/{name} differs from manifest.json",
                     fix=(
-                        "job.wait() again; when you have copied the "
-                        "files yourself, delete the machine"
+                        "call job.wait() again; or copy the files "
+                        "yourself, and then delete the machine"
                     ),
                 )
         self.target.clean_up(handle)

@@ -206,7 +206,7 @@ def _check_requirement(line: str, place: str, pins: Mapping[str, str]) -> None:
         )
     if name == "jax" and not pins and "tpu" not in wanted.extras:
         raise InvalidValueError(
-            f"{place} installs JAX without libtpu: it would train on the CPU of the TPU's machine",
+            f"{place} installs JAX without libtpu: JAX would train on the CPU of the TPU's machine",
             found=line.strip(),
             fix=line.strip().replace("jax", "jax[tpu]", 1),
         )

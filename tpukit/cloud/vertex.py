@@ -219,8 +219,8 @@ def _look_again(api: _CustomJobs, plan: JobPlan, error: CloudError):
         raise CloudError(
             f"{error.fact}; it is not known whether Vertex AI created the job",
             found=f"{error.found}; {seen}",
-            fix=f'find("{plan.name}", "{bucket}").start() starts the job unless Vertex AI has it; '
-            f"before that: {error.fix}",
+            fix=f"{error.fix}; then "
+            f'find("{plan.name}", "{bucket}").start(), which starts the job if Vertex AI lacks it',
             status=error.status,
             may_pass=True,
             answered=False,

@@ -300,8 +300,8 @@ def _check_pixels(width: int, height: int) -> None:
 
 def _too_large(found: str) -> InvalidValueError:
     return InvalidValueError(
-        f"its header claims more than the {pixel_limit():,} pixels that are decoded",
+        f"its header claims more than {pixel_limit():,} pixels, the limit of Pillow",
         found=found,
-        fix="if that is right, PIL.Image.MAX_IMAGE_PIXELS = None, then the same call; "
-        "else leave it out",
+        fix="if the image is really that large, PIL.Image.MAX_IMAGE_PIXELS = None, then the same "
+        "call; if not, leave the image out",
     )

@@ -101,7 +101,7 @@ class Room:
         return chosen
 
     def _print_choice(self, chosen: PackFolder, first: PackFolder, *, is_begun: bool) -> None:
-        why = f"no room in {first.folder} for what was asked for"
+        why = f"the requested pack does not fit in {first.folder}"
         if is_begun:
             why = "begun by an earlier call"
         line = f"pack: {why}: packed"

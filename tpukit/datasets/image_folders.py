@@ -128,7 +128,7 @@ def _without_images(name: str, others: Counter) -> InvalidValueError:
     return InvalidValueError(
         f"the folder {name!r} holds no image that pack can read, and would be an empty class",
         found=most_frequent(others),
-        fix="save them as PNG or JPEG; or move the folder away; or, if it is read-only, "
+        fix="save its images as PNG or JPEG; or move it away; or, if you cannot change the folder, "
         'pack(pandas.DataFrame({"path": files, "label": labels}), ..., labels="label")',
     )
 

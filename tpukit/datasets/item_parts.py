@@ -152,7 +152,7 @@ def _split_tuple(item) -> _Parts:
         _check_mask(mask, image)
     if len(masks) > 1 or len(labels) > 1:
         raise TypeError(
-            f"{len(masks)} masks and {len(labels)} parts with labels, where one of each is read"
+            f"{len(masks)} masks and {len(labels)} parts with labels, but pack reads one of each"
         )
     return _Parts(image, mask=next(iter(masks), None), labels=labels)
 

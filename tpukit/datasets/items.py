@@ -507,7 +507,8 @@ def _names_of_parts(parts: list, label: str | None, has_others: bool) -> list[st
                 "the datasets that are joined number their classes differently",
                 found=f"{', '.join(names[:4]) or 'no names'}; "
                 f"and {', '.join(other[:4]) or 'no names'}",
-                fix="give them the same classes, in the same order; or pack each for itself",
+                fix="give them the same classes, in the same order; or pack each "
+                "dataset separately",
             )
     return names
 
@@ -557,7 +558,7 @@ def store_items(items: Items, folder: Path, size, *, progress: str | None):
     if items.length not in (None, len(labels)):
         raise InvalidValueError(
             f"the source yields {len(labels):,} items, but its length is {items.length:,}",
-            fix="both must be the same number",
+            fix="let len(source) be the number of items that it yields",
         )
     write_file(folder / "ends.npy", npy(numpy.array(ends)))
     return numpy.stack(labels)

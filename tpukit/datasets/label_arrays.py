@@ -144,9 +144,9 @@ def _as_numbers(name: str, *, is_date: bool) -> str:
         return f"as classes, {column}.astype(str); in days, ({column} - {column}.min()).dt.days"
     decimal_comma = f"pandas.to_numeric({column}.str.replace(',', '.'))"
     return (
-        "a column of words is encoded where labels= names it alone; "
-        f"else {column}.astype('category').cat.codes; "
-        f"of numbers in text, pandas.to_numeric({column}), with a decimal comma {decimal_comma}"
+        "if these are words, labels= with this column alone, which pack then encodes; "
+        f"or, beside other columns, {column}.astype('category').cat.codes; if these are numbers "
+        f"in text, pandas.to_numeric({column}), or with a decimal comma {decimal_comma}"
     )
 
 
@@ -185,7 +185,7 @@ def check_classes(classes: Sequence[str], *, are_texts: bool = False) -> None:
     """Raise ValueError if classes= names a class twice.
 
     Names that only look the same, such as "a" and "A", are two classes, because the user wrote
-    them. If all names are numbers, "1" and "01" are one, unless `are_texts`.
+    these names. If all names are numbers, "1" and "01" are one class; with `are_texts`, two.
     """
     are_numbers = not are_texts and all(map(_reads_as_number, classes))
     first = {}
@@ -221,7 +221,7 @@ def _plain(name: str) -> float | str:
 def are_other_numbers(classes: Sequence[str]) -> bool:
     """Return whether all classes are numbers but differ from their positions.
 
-    Then the label 1 is ambiguous: the class "1" or the class at position 1.
+    Then the label 1 is ambiguous: it means the class "1" or the class at position 1.
     """
     if not all(map(_reads_as_number, classes)):
         return False
@@ -236,8 +236,8 @@ def encode_words(column, name: str, classes: Sequence[str] | None):
         name: the name of the column, for messages.
         classes: the classes in the order of their numbers; None for the words of the column. If all
             classes are numbers, a number in the column is the name of a class. Otherwise, if the
-            column has no words, a number is the position of a class, from 0. True, False and
-            intervals are names if a class has their text as its name.
+            column has no words, a number is the position of a class, from 0. True, False or
+            an interval is the name of a class if a class in the list has that text.
 
     Returns:
         The class numbers, (N,) float32, and the classes. None without `classes` for a column of
@@ -309,7 +309,7 @@ def _check_members(values: list, numbers: dict, name: str, *, classes: list[str]
             )
         if value not in numbers:
             more = ", ..." if len(classes) > _SHOWN else ""
-            numbers_instead = "if labels are numbers, whole numbers from 0"
+            numbers_instead = "if labels are numbers, use whole numbers from 0"
             raise InvalidValueError(
                 f"label {name!r} of row {row} is not one of the classes",
                 found=f"{value!r}; classes {', '.join(classes[:_SHOWN])}{more}",

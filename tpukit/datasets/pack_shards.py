@@ -381,7 +381,7 @@ def _right_path(written: str, column: str, *, root: str) -> str:
         return f'add the ending: {column} + "{os.path.splitext(with_ending[0])[1]}"'
     for change, other in _other_spellings(written).items():
         if other != written and os.path.isfile(os.path.join(root, other)):
-            return f"write it as the file is called: {column}{change}"
+            return f"spell the path as the file does: {column}{change}"
     if "://" in path:
         return "download the files first, and pass their paths on the disk"
     if os.path.isabs(path):

@@ -155,7 +155,7 @@ def describe_source(
         refuse_other_file(os.fspath(source))
         if labels is not None or groups is not None:
             raise InvalidValueError(
-                "the labels of a folder are its sub-folders, and it has no groups",
+                "the labels of a folder are its sub-folders, and a folder has no groups",
                 fix="pass a DataFrame with a path column, "
                 "with labels= and groups= the names of its columns",
             )

@@ -66,8 +66,8 @@ def load_table(source, *, words: Sequence):
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ValueError: the file is empty, or pandas cannot read it with its defaults; then the fix has
-            the option.
+        ValueError: the file is empty, or pandas cannot read it with its defaults. In the second
+            case, the fix has the option to pass.
     """
     if not is_table_file(source):
         return source
@@ -95,15 +95,15 @@ def load_table(source, *, words: Sequence):
         encoding = "encoding='utf-16'" if is_utf_16 else "encoding='latin-1'"
         raise _to_be_read_by(source, "is not in UTF-8", error, encoding) from error
     if len(table.columns) == 1 and len(str(table.columns[0]).split(";")) > 1:
-        why = f"has one column in all, {table.columns[0]!r}"
+        why = f"has a single column, {table.columns[0]!r}"
         raise _to_be_read_by(source, why, "semicolons", "sep=';'")
     # If rows have one field more than the first line, pandas uses the first field as the index.
     if len(table) and not isinstance(table.index, pandas.RangeIndex):
         fields = [str(field) for field in (table.index[0], *table.iloc[0])]
         raise _to_be_read_by(
             source,
-            "has rows of one field more than its first line: "
-            "names of rows, index_col=0, or an end that is not read",
+            "has rows with one field more than its first line: the first field is the name of the "
+            "row (index_col=0), or the last field is to be left out (index_col=False)",
             f"{', '.join(map(str, table.columns))}; and {', '.join(fields)}",
             "index_col=False",
         )
@@ -226,7 +226,7 @@ def _check_columns(table, wanted: list, path: Hashable) -> None:
     there = ", ".join(map(str, table.columns))
     for column in wanted:
         if column not in table.columns:
-            fix = "name the image files in a column path, and labels= and groups= as the table does"
+            fix = "pass the names of existing columns; path= names the column of the image files"
             if column == path:
                 fix = 'path="file_name" is the column that names the image files'
                 with_images = [name for name in table.columns if _holds_images(table[name])]

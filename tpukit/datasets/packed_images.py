@@ -161,7 +161,8 @@ class PackedImages(StoredImages):
         frames = found.get("frames")
         if frames:
             lines.append(
-                f"of {counted(frames, 'file')} with several pages or frames the first is taken"
+                f"{counted(frames, 'file')} with several pages or frames: only the first page or "
+                "frame of each is packed"
             )
         return "\n      ".join(lines)
 
@@ -210,12 +211,12 @@ class PackedImages(StoredImages):
         if 255 in values and set(values) <= {0, 255}:
             lines.append(
                 "masks hold 0 and 255 alone: "
-                "is 255 a class, divide by 255; or pixels that do not count?"
+                "if 255 is a class, divide by 255; if its pixels do not count, ignore_index=255"
             )
         for number, (colour, other) in self._manifest.get("mask_colours", {}).items():
             lines.append(
                 f"masks show class {number} in several colours, {tuple(colour)} and "
-                f"{tuple(other)}: do their palettes number alike?"
+                f"{tuple(other)}: do all palettes give a class the same number?"
             )
             break  # the first is enough to look at
         return lines

@@ -68,8 +68,8 @@ class PackOptions:
     """Rare options of `pack`: `pack(..., options=PackOptions(window=(0, 4095)))`.
 
     Attributes:
-        image: the key of the image in items that are dicts; None for the first of image, img,
-            pixel_values.
+        image: the key of the image in items that are dicts; None for the first of image, img and
+            pixel_values that exists.
         window: (low, high), the values that become black and white in images of more than 8 bits,
             such as (0, 4095). None for (0, 65535) with 16 bits and (0, 1) with arrays of floats, so
             that nothing is clipped. The pack stores the window. A window is not supported for
@@ -119,10 +119,10 @@ def pack(
     """Pack images and labels into a few large files with checksums and fast random access.
 
     The order is random and determined by the seed, so each file has images of all classes. `pack`
-    decodes every image once, so that it finds a damaged image now. An image is damaged if its
-    decoder warns. Images of more than `PIL.Image.MAX_IMAGE_PIXELS` pixels, 89,478,485 by default,
-    are treated like damaged ones. If Pillow cannot open a kind of file, such as a TIFF of 13
-    channels, the error says so and has a line of code that reads the file.
+    decodes every image once, so that it finds damaged images before the training. An image is
+    damaged if its decoder warns. Images of more than `PIL.Image.MAX_IMAGE_PIXELS` pixels,
+    89,478,485 by default, are treated like damaged ones. If Pillow cannot open a kind of file, such
+    as a TIFF of 13 channels, the error says so and has a line of code that reads the file.
 
     `pack` turns images as their EXIF orientation says. Transparent pixels become white, grey images
     get three equal channels, and only the first of several pages or frames is packed.
@@ -158,10 +158,10 @@ def pack(
         folder: a new or empty folder, or one in which the same pack was begun. Or several folders:
             `pack` uses the first that contains this pack or has enough free disk, and prints it.
         labels: for a table, the names of the columns that are labels. For items that are dicts,
-            the keys of labels; None for the first of label, labels, fine_label, target, targets. []
-            for no labels. Labels are stored as float32, which rounds fractions; whole
-            numbers beyond 2**24 that it would change, and numbers too large or too small for it are
-            refused. A single column of words becomes classes.
+            the keys of labels; None for the first of label, labels, fine_label, target and targets
+            that exists. [] for no labels. Labels are stored as float32, which rounds fractions. A
+            whole number beyond 2**24 that float32 would change is an error, and so is a number too
+            large or too small for float32. A single column of words becomes classes.
         groups: for a table, the column with the group of each image, such as its patient. For
             TFRecord files, the name of a feature. For other items, one value per item.
             `PackedImages.split` puts all images of a group into the same part. None for no groups.
@@ -332,9 +332,16 @@ def pack_described(
 
 
 def _folders(folder) -> list[Path]:
-    if isinstance(folder, str | os.PathLike):
-        return [Path(folder)]
-    return [Path(each) for each in folder]
+    folders = [folder] if isinstance(folder, str | os.PathLike) else list(folder)
+    for each in folders:
+        # As a path, a URL would create a folder "gs:" here.
+        if "://" in os.fspath(each):
+            raise InvalidValueError(
+                f"pack writes to a folder of this machine, got the URL {os.fspath(each)}",
+                fix='pack(source, "packed"), and copy this folder to the bucket; or the folder of '
+                "a mounted drive",
+            )
+    return [Path(each) for each in folders]
 
 
 def _numbers_in_plan(size, options: PackOptions) -> dict:
@@ -361,7 +368,7 @@ def _reopen(described: PackSource, target: PackFolder) -> PackedImages:
         repaired = _repaired(described, target, packed.skipped, noted=target.folder)
         if repaired:
             raise target.another(
-                f"without files that were left out as damaged and are whole now, as {repaired}"
+                f"without files that were left out as damaged and are whole now, such as {repaired}"
             )
     elif described.is_stream:
         print(
@@ -672,6 +679,6 @@ def _full(folder: Path) -> OSError:
         f"the disk of {folder} is full",
         found=f"{len(files)} files of {packed / 1e6:,.0f} MB are packed, "
         f"{free / 1e6:,.0f} MB are free",
-        fix="make room and call pack again, it continues from here; or pack onto a larger disk",
+        fix="make room and call pack again: it continues from here; or pack onto a larger disk",
         errno=errno.ENOSPC,
     )

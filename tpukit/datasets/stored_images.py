@@ -100,7 +100,8 @@ class StoredImages(Dataset):
         if labels.shape[:1] != (len(self),):
             raise InvalidValueError(
                 f"there are {len(self):,} images, and labels of shape {labels.shape}",
-                fix="one label, or one row of them, for each: table.labels.to_numpy()[images.rows]",
+                fix="one label, or one row of labels, per image: "
+                "table.labels.to_numpy()[images.rows]",
             )
         self._check_finite(labels)
         if self.classes and labels.ndim == 1:

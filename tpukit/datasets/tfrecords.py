@@ -138,7 +138,7 @@ class TFRecords:
                 form = "a word" if has_word else f"{len(values)} label values"
                 if first_form is not None and form != first_form:
                     raise InvalidValueError(
-                        f"{where} has {form} where those before have {first_form}",
+                        f"{where} has {form} where earlier records have {first_form}",
                         found=_listed(features),
                         fix="name features of one length: labels=(...)",
                     )
@@ -228,7 +228,7 @@ def _length(head: bytes, position: _Position) -> int:
     if number > 0:
         problem = f"{file} is damaged where record {number} begins, at byte {offset:,}"
         raise _damaged(problem, "the checksum of its length does not match")
-    evidence = f"{head!r}, which begin no record: the checksum of its length does not match"
+    evidence = f"{head!r} is not the start of a record: the checksum of its length does not match"
     raise _damaged(f"{file} is no TFRecord file, or is damaged at its start", evidence)
 
 

@@ -74,7 +74,7 @@ def _one_column(labels: Any, probabilities: Any) -> tuple[np.ndarray, np.ndarray
     if truth.ndim == chances.ndim == 2 and truth.shape[1] == chances.shape[1] == 1:
         if len(truth) == len(chances):
             return truth[:, 0], chances[:, 0]
-        fix = "pass them of the same samples, in the same order"
+        fix = "pass labels and probabilities of the same samples, in the same order"
     # A softmax over two classes has two columns for one label.
     elif truth.shape[1:] == (1,) and chances.shape[1:] == (2,):
         fix = "probabilities[:, 1], the second class of two, whose label is 1"
@@ -140,8 +140,8 @@ def group_numbers(groups: Any, count: int) -> np.ndarray:
         count: N, the number of samples.
 
     Raises:
-        ValueError: the number of groups is not N, or a sample has no group (None, nan or an empty
-            text). All samples without a patient would otherwise count as a single patient.
+        ValueError: `groups` does not have N entries, or a sample has no group (None, nan or an
+            empty text). All samples without a patient would otherwise count as a single patient.
     """
     import numpy as np
     import pandas
@@ -156,7 +156,7 @@ def group_numbers(groups: Any, count: int) -> np.ndarray:
     if shape != (count,):
         raise InvalidValueError(
             f"groups must be one per sample, ({count},), got {shape}",
-            fix="pass them of the same samples, in the same order",
+            fix="pass the groups of the same samples, in the same order",
         )
     # An empty cell of a table may be read as "". Make it None, which `factorize` numbers -1.
     names = [None if isinstance(name, str) and not name.strip() else name for name in groups]

@@ -43,7 +43,7 @@ def check_shell(text: str) -> Iterator[tuple[int, str, Verdict]]:
     for name in filter(text.count, variables()):
         verdict = Verdict("environment", **variables()[name])
         if re.match(r"\s*!\s*(export\s|\w+=\S*\s*$)", text):
-            happened = f"`!` starts another shell, so setting it never acted; {verdict.happened}"
+            happened = f"`!` starts another shell, so setting it had no effect; {verdict.happened}"
             verdict = verdict._replace(happened=happened)
         yield *_line_of(name, text), verdict
 

@@ -162,12 +162,13 @@ def enlarge(maps, shape: tuple):
     if array.ndim != 3 or len(shape) != 3 or len(array) != shape[0]:
         given = f"got {array.shape} and {tuple(shape)}"
         raise InvalidValueError(
-            f"maps are (N, h, w) and masks (N, H, W), of the same images, {given}",
+            f"maps must be (N, h, w) and masks (N, H, W), of the same images, {given}",
             fix="index both with the same numbers: maps[chosen], masks[chosen]",
         )
     if not (np.isfinite(array).all() and (array >= 0).all()):
         raise InvalidValueError(
-            f"a map has finite values of 0 or more, got {array.min():.4g} to {array.max():.4g}",
+            "a map must have finite values of 0 or more, "
+            f"got {array.min():.4g} to {array.max():.4g}",
             fix="the outputs of class_activation(model), as they are",
         )
     _, height, width = shape

@@ -100,7 +100,7 @@ def show_activation(
         if masks is not None:
             legend += "    green: the edge of the embolus, as the phantom was drawn"
             if inside.in_mask.mean() <= inside.mean_map.mean():
-                legend += "\nthe maps are no better than their mean: it may answer by position"
+                legend += "\nmaps no better than the mean map: the network may answer by position"
         look.note(figure, legend)
         text = "; ".join(descriptions)
         look.describe(figure, f"Class activation maps over {count} slices. {text}")

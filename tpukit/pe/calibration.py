@@ -59,7 +59,7 @@ class Temperatures:
         both = self.studies & set(table[STUDY])
         if both:
             raise InvalidValueError(
-                f"{len(both)} of the studies are those that the temperatures were fitted on",
+                f"the temperatures were fitted on {len(both)} of the studies in this table",
                 found=min(both),
                 fix="fit the temperatures on another fold than the one that you score",
             )

@@ -41,7 +41,7 @@ ADVICE = {
     NO_ROOM_FOR_AIR: "look at one: if its lungs are grey, correct RescaleIntercept",
     SCALES: "look at two of them: the same tissue should have the same Hounsfield units",
     UNSCALED: "look at one: without slope and intercept the greys may mean something else",
-    UNNAMED: "look at one: another scanner's numbers are no Hounsfield units",
+    UNNAMED: "look at one: only the numbers of a CT scanner are Hounsfield units",
 }
 
 

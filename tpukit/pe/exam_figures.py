@@ -108,7 +108,7 @@ def _table(labels: Any, probabilities: Any, consistent: Any, *, attention: Any) 
         weights = as_array(attention)
         if weights.shape != (count,) or not (weights >= 0).all():
             raise InvalidValueError(
-                f"attention is one number of 0 or more for each of the {count} rows, "
+                f"attention must be one number of 0 or more for each of the {count} rows, "
                 f"got {weights.shape}, from {weights.min():.3g}",
                 fix="the weights of the slices in the model, after the softmax",
             )

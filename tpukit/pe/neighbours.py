@@ -133,7 +133,7 @@ def _adjacent(table) -> tuple:
         raise InvalidValueError(
             f"{int(is_shared.sum())} slices have the position of another slice of their series",
             found=f"{row[IMAGE]} of study {row[STUDY]} at {row.position}",
-            fix="leave out those that are wrong",
+            fix="leave out the rows of the slices whose position is wrong",
         )
     # Begin with each row itself, which remains at the ends of a series.
     below = np.arange(len(table))

@@ -227,7 +227,7 @@ def _join_exams(table, labels, missing: str, *, folder):
     several = studies[studies.index.isin(wanted) & (studies > 1)]
     if len(several):
         raise InvalidValueError(
-            f"{len(several)} exams of the table are several studies in {folder}",
+            f"{len(several)} exams of the table have several studies each in {folder}",
             found=f"{key} {several.index[0]}",
             fix="name exams by their StudyInstanceUID in the table",
         )
@@ -275,7 +275,10 @@ def _print_unused(table, is_used, folder) -> None:
     unused = int((~is_used).sum())
     if unused:
         exams = table[STUDY].nunique() - table[STUDY][is_used].nunique()
-        print(f"{unused:,} slices in {folder} have no row in the labels; {exams:,} whole exams")
+        print(
+            f"{unused:,} slices in {folder} have no row in the labels, among them all slices of "
+            f"{exams:,} exams"
+        )
 
 
 def _merge(table, labels, key: str):

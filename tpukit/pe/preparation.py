@@ -60,7 +60,8 @@ class Preparation:
                 f"{images.folder} does not record how its images were made from DICOM slices",
                 found=made
                 or "the pack has no such settings: `pack` made it, or an earlier version of tpukit",
-                fix="pass the PackedImages of pack_dicom; if it is a cache, delete and rebuild it",
+                fix="pass the PackedImages of pack_dicom; "
+                "if you passed a cache, delete it and build it again",
             )
         window = made["window"]
         return cls(

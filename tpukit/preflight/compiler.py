@@ -356,7 +356,7 @@ def _failure(ended: _Ended, error: Path, *, title: str, chip: Tpu) -> CompileErr
     # A negative status is the signal that ended the process. The system sends SIGKILL if memory is
     # short, and libtpu's failed assertions send SIGABRT.
     name = signal.Signals(-ended.status).name
-    fix = "report this with the graph: the compiler failed; another version of libtpu may not"
+    fix = "report this with the graph: the compiler failed; or try another version of libtpu"
     if name == "SIGKILL":
         cause = "most likely the machine ran out of memory"
         fix = f"{cause}: close other notebooks, or use a machine with more memory"

@@ -101,7 +101,7 @@ def _cut(recording: Recording) -> list[Finding]:
         return []
     if graphs <= syncs:
         # Accumulated gradients and the networks of a GAN need several core.step() per step.
-        fact = f"{graphs} graphs, each of a core.step(), per step of the optimizers"
+        fact = f"{graphs} graphs per step of the optimizers, one for each core.step()"
         return [Finding("graphs a step", "ok", fact)]
     run = f"one step runs {graphs} graphs"
     if syncs > 1:
@@ -117,7 +117,7 @@ def _fallbacks(recording: Recording) -> list[Finding]:
     if not counters:
         return []
     names = ", ".join(sorted(name.removeprefix("aten::") for name in counters))
-    fact = f"computed on the host, because torch_xla has no such operation: {names}"
+    fact = f"computed on the host, because torch_xla does not support these operations: {names}"
     fix = "use another operation, or apply it on the host before the batch is sent"
     return [Finding("fallbacks", "warning", fact, fix=fix)]
 

@@ -444,7 +444,9 @@ class Preflight(Findings):
         fact += f"\n{BASIS}"
         if self.collective_bytes:
             size = human_size(self.collective_bytes)
-            fact += f"; a core sends {size} through collectives, for which it gives no cycles"
+            fact += (
+                f"; a core sends {size} through collectives, for which the compiler gives no cycles"
+            )
         return fact
 
     def _batch(self) -> str:

@@ -164,7 +164,7 @@ def _compiles(backend, metrics: _Metrics) -> Finding:
     count = metrics.count("CompileTime") - loaded
     fact = f"{counted(count, 'graph')} compiled in {compiling_seconds:.1f} s, "
     if loaded:
-        fact += f"{loaded} loaded in {loading_seconds:.1f} s that were compiled before, "
+        fact += f"{loaded} compiled before and loaded in {loading_seconds:.1f} s, "
     runs = metrics.count("ExecuteComputation")
     fact += f"run {runs:,} times in {counted(metrics.steps, 'step')}"
     if count <= _MANY_GRAPHS:
@@ -187,8 +187,8 @@ def _compile_time(backend, seconds: float) -> list[Finding]:
         return [Finding("compile time", "ok", fact)]
     fact += ": this run was too short for its graphs"
     fix = (
-        "`tpukit.launch(..., compile_cache=folder)`, so that the next one does not compile them "
-        "again; more steps for the same graphs"
+        "`tpukit.launch(..., compile_cache=folder)`, so that the next launch does not compile them "
+        "again; or more steps with the same graphs"
     )
     return [Finding("compile time", "warning", fact, fix=fix)]
 

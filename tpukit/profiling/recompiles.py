@@ -208,7 +208,7 @@ def what_differs(before: str, after: str) -> tuple[str, str]:
 
     Args:
         before: the earlier graph as HLO text.
-        after: the later graph as HLO text. If the texts contain source lines, see `record_lines`,
+        after: the later graph as HLO text. If the texts contain source lines (see `record_lines`),
             the result names the line of Python that recorded the difference.
     """
     old = _operations(before)

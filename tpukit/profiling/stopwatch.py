@@ -31,8 +31,8 @@ class Stopwatch:
         core: this core; use the stopwatch in the worker function.
 
     Attributes:
-        seconds: for each section, the seconds of each time that it ran. The sections are in the
-            order in which they ran first.
+        seconds: for each section, a list with the seconds of each of its runs. The sections are in
+            the order of their first runs.
     """
 
     def __init__(self, core):
@@ -64,7 +64,7 @@ class Stopwatch:
         """Return the median seconds of every section.
 
         Args:
-            skip: number of times to leave out at the beginning of each section, because the first
+            skip: number of runs to leave out of each section, the first ones, because the first
                 steps compile.
 
         Raises:

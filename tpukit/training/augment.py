@@ -220,7 +220,7 @@ class Augment:
             columns = max([max(opposites) + 1, *shape[1:]])
         if shape != (len(flipped), columns):
             raise InvalidValueError(
-                f"with swap_labels={self.swap_labels!r}, labels are (N, L), here "
+                f"with swap_labels={self.swap_labels!r}, labels must be (N, L), here "
                 f"({len(flipped)}, {columns}), got {type(labels).__name__} {shape}",
                 fix="pass the labels of these images, one column per label; "
                 "class numbers cannot be swapped",
@@ -358,8 +358,9 @@ def _check_images(images) -> None:
         raise InvalidValueError(
             "augment cannot move images of two bytes per pixel: it would mix low and high bytes",
             found=f"{found}, as pack_dicom(form='int16') and PackOptions(mode='I;16') make them",
-            fix="in the step, Augment(...)((pe.hounsfield(images) + 1024) / 4096, labels); of mode "
-            "I;16, Augment(...)(tpukit.datasets.uint16_values(images) / 65535, labels)",
+            fix="in the step, for form='int16', "
+            "Augment(...)((pe.hounsfield(images) + 1024) / 4096, labels); for mode='I;16', "
+            "Augment(...)(tpukit.datasets.uint16_values(images) / 65535, labels)",
         )
     if images.dtype != torch.uint8 and not images.is_floating_point():
         raise InvalidValueError(

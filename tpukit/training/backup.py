@@ -103,7 +103,7 @@ class Backup:
                 self._complain(f"the backup {self.address} has not moved for {quiet:.0f} s")
 
     def close(self, seconds: float = _LONGEST_SECONDS) -> None:
-        """Wait for the last copy, at most `seconds`; print if the backup lacks the newest one."""
+        """Wait for the last copy, at most `seconds`; print a line if the backup lacks it."""
         self._wait(seconds)
         if self._latest and self._latest.name != self._copied:
             missing = self._latest.name

@@ -53,8 +53,8 @@ class FurtherParts:
 
     Samples of three parts, such as (inputs, targets, weight), need a loss of three arguments.
     If a dataset of tuples is batched with buckets, a mask is added as the last part of each batch.
-    The loss gets the mask, too. It may lack a parameter for the mask if it ignores the value with
-    which targets are padded.
+    The loss gets the mask, too. A loss that ignores the padding value of the targets needs no
+    parameter for the mask.
 
     Args:
         batches: the batches of the run, from `core.batches`.

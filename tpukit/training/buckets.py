@@ -54,7 +54,7 @@ class Buckets:
         object.__setattr__(self, "lengths", lengths)
 
     def sampler(self, plain: ShardedSampler, dataset: MapDataset) -> "BucketSampler":
-        """Return a sampler with the samples of another, grouped into steps by their lengths."""
+        """Return a sampler with the samples of `plain`, grouped into steps by their lengths."""
         return BucketSampler(**vars(plain), bucket_of=self.measure(dataset), lengths=self.lengths)
 
     def measure(self, dataset: MapDataset):
@@ -96,8 +96,8 @@ class Buckets:
         """Return items as a batch of this length, with a mask of the positions that are data.
 
         The mask is (B, length), True or 1 for data and False or 0 for padding. If items are
-        mappings, it is added as the entry "attention_mask", int64, unless they have this entry.
-        Otherwise it is bool, and the last part of the batch.
+        mappings, it is added as the entry "attention_mask", int64, unless they have this entry. For
+        all other items it is bool, and the last part of the batch.
 
         Args:
             items: the samples of the batch.

@@ -94,7 +94,7 @@ def check_scheduler(saved: Mapping, given: Mapping, *, kind: str, path) -> None:
 
 
 def follow_own_function(scheduler) -> None:
-    """Recompute the learning rate of a LambdaLR whose state was loaded, with its own functions.
+    """Recompute, with its own functions, the learning rate of a LambdaLR with a loaded state.
 
     The rate in the state comes from the functions of the earlier run, which the state does not
     contain. This run continues with its own functions, such as a cosine over more steps.
@@ -115,7 +115,7 @@ def check_length(scheduler, steps: int) -> None:
 
     Args:
         scheduler: any scheduler. Only those with `total_steps` end: torch's OneCycleLR raises an
-            error in the step after it.
+            error in the step after the last.
         steps: number of calls of `scheduler.step()` that are left in this run.
 
     Raises:

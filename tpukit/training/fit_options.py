@@ -31,8 +31,9 @@ class FitOptions:
         averaged_model: `torch.optim.swa_utils.AveragedModel` of the model, or timm's `ModelEmaV3`.
             `fit` updates it after every step, evaluates it instead of the model, and saves it in
             `best.pt`. Make it after `core.model` and without `device=`. With device="xla", its
-            counter is on the device, and its Python code compares the counter with 0. These two
-            copies to the host per step cut the step into three graphs (measured on torch_xla 2.9).
+            counter is on the device, and its Python code compares the counter with 0. For that the
+            counter is copied to the host twice per step, which cuts the step into three graphs
+            (measured on torch_xla 2.9).
         on_epoch_end: function that `fit` calls on every core with the `History` after each epoch.
             If it returns True on any core, training stops. A run that resumes between two epochs
             calls it before it trains, so a run that it has stopped stays stopped.
@@ -80,8 +81,8 @@ class EarlyStopping:
     the weights of the best epoch.
 
     Attributes:
-        patience: stop after this number of epochs in a row in which `monitor` was not better than
-            in the best epoch, at least 1. None: do not stop early.
+        patience: at least 1: stop after this number of epochs in a row in which `monitor` was not
+            better than in the best epoch. None: do not stop early.
         restore_best_weights: at the end, load the best epoch's weights into the model, or into the
             averaged model if there is one.
 
@@ -146,7 +147,7 @@ class Checkpoints:
         # A backup in the same folder would be lost with the machine.
         if absolute(self.folder) == absolute(self.backup_dir):
             raise InvalidValueError(
-                "backup_dir must be another folder than folder",
+                "backup_dir and folder must be different folders",
                 found=f"folder={str(self.folder)!r}, backup_dir={str(self.backup_dir)!r}",
                 fix="another backup_dir, on a disk that outlives this machine",
             )

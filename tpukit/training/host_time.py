@@ -16,7 +16,8 @@ class Moment(NamedTuple):
     Attributes:
         recording: processor seconds of this thread in the Python code of steps.
         programs: number of programs that have ended on the device.
-        running: total seconds of these programs, each from the hand-over to the device to its end.
+        running: total seconds of these programs. The time of a program begins when the device gets
+            it, and ends when the program ends.
         compiles: number of compilations.
     """
 

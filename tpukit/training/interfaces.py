@@ -88,11 +88,12 @@ def check_step_of_scheduler(scheduler) -> None:
         ]
     if needed:
         raise InvalidTypeError(
-            "fit calls scheduler.step() without arguments, as torch's schedulers take it; got a "
+            "fit calls scheduler.step() without arguments, as torch's schedulers allow; got a "
             f"{name}",
             found=f"{name}.step needs {', '.join(needed)}",
             fix="torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=epochs), or another "
-            "of torch.optim.lr_scheduler; or tpukit.training.schedules.cosine(optimizer, steps)",
+            "class of torch.optim.lr_scheduler; or "
+            "tpukit.training.schedules.cosine(optimizer, steps)",
         )
 
 

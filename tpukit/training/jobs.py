@@ -125,8 +125,8 @@ def launch_each(
             job.
         seed: the seed of the random numbers, as in `launch`. All jobs have the same seed, so they
             differ only by their configs.
-        timeout: a job that runs longer than this, in seconds, is ended and counts as failed; None
-            for no limit.
+        timeout: seconds after which tpukit ends a job, which then counts as failed; None for no
+            limit.
         progress: as in `launch`, with a bar for each job and without curves.
 
     Returns:

@@ -18,8 +18,8 @@ class LARS(torch.optim.Optimizer):
     2017, https://arxiv.org/abs/1708.03888):
 
         rate = lr * trust * |weights| / (|gradient| + weight_decay * |weights|)
-        momentum = momentum * momentum_before + rate * (gradient + weight_decay * weights)
-        weights = weights - momentum
+        change = momentum * change_before + rate * (gradient + weight_decay * weights)
+        weights = weights - change
 
     Parameters with one dimension, such as biases and those of BatchNorm, get plain SGD steps with
     `lr` and without weight decay, as in later papers, because their norms mean little. Use a

@@ -25,7 +25,7 @@ _OF_CLASSES = (
 
 
 def separate_metrics(core, metrics: Mapping[str, object]) -> dict[str, object]:
-    """Return single metrics by name, each a function of (outputs, targets) or a torchmetrics one.
+    """Return single metrics by name: functions of (outputs, targets), or torchmetrics' metrics.
 
     A MetricCollection of torchmetrics is split into its metrics. A function whose first parameter
     is the targets is wrapped, and core 0 prints its name.

@@ -154,7 +154,7 @@ class Replay:
         self._has_explained = False  # whether the line about forms of batches was printed
 
     def begin_step(self, number: int, *, is_last: bool) -> None:
-        """Make all cores capture a step that is the last of its epoch, or an every-47th step."""
+        """Make all cores capture this step if it ends an epoch, or if 47 divides its number."""
         if is_last or number % _CAPTURE_EVERY == 0:
             self.capture_next()
 
@@ -465,7 +465,7 @@ class Replay:
             self._has_explained = True
             self._core.print(
                 f"no step of the first {number} was replayed, all were captured: their batches "
-                f"have {counted(len(self._known), 'form')}, and each is replayed from its third "
+                f"have {counted(len(self._known), 'form')}, and a form is replayed from its third "
                 f"step on"
             )
         return False

@@ -284,8 +284,8 @@ class RunState:
                 f"{checkpoint.path} was saved with another {name}",
                 found=f"{saved}; this run has {here}",
                 fix=(
-                    f"build the {name} as it was when this was saved, or give this run another "
-                    "folder"
+                    f"build the {name} as it was when the checkpoint was saved, or give this run "
+                    "another folder"
                 ),
             )
 
@@ -370,7 +370,8 @@ def _other_architecture(path: Path, name: str, error: RuntimeError) -> str:
     return explain(
         f"{path} holds another architecture than the {name}",
         found="\n         ".join(shown),
-        fix=f"build the {name} as it was when this was saved, or give this run another folder",
+        fix=f"build the {name} as it was when the checkpoint was saved, or give this run another "
+        "folder",
     )
 
 

@@ -51,8 +51,14 @@ def run_folder(name: str | os.PathLike, machine: Machine = THIS_MACHINE) -> RunF
         the folder, and the backup folder if the platform has one.
 
     Raises:
-        ValueError: the name is empty, absolute, or contains "..".
+        ValueError: the name is empty, absolute or a URL, or contains "..".
     """
+    # As a path, a URL would create a folder "gs:" here.
+    if "://" in os.fspath(name):
+        raise InvalidValueError(
+            f"name must be the name of a folder, got {os.fspath(name)!r}",
+            fix=f'tpukit.Checkpoints("run", backup_dir={os.fspath(name)!r})',
+        )
     parts = Path(name).parts
     if not parts or Path(name).is_absolute() or ".." in parts:
         raise InvalidValueError(

@@ -33,7 +33,7 @@ class Source(NamedTuple):
         name: for "setting", its name.
         factor: for "setting", 1 if the number is the setting itself, -1 if its negative.
         summand: for "counter", 0 or -1: torch reads the counter before it increases it.
-        parameter: for "adam", the number in the group of the parameter whose step count is used.
+        parameter: for "adam", the parameter whose step count is used, as its number in the group.
     """
 
     kind: str

@@ -195,8 +195,8 @@ class StreamFeed:
     def epoch(self, plan: EpochPlan) -> Iterator[Sent]:
         """Return the next batches of the stream, for one epoch.
 
-        Only loader processes prepare batches ahead, and these wait for the next epoch. So no batch
-        is lost if the loop ends early.
+        Only loader processes prepare batches ahead. If the loop ends early, the prepared batches
+        are kept for the next epoch, so no batch is lost.
         """
         # The iterator continues over all epochs. It is made again only after a resume, whose seed
         # differs, so that the samples come in another order.

@@ -6,7 +6,7 @@ A run is a sequence of epochs, and an epoch is a sequence of steps. With 120 ste
     step 1          before and after it, all cores compare their weights, data and settings
     steps 1-50      losses stay on the device: no step waits for the host
     step 50         copy 50 losses to the host at once; add a row to `history.intervals`
-    step 100        as step 50; save a checkpoint if `save_every` has passed since the last
+    step 100        as step 50; save a checkpoint if the last one is `save_every` old
     step 120        as step 50 with 20 losses; save a checkpoint; evaluate; add a row to
                     `history.epochs`; write `best.pt` if this epoch is the best; save a checkpoint
 
@@ -279,7 +279,8 @@ class Trainer:
     Attributes:
         step: runs one optimizer step.
         steps_per_epoch: optimizer steps per epoch.
-        scheduler: `step` calls its `step` method, or this loop does after every epoch.
+        scheduler: the scheduler. The attribute `step` calls the scheduler's `step` after every
+            optimizer step, or this loop calls it after every epoch.
         augment: the augmentation that `step` uses from epoch `options.augment_from` on.
         best: decides which epoch is best.
     """

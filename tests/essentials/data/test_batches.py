@@ -195,7 +195,7 @@ def layout(**changed):
 @pytest.mark.parametrize(
     ("options", "state", "message"),
     [
-        ({"shuffle": True}, {"count": 41}, "dataset of 41 samples, this one has 40"),
+        ({"shuffle": True}, {"count": 41}, "dataset of 41 samples, but this dataset has 40"),
         (
             {},
             layout(batch_size=8),
@@ -210,7 +210,7 @@ def layout(**changed):
         (
             {},
             {"samples": 8, "layout": {"shuffle": True}},
-            "8 samples into an epoch(.|\n)*saved with shuffle=True; here",
+            "8 samples after the start of an epoch(.|\n)*saved with shuffle=True; here",
         ),
         (
             {"shuffle": True},

@@ -89,7 +89,7 @@ def test_the_fixes_work_for_images_and_labels_of_another_form():
     Augment()(fix.code(r"(?<=pass ).*?(?=, if)", images=images), LABELS)
 
     augment = Augment(flip=1.0, swap_labels=((0, 1),))
-    with fixes("augment: with swap_labels={}, labels are (N, L), here ({}, {}), got {} {}"):
+    with fixes("augment: with swap_labels={}, labels must be (N, L), here ({}, {}), got {} {}"):
         augment(IMAGES, torch.zeros(2).long())
     augment(IMAGES, LABELS)
 
@@ -166,7 +166,9 @@ def test_the_fixes_work_for_datasets():
 
 def test_the_fixes_work_for_states():
     state = core.batches(range(8), batch_size=2).state_dict()
-    with fixes("batches: the saved state belongs to a dataset of {} samples, this one has {}"):
+    with fixes(
+        "batches: the saved state belongs to a dataset of {} samples, but this dataset has {}"
+    ):
         core.batches(range(6), batch_size=2).load_state_dict(state)
     core.batches(range(8), batch_size=2).load_state_dict(state)
     all_of(core.batches(range(6), batch_size=2))
@@ -193,7 +195,8 @@ def test_the_fixes_work_for_states():
         return batches.state_dict()
 
     with fixes(
-        "batches: the saved state is {} samples into an epoch that was divided in another way"
+        "batches: the saved state is {} samples after the start of an epoch, and this run would "
+        "divide the epoch in another way"
     ):
         core.batches(range(16), batch_size=4).load_state_dict(begun(batch_size=2))
     core.batches(range(16), batch_size=2).load_state_dict(begun(batch_size=2))

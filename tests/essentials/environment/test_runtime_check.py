@@ -83,7 +83,7 @@ def test_a_ready_machine_is_ok_from_top_to_bottom(look, machine):
             {"PJRT_DEVICE": "CPU"},
             "PJRT_DEVICE",
             "failure",
-            "would not use them, without a message",
+            "would leave them unused, without a message",
         ),
         (COLAB, {"PJRT_DEVICE": "CUDA"}, "PJRT_DEVICE", "failure", "1 v5e chip"),
         (LAPTOP, READY, "PJRT_DEVICE", "warning", "but there is no chip"),
@@ -318,7 +318,7 @@ def test_where_torchtpu_takes_the_place_of_torch_xla_it_is_told_to_be_experiment
             KAGGLE,
             {"libtpu": "0.0.21"},
             "warning",
-            "released with 0.0.17",
+            "released with libtpu 0.0.17",
             "`%pip install libtpu==0.0.17`",
         ),
         (COLAB, {"libtpu": "0.0.21"}, "ok", "libtpu 0.0.21", ""),
@@ -582,7 +582,7 @@ def test_failures_are_raised_with_fact_evidence_and_fix(look):
         "not ready to launch: 2 of 12 findings are failures",
         "  found: Colab (given by the test), 1 chips on the PCI bus, torch_xla 2.9.0",
         "         PJRT_DEVICE: CPU, although 1 v5e chip, 1 core are here: "
-        "torch_xla would not use them, without a message",
+        "torch_xla would leave them unused, without a message",
         "         runtime: this kernel has started the XLA runtime, so forked workers cannot start theirs",
         '  fix:   PJRT_DEVICE: `os.environ["PJRT_DEVICE"] = "TPU"`',
         "         runtime: Runtime > Restart session; "

@@ -1,8 +1,8 @@
 """CPU processes instead of TPU cores: plain CPU tensors, and gloo's collectives.
 
-Every core must call the same collective with tensors of the same shapes and dtypes. If the cores
-differ, gloo ends the process (SIGABRT), waits, or adds up the bits of another dtype, and TPU chips
-hang. A dry run must report such mistakes, so here the cores compare their calls:
+Every core must call the same collective with tensors of the same shapes and dtypes. If the calls
+differ, gloo ends the process (SIGABRT), waits forever, or adds up bits of different dtypes. TPU
+chips hang. A dry run must report such mistakes, so here the cores compare their calls:
 
     core 0    all_reduce(sum) (2,) float32    checksum 17
     core 1    all_reduce(sum) (3,) float32    checksum 42    -> BackendMismatchError on both

@@ -27,13 +27,13 @@ class BackendMismatchError(InvalidValueError):
 
 @dataclass(frozen=True)
 class Hosts:
-    """The hosts of a run. Each launches the same function on equally many cores.
+    """The hosts of a run. Each host launches the same function on equally many cores.
 
     Attributes:
         number: the number of this host, from 0.
         count: number of hosts in the run, 2 or more.
         address: (IP address of host 0, port), through which the CPU processes or GPUs of all hosts
-            find each other. TPU chips find each other by the variables of a TPU VM.
+            find each other. TPU chips find each other by a TPU VM's environment variables.
         listener: on host 0, the socket that listens at `address`; None on other hosts.
     """
 
@@ -129,13 +129,13 @@ class Backend:
         waits_idle: True if a core that waits in a collective uses no processor.
         traced: True if Python code only records a step, which `sync` compiles and runs.
         shares_process: True if other cores are threads of the same process, as on v2 and v3.
-        can_reopen: True if collectives work again after `reopen`, when a core has left one half
-            done.
+        can_reopen: True if `reopen` makes collectives work again after a core has left in the
+            middle of one.
         is_recording: True while `preflight` records the programs of a run. Values from the device
             are then not results, so nothing may be saved.
         waits: seconds of each of the last 64 calls of `wait`.
         wait_count: number of all calls of `wait`.
-        after_sync: a function that is called after every `sync`, and after a step without one.
+        after_sync: a function that is called after every `sync`, and after a step without `sync`.
             A running profile marks the steps with it. None for none.
     """
 
@@ -351,7 +351,7 @@ class Runtime:
     def open_compile_cache(self, folders: Iterable[Path], say: Callable[[str], object]):
         """Open the compilation cache of a launch, and return it.
 
-        If a cache is not supported here, it prints the reason and returns None.
+        If a cache is not supported here, this method prints the reason and returns None.
 
         Args:
             folders: the folders of the cache.

@@ -50,7 +50,7 @@ def _refused(call: str, world_size: int) -> Callable[..., None]:
     def refuse(*_: object, **__: object) -> None:
         raise TpukitRuntimeError(
             f"{call} does not reach other cores in this dry run",
-            found=f"{world_size} XLA:CPU processes, which gloo connects and torch_xla does not",
+            found=f"{world_size} XLA:CPU processes, connected by gloo and not by torch_xla",
             fix="use core.all_reduce, core.gather, core.optimizer_step instead; or pip install "
             "xla_cpu_pjrt==0.0.1, for a dry run in which torch_xla's own collectives work",
         )

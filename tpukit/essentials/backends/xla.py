@@ -308,9 +308,9 @@ class XlaRuntime(Runtime):
 def import_torch_xla(device_type: str) -> None:
     """Import torch_xla in the kernel, for all workers; start no runtime.
 
-    The import takes ten seconds. Without PJRT_DEVICE torch_xla would choose a device, set the
-    variable in the kernel and log a warning. With torch 2.8 and Triton, without TORCH_WARM_POOL=0,
-    the import would also start a process per processor that compiles for GPUs.
+    The import takes ten seconds. It needs two variables. Without PJRT_DEVICE torch_xla would choose
+    a device, set the variable in the kernel and log a warning. Without TORCH_WARM_POOL=0, torch 2.8
+    with Triton would start one process per processor, to compile for GPUs.
 
     Args:
         device_type: "TPU" or "CPU".

@@ -72,7 +72,7 @@ class Batches:
     Attributes:
         dataset: the dataset, as it was passed.
         sampler: the `ShardedSampler`, which computes the samples of this core.
-        epoch: number of the current epoch; between two loops, of the next.
+        epoch: number of the current epoch; between two loops, the number of the next epoch.
         wait_seconds: seconds that loops have waited for batches; in a session, since the run began.
         drawn: `time.perf_counter()` of the last request for a batch; 0 before the first.
 
@@ -348,8 +348,8 @@ class Batches:
         count = self.sampler.count
         if state["count"] != count:
             raise InvalidValueError(
-                f"the saved state belongs to a dataset of {state['count']:,} samples, this one "
-                f"has {count:,}",
+                f"the saved state belongs to a dataset of {state['count']:,} samples, but this "
+                f"dataset has {count:,}",
                 fix="pass the dataset that the state was saved with, or start without the state",
             )
         self.check_identity(state.get("dataset", self.identity()))
@@ -359,11 +359,11 @@ class Batches:
         is_within_epoch = 0 < state["samples"] < state["count"]
         if is_within_epoch and saved != here:
             raise InvalidValueError(
-                f"the saved state is {state['samples']} samples into an epoch that was divided "
-                "in another way",
+                f"the saved state is {state['samples']} samples after the start of an epoch, and "
+                "this run would divide the epoch in another way",
                 found=f"saved with {_in_words(saved)}; here {_in_words(here)}",
-                fix="use the values that it was saved with; cores and batch size may change if "
-                "shuffle was True from the start and buckets are not used",
+                fix="use the values that it was saved with; if shuffle was True from the start and "
+                "buckets are not used, cores and batch size may change",
             )
         self.epoch = state["epoch"]
         self._done = state["samples"]

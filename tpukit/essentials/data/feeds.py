@@ -233,9 +233,9 @@ class SampleFeed:
 def numbered(samples: Iterable, batches: Iterator[object]) -> Iterator[Sent]:
     """Yield each batch with the numbers of its samples.
 
-    `zip` or a local variable would refer to a batch while the next one is made. Without such a
-    reference, the buffer of a batch that the loop has released is used again for the next one,
-    while it is still in the processor's cache.
+    While the next batch is made, nothing here refers to the previous one, as `zip` or a local
+    variable would. So if the loop has released the previous batch, its buffer is used again for the
+    next batch, while the buffer is still in the processor's cache.
     """
     for numbers in samples:
         yield Sent(numbers, next(batches))

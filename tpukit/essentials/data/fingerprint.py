@@ -163,7 +163,7 @@ def as_array(tensor):
 
 
 def array_checksum(array) -> int:
-    """Return a CRC-32 of about 4 MiB of an array, rows in even steps along axis 0."""
+    """Return a CRC-32 of about 4 MiB of an array: of every k-th row along axis 0."""
     import numpy
 
     # Whole rows, so that a difference in any column of such a row changes the checksum.
@@ -190,7 +190,7 @@ def is_plain(value: object) -> bool:
 
 
 def row_step(size: int, rows: int) -> int:
-    """Return the step between rows, so that about 4 MiB are read.
+    """Return the step k: every k-th row is read, so that about 4 MiB are read in all.
 
     Args:
         size: the size of all rows in bytes.

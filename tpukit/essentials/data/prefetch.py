@@ -115,8 +115,8 @@ def load_samples(
 
     A process seeds its random numbers for each batch with `seed` and the batch's number, so a batch
     does not depend on the process that makes it. Without processes, the caller's thread makes the
-    batches with the caller's random numbers. If other cores are threads of the process (`in_turn`),
-    each batch is seeded there, too.
+    batches with the caller's random numbers. But if other cores are threads of the caller's process
+    (`in_turn`), the caller's thread seeds its random numbers for each batch, too.
 
     Args:
         dataset: the dataset.

@@ -127,10 +127,10 @@ class ShardedSampler:
         return None if self.shares is None else zlib.crc32(self.shares.tobytes())
 
     def places(self, step: int) -> Iterator[tuple[slice, slice]]:
-        """Yield for each core where its rows of a gathered step belong in the whole epoch.
+        """Yield for each core the places in the epoch of its rows in a gathered step.
 
-        For an epoch in order. Padding is left out. With a `limit`, positions count only the samples
-        within the limit.
+        Use it only for an epoch in order. Padding is left out. With a `limit`, positions count only
+        the samples within the limit.
 
         Args:
             step: number of the step, from 0.

@@ -40,7 +40,7 @@ def _seed_of(numbers: tuple[int, ...]) -> int:
 
 
 def seed_generators(generators: list, numbers: tuple[int, ...]) -> None:
-    """Seed generators of Python, numpy and torch in place, each with another seed."""
+    """Seed generators of Python, numpy and torch in place, each with a seed of its own."""
     for position, generator in enumerate(generators):
         seed = _seed_of((*numbers, position))
         if hasattr(generator, "bit_generator"):  # numpy's Generator, which has no method to seed it
@@ -89,8 +89,8 @@ def random_states_restored() -> Iterator[None]:
 def seeded_in_turn(numbers: tuple[int, ...]) -> Iterator[None]:
     """Seed the host's random numbers for a block, one thread at a time.
 
-    After the block the former states are restored. So the random numbers in the block do not depend
-    on other threads, if those draw in such blocks or call `seed_in_turn`.
+    After the block the former states are restored. If all other threads draw random numbers only
+    in such blocks, or call `seed_in_turn`, the random numbers in this block do not depend on them.
     """
     with TURN, random_states_restored():
         seed_host(numbers)

@@ -158,7 +158,7 @@ def only_iterates(dataset: object) -> bool:
 
 
 def refuse_loader(dataset: object, batch_size: int) -> None:
-    """Raise an error for a DataLoader, which makes batches, and for columns.
+    """Raise an error for a DataLoader, a table or a dict of columns: they have no samples.
 
     Args:
         dataset: the dataset.

@@ -23,7 +23,7 @@ def check_count(name: str, value: object, *, least: int = 1, otherwise: str = ""
         name: the name of the argument.
         value: the value of the argument.
         least: the smallest allowed value.
-        otherwise: another fix, which follows the first after "or"; "" for none.
+        otherwise: a second fix, which the message puts after the first and "or"; "" for none.
 
     Raises:
         InvalidTypeError: the value is not a whole number.

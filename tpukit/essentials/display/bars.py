@@ -19,8 +19,8 @@ class Bar:
             measure them here, from `began` to `ended`.
         start: number of items that were done before the loop began, as in a resumed epoch. The rate
             leaves them out.
-        unit: the unit of the rate. None for "samples"; if items are steps, for the label if it ends
-            with "s", otherwise "steps".
+        unit: the unit of the rate. None chooses: "samples" if `samples_per_step` is above 0, the
+            label if items are steps and the label ends with "s", otherwise "steps".
         note: text after the numbers; "" for none.
         rows_before: number of logged rows that had arrived when the loop began.
         printed: whether the end of the loop has been printed.

@@ -36,8 +36,8 @@ def show_batch(
     states how values became grey levels:
 
     - Integers in [0, 255] and floats in [0, 1] are drawn as they are.
-    - Floats of three channels with values below -1, which after undoing ImageNet's normalisation
-      are in [0, 1], are drawn without that normalisation.
+    - If floats of three channels have values below -1, tpukit undoes ImageNet's normalisation. If
+      all values are then in [0, 1], they are drawn like that.
     - Other floats are stretched: the smallest value among the drawn images is black, the largest
       white.
 
@@ -49,8 +49,9 @@ def show_batch(
             with a colour for each class but 0; or a dict with "labels" and "masks". None for no
             labels.
         names: the name of each label: a list in the order of the numbers; a dict from number to
-            name, also with numbers as text as in JSON, or from name to number; or a dict from label
-            to words, such as `tpukit.pe.WORDS`, in the order of the labels. None writes numbers.
+            name, where a number may be text, as in JSON; a dict from name to number; or a dict from
+            label to words, such as `tpukit.pe.WORDS`, in the order of the labels. None writes
+            numbers.
         columns: images per row, 20 at most; None for up to four.
         limit: the largest number of images to draw.
         channel: draw only this channel, in grey; None for all. In the CTs of `tpukit.pe`, channel

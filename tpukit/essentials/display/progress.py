@@ -244,7 +244,7 @@ class Line(Screen):
 class Text(Screen):
     """The display in a log: a line every 10 seconds, and a line when a loop ends.
 
-    A notebook that a program executes, such as nbconvert, has this display, too.
+    If a program such as nbconvert executes a notebook, the notebook has this display, too.
     """
 
     def __init__(self) -> None:

@@ -1,10 +1,11 @@
 """Measure how long the processes of a group have been busy.
 
-If a machine has more ready threads than processors, this is longer than processor time:
+If a machine has more ready threads than processors, busy time is longer than processor time:
 
     busy = processor time + time spent waiting for a processor + time spent waiting for a disk
 
-The watchdog compares it with the clock: a worker that is hardly busy and makes no progress hangs.
+The watchdog compares busy time with the clock: a worker that is hardly busy and makes no progress
+hangs.
 """
 
 import contextlib
@@ -54,9 +55,9 @@ class BusyTime:
         """Return the busy time so far in seconds, added up over all threads.
 
         Linux measures how long a ready thread has waited for a processor (`/proc/*/schedstat`, see
-        "Scheduler Statistics" on kernel.org). Some kernels do not, and none measures waits for a
-        disk. For these, a thread that waits during this call adds the time since the previous call,
-        at most half a second.
+        "Scheduler Statistics" on kernel.org). Some kernels do not measure that, and no kernel
+        measures waits for a disk. If a thread is in such a wait during this call, the time since
+        the previous call counts as waiting, but at most half a second.
         """
         sample = self._sample()
         now = time.monotonic()

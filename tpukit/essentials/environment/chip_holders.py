@@ -120,8 +120,9 @@ def wait_for_chips(
     """Wait until enough chips are free; print once who holds the busy chips.
 
     After a SIGKILL chips stay busy for some seconds (10 to 30 on Kaggle and v6e), and torch_xla 2.8
-    ends a process that tries to open one twice. So a run tests the chips before it forks: it opens
-    each device node and closes it at once. That reports a busy chip by EBUSY, and starts nothing.
+    ends a process that tries to open a chip twice. So a run tests the chips before it forks: it
+    opens each device node and closes it at once. That reports a busy chip by EBUSY, and starts
+    nothing.
 
     If several programs share the chips (TPU_VISIBLE_CHIPS), or no node is visible, this function
     returns at once.

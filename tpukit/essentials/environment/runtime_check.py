@@ -187,7 +187,7 @@ def _device(info: MachineInfo, environ: Mapping[str, str]) -> Finding:
         return Finding(name, "warning", fact=fact, fix="`tpukit.setup()`")
     if not device.startswith("TPU"):
         chips = f"although {info.hardware} are here"
-        fact = f"{device}, {chips}: torch_xla would not use them, without a message"
+        fact = f"{device}, {chips}: torch_xla would leave them unused, without a message"
         return Finding(name, "failure", fact=fact, fix=f'`os.environ["{name}"] = "TPU"`')
     return Finding(name, "ok", fact=device)
 
@@ -268,8 +268,8 @@ def _torch_xla_versions(info: MachineInfo, torch: str, *, libtpu: str | None) ->
         fact = f"{pair}, no libtpu: torch_xla would use the CPU, without a message"
         return Finding(name, "failure", fact=fact, fix=install)
     if info.versions.get("libtpu") and libtpu not in release.libtpu:
-        released = f"which was released with {release.libtpu[-1]}"
-        fact = f"libtpu {libtpu} with torch_xla {torch_xla}, {released}"
+        released = f"torch_xla {torch_xla} was released with libtpu {release.libtpu[-1]}"
+        fact = f"libtpu {libtpu}, but {released}"
         return Finding(name, "warning", fact=fact, fix=install)
     return Finding(name, "ok", fact=f"{pair}, libtpu {libtpu}")
 
@@ -373,7 +373,7 @@ def _tensorflow(info: MachineInfo, modules: Container[str]) -> Finding:
         return Finding(name, "ok", fact=fact)
     package = packages[0]
     if not info.chips or not versions.get("torch_xla"):
-        fact = f"{package} {versions[package]}, but no TPU for torch_xla that it could block"
+        fact = f"{package} {versions[package]}, but no TPU that it could block for torch_xla"
         return Finding(name, "ok", fact=fact)
     commands = f"`pip uninstall -y {package}`, `pip install tensorflow-cpu`"
     fix = f"{commands}, then {how_to_restart(info)}"

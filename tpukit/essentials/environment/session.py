@@ -22,7 +22,7 @@ KEEP_VARIABLE = "TPUKIT_KEEP_COMPILES"  # the folders of `setup(compile_cache=..
 
 @dataclass(frozen=True)
 class Release:
-    """The versions that work with a torch release. tpukit installs the last of several."""
+    """The versions that work with a torch release. Of several, tpukit installs the last."""
 
     torchvision: str
     torch_xla: tuple[str, ...]
@@ -402,7 +402,7 @@ def how_to_install(info: MachineInfo) -> str:
 
 
 def percent(info: MachineInfo) -> str:
-    """Return the "%" of a notebook's pip command, on platforms that are notebooks only."""
+    """Return "%" to put before pip on platforms that offer only notebooks; otherwise ""."""
     return "%" if info.platform in ("Colab", "Kaggle") else ""
 
 

@@ -72,10 +72,11 @@ class State:
 
     Attributes:
         modules: the modules, each by a prefix for the names of its tensors.
-        optimizers: their settings are compared, and their parameters that are in no module.
+        optimizers: the optimizers. Their settings are compared, and so are those of their
+            parameters that are in no module.
         schedule: the learning rate schedule; None for none.
         data: facts about the batches, such as their seed.
-        called: functions by the name of their argument, such as the loss.
+        called: functions, each by the name of the argument that it was passed as, such as "loss".
         run: other arguments of the call by name.
         averaged: True if float buffers have been averaged, so that they must be equal, too.
         layers: compare the types and settings of the modules' layers.
@@ -397,9 +398,10 @@ class Agreement:
     def state_at_end(self) -> dict[str, dict] | None:
         """Describe the loop when the worker function returns, for `difference_at_end`.
 
-        It returns None on a single core, or if the weights have changed since the loop's last step:
-        a single core may load the best weights, for example to plot predictions. The kernel
-        compares the states, because a core that returns early must not wait for other cores.
+        It returns None if the run has only one core. It also returns None if the weights have
+        changed since the loop's last step: one of the cores may have loaded the best weights, for
+        example to plot predictions. The kernel compares the states, because a core that returns
+        early must not wait for other cores.
         """
         loop = self._loop
         loop.due = None
@@ -407,7 +409,7 @@ class Agreement:
         if self.is_on and self._core.device.type != "xla" and was_started_here:
             self._core.print(
                 "torch_xla was used, and each CPU process of this dry run is alone with it: "
-                'launch(..., backend="xla") joins them as on chips'
+                'launch(..., backend="xla") joins the processes as on chips'
             )
         is_changed = loop.versions != [versions(each) for each in loop.steps]
         if is_changed or not self.is_on:
@@ -466,7 +468,7 @@ class Agreement:
                 "each would train a separate model",
                 found=f"parameters from core.model, and {self._core.world_size} cores whose "
                 "gradients were not averaged",
-                fix="core.optimizer_step(optimizer) in place of optimizer.step(), which averages "
+                fix="in place of optimizer.step(), core.optimizer_step(optimizer), which averages "
                 "first; to train independent networks, use tpukit.launch_each",
             )
 

@@ -171,7 +171,7 @@ class Pickler(pickle.Pickler):
     """
 
     def reducer_override(self, value: object) -> object:
-        """Return (function, arguments) that make a tensor again; NotImplemented for others."""
+        """Return (function, arguments) to make a tensor again; NotImplemented for other values."""
         torch = sys.modules.get("torch")  # if torch is not loaded, the value is no tensor
         if torch is None or not isinstance(value, torch.Tensor) or not _has_plain_memory(value):
             return NotImplemented

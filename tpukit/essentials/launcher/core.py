@@ -129,8 +129,8 @@ class Core:
             label: name of the bar; the same label starts the same bar again. None shows no bar.
             total: number of items; None for the iterable's length, if it has one.
             start: number of items that were done before, in a resumed loop.
-            unit: unit of the rate, such as "images". None for "samples" with `core.batches(...)`;
-                with another iterable, for the label if it ends with "s", otherwise "steps".
+            unit: unit of the rate, such as "images". None gives "samples" for `core.batches(...)`.
+                For any other iterable it gives the label if that ends with "s", otherwise "steps".
         """
         return self.internal.output.progress(iterable, label, total, start=start, unit=unit)
 
@@ -141,7 +141,8 @@ class Core:
 
         The notebook's module does not change, even if cores are threads of one process (v2 and v3).
         A tensor with several names, such as an embedding that is also the output layer, remains a
-        single tensor. Call it for a loss with parameters or class weights, too.
+        single tensor. If the loss has parameters or class weights, pass it through `core.model`,
+        too.
 
         BatchNorm layers use the statistics of this core's share of the batch, on every backend.
 
@@ -219,7 +220,8 @@ class Core:
         A sample longer than the largest bucket is an error, unless `tpukit.Buckets` has
         `truncate=True`. `Buckets` also sets the axis, padding value and known lengths. `evaluate`
         and `predict` support such batches if the model returns a row per sample. If it returns a
-        row per position, they need a single length, `buckets=(256,)`, or `keep_outputs=False`.
+        row per position, use a single length, `buckets=(256,)`; or, in `evaluate`,
+        `keep_outputs=False`.
         Without `shuffle` an epoch is in the order of length, and `for samples, batch in
         batches.with_samples()` has the sample numbers of each batch.
 
@@ -235,8 +237,8 @@ class Core:
             dataset: `PackedImages`, `CachedImages`, or any dataset with a length whose items
                 `torch.utils.data.default_collate` can stack; with `steps` an iterable, or a
                 function that opens it.
-            batch_size: samples per core and step; with `launch(shard=...)` of the whole run, a
-                multiple of `core.chips`.
+            batch_size: samples per core and step. With `launch(shard=...)`, samples per step of
+                the whole run, a multiple of `core.chips`.
             steps: steps per epoch, only for a dataset that is read in order; otherwise None.
             shuffle: use a new order in each epoch, the same on every core. Otherwise every core
                 reads a contiguous part of the dataset, and `core.gather(outputs)[:len(dataset)]`
@@ -421,8 +423,8 @@ class Core:
     def seed(self, *words: int) -> None:
         """Seed this core's random numbers from the run's seed, `words` and the rank.
 
-        `fit` calls it with the number of each step, so a resumed run draws the same numbers. From
-        the second call of `fit` in a launch on, it also passes the number of the call.
+        `fit` calls it with the number of each step, so a resumed run draws the same numbers. The
+        second `fit` in a launch, and every later one, also passes the number of its call.
 
         On v2 and v3 two cores are threads of one process. The random numbers of the device, and
         those of a dataset in `core.batches`, are still separate per core; without `workers=` the

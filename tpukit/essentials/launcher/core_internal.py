@@ -136,7 +136,7 @@ class CoreInternal:
 
     @contextlib.contextmanager
     def counting_flops(self) -> Iterator[None]:
-        """Count the FLOPs within, as `Core.counting_flops` documents."""
+        """Count the FLOPs of the `with` block, as `Core.counting_flops` documents."""
         if self.flops.problem:  # printed already, in the block that had it
             yield
             return

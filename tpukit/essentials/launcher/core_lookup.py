@@ -22,7 +22,7 @@ def leave() -> None:
 
 
 def find() -> "Core | None":
-    """Return the core of the calling thread, else the process's only core; None without one."""
+    """Return the calling thread's core, else the process's only core; None if it has neither."""
     core = _cores.get(threading.get_ident())
     if core is None and len(_cores) == 1:  # a thread that the worker function has started
         (core,) = _cores.values()

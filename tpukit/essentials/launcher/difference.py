@@ -51,10 +51,10 @@ _FIXES = {
         "Embedding(max_norm=...) changes weights on each core alone: leave max_norm out"
     ),
     "buffers": (
-        "make it a float buffer: tpukit averages those over the cores\n"
-        "if it counts: core.all_reduce(counts) before you add them, so that every core adds the "
-        "same\n"
-        'if it may differ: core.model(model, allow_different=["*counts"])'
+        "make the buffer a float tensor: tpukit averages float buffers over the cores\n"
+        "if the buffer counts: core.all_reduce(counts) before you add the counts, so that every "
+        "core adds the same\n"
+        'if the buffer may differ: core.model(model, allow_different=["*counts"])'
     ),
 }
 _NOT_FROM_CORE_MODEL = (

@@ -265,7 +265,7 @@ def launch(
             other users can write to a folder of `compile_cache`.
         RuntimeInUseError: this process has started the XLA or CUDA runtime, or is a worker itself.
         DeviceBusyError: a session of this notebook uses the chips, or other programs still use them
-            after a minute. With `device`, tpukit does not raise after that minute, but starts.
+            after a minute. With `device`, tpukit starts the run after that minute in any case.
         WorkerError: a core failed, or the run hung.
         LaunchInterrupted: the user interrupted the run. The exception has the outcome so far.
     """

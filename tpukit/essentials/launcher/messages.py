@@ -118,7 +118,7 @@ class At(NamedTuple):
         run: number of the run.
         place: "running", "paused" at a boundary, or "prompt" while the core waits for a function.
         passed: number of boundaries that the core has passed in this run.
-        is_clean: True if collectives can be reset after a core has left one half done.
+        is_clean: True if collectives can be reset after a core has left in the middle of one.
         numbers: checksum of the random state that the cores share; None if they share none.
     """
 

@@ -233,7 +233,7 @@ def _global_names(code: types.CodeType) -> Iterator[str]:
 
 
 def of_earlier_classes(state: types.SimpleNamespace, fn: Callable) -> list[str]:
-    """Return a warning for each object in `core.state` whose class was defined again since."""
+    """Return a warning for each object in `core.state` whose class was defined again later."""
     while hasattr(fn, "func"):  # functools.partial
         fn = fn.func
     sent = {}  # the classes that came with this call, by name
@@ -307,7 +307,7 @@ class Surroundings:
         self.changes()
 
     def changes(self) -> list[str]:
-        """Return a line about modules and a line about variables changed since the last call."""
+        """Return a line on changed modules and one on changed variables, since the last call."""
         lines = []
         modules = self._changed_modules()
         if modules:

@@ -146,9 +146,9 @@ def tie_children() -> None:
     These are the processes of a DataLoader or of a pool. They freeze the garbage collector: to
     destroy an object of this process may mean to wait for a thread, which a fork does not have.
 
-    SIGTERM is blocked across the fork. A pool ends its processes with it, some in their first
-    moment. They would still have this worker's handler, and write into its signal pipe as if the
-    worker had been signalled.
+    SIGTERM is blocked across the fork. A pool ends its processes with SIGTERM, some of them right
+    after their fork. Such a process would still have this worker's handler, and would write into
+    the worker's signal pipe as if the worker itself had got the signal.
     """
     fork = threading.local()  # threads may fork at the same time
 

@@ -210,9 +210,9 @@ def refuse_if_in_use(host: MachineInfo, environ: Mapping[str, str] = os.environ)
         raise RuntimeInUseError(
             f"this kernel has started the {' and the '.join(started)} "
             "runtime, and a fork of it cannot start its own",
-            found="an earlier cell did it: torch_xla.device(), xm.xla_device(), "
-            "xr.world_size(), xm.master_print()\nmet.metrics_report(), torch_xla.sync(), "
-            "torch_xla.manual_seed() and .cuda() start it, imports do not;\nif torch_tpu is "
-            "loaded, .backward() starts it, unless setup() came before `import torch`",
+            found="an earlier cell did it; these calls start a runtime, imports do not: "
+            "torch_xla.device(),\nxm.xla_device(), xr.world_size(), xm.master_print(), "
+            "met.metrics_report(), torch_xla.sync(),\ntorch_xla.manual_seed(), .cuda(); and, if "
+            "torch_tpu is loaded, .backward(), unless setup() came before `import torch`",
             fix=f"{how_to_restart(host)}, and keep such calls inside the worker function",
         )

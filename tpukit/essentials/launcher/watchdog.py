@@ -8,9 +8,9 @@ Every core reports a counter (its activity) and the collective that it waits in,
     core 1     11          -                 no                  hangs: core 1 is the cause
 
 If some cores wait in a collective and others do not, the cause is a core that does not. A core that
-uses a processor is never the cause, because a compilation takes minutes and changes no counter.
-Processor time also decides if the last report is old: a core that pickles a large result blocks its
-thread that reports.
+uses a processor is never the cause, because a compilation takes minutes and changes no counter. The
+same rule holds for a core whose last report is old: while a core pickles a large result, its thread
+that reports is blocked.
 """
 
 import time
@@ -106,7 +106,7 @@ class Watchdog:
             heartbeat reports.
         waits_idle: True if a core that waits in a collective uses no processor.
         others: True if the run has more cores on other hosts. Cores of this host may wait for
-            them, and the launch on those hosts watches them.
+            those cores, which the launch on their own host watches.
     """
 
     def __init__(

@@ -119,7 +119,7 @@ def seed_of(seed: int | None, hosts: object = None) -> int:
     """Return the seed of a run: the given one, otherwise the notebook's.
 
     A launch does not change the notebook's seed. With several hosts the default is 0, because the
-    notebook of each host may have another seed.
+    notebook of each host may have a different seed.
     """
     if seed is not None:
         return seed

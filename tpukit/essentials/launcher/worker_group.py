@@ -106,7 +106,7 @@ class WorkerGroup:
         self.end()
 
     def begin_run(self, display: Screen, limits: Limits, *, timeout: float | None, writers) -> None:
-        """Begin a run: the only one of a launch, each one of a session."""
+        """Begin a run: the only run of a launch, or the next run of a session."""
         self.run += 1
         self.display = display
         self.limits = limits
@@ -382,7 +382,7 @@ class WorkerGroup:
             process.command(command, number)
 
     def read(self) -> None:
-        """Handle all messages and lines of all processes that have arrived."""
+        """Handle all messages and lines that have arrived from the processes."""
         for process in self.workers:
             self._read(process)
 
