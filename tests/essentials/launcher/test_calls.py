@@ -72,7 +72,7 @@ def test_what_is_meant_for_the_function_is_still_passed_on():
         (no_core_but_config, (3,), "cannot be called with (core, int)"),
         (no_core, (3, 4), "cannot be called with (core, int, int)"),
         (two_settings, (3,), "missing a required argument: 'rate'"),
-        (rate_by_keyword, (), "missing a required argument: 'rate'"),
+        (rate_by_keyword, (), "argument: 'rate'"),  # Python 3.12 adds "keyword-only"
         (lambda core: 1, (3,), "cannot be called"),
     ],
 )

@@ -300,9 +300,10 @@ def test_a_text_of_torch_that_has_one_cause_gets_its_fix(text, fix):
 def test_a_module_of_torch_export_that_gets_another_shape_names_the_fix_and_the_fix_works():
     net = torch.nn.Linear(4, 1)
     exported = torch.export.export(net, (torch.zeros(2, 4),)).module()
-    with pytest.raises(WorkerError, match="Guard failed") as caught:
-        quietly(lambda core: core.model(exported)(torch.zeros(3, 4)))
-    assert "dynamic_shapes=" in caught.value.fix
+    if torch.__version__ >= "2.9":  # modules that torch 2.8 exports have no guards
+        with pytest.raises(WorkerError, match="Guard failed") as caught:
+            quietly(lambda core: core.model(exported)(torch.zeros(3, 4)))
+        assert "dynamic_shapes=" in caught.value.fix
     free = torch.export.export(
         net, (torch.zeros(2, 4),), dynamic_shapes=({0: torch.export.Dim.AUTO},)
     ).module()
