@@ -2,6 +2,7 @@
 
 import glob
 import os
+import re
 
 import pytest
 
@@ -107,7 +108,7 @@ def test_sub_folders_that_are_no_classes_are_refused_with_the_line_to_write(tmp_
     folder_of(tmp_path, *files)
     with pytest.raises(
         ValueError,
-        match="would give the classes|like patients|masks beside|images and masks|repeats",
+        match="would give the classes|like patients|masks beside|masks cannot|images and masks|repeats",
     ) as error:
         find_images(tmp_path)
     assert line in error.value.fix
@@ -119,7 +120,7 @@ def packed_by(fix, **names):
     """Run the line of a fix; return the table and the arguments with which it calls `pack`."""
     calls = []
     names |= {"pack": lambda *given, **named: calls.append((*given, named))}
-    exec(fix.partition("; or classes=")[0].replace(", ..., ", ", "), names)
+    exec(re.split(" packs the images alone|; or classes=", fix)[0].replace(", ..., ", ", "), names)
     ((table, arguments),) = calls
     return table, arguments
 
