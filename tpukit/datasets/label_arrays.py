@@ -240,8 +240,9 @@ def encode_words(column, name: str, classes: Sequence[str] | None):
             an interval is the name of a class if a class in the list has that text.
 
     Returns:
-        The class numbers, (N,) float32, and the classes. None without `classes` for a column of
-        numbers, or of text that reads as numbers, unless the column is categorical.
+        The class numbers, (N,) float32, and the classes. If the column is not categorical,
+        `classes` is None, and all values are numbers or text that reads as numbers, the result is
+        None.
 
     Raises:
         ValueError: a value is missing or is not one of the classes, or only some values are words.
