@@ -487,7 +487,7 @@ def test_the_fixes_work_for_folders_of_masks_in_each_class():
 
 def test_the_fixes_work_for_a_copy_of_the_classes_among_them():
     folder_of(Path("brain"), "no/1.png", "yes/1.png", "all/no/1.png", "all/yes/1.png")
-    with fixes("folder_layouts: {} repeats the class folders of {}") as fix:
+    with fixes("folder_layouts: {} has folders named like the class folders of {}") as fix:
         quietly("brain")
     assert done(fix, fix.text).classes == ["no", "yes"]
     assert len(with_option(fix, fix.text.rpartition("or ")[2], "brain")) == 4
@@ -609,7 +609,9 @@ def test_the_fixes_work_for_the_form_of_pixels():
     quietly([(fix.code(r"image\[.*\]", image=deep[:, :, None]), 0)], options=sixteen)
     with_option(fix, fix.text.partition("; or")[0], [(np.stack([deep] * 3, axis=2), 0)])
 
-    with fixes("image_modes: window= is for images of more than 8 bits, and this is one of 8: {}"):
+    with fixes(
+        "image_modes: window= is for images of more than 8 bits, and this image has 8 bits: {}"
+    ):
         quietly([(grey, 0)], options=PackOptions(window=(0, 100)))
     quietly([(grey, 0)])
     with fixes("item_parts: mode={} is not supported for images with masks") as fix:

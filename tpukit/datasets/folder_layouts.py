@@ -105,11 +105,11 @@ def _refuse_copies(layout: _Layout) -> None:
     folder, _, inside = layout
     for name, below in inside.items():
         if len(below) > 1 and name not in below and below <= inside.keys():
+            deeper = os.path.join(folder, name)
             raise InvalidValueError(
-                f"{os.path.join(folder, name)} repeats the class folders of {folder}",
+                f"{deeper} has folders named like the class folders of {folder}",
                 found=_list(sorted(below)),
-                fix=f"pack({os.path.join(folder, name)!r}, ...), one folder deeper; "
-                f"or classes={_all(layout.classes)}",
+                fix=f"pack({deeper!r}, ...), one folder deeper; or classes={_all(layout.classes)}",
             )
 
 

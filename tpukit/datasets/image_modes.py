@@ -123,7 +123,7 @@ def refuse_window(data: bytes) -> None:
 def no_window(kind: str) -> InvalidValueError:
     """Return the error for a window and an image of 8 bits."""
     return InvalidValueError(
-        f"window= is for images of more than 8 bits, and this is one of 8: {kind}",
+        f"window= is for images of more than 8 bits, and this image has 8 bits: {kind}",
         fix="leave window out, and pack images of 8 bits by themselves",
     )
 

@@ -55,8 +55,8 @@ def in_image_order(labels, packed: PackedRows, rows):
             f"the labels have {given.count:,} rows, "
             f"and the table that was packed had {packed.count:,}",
             found=f"index {first_few(labels.index.tolist(), 8)}",
-            fix="labels.loc[table.index], with the table that was packed; "
-            "or labels.to_numpy() in the order of the images, see .rows",
+            fix="labels.loc[table.index], if `table` is the table that was packed; "
+            "or, if the labels are in the order of the images, labels.to_numpy()",
         )
     # The same number of rows in another order would give every image a wrong label.
     if given.index != packed.index:

@@ -137,7 +137,8 @@ class Preparation:
             raise InvalidValueError(
                 f"the network was trained on images that were {other}",
                 found=differences,
-                fix="pack them with Preparation.pack; or train the network again on these images",
+                fix=f"pack the images of {images.folder} with the network's Preparation.pack; "
+                "or train the network again on these images",
             )
 
 

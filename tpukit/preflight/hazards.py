@@ -161,7 +161,7 @@ def _dynamic(programs: Sequence[Program]) -> list[Finding]:
     if not dynamic:
         return []
     names = ", ".join(dict.fromkeys(dynamic[:_MOST_NAMES]))
-    cost = "each bound is computed in full, and reading one cuts the graph"
+    cost = "the largest possible size is computed, and reading the true size cuts the graph"
     fact = f"shapes that depend on values: {names}; {cost}"
     fix = "torch.where and masks in place of nonzero and x[mask]"
     return [Finding("dynamic shapes", "warning", fact, fix=fix)]

@@ -56,7 +56,8 @@ class Backup:
 
     Args:
         address: a folder whose parent exists; or a URL that fsspec supports, "gs://bucket/run".
-        say: function that is called with one line of text, also from the thread.
+        say: function that is called with one line of text. The background thread that copies may
+            call it, too.
         alive: function that is called repeatedly while a core waits for the backup, so that the
             watchdog does not report a hang.
 

@@ -337,8 +337,9 @@ class Batches:
 
         Raises:
             InvalidValueError: the state belongs to another dataset; or it was saved in the middle
-                of an epoch in order or with buckets, and the number of cores, the batch size, the
-                order or the buckets have changed.
+                of an epoch that this run divides in another way: `shuffle` or the buckets have
+                changed, or, without shuffling or with buckets, the number of cores or the batch
+                size has.
         """
         if "steps" in state:  # only the state of a stream has this key
             raise InvalidValueError(

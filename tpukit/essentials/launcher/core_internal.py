@@ -227,7 +227,8 @@ class CoreInternal:
     def finishing_steps(self) -> Iterator[None]:
         """Let SIGTERM only set `end_requested` in the block, so `fit` ends its step and saves.
 
-        Also after an interrupt, the kernel waits up to `signals.SAVE_SECONDS` for core 0 to save.
+        If the run ends in the block, by SIGTERM or an interrupt, the kernel waits up to
+        `signals.SAVE_SECONDS` for core 0 to save.
         """
         self.ends_between_steps = True
         self.send(messages.FinishesSteps(self._core.rank))

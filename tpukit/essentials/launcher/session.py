@@ -470,7 +470,8 @@ def _refuse_threads_and_no_forks(topology) -> None:
     if topology.processes == 0:
         raise InvalidValueError(
             "a session needs worker processes, and this system cannot fork",
-            fix="tpukit.launch(train), which runs one core in the kernel; or Linux, WSL on Windows",
+            fix="tpukit.launch(train), which runs one core in the kernel; or use Linux, or WSL on "
+            "Windows",
         )
     if topology.cores > topology.processes:
         raise InvalidValueError(
