@@ -161,11 +161,22 @@ LONG = {
 TRAINING = r"^\S.*(tpukit\.launch\((train|work)|= measure\()"  # a line that is not in a function
 PRESS_STOP = """
 def press_stop():
-    import _thread, psutil, time
-    known = psutil.Process().children()
-    while not set(psutil.Process().children()) - set(known):
-        time.sleep(0.05)
-    time.sleep(1)
+    import _thread, contextlib, psutil, time
+    kernel = psutil.Process()
+
+    def forks():
+        found = set()
+        for child in kernel.children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if child.cmdline() == kernel.cmdline():  # processes that read images have another
+                    found.add(child)
+        return found
+
+    known = forks()
+    seen = set()
+    while not seen & forks():  # a program that is started is a fork for a moment
+        seen = forks() - known
+        time.sleep(1)
     _thread.interrupt_main()
 
 import threading

@@ -128,7 +128,7 @@ def test_chips_that_are_busy_at_first_are_said_to_be_and_the_next_launch_works()
     with pytest.raises(WorkerError, match="(?i)busy") as failed:
         on(shape, everything, environ={"SIMULATOR_BUSY_UNTIL": str(time.time() + 600)})
     assert re.match(r"core \d of 4 could not start its device: ", str(failed.value))
-    assert "fix:   chips stay busy for some seconds" in str(failed.value)
+    assert "because chips stay busy for some seconds" in str(failed.value)
     assert len(on(shape, everything).results) == 4
 
 
