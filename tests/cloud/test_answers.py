@@ -8,7 +8,7 @@ from tpukit.cloud.answers import CloudError, Service
 from tpukit.cloud.job_folder import open_folder
 
 exceptions = pytest.importorskip(
-    "google.api_core.exceptions", reason="needs Google's client: pip install google-cloud-storage"
+    "google.api_core.exceptions", reason="needs Google's client: pip install google-api-core"
 )
 SERVICE = Service("Cloud Storage", "storage.googleapis.com", "roles/storage.objectAdmin", "demo")
 
@@ -58,6 +58,7 @@ def test_after_many_tries_the_last_answer_decides(kind, status, may_pass, words)
 
 
 def test_an_answer_that_the_client_of_storage_did_not_read_has_its_status():
+    pytest.importorskip("google.cloud.storage", reason="pip install google-cloud-storage")
     from google.cloud.storage.exceptions import InvalidResponse
     from requests import Response
 
@@ -83,6 +84,8 @@ def test_an_error_of_the_program_is_left_as_it_is():
 
 def test_a_bucket_behind_a_network_that_is_away_is_an_error_that_may_pass(closed_port, monkeypatch):
     from google.auth.credentials import AnonymousCredentials
+
+    pytest.importorskip("google.cloud.storage", reason="pip install google-cloud-storage")
     from google.cloud.storage.retry import DEFAULT_RETRY
     from google.oauth2.credentials import Credentials
 
