@@ -78,8 +78,15 @@ class SerializedCall(NamedTuple):
 
     def sources(self) -> dict[str, tuple]:
         """Return the `linecache` entries of cells. The workers can read real files themselves."""
-        cached = {name: linecache.cache.get(name) for name in self.files}
-        return {name: lines for name, lines in cached.items() if lines and not os.path.exists(name)}
+        found = {}
+        for name in self.files:
+            entry = linecache.cache.get(name, ())
+            if len(entry) == 4 and not os.path.exists(name):
+                size, _, lines, path = entry
+                # Without a time, or `linecache.checkcache` would drop the entry: IPython 7 keeps
+                # only the cells that it has seen itself, and the worker has not.
+                found[name] = (size, None, lines, path)
+        return found
 
 
 class _TooLargeError(Exception):
@@ -176,7 +183,8 @@ def _pickle(value: object, most: float = float("inf")) -> SerializedCall:
 
     pickler = Pickler(stream, buffer_callback=keep)
     pickler.dump(value)
-    return SerializedCall([stream.getbuffer(), *buffers], pickler.files)
+    # A copy: while a view of its buffer exists, Python 3.13 complains at the end of the stream.
+    return SerializedCall([memoryview(stream.getvalue()), *buffers], pickler.files)
 
 
 def _largest_part(fn: Callable, args: tuple) -> tuple[str, int]:
