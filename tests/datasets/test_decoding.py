@@ -12,6 +12,7 @@ import pytest
 np = pytest.importorskip("numpy")
 Image = pytest.importorskip("PIL.Image")
 ImageOps = pytest.importorskip("PIL.ImageOps")
+PIL = pytest.importorskip("PIL")
 
 from tpukit.datasets.decoding import decode  # noqa: E402
 from tpukit.datasets.pixel_form import PixelForm  # noqa: E402
@@ -248,6 +249,7 @@ def test_an_apple_icon_of_sixteen_bits_is_not_clipped():
     assert 120 < pixels.mean() < 135
 
 
+@pytest.mark.skipif(PIL.__version__ < "13", reason="Pillow 12 reads no alpha of a TGA's palette")
 def test_alpha_in_the_palette_of_a_tga_shows_white():
     image = Image.new("P", (4, 2), 1)
     image.putpalette([10, 20, 30, 255, 200, 0, 0, 0], "RGBA")

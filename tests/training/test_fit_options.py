@@ -159,7 +159,7 @@ def test_fit_has_22_parameters_and_every_field_is_described():
     assert len(inspect.signature(fit).parameters) == 22
     for kind in (FitOptions, Checkpoints, EarlyStopping):
         for field in dataclasses.fields(kind):
-            assert f"        {field.name}: " in kind.__doc__, field.name
+            assert f"    {field.name}: " in inspect.getdoc(kind), field.name
         assert getattr(tpukit, kind.__name__) is getattr(tpukit.training, kind.__name__) is kind
 
 

@@ -232,16 +232,19 @@ def _tags(cell: Mapping) -> list[str]:
 
 
 def _check_python(text: str, place: str) -> None:
-    """Raise InvalidValueError for a syntax error; without IPython, skip cells with magics."""
+    """Raise InvalidValueError for a syntax error; skip cells whose magics remain."""
+    # IPython 7 on Python 3.12 or later, as on Colab, leaves `files = !ls` as it is.
+    remaining = r"=\s*[%!]"
     try:
         from IPython.core.inputtransformer2 import TransformerManager
 
         text = TransformerManager().transform_cell(text)
     except ImportError:
-        if re.search(r"^\s*[%!?]|^[^#]*[!?]\s*$|=\s*[%!]", text, re.MULTILINE):
-            return
+        remaining = r"^\s*[%!?]|^[^#]*[!?]\s*$|=\s*[%!]"
     except SyntaxError:  # `compile` below raises it with a better message
         pass
+    if re.search(remaining, text, re.MULTILINE):
+        return
     try:
         compile(text, place, "exec", flags=ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     except SyntaxError as error:
