@@ -93,8 +93,7 @@ class Session:
 
     Raises:
         NotInstalledError: cloudpickle is missing.
-        InvalidValueError: as `launch`; or the cores of a chip share a process (TPU v2 and v3), or
-            the system cannot fork.
+        InvalidValueError: as `launch`; or the system cannot fork.
         RuntimeInUseError: as `launch`; or this is not the main thread: Linux ends workers with the
             thread that forked them.
         WorkerError: a device did not start.
@@ -140,7 +139,7 @@ class Session:
         )
         # All checks come before the earlier session ends, so that a wrong argument leaves it open.
         task, topology = plan(serve, (self._calls,), options, MachineInfo.read())
-        _refuse_threads_and_no_forks(topology)
+        _refuse_without_forks(topology)
         _close_earlier(topology)
         self._resources = contextlib.ExitStack()
         with sigterm_ends_the_run(), screen(progress) as display:
@@ -466,18 +465,12 @@ def _cloudpickle_is_there():
         ) from None
 
 
-def _refuse_threads_and_no_forks(topology) -> None:
+def _refuse_without_forks(topology) -> None:
     if topology.processes == 0:
         raise InvalidValueError(
             "a session needs worker processes, and this system cannot fork",
             fix="tpukit.launch(train), which runs one core in the kernel; or use Linux, or WSL on "
             "Windows",
-        )
-    if topology.cores > topology.processes:
-        raise InvalidValueError(
-            "a session needs a process per core: a core in a thread cannot be interrupted",
-            found=f"{topology.cores} cores of {topology.device} in {topology.processes} processes",
-            fix="tpukit.launch(train), or tpukit.Session(cores=1)",
         )
 
 
