@@ -271,8 +271,9 @@ def test_a_session_keeps_its_state_over_runs_an_exception_and_an_interrupt(monke
             session.run(trains_for_ever, progress="off", loggers=lambda row: begun.set())
         first, second = session.run(kept_weights, progress="off").results
         assert first == second  # both stopped after the same step
-        assert session.run(keeps, 1, progress="off").results[0][1] == processes[0]
+        assert session.run(keeps, 1, progress="off").results[1][1] == processes[0]
         # A core cannot leave a collective of tpu_dist without the others, and must not hang.
+        monkeypatch.setattr("tpukit.essentials.launcher.session._PROMPT_SECONDS", 3.0)
         with pytest.raises(WorkerError, match="core 1 of 2 raised KeyError"):
             session.run(raises, progress="off")
     assert children() == []

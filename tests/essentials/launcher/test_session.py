@@ -720,6 +720,31 @@ def test_on_the_simulator_a_step_that_was_left_is_run_and_training_goes_on():
     assert children() == []
 
 
+def is_behind(core):
+    """Core 1 needs a second for its step, and core 0 waits for it in the graph."""
+    core.log(loss=step(core))
+    core.flush()
+    if core.rank:
+        began = time.monotonic()
+        while time.monotonic() < began + 1:
+            sum(range(1000))
+    while True:
+        core.to_host(step(core))
+
+
+@pytest.mark.xla
+@pytest.mark.usefixtures("patient")
+def test_on_the_simulator_a_core_that_is_behind_has_the_time_to_catch_up(monkeypatch):
+    monkeypatch.setattr("tpukit.essentials.launcher.session._RAISE_SECONDS", 0.1)
+    with opened(backend="xla") as session:
+        session.quietly(make)
+        session.quietly(steps)  # compiles
+        error, _ = interrupted(session, is_behind)
+        assert "the session goes on" in str(error)
+        first, second = session.quietly(look).results
+    assert first == second
+
+
 @pytest.mark.xla
 def test_a_sharded_session_compiles_once():
     def compiled(core):
