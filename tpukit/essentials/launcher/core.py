@@ -402,7 +402,7 @@ class Core:
     def average_gradients(self, optimizer, *, average_also: Iterable = ()) -> None:
         """Average the gradients over the cores, without a step. Collective.
 
-        The arguments and the errors are those of `optimizer_step`.
+        `optimizer`, `average_also` and the errors are as in `optimizer_step`.
         """
         self.internal.agreement.before_average(optimizer)
         with self.internal.together("optimizer_step"):
