@@ -283,4 +283,4 @@ def _check_order(table, irregular: str) -> None:
                 found=evidence,
                 fix=f"{fix}; or {keep}",
             )
-        print(f"{found}; their slices are used as they are: {evidence}")
+        print(f"{found}; their slices are used unchanged: {evidence}")
