@@ -49,7 +49,8 @@ def to_form(image, form: PixelForm = _DEFAULT):
         image: a Pillow image of any mode; not modified.
         form: the mode, and the window: values up to its first number become black, values from its
             second number on become white. A window of None is (0, 65535) for 16 bits, so that no
-            value is clipped.
+            value is clipped. A window does not change an image of 8 bits; `refuse_window` and
+            `no_window` make the error for it.
 
     Raises:
         ValueError: without a window, the image has more than 16 bits or floats; with a window, it
@@ -73,9 +74,10 @@ def to_form(image, form: PixelForm = _DEFAULT):
             "leave window= out",
         )
     has_transparency = image.format is not None and _has_transparency(image)
+    file_format = image.format  # an image that `upright` has turned has no format
     image = upright(image)
     if is_numeric:
-        return _from_numbers(image, window).convert(form.mode)
+        return _from_numbers(image, window, file_format=file_format).convert(form.mode)
     if image.mode in _HAS_ALPHA or has_transparency:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")
@@ -106,7 +108,7 @@ def check_16_bits(values) -> None:
         raise InvalidValueError(
             'mode="I;16" stores whole numbers from 0 to 65,535',
             found=f"{values.dtype} from {values.min():g} to {values.max():g}",
-            fix="add the lowest value: image - image.min(); "
+            fix='subtract the lowest value of all images: image.astype("int32") - lowest; '
             'or options=tpukit.PackOptions(mode="L", window=(low, high))',
         )
 
@@ -128,17 +130,23 @@ def no_window(kind: str) -> InvalidValueError:
     )
 
 
-def _from_numbers(image, window: tuple[float, float] | None):
-    """Convert a Pillow image of more than 8 bits to mode L by a window."""
+def _from_numbers(image, window: tuple[float, float] | None, *, file_format: str | None):
+    """Convert a Pillow image of more than 8 bits to mode L by a window.
+
+    Args:
+        image: a Pillow image.
+        window: as for `to_form`.
+        file_format: the format of the image's file; None for an image in memory.
+    """
     import numpy
     from PIL import Image
 
     # Older versions of Pillow open PNG and PPM files of 16 bits in mode I, which has 32.
-    is_old_16_bits = image.mode == "I" and image.format in ("PNG", "PPM")
+    is_old_16_bits = image.mode == "I" and file_format in ("PNG", "PPM")
     if window is None and (image.mode in _SIXTEEN or is_old_16_bits):
         window = (0, 65535)
     if window is None:
-        kind = image.format or "Pillow image"
+        kind = file_format or "Pillow image"
         mode = image.mode
         raise InvalidValueError(
             f"a {kind} of mode {mode} has no known range, so the values of black and white are "
@@ -228,7 +236,7 @@ def apply_window(values, window: tuple[float, float]):
 
 
 def brightest(image) -> int:
-    """Return the largest value of an image of 16 bits; 0 for any other image.
+    """Return the largest value of an image of over 8 bits in whole numbers, else 0.
 
     Args:
         image: a Pillow image, an array, a tensor, or the bytes of a file.

@@ -55,8 +55,9 @@ def as_labels(values, names: Sequence[str], *, first_row: int = 0, what: str = "
         what: "row" of a table or "item", for messages and their fixes.
 
     Raises:
-        ValueError: a value is missing, infinite or not a number; or float32 would make it infinite
-            or 0, or would change it although it is a whole number. Fractions are rounded.
+        ValueError: a value is missing, infinite or not a number; float32 would make it infinite or
+            0; it is an integer beyond 2**24; or it is a float up to 2**53 without a fraction, which
+            float32 would change. Fractions are rounded.
     """
     import numpy
 
