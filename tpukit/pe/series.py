@@ -246,7 +246,7 @@ def read_headers(
     Args:
         folder: the folder with the files.
         names: the paths of the files in the folder, as `find_files` returns them.
-        work: the folder for the chunks, which a later call uses again.
+        work: the folder to store headers in, one file per chunk; a later call reuses them.
         workers: the number of processes; None for one per CPU.
         progress: as for `launch`.
         decoders: True to check that an installed package decodes each transfer syntax.
@@ -536,10 +536,10 @@ def _along_body(slices) -> tuple:
 
 
 def _is_tilted(positions, normal) -> bool:
-    """Return whether the first and last slice, of positions (N, 3), are shifted off the normal.
+    """Return whether the slices at positions (N, 3) are stacked in another direction than normal.
 
     On a scanner with a tilted gantry, the slices are stacked along the table and not along their
-    normal.
+    normal. The first and the last slice are compared.
     """
     import numpy
 
