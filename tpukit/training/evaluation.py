@@ -266,7 +266,9 @@ def _variables_of(function: types.FunctionType) -> list:
     Attributes of these values are included if the code names them. Functions of torch and tpukit
     are not searched, because they refer to no tensors of the user's.
     """
-    if (function.__module__ or "").partition(".")[0] in ("torch", "tpukit"):
+    # Not `__module__`, which `functools.wraps` copies from torch's function to a user's wrapper.
+    module = function.__globals__.get("__name__") or ""
+    if module.partition(".")[0] in ("torch", "tpukit"):
         return []
     names = _names_in(function.__code__)
     variables = [function.__defaults__, function.__kwdefaults__]
