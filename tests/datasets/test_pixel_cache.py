@@ -474,11 +474,11 @@ DAMAGE = {
 DAMAGED_IMAGES = {
     "a bit in the first image": (
         lambda c, o: flip(c / "images.npy", 128),
-        "in 1 of 3 blocks, first among images 0 to 1,023",
+        "in 1 of 3 blocks; the first has the images 0 to 1,023",
     ),
     "a bit in the last image": (
         lambda c, o: flip(c / "images.npy", -1),
-        "first among images 2,048 to 2,347",
+        "the first has the images 2,048 to 2,347",
     ),
     "another cache's images": (lambda c, o: shutil.copy(o / "images.npy", c), "3 of 3 blocks"),
     "another cache's manifest": (

@@ -36,7 +36,7 @@ _FEW = 12  # the most names that a message lists in full
 
 
 def _in_memory() -> dict:
-    """Return the entry of the arguments for sources that `pack` does not read by their path."""
+    """Return `PackSource.arguments` for a source that is not a path, such as a table in memory."""
     return {"source": {"words": "another kind of source, such as a table in memory", "digest": ""}}
 
 
