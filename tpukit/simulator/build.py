@@ -69,7 +69,9 @@ def why_not(
     system: str = sys.platform,
     machine: str | None = None,
 ) -> str | None:
-    """Return one line with what prevents a simulation here, and the fix; None if nothing does.
+    """Return the reason why this machine cannot simulate a TPU, with the fix; None if it can.
+
+    The text is one line.
 
     This function compiles nothing, so only `library` can find errors of the compiler.
 
