@@ -1399,9 +1399,9 @@ def test_the_fixes_work_for_csv_files_that_pandas_cannot_read(ending):
 MASK = np.eye(16, dtype=np.uint8)
 COLOURS = [(0, 0, 0), (255, 0, 0)]
 COLOURED = Image.fromarray(np.array(COLOURS, np.uint8)[MASK])
-SHAPE = "masks: a mask is (H, W), one class number for each pixel, and this has the shape {}"
+SHAPE = "masks: a mask is (H, W), one class number for each pixel, but this one has the shape {}"
 MODE = "masks: a mask is one class number for each pixel, and this is an image of mode {}"
-NUMBERS = "masks: a mask holds class numbers, whole and from 0 to 255, and this {} ({})"
+NUMBERS = "masks: a mask holds class numbers, whole and from 0 to 255, but this one holds {} ({})"
 STACKED = [1 - MASK, MASK]
 MASKS = {
     "colours": (MODE, COLOURED, r"sum.*\)\)"),
@@ -1438,7 +1438,7 @@ def test_the_fixes_work_for_masks_of_other_sizes_and_files():
     mask = Image.open("mask.jpg")
     with fixes("masks: the mask is a JPEG, which blurs class numbers") as fix:
         quietly([(picture(1), mask)])
-    fix.run(fix.text.rpartition("two classes, ")[2], mask=mask).save("mask.png")
+    fix.run(fix.text.rpartition("values: ")[2], mask=mask).save("mask.png")
     taken = quietly([(picture(1), Image.open("mask.png"))]).take([0])[0, ..., 3]
     assert np.array_equal(taken, MASK)
 

@@ -26,7 +26,7 @@ _UNLIMITED = 2**20  # the most open shards of a process, if the system sets no l
 
 
 def row_type(labels: int):
-    """Return the dtype of an index row, the fields "row", "group" and "labels".
+    """Return the dtype of an index row, with the fields "row", "group" and "labels".
 
     "row" is the image's row in the source, and "group" is the number of its group.
 

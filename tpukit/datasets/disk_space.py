@@ -177,7 +177,7 @@ class Room:
                 a small pack certainly needs fewer bytes than these, no sample is encoded.
 
         Returns:
-            The bytes; 0 if no sample was encoded; None if the size is unknown.
+            The bytes; 0 if a small pack certainly fits; None if the size is unknown.
         """
         described = self._described
         count = described.count

@@ -193,7 +193,8 @@ def _parts(layout: _Layout) -> list[str]:
     """Return the sub-folders whose names have a word for a split, such as train or test.
 
     At least two different words must occur: train_interior and train_station are classes, because
-    both have the word train. A single word is enough if there is only one sub-folder.
+    both have the word train. If there is only one sub-folder, a single word is enough. Otherwise
+    the result is [].
     """
     parts = [name for name in layout.classes if words_of(name) & _PARTS]
     kinds = {frozenset(words_of(name) & _PARTS) for name in parts}
@@ -311,7 +312,7 @@ def _with_table(layout: _Layout) -> str:
 
 
 def _matching(table: str, names: Sequence[str]) -> _Match | None:
-    """Return the first column of a table that begins with the name of an image; None without."""
+    """Find the first column of a table that begins with the name of an image; None if none does."""
     folders = defaultdict(set)  # by the name of an image, with its ending and without
     for name in names:
         inside, file = os.path.split(name)

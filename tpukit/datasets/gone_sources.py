@@ -211,6 +211,6 @@ def _report_unknown(manifest: dict, asked: dict) -> None:
         unknown.append("classes")
     unknown.append("path")
     print(
-        "pack: this pack was made by an older tpukit, which did not store all arguments; "
-        f"these could not be compared: {', '.join(unknown)}"
+        "pack: this pack was made by an older tpukit, which did not store the arguments; "
+        f"not compared: {', '.join(unknown)}"
     )

@@ -102,7 +102,8 @@ def choose_images(
     plan = _plan(packed, size, exact)
     size = plan["size"]
     needed = layout_of(plan).bytes
-    images = f"{len(packed):,} images at {size_in_words(size)} pixels, {human_size(needed)}"
+    count = f"{len(packed):,} images at {size_in_words(size)} pixels"
+    images = f"{count}, {human_size(needed)}"
     places = _places(packed, size) if folder is None else [Path(folder)]
     reasons = []
     memory = available_memory() if space.memory is None else space.memory
@@ -134,7 +135,7 @@ def choose_images(
         except DiskFullError as error:  # a quota can be smaller than the free space of the disk
             reasons.append(str(error).partition("\n")[0])
     print(
-        f"no cache: {images} are needed, but {'; '.join(reasons)}. "
+        f"no cache: {count} need {human_size(needed)}, but {'; '.join(reasons)}. "
         "Every epoch reads and decodes the packed images"
     )
     return PackedImages(packed.folder, size).labelled_as(packed)
@@ -291,7 +292,7 @@ def _full(target: CacheFolder) -> DiskFullError:
         f"at {size_in_words(plan['size'])} pixels takes {human_size(layout_of(plan).bytes)}",
         found=f"{human_size(free)} free",
         fix="make room, and call again; or pass a folder on a larger disk, or a smaller size; or "
-        "use the pack without a cache if the disk is too small: cached_images(...)",
+        "let tpukit decode in every epoch if the disk is too small: cached_images(...)",
     )
 
 

@@ -146,7 +146,7 @@ def _order_of_classes(folder, found: list[str], classes: Sequence[str] | None) -
         raise InvalidValueError(
             f"{folder} holds {len(others)} folders that are not in classes=",
             found=", ".join(others[:4]),
-            fix="list every folder in classes=; or move the folders that are no classes away",
+            fix="list every folder in classes=; or move away the folders that are no classes",
         )
     return order
 

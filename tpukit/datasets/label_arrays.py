@@ -320,7 +320,7 @@ def _check_members(values: list, numbers: dict, name: str, *, classes: list[str]
 
 
 def _refuse_tags(words: set[str], name: str, count: int) -> None:
-    """Raise if values are lists of tags, such as "cat;dog", or if most values occur only once.
+    """Raise if values are lists of tags, such as "cat;dog", or if more than half are different.
 
     Values are lists of tags if some contain a separator, and if the number of different tags is at
     most that of different values. Names such as "left lung" contain a blank, too. So a blank is a

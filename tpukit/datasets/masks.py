@@ -209,7 +209,8 @@ def read_mask(mask):
         of_channels = "mask.argmax(0), or, if the channels are last, mask.argmax(-1)"
         shape = mask.shape
         raise InvalidValueError(
-            f"a mask is (H, W), one class number for each pixel, and this has the shape {shape}",
+            "a mask is (H, W), one class number for each pixel, but this one has the shape "
+            f"{shape}",
             fix=f"if it has a colour per class: {of_colours};\n"
             f"if it has a channel per class: {of_channels}",
         )
@@ -220,7 +221,8 @@ def read_mask(mask):
     if wrong.any():
         first = mask[wrong][0]
         raise InvalidValueError(
-            f"a mask holds class numbers, whole and from 0 to 255, and this {first} ({mask.dtype})",
+            "a mask holds class numbers, whole and from 0 to 255, but this one holds "
+            f"{first} ({mask.dtype})",
             fix="collect the values of all masks in a sorted list, values, and number them: "
             "numpy.searchsorted(values, mask);\n"
             "or, if negative values mark pixels that do not count, pass ignore_index=255 to the "
@@ -237,8 +239,8 @@ def _numbers_of_image(mask):
         two_classes = "PIL.Image.fromarray(numpy.asarray(mask) > 127)"
         raise InvalidValueError(
             "the mask is a JPEG, which blurs class numbers",
-            fix="draw the mask again, and save it as PNG; or, if it has two classes, "
-            f"{two_classes}",
+            fix="draw the mask again, and save it as PNG; or, if it has two classes, round its "
+            f"values: {two_classes}",
         )
     if len(mask.getbands()) > 1:
         colours = [colour for _, colour in mask.getcolors(mask.width * mask.height)]

@@ -195,7 +195,7 @@ def contents_of(target: PackFolder, shard: Path):
 
 
 def labels_of(target: PackFolder, shard: Path):
-    """Return all labels of a shard's items as one row, (n * L,) float32."""
+    """Return the labels of the received items in a shard as one row, (n * L,) float32."""
     import numpy
 
     return numpy.fromfile(note_of(target, shard).with_suffix(".labels"), "<f4")

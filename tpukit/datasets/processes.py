@@ -213,7 +213,7 @@ def _as_report(error: Exception) -> dict:
 
 
 def _end_with_parent(report: int) -> None:
-    """End this process when the parent ends, which closes the parent's end of the pipe `report`."""
+    """End this process when the parent dies or closes its side of the pipe `report`."""
     poll = select.poll()
     poll.register(report, 0)  # 0: errors only, which are always reported
     poll.poll()

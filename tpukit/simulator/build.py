@@ -71,9 +71,8 @@ def why_not(
 ) -> str | None:
     """Return the reason why this machine cannot simulate a TPU, with the fix; None if it can.
 
-    The text is one line.
-
-    This function compiles nothing, so only `library` can find errors of the compiler.
+    The result has one line. This function compiles nothing, so only `library` can find errors of
+    the compiler.
 
     Args:
         path, environ: as in `library`.
