@@ -545,7 +545,7 @@ def test_the_fixes_work_for_arrays_that_are_no_image_yet():
         quietly([(image, 0)], options=PackOptions(window=fix.run(window)))
 
     image = np.zeros((8, 8, 4), np.uint8)
-    with fixes("item_parts: an array of four channels, {}, and the meaning of ...") as fix:
+    with fixes("item_parts: an array of shape {}, whose fourth channel has no known ...") as fix:
         quietly([(image, 0)])
     for call in (r"image\[.*?\]", r"PIL\.\S+ \S+\)"):
         quietly([(fix.code(call, image=image), 0)])
