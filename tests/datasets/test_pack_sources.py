@@ -523,7 +523,7 @@ def test_a_label_that_would_change_is_refused(tmp_path, what):
 )
 def test_a_label_of_an_item_that_would_change_is_refused(tmp_path, label):
     width = len(label) if isinstance(label, list) else 1
-    with pytest.raises(ValueError, match=r"item 1 |labels are numbers"):
+    with pytest.raises(ValueError, match=r"item 1 |labels must be numbers"):
         pack([(encoded(0), [0] * width), (encoded(1), label)], tmp_path / "out", **QUIET)
 
 
