@@ -600,7 +600,9 @@ def test_the_fixes_work_for_the_form_of_pixels():
     negative = deep.astype(np.int32) - 400
     with fixes('image_modes: mode="I;16" stores whole numbers from 0 to 65,535') as fix:
         quietly([(negative, 0)], options=sixteen)
-    quietly([(fix.code(r"(?<=: )image - .*?\)", image=negative), 0)], options=sixteen)
+    lowest = negative.min()
+    moved = fix.code(r"image\.astype.*? - lowest", image=negative, lowest=lowest)
+    quietly([(moved, 0)], options=sixteen)
     with_option(
         fix, fix.text.partition("or ")[2].replace("(low, high)", "(-400, 0)"), [(negative, 0)]
     )

@@ -88,6 +88,10 @@ class Room:
         Otherwise, if the first of all folders has another pack, `choose` returns that folder, and
         the caller raises an error. Otherwise `choose` returns the first folder with enough free
         disk, or the last folder if none has enough.
+
+        Args:
+            targets: the folders in the order of the user's preference; then the same folders with
+                other settings, which make a smaller pack.
         """
         first = targets[0]
         begun = next(filter(_is_begun, targets), None)

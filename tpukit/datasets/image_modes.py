@@ -50,7 +50,8 @@ def to_form(image, form: PixelForm = _DEFAULT):
         form: the mode and the window. For the mode "RGB" or "L", a window (low, high) converts an
             image of more than 8 bits to 8: values up to `low` become black, and values from `high`
             on become white. If the window is None, an image of 16 bits has the window (0, 65535),
-            so that no value is clipped.
+            so that no value is clipped. A window does not change an image of 8 bits; callers refuse
+            it with `refuse_window` or `no_window`.
 
     Returns:
         A Pillow image of mode RGB or L; for the mode "I;16", one of mode F (floats).
@@ -77,9 +78,10 @@ def to_form(image, form: PixelForm = _DEFAULT):
             "(tifffile.imread(file), label)",
         )
     has_transparency = image.format is not None and _has_transparency(image)
+    file_format = image.format  # an image that `upright` has turned has no format
     image = upright(image)
     if is_numeric:
-        return _from_numbers(image, window).convert(form.mode)
+        return _from_numbers(image, window, file_format=file_format).convert(form.mode)
     if image.mode in _HAS_ALPHA or has_transparency:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")
@@ -110,7 +112,7 @@ def check_16_bits(values) -> None:
         raise InvalidValueError(
             'mode="I;16" stores whole numbers from 0 to 65,535',
             found=f"{values.dtype} from {values.min():g} to {values.max():g}",
-            fix="subtract the lowest value: image - image.min(); "
+            fix='subtract the lowest value of all images: image.astype("int32") - lowest; '
             'or options=tpukit.PackOptions(mode="L", window=(low, high))',
         )
 
@@ -132,17 +134,23 @@ def no_window(kind: str) -> InvalidValueError:
     )
 
 
-def _from_numbers(image, window: tuple[float, float] | None):
-    """Convert a Pillow image of more than 8 bits to mode L by a window."""
+def _from_numbers(image, window: tuple[float, float] | None, *, file_format: str | None):
+    """Convert a Pillow image of more than 8 bits to mode L by a window.
+
+    Args:
+        image: a Pillow image.
+        window: as for `to_form`.
+        file_format: the format of the image's file; None for an image in memory.
+    """
     import numpy
     from PIL import Image
 
     # Older versions of Pillow open PNG and PPM files of 16 bits in mode I, which has 32.
-    is_old_16_bits = image.mode == "I" and image.format in ("PNG", "PPM")
+    is_old_16_bits = image.mode == "I" and file_format in ("PNG", "PPM")
     if window is None and (image.mode in _SIXTEEN or is_old_16_bits):
         window = (0, 65535)
     if window is None:
-        kind = image.format or "Pillow image"
+        kind = file_format or "Pillow image"
         mode = image.mode
         raise InvalidValueError(
             f"a {kind} of mode {mode} has no known range, so the values of black and white are "
@@ -232,7 +240,7 @@ def apply_window(values, window: tuple[float, float]):
 
 
 def brightest(image) -> int:
-    """Return the largest value of an image of 16 bits; 0 for any other image.
+    """Return the largest value of an image of over 8 bits in whole numbers, else 0.
 
     Args:
         image: a Pillow image, an array, a tensor, or the bytes of a file.

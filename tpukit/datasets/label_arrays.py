@@ -55,9 +55,9 @@ def as_labels(values, names: Sequence[str], *, first_row: int = 0, what: str = "
         what: "row" of a table or "item", for messages and their fixes.
 
     Raises:
-        ValueError: a value is missing, infinite or not a number; or float32 cannot store it,
-            because it is too large or too close to 0, or is a whole number that would be rounded.
-            Fractions may be rounded.
+        ValueError: a value is missing, infinite or not a number; or float32 would make it infinite
+            or 0; or it is an integer beyond 2**24; or it is a float of at most 2**53 without a
+            fraction, which float32 would round. Other floats are rounded.
     """
     import numpy
 

@@ -85,7 +85,8 @@ def hold(path: Path, *, seconds: float) -> Iterator[None]:
                 return
 
 
-# A lock, and not a process id in the name of the file, because the system reuses process ids.
+# A lock tells whether the owner of a file still runs. A process id in the name of the file would
+# not, because the system reuses process ids.
 @contextlib.contextmanager
 def claim(unfinished: Path) -> Iterator[None]:
     """Create a file and lock it, so that `remove_unclaimed` of another process does not remove it.

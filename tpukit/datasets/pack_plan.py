@@ -2,7 +2,7 @@
 
     folder: 5,216 images
       classes     2: NORMAL 1,341, PNEUMONIA 3,875
-      left out    1 file by its ending: .txt 1
+      left out    1 file by the ending: .txt 1
       looked at   50 images, JPEG L 48, JPEG RGB 2
       pixels      from 384 x 127 to 2,663 x 2,916 (width x height)
 

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Reported losses on the challenge's test set, on its private part unless the name says "public".
-# The first is computed. The sources of the others, in this order: Inoichan's slides of his
-# solution; seculayer/AutoAPE-challenge4; Inoichan's slides; TheoViel/kaggle_rsna_pe; the
-# repositories of KeremTurgutlu and of yuval6957 on GitHub. No loss of the first and second place
-# was found.
+# Reported losses on the challenge's test set. They are of its private part unless the name
+# ends in "(public)". The first is computed. The sources of the others, in this order: Inoichan's
+# slides of his solution; seculayer/AutoAPE-challenge4; Inoichan's slides; TheoViel/kaggle_rsna_pe;
+# the repositories of KeremTurgutlu and of yuval6957 on GitHub. No loss of the first and second
+# place was found.
 RUNGS = {
     "0.5 for everything": math.log(2),
     "no image: how often at which slice": 0.33,

@@ -480,7 +480,7 @@ def _curves(table: Any) -> list[Curve]:
         name = "attention, to its own maximum"
         curves.append(Curve(name, heights.tolist(), color=look.COLORS[2], filled=True))
     if _PROBABILITY in table:
-        name = "probability of an embolus, as the network gave it"
+        name = "predicted probability of an embolus"
         curves.append(Curve(name, table[_PROBABILITY].tolist()))
 
     if "consistent" in table:

@@ -761,7 +761,7 @@ class Trainer:
 
         Args:
             when: the place in the run, for the error message.
-            first: whether no step has run yet.
+            first: whether this call of `fit` has run no step yet.
         """
         if self._compared == self.progress.step:
             return  # nothing has changed since the last comparison
