@@ -570,6 +570,19 @@ def test_labels_are_not_changed_in_place_and_other_ones_reach_every_process(tmp_
     )
 
 
+def test_assigned_floats_are_float32_as_packed_ones_are(tmp_path):
+    records = pack(items(), tmp_path / "out", **QUIET)
+    wide = records.labels.astype(float) / 3
+    for given in (wide, wide.tolist(), pd.DataFrame(wide[np.argsort(records.rows)])):
+        records.labels = given
+        assert np.array_equal(records.labels, wide.astype("f4"))
+        assert records.labels.dtype == records[0][1].numpy().dtype == np.float32
+    with pytest.raises(ValueError, match="labels must be finite numbers\n  found: .*inf"):
+        records.labels = np.full(len(records), 1e300)  # too large for float32
+    records.labels = np.arange(len(records))
+    assert records.labels.dtype.kind == "i"
+
+
 def test_many_missing_images_are_refused_unless_that_is_agreed_to(tmp_path, capsys):
     fill(tmp_path / "a", [5])
     real = str(next((tmp_path / "a").rglob("*.bmp")))

@@ -44,7 +44,7 @@ def show_ladder(scores: Mapping[str, float], *, data: str = "phantoms") -> Figur
     phantoms, but they cannot be compared with the reported losses.
 
     Args:
-        scores: the `challenge_loss` of each method, by the method's name.
+        scores: a dict from the name of each method to its `challenge_loss`.
         data: the data of these scores: "phantoms", or a text about patients, such as "a fifth of
             the training set".
 

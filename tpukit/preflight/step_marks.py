@@ -59,7 +59,7 @@ class StepMarks:
         return len(self.all) > PATIENCE or not self._has_idle_optimizer()
 
     def are_enough(self) -> bool:
-        """Return True if so many steps ran without a repetition that the search should stop."""
+        """Return whether the limit of steps or graphs is reached, so that the recording ends."""
         if self._syncs >= _MOST_SYNCS:
             return True
         return len(cycles(read_log(self._log), self.all)) >= _MOST_STEPS

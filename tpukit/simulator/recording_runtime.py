@@ -21,7 +21,7 @@ from tpukit.essentials.backends import (
     with_own_flags,
 )
 from tpukit.simulator.build import find_plugin, library
-from tpukit.simulator.runtime import SimulatorRuntime, play
+from tpukit.simulator.runtime import SimulatorRuntime, set_machine
 from tpukit.simulator.shapes import dry_run, environment
 
 
@@ -148,7 +148,7 @@ class RecordingRuntime(SimulatorRuntime):
         process: int,
         meeting_point,
     ) -> None:
-        play(meeting_point)
+        set_machine(meeting_point)
         # The recorded programs do not depend on the kind of chip, but the flags for libtpu's
         # compiler do. preflight compiles the programs with the flags in this file.
         is_sharded = topology.chips > 1
