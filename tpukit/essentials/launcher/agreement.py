@@ -103,8 +103,8 @@ class _Loop:
         steps: number of steps so far, per optimizer.
         trained: modules whose weights the loop changes.
         data: facts about the batches that the loop uses.
-        layouts: facts about each call of `core.batches`. They are stored here because the batches
-            themselves may no longer exist when the worker function returns.
+        layouts: facts about the last calls of `core.batches`. They are stored here because the
+            batches themselves may no longer exist when the worker function returns.
         passed: per group, the name of the last comparison in which it was in sync.
         first_gradients: checksums of each optimizer's gradients before their first average.
         versions: write counters of the parameters after the last step, per optimizer.
@@ -466,8 +466,8 @@ class Agreement:
         everyone = gather_objects(self._core, gradient_checksum(self._core, optimizer))
         if len(set(everyone)) > 1:
             raise OutOfSyncError(
-                "each core would train a separate model, because its gradients in "
-                f"{type(optimizer).__name__}.step() differ from those of other cores",
+                "each core would train a separate model, because the gradients in this call differ "
+                f"between the cores: {type(optimizer).__name__}.step()",
                 found=f"parameters from core.model, and {self._core.world_size} cores whose "
                 "gradients were not averaged",
                 fix="core.optimizer_step(optimizer) in place of optimizer.step(): it averages the "
