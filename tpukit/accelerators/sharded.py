@@ -253,8 +253,9 @@ def choose_sharded(
         raise InvalidValueError(
             f"the {whole.backend} backend cannot shard a model over devices",
             found=f"{whole.cores} x {whole.device}",
-            fix='pip install xla_cpu_pjrt==0.0.1 and pass backend="xla", for a dry run with shards; '
-            'or pass backend="cpu", for a dry run in which one process stores the whole model',
+            fix='pip install xla_cpu_pjrt==0.0.1 and pass backend="xla", for a dry run with '
+            'shards; or pass backend="cpu", for a dry run in which one process stores the whole '
+            "model",
         )
     if whole.cores == 1:
         return whole
