@@ -466,8 +466,8 @@ class Agreement:
         everyone = gather_objects(self._core, gradient_checksum(self._core, optimizer))
         if len(set(everyone)) > 1:
             raise OutOfSyncError(
-                "each core would train a separate model, because its gradients in "
-                f"{type(optimizer).__name__}.step() differ from those of other cores",
+                "each core would train a separate model, because the gradients in this call differ "
+                f"between the cores: {type(optimizer).__name__}.step()",
                 found=f"parameters from core.model, and {self._core.world_size} cores whose "
                 "gradients were not averaged",
                 fix="core.optimizer_step(optimizer) in place of optimizer.step(): it averages the "

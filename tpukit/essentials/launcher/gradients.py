@@ -81,8 +81,8 @@ class GradientAverage:
 
         On XLA:CPU, the gradient of `weight.sum()` is one number that is expanded to the weight's
         shape, and writing into such a tensor gives wrong values. On a TPU, several calls of
-        `backward` may have added to a gradient. If an optimizer keeps such a tensor, as SGD's
-        momentum does, the tensor later has the values from before the average.
+        `backward` may have added to a gradient. If an optimizer then keeps this tensor, as SGD's
+        momentum does, the tensor loses the average again.
         """
         in_graph = self._backend.in_graph
         is_xla_cpu = self._backend.traced and not in_graph

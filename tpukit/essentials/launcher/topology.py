@@ -211,8 +211,8 @@ def refuse_if_in_use(host: MachineInfo, environ: Mapping[str, str] = os.environ)
             f"this kernel has started the {' and the '.join(started)} "
             "runtime, and a fork of it cannot start its own",
             found="an earlier cell has started it; an import does not start a runtime, but these "
-            "calls do: torch_xla.device(),\nxm.xla_device(), xr.world_size(), xm.master_print(), "
-            "met.metrics_report(), torch_xla.sync(),\ntorch_xla.manual_seed(), .cuda(); and "
-            ".backward(), if torch_tpu was loaded without a call of setup() before `import torch`",
+            "calls do:\ntorch_xla.device(), xm.xla_device(), xr.world_size(), xm.master_print(), "
+            "met.metrics_report(),\ntorch_xla.sync(), torch_xla.manual_seed(), .cuda(); and "
+            ".backward(),\nif torch_tpu was loaded without a call of setup() before `import torch`",
             fix=f"{how_to_restart(host)}, and keep such calls inside the worker function",
         )

@@ -442,7 +442,7 @@ class WorkerGroup:
                 process.terminate()
 
     def end(self) -> None:
-        """End every process; an unfinished worker function first runs its `finally` blocks."""
+        """End every process; an unfinished worker function gets time for its `finally` blocks."""
         try:
             self.tell_to_end()
             # `signals` documents the steps and the times of the end.
