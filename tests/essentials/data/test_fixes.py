@@ -244,7 +244,7 @@ def test_the_fixes_work_for_weights_of_samples():
 
     with fixes("batches: weights= and buckets= cannot be combined: weights repeat some ...") as fix:
         drawn([1, 1, 1, 1], buckets=Buckets((4,)))
-    assert "weights= with samples of one length" in fix
+    assert "leave out buckets=, and pad all samples to one length" in fix
     drawn([1, 1, 1, 1])
 
 

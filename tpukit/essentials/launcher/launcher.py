@@ -213,17 +213,17 @@ def launch(
         fn: the worker function; its first argument is a `Core`.
         *args: further arguments of `fn`.
         cores: number of cores. None for all. A TPU supports all cores or 1. Without an accelerator,
-            it is the number of CPU processes, which may be any.
-        device: number of the only chip or GPU to use, from 0. None for all, or for the first if
-            cores=1.
+            it is the number of CPU processes, and any number is supported.
+        device: index of a single chip or GPU to use, from 0. None for all of them; if cores=1, for
+            the first.
         backend: None for the fastest device of the machine. "cpu" is a dry run on plain CPU
             processes. "xla" on a machine without a chip is a dry run through torch_xla: slow, but
             with real graphs. It uses the simulated TPU if that is installed ("xla:simulator"), and
             otherwise XLA:CPU processes whose collectives gloo performs ("xla:cpu").
-        seed: seed of all random numbers of the run. None for the notebook's own,
-            `torch.initial_seed()`, so `torch.manual_seed` in a cell has an effect; without such a
-            cell each kernel has a different seed. The worker function begins with the same random
-            numbers on every core; in `core.step()` blocks each core draws its own.
+        seed: seed of all random numbers of the run. None for the notebook's seed,
+            `torch.initial_seed()`, which a cell can set by `torch.manual_seed`; without such a cell
+            each kernel has a different seed. The worker function begins with the same random
+            numbers on every core; in `core.step()` blocks each core draws different numbers.
         timeout: seconds after which tpukit ends the run. None for no limit.
         limits: how long cores may wait for a core that makes no progress, and the interval of a
             worker's reports; see `Limits`.
@@ -475,9 +475,9 @@ def ready(
     compile_cache: Folders | bool | None,
     display: Screen,
 ) -> Iterator[Topology]:
-    """Wait until the TPU's chips are free; open the compilation cache for a block.
+    """Wait until the TPU's chips are free, and open the compilation cache for the block.
 
-    It yields the layout, to which it has added the cache.
+    It yields the layout with the cache in it.
 
     Args:
         topology: the layout of the run.
