@@ -189,8 +189,9 @@ class Session(contextlib.AbstractContextManager):
         3 seconds, or 8 while `fit` saves a checkpoint. Then the session continues, with
         `core.state` as the cores left it. tpukit clears the gradients of the unfinished step and
         seeds the random numbers again. If a core has not left the function, the session ends; this
-        happens if the core waits inside a compiled step for a core that raised. The error reports
-        whether the session continues, and the reason.
+        happens if the core waits inside a compiled step for a core that raised. On v2 and v3 it
+        also happens in a long call of native code, such as `time.sleep`, because two cores are
+        threads of a process. The error reports whether the session continues, and the reason.
 
         Args:
             fn: the worker function; its first argument is a `Core`.
