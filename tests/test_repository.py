@@ -367,7 +367,15 @@ WITHOUT_A_MODULE = {  # subjects of tests that are no single module
     "datasets": {"fixes", "meanings"},
     "pe": {"dicom_collection", "hospital_exports", "robustness"},
     "preflight": {"cut_models"},
-    "simulator": {"collectives", "failures", "kit", "replay", "sharded", "torch_xla"},
+    "simulator": {
+        "collectives",
+        "failures",
+        "kit",
+        "kit_session",
+        "replay",
+        "sharded",
+        "torch_xla",
+    },
     "training": {"early_stopping", "folder_lock", "same_in_fit"},
 }
 

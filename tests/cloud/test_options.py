@@ -1,6 +1,7 @@
 """Options of a job: each target honours an option, visibly in what it sends, or refuses it by name."""
 
 import json
+import re
 from dataclasses import fields, replace
 
 import pytest
@@ -136,6 +137,24 @@ def test_what_would_fail_or_be_ignored_later_is_refused_before_anything_is_sent(
         check_plan(plan(target, **changes))
     assert words in str(caught.value)
     assert "hf_a" not in str(caught.value), "the message has the secret"
+
+
+@pytest.mark.parametrize(
+    ("target", "options"),
+    [
+        ("vertex", JobOptions(zone="us-west4-a")),
+        ("vertex", JobOptions(region="us west4")),
+        ("gcloud", JobOptions()),
+        ("gcloud", JobOptions(region="us-west4")),
+        ("gcloud", JobOptions(zone="a zone")),
+        ("skypilot", JobOptions(zone="a zone")),
+    ],
+)
+def test_the_fix_of_an_option_is_an_argument_of_submit(target, options):
+    with pytest.raises(ValueError, match="fix:") as caught:
+        check_plan(plan(target, options=options))
+    fix = re.search(r"options=(JobOptions\(.*?\))", str(caught.value))[1]
+    check_plan(plan(target, options=eval(fix)))
 
 
 def test_the_largest_cost_is_the_price_times_the_time_limit():

@@ -39,6 +39,10 @@ def test_without_ray_the_message_names_the_extra(monkeypatch):
         ({"hosts": 1}, "a run over several hosts needs at least two, got hosts=1"),
         ({}, "got hosts=None and no topology"),
         ({"topology": "4x4"}, "there is no TPU slice topology='4x4', accelerator=None"),
+        (
+            {"hosts": 2, "accelerator": "TPU-V6E"},
+            "accelerator='TPU-V6E' is the name of a slice, and topology= is missing",
+        ),
         ({"topology": "5x5", "accelerator": "TPU-V6E"}, "there is no TPU slice topology='5x5'"),
         (
             {"topology": "4x4", "accelerator": "TPU-V6E", "hosts": 2},

@@ -104,9 +104,11 @@ def test_the_newest_job_of_the_name_has_the_state(sky, status, word):
     ]
     newest = {"job_id": 3, "job_name": handle["name"], "status": status, "failure_reason": "why"}
     others = [{"job_id": 9, "job_name": "other", "status": "FAILED"}]
-    sky("a notice\n" + json.dumps([*named, newest, *others], indent=2))
-    state = SkyPilotTarget().state(handle)
-    assert (state.word, state.reason) == (word, f"{status} why")
+    # The colours of a terminal contain brackets, too.
+    for notice in ("a notice\n", "\033[33ma notice\033[0m\n", "[info] a notice\033[0m"):
+        sky(notice + json.dumps([*named, newest, *others], indent=2))
+        state = SkyPilotTarget().state(handle)
+        assert (state.word, state.reason) == (word, f"{status} why")
 
 
 def test_without_a_controller_the_job_is_gone_and_another_failure_is_an_error(sky):

@@ -15,6 +15,7 @@ ImageOps = pytest.importorskip("PIL.ImageOps")
 PIL = pytest.importorskip("PIL")
 
 from tpukit.datasets.decoding import decode  # noqa: E402
+from tpukit.datasets.image_modes import to_form  # noqa: E402
 from tpukit.datasets.pixel_form import PixelForm  # noqa: E402
 
 KIT = Path(__file__).parents[2]
@@ -206,6 +207,15 @@ def test_sixteen_bits_become_eight_by_their_whole_range_or_a_window_and_are_neve
         [0, 255],
         [255, 255],
     ]
+
+
+def test_a_turned_png_of_sixteen_bits_has_its_range_also_in_mode_i():
+    """Pillow before 10.3 opens a PNG of 16 bits in mode I, and a turned image has no format."""
+    image = Image.fromarray(DEEP.astype(np.int32))
+    assert image.mode == "I"
+    image.format = "PNG"
+    image.getexif()[0x0112] = 3
+    assert np.asarray(to_form(image))[:, :, 0].tolist() == [[255, 156], [16, 0]]
 
 
 @pytest.mark.parametrize("kind", DEEPER)

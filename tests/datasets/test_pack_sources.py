@@ -502,10 +502,10 @@ LABELS = {
     "pd.NA": (pd.array([1, None], dtype="Int64"), "row 1 is missing"),
     "dates": (
         pd.to_datetime(["2020-01-01", "2020-01-02"]),
-        "labels are numbers, and these are not",
+        "labels must be numbers, but",
     ),
-    "durations": (pd.to_timedelta([1, 2], unit="s"), "labels are numbers, and these are not"),
-    "numbers in text": (["1", "2"], "labels are numbers, and these are not"),
+    "durations": (pd.to_timedelta([1, 2], unit="s"), "labels must be numbers, but"),
+    "numbers in text": (["1", "2"], "labels must be numbers, but"),
 }
 
 
@@ -523,7 +523,7 @@ def test_a_label_that_would_change_is_refused(tmp_path, what):
 )
 def test_a_label_of_an_item_that_would_change_is_refused(tmp_path, label):
     width = len(label) if isinstance(label, list) else 1
-    with pytest.raises(ValueError, match=r"item 1 |labels are numbers"):
+    with pytest.raises(ValueError, match=r"item 1 |labels must be numbers"):
         pack([(encoded(0), [0] * width), (encoded(1), label)], tmp_path / "out", **QUIET)
 
 
@@ -568,6 +568,19 @@ def test_labels_are_not_changed_in_place_and_other_ones_reach_every_process(tmp_
         pickle.loads(pickle.dumps(PackedImages(tmp_path / "out"))).labels.tolist()
         != records.labels.tolist()
     )
+
+
+def test_assigned_floats_are_float32_as_packed_ones_are(tmp_path):
+    records = pack(items(), tmp_path / "out", **QUIET)
+    wide = records.labels.astype(float) / 3
+    for given in (wide, wide.tolist(), pd.DataFrame(wide[np.argsort(records.rows)])):
+        records.labels = given
+        assert np.array_equal(records.labels, wide.astype("f4"))
+        assert records.labels.dtype == records[0][1].numpy().dtype == np.float32
+    with pytest.raises(ValueError, match="labels must be finite numbers\n  found: .*inf"):
+        records.labels = np.full(len(records), 1e300)  # too large for float32
+    records.labels = np.arange(len(records))
+    assert records.labels.dtype.kind == "i"
 
 
 def test_many_missing_images_are_refused_unless_that_is_agreed_to(tmp_path, capsys):
@@ -729,7 +742,7 @@ UNCLEAR = {
     "a dict": (lambda t, out: pack({"a": items()[0]}, out), "cannot read a dict"),
     "a group that is pd.NA": (
         lambda t, out: pack(t.assign(pid=["a", pd.NA, "b", "b"]), out, groups="pid"),
-        "1 images have no group, first image 1",
+        "images without a group: 1; the first is image 1",
     ),
     "paths and labels": (
         lambda t, out: pack([("a.jpg", 1)], out),

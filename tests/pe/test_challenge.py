@@ -127,7 +127,7 @@ BAD = {
     "a logit": (lambda t: t.assign(central_pe=-0.3), "logits.sigmoid"),
     "two answers for one exam": (
         lambda t: t.assign(central_pe=[0.2] + [0.4] * (len(t) - 1)),
-        "several answers to central_pe",
+        "the rows of an exam have different answers for central_pe",
     ),
     "another study": (
         lambda t: t.assign(StudyInstanceUID=["other", *t.StudyInstanceUID[1:]]),

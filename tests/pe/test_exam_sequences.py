@@ -145,7 +145,7 @@ BAD = {
     "a label is missing": (change("central_pe", math.nan), "central_pe is missing in 1 rows"),
     "no column": (lambda table: table.drop(columns="central_pe"), "no column central_pe"),
     "no position": (change("position", math.nan), "position is missing in 1 rows"),
-    "two answers": (change("central_pe", 1), "several answers to one question"),
+    "two answers": (change("central_pe", 1), "different answers for an exam label"),
 }
 
 

@@ -57,6 +57,17 @@ def test_frames_become_slices_as_the_refusal_says(name, tmp_path):
     assert abs(found.units[series] - truth.units[series]).max() <= case.tolerance
 
 
+def test_files_named_by_identifiers_without_an_ending_get_separate_folders(tmp_path):
+    CASES["enhanced_ct"].write(tmp_path / "dicom")
+    file = tmp_path / "dicom" / "all.dcm"
+    for name in ("1.2.840.4", "1.2.840.5"):
+        (tmp_path / "dicom" / name).write_bytes(file.read_bytes())
+    file.rename(tmp_path / "dicom" / "last.DICOM")
+    assert pe.split_enhanced(tmp_path / "dicom", tmp_path / "slices") == 24
+    folders = [path.parent.name for path in sorted((tmp_path / "slices").rglob("00008.dcm"))]
+    assert folders == ["1.2.840.4", "1.2.840.5", "last"]
+
+
 def test_a_frame_without_a_place_is_refused(tmp_path):
     import pydicom
 

@@ -213,7 +213,7 @@ def test_what_the_network_says_and_what_the_rules_leave_of_it_are_two_curves():
     said = predicted(labels, consistent=labels.position.clip(upper=10) / 20)
     shown = pe.show_study(images, labels, "a", predictions=said)
     given, left = shown.curves
-    assert given.name == "probability of an embolus, as the network gave it"
+    assert given.name == "predicted probability of an embolus"
     assert given.values == pytest.approx(np.arange(COUNT) / 20)
     assert left.name == "without contradictions"
     assert left.values == pytest.approx(np.arange(COUNT).clip(max=10) / 20)

@@ -557,7 +557,7 @@ def test_a_batch_that_does_not_fit_is_called_so_and_the_one_that_does_is_found(r
 def test_what_a_tpu_cannot_do_is_named_in_the_compilers_words(real_libtpu):
     with pytest.raises(
         tpukit.preflight.CompileError,
-        match=r"failed at: compile(.|\n)*Supported lowering only of Sum all reduce",
+        match=r"this step failed: compile(.|\n)*Supported lowering only of Sum all reduce",
     ):
         tpukit.preflight.preflight(workers.largest_of_int64, chip="v5e-8", progress="off")
 

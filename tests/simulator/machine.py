@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import dataclasses
 import os
 import pickle
 import select
@@ -12,9 +13,12 @@ import time
 import traceback
 import warnings
 from dataclasses import dataclass
+from unittest import mock
 
 import pytest
+from helpers.machines import on_machine
 
+import tpukit
 from tpukit.simulator import build, shapes
 
 # What is tested with everything else; other machines take minutes, and only `make simulator` runs them.
@@ -44,6 +48,26 @@ class Ended:
     def said(self):
         """What went wrong: torch_xla 2.9 raises it, 2.8 ends the process with it."""
         return self.error + self.printed
+
+
+@contextlib.contextmanager
+def played(shape, **environ):
+    """Make this process one on such a machine: its variables, after `setup`, and the machine to launch on."""
+    host = dataclasses.replace(
+        tpukit.machine_info(),
+        platform="TPU VM",
+        chips=shape.chips,
+        generation=shape.generation,
+        cpus=os.cpu_count(),
+    )
+    plugin = build.find_plugin().library
+    with shapes.meeting_place() as path, mock.patch.dict(os.environ):
+        os.environ |= (
+            shapes.environment(shape, library=build.library(), plugin=plugin, memory=path) | environ
+        )
+        with on_machine(host):
+            tpukit.setup()
+            yield
 
 
 def run(shape, body, *, library, environ=None, after_the_first=HANGS) -> list[Ended]:

@@ -1,8 +1,6 @@
 """tpukit on simulated machines: the code that a TPU would run, from `launch` to a resumed `fit`."""
 
-import contextlib
 import copy
-import dataclasses
 import errno
 import functools
 import importlib.metadata
@@ -12,14 +10,12 @@ import os
 import re
 import signal
 import time
-from unittest import mock
 
 import pytest
 import torch
 from helpers.launching import DTYPES
-from helpers.machines import on_machine
 from helpers.workers import Branches, Pairs, Tied, small_net
-from simulator.machine import machines
+from simulator.machine import machines, played
 from torch import nn
 
 import tpukit
@@ -27,7 +23,7 @@ from tpukit import FitOptions, WorkerError, evaluate, fit, launch
 from tpukit.essentials.environment import chip_holders as chips
 from tpukit.essentials.environment.platforms import Machine
 from tpukit.profiling import graph_text
-from tpukit.simulator import build, shapes
+from tpukit.simulator import shapes
 
 # torch_xla 2.8 ends the process where an error on the device is read; 2.9 raises it.
 RAISED = "was killed by SIGABRT" if importlib.metadata.version("torch_xla") < "2.9" else "raised"
@@ -42,26 +38,6 @@ pytestmark = [
         "ignore::DeprecationWarning"
     ),  # torch_xla's, in its own calls of its own old names
 ]
-
-
-@contextlib.contextmanager
-def played(shape, **environ):
-    """Make this process one on such a machine: its variables, after `setup`, and the machine to launch on."""
-    host = dataclasses.replace(
-        tpukit.machine_info(),
-        platform="TPU VM",
-        chips=shape.chips,
-        generation=shape.generation,
-        cpus=os.cpu_count(),
-    )
-    plugin = build.find_plugin().library
-    with shapes.meeting_place() as path, mock.patch.dict(os.environ):
-        os.environ |= (
-            shapes.environment(shape, library=build.library(), plugin=plugin, memory=path) | environ
-        )
-        with on_machine(host):
-            tpukit.setup()
-            yield
 
 
 def on(shape, fn, *args, environ=None, **options):

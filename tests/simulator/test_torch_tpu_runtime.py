@@ -8,12 +8,14 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from helpers.launching import DTYPES
+from helpers.launching import DTYPES, children
+from helpers.waiting import interrupt_when
 from helpers.workers import Pairs, small_net
 from torch import nn
 
@@ -216,6 +218,65 @@ def test_an_interrupt_ends_the_run_and_the_next_launch_works():
     with pytest.raises(tpukit.LaunchInterrupted):
         on_chips(work, cores=2)
     assert on_chips(lambda core: core.mean(core.rank), cores=2).results == [0.5, 0.5]
+
+
+def keeps(core, count):
+    """Train a model that is kept from run to run, and return its losses and the process."""
+    state = core.state
+    if not hasattr(state, "model"):
+        torch.set_float32_matmul_precision("highest")
+        torch.manual_seed(0)
+        state.model = core.model(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.3), nn.Linear(4, 1)))
+        state.optimizer = torch.optim.Adam(state.model.parameters(), lr=0.01)
+        (state.inputs,) = core.to_device([torch.arange(8.0).reshape(2, 4) / 8 + core.rank])
+    losses = []
+    for _ in range(count):
+        with core.step():
+            loss = MSE(state.model(state.inputs), state.inputs[:, :1])
+            loss.backward()
+            core.optimizer_step(state.optimizer)
+        losses.append(loss.detach())
+    return [loss.item().hex() for loss in core.to_host(losses)], os.getpid()
+
+
+def kept_weights(core):
+    return [weight.tolist() for weight in core.to_host(list(core.state.model.parameters()))]
+
+
+def fails_everywhere(core):
+    keeps(core, 1)
+    raise ValueError("all")
+
+
+def trains_for_ever(core):
+    core.log(loss=0)
+    while True:
+        keeps(core, 1)
+
+
+def test_a_session_keeps_its_state_over_runs_an_exception_and_an_interrupt(monkeypatch):
+    monkeypatch.setattr("tpukit.essentials.launcher.session._PROMPT_SECONDS", 60.0)
+    launched = on_chips(keeps, 6, cores=2).results
+    begun = threading.Event()
+    with tpukit.Session(2, "torch_tpu:simulator", progress="off", seed=1) as session:
+        runs = [session.run(keeps, 2, progress="off").results for _ in range(3)]
+        for rank in range(2):
+            losses, processes = zip(*(run[rank] for run in runs), strict=True)
+            assert sum(losses, []) == launched[rank][0]
+            assert len(set(processes)) == 1
+        with pytest.raises(WorkerError, match="raised ValueError(.|\n)*the session goes on"):
+            session.run(fails_everywhere, progress="off")
+        interrupt_when(begun.is_set, later=0.3)
+        with pytest.raises(tpukit.LaunchInterrupted, match="the session goes on"):
+            session.run(trains_for_ever, progress="off", loggers=lambda row: begun.set())
+        first, second = session.run(kept_weights, progress="off").results
+        assert first == second  # both stopped after the same step
+        assert session.run(keeps, 1, progress="off").results[1][1] == processes[0]
+        # A core cannot leave a collective of tpu_dist without the others, and must not hang.
+        monkeypatch.setattr("tpukit.essentials.launcher.session._PROMPT_SECONDS", 3.0)
+        with pytest.raises(WorkerError, match="core 1 of 2 raised KeyError"):
+            session.run(raises, progress="off")
+    assert children() == []
 
 
 class Bytes(Pairs):

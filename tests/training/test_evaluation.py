@@ -101,14 +101,20 @@ def test_a_loss_function_may_use_modules_and_tensors_that_are_on_the_device(back
             functools.partial(teacher),
             lambda outputs, targets: (on_device * (outputs - targets)).sum(1).mean(),
         )
-        return [evaluate(core, model, loss, batches).loss for loss in losses]
+
+        @functools.wraps(nn.functional.mse_loss)  # gives it the `__module__` of torch's function
+        def wrapper(outputs, targets):
+            return (on_device * (outputs - targets)).sum(1).mean()
+
+        return [evaluate(core, model, loss, batches).loss for loss in (*losses, wrapper)]
 
     with torch.no_grad():
         weighted = (weights * (net()(inputs) - targets)).sum(1).mean().item()
-    for distilled, partial, with_weights in quietly(work, backend=backend).results:
+    for distilled, partial, with_weights, wrapped in quietly(work, backend=backend).results:
         assert abs(distilled - expected_loss(inputs, targets)) < 1e-5
         assert abs(partial - expected_loss(inputs, targets)) < 1e-5
         assert abs(with_weights - weighted) < 1e-6
+        assert wrapped == with_weights
 
 
 def weighted(outputs, targets, weights):

@@ -14,6 +14,17 @@ class Owner:
     number = 1
 
 
+class Labelled(torch.Tensor):
+    """A tensor whose class takes part in operations."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        result = super().__torch_function__(function, types, args, kwargs)
+        if isinstance(result, Labelled):
+            result.is_labelled = True
+        return result
+
+
 USES = {
     "an operation": lambda one: one + 1,
     "an operand on the right": lambda one: torch.ones(2) - one,
@@ -40,6 +51,26 @@ def test_every_use_of_a_tensor_is_noticed_and_does_what_it_does(kind, use):
         assert found.is_used
     assert torch.equal(torch.as_tensor(result), torch.as_tensor(expected))
     assert type(tensor) is kind
+
+
+def test_an_operation_on_a_tensor_of_another_class_has_a_result_of_that_class():
+    tensor = torch.ones(2).as_subclass(Labelled)
+    with watching([tensor]) as found:
+        result = tensor + 1
+    assert found.is_used
+    assert type(result) is Labelled
+    assert result.is_labelled
+
+
+def test_an_operation_in_another_thread_does_not_count_and_does_what_it_does():
+    tensor = torch.ones(2)
+    results = []
+    with watching([tensor]) as found:
+        thread = threading.Thread(target=lambda: results.append(tensor + 1))
+        thread.start()
+        thread.join()
+    assert not found.is_used
+    assert results[0].tolist() == [2, 2]
 
 
 def test_a_count_gives_its_number_while_it_is_watched():

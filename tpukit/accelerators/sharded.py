@@ -29,8 +29,8 @@ from tpukit.essentials.display import (
     human_size,
 )
 
-# Tensors with fewer elements, such as a bias, are not sharded: they would save little memory, and
-# need a message in each direction.
+# Tensors with fewer elements, such as most biases, are not sharded: they would save little memory,
+# and need a message in each direction.
 _FEWEST = 1024
 # If every chip stores more than this share of a model's bytes in full, tpukit prints a line.
 _LARGE_SHARE = 0.01
@@ -222,6 +222,8 @@ def choose_sharded(
     shard: str, choose: Callable[[int | None], Topology], **others: object
 ) -> Topology:
     """Return the topology of a launch with `shard`: one process with all chips of the host.
+
+    On CPUs, and on one core, it is the topology of a launch on one core, which shards nothing.
 
     Args:
         shard: `shard` of `launch`, "fsdp".

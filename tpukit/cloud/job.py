@@ -242,7 +242,7 @@ class Job:
         """The state of the job.
 
         - "queued": the platform has no machine for the job yet.
-        - "starting": the machine installs packages.
+        - "starting": the job is being sent, or its machine installs packages.
         - "running": the notebook runs.
         - "interrupted": the machine was lost, and the platform starts no other one; `start()` does.
         - "succeeded", "failed", "cancelled", "timed out": the job is over.

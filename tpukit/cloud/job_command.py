@@ -135,7 +135,10 @@ class _OfJobs:
             "--bucket", default="jobs", help="the bucket or folder of the job (default: jobs)"
         )
         if self._name == "result":
-            parser.add_argument("--folder", help="folder for the results (default: jobs/NAME)")
+            parser.add_argument(
+                "--folder",
+                help="folder for the results (default: jobs/NAME, or the folder of a local job)",
+            )
 
     def run(self, given: argparse.Namespace) -> int:
         """Run the command and print its result."""

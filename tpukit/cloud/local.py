@@ -56,7 +56,10 @@ class LocalTarget:
         return log.read_text(errors="replace") if log.exists() else ""
 
     def cancel(self, handle: dict) -> None:
-        """Interrupt the cell, wait until it has saved, then kill all processes of the job."""
+        """Interrupt the cell, and wait until it has saved and the job's processes have ended.
+
+        If the first process of the job does not end in time, all its processes are killed.
+        """
         # Twice the grace period, because after it the runner ends the kernel and copies results.
         waits = (
             (signal.SIGTERM, 2 * handle["grace"] + _KILL_SECONDS),

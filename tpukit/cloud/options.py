@@ -22,17 +22,20 @@ _OF_SKYPILOT = ("SkyPilot takes it from its own configuration", "set it in ~/.sk
 # For each target, the options that it does not support, each with the reason and the fix.
 REFUSED = {
     "vertex": {
-        "zone": ("a Vertex AI job has a region and no zone", 'region="us-west4"'),
+        "zone": (
+            "a Vertex AI job has a region and no zone",
+            'options=JobOptions(region="us-west4")',
+        ),
     },
     "gcloud": {
-        "region": ("a TPU VM is created in a zone", 'zone="us-west4-a"'),
+        "region": ("a TPU VM is created in a zone", 'options=JobOptions(zone="us-west4-a")'),
     },
     "skypilot": {
         "project": _OF_SKYPILOT,
         "service_account": _OF_SKYPILOT,
         "reservation": (
             "SkyPilot does not support reservations of TPU VMs",
-            'to="vertex", or to="gcloud" with reservation="any"',
+            'to="vertex", or to="gcloud" with options=JobOptions(reservation="any")',
         ),
     },
     "local": dict.fromkeys(
@@ -91,7 +94,7 @@ def check_plan(plan: JobPlan) -> None:
         given = getattr(plan.options, option)
         if given is not None and not re.fullmatch(pattern, given):
             fact = f"{given!r} is not a valid {option} of Google Cloud"
-            raise InvalidValueError(fact, fix=f'{option}="{example}"')
+            raise InvalidValueError(fact, fix=f'options=JobOptions({option}="{example}")')
     _check_reservation(plan)
     _check_machine(plan)
     _check_secrets(plan)
@@ -130,13 +133,14 @@ def _check_reservation(plan: JobPlan) -> None:
         raise InvalidValueError(
             f"reservation={reservation!r} is not supported by the target gcloud",
             found="only `gcloud alpha` selects a reservation of TPUs by its name",
-            fix='reservation="any", which uses a reservation of this zone that fits',
+            fix='options=JobOptions(reservation="any"), which uses any fitting one of the zone',
         )
     if plan.target == "vertex" and not re.fullmatch(_RESERVATION, reservation):
         raise InvalidValueError(
             f"reservation={reservation!r} is not a valid reservation of Vertex AI",
             found="Vertex AI takes the full name",
-            fix='reservation="projects/my-project/zones/us-west4-a/reservations/my-reservation"',
+            fix='options=JobOptions(reservation="projects/my-project/zones/us-west4-a/'
+            'reservations/my-reservation")',
         )
 
 

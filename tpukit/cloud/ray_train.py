@@ -90,7 +90,9 @@ def launch_on_hosts(
 
     Raises:
         NotInstalledError: Ray is not installed.
-        InvalidValueError: neither `hosts` nor `topology` is given, or the slice does not exist.
+        InvalidValueError: neither `hosts` nor `topology` is given, `accelerator` is given without
+            `topology`, or the slice does not exist.
+        TpukitRuntimeError: this machine is in no Ray cluster.
         MultiHostError: the run failed more than `failures` times, or hosts did not start.
     """
     ray = import_ray()
@@ -198,6 +200,11 @@ def _scaling(
 ) -> dict:
     """Return the arguments of Ray's `ScalingConfig` for the arguments of `launch_on_hosts`."""
     more = {"CPU": 1} | (resources or {})
+    if topology is None and accelerator is not None:
+        raise InvalidValueError(
+            f"accelerator={accelerator!r} is the name of a slice, and topology= is missing",
+            fix=f'topology="4x4", accelerator="{accelerator}"; without a slice, hosts=2 alone',
+        )
     if topology is None and (not isinstance(hosts, int) or hosts < 2):
         raise InvalidValueError(
             f"a run over several hosts needs at least two, got hosts={hosts!r} and no topology",

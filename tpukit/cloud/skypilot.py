@@ -10,6 +10,7 @@ runner and `timeout` end the job.
 """
 
 import json
+import re
 import tempfile
 from pathlib import Path
 
@@ -71,8 +72,11 @@ class SkyPilotTarget:
             if error.status != 404:
                 raise
             answer = "[]"  # SkyPilot has not created its controller yet
-        # SkyPilot may print notices before the list.
-        records, _ = json.JSONDecoder().raw_decode(answer[max(answer.find("["), 0) :] or "[]")
+        # SkyPilot may print notices before the list. Their brackets, also those of a terminal's
+        # colours, are not followed by "{" or "]".
+        begin = re.search(r"\[(?=\s*[\]{])", answer)
+        listed = answer[begin.start() :] if begin else answer
+        records, _ = json.JSONDecoder().raw_decode(listed or "[]")
         named = [record for record in records if record.get("job_name") == handle["name"]]
         if not named:
             return PlatformState("gone", "SkyPilot has no job of this name")

@@ -85,6 +85,7 @@ class VertexTarget:
         return PlatformState(_WORDS[state], _reason(job, state, handle))
 
     def logs(self, handle: dict) -> str:
+        """Return the command that shows the logs of the machine."""
         words = f"gcloud ai custom-jobs stream-logs {handle['resource']}"
         return f"{words} --region={handle['region']} --project={handle['project']}"
 
@@ -119,8 +120,8 @@ class VertexTarget:
                 if job is not None:
                     return job
                 pause = next(pauses, None)
-                # Without an answer the job may still appear, so only a clear refusal is repeated.
-                is_refused_for_now = error.answered and error.status in (429, 503)
+                # Vertex AI has answered: without an answer, `_look_again` returns a job or raises.
+                is_refused_for_now = error.status in (429, 503)
                 if pause is None or not is_refused_for_now:
                     raise
                 time.sleep(pause)
@@ -158,7 +159,7 @@ class _CustomJobs:
             ) from error
         self.project = project
         self._parent = f"projects/{project}/locations/{region}"
-        # The client would repeat requests by itself; here `_look_again` decides about that.
+        # The client would repeat requests by itself. Here only `VertexTarget._create` does.
         self._once = {"retry": None, "timeout": timeout}
         self._new_job = aiplatform_v1.CustomJob.from_json
         role = "roles/aiplatform.user"

@@ -55,7 +55,7 @@ class FoundFiles:
 
 
 def endings() -> tuple[str, ...]:
-    """Return the endings of all image files that Pillow and its plugins can open, as ".png"."""
+    """Return the endings of all image files that Pillow and its plugins open, such as ".png"."""
     from PIL import Image
 
     Image.init()
@@ -146,7 +146,7 @@ def _order_of_classes(folder, found: list[str], classes: Sequence[str] | None) -
         raise InvalidValueError(
             f"{folder} holds {len(others)} folders that are not in classes=",
             found=", ".join(others[:4]),
-            fix="name all classes, including those without images here; or move these folders away",
+            fix="list every folder in classes=; or move away the folders that are no classes",
         )
     return order
 
@@ -155,10 +155,10 @@ def _ending(name: str) -> str:
     return os.path.splitext(name)[1].lower() or "no ending"
 
 
-def most_frequent(endings: Mapping[str, int]) -> str:
+def most_frequent(counts: Mapping[str, int]) -> str:
     """Return the four most frequent endings of files and their counts, as ".txt 12, .csv 3"."""
-    counts = Counter(endings).most_common(4)
-    return ", ".join(f"{ending} {count:,}" for ending, count in counts)
+    most = Counter(counts).most_common(4)
+    return ", ".join(f"{ending} {count:,}" for ending, count in most)
 
 
 def _images(
@@ -175,14 +175,14 @@ def _images(
     """
     path = os.path.join(folder, inside)
     above = (*above, _identity(path))
-    read_here = endings()
+    readable = endings()
     entries = [entry for entry in _entries(path) if _is_part(entry, above, without)]
     for entry in entries:
         if entry.is_dir():
             continue
         # A broken link counts as an image, so that `pack` reports the missing file.
         is_readable = entry.is_file() or not os.path.exists(entry.path)
-        if is_readable and entry.name.lower().endswith(read_here):
+        if is_readable and entry.name.lower().endswith(readable):
             yield os.path.join(inside, entry.name)
         else:
             others[_ending(entry.name)] += 1

@@ -36,7 +36,7 @@ _FEW = 12  # the most names that a message lists in full
 
 
 def _in_memory() -> dict:
-    """Return the entry of the arguments for sources that `pack` does not read by their path."""
+    """Return `PackSource.arguments` for a source without a path, such as a table in memory."""
     return {"source": {"words": "another kind of source, such as a table in memory", "digest": ""}}
 
 
@@ -71,8 +71,9 @@ class PackSource:
         weight: for images that are encoded anew, an object that estimates their bytes. It has the
             attributes of `tpukit.pe.dicom_slices.SliceWeight`: `count`, `at_most`, `sample` and
             `smaller`. None for images that are stored unchanged or as pixels.
-        arguments: the result of `arguments_of` for a folder or a CSV file, for a later call without
-            the source.
+        arguments: the result of `arguments_of` for a folder or a CSV file, which a later call
+            without the source compares; for another source, an entry that differs from that of
+            every path.
     """
 
     facts: dict

@@ -29,8 +29,8 @@ class StoredImages(Dataset):
     """N images on disk, as a map-style dataset and as a source of whole batches.
 
     A subclass has `shape`, `take`, and `_image`, which returns one image as a new array, (H, W, C)
-    uint8. For `repr`, it has `_form`, the shape of the images, and `_size`, the number and size of
-    the files.
+    uint8. For `repr`, its methods `_form` and `_size` return texts: the shape of the images, as
+    " of 64 x 64 x 3, uint8", and the size and number of the files.
 
     Attributes:
         folder: the folder of the images.
@@ -38,7 +38,8 @@ class StoredImages(Dataset):
         labels: (N, L) float32; with classes (N,) int64, the class number of each image. The array
             is read-only, but other labels can be assigned, `images.labels = ...`: an array with one
             label or one row per image, or a pandas Series or DataFrame with the rows and the index
-            of the table that was packed. A cache that is made afterwards has the assigned labels.
+            of the table that was packed. Assigned floats become float32, too; integers keep their
+            dtype. A cache that is made afterwards has the assigned labels.
         has_masks: True if each image has a mask; `take` then returns (n, H, W, 4), the fourth
             channel the mask.
         groups: (N,) int32, the number of each image's group. Without groups=, an image and its
@@ -103,6 +104,11 @@ class StoredImages(Dataset):
                 fix="one label, or one row of labels, per image: "
                 "table.labels.to_numpy()[images.rows]",
             )
+        if labels.dtype.kind == "f":
+            # pandas and numpy compute in float64, and a loss of float32 outputs refuses such labels
+            # in `backward`. A number that is too large for float32 becomes infinite: it is refused.
+            with numpy.errstate(over="ignore"):
+                labels = labels.astype(numpy.float32)
         self._check_finite(labels)
         if self.classes and labels.ndim == 1:
             labels = self._as_classes(labels)
@@ -136,10 +142,13 @@ class StoredImages(Dataset):
             raise InvalidValueError(
                 f"label {labels[wrong][0]} is not one of the {len(self.classes)} classes",
                 found=first_few(self.classes, 8),
-                fix="labels that are positions in .classes, from 0; for other classes, pack again",
+                fix="assign positions in .classes, from 0; for other classes, pack again",
             )
         if are_other_numbers(self.classes):
-            print(f"labels: numbers are positions in .classes, from 0: 0 means {self.classes[0]!r}")
+            print(
+                "labels: numbers are positions in .classes, so the label 0 is the class "
+                f"{self.classes[0]!r}"
+            )
         return labels.astype(numpy.int64)
 
     def _relabelled(self) -> dict | None:
@@ -149,7 +158,10 @@ class StoredImages(Dataset):
         return {"_labels": self._labels}
 
     def labelled_as(self, other: "StoredImages") -> "StoredImages":
-        """Copy the labels that were assigned to `other`, the same images; return self."""
+        """Copy the labels that were assigned to `other`, and return self.
+
+        Both must have the same images, such as a pack and its cache.
+        """
         self.__dict__.update(other._relabelled() or {})
         return self
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # Lengths in inches.
 _IMAGE_WIDTH = 1.8
 _BLOCK_WIDTH = (look.WIDTH - look.MARGIN) / 2 - look.MARGIN  # an image, the names and their bars
-_FEWEST_BARS_WIDTH = 1.4
+_FEWEST_BARS_WIDTH = 0.75
 _NUMBER_WIDTH = 0.3
 _MARK_WIDTH = 0.35
 _BETWEEN_ROWS = 1.6 * look.MARGIN
@@ -69,9 +69,9 @@ def show_predictions(
     check_threshold(threshold)
     words = figure_inputs.label_names(names, chances.shape[1])
     # Shorten long names, so that the bars keep at least `_FEWEST_BARS_WIDTH`.
-    room_for_names = _BLOCK_WIDTH - _IMAGE_WIDTH - _FEWEST_BARS_WIDTH
-    longest = min(max(map(len, words)), look.letters(room_for_names))
-    words = [textwrap.shorten(word, longest, placeholder="…") for word in words]
+    beside_names = _IMAGE_WIDTH + _MARK_WIDTH + _FEWEST_BARS_WIDTH + _NUMBER_WIDTH
+    longest = min(max(map(len, words)), look.letters(_BLOCK_WIDTH - beside_names))
+    shown = [_shortened(word, longest) for word in words]
     layout = _Layout(
         images=len(pixels),
         bars=min(top, len(words)),
@@ -87,7 +87,7 @@ def show_predictions(
             axes = layout.bars_axes(figure, index)
             _bars(
                 axes,
-                [words[label] for label in chosen],
+                [shown[label] for label in chosen],
                 chances[index, chosen],
                 truth[index, chosen],
                 threshold=threshold,
@@ -195,15 +195,26 @@ def _chosen(chances: np.ndarray, truth: np.ndarray, count: int) -> np.ndarray:
     return np.sort(by_importance[:count])
 
 
+def _shortened(name: str, letters: int) -> str:
+    """Return a name with at most so many letters; a longer one ends with "…", after a whole word.
+
+    If the first word is too long itself, the cut is within this word.
+    """
+    short = textwrap.shorten(name, letters, placeholder="…")
+    if short == "…":
+        return name[: letters - 1] + "…"
+    return short
+
+
 def _in_words(words: list[str], truth: np.ndarray, chances: np.ndarray, *, threshold: float) -> str:
-    """Return a text with the true labels and the wrong predictions of each image."""
+    """Return a text with the true labels and the false positive labels of each image."""
     parts = []
     for index, row in enumerate(chances):
         part = f"{index + 1}: true are {_listed(words, row, truth[index].nonzero()[0])}"
-        # The false alarms of this image.
-        wrong = ((row > threshold) & ~truth[index]).nonzero()[0]
-        if len(wrong):
-            part += f"; above {threshold:g} and not true: {_listed(words, row, wrong)}"
+        false_positives = ((row >= threshold) & ~truth[index]).nonzero()[0]
+        if len(false_positives):
+            listed = _listed(words, row, false_positives)
+            part += f"; at least {threshold:g} and not true: {listed}"
         parts.append(part)
     return ". ".join(parts)
 

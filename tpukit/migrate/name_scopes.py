@@ -88,7 +88,7 @@ class Names:
         parents: the parent of each node.
         places: the position of each node.
         bindings: the bindings of each name.
-        uses: the places where the code reads a name, by the name.
+        uses: the nodes in which the code reads a name, by the name.
         stars: the modules of star imports; "" for each %run and for each unreadable line, which
             may bind any name too.
     """

@@ -65,8 +65,8 @@ def occlusion(model, label: str = LABELS[0], *, patches: int = 8):
 
     Use it to check a few class activation maps by another method. The model replaces one patch
     after the other by the mean grey. If a network judges by position, its logit falls little when
-    the embolus is hidden. The `in_mask` of `attention_in_mask` is then about its
-    `mean_map`.
+    the embolus is hidden. For such a network, `attention_in_mask` reports an `in_mask` that is
+    close to `mean_map`.
 
     Args:
         model: as for `class_activation`.
@@ -96,20 +96,20 @@ def _output_of(label: str) -> int:
 def attention_in_mask(maps, masks, others=None):
     """Return the share of each map's sum that is inside its mask, and two baselines.
 
-    Compare `in_mask` with both baselines. For a constant map, it equals `mask_area`. For a network
-    that judges by position alone, it is about `mean_map`.
+    Compare `in_mask` with the baselines `mask_area` and `mean_map`. `in_mask` equals `mask_area` if
+    a map is constant. It is close to `mean_map` if a network judges by position alone.
 
     Args:
         maps: (N, h, w) array or tensor of numbers, 0 or more. They are resized to the masks' size
             by bilinear interpolation.
         masks: (N, H, W) array, true inside the embolus.
-        others: (M, h, w), the maps whose mean is the mean map, as those of more images; None for
-            `maps`.
+        others: (M, h, w), the maps from which the mean map is computed, for example the maps of
+            more images. The default is `maps`.
 
     Returns:
         A DataFrame with one row per image. `in_mask` is the share of the map inside the mask,
-        `mean_map` that of the mean of `others`, and `mask_area` the share of the image that the
-        mask covers; all from 0 to 1. A value is nan if the mask is empty or the map is 0
+        `mean_map` the share of the mean map inside the mask, and `mask_area` the share of the image
+        that the mask covers; all from 0 to 1. A value is nan if the mask is empty or the map is 0
         everywhere.
 
     Raises:
@@ -136,7 +136,7 @@ def mean_map(maps):
 
 
 def _share_inside(large, masks):
-    """Return the share of each map's sum inside its mask, (N,); nan if map or mask is 0."""
+    """Return the share of each map's sum inside its mask, (N,); nan if map or mask is all 0."""
     import numpy as np
 
     mass = np.broadcast_to(large.sum((1, 2)), len(masks))
@@ -148,9 +148,9 @@ def _share_inside(large, masks):
 def enlarge(maps, shape: tuple):
     """Resize maps, (N, h, w), to `shape`, (N, H, W), bilinearly; return float64.
 
-    An entry of a map covers a block of pixels. It is drawn at the centre of its receptive field,
-    which is the first pixel of the block. For layer2, the middle of the block would be 3.5 pixels
-    too far right and down.
+    An entry of a map covers a block of pixels. The centre of its receptive field is the first pixel
+    of the block, so the entry is drawn at this pixel. For layer2, the middle of the block would be
+    3.5 pixels too far right and down.
 
     Raises:
         ValueError: as for `attention_in_mask`.

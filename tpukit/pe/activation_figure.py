@@ -36,9 +36,9 @@ def show_activation(
 
     Each map is drawn from 0 to its own maximum, so a weak map looks like a strong one: compare the
     positions and not the brightness. The third row has the mean map of all images. If a map looks
-    like the mean map, the network may answer by position. The edge of the mask is green. The titles
-    are the share of the map's sum inside the mask, and the share by chance, which is the share of
-    the image that the mask covers.
+    like the mean map, the network may answer by position. The edge of the mask is green. Above each
+    map are two shares: the share of the map's sum that is inside the mask, and the chance share,
+    which is the share of the image that the mask covers.
 
     Args:
         images: (N, C, H, W) as for `show_batch`; `images[:, 1:2]` is the embolism window in grey.
@@ -46,8 +46,8 @@ def show_activation(
         masks: (N, H', W'), true inside the embolus; None if it is unknown, as for patients.
         probabilities: (N,), the probabilities that the network predicts; None to omit them.
         notes: N short texts, one under each column; None for no texts.
-        others: (M, h, w), the maps whose mean is the mean map, as those of more images; None for
-            `maps`.
+        others: (M, h, w), the maps from which the mean map is computed, for example the maps of
+            more images. The default is `maps`.
         limit: the most images to draw, 1 or more.
 
     Returns:
@@ -161,7 +161,7 @@ def _draw_edge(both: Sequence[Axes], mask: np.ndarray) -> None:
 
 
 def _write_shares(axes: Axes, lower: Axes, row: Any) -> str:
-    """Write a row of `attention_in_mask` above a map and the mean map; return it as text."""
+    """Write the shares of an image above its map and the mean map; return what is written."""
 
     inside = "no embolus"
     chance = ""

@@ -5,7 +5,7 @@ from tpukit.pe.labels import EXAM_LABELS, LABELS, check_yes_or_no
 
 
 def pool_slices(table, probabilities):
-    """Answer for exams by the mean of a network's probabilities over the slices of each exam.
+    """Predict each exam's labels as the mean of a network's probabilities for its slices.
 
     Args:
         table: a table with one row per image, with StudyInstanceUID and SOPInstanceUID.
@@ -25,15 +25,15 @@ def pool_slices(table, probabilities):
 
 
 def position_prior(labels, table, bins: int = 20):
-    """Answer without any image, by the frequency of each label in other exams.
+    """Predict labels without looking at images: use the frequency of each label in other exams.
 
-    The answer for an image is the frequency of emboli at its height in the body. Emboli are more
-    frequent at certain heights, so the height alone gives some information.
+    For the image label, use the frequency of emboli at the height of the image in the body. Emboli
+    are more frequent at certain heights, so the height alone gives some information.
 
     Args:
-        labels: a table of the exams whose frequencies are used: StudyInstanceUID, `position` and
-            the `LABELS`.
-        table: a table of the exams to answer for: StudyInstanceUID, SOPInstanceUID and `position`.
+        labels: a table of labelled exams, in which the frequencies are counted. Its columns are
+            StudyInstanceUID, `position` and the `LABELS`.
+        table: a table of the exams to predict: StudyInstanceUID, SOPInstanceUID and `position`.
         bins: the number of heights, from the lowest slice of an exam to the highest.
 
     Returns:

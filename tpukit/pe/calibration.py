@@ -130,7 +130,7 @@ def _logits(probabilities):
 
 
 def calibration_table(labels, before, after=None):
-    """Return the log loss of each label, and the loss of answering its frequency always.
+    """Return the log loss of each label, and that of a constant answer, the label's frequency.
 
     Args:
         labels: a table of zeros and ones, one row per image.
@@ -138,11 +138,11 @@ def calibration_table(labels, before, after=None):
         after: a table of calibrated probabilities for the same images; None for none.
 
     Returns:
-        A DataFrame with one row per label. Its column "of" is the number of answers, and
-        "positives" the number of those that are true. "frequency alone"
-        is the log loss if each answer is the label's frequency, and "log loss" that of `before`.
-        "calibrated" is the log loss of `after`, if it is given. "note" is a text if the label is
-        too rare to judge, else "".
+        A DataFrame with one row per label. The column "of" is the number of images or exams, and
+        "positives" the number of them that have the label. "frequency alone" is the log loss if
+        each answer is the label's frequency. "log loss" is that of `before`, and "calibrated" that
+        of `after`, if it is given. "note" is a text if too few exams have or lack the label for a
+        judgement, else "".
 
     Raises:
         ValueError: as for `challenge_loss`.

@@ -43,12 +43,13 @@ def show_calibration(labels: Any, before: Any, after: Any = None) -> Figure:
         panels = zip(grid.flat, *tables, strict=True)
         descriptions = [_draw_panel(axes, of_label) for axes, *of_label in panels]
         style = {"fontsize": look.SMALL + 1, "color": look.INK}
-        figure.supylabel("share of these exams that have it", **style)
-        figure.supxlabel("probability that was given", **style)
-        legend = ["light blue: as the network gave it"]
-        if after is not None:
-            legend.append("orange: calibrated")
-        legend.append("dotted: as it should be")
+        figure.supylabel("share of exams that have the label", **style)
+        figure.supxlabel("predicted probability", **style)
+        if after is None:
+            legend = ["light blue: predictions"]
+        else:
+            legend = ["light blue: uncalibrated", "orange: calibrated"]
+        legend.append("dotted: perfect calibration")
         small = {"fontsize": look.SMALL, "color": look.MUTED}
         figure.suptitle("    ".join(legend), x=0.01, ha="left", **small)
         figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)

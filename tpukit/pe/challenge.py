@@ -38,7 +38,7 @@ _SAME = 1e-6  # the answers in the rows of an exam may differ this much, by roun
 
 @dataclass(frozen=True)
 class Exams:
-    """The answers of a table: N rows, one per image, and E exams."""
+    """The answers in a table with N rows, one per image, and E exams."""
 
     studies: object  # (E,) StudyInstanceUIDs, in order of appearance
     answers: object  # (E, 9) float64 in [0, 1], in the order of `EXAM_LABELS`
@@ -69,7 +69,7 @@ def exams_of(table, name: str = "table") -> Exams:
 
     Raises:
         ValueError: a column is missing, an image occurs twice, an answer is missing or outside
-            [0, 1], or an exam has several answers to one question.
+            [0, 1], or the rows of an exam have different answers for an exam label.
     """
     import numpy as np
     import pandas as pd
@@ -82,7 +82,7 @@ def exams_of(table, name: str = "table") -> Exams:
         raise InvalidValueError(
             f"{int(repeated.sum())} images occur twice in the {name}",
             found=table.loc[repeated.idxmax(), IMAGE],
-            fix='table.drop_duplicates("SOPInstanceUID"), if the rows agree',
+            fix='if the two rows of an image are equal: table.drop_duplicates("SOPInstanceUID")',
         )
     values = _probabilities(table, name)
     exam, studies = pd.factorize(table[STUDY])
@@ -99,9 +99,9 @@ def exams_of(table, name: str = "table") -> Exams:
         both = f"{answers[exam[row], column]} and {values[row, column + 1]}"
         transform = f'table.groupby("{STUDY}")[label].transform("mean")'
         raise InvalidValueError(
-            f"an exam has several answers to {EXAM_LABELS[column]} in the {name}",
+            f"the rows of an exam have different answers for {EXAM_LABELS[column]} in the {name}",
             found=f"{both} in study {studies[exam[row]]}",
-            fix=f"one answer in all rows of an exam: {transform}, or the maximum",
+            fix=f"the mean or the maximum in all rows of an exam: {transform}",
         )
     return Exams(studies, answers, images=values[:, 0], exam=exam)
 

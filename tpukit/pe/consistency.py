@@ -35,7 +35,7 @@ def broken_by(exams: Exams) -> dict:
 
 
 def check_consistency(table):
-    """Return a table of the exams that break rules of consistency, with these rules.
+    """Find the exams whose answers contradict each other; return them with the broken rules.
 
     Args:
         table: a table of probabilities or labels, one row per image; see `challenge_loss`.
@@ -66,7 +66,7 @@ def make_consistent(table):
     For each exam that breaks a rule, there are two candidates: the nearest version without an
     embolus, and the nearest version with one. In both, each answer is unchanged or moves just
     across 0.5. `make_consistent` chooses the version with the smaller loss against the unchanged
-    answers, as the published first place does. Exams that break no rule do not change.
+    answers, like the published solution of the challenge's winner. Other exams do not change.
 
     Args:
         table: a table of probabilities, one row per image; see `challenge_loss`.

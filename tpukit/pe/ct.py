@@ -20,7 +20,8 @@ def three_windows(hounsfield):
             water 0.
 
     Returns:
-        (H, W, 3) uint8: in each window, 0 up to level - width / 2, 255 from level + width / 2 on.
+        (H, W, 3) uint8. The lower end of a window, level - width / 2, becomes 0, and its upper end,
+        level + width / 2, becomes 255. Values outside the window become 0 or 255.
 
     Raises:
         ValueError: the array is not (H, W).
@@ -39,7 +40,7 @@ def three_windows(hounsfield):
 
 
 def see(hounsfield, level: float, width: float):
-    """Convert float32 Hounsfield units of any shape to uint8 by one window, in HU."""
+    """Convert float32 Hounsfield units of any shape to uint8; level and width are in HU."""
     import numpy as np
 
     lowest = level - width / 2

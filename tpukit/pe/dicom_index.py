@@ -149,7 +149,8 @@ def _no_file(labels, reasons: dict[str, str]):
 
     Args:
         labels: a row per image.
-        reasons: by the name of a file without its ending, the reason why it is not a CT slice.
+        reasons: for files that are not CT slices, a dict from the name without its ending to the
+            reason.
     """
     import numpy as np
 
@@ -166,7 +167,7 @@ def _no_file(labels, reasons: dict[str, str]):
 
 
 def _with_odd(table, rows, headers, *, position, paths: list[str]):
-    """Return a table of `_no_file` with the paths and positions that exist, or else the problem.
+    """Fill in the rows that have a file: path, position and number, or the problem in `odd`.
 
     Args:
         table: the result of `_no_file`.
@@ -210,12 +211,12 @@ def _with_odd(table, rows, headers, *, position, paths: list[str]):
 
 
 def _is_elsewhere(labels, headers, column: str):
-    """Return whether study or series, the column, differs between labels and headers, (N,) bool."""
+    """Return for each row whether labels and headers differ in a column of IDs, (N,) bool."""
     return as_in_headers(labels[column]) != headers[_FIELDS[column]]
 
 
 def _check_once(headers, names: list[str]) -> None:
-    """Raise ValueError if two headers, which are sorted by image, have the same image."""
+    """Raise ValueError if two headers have the same image; the headers are sorted by image."""
     repeats = headers["image"][1:] == headers["image"][:-1]
     if repeats.any():
         first = int(repeats.argmax())
@@ -248,6 +249,6 @@ def _check_places(position, headers, names: list[str]) -> None:
         file = names[headers["file"][nowhere[0]]]
         raise InvalidValueError(
             f"{len(nowhere):,} images have no position in the body",
-            found=f"no ImagePositionPatient along its series in {file}",
+            found=f"{file} has no ImagePositionPatient, or another orientation than its series",
             fix="leave their rows out of the labels: a localizer is not a slice of the exam",
         )

@@ -91,17 +91,17 @@ def pack_dicom(
         crop: None for whole slices; "lungs" to cut all slices of a series to one box around the
             lungs. `lung_box` finds it in 16 slices along the body. If it finds no box, the series
             is not cut.
-        size: height and width in pixels, by Pillow's bilinear filter, which changes the aspect
-            ratio of images that are not square. Or several sizes: `pack_dicom` uses the first for
-            which one of the folders has enough space; see `PackedImages.shape`.
+        size: height and width in pixels. Slices are resized by Pillow's bilinear filter; those that
+            are not square change their aspect ratio. Or several sizes: `pack_dicom` uses the first
+            for which one of the folders has enough space; see `PackedImages.shape`.
         form: "jpeg"; or "int16" to store Hounsfield units, which `hounsfield` restores on the
             device.
         missing: "raise" for a FileNotFoundError if a row has no file, or "drop" to leave out such
             rows and print their number.
         damaged: "raise" for an OSError at the first damaged slice. "skip" to leave out damaged
-            slices, up to a tenth of all; with one window also the slices next to them. Or the share
-            that may be left out, such as 0.5. `PackedImages.skipped` lists the slices whose header
-            could be read.
+            slices, up to a tenth of all; with one window, the slices next to them are left out too.
+            Or the share that may be left out, such as 0.5. `PackedImages.skipped` lists the slices
+            whose header could be read.
         progress: as for `tpukit.pack`.
         columns: the columns of `labels` that are labels; () for a table without labels.
         options: `PackOptions(shard_size, workers, quality)`; the other options are not supported.
@@ -183,7 +183,7 @@ def _own_options(options: PackOptions) -> PackOptions:
             fix = "pack_dicom(..., window=...) selects a CT window"
         raise InvalidValueError(
             f"pack_dicom does not support PackOptions({name}=...), got {value!r}",
-            found="slices lie in the order of their series, and are read from DICOM files",
+            found="pack_dicom itself determines the order of the slices and how they are read",
             fix=fix,
         )
     if options.shard_size is None:

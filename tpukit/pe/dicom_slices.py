@@ -26,10 +26,10 @@ _BOXES = 4  # the number of lung boxes in memory, one per series
 
 
 class Slices:
-    """The slices of a pack as they are stored; the `PackSource.reader` of `pack_dicom`.
+    """Read slices from DICOM files, and encode them for a pack: the reader of `pack_dicom`.
 
     `slices[row]` is the bytes of a JPEG, or of int16 pixels: (size, size, 2) uint8 with the low
-    byte first.
+    byte first. `PackSource.reader` has the interface.
 
     Args:
         work: the folder with the files that `_Slices.look` wrote.
@@ -139,7 +139,7 @@ class SliceWeight:
     def sample(self, plan: dict) -> list[int]:
         """Return the number of bytes of some encoded slices.
 
-        They are not cropped, which would take longer. Slices cropped to the lungs take 4 % more.
+        They are not cropped, because cropping takes longer. Cropped slices have 4 % more bytes.
         """
         if plan["form"] == "int16":
             return [self.at_most(plan)]

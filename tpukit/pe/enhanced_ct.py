@@ -19,7 +19,7 @@ from tpukit.pe.dicom import (
     not_decoded,
     open_dataset,
 )
-from tpukit.pe.series import find_files
+from tpukit.pe.series import DICOM_ENDINGS, find_files
 
 _CT_IMAGE = "1.2.840.10008.5.1.4.1.1.2"
 # The functional groups of a frame, which may also be shared by all frames. The first two are
@@ -64,8 +64,20 @@ def split_enhanced(folder, to) -> int:
             continue
         file = open_dataset(path)
         check_decoder(file.file_meta.TransferSyntaxUID, path)
-        count += _write_frames(file, path, Path(to, name).with_suffix(""))
+        count += _write_frames(file, path, Path(to, _without_ending(name)))
     return count
+
+
+def _without_ending(name: str) -> str:
+    """Return the name of a file without ".dcm" or ".dicom"; any other name does not change.
+
+    Many exports name a file by its identifier, such as "1.2.840.4". The last part of that is no
+    ending: without it, all files of a series would have the same name.
+    """
+    for ending in DICOM_ENDINGS:
+        if name.lower().endswith(ending):
+            return name[: -len(ending)]
+    return name
 
 
 def _write_frames(file, path, folder: Path) -> int:

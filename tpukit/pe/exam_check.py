@@ -84,7 +84,7 @@ def find_irregular(table) -> Iterator[Irregularity]:
     # A scanner may change the spacing within an exam. Then InstanceNumber has no gap.
     is_next = abs(np.diff(exams.number_in_exam)) == 1
     for wrong, fact, fix in (
-        (is_equal, "have slices at equal positions", "leave out the rows of one of them"),
+        (is_equal, "have slices at equal positions", "keep the row of one of these slices"),
         (is_wide & ~is_next, "lack a slice", "copy its file again, and give it a row"),
         (is_wide & is_next, "change their spacing", "nothing, if your network allows for it"),
     ):
@@ -142,7 +142,7 @@ def _several_series(exams: _Exams) -> Iterator[Irregularity]:
 
 
 def _usual_steps(exams: _Exams, steps):
-    """Return, for each step, the usual step of its exam, (N - 1,); 0 if all positions are equal."""
+    """Return each step's usual value in its exam, (N - 1,) mm; 0 if all positions are equal."""
     import numpy as np
 
     usual = []

@@ -44,7 +44,7 @@ class ExamNetwork(nn.Module):
 
     It predicts one label per part of an exam, and nine labels of the exam. The nine come from two
     summaries of the exam: the maximum over its parts, and the mean weighted by attention, which the
-    network computes per part. The design is a small version of the published first place. XLA
+    network computes per part. The design is a small version of the challenge winner's. XLA
     unrolls the GRU: S parts are S steps of one graph in each direction. Therefore all exams are
     divided into the same, moderate number of parts.
 

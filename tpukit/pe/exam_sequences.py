@@ -267,7 +267,7 @@ def _check_answers(table, names: list[str]) -> None:
     differs = (table[names].to_numpy() != first).any(axis=1)
     if differs.any():
         raise InvalidValueError(
-            "an exam has several answers to one question",
+            "the rows of an exam have different answers for an exam label",
             found=f"study {table[STUDY].iloc[int(differs.argmax())]}",
             fix="read the labels with pe.read_labels, which names such exams",
         )
@@ -283,4 +283,4 @@ def _check_order(table, irregular: str) -> None:
                 found=evidence,
                 fix=f"{fix}; or {keep}",
             )
-        print(f"{found}, and are used unchanged; {evidence}")
+        print(f"{found}; their slices are used unchanged: {evidence}")

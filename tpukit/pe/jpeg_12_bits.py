@@ -17,7 +17,7 @@ _LABEL = "gdcm_12_bits"
 
 @functools.cache
 def add_decoder() -> None:
-    """Add this module to pydicom's decoders, once per process; threads may call it at once."""
+    """Add this module to pydicom's decoders once per process. Several threads may call this."""
     from pydicom.pixels import get_decoder
     from pydicom.uid import UID
 

@@ -187,12 +187,12 @@ def _check_values(table, file: Path) -> None:
         raise InvalidValueError(
             f"{len(rows)} rows of {file} list an image that an earlier row lists",
             found=f"{found} {counted}",
-            fix=f"{drop}, if the rows agree",
+            fix=f"if these rows equal the earlier ones: {drop}",
         )
 
 
 def _contradictions(table) -> dict[str, list[str]]:
-    """Return the exams with contradictory labels, by the contradiction in words."""
+    """Return a dict from each contradiction between labels, in words, to the exams that have it."""
     groups = table.groupby(STUDY, sort=False)[list(LABELS)]
     exam = groups.max()
     lowest = groups.min()
@@ -294,6 +294,6 @@ def check_yes_or_no(table, names: Iterable[str]) -> None:
         if wrong.any():
             raise InvalidValueError(
                 f"{name} has {int(wrong.sum())} labels that are neither 0 nor 1",
-                found=f"{table[name].iloc[int(wrong.argmax())]}, as predictions have",
+                found=f"{table[name].iloc[int(wrong.argmax())]}, probably a prediction",
                 fix="labels come first, predictions second; labels of pe.read_labels are 0 and 1",
             )

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Reported losses on the challenge's test set, on its private part unless the name says "public".
-# The first is computed. The sources of the others, in this order: Inoichan's slides of his
-# solution; seculayer/AutoAPE-challenge4; Inoichan's slides; TheoViel/kaggle_rsna_pe; the
-# repositories of KeremTurgutlu and of yuval6957 on GitHub. No loss of the first and second place
-# was found.
+# Reported losses on the challenge's test set. They are of its private part unless the name
+# ends in "(public)". The first is computed. The sources of the others, in this order: Inoichan's
+# slides of his solution; seculayer/AutoAPE-challenge4; Inoichan's slides; TheoViel/kaggle_rsna_pe;
+# the repositories of KeremTurgutlu and of yuval6957 on GitHub. No loss of the first and second
+# place was found.
 RUNGS = {
     "0.5 for everything": math.log(2),
     "no image: how often at which slice": 0.33,
@@ -44,7 +44,7 @@ def show_ladder(scores: Mapping[str, float], *, data: str = "phantoms") -> Figur
     phantoms, but they cannot be compared with the reported losses.
 
     Args:
-        scores: the `challenge_loss` of each method, by the method's name.
+        scores: a dict from the name of each method to its `challenge_loss`.
         data: the data of these scores: "phantoms", or a text about patients, such as "a fifth of
             the training set".
 

@@ -2,7 +2,8 @@
 
 LayerCAM is by Jiang et al., IEEE Transactions on Image Processing 2021, doi
 10.1109/TIP.2021.3089943. Each entry of a layer's output is multiplied by its own gradient, or by 0
-if the gradient is negative. The map is the sum of these products over the channels:
+if the gradient is negative. The map is the sum of these products over the channels, or 0 if that is
+negative:
 
     outputs (C, h, w)   2.0   1.0      gradients   0.5   -1.0      map   1.0   0.0
 

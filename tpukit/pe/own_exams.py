@@ -189,7 +189,7 @@ def _read_labels(labels):
         raise InvalidValueError(
             f"{len(twice)} rows of {source} name an {key} that an earlier row names",
             found=first_few(twice),
-            fix=f'labels.drop_duplicates("{key}"), if the rows agree',
+            fix=f'if these rows equal the earlier ones: labels.drop_duplicates("{key}")',
         )
     check_yes_or_no(labels, names)
     return labels.astype(dict.fromkeys(names, "uint8"))
@@ -282,7 +282,7 @@ def _print_unused(table, is_used, folder) -> None:
 
 
 def _merge(table, labels, key: str):
-    """Join labels to slices by a column; a column "patient" of the labels replaces the slices'."""
+    """Join labels to slices by a column; if both tables have "patient", keep that of the labels."""
     noticed = table.attrs
     if "patient" in labels:
         table = table.drop(columns="patient")

@@ -53,7 +53,7 @@ class Preparation:
             raise InvalidValueError(
                 f"a Preparation does not describe {type(images).__name__}",
                 found="images that are put together from several slices",
-                fix="Preparation.of(the single slices); save the other settings beside it",
+                fix="save how the slices are put together, and Preparation.of(their pack)",
             )
         if "pixels" not in made:  # only the packs of `pack_dicom` have this entry
             raise InvalidValueError(

@@ -171,7 +171,7 @@ def show_study(
     A slider moves through the slices, also without a kernel. After a click on the viewer, the arrow
     keys move the slider. A page without scripts shows twelve slices, and `.montage()` draws these
     for print. The notebook stores about 40 KB per slice. Slices with an embolus and the slice with
-    the highest probability are never left out, and a button goes to the latter.
+    the highest probability are never left out. A button goes to the most probable slice.
 
     Args:
         images: the pack of these labels, as `PackedImages` or `CachedImages`; or (N, 3, H, W)
@@ -455,7 +455,7 @@ def _pixels(images: Any, places: np.ndarray, views: int) -> np.ndarray:
         given = f"{found.shape} {found.dtype}"
         raise InvalidValueError(
             f"show_study draws (N, {views}, H, W) uint8, a channel for each view, got {given}",
-            fix='images of three windows: pack_dicom(..., form="jpeg"), or the JPEG set',
+            fix='images of three windows: pack_dicom(..., form="jpeg"), or the JPEG data set',
         )
     return found
 
@@ -480,7 +480,7 @@ def _curves(table: Any) -> list[Curve]:
         name = "attention, to its own maximum"
         curves.append(Curve(name, heights.tolist(), color=look.COLORS[2], filled=True))
     if _PROBABILITY in table:
-        name = "probability of an embolus, as the network gave it"
+        name = "predicted probability of an embolus"
         curves.append(Curve(name, table[_PROBABILITY].tolist()))
 
     if "consistent" in table:

@@ -52,7 +52,7 @@ _SPACING = "series whose spacing changes, though their slices are numbered witho
 _DESCENDING = "series numbered from the head to the feet, the left or the back: put in order"
 
 # Files with these endings are read as DICOM. Of other files, the first 132 bytes decide.
-_ENDINGS = (".dcm", ".dicom")
+DICOM_ENDINGS = (".dcm", ".dicom")
 _AXIAL_DIRECTIONS = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)  # a row to the left, a column to the back
 # HU. A slice whose lowest possible value is higher than this cannot have air, which is -1000 HU.
 _HIGHEST_FOR_AIR = -500.0
@@ -164,7 +164,7 @@ def _print_left_out(folder: str, others: list[str], links: list[str]) -> None:
 
 def _is_dicom_file(path: str) -> bool:
     # The ending first, because it takes time to open a file.
-    if path.lower().endswith(_ENDINGS):
+    if path.lower().endswith(DICOM_ENDINGS):
         return True
     return os.path.isfile(path) and is_dicom(path)
 
@@ -246,7 +246,7 @@ def read_headers(
     Args:
         folder: the folder with the files.
         names: the paths of the files in the folder, as `find_files` returns them.
-        work: the folder for the chunks, which a later call uses again.
+        work: the folder to store headers in, one file per chunk; a later call reuses them.
         workers: the number of processes; None for one per CPU.
         progress: as for `launch`.
         decoders: True to check that an installed package decodes each transfer syntax.
@@ -536,10 +536,10 @@ def _along_body(slices) -> tuple:
 
 
 def _is_tilted(positions, normal) -> bool:
-    """Return whether the first and last slice, of positions (N, 3), are shifted off the normal.
+    """Return whether the slices at positions (N, 3) are stacked in another direction than normal.
 
     On a scanner with a tilted gantry, the slices are stacked along the table and not along their
-    normal.
+    normal. The first and the last slice are compared.
     """
     import numpy
 

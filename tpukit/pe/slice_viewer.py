@@ -172,9 +172,9 @@ class Study:
         )
 
     def _edges(self) -> list[float]:
-        """Return where each slice begins on the slider, in slices, and where the last one ends.
+        """Return where each slice begins on the slider, and where the last one ends.
 
-        The two slices beside a gap both extend to the middle of the gap.
+        The unit is the distance of two slices. Two slices beside a gap extend to its middle.
         """
         first = self.numbers[0] - 0.5
         last = self.numbers[-1] + 0.5
@@ -274,7 +274,7 @@ class Study:
     def _slice(self, index: int) -> str:
         """Return HTML for a slice of the overview.
 
-        A slice that is not in the overview is hidden; the script reads its image from there.
+        Other slices are here too, but hidden; the script reads the images of all slices from here.
         """
         words = html.escape(self.words[index])
         edge = look.COLORS[1] if index in self.marked else "transparent"

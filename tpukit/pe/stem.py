@@ -37,7 +37,7 @@ class PoolingFirst(ResNet):
         return self.fc(torch.flatten(self.avgpool(x), 1))
 
     def _has_plain_stem(self) -> bool:
-        """Return whether the stem has torchvision's layers, without hooks: `_stem` calls none."""
+        """Return whether the stem has torchvision's layers and no hooks, which `_stem` ignores."""
         layers = (self.conv1, self.bn1, self.relu, self.maxpool)
         if [type(layer) for layer in layers] != [nn.Conv2d, nn.BatchNorm2d, nn.ReLU, nn.MaxPool2d]:
             return False

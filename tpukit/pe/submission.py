@@ -32,8 +32,8 @@ def write_submission(table, path) -> Path:
         The path.
 
     Raises:
-        ValueError: an answer is not a probability, an exam has several answers to one question, or
-            its answers break a rule of consistency.
+        ValueError: an answer is not a probability, the rows of an exam have different answers for
+            an exam label, or the answers of an exam break a rule of consistency.
     """
     import numpy as np
     import pandas as pd
@@ -105,7 +105,7 @@ def read_submission(path, images):
             problems += [f"{name} {problem}" for name in ids[:2]]
         exams = f"{len(studies):,} exams"
         raise InvalidValueError(
-            f"{path} does not answer every question once",
+            f"{path} does not have one line for each id",
             found=f"{len(lines):,} lines for {len(wanted):,} ids: {', '.join(problems)}",
             fix=f"a line for each of {len(images):,} images and nine for each of {exams}",
         )

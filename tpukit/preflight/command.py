@@ -65,7 +65,8 @@ def run(given: argparse.Namespace) -> int:
 def find_function(name: str) -> Callable:
     """Find the function with a name such as "file.py:train", "module:train" or "file.ipynb:train".
 
-    A Python file or module is imported. Of a notebook, the cells up to the function are run.
+    Python files and modules are imported. In a notebook, the code cells up to the last one that
+    defines the function are run.
 
     Raises:
         ValueError: the function or module does not exist, or the code before the function raises an

@@ -363,7 +363,7 @@ def _failure(ended: _Ended, error: Path, *, title: str, chip: Tpu) -> CompileErr
     used = f"it had {human_size(ended.most_memory)} of host memory"
     free = f"{human_size(available_memory())} are available now"
     return CompileError(
-        f"{title}, and was ended by {name}",
+        f"{title}, but its process was ended by {name}",
         found=f"{used}, {free}; {found}",
         fix=fix,
         words=ended.printed,
@@ -398,7 +398,7 @@ def _refusal(step: str, words: str, *, title: str, chip: Tpu) -> CompileError:
         "not for this dtype",
     }
     return CompileError(
-        f"{title}, and failed at: {step}",
+        f"{title}, but this step failed: {step}",
         found=first,
         fix=fixes.get(step, "another version of libtpu"),
         words=words,

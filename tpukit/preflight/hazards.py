@@ -46,7 +46,7 @@ _WIDE_TYPES = (
 
 
 def find_hazards(recording: Recording) -> list[Finding]:
-    """Return a finding for each problem of a step; one finding with the state "ok" for none."""
+    """Return a finding for each problem of a step, or one with the state "ok" if all is well."""
     programs = [read_program(graph.module) for graph in recording.graphs]
     found = [*_optimizer(recording), *_recompiles(recording)]
     found += [*_cut(recording), *_fallbacks(recording)]

@@ -107,8 +107,8 @@ class Array:
 
     Attributes:
         minor_to_major: the dimensions from the one that changes fastest in memory to the slowest.
-        tiles: the tile to whose multiples the minor dimensions are padded, the innermost last;
-            empty if nothing is padded.
+        tiles: the sizes of a tile, the one of the most minor dimension last. Each minor dimension
+            is padded to a multiple of its size. Empty if nothing is padded.
         in_hbm: False if the array is in the core's on-chip memory.
         is_dynamic: True if a dimension has only an upper bound.
         width: the bytes per element.
@@ -315,8 +315,9 @@ def _flops(fields: "Message", arrays: dict[int, list[Array]]) -> int:
 def _window_places(dimension: bytes, input_size: int, output_size: int) -> int:
     """Return the number of multiplications of a convolution along one axis.
 
-    It is the number of pairs of a window's position and an element of the window that is over an
-    element of the input. Padding, and the zeros between elements of a dilated input, do not count.
+    The window moves over the input. At each of its positions, every window element that is over an
+    input element counts as one multiplication. Padding and the zeros between the elements of a
+    dilated input do not count.
 
     Args:
         dimension: a WindowDimension.

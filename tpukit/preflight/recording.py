@@ -99,8 +99,8 @@ class Recording:
             `graphs` is the step for the largest shape.
         recompiled: the number of graphs that were compiled after the second step, without those for
             other batch shapes.
-        reason: the difference that caused the first of these graphs, and the fix; two "" if there
-            are no such graphs.
+        reason: the difference that caused the first recompilation, and the fix; two "" if
+            `recompiled` is 0.
         places: the Python calls to which scopes in the graphs refer; see `scopes`.
         counters: torch_xla's counters at the end, by name. Names that begin with "aten::" are
             operations that torch_xla ran on the host.
@@ -280,15 +280,16 @@ _ONE_SHAPE = "batches of one shape: core.batches with drop_last=True; for severa
 
 
 def _reason(backend, folder: Path, found: Sequence[Cycle]) -> tuple[str, str]:
-    """Return the difference that caused a new compilation, and the fix; two "" if there is none.
+    """Return the difference that caused the first recompilation, and the fix; two "" for none.
 
-    Only the first such step counts, because only the first steps have lines of Python.
+    Later recompilations are not explained, because only the first steps are recorded with their
+    lines of Python.
     """
     for before, after in recompiled(found):
         if before.inputs != after.inputs:
             was = _listed(set(before.taken) - set(after.taken))
             now = _listed(set(after.taken) - set(before.taken))
-            return f"a step takes {now}, the one before {was}", _ONE_SHAPE
+            return f"a step takes {now}, but the previous step took {was}", _ONE_SHAPE
         for old, new in zip(before.programs, after.programs, strict=False):
             if old != new and new in after.compiled:
                 old_text = backend.text_of(folder / f"{old}.hlo")

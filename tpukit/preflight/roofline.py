@@ -186,7 +186,7 @@ def roofline_figure(found, *, step_seconds: float | None = None) -> Figure:
 
 
 def _measured_sentence(found, step_seconds: float, sentence: str) -> str:
-    """Return the title for a measured step; `sentence` is about the step by the compiler."""
+    """Return the title for a measured step; `sentence` is the compiler's limit, from `limit`."""
     share = min(1.0, found.seconds / step_seconds)
     peak = found.flops / step_seconds / found.chip.flops
     measured = f"measured {step_seconds * 1e3:.1f} ms per step, {peak:.0%} of the peak"

@@ -140,6 +140,9 @@ def _next_size(tried: dict[int, Preflight], chip: Tpu, multiple: int) -> int | N
 def _guess(tried: dict[int, Preflight], chip: Tpu, fits: int, *, fails: float) -> float:
     """Return the batch size that would fill the memory of a core, by a line through two sizes.
 
+    If only one size is known, the guess is in proportion to it. Sizes that do not fit are known if
+    the compiler has said how much memory they need.
+
     Args:
         tried: the preflight of each batch size so far.
         chip: the TPU.
@@ -158,7 +161,8 @@ def _guess(tried: dict[int, Preflight], chip: Tpu, fits: int, *, fails: float) -
         # The result is too small if much of the memory does not depend on the batch.
         in_proportion = point.size * aim / max(1, point.memory)
         return min(in_proportion, _LARGEST_STEP * point.size)
-    # The two sizes next to the limit: the last two if all fit, else the first two.
+    # The two largest sizes if all fit, else the two smallest. A line through the sizes on both
+    # sides of the limit is no better: if the memory curves upwards, its size is always too small.
     if known[-1].size <= fits or len(known) == 2:
         lower, upper = known[-2:]
     else:

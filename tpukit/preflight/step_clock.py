@@ -29,7 +29,7 @@ class StepClock:
         before: a function that is called once, before the first step that counts.
 
     Attributes:
-        ended: an event that is set when enough steps are measured, or when the function has ended.
+        ended: an event, set when enough steps are measured or the worker function has ended.
     """
 
     def __init__(self, before: Callable[[], None]) -> None:

@@ -50,13 +50,16 @@ class StepMarks:
         self._forward_hook = register_module_forward_pre_hook(self._before_forward)
 
     def are_steady(self) -> bool:
-        """Return whether the last step has repeated often, and every optimizer has stepped."""
+        """Return whether the last step has repeated often, and every optimizer has stepped.
+
+        After `PATIENCE` marks, optimizers that have not stepped are not waited for.
+        """
         if not is_steady(cycles(read_log(self._log), self.all)):
             return False
         return len(self.all) > PATIENCE or not self._has_idle_optimizer()
 
     def are_enough(self) -> bool:
-        """Return True if so many steps ran without a repetition that the search should stop."""
+        """Return whether the limit of steps or graphs is reached, so that the recording ends."""
         if self._syncs >= _MOST_SYNCS:
             return True
         return len(cycles(read_log(self._log), self.all)) >= _MOST_STEPS
@@ -105,17 +108,17 @@ class StepMarks:
                 self._parameters.setdefault(id(parameter), found)
 
     def _written_by_hand(self) -> set[int]:
-        """Return {_BY_HAND} if a loop without an optimizer has written to a parameter; else {}."""
+        """Return {_BY_HAND} if a loop without an optimizer wrote to a parameter; else no number."""
         if self._optimizers:
             return set()
         before = self._parameters
         self._parameters = {}
         is_written = False
-        for number, known in before.items():
+        for key, known in before.items():
             parameter = known.reference()
             if parameter is not None:
                 is_written |= parameter._version != known.version
-                self._parameters[number] = _Parameter(known.reference, parameter._version)
+                self._parameters[key] = _Parameter(known.reference, parameter._version)
         return {_BY_HAND} if is_written else set()
 
     def _has_idle_optimizer(self) -> bool:

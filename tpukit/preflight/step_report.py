@@ -418,9 +418,10 @@ class Preflight(Findings):
         return self.cut is not None and self.cut.fits
 
     def _smaller_batch(self) -> str:
-        """Return a fix with an upper bound of the batch size, as if all memory grew with the batch.
+        """Return a fix with an upper bound of the batch size.
 
-        The memory of the weights does not depend on the batch, so the largest batch is smaller.
+        The bound is too large, because it assumes that all memory grows with the batch. The memory
+        of the weights does not.
         """
         limit = self.chip.hbm
         if self.too_large and self.too_large.limit:
@@ -498,7 +499,7 @@ class Preflight(Findings):
         fact = f"a processor of this machine records a step in {self.host_seconds * 1e3:.1f} ms, "
         # torch_xla records the next step while the device computes, so only the slower one counts.
         if self.host_seconds <= self.seconds:
-            return [Finding("host", "ok", f"{fact}while the core computes the one before")]
+            return [Finding("host", "ok", f"{fact}while the core computes the previous step")]
         waiting = 1 - self.seconds / self.host_seconds
         fact += f"and the core waits for that: {waiting:.0%} of the time"
         if self.batch_size:

@@ -45,7 +45,8 @@ def leave_large_tensors_empty() -> None:
     """From now on, do not fill large tensors with random numbers in this process.
 
     The system gives memory to a process only when it is written, so such tensors take no space.
-    Their values do not matter, because no value from the simulated device is a result.
+    `torch.nn.init.trunc_normal_` is an exception: after `uniform_` it transforms all numbers. The
+    values do not matter, because no value from the simulated device is a result.
     """
     import torch
 

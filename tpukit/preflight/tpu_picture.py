@@ -110,7 +110,7 @@ class _Canvas:
         self.axes.spines[:].set_visible(False)
 
     def text(self, at: Point, words: str, *, size: float = _SMALL, **options: object) -> None:
-        """Write a text whose left end, or with `ha` whose middle or right end, is at a point."""
+        """Write a text that begins at a point; with `ha`, its middle or its end is at the point."""
         look = {
             "va": "center",
             "color": _BLACK,
@@ -294,7 +294,7 @@ def _draw_graph(canvas: _Canvas, y: float) -> None:
 
 
 def _draw_shapes(canvas: _Canvas) -> None:
-    """Draw the time of a chip if all batches are equal, and if an epoch's last one is smaller."""
+    """Draw the time of a chip for equal batches, and for epochs with a smaller last batch."""
     equal = ["compile", *[128] * 13]
     smaller_last = ["compile", *[128] * 4, "compile again", 37, *[128] * 3]
     _draw_time(canvas, "each batch has\n128 images", equal, y=1.42)

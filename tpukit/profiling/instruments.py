@@ -27,7 +27,7 @@ def graph_text(tensors: list) -> str:
 
 
 def record_lines(wanted: bool) -> None:
-    """Record for `graph_text` the Python line of each operation from now on; or stop that.
+    """Start or stop recording the Python line of each operation, for `graph_text`.
 
     No lines are recorded if the name of a source file is not valid UTF-8, such as "Ä" in Latin-1.
     torch_xla 2.9 would raise "error unpacking string as utf-8" in every operation.

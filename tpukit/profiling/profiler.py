@@ -106,8 +106,8 @@ def profile(core, folder: str | os.PathLike, *, ranks: Collection[int] = (0,)) -
 def _times_written(folder: Path) -> dict[Path, int]:
     """Return each file's modification time in nanoseconds.
 
-    A recording may replace a file of an earlier recording, so its name is not enough to see that it
-    is new.
+    A recording may replace a file of an earlier recording. So new files are recognised by their
+    times and not by their names.
     """
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {path: path.stat().st_mtime_ns for path in files}

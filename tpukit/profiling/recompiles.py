@@ -253,7 +253,7 @@ def _without_constants(lines: Counter[str]) -> Counter[str]:
 
 
 def _operations(text: str) -> list[str]:
-    """Return the lines of a graph that are operations, in order, as `_without_numbers` does."""
+    """Return the operations of a graph, one line each, as `_without_numbers` writes them."""
     lines = map(_without_numbers, text.splitlines())
     return [line for line in lines if _OPERATION.match(line)]
 

@@ -64,7 +64,7 @@ class Stopwatch:
         """Return the median seconds of every section.
 
         Args:
-            skip: number of runs to leave out of each section, the first ones, because the first
+            skip: number of runs to leave out at the beginning of each section, because the first
                 steps compile.
 
         Raises:

@@ -77,14 +77,14 @@ class SimulatorRuntime(Runtime):
         process: int,
         meeting_point,
     ) -> None:
-        play(meeting_point)
+        set_machine(meeting_point)
         kind = Tpu
         if topology.chips > 1:
             kind = functools.partial(ShardedTpu, topology.chips)
         start_pjrt("TPU", lambda: body(kind()), topology, process=process)
 
 
-def play(machine: dict[str, str]) -> None:
+def set_machine(machine: dict[str, str]) -> None:
     """Set the environment variables of this process so that torch_xla finds a simulated machine.
 
     Args:

@@ -10,7 +10,7 @@ from tpukit.accelerators import TorchTpuRuntime, inside
 from tpukit.essentials.backends import Backend, Topology, dry_run_cores
 from tpukit.essentials.display import TpukitRuntimeError
 from tpukit.simulator.build import find_plugin, library, why_not
-from tpukit.simulator.runtime import play
+from tpukit.simulator.runtime import set_machine
 from tpukit.simulator.shapes import environment, meeting_place, torch_tpu_dry_run
 
 # The names inside torch_tpu that this module replaces or reads. `INSIDES` in
@@ -72,7 +72,7 @@ class SimulatedTorchTpuRuntime(TorchTpuRuntime):
         import torch
 
         address, machine = meeting_point
-        play(machine)
+        set_machine(machine)
         show_chips(topology.cores)
         # TorchTPU's flash attention is a kernel in machine code of the chips, which the CPU's
         # plugin cannot run.

@@ -154,7 +154,7 @@ def host_steps(
         if between_steps:
             between_steps()
         if len(pending) == 1:
-            limit = _steps_that_fit(pending[0])
+            limit = _steps_until_copy(pending[0])
         if len(pending) >= limit:
             yield from core.to_host(pending)
             pending = []
@@ -162,7 +162,11 @@ def host_steps(
 
 
 def _checked(core: Core, functions: tuple, batches: Batches, label) -> Iterator[tuple]:
-    """Yield each batch as it was sent, with a context that checks its token ids on XLA."""
+    """Yield each sent batch with a context for its step, which on XLA checks its token ids.
+
+    Entering this context gives the context for the calls of the step, or None if nothing is
+    watched.
+    """
     arrived = core.progress(StepBatches(batches), label, total=len(batches))
     on_device = core.backend.traced and not core.backend.is_recording
     if not on_device or not all(can_watch(one, on_cpu=False) for one in functions):
@@ -180,12 +184,12 @@ def _checked(core: Core, functions: tuple, batches: Batches, label) -> Iterator[
             yield sent, checking
 
 
-def _steps_that_fit(step: tuple) -> int:
+def _steps_until_copy(step: tuple) -> int:
     """Return the number of steps after which outputs of this size are copied to the host."""
     from torch.utils import _pytree as tree
 
     size = sum(leaf.nbytes for leaf in tree.tree_leaves(step) if leaf is not None)
-    # At least 1 step, even if one step has more bytes than the limit.
+    # The step that reaches the limit is included, so one step may have more bytes than the limit.
     return min(_STEPS_BETWEEN_COPIES, 1 + _BYTES_BETWEEN_COPIES // max(1, size))
 
 

@@ -44,12 +44,15 @@ def watching(objects: Iterable[object]) -> Iterator[Found]:
             one, kind = watched.pop()
             object.__setattr__(one, "__class__", kind)
 
-    def on_use() -> None:
-        if threading.get_ident() == own_thread:
-            found.is_used = True
-            # Restore the classes before the use, whose result may depend on the class: a copy of a
-            # tensor has the tensor's class.
-            end()
+    def on_use() -> bool:
+        """Record a use; return whether the objects have their own classes again."""
+        if threading.get_ident() != own_thread:
+            return False
+        found.is_used = True
+        # Restore the classes before the use, whose result may depend on the class: a copy of a
+        # tensor has the tensor's class.
+        end()
+        return True
 
     try:
         for one in {id(one): one for one in objects}.values():
@@ -68,8 +71,8 @@ def watching(objects: Iterable[object]) -> Iterator[Found]:
         end()
 
 
-def _reporting_class(kind: type, on_use: Callable[[], None]) -> type:
-    """Return a subclass that calls `on_use` before an attribute is read or used by torch."""
+def _reporting_class(kind: type, on_use: Callable[[], bool]) -> type:
+    """Return a subclass that calls `on_use` before an attribute is read or torch uses a tensor."""
     import torch
 
     def get(one, name: str):
@@ -79,7 +82,9 @@ def _reporting_class(kind: type, on_use: Callable[[], None]) -> type:
         return kind.__getattribute__(one, name)
 
     def call(cls, function, types, args=(), kwargs=None):
-        on_use()
+        if on_use():
+            return function(*args, **(kwargs or {}))
+        # In another thread the tensor keeps the reporting class, and torch would call this again.
         with torch._C.DisableTorchFunctionSubclass():
             return function(*args, **(kwargs or {}))
 

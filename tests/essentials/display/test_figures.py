@@ -436,6 +436,19 @@ def test_of_many_labels_the_true_ones_and_the_most_probable_are_shown():
     assert shown["3"][1]
 
 
+def test_a_name_of_one_long_word_is_cut_within_the_word_and_described_whole():
+    names = ["pneumonoultramicroscopic_silicosis", "leftsided_pulmonary_embolism", "pe"]
+    figure = show_predictions(BYTES[:1], [[1, 1, 1]], CHANCES[:1], names=names)
+    shown = list(bars(figure.axes[1]))
+    assert shown == ["pneumonoultramicroscop…", "leftsided pulmonary…", "pe"]
+    assert "pneumonoultramicroscopic silicosis 0.90" in figure._repr_mimebundle_()[0]["text/html"]
+
+
+def test_a_probability_equal_to_the_threshold_is_a_prediction_in_words_too():
+    figure = show_predictions(BYTES[:1], [[0, 1]], [[0.5, 0.49]], names=["a", "b"])
+    assert "true are b 0.49; at least 0.5 and not true: a 0.50" in str(figure._repr_mimebundle_())
+
+
 def test_class_numbers_mark_one_label():
     shown = bars(show_predictions(BYTES[:1], [2], CHANCES[:1], names=NAMES).axes[1])
     assert [filled for _, filled in shown.values()] == [False, False, True]
@@ -600,7 +613,7 @@ DESCRIBED = {
     "predictions": (
         lambda: show_predictions(BYTES, MULTI_HOT, 1 - MULTI_HOT * 0.75, names=NAMES),
         [
-            "1: true are pe present on image 0.25, leftsided pe 0.25; above 0.5 and not true: rv lv ratio gte 1 1.00"
+            "1: true are pe present on image 0.25, leftsided pe 0.25; at least 0.5 and not true: rv lv ratio gte 1 1.00"
         ],
     ),
 }

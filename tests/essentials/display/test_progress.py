@@ -110,10 +110,54 @@ def test_a_terminal_has_one_line_that_a_printed_line_does_not_tear(capsys):
     shown.line("a line from core 0")
     shown.close()
     out = capsys.readouterr().out
-    visible = [part.split("\r\x1b[K")[-1] for part in out.split("\n")]
-    assert visible[0] == "a line from core 0"
-    assert visible[1].startswith("train  1/10")
+    lines = visible(out)
+    assert lines[0] == "a line from core 0"
+    assert lines[1].startswith("train  1/10")
     assert "train" in out.split("a line")[0]  # it was there before, too
+
+
+def visible(out):
+    """Return the lines of a terminal after `out`."""
+    return [part.split("\r\x1b[K")[-1] for part in out.split("\n")]
+
+
+def test_a_terminal_shows_the_status_again_below_a_printed_line_also_without_a_loop(capsys):
+    shown = Line()
+    shown.status("compiling")
+    shown.draw()
+    shown.line("a line from core 0")
+    shown.draw(last=True)
+    assert visible(capsys.readouterr().out)[:2] == ["a line from core 0", "compiling"]
+
+
+def test_a_status_that_was_not_drawn_yet_is_not_lost_by_a_printed_line(capsys):
+    shown = Line()
+    shown.status("compiling")
+    shown.line("a line from core 0")
+    shown.draw()
+    assert visible(capsys.readouterr().out) == ["a line from core 0", "compiling"]
+
+
+def test_a_run_without_a_loop_leaves_no_half_line_in_a_terminal(capsys):
+    shown = Line()
+    shown.status("compiling")
+    shown.draw()
+    shown.close()
+    assert visible(capsys.readouterr().out) == [""]
+    shown = Line()
+    shown.curve([{"step": 1, "loss": 0.5}])
+    shown.draw()
+    shown.close()
+    assert visible(capsys.readouterr().out) == ["loss 0.5", ""]
+
+
+def test_a_terminal_ends_its_line_once(capsys):
+    shown = Line()
+    shown.bar("train", 10, 10)
+    shown.draw()
+    shown.close()
+    shown.close("failed")
+    assert len(visible(capsys.readouterr().out)) == 2
 
 
 def test_a_curve_keeps_its_ends_and_never_more_points_than_it_can_show():

@@ -333,6 +333,8 @@ def test_batches_that_only_some_cores_have_made_are_named_with_those_cores(made,
         launch(work, cores=2, backend="cpu", progress="off")
     assert f"seed of core.batches, {found}" in failed.value.found
     assert "batches 1: none" not in failed.value.found
+    # Nothing was compared before, so the message must not claim that the cores were in sync.
+    assert "in sync" not in failed.value.found
 
 
 def test_a_save_on_core_0_alone_is_told_that_every_core_calls_it(tmp_path):

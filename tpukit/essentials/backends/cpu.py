@@ -8,9 +8,10 @@ chips hang. A dry run must report such mistakes, so here the cores compare their
     core 1    all_reduce(sum) (3,) float32    checksum 42    -> BackendMismatchError on both
 
 The comparison is a small message before each collective. It would double the cost of a collective
-that the cores call in every step, so after eight calls such a collective gets its own gloo group.
-No other collective uses that group, so it needs no comparison. If a core then waits for more than a
-second, it reads the store, into which every waiting core writes its call (`_wait`).
+that the cores call in every step. So the first three collectives with eight equal calls each get
+their own gloo group. No other collective uses that group, so it needs no comparison. If a core then
+waits for more than a second, it reads the store, into which every waiting core writes its call
+(`_wait`).
 """
 
 import contextlib
@@ -31,7 +32,7 @@ from tpukit.essentials.display import InvalidValueError, TpukitRuntimeError
 _MOST_DRY_RUN_CORES = 8  # the number of cores of the largest TPU of a notebook platform
 _SIOCGIFADDR = 0x8915  # ioctl that returns an interface's IPv4 address (man 7 netdevice)
 _LONGEST_TEXT = 256  # bytes of a call in words
-_OFTEN = 8  # calls after which a collective gets its own gloo group
+_OFTEN = 8  # equal calls, with the same shapes, after which they get their own gloo group
 _GROUPS = 3  # collectives that get one, because each group needs threads and sockets
 # A core that waits for longer reads the other cores' calls in the store.
 _PATIENCE = datetime.timedelta(seconds=1)
@@ -198,7 +199,7 @@ class Cpu(Backend):
 
         if op == "mean":
             tensor = self.with_fractions(tensor)
-        if self.world_size == 1:  # on XLA, a collective would cut the graph
+        if self.world_size == 1:  # with `XlaCpu`, a subclass, a collective would cut the graph
             return tensor.clone()
         group = self._agree(f"all_reduce({op})", [tensor])
         (host,) = self._for_collectives([tensor])
@@ -451,7 +452,7 @@ class CpuRuntime(Runtime):
 
 
 def dry_run_cores(machine) -> int:
-    """Return the default number of CPU processes: one per processor, 2 to 8."""
+    """Return the default number of cores: one per processor, 2 to 8; without fork 1."""
     if not hasattr(os, "fork"):
         return 1
     return min(_MOST_DRY_RUN_CORES, max(2, machine.cpus))

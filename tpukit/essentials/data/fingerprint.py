@@ -149,7 +149,10 @@ def _checksum(value: object) -> int | None:
 
 
 def as_array(tensor):
-    """Return a dense tensor in host memory as an array of its bytes; other tensors unchanged."""
+    """Return a dense tensor in host memory as an array; other tensors unchanged.
+
+    bfloat16 becomes uint8, with the two bytes of each number.
+    """
     import torch
 
     is_on_cpu = tensor.device.type == "cpu"

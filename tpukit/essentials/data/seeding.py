@@ -90,7 +90,8 @@ def seeded_in_turn(numbers: tuple[int, ...]) -> Iterator[None]:
     """Seed the host's random numbers for a block, one thread at a time.
 
     After the block the former states are restored. If all other threads draw random numbers only
-    in such blocks, or call `seed_in_turn`, the random numbers in this block do not depend on them.
+    in such blocks, and seed them only here or by `seed_in_turn`, the random numbers in this block
+    do not depend on these threads.
     """
     with TURN, random_states_restored():
         seed_host(numbers)

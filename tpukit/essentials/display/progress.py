@@ -201,9 +201,10 @@ class Screen:
         """Return a line with the running bars, else the last bar, and the newest logged values."""
         bars = list(self.bars.values())
         running = [bar for bar in bars if bar.running]
-        return self._line(running or bars[-1:])
+        return self._text_of(running or bars[-1:])
 
-    def _line(self, bars: Sequence[Bar]) -> str:
+    def _text_of(self, bars: Sequence[Bar]) -> str:
+        """Return a line with these bars, the values logged since they began, and `doing`."""
         # Numbers that were logged before a loop began belong to another loop, such as the
         # validation loss of the epoch before.
         before = min((bar.rows_before for bar in bars), default=0)
@@ -218,14 +219,21 @@ class Screen:
 class Line(Screen):
     """The display in a terminal: a line of status, which every update overwrites."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_on_screen = (
+            False  # whether the terminal's last line is a status without line break
+        )
+
     def line(self, text: str) -> None:
         """Print a whole line above the status."""
         self._erase()
         super().line(text)
-        self._changed = bool(self.bars)
+        if self._status():  # it was erased
+            self._changed = True
 
     def _is_new(self) -> bool:
-        needs_line_break = self.outcome is not None and bool(self.bars)
+        needs_line_break = self.outcome is not None and self._is_on_screen
         return super()._is_new() or needs_line_break
 
     def _draw(self, last: bool) -> None:
@@ -236,9 +244,11 @@ class Line(Screen):
         if last and text:
             sys.stdout.write("\n")
         sys.stdout.flush()
+        self._is_on_screen = bool(text) and not last
 
     def _erase(self) -> None:
         sys.stdout.write("\r\x1b[K")
+        self._is_on_screen = False
 
 
 class Text(Screen):
@@ -262,13 +272,13 @@ class Text(Screen):
         was_printed = bar is before and bar.printed
         if bar.ended and not was_printed:
             bar.printed = True
-            self._print(self._line([bar]))
+            self._print(self._text_of([bar]))
 
     def _draw(self, last: bool) -> None:
         running = [bar for bar in self.bars.values() if bar.running]
         is_busy = bool(running or self.doing)
         if is_busy and not last and time.monotonic() >= self._next_line:
-            self._print(self._line(running))
+            self._print(self._text_of(running))
 
     def _print(self, text: str) -> None:
         self.line(text)

@@ -151,7 +151,7 @@ def own_memory() -> int:
 
 
 class OwnMemory:
-    """The maximum of `own_memory` since this object was made, also between two reads.
+    """The maximum of `own_memory` since `begin` or the start, also between two reads.
 
     The system records only the peak of all resident memory, which includes mapped files. If that
     peak has risen since the last read, this class subtracts the mapped part: the larger of its
@@ -162,8 +162,13 @@ class OwnMemory:
     def __init__(self, machine: Machine = THIS_MACHINE):
         self._machine = machine
         self._lock = threading.Lock()
-        self._last = _resident(machine)
-        self._most = self._last.own
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the maximum so far."""
+        with self._lock:
+            self._last = _resident(self._machine)
+            self._most = self._last.own
 
     def most(self) -> int:
         """Return the maximum in bytes; 0 if unknown."""

@@ -43,7 +43,7 @@ from tpukit.essentials.launcher.gathering import gather_objects
 _FIRST = "after the first step"
 _OFTEN_UNTIL = 64  # steps; up to here the cores are compared after each power of two
 _STEPS_BETWEEN = 100  # at least so many steps between two later comparisons
-_LAYOUTS = "layouts"  # the key of `state_at_end` for the layouts of all `core.batches`
+_LAYOUTS = "layouts"  # the key of `state_at_end` for the layouts of the last `core.batches`
 _MOST_LAYOUTS = 20  # a loop may call `core.batches` in every epoch; the last calls are compared
 # Counters of torch_xla. xm.optimizer_step, for example, counts "xla::AllReduceInPlace".
 _XLA_COLLECTIVES = (
@@ -103,7 +103,8 @@ class _Loop:
         steps: number of steps so far, per optimizer.
         trained: modules whose weights the loop changes.
         data: facts about the batches that the loop uses.
-        layouts: facts about all `core.batches`, which may be garbage when the function returns.
+        layouts: facts about the last `core.batches`, which may be garbage when the function
+            returns.
         passed: per group, the name of the last comparison in which it was in sync.
         first_gradients: checksums of each optimizer's gradients before their first average.
         versions: write counters of the parameters after the last step, per optimizer.
@@ -292,7 +293,7 @@ class Agreement:
     def add_batches(self, batches):
         """Register the batches from `core.batches`, and return them."""
         self._batches[batches] = None
-        self._loop.layouts = [*self._loop.layouts[-_MOST_LAYOUTS:], batches.layout]
+        self._loop.layouts = [*self._loop.layouts, batches.layout][-_MOST_LAYOUTS:]
         return batches
 
     def before_average(self, optimizer) -> None:
@@ -505,7 +506,8 @@ def difference_at_end(everyone: list[dict | None]) -> OutOfSyncError | None:
         for number, layout in enumerate(state[_LAYOUTS], start=1):
             groups["data"] |= {f"{key}, batches {number}": layout[key] for key in layout}
         compared.append(groups)
-    return difference("when the worker function returned", compared, before="before")
+    # The kernel does not know the comparisons of the workers, so it claims nothing about them.
+    return difference("when the worker function returned", compared, before="")
 
 
 def _alive(references: Iterable[weakref.ref]) -> list:

@@ -248,7 +248,8 @@ class Core:
                 the weights. The draw depends on seed and epoch only, so it is the same for any
                 number of cores.
             drop_last: leave out the last samples if they do not fill a step on all cores.
-                Otherwise repeated samples fill the step.
+                Otherwise repeated samples fill the step. With `steps` it has no effect, because
+                all steps are full.
             mask: add a bool tensor of (batch_size,) to every batch, False for repeated samples.
             buckets: lengths to pad to, or a `tpukit.Buckets`; None for samples of one length.
             seed: seed of the order of samples.
@@ -402,7 +403,7 @@ class Core:
     def average_gradients(self, optimizer, *, average_also: Iterable = ()) -> None:
         """Average the gradients over the cores, without a step. Collective.
 
-        The arguments and the errors are those of `optimizer_step`.
+        `optimizer`, `average_also` and the errors are as in `optimizer_step`.
         """
         self.internal.agreement.before_average(optimizer)
         with self.internal.together("optimizer_step"):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 from tpukit.essentials.launcher import messages
 from tpukit.essentials.launcher.agreement import Agreement
+from tpukit.essentials.launcher.core_values import parameters_of
 from tpukit.essentials.launcher.flops import FlopCounter
 from tpukit.essentials.launcher.notebook_output import NotebookOutput
 from tpukit.essentials.launcher.random_numbers import RandomNumbers
@@ -98,11 +99,19 @@ class CoreInternal:
         # sum, so no check would report it. No list has all optimizers of the user, but the garbage
         # collector knows every object.
         for thing in gc.get_objects():
-            if issubclass(type(thing), torch.optim.Optimizer):
+            if issubclass(type(thing), torch.optim.Optimizer) and not self._is_of_another(thing):
                 thing.zero_grad(set_to_none=True)
         self.agreement.clear_gradients()
         for forget in self.on_abandon:
             forget()
+
+    def _is_of_another(self, optimizer) -> bool:
+        """Return whether an optimizer belongs to the other core of this process (v2 and v3)."""
+        if not self._core.backend.shares_process:
+            return False
+        mine = self._core.device
+        devices = {parameter.device for parameter in parameters_of(optimizer)}
+        return any(device.type == mine.type and device != mine for device in devices)
 
     def _pass_boundary(self) -> None:
         is_outermost = not self.open_steps and self.activity.waiting is None

@@ -79,7 +79,8 @@ def difference(
     Args:
         when: name of the check that found the difference, such as "after the first step".
         everyone: the state of each core, in order of rank: {group: {name: value}}.
-        before: name of the last check at which the cores were in sync; None if there was none.
+        before: name of the last check at which the cores were in sync; None if there was none, ""
+            if it is not known.
         from_core: whether the model came from `core.model`.
     """
     groups = [group for group in GROUPS if _differs(group, everyone)]
@@ -89,10 +90,12 @@ def difference(
     found = []
     for group in groups:
         found.append(_group_text(group, [state[group] for state in everyone]))
+    since = f"found {when}"
     if before:
-        found.append(f"found {when}; {before} the cores were in sync")
-    else:
-        found.append(f"found {when}, at the first comparison")
+        since += f"; {before} the cores were in sync"
+    elif before is None:
+        since += ", at the first comparison"
+    found.append(since)
     fix = _FIXES[first]
     if first == "weights" and not before and not from_core:
         fix = _NOT_FROM_CORE_MODEL

@@ -34,11 +34,11 @@ class RandomNumbers:
         # If cores are threads of a process, they share the host's generators, so this core must
         # not restore an earlier state.
         self._can_restore = not core.backend.shares_process
-        self.seeded = 0
         self.fits = 0
         self._forget()
 
     def _forget(self) -> None:
+        self.seeded = 0
         # Whether the cores draw the same numbers outside of steps; False after `seed`.
         self._shared = self._core.world_size > 1 and self._can_restore
         # The state of the sequence in steps, saved between two steps; None before the first step.

@@ -93,8 +93,7 @@ class Session:
 
     Raises:
         NotInstalledError: cloudpickle is missing.
-        InvalidValueError: as `launch`; or the cores of a chip share a process (TPU v2 and v3), or
-            the system cannot fork.
+        InvalidValueError: as `launch`; or the system cannot fork.
         RuntimeInUseError: as `launch`; or this is not the main thread: Linux ends workers with the
             thread that forked them.
         WorkerError: a device did not start.
@@ -140,7 +139,7 @@ class Session:
         )
         # All checks come before the earlier session ends, so that a wrong argument leaves it open.
         task, topology = plan(serve, (self._calls,), options, MachineInfo.read())
-        _refuse_threads_and_no_forks(topology)
+        _refuse_without_forks(topology)
         _close_earlier(topology)
         self._resources = contextlib.ExitStack()
         with sigterm_ends_the_run(), screen(progress) as display:
@@ -350,9 +349,10 @@ class _Recovery:
     3. When all cores have passed equally many, an exception unwinds the worker functions. `fit`
        ends its step and saves instead.
 
-    A core that reaches no boundary in time gets the exception at its present line. If a core has
-    already left the run, all other cores get it at once, because their next collective would never
-    end. `session_worker` documents boundaries.
+    A core that reaches no boundary in time gets the exception at its present line. If another core
+    may wait for it in a graph, which it would do forever then, the core has more time. If a core
+    has already left the run, all other cores get the exception at once, because their next
+    collective would never end. `session_worker` documents boundaries.
     """
 
     def __init__(self, group: WorkerGroup):
@@ -385,7 +385,8 @@ class _Recovery:
             away = {rank for rank in group.ranks if not group.is_at(rank, "prompt")}
             are_together = all(self._waits_at(rank, furthest) for rank in away)
             has_one_left = len(away) < len(group.ranks)
-            if are_together or has_one_left or self._seconds() > _RAISE_SECONDS:
+            is_late = self._seconds() > _RAISE_SECONDS and self._may_leave_here()
+            if are_together or has_one_left or is_late or is_last_call:
                 group.send(worker.RAISE, ranks=away - raised)
                 raised |= away
             elif furthest > limit:
@@ -393,6 +394,14 @@ class _Recovery:
                 limit = furthest
                 group.send(worker.LIMIT, limit)
         return self._why_it_ends()
+
+    def _may_leave_here(self) -> bool:
+        """Return whether no core waits in a graph for a core that has passed fewer boundaries."""
+        places = self._group.places.values()
+        return self._are_level() or all(place.is_clean for place in places)
+
+    def _are_level(self) -> bool:
+        return len({place.passed for place in self._group.places.values()}) == 1
 
     def _limit_seconds(self) -> float:
         return SAVE_SECONDS if self._group.core_0_saves else _PROMPT_SECONDS
@@ -413,9 +422,7 @@ class _Recovery:
     def _why_it_ends(self) -> str:
         if not self._are_at("prompt"):
             return self.why_not()
-        places = self._group.places.values()
-        are_equal = len({place.passed for place in places}) == 1
-        if not are_equal and not all(place.is_clean for place in places):
+        if not self._may_leave_here():
             return "the cores stopped at different steps, so a collective may be half done"
         return ""
 
@@ -466,18 +473,12 @@ def _cloudpickle_is_there():
         ) from None
 
 
-def _refuse_threads_and_no_forks(topology) -> None:
+def _refuse_without_forks(topology) -> None:
     if topology.processes == 0:
         raise InvalidValueError(
             "a session needs worker processes, and this system cannot fork",
             fix="tpukit.launch(train), which runs one core in the kernel; or use Linux, or WSL on "
             "Windows",
-        )
-    if topology.cores > topology.processes:
-        raise InvalidValueError(
-            "a session needs a process per core: a core in a thread cannot be interrupted",
-            found=f"{topology.cores} cores of {topology.device} in {topology.processes} processes",
-            fix="tpukit.launch(train), or tpukit.Session(cores=1)",
         )
 
 

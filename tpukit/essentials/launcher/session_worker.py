@@ -1,32 +1,43 @@
 """The worker function of a session: run one function after the other, in a process that stays.
 
-    command    command thread                    main thread
+    command    command thread                    thread of the core
     RUN 3      puts 3 into a queue               runs function 3, sends its result
     WHERE      reports "running", 41 passed      passes boundary 42
     LIMIT 45   sets the limit                    waits at boundary 46, reports "paused"
-    RAISE      sends SIGINT                      RunStopped unwinds the function
+    RAISE      interrupts the function           RunStopped unwinds the function
                                                  cleans up, reports "prompt"
 
 A boundary is the beginning of a step, or of a collective outside of steps. All cores pass the same
 boundaries in the same order, so the number of boundaries passed is a common clock. With it the
 kernel stops all cores between the same two steps.
+
+On TPU v2 and v3 two cores are threads of a process. A command reaches both, and each of them
+runs, pauses and stops by itself. The exception of RAISE cannot end a call of native code there.
 """
 
 import gc
 import linecache
+import math
 import os
 import queue
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 
 from tpukit.essentials.data import remember
 from tpukit.essentials.environment import OwnMemory, reset_peak_memory
-from tpukit.essentials.launcher import channel, messages, serialization, worker
+from tpukit.essentials.launcher import channel, messages, serialization, signals, worker
 from tpukit.essentials.launcher.core import Core
 
-_POLL_SECONDS = 0.2  # a paused core wakes up this often, because Python then handles signals
+_POLL_SECONDS = 0.002  # between two looks of a core that waits for a command or another core
+
+_cores: list["_SessionCore"] = []  # of this process
+# One core of a process at a time unpickles its call (the cores get the same classes, but values of
+# their own), or collects garbage: beside another collection `gc.collect` returns at once, and
+# `abandon` refers to all objects, also to the garbage of the other core.
+_turn = threading.Lock()
 
 
 class RunStopped(BaseException):
@@ -41,40 +52,33 @@ class StoppingPoint:
 
     Attributes:
         passed: number of boundaries that the core has passed in this run.
+        limit: number of boundaries that it may pass; the command thread sets it.
         is_paused: whether the core waits at a boundary.
     """
 
     def __init__(self, report: Callable[[], None]):
         self._report = report
-        self._turn = threading.Condition()
         self.begin_run()
 
     def begin_run(self) -> None:
         """Count from 0 again, without a limit."""
         self.passed = 0
+        self.limit = math.inf
         self.is_paused = False
-        self._limit: int | None = None
-
-    def limit(self, passed: int | None) -> None:
-        """Set the number of boundaries that the core may pass in this run; None for no limit."""
-        with self._turn:
-            self._limit = passed
-            self._turn.notify_all()
 
     def cross(self) -> None:
         """Pass a boundary; wait while the limit is reached."""
-        # The first check has no lock, because every step comes here. If the other thread sets a
-        # limit just after this check, the core stops at its next boundary.
-        if self._limit is not None:
-            with self._turn:
-                try:
-                    while self._limit is not None and self.passed >= self._limit:
-                        if not self.is_paused:
-                            self.is_paused = True
-                            self._report()
-                        self._turn.wait(_POLL_SECONDS)
-                finally:
-                    self.is_paused = False
+        # No lock, because every step comes here, and because an exception that the command thread
+        # raises in this one could leave it locked. If the limit is set just after the comparison,
+        # the core stops at its next boundary.
+        if self.passed >= self.limit:
+            try:
+                self.is_paused = True
+                self._report()
+                while self.passed >= self.limit:
+                    time.sleep(_POLL_SECONDS)
+            finally:
+                self.is_paused = False
         self.passed += 1
 
 
@@ -85,9 +89,13 @@ class _SessionCore:
         self._core = core
         self._calls = calls
         self._worker = worker.this_worker()
+        self._thread = threading.get_ident()
+        # In a process with two cores both run in other threads, which get no signals.
+        self._is_main_thread = threading.current_thread() is threading.main_thread()
         self._runs: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._reporting = threading.Lock()
         self._run = 0
+        self._begun = 0  # the run in which this core is ready to call the function
         self._is_at_prompt = False
         self._is_in_function = False
         self._is_stopped = False
@@ -99,22 +107,22 @@ class _SessionCore:
         self._streams = sys.stdout, sys.stderr
         self._torch_settings = _torch_settings()
         self._on_sigterm = signal.getsignal(signal.SIGTERM)
-        self._signal_pipe = signal.set_wakeup_fd(-1)
-        signal.set_wakeup_fd(self._signal_pipe, warn_on_full_buffer=False)
+        self._signal_pipe = -1
+        if self._is_main_thread:
+            self._signal_pipe = signal.set_wakeup_fd(-1)
+            self._set_signals()
 
     def serve(self) -> None:
         """Run the functions of the session, until the process ends."""
+        _cores.append(self)
         channel.pickle_with(serialization.Pickler)
-        self._worker.on_command = self._obey
-        # SIGINT stops a run, because `channel` postpones it while a message is sent.
-        signal.signal(signal.SIGINT, self._stop)
+        self._worker.on_command = _obey
         self._core.internal.send(messages.Result(self._core.rank, None))  # of run 0, the start
         self._wait_at_prompt()
+        (memory,) = (cores.memory for cores in self._worker.cores if cores.core is self._core)
         while True:
             self._run = self._runs.get()
-            self._is_at_prompt = False
-            self._worker.finished.clear()
-            memory = self._begin_run()
+            self._begin_run(memory)
             has_returned = worker.run_function(self._core, memory, self._call)
             if not has_returned:
                 self._clean_up()
@@ -124,26 +132,36 @@ class _SessionCore:
         internal = self._core.internal
         internal.agreement.end_run()
         self._shared_numbers = internal.numbers.checksum()
-        self._worker.finished.set()
         self._is_at_prompt = True
+        if all(core._is_at_prompt for core in _cores):
+            self._worker.finished.set()
         self._report()
 
-    def _begin_run(self) -> OwnMemory:
-        """Reset the state of a run, and return a new measurement of its memory."""
-        self._point.begin_run()
+    def _begin_run(self, memory: OwnMemory) -> None:
+        """Reset the state of a run, and wait until every core of this process has done so."""
+        self._is_at_prompt = False
         self._is_stopped = False
+        self._worker.finished.clear()
+        self._point.begin_run()
         self._core.internal.begin_run()
         sys.stdout, sys.stderr = self._streams
         for set_value, value in self._torch_settings:
             set_value(value)
+        if self._is_main_thread:
+            self._set_signals()
+        reset_peak_memory()
+        memory.begin()
+        self._begun = self._run
+        # Streams and most settings belong to the process: the other core's function may change
+        # them as soon as it runs.
+        while any(core._begun != self._run for core in _cores):
+            time.sleep(_POLL_SECONDS)
+
+    def _set_signals(self) -> None:
         signal.signal(signal.SIGTERM, self._on_sigterm)
+        # SIGINT stops a run, because `channel` postpones it while a message is sent.
         signal.signal(signal.SIGINT, self._stop)
         signal.set_wakeup_fd(self._signal_pipe, warn_on_full_buffer=False)
-        reset_peak_memory()
-        memory = OwnMemory()
-        started = worker.StartedCore(self._core, threading.get_ident(), memory)
-        self._worker.cores[:] = [started]  # heartbeats and signal handlers read this list
-        return memory
 
     def _call(self, core: Core) -> object:
         """Run the function that the kernel has sent."""
@@ -153,7 +171,8 @@ class _SessionCore:
                 raise RunStopped
             call = self._calls.read()
             self._prepare(call.circumstances)
-            fn, args = call.deserialize()
+            with _turn:
+                fn, args = call.deserialize()
             remember(fn, args)
             for line in serialization.of_earlier_classes(core.state, fn):
                 core.print(line)
@@ -162,7 +181,9 @@ class _SessionCore:
                 core.backend.wait()  # Python may return while the device still waits for a core
             return result
         finally:
-            self._is_in_function = False
+            with self._worker.sender.lock:  # `_interrupt` holds it
+                self._is_in_function = False
+                signals.raise_in_thread(self._thread, None)
 
     def _prepare(self, circumstances: serialization.Circumstances) -> None:
         internal = self._core.internal
@@ -178,8 +199,9 @@ class _SessionCore:
 
     def _clean_up(self) -> None:
         """Finish the device's work after an exception, before the core goes to its prompt."""
-        self._core.internal.abandon()
-        gc.collect()  # the frames of the traceback hold tensors
+        with _turn:
+            self._core.internal.abandon()
+            gc.collect()  # the frames of the traceback hold tensors
         backend = self._core.backend
         if backend.traced:
             # `sync` first, which completes the recorded step: `wait` alone would compute half of
@@ -197,13 +219,13 @@ class _SessionCore:
             self._is_in_function = False  # a second SIGINT must not interrupt the unwinding
             raise RunStopped
 
-    def _obey(self, command: bytes, number: int) -> None:
+    def obey(self, command: bytes, number: int) -> None:
         """Obey a command of the kernel; called in the thread that reads commands."""
         match command:
             case worker.RUN:
                 self._runs.put(number)
             case worker.LIMIT:
-                self._point.limit(number)
+                self._point.limit = number
                 self._report()
             case worker.WHERE:
                 self._report()
@@ -217,12 +239,22 @@ class _SessionCore:
         if internal.ends_between_steps and self._point.is_paused and not internal.stops_together:
             internal.stops_together = True
             internal.end_requested = True
-            self._point.limit(None)
+            self._point.limit = math.inf
             return
         self._is_stopped = True
-        # This is the command thread, and Python handles signals in the main thread. The signal also
-        # ends a system call in which that thread sleeps.
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        self._interrupt()
+
+    def _interrupt(self) -> None:
+        if self._is_main_thread:
+            # This is the command thread, and Python handles signals in the main thread. The signal
+            # also ends a system call in which that thread sleeps.
+            signal.pthread_kill(self._thread, signal.SIGINT)
+            return
+        # The exception must not come after the function, or while a message is sent.
+        with self._worker.sender.lock:
+            if self._is_in_function:
+                self._is_in_function = False
+                signals.raise_in_thread(self._thread, RunStopped)
 
     def _report(self) -> None:
         import torch
@@ -243,6 +275,11 @@ class _SessionCore:
                     numbers=self._shared_numbers,
                 )
             )
+
+
+def _obey(command: bytes, number: int) -> None:
+    for core in _cores:
+        core.obey(command, number)
 
 
 def _torch_settings() -> list[tuple[Callable, object]]:

@@ -18,8 +18,9 @@ interrupt of the cell and the failure of a core end a run by the same steps:
 
 A worker ignores SIGINT, which Jupyter sends to the whole process group, because only the kernel
 decides how a run ends. In a session a worker sends SIGINT to itself when the kernel commands it,
-which stops the run and not the process (`session_worker`). If the kernel dies, Linux kills the
-worker (PR_SET_PDEATHSIG), and the worker also sees the end of its control pipe.
+which stops the run and not the process (`session_worker`). A core that is a thread, as on v2 and
+v3, gets an exception instead (`raise_in_thread`). If the kernel dies, Linux kills the worker
+(PR_SET_PDEATHSIG), and the worker also sees the end of its control pipe.
 """
 
 import contextlib
@@ -199,7 +200,14 @@ def sigchld_reset_after() -> Iterator[None]:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
-def raise_in_thread(thread: int) -> None:
-    """Raise `Terminated` in another thread of this process, as soon as it runs Python again."""
-    set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
-    set_exception(ctypes.c_ulong(thread), ctypes.py_object(Terminated))
+def raise_in_thread(thread: int, exception: type[BaseException] | None = Terminated) -> None:
+    """Raise an exception in a thread of this process, as soon as it runs Python again.
+
+    Args:
+        thread: `threading.get_ident()` of the thread.
+        exception: the class; None to cancel an exception that has not been raised yet.
+    """
+    value = ctypes.py_object()  # NULL
+    if exception is not None:
+        value = ctypes.py_object(exception)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), value)

@@ -377,7 +377,8 @@ class WorkerGroup:
         """Send a command of `worker` to the processes of these cores; None for all."""
         processes = self.workers
         if ranks is not None:
-            processes = [self._worker_of(rank) for rank in ranks]
+            # Each once, because cores of a v2 or v3 share a process.
+            processes = list(dict.fromkeys(map(self._worker_of, ranks)))
         for process in processes:
             process.command(command, number)
 

@@ -159,7 +159,7 @@ def _draw_all(target: PhantomFolder, workers: int, progress: str | None) -> None
 
 
 def decide_findings(recipe: dict) -> list:
-    """Decide the findings of every exam, with the shares of the recipe to the nearest exam."""
+    """Decide the findings of every exam; round the shares of the recipe to whole exams."""
     import numpy as np
 
     rng = np.random.default_rng([recipe["seed"], 0])

@@ -58,7 +58,7 @@ def embolus_masks(folder, table, size: int | None = None):
         fix = "draw phantoms with pe.phantom(another folder, ..., masks=True)"
         raise PathNotFoundError(
             f"{folder} holds no masks of emboli",
-            fix=f"{fix}; data of patients have none",
+            fix=f"{fix}; there are no masks for patients",
         )
     size = size or PhantomFolder(folder).read_manifest()["plan"]["size"]
     masks = np.zeros((len(table), size, size), bool)

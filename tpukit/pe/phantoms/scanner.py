@@ -137,8 +137,8 @@ class Canvas:
             distance: the signed distance of each pixel of the window, in mm.
             value: Hounsfield units.
             window: the rows and columns to paint; the default is the whole slice.
-            limit: (size, size), the coverage of another shape outside of which nothing is painted;
-                None for no limit.
+            limit: (size, size), the coverage of another shape. Nothing is painted outside of that
+                shape. None for no limit.
             strength: 0 to 1; values below 1 blend with earlier paint.
         """
         cover = self.cover(distance) * strength
